@@ -1,15 +1,17 @@
-//! Turns the committed bindings of verbs-sys into tables for `abi/`: every struct and union with every field's path, every constant, every symbol.
+//! Generates tables for `abi/` from the committed bindings of verbs-sys: every struct and union
+//! with every field's path, every constant, every symbol.
 //!
-//! The list is derived rather than written, so that nothing can be added to the bindings without being compared. The parser knows exactly the formatting
-//! that rustfmt gives bindgen's output; whatever it gets wrong fails to compile, in Rust or in C.
+//! The list is generated so that nothing can be added to the bindings without being compared. The
+//! parser depends on the formatting that rustfmt gives bindgen's output; what it misreads fails to
+//! compile, in Rust or in C.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// What the bindings call types that have no tag in C: the members' own unnamed structs and unions. Their fields are compared through the named type
-/// around them.
+/// The bindings' names of types that have no tag in C: unnamed structs and unions of members. Their
+/// fields are compared through the enclosing named type.
 const UNNAMED_IN_C: &[&str] = &[
     "ibv_gid_global",
     "ibv_async_event_element",
@@ -27,18 +29,16 @@ const UNNAMED_IN_C: &[&str] = &[
     "ibv_send_wr_tso",
 ];
 
-/// What rdma-sys 0.3.0 defines with private fields.
+/// Types that rdma-sys 0.3.0 defines with private fields.
 const NOT_IN_RDMA_SYS: &[&str] = &["ibv_ops_wr"];
 
 struct Aggregate {
-    /// `struct` or `union`.
     keyword: &'static str,
-    /// Name and type of each field.
     fields: Vec<(String, String)>,
 }
 
 impl Aggregate {
-    /// Declared in the headers, never defined there.
+    /// Declared but not defined in the headers.
     fn is_opaque(&self) -> bool {
         self.fields
             .iter()
@@ -88,7 +88,7 @@ fn aggregates(bindings: &str) -> BTreeMap<String, Aggregate> {
     found
 }
 
-/// Splits a body at the commas that stand outside all brackets.
+/// Splits a body at the commas outside all brackets.
 fn fields(body: &str) -> Vec<(String, String)> {
     let body = body.split_whitespace().collect::<Vec<_>>().join(" ");
     let (mut depth, mut before) = (0, ' ');
@@ -96,7 +96,7 @@ fn fields(body: &str) -> Vec<(String, String)> {
         depth += match c {
             '(' | '[' | '<' => 1,
             ')' | ']' => -1,
-            // The arrow of a function's result closes nothing.
+            // The arrow of a return type closes nothing.
             '>' if before != '-' => -1,
             _ => 0,
         };
@@ -115,7 +115,6 @@ fn is_unnamed(name: &str) -> bool {
     UNNAMED_IN_C.contains(&name) || name.contains("__bindgen_ty")
 }
 
-/// A field, however deep it lies in unnamed types.
 struct Leaf {
     rust: String,
     c: String,
@@ -164,7 +163,7 @@ fn write_types(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
     out.push_str("];\n");
 }
 
-/// Only the fields of named members: rdma-sys names the unnamed ones in its own way.
+/// Only the fields of named members: rdma-sys names the unnamed ones differently.
 fn write_rdma_sys(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
     out.push_str("#[cfg(feature = \"rdma-sys\")]\npub(crate) static RDMA_SYS: &[(Type, Type)] = &[\n");
     for (name, aggregate) in aggregates

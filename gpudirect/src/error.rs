@@ -1,39 +1,39 @@
-//! Why something with GPU memory on queue pairs was not done.
+//! Errors of GPU memory on queue pairs.
 
 use doorbell_verbs::{CompletionQueueError, MemoryError, QueuePairError, Refused};
 
-use crate::path::{BadPath, NoPath};
+use crate::path::{InvalidPath, NoPath};
 
-/// Why something with GPU memory on queue pairs was not done.
+/// A failed operation on GPU memory and queue pairs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// By the GPU's driver.
+    /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] doorbell_cuda::Error),
-    /// No path leads from the adapter to the memory.
+    /// No path from the adapter to the memory works.
     #[error(transparent)]
     NoPath(#[from] NoPath),
-    /// What forces a path names none.
+    /// The forced path's name is invalid.
     #[error(transparent)]
-    BadPath(#[from] BadPath),
-    /// By the RDMA device, of memory.
+    InvalidPath(#[from] InvalidPath),
+    /// From the RDMA device, for memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// By the RDMA device, of a queue pair.
+    /// From the RDMA device, for a queue pair.
     #[error("the queue pair that flushes writes into GPU memory: {0}")]
     QueuePair(#[from] QueuePairError),
-    /// By the RDMA device, of a completion queue.
-    #[error("the completion queue of what flushes writes into GPU memory: {0}")]
+    /// From the RDMA device, for a completion queue.
+    #[error("the completion queue that flushes writes into GPU memory: {0}")]
     CompletionQueue(#[from] CompletionQueueError),
-    /// The READ that flushes was not posted.
-    #[error("the READ that flushes writes into GPU memory was not posted: {0}")]
+    /// The flushing READ could not be posted.
+    #[error("the READ that flushes writes into GPU memory could not be posted: {0}")]
     FlushRefused(#[from] Refused),
-    /// The READ that flushes did not come back.
+    /// The flushing READ failed.
     #[error("the READ that flushes writes into GPU memory failed: {0}")]
     FlushFailed(String),
-    /// Memory that goes, with more than one request could move.
-    #[error("{len} bytes of GPU memory as one buffer: at most 2 GiB are, cut it by register_chunks")]
+    /// The memory exceeds the length of one message.
+    #[error("{len} bytes of GPU memory as one buffer: the maximum is 2 GiB; split it with register_chunks")]
     TooLong {
         /// Its length in bytes.
         len: usize,

@@ -1,11 +1,12 @@
-//! Memory of a GPU, whoever has allocated it.
+//! GPU memory, allocated here or elsewhere.
 
 use core::fmt;
 use core::ops::RangeBounds;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Foreign, Memory, Owner, Span};
 
-/// Memory of a GPU. Handles are cloned freely; it is freed, or let go of, when the last is dropped and neither work of the GPU nor an adapter uses it.
+/// GPU memory. Handles are reference-counted; it is freed or released when the last is dropped and
+/// neither GPU work nor an adapter uses it.
 #[derive(Clone)]
 pub struct GpuMemory {
     kind: Kind,
@@ -19,29 +20,25 @@ enum Kind {
 }
 
 impl GpuMemory {
-    /// `len` bytes of the GPU of `context`, that other processes can be given ([`DeviceMemory::export_fd`]) and adapters can reach where the GPU has that.
-    ///
-    /// # Errors
-    /// As [`DeviceMemory::alloc`].
+    /// Allocates `len` bytes on the GPU of `context`, exportable to other processes
+    /// ([`DeviceMemory::export_fd`]) and GPUDirect RDMA capable if the GPU is.
     pub fn alloc(context: &Context, len: usize) -> Result<Self, doorbell_cuda::Error> {
         DeviceMemory::alloc(context, len).map(Self::from)
     }
 
-    /// `len` bytes from `address` on that somebody else has allocated, PyTorch for one, kept by `owner`, which is dropped when nothing uses them any longer.
+    /// Wraps `len` bytes from `address` allocated elsewhere, such as by PyTorch. `owner` keeps
+    /// them, and is dropped when nothing uses them any longer.
     ///
     /// # Safety
-    /// They must be memory that work of `context` can read and write, until `owner` is dropped.
-    ///
-    /// # Errors
-    /// As [`Foreign::wrap`].
-    #[expect(unsafe_code, reason = "the caller promises what the driver cannot tell")]
+    /// Work of `context` must be able to read and write them until `owner` is dropped.
+    #[expect(unsafe_code, reason = "the caller vouches for what the driver cannot check")]
     pub unsafe fn wrap(
         context: &Context,
         address: DevicePtr,
         len: usize,
         owner: Owner,
     ) -> Result<Self, doorbell_cuda::Error> {
-        // SAFETY: the caller's promise, word for word.
+        // SAFETY: the caller's promise, verbatim.
         let foreign = unsafe { Foreign::wrap(context, address, len, owner)? };
         Ok(Self {
             kind: Kind::Foreign(foreign),
@@ -49,20 +46,20 @@ impl GpuMemory {
         })
     }
 
-    /// The context that its work is of.
+    /// Its context.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Its bytes; never 0.
+    /// Its length in bytes; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there is no memory of no bytes")]
     pub fn len(&self) -> usize {
         self.all().len()
     }
 
-    /// Where it begins, for kernels.
+    /// Its device pointer.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.all().device_ptr()
@@ -80,12 +77,12 @@ impl GpuMemory {
     /// The bytes of `range`, for copies and launches.
     ///
     /// # Errors
-    /// [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds) where they do not lie in it.
+    /// [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds) if they exceed it.
     pub fn span(&self, range: impl RangeBounds<usize>) -> Result<Span<'_>, doorbell_cuda::Error> {
         self.all().span(range)
     }
 
-    /// The allocation, where it was made here.
+    /// The allocation, if it was made here.
     #[must_use]
     pub fn allocated(&self) -> Option<&DeviceMemory> {
         match &self.kind {

@@ -1,7 +1,9 @@
-//! What has to be done so that a GPU sees what an adapter has written.
+//! Ordering of GPUDirect RDMA writes: making an adapter's writes visible to a GPU.
 //!
-//! A completion says that the bytes have left the adapter. Whether kernels that are launched after it find them depends on the GPU: newer ones promise it for themselves, others need a *flush*
-//! first, by the driver or by a READ of the same memory, which pushes the writes before it out of the bus's bridges. Bytes that the GPU copied itself, or that came by a mirror, need none.
+//! A completion says that the bytes have left the adapter. Whether kernels launched after it see
+//! them depends on the GPU: newer ones guarantee it for themselves, others need a *flush* first, by
+//! the driver or by an RDMA READ of the same memory, which pushes earlier writes out of the PCIe
+//! bridges. Bytes that the GPU copied itself, or that arrived in a staging buffer, need none.
 
 use core::fmt;
 use core::ops::RangeBounds;
@@ -14,10 +16,10 @@ use crate::path::Path;
 use crate::region::GpuRegion;
 use crate::register::GpuRegistration;
 
-/// Who is to see what has arrived.
+/// The observers of arrived data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// The GPU whose memory it is.
+    /// The GPU that owns the memory.
     Owner,
     /// All GPUs of the machine.
     AllDevices,
@@ -32,24 +34,22 @@ impl Scope {
     }
 }
 
-/// How writes of an adapter are made visible to a GPU.
+/// How an adapter's writes become visible to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flush {
-    /// They are: the GPU, or another that copied for it, has put them there itself, and the completion came after.
+    /// Already visible: the GPU, or another that copied for it, wrote them before the completion.
     Copied,
-    /// They are: the GPU keeps the order, as its `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118) says.
+    /// Already visible: the GPU keeps the order, according to
+    /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118).
     InOrder,
     /// By `cuFlushGPUDirectRDMAWrites`.
     Driver,
-    /// By an RDMA READ of a byte of the memory, over a queue pair that is connected to itself.
+    /// By an RDMA READ of a byte of the memory, over a loopback queue pair.
     Read,
 }
 
 impl Flush {
-    /// What memory registered so needs.
-    ///
-    /// # Errors
-    /// What the driver says of the GPU.
+    /// The flush that a registered region needs.
     pub fn needed(region: &GpuRegion, scope: Scope) -> Result<Self, doorbell_cuda::Error> {
         match region.path() {
             Path::DeviceCopy | Path::Staged => Ok(Self::Copied),
@@ -57,10 +57,7 @@ impl Flush {
         }
     }
 
-    /// What a GPU needs whose memory an adapter writes over the bus.
-    ///
-    /// # Errors
-    /// What the driver says of the GPU.
+    /// The flush that a GPU needs for writes of an adapter over the bus.
     pub fn of(device: doorbell_cuda::Device, scope: Scope) -> Result<Self, doorbell_cuda::Error> {
         Ok(if device.writes_ordering()? >= scope.ordering() {
             Self::InOrder
@@ -83,21 +80,21 @@ impl fmt::Display for Flush {
     }
 }
 
-/// Lets a GPU see what has arrived in a region, by whatever that needs.
+/// Makes data that arrived in a region visible to a GPU, flushing if necessary.
 pub struct Arrivals {
     region: GpuRegion,
     scope: Scope,
-    by: By,
+    by: FlushMethod,
 }
 
-enum By {
+enum FlushMethod {
     Nothing,
     Driver,
-    Read(Box<Reader>),
+    Read(Box<FlushReader>),
 }
 
-/// A queue pair to itself, and a byte to read.
-struct Reader {
+/// A loopback queue pair, and a byte to read.
+struct FlushReader {
     qp: QueuePair,
     cq: CompletionQueue,
     into: Option<Buffer<Local>>,
@@ -106,24 +103,18 @@ struct Reader {
 }
 
 impl Arrivals {
-    /// For what `scope` is to see of the memory of `region`, which was registered in `pd`.
-    ///
-    /// # Errors
-    /// What the driver or the device says, where a flush by READ has to be set up.
+    /// For the observers `scope` of the memory of `region`, registered in `pd`.
     pub fn new(pd: &ProtectionDomain, region: &GpuRegion, scope: Scope) -> Result<Self, Error> {
         let flush = Flush::needed(region, scope)?;
         Self::by(pd, region, scope, flush)
     }
 
-    /// By `flush`, needed or not: to measure it.
-    ///
-    /// # Errors
-    /// As [`Arrivals::new`].
+    /// With this flush, needed or not, for measurement.
     pub fn by(pd: &ProtectionDomain, region: &GpuRegion, scope: Scope, flush: Flush) -> Result<Self, Error> {
         let by = match flush {
-            Flush::Copied | Flush::InOrder => By::Nothing,
-            Flush::Driver => By::Driver,
-            Flush::Read => By::Read(Box::new(Reader::new(pd, region)?)),
+            Flush::Copied | Flush::InOrder => FlushMethod::Nothing,
+            Flush::Driver => FlushMethod::Driver,
+            Flush::Read => FlushMethod::Read(Box::new(FlushReader::new(pd, region)?)),
         };
         Ok(Self {
             region: region.clone(),
@@ -132,39 +123,40 @@ impl Arrivals {
         })
     }
 
-    /// How.
+    /// Whether publishing flushes.
     #[must_use]
     pub fn flushes(&self) -> bool {
-        !matches!(self.by, By::Nothing)
+        !matches!(self.by, FlushMethod::Nothing)
     }
 
-    /// Has work put into `stream` from now on see in `range` what has arrived there, as completions that were polled before this have said. Returns at once where
-    /// nothing is needed; a flush is waited for; the copy from a mirror is put into the stream.
+    /// Makes data in `range`, whose completions have been polled, visible to later work of
+    /// `stream`. Returns at once if nothing is needed; waits for a flush; enqueues the copy from a
+    /// staging buffer.
     ///
     /// # Errors
-    /// What the GPU's driver says, or the device of a READ.
+    /// Errors of the CUDA driver, or of the device for a READ.
     pub fn publish(&mut self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<(), Error> {
         match &mut self.by {
-            By::Nothing => {}
-            By::Driver => {
+            FlushMethod::Nothing => {}
+            FlushMethod::Driver => {
                 let context = self.region.memory().context();
                 context.flush_gpu_direct_rdma_writes(self.scope.ordering())?;
             }
-            By::Read(reader) => reader.flush()?,
+            FlushMethod::Read(reader) => reader.flush()?,
         }
         if !self.region.path().is_direct() {
-            // The stream keeps the order; whoever wants to know more pulls it themself.
+            // Stream order suffices; callers that need to wait call `pull` themselves.
             drop(self.region.pull(range, stream)?);
         }
         Ok(())
     }
 }
 
-impl Reader {
+impl FlushReader {
     fn new(pd: &ProtectionDomain, region: &GpuRegion) -> Result<Self, Error> {
         let memory = region.memory();
         let chunk = memory.len().min(1 << 30);
-        // Registered once more, to be read: the region that is written may not let anybody read it.
+        // Registered again for reading: the region may not grant remote reads.
         let (mut chunks, _) = GpuRegistration::new(pd)
             .path(region.path())
             .register_chunks(memory, chunk, RemoteRead)?;

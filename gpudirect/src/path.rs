@@ -1,4 +1,4 @@
-//! The paths by which GPU memory can be registered, and why one is not possible.
+//! The paths by which GPU memory can be registered, and why a path fails.
 
 use core::fmt;
 use core::str::FromStr;
@@ -6,27 +6,28 @@ use std::io;
 
 use doorbell_verbs::MemoryError;
 
-/// How GPU memory is registered. Ordered: the better comes first.
+/// How GPU memory is registered, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Path {
-    /// The GPU's driver exports it as a dma-buf, which the adapter imports.
+    /// The CUDA driver exports a dma-buf, which the adapter imports.
     DmaBuf,
-    /// The kernel's nvidia_peermem tells the adapter where its addresses lead.
+    /// The nvidia_peermem kernel module translates GPU addresses for the adapter.
     Peermem,
-    /// A device in software has the GPU copy.
+    /// A software device has the GPU copy.
     DeviceCopy,
-    /// A mirror of it in pinned memory of the host is registered instead.
+    /// A staging buffer in pinned host memory is registered instead.
     Staged,
 }
 
 impl Path {
-    /// All of them, the best first.
+    /// All paths, best first.
     pub const ALL: [Self; 4] = [Self::DmaBuf, Self::Peermem, Self::DeviceCopy, Self::Staged];
 
-    /// What forces one: `dmabuf`, `peermem`, `device-copy` or `staged`; unset, empty or `auto` takes the best.
+    /// The environment variable that forces one: `dmabuf`, `peermem`, `device-copy` or `staged`;
+    /// unset, empty or `auto` selects the best.
     pub const ENVIRONMENT: &'static str = "DOORBELL_GPU_PATH";
 
-    /// Its name, as results and the environment have it.
+    /// Its name in results and the environment.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,24 +38,24 @@ impl Path {
         }
     }
 
-    /// Whether the adapter reaches the GPU's own memory, and no mirror of it.
+    /// Whether the adapter accesses the GPU memory itself, rather than a staging buffer.
     #[must_use]
     pub const fn is_direct(self) -> bool {
         !matches!(self, Self::Staged)
     }
 
-    /// The one that the environment forces, if any.
+    /// The path that the environment forces, if any.
     ///
     /// # Errors
-    /// [`BadPath`] when it names none.
-    pub fn from_environment() -> Result<Option<Self>, BadPath> {
+    /// [`InvalidPath`] for an unknown name.
+    pub fn from_environment() -> Result<Option<Self>, InvalidPath> {
         let Some(value) = std::env::var_os(Self::ENVIRONMENT) else {
             return Ok(None);
         };
         match value.to_str() {
             Some("" | "auto") => Ok(None),
             Some(name) => name.parse().map(Some),
-            None => Err(BadPath(value.to_string_lossy().into_owned())),
+            None => Err(InvalidPath(value.to_string_lossy().into_owned())),
         }
     }
 }
@@ -66,92 +67,92 @@ impl fmt::Display for Path {
 }
 
 impl FromStr for Path {
-    type Err = BadPath;
+    type Err = InvalidPath;
 
-    fn from_str(name: &str) -> Result<Self, BadPath> {
+    fn from_str(name: &str) -> Result<Self, InvalidPath> {
         let named = Self::ALL.into_iter().find(|path| path.name() == name);
-        named.ok_or_else(|| BadPath(name.to_owned()))
+        named.ok_or_else(|| InvalidPath(name.to_owned()))
     }
 }
 
-/// A name that is of no path.
+/// An unknown path name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{}' is no path for GPU memory ({}): it is dmabuf, peermem, device-copy, staged or auto", .0.escape_debug(), Path::ENVIRONMENT)]
-pub struct BadPath(pub String);
+#[error("'{}' is no path for GPU memory ({}): use dmabuf, peermem, device-copy, staged or auto", .0.escape_debug(), Path::ENVIRONMENT)]
+pub struct InvalidPath(pub String);
 
-/// Why a path is not possible.
+/// Why a path fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The GPU does not have it.
+    /// The GPU does not support it.
     #[error("GPU {gpu} has {name} (attribute {number}) = {value}")]
     Attribute {
-        /// The GPU's number.
+        /// The GPU's ordinal.
         gpu: usize,
-        /// The attribute, as cuda.h names it.
+        /// The attribute's name in cuda.h.
         name: &'static str,
-        /// Its number there.
+        /// The attribute's number.
         number: i32,
-        /// What the driver says.
+        /// The attribute's value.
         value: i32,
     },
-    /// The memory was not made for it.
+    /// The memory was not allocated for it.
     #[error("the memory was not allocated for GPUDirect RDMA (gpuDirectRDMACapable)")]
-    NotMadeForIt,
-    /// A module of the kernel is not loaded.
+    NotGpuDirectCapable,
+    /// A kernel module is not loaded.
     #[error("the kernel has not loaded {module} (no /sys/module/{module})")]
-    NoModule {
+    ModuleNotLoaded {
         /// The module.
         module: &'static str,
     },
-    /// The RDMA library is older than the call.
+    /// The RDMA library lacks the function.
     #[error("the RDMA library has no {call}")]
-    NoCall {
-        /// The call.
+    MissingFunction {
+        /// The function.
         call: &'static str,
     },
-    /// The adapter's provider, or its driver in the kernel, does not have it.
+    /// The adapter's provider, or its kernel driver, does not support it.
     #[error("{call} of {device}: {error}")]
     Provider {
-        /// The call.
+        /// The function.
         call: &'static str,
         /// The adapter.
         device: String,
-        /// What it says.
+        /// Its error.
         error: io::Error,
     },
-    /// The adapter is a program.
-    #[error("{device} is a device in software: no bus leads from it to the GPU")]
+    /// The adapter is a software device.
+    #[error("{device} is a device in software: no bus connects it to the GPU")]
     Software {
         /// The device.
         device: String,
     },
-    /// The adapter is none in software of ours.
-    #[error("{device} is not the userspace device, which alone copies by the GPU")]
+    /// The adapter is not Doorbell's software device.
+    #[error("{device} is not the userspace device, the only one that has the GPU copy")]
     NotSoftware {
         /// The device.
         device: String,
     },
-    /// The GPU's driver refused.
+    /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] doorbell_cuda::Error),
-    /// The RDMA device refused.
+    /// From the RDMA device.
     #[error(transparent)]
     Verbs(#[from] MemoryError),
-    /// Another was asked for.
+    /// Another path is forced.
     #[error("{forced} is forced")]
-    NotAsked {
-        /// That one.
+    NotForced {
+        /// The forced path.
         forced: Path,
     },
 }
 
-/// A path, and why it is not possible.
+/// A failed path with the reason.
 #[derive(Debug)]
 pub struct Refused {
     /// The path.
     pub path: Path,
-    /// Why.
+    /// The reason.
     pub why: Refusal,
 }
 
@@ -161,14 +162,14 @@ impl fmt::Display for Refused {
     }
 }
 
-/// No path is possible: all that were tried.
+/// No path works.
 #[derive(Debug)]
 pub struct NoPath {
     /// The RDMA device.
     pub device: String,
-    /// The GPU's number.
+    /// The GPU's ordinal.
     pub gpu: usize,
-    /// What was tried, in order.
+    /// The paths tried, in order.
     pub refused: Vec<Refused>,
 }
 

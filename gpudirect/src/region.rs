@@ -1,4 +1,4 @@
-//! Registered GPU memory: the buffer that is posted, and what is known of how it was registered.
+//! Registered GPU memory: the buffer to post, and how it was registered.
 
 use core::fmt;
 use core::ops::RangeBounds;
@@ -11,9 +11,9 @@ use crate::memory::GpuMemory;
 use crate::path::{Path, Refused};
 use crate::transfer::Transfer;
 
-/// GPU memory as a buffer of verbs with rights `R`, and how it came to be one.
+/// GPU memory as a verbs buffer with rights `R`, and its registration.
 ///
-/// The buffer is posted as any other ([`Opaque`]); the memory is kept as long as either is there.
+/// The buffer is posted like any other ([`Opaque`]); both keep the memory.
 #[derive(Debug)]
 pub struct GpuBuffer<R: Rights = Local> {
     buffer: Buffer<Opaque<R>>,
@@ -25,7 +25,7 @@ impl<R: Rights> GpuBuffer<R> {
         Self { buffer, region }
     }
 
-    /// How it was registered.
+    /// Its registration.
     #[must_use]
     pub fn region(&self) -> &GpuRegion {
         &self.region
@@ -37,7 +37,7 @@ impl<R: Rights> GpuBuffer<R> {
         &self.buffer
     }
 
-    /// The buffer, to be posted and cut up, and how it was registered.
+    /// Splits it into the buffer and its registration.
     #[must_use]
     pub fn into_parts(self) -> (Buffer<Opaque<R>>, GpuRegion) {
         (self.buffer, self.region)
@@ -45,14 +45,15 @@ impl<R: Rights> GpuBuffer<R> {
 }
 
 impl<R: Exposed> GpuBuffer<R> {
-    /// What to hand to a peer, so that it can reach this memory with the rights it has.
+    /// The remote key for a peer, with the buffer's rights.
     #[must_use]
     pub fn remote(&self) -> Remote<R::Key> {
         self.buffer.remote()
     }
 }
 
-/// How GPU memory was registered, and what that asks for before its bytes are sent and after they have arrived. Handles are cloned freely; each keeps the memory.
+/// How GPU memory was registered, and the steps needed before sending and after receiving. Handles
+/// are reference-counted and keep the memory.
 #[derive(Clone)]
 pub struct GpuRegion(Arc<Inner>);
 
@@ -60,32 +61,32 @@ struct Inner {
     memory: GpuMemory,
     path: Path,
     refused: Vec<Refused>,
-    /// Where it begins, as requests and peers name it.
+    /// Its address in work requests and remote keys.
     start: u64,
-    mirror: Option<HostMemory>,
+    staging: Option<HostMemory>,
 }
 
 impl GpuRegion {
-    pub(crate) fn new(memory: GpuMemory, path: Path, refused: Vec<Refused>, mirror: Option<HostMemory>) -> Self {
-        let start = mirror
+    pub(crate) fn new(memory: GpuMemory, path: Path, refused: Vec<Refused>, staging: Option<HostMemory>) -> Self {
+        let start = staging
             .as_ref()
-            .map_or(memory.device_ptr().0, |mirror| mirror.as_ptr().addr() as u64);
+            .map_or(memory.device_ptr().0, |staging| staging.as_ptr().addr() as u64);
         Self(Arc::new(Inner {
             memory,
             path,
             refused,
             start,
-            mirror,
+            staging,
         }))
     }
 
-    /// By which path it was registered.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> Path {
         self.0.path
     }
 
-    /// The better paths, and why each was not possible.
+    /// The better paths with the reason each failed.
     #[must_use]
     pub fn refused(&self) -> &[Refused] {
         &self.0.refused
@@ -97,49 +98,52 @@ impl GpuRegion {
         &self.0.memory
     }
 
-    /// The mirror in the host's memory that is registered in its place, where it is staged.
+    /// The staging buffer in host memory that is registered in its place, if staged.
     #[must_use]
     pub fn mirror(&self) -> Option<&HostMemory> {
-        self.0.mirror.as_ref()
+        self.0.staging.as_ref()
     }
 
-    /// Where `buffer`, which was cut from it, lies in the memory.
+    /// The range of the memory that corresponds to `buffer`, a slice of its buffer.
     #[must_use]
     pub fn range_of<K: Kind>(&self, buffer: &Buffer<K>) -> core::ops::Range<usize> {
         let offset = usize::try_from(buffer.addr().wrapping_sub(self.0.start)).unwrap_or(usize::MAX);
         offset..offset.saturating_add(buffer.len())
     }
 
-    /// Has the bytes of `range` ready for the adapter, as work put into `stream` before leaves them: when the transfer says so of a part, that part may be posted.
+    /// Prepares `range`, as left by earlier work of `stream`, for the adapter: a part may be posted
+    /// once the transfer reports it.
     ///
-    /// A direct path only waits for that work. A mirror is copied to, part by part, so that the first can be on its way while the others are copied.
+    /// A direct path only waits for that work. For a staging buffer the range is copied part by
+    /// part, so that sending overlaps copying.
     ///
     /// # Errors
-    /// What the GPU's driver says; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
+    /// The CUDA driver's error; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
     pub fn push(&self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<Transfer, doorbell_cuda::Error> {
         let memory = self.0.memory.span(range)?;
         let offset = (memory.device_ptr().0 - self.0.memory.device_ptr().0) as usize;
-        match &self.0.mirror {
+        match &self.0.staging {
             None => Transfer::after(stream, offset, memory.len()),
-            Some(mirror) => {
-                let into = mirror.span(offset..offset + memory.len())?;
+            Some(staging) => {
+                let into = staging.span(offset..offset + memory.len())?;
                 Transfer::copy(stream, offset, into, memory)
             }
         }
     }
 
-    /// Has work put into `stream` from now on find in `range` what the adapter has written there, as a completion has said: a mirror is copied from; a direct path needs nothing
-    /// here. For what else it may need see [`Arrivals`](crate::Arrivals).
+    /// Makes data that the adapter has written to `range`, as reported by a completion, available
+    /// to later work of `stream`: copies it from a staging buffer; a direct path needs nothing
+    /// here. For flushes see [`Arrivals`](crate::Arrivals).
     ///
     /// # Errors
-    /// What the GPU's driver says; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
+    /// The CUDA driver's error; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
     pub fn pull(&self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<Transfer, doorbell_cuda::Error> {
         let memory = self.0.memory.span(range)?;
         let offset = (memory.device_ptr().0 - self.0.memory.device_ptr().0) as usize;
-        match &self.0.mirror {
+        match &self.0.staging {
             None => Ok(Transfer::done(offset, memory.len())),
-            Some(mirror) => {
-                let from = mirror.span(offset..offset + memory.len())?;
+            Some(staging) => {
+                let from = staging.span(offset..offset + memory.len())?;
                 Transfer::copy(stream, offset, memory, from)
             }
         }

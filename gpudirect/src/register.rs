@@ -1,7 +1,8 @@
-//! Registering GPU memory by the best path that works.
+//! Registration of GPU memory by the best path that works.
 //!
-//! What can be known beforehand is asked first, so that a refusal says what is missing and not what the kernel makes of it: the GPU's attributes, the kernel's modules, and whether the
-//! provider takes dma-bufs at all. The rest is tried.
+//! Known prerequisites are checked first, so that a refusal names what is missing rather than an
+//! errno: the GPU's attributes, the kernel's modules, and the provider's dma-buf support. The rest
+//! is tried.
 
 use std::any::Any;
 use std::path::Path as FilePath;
@@ -15,26 +16,28 @@ use crate::memory::GpuMemory;
 use crate::path::{NoPath, Path, Refusal, Refused};
 use crate::region::{GpuBuffer, GpuRegion};
 
-/// The longest buffer: that of the longest message (IBTA vol 1, 9.7.7).
-const LONGEST: usize = 1 << 31;
+/// The maximum buffer length: that of a message (IBTA vol 1, 9.7.7).
+const MAX_LEN: usize = 1 << 31;
 
-/// Where the kernel shows its modules.
 const MODULES: &str = "/sys/module";
-/// Under which names the module goes that gives adapters the addresses of GPUs: NVIDIA's driver's, and its forerunner's.
+/// Names of the peer memory module: the current one, and its predecessor.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// Registers all of `memory` as one buffer, by the best path that works or the one that `DOORBELL_GPU_PATH` forces.
+/// Registers all of `memory` as one buffer, by the best path that works or the one that
+/// `DOORBELL_GPU_PATH` forces.
 ///
 /// # Errors
-/// [`Error::NoPath`] with what was tried; [`Error::TooLong`] beyond 2 GiB; [`Error::BadPath`].
+/// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB; [`Error::InvalidPath`].
+#[doc(alias = "ibv_reg_dmabuf_mr")]
 pub fn register<R: Rights>(pd: &ProtectionDomain, memory: &GpuMemory, rights: R) -> Result<GpuBuffer<R>, Error> {
     GpuRegistration::from_environment(pd)?.register(memory, rights)
 }
 
-/// As [`register`], memory of any length, cut into buffers of `chunk` bytes; the last may be shorter.
+/// As [`register`], for memory of any length, split into buffers of `chunk` bytes; the last may be
+/// shorter.
 ///
 /// # Errors
-/// As [`register`], of which only `chunk` must be within 2 GiB.
+/// As [`register`]; only `chunk` is limited to 2 GiB.
 pub fn register_chunks<R: Rights>(
     pd: &ProtectionDomain,
     memory: &GpuMemory,
@@ -44,7 +47,7 @@ pub fn register_chunks<R: Rights>(
     GpuRegistration::from_environment(pd)?.register_chunks(memory, chunk, rights)
 }
 
-/// How GPU memory is to be registered.
+/// Options for registering GPU memory.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "nothing is registered until register() is called"]
 pub struct GpuRegistration<'a> {
@@ -66,7 +69,7 @@ impl<'a> GpuRegistration<'a> {
     /// By the path that `DOORBELL_GPU_PATH` names, or the best that works.
     ///
     /// # Errors
-    /// [`Error::BadPath`] when it names none.
+    /// [`Error::InvalidPath`] for an unknown name.
     pub fn from_environment(pd: &'a ProtectionDomain) -> Result<Self, Error> {
         let forced = Path::from_environment()?;
         Ok(Self {
@@ -75,7 +78,7 @@ impl<'a> GpuRegistration<'a> {
         })
     }
 
-    /// By this path, or not at all.
+    /// By this path only.
     pub fn path(mut self, path: Path) -> Self {
         self.forced = Some(path);
         self
@@ -90,10 +93,10 @@ impl<'a> GpuRegistration<'a> {
     /// Registers all of `memory` as one buffer.
     ///
     /// # Errors
-    /// [`Error::NoPath`] with what was tried; [`Error::TooLong`] beyond 2 GiB.
+    /// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB.
     pub fn register<R: Rights>(self, memory: &GpuMemory, rights: R) -> Result<GpuBuffer<R>, Error> {
         let too_long = || Error::TooLong { len: memory.len() };
-        if memory.len() > LONGEST {
+        if memory.len() > MAX_LEN {
             return Err(too_long());
         }
         let (mut chunks, region) = self.register_chunks(memory, memory.len(), rights)?;
@@ -101,24 +104,25 @@ impl<'a> GpuRegistration<'a> {
         Ok(GpuBuffer::new(buffer, region))
     }
 
-    /// Registers all of `memory`, which may be of any length, cut into buffers of `chunk` bytes; the last may be shorter.
+    /// Registers all of `memory`, of any length, split into buffers of `chunk` bytes; the last may
+    /// be shorter.
     ///
     /// # Errors
-    /// [`Error::NoPath`] with what was tried; [`Error::TooLong`] of a chunk beyond 2 GiB.
+    /// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] for a chunk beyond 2 GiB.
     pub fn register_chunks<R: Rights>(
         self,
         memory: &GpuMemory,
         chunk: usize,
         rights: R,
     ) -> Result<(Chunks<Opaque<R>>, GpuRegion), Error> {
-        if chunk > LONGEST {
+        if chunk > MAX_LEN {
             return Err(Error::TooLong { len: chunk });
         }
         let mut refused = Vec::new();
         for path in Path::ALL {
             match self.try_path(path, memory, chunk, rights) {
-                Ok((chunks, mirror)) => {
-                    let region = GpuRegion::new(memory.clone(), path, refused, mirror);
+                Ok((chunks, staging)) => {
+                    let region = GpuRegion::new(memory.clone(), path, refused, staging);
                     return Ok((chunks, region));
                 }
                 Err(why) => refused.push(Refused { path, why }),
@@ -131,7 +135,7 @@ impl<'a> GpuRegistration<'a> {
         }))
     }
 
-    /// Registers by this path, or says why that is not possible.
+    /// Registers by this path, or returns why it fails.
     pub(crate) fn try_path<R: Rights>(
         self,
         path: Path,
@@ -140,7 +144,7 @@ impl<'a> GpuRegistration<'a> {
         rights: R,
     ) -> Result<(Chunks<Opaque<R>>, Option<HostMemory>), Refusal> {
         if let Some(forced) = self.forced.filter(|forced| *forced != path) {
-            return Err(Refusal::NotAsked { forced });
+            return Err(Refusal::NotForced { forced });
         }
         match path {
             Path::DmaBuf => self.dma_buf(memory, chunk, rights).map(|chunks| (chunks, None)),
@@ -157,13 +161,13 @@ impl<'a> GpuRegistration<'a> {
             return Err(software(&context));
         }
         let device = memory.context().device();
-        asks(
+        require_attribute(
             device,
             Attribute::DmaBufSupported,
             "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED",
         )?;
         self.pd.check_dmabuf().map_err(|error| match error.raw_os_error() {
-            None => Refusal::NoCall { call: CALL },
+            None => Refusal::MissingFunction { call: CALL },
             Some(_) => Refusal::Provider {
                 call: CALL,
                 device: context.name().to_owned(),
@@ -171,10 +175,10 @@ impl<'a> GpuRegistration<'a> {
             },
         })?;
         if memory.allocated().is_some_and(|memory| !memory.is_gpu_direct()) {
-            return Err(Refusal::NotMadeForIt);
+            return Err(Refusal::NotGpuDirectCapable);
         }
         let exported = memory.all().dma_buf()?;
-        let keeper = self.kept(memory);
+        let keeper = self.keeper_of(memory);
         let chunks = self.verbs().register_dmabuf(
             exported.fd,
             exported.offset as u64,
@@ -193,15 +197,15 @@ impl<'a> GpuRegistration<'a> {
             return Err(software(&context));
         }
         let device = memory.context().device();
-        asks(
+        require_attribute(
             device,
             Attribute::GpuDirectRdmaSupported,
             "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED",
         )?;
         if !PEERMEM.iter().any(|module| is_loaded(module)) {
-            return Err(Refusal::NoModule { module: PEERMEM[0] });
+            return Err(Refusal::ModuleNotLoaded { module: PEERMEM[0] });
         }
-        self.by_address(memory, chunk, rights)
+        self.register_address(memory, chunk, rights)
     }
 
     fn device_copy<R: Rights>(self, memory: &GpuMemory, chunk: usize, rights: R) -> Result<Chunks<Opaque<R>>, Refusal> {
@@ -211,14 +215,21 @@ impl<'a> GpuRegistration<'a> {
                 device: context.name().to_owned(),
             });
         }
-        self.by_address(memory, chunk, rights)
+        self.register_address(memory, chunk, rights)
     }
 
-    /// Registers the GPU's own addresses: whoever is below knows them, or refuses.
+    /// Registers the GPU virtual addresses: nvidia_peermem or the software device resolves them, or
+    /// refuses.
     #[expect(unsafe_code, reason = "the address is one that verbs cannot check")]
-    fn by_address<R: Rights>(self, memory: &GpuMemory, chunk: usize, rights: R) -> Result<Chunks<Opaque<R>>, Refusal> {
-        let keeper = self.kept(memory);
-        // SAFETY: the bytes are memory of a GPU as long as the keeper lives, and nobody has references to them: they are reached by copies and kernels.
+    fn register_address<R: Rights>(
+        self,
+        memory: &GpuMemory,
+        chunk: usize,
+        rights: R,
+    ) -> Result<Chunks<Opaque<R>>, Refusal> {
+        let keeper = self.keeper_of(memory);
+        // SAFETY: the bytes are GPU memory as long as the keeper lives, and are never referenced:
+        // only copies and kernels access them.
         let chunks = unsafe {
             self.verbs()
                 .register_opaque(memory.device_ptr().0, memory.len(), chunk, keeper, rights)?
@@ -233,16 +244,17 @@ impl<'a> GpuRegistration<'a> {
         chunk: usize,
         rights: R,
     ) -> Result<(Chunks<Opaque<R>>, Option<HostMemory>), Refusal> {
-        let mirror = HostMemory::alloc(memory.context(), memory.len())?;
-        let keeper: Arc<dyn Any + Send + Sync> = Arc::new(mirror.clone());
-        let start = mirror.as_ptr().expose_provenance() as u64;
-        // SAFETY: the bytes are pinned memory as long as the keeper lives. Whoever has a handle to it reaches them by atomics; a slice is given only to the last handle,
-        // which nobody has while the region keeps one.
+        let staging = HostMemory::alloc(memory.context(), memory.len())?;
+        let keeper: Arc<dyn Any + Send + Sync> = Arc::new(staging.clone());
+        let start = staging.as_ptr().expose_provenance() as u64;
+        // SAFETY: the bytes are pinned memory as long as the keeper lives. Handles access them by
+        // atomics; a slice is given only to the last handle, which no caller has while the region
+        // keeps one.
         let chunks = unsafe {
             self.verbs()
-                .register_opaque(start, mirror.len(), chunk, keeper, rights)?
+                .register_opaque(start, staging.len(), chunk, keeper, rights)?
         };
-        Ok((chunks, Some(mirror)))
+        Ok((chunks, Some(staging)))
     }
 
     fn verbs(self) -> Registration<'a> {
@@ -254,9 +266,10 @@ impl<'a> GpuRegistration<'a> {
         }
     }
 
-    /// What keeps the memory while it is registered. Copies of CUDA's that are waited for by their own call are made to be over when it returns: without, an adapter might send what they
-    /// are still writing.
-    fn kept(self, memory: &GpuMemory) -> Arc<dyn Any + Send + Sync> {
+    /// Keeps the memory while it is registered. Synchronous CUDA copies are made to return only
+    /// when all of their work is done (SYNC_MEMOPS): otherwise an adapter might send bytes that
+    /// they are still writing.
+    fn keeper_of(self, memory: &GpuMemory) -> Arc<dyn Any + Send + Sync> {
         let span = memory.all();
         if let Err(error) = span.set_sync_memops().or_else(|_| memory.context().set_sync_memops()) {
             tracing::debug!(
@@ -267,8 +280,7 @@ impl<'a> GpuRegistration<'a> {
     }
 }
 
-/// That the device says other than 0 of it.
-fn asks(device: doorbell_cuda::Device, attribute: Attribute, name: &'static str) -> Result<(), Refusal> {
+fn require_attribute(device: doorbell_cuda::Device, attribute: Attribute, name: &'static str) -> Result<(), Refusal> {
     match device.attribute(attribute)? {
         0 => Err(Refusal::Attribute {
             gpu: device.ordinal(),
@@ -284,7 +296,8 @@ fn is_loaded(module: &str) -> bool {
     FilePath::new(MODULES).join(module).exists()
 }
 
-/// Whether the device is the userspace one: adapters, and the kernel's devices in software, give a vendor.
+/// Whether the device is Doorbell's software device: adapters and the kernel's software devices
+/// report a vendor id.
 pub(crate) fn is_software(context: &Context) -> bool {
     context.attr().vendor_id == 0
 }

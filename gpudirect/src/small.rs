@@ -1,7 +1,8 @@
-//! Small copies by the processor, in the manner of GDRCopy: where the driver lets it map a GPU's memory, some bytes are there in the time of a few stores, while a copy of the
-//! GPU's takes microseconds to begin.
+//! Small copies by the CPU, as in GDRCopy: if the driver lets it map GPU memory (BAR1), a few
+//! stores deliver the bytes, while a GPU copy takes microseconds to start.
 //!
-//! Few machines let it. Tried is the memory's dma-buf, which a driver may let be mapped; why it does not, and what else is missing, is the [`NoWindow`].
+//! Few machines allow it. The memory's dma-buf is mapped if its driver supports mmap; otherwise
+//! [`WindowUnavailable`] lists the reasons.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -15,45 +16,46 @@ use doorbell_cuda::{Attribute, DmaBuf, Error};
 
 use crate::memory::GpuMemory;
 
-/// Up to so many bytes it is worth it: beyond, the copy engines are faster.
+/// The maximum bytes for which it pays off: beyond, the copy engines are faster.
 pub const SMALL: usize = 4096;
 
-/// The device of GDRCopy's module.
+/// The device node of the GDRCopy kernel module.
 const GDRDRV: &str = "/dev/gdrdrv";
 
-/// GPU memory as the processor sees it.
+/// A CPU mapping of GPU memory.
 ///
-/// The bytes are written and read one by one or in words, in no order. Each call begins and ends with what the kernel and the processor ask for: kernels launched after a write see it, and a read
-/// sees what the work has written that was waited for before.
+/// Bytes are accessed singly or in words, in no order. Each call includes the required
+/// synchronization: kernels launched after a write see it, and a read sees the results of work that
+/// was waited for before.
 pub struct SmallWindow {
     mapping: Mapping,
     _memory: GpuMemory,
 }
 
-/// A dma-buf that is mapped.
 struct Mapping {
     start: NonNull<u8>,
-    /// Where the memory begins in what is mapped.
+    /// The offset of the memory in the mapping.
     offset: usize,
     mapped: usize,
     len: usize,
-    /// Where the kernel wants to know of each access.
+    /// Whether accesses must be bracketed by `DMA_BUF_IOCTL_SYNC`.
     synced: bool,
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping is this value's own, and its bytes are reached by the methods only, with volatile accesses.
+// SAFETY: the mapping is owned by this value, and only its methods access the bytes, with volatile
+// accesses.
 #[expect(unsafe_code, reason = "of a mapping")]
 unsafe impl Send for Mapping {}
 
-/// Why the processor cannot map a GPU's memory: each way, and why not.
+/// Why GPU memory cannot be mapped: each method with the reason.
 #[derive(Debug)]
-pub struct NoWindow {
-    /// A way, and why it is not possible.
+pub struct WindowUnavailable {
+    /// The methods tried, each with the reason it failed.
     pub refused: Vec<(&'static str, String)>,
 }
 
-impl fmt::Display for NoWindow {
+impl fmt::Display for WindowUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the processor cannot map this GPU's memory")?;
         for (at, (way, why)) in self.refused.iter().enumerate() {
@@ -63,20 +65,20 @@ impl fmt::Display for NoWindow {
     }
 }
 
-impl std::error::Error for NoWindow {}
+impl std::error::Error for WindowUnavailable {}
 
 impl SmallWindow {
     /// Maps all of `memory`.
     ///
     /// # Errors
-    /// [`NoWindow`], with each way that was looked at.
-    pub fn open(memory: &GpuMemory) -> Result<Self, NoWindow> {
+    /// [`WindowUnavailable`], with each method tried.
+    pub fn open(memory: &GpuMemory) -> Result<Self, WindowUnavailable> {
         let by_dma_buf = match Self::map(memory) {
             Ok(window) => return Ok(window),
             Err(why) => why,
         };
         let device = memory.context().device();
-        // The attribute of machines whose processor and GPU are one coherent memory, such as Grace Hopper's.
+        // Set on machines with coherent CPU and GPU memory, such as Grace Hopper.
         let coherent = match device.attribute(Attribute::DirectManagedMemoryAccessFromHost) {
             Ok(0) => {
                 format!("{device} has CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST (attribute 101) = 0")
@@ -89,7 +91,7 @@ impl SmallWindow {
             Ok(false) => format!("the kernel has not loaded gdrdrv (no {GDRDRV})"),
             Err(error) => format!("{GDRDRV}: {error}"),
         };
-        Err(NoWindow {
+        Err(WindowUnavailable {
             refused: vec![("dma-buf", by_dma_buf), ("coherent link", coherent), ("gdrdrv", gdrdrv)],
         })
     }
@@ -102,7 +104,7 @@ impl SmallWindow {
         })
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there is no memory of no bytes")]
     pub fn len(&self) -> usize {
@@ -112,15 +114,15 @@ impl SmallWindow {
     /// Writes `bytes` at `offset`: kernels launched after this see them.
     ///
     /// # Errors
-    /// [`OutOfBounds`](Error::OutOfBounds) where they do not lie in it.
+    /// [`OutOfBounds`](Error::OutOfBounds) if they exceed it.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.mapping.write(offset, bytes)
     }
 
-    /// Reads from `offset` on.
+    /// Reads from `offset`.
     ///
     /// # Errors
-    /// [`OutOfBounds`](Error::OutOfBounds) where they do not lie in it.
+    /// [`OutOfBounds`](Error::OutOfBounds) if they exceed it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
         self.mapping.read(offset, bytes)
     }
@@ -129,7 +131,7 @@ impl SmallWindow {
 impl Mapping {
     #[expect(unsafe_code, reason = "mmap(2)")]
     fn new(exported: DmaBuf, len: usize) -> Result<Self, String> {
-        // SAFETY: a new mapping, wherever the kernel has room for it; nothing there is replaced.
+        // SAFETY: a new mapping at an address chosen by the kernel; it replaces nothing.
         let start = unsafe {
             libc::mmap(
                 core::ptr::null_mut(),
@@ -143,7 +145,7 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
             return Err(match error.raw_os_error() {
-                // The kernel's own ENOTSUPP, which no C library has a text for.
+                // The kernel-internal ENOTSUPP, for which C libraries have no text.
                 Some(524) => "mmap(2) of the driver's dma-buf: errno 524 (ENOTSUPP)".to_owned(),
                 _ => format!("mmap(2) of the driver's dma-buf: {error}"),
             });
@@ -171,7 +173,8 @@ impl Mapping {
         let (head, rest) = bytes.split_at(head);
         let (words, tail) = rest.as_chunks::<8>();
         let mut to = at;
-        // SAFETY: `check` has seen that the bytes lie in the mapping; the words lie on their boundary, behind the head. Volatile, as the GPU may write them meanwhile.
+        // SAFETY: `check` has verified that the bytes lie in the mapping; the words are aligned,
+        // behind the head. Volatile, as the GPU may write them concurrently.
         unsafe {
             for byte in head {
                 to.write_volatile(*byte);
@@ -233,7 +236,8 @@ impl Mapping {
 
     fn begin(&self, access: u64) {
         if self.synced {
-            // It was possible when the window was opened; where it is not any more the accesses are what they are on a coherent bus.
+            // It was supported when the window was opened; if it fails now, the accesses are those
+            // of a coherent bus.
             let _ = sync(&self.fd, access | SYNC_START);
         }
     }
@@ -266,10 +270,10 @@ impl fmt::Debug for SmallWindow {
     }
 }
 
-/// Write-combined stores leave the processor.
+/// Flushes write-combining buffers.
 #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "an instruction by its name"))]
 fn flush_stores() {
-    // SAFETY: every processor of this kind has the instruction, which touches no memory of ours.
+    // SAFETY: every x86-64 CPU has the instruction, which touches no memory of this program.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::x86_64::_mm_sfence();
@@ -284,14 +288,14 @@ const SYNC_WRITE: u64 = 2;
 const SYNC_START: u64 = 0;
 const SYNC_END: u64 = 4;
 
-/// `DMA_BUF_IOCTL_SYNC`: the processor begins or ends to access a dma-buf.
+/// `DMA_BUF_IOCTL_SYNC`: begins or ends a CPU access to a dma-buf.
 #[expect(unsafe_code, reason = "ioctl(2)")]
 fn sync(fd: &OwnedFd, flags: u64) -> io::Result<()> {
-    /// `_IOW('b', 0, struct dma_buf_sync)`, which is one number of 64 bits.
+    /// `_IOW('b', 0, struct dma_buf_sync)`, whose struct is one 64-bit number.
     const DMA_BUF_IOCTL_SYNC: libc::Ioctl = 0x4008_6200_u32 as libc::Ioctl;
-    // SAFETY: the descriptor is open, and the pointer is to what this request takes.
-    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), DMA_BUF_IOCTL_SYNC, &raw const flags) };
-    if answer == 0 {
+    // SAFETY: the descriptor is open, and the pointer is to this request's argument.
+    let status = unsafe { libc::ioctl(fd.as_raw_fd(), DMA_BUF_IOCTL_SYNC, &raw const flags) };
+    if status == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
@@ -306,10 +310,10 @@ mod tests {
 
     use super::*;
 
-    /// A file in the place of a dma-buf, which can be mapped as one that its driver lets be, and the memory that begins in it at an odd place.
+    /// A memfd in place of a mappable dma-buf, with the memory at an odd offset.
     #[expect(unsafe_code, reason = "memfd_create(2)")]
     fn mapping(offset: usize, len: usize) -> Mapping {
-        // SAFETY: the name ends with a NUL, and the descriptor is nobody else's.
+        // SAFETY: the name is NUL-terminated, and the descriptor has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"window".as_ptr(), libc::MFD_CLOEXEC)) };
         let mapped = 8192;
         // SAFETY: the descriptor is open.
@@ -325,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_at_any_offset_and_nothing_beside_it() {
+    fn written_bytes_are_read_back_at_any_offset() {
         let mut window = mapping(3, 5000);
         let mut expected = vec![0; 5000];
         for (offset, len) in [
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_is_refused() {
+    fn out_of_bounds_access_is_refused() {
         let mut window = mapping(0, 100);
         assert!(matches!(
             window.write(100, &[1]),

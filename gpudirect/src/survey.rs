@@ -1,4 +1,4 @@
-//! What a device and a GPU can do together: every path tried by itself, for people to read.
+//! A report of what a device and a GPU support: every path tried by itself.
 
 use doorbell_cuda::{Context, Error};
 use doorbell_verbs::{Local, ProtectionDomain};
@@ -8,12 +8,12 @@ use crate::ordering::{Flush, Scope};
 use crate::path::{Path, Refusal};
 use crate::register::GpuRegistration;
 
-/// What a device and a GPU can do together.
+/// The capabilities of a device and a GPU together.
 #[derive(Debug)]
 pub struct Survey {
-    /// Every path, the best first: whether it works, or why not.
+    /// Every path, best first, with the reason if it fails.
     pub paths: Vec<(Path, Result<(), Refusal>)>,
-    /// What the GPU needs to see what an adapter has written over the bus.
+    /// The flush that the GPU needs after writes of an adapter over the bus.
     pub flush: Result<Flush, Error>,
 }
 
@@ -26,10 +26,11 @@ impl Survey {
     }
 }
 
-/// Tries every path from the device of `pd` to some memory of the GPU of `context`, whatever the environment forces.
+/// Tries every path from the device of `pd` to memory of the GPU of `context`, ignoring the
+/// environment.
 ///
 /// # Errors
-/// What the GPU's driver says, where it has no memory to try with.
+/// The CUDA driver's error, if no memory can be allocated.
 pub fn survey(pd: &ProtectionDomain, context: &Context) -> Result<Survey, Error> {
     const BYTES: usize = 64 << 10;
     let memory = GpuMemory::alloc(context, BYTES)?;

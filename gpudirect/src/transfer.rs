@@ -1,29 +1,27 @@
-//! Getting bytes to where an adapter, or a GPU, finds them: in parts, each of which is waited for by itself.
+//! Transfers to or from a staging buffer, in parts that complete one by one (pipelining).
 
 use core::ops::Range;
 use std::collections::VecDeque;
 
 use doorbell_cuda::{Error, Event, Span, Stream};
 
-/// Parts are no shorter, but the last: below, the copies' own beginning and end cost more than their beginning sooner saves.
-const SHORTEST: usize = 512 << 10;
-/// Parts are no longer.
-const LONGEST: usize = 1 << 20;
-/// What is cut is cut into so many parts at least, so that copying and sending overlap.
-const SLOTS: usize = 4;
+/// The minimum length of a part, except the last: below, the per-copy overhead exceeds the gain of
+/// an earlier start.
+const MIN_PART: usize = 512 << 10;
+const MAX_PART: usize = 1 << 20;
+/// The minimum number of parts of a split transfer, so that copying and sending overlap.
+const MIN_PARTS: usize = 4;
 
-/// Bytes on their way. Dropped, it goes on.
+/// A transfer in progress. It continues if dropped.
 #[derive(Debug)]
 #[must_use = "the bytes are there when it says so"]
 pub struct Transfer {
-    /// Where the part not yet taken begins.
     at: usize,
-    /// The ends of the parts not yet taken, and when each is there; `None` is now.
+    /// The ends of the remaining parts with the event of each; `None` if it is complete already.
     parts: VecDeque<(usize, Option<Event>)>,
 }
 
 impl Transfer {
-    /// Nothing to do.
     pub(crate) fn done(offset: usize, len: usize) -> Self {
         Self {
             at: offset,
@@ -31,29 +29,29 @@ impl Transfer {
         }
     }
 
-    /// Nothing to do but what is in the stream.
+    /// A transfer that completes with the stream's current work.
     pub(crate) fn after(stream: &Stream, offset: usize, len: usize) -> Result<Self, Error> {
-        let parts = VecDeque::from([(offset + len, Some(mark(stream)?))]);
+        let parts = VecDeque::from([(offset + len, Some(record_event(stream)?))]);
         Ok(Self { at: offset, parts })
     }
 
-    /// A copy, part by part.
     pub(crate) fn copy(stream: &Stream, offset: usize, into: Span<'_>, from: Span<'_>) -> Result<Self, Error> {
         let len = from.len();
-        let part = (len / SLOTS).next_multiple_of(4096).clamp(SHORTEST, LONGEST);
+        let part = (len / MIN_PARTS).next_multiple_of(4096).clamp(MIN_PART, MAX_PART);
         let mut parts = VecDeque::with_capacity(len.div_ceil(part));
         for start in (0..len).step_by(part) {
             let end = len.min(start + part);
             stream.copy(into.span(start..end)?, from.span(start..end)?)?;
-            parts.push_back((offset + end, Some(mark(stream)?)));
+            parts.push_back((offset + end, Some(record_event(stream)?)));
         }
         Ok(Self { at: offset, parts })
     }
 
-    /// The next part that is there, as a range of the memory; `None` when the next one is not yet, and when all have been taken ([`Transfer::is_taken`]).
+    /// The next part, as a range of the memory, if it is complete; `None` if it is not, and after
+    /// the last ([`Transfer::is_taken`]).
     ///
     /// # Errors
-    /// [`Lost`](Error::Lost) when work of the GPU has failed, or what its driver says otherwise.
+    /// [`Lost`](Error::Lost) if GPU work has failed, or another driver error.
     pub fn ready(&mut self) -> Result<Option<Range<usize>>, Error> {
         match self.parts.front() {
             Some((_, Some(event))) if !event.is_done()? => Ok(None),
@@ -61,10 +59,7 @@ impl Transfer {
         }
     }
 
-    /// Waits for the next part; `None` when all have been taken.
-    ///
-    /// # Errors
-    /// As [`Transfer::ready`].
+    /// Waits for the next part; `None` after the last.
     pub fn next_part(&mut self) -> Result<Option<Range<usize>>, Error> {
         if let Some((_, Some(event))) = self.parts.front() {
             event.synchronize()?;
@@ -72,18 +67,15 @@ impl Transfer {
         Ok(self.take())
     }
 
-    /// Whether all parts have been taken.
+    /// Whether all parts have been returned.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.parts.is_empty()
     }
 
     /// Waits for all of it.
-    ///
-    /// # Errors
-    /// As [`Transfer::ready`].
     pub fn wait(self) -> Result<(), Error> {
-        // A stream goes in order: the last part is there when all are.
+        // Stream order: the last part completes last.
         match self.parts.back() {
             Some((_, Some(event))) => event.synchronize(),
             _ => Ok(()),
@@ -97,8 +89,7 @@ impl Transfer {
     }
 }
 
-/// An event behind all that is in the stream.
-fn mark(stream: &Stream) -> Result<Event, Error> {
+fn record_event(stream: &Stream) -> Result<Event, Error> {
     let event = Event::new(stream.context())?;
     stream.record(&event)?;
     Ok(event)

@@ -1,4 +1,5 @@
-//! Words of memory that threads of this process, kernels, streams and devices share: all reach them by whole words, and nobody has a slice of them.
+//! Words of memory shared by host threads, kernels, streams and devices: accessed as whole words
+//! only; no slice of them is ever given out.
 #![expect(unsafe_code, reason = "memory that is reached through a pointer, by atomics alone")]
 
 use core::any::Any;
@@ -10,40 +11,35 @@ use std::sync::Arc;
 use doorbell_cuda::{Context, DevicePtr, HostMemory, Memory as _, Span};
 use doorbell_verbs::{Memory, MemoryError};
 
-/// What a word takes.
 pub(crate) const WORD: usize = size_of::<u64>();
 
-/// Memory that begins at a page boundary, zero at first, as words. Handles are cloned freely.
+/// Page-aligned, zeroed memory as words. Handles are reference-counted.
 #[derive(Clone)]
-pub(crate) struct Words {
+pub(crate) struct SharedWords {
     first: NonNull<AtomicU64>,
     count: usize,
-    /// Whatever the words lie in.
     keep: Arc<dyn Any + Send + Sync>,
-    /// The same, where devices of CUDA reach it.
+    /// The same memory, if mapped for CUDA devices.
     pinned: Option<HostMemory>,
     context: Option<Context>,
 }
 
-// SAFETY: the pointer is to atomics that `keep` keeps, and is followed for nothing else.
-unsafe impl Send for Words {}
+// SAFETY: the pointer is to atomics that `keep` keeps, and is used for nothing else.
+unsafe impl Send for SharedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for SharedWords {}
 
-impl Words {
-    /// So many words for the threads of this process, and kernels that the processor runs.
+impl SharedWords {
+    /// Allocates `count` words for host threads, and kernels run on the host.
     pub(crate) fn plain(count: usize) -> Self {
         Self::over(Memory::zeroed(count.max(1) * WORD))
     }
 
-    /// So many words, which kernels and streams reach, too.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Allocates `count` words that kernels and streams access too.
     pub(crate) fn pinned(context: &Context, count: usize) -> Result<Self, doorbell_cuda::Error> {
         let memory = HostMemory::alloc(context, count.max(1) * WORD)?;
         Ok(Self {
-            // A null pointer is never given; the memory begins at a page.
+            // Never null; the memory is page-aligned.
             first: NonNull::new(memory.as_ptr().cast()).ok_or(doorbell_cuda::Error::Empty)?,
             count: count.max(1),
             keep: Arc::new(memory.clone()),
@@ -52,21 +48,19 @@ impl Words {
         })
     }
 
-    /// So many words of the same kind.
-    ///
-    /// # Errors
-    /// As of [`pinned`](Self::pinned).
-    pub(crate) fn another(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
+    /// Allocates `count` words of the same kind.
+    pub(crate) fn same_kind(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
         match &self.context {
             Some(context) => Self::pinned(context, count),
             None => Ok(Self::plain(count)),
         }
     }
 
-    /// Such as other processes can map: a device in software reaches it at the speed of a copy.
+    /// Allocates words that other processes can map: a software device accesses them at memcpy
+    /// speed.
     ///
     /// # Errors
-    /// When there is no memory or no descriptor left.
+    /// If memory or descriptors are exhausted.
     pub(crate) fn shared(len: usize) -> Result<Self, MemoryError> {
         Memory::shared(len.next_multiple_of(WORD).max(WORD)).map(Self::over)
     }
@@ -82,13 +76,11 @@ impl Words {
         }
     }
 
-    /// Has devices of CUDA reach it too.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Maps it for CUDA devices.
     pub(crate) fn pin(&mut self, context: &Context) -> Result<(), doorbell_cuda::Error> {
         if self.pinned.is_none() {
-            // SAFETY: the memory stays until the owner is dropped, and all that is done to it here is done by atomics.
+            // SAFETY: the memory stays valid until the owner is dropped, and is accessed here by
+            // atomics only.
             let pinned = unsafe {
                 HostMemory::register_raw(context, self.first.cast(), self.count * WORD, Arc::clone(&self.keep))
             }?;
@@ -98,22 +90,19 @@ impl Words {
         Ok(())
     }
 
-    /// Its bytes.
     pub(crate) fn len(&self) -> usize {
         self.count * WORD
     }
 
-    /// Where it begins, for the processor and its devices.
     pub(crate) fn start(&self) -> *mut u8 {
         self.first.as_ptr().cast()
     }
 
-    /// What keeps it.
     pub(crate) fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.keep)
     }
 
-    /// Where kernels reach it: the processor's own address where no device does, for kernels that the processor runs.
+    /// Its device pointer; the host address if it is not mapped, for kernels run on the host.
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         match &self.pinned {
             Some(pinned) => pinned.device_ptr(),
@@ -121,12 +110,11 @@ impl Words {
         }
     }
 
-    /// The word `index`, for streams.
+    /// The word `index`, for stream operations.
     pub(crate) fn span(&self, index: usize) -> Option<Span<'_>> {
         self.pinned.as_ref()?.span(index * WORD..(index + 1) * WORD).ok()
     }
 
-    /// All of it, for copies and launches.
     pub(crate) fn all(&self) -> Option<Span<'_>> {
         self.pinned.as_ref().map(|pinned| pinned.all())
     }
@@ -134,16 +122,17 @@ impl Words {
     /// The word `index`.
     ///
     /// # Panics
-    /// If it is beyond them: indices are this crate's own.
+    /// If it is out of bounds: indices are this crate's own.
     #[inline]
     pub(crate) fn at(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count, "word {index} of {}", self.count);
-        // SAFETY: it lies in memory that `keep` keeps, on its boundary, and is reached by atomics alone.
+        // SAFETY: the word lies aligned in memory that `keep` keeps, and is accessed by atomics
+        // only.
         unsafe { self.first.add(index).as_ref() }
     }
 }
 
-impl fmt::Debug for Words {
+impl fmt::Debug for SharedWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Words")
             .field("count", &self.count)
@@ -152,12 +141,13 @@ impl fmt::Debug for Words {
     }
 }
 
-/// Bytes, where they are memory that threads put into and get from: copied in and out by atomics, as devices and kernels touch them meanwhile.
-impl Words {
-    /// Copies the bytes from `offset` on.
+/// Byte access to memory that is a source or target of puts and gets: by atomics, as devices and
+/// kernels access it concurrently.
+impl SharedWords {
+    /// Copies out the bytes at `offset`.
     ///
     /// # Panics
-    /// If they do not lie in it: the callers have checked.
+    /// If they are out of bounds: the callers have checked.
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
         let mut at = offset;
         let mut rest = into;
@@ -170,7 +160,8 @@ impl Words {
         }
     }
 
-    /// Copies bytes to `offset`. Whoever calls it is the only thread that does, so that no word is reached as bytes by one and as a whole by another.
+    /// Copies in bytes at `offset`. Only one thread may do so at a time, so that no word is
+    /// accessed in mixed sizes.
     ///
     /// # Panics
     /// As [`copy_out`](Self::copy_out).
@@ -183,7 +174,7 @@ impl Words {
         let (first, rest) = from.split_at(head);
         let (words, last) = rest.as_chunks::<WORD>();
         let byte = |at: usize, value: u8| {
-            // SAFETY: in the memory, as checked above, which is reached by atomics alone.
+            // SAFETY: in bounds, as checked above, and accessed by atomics only.
             unsafe { AtomicU8::from_ptr(self.start().add(at)) }.store(value, Ordering::Relaxed);
         };
         first.iter().zip(offset..).for_each(|(value, at)| byte(at, *value));
@@ -202,12 +193,12 @@ impl Words {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Words;
+    use super::SharedWords;
 
     proptest! {
         #[test]
         fn bytes_go_in_and_out(at in 0usize..40, bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            let words = Words::shared(100).unwrap();
+            let words = SharedWords::shared(100).unwrap();
             prop_assert_eq!(words.len(), 104);
             words.copy_in(at, &bytes);
             let mut all = vec![1; words.len()];

@@ -18,17 +18,18 @@ macro_rules! cases {
 
 cases! {
     staged_memory_is_written,
-    memory_of_the_gpu_itself_is_written,
-    the_best_path_is_taken_and_the_others_are_told,
-    what_somebody_else_has_allocated_is_cut_up_and_kept,
+    gpu_memory_is_written_directly,
+    best_path_is_taken_and_refusals_are_reported,
+    foreign_memory_is_split_and_kept,
     nothing_is_left,
-    why_the_processor_has_no_window_is_said_way_by_way,
-    a_transfer_tells_of_its_parts_in_order,
-    a_flush_by_read_comes_back,
-    every_path_says_why_it_is_not_possible,
+    small_window_refusals_are_reported_per_method,
+    transfer_reports_parts_in_order,
+    flush_by_read_completes,
+    every_path_reports_its_refusal,
 }
 
-/// The userspace device takes the driver that the environment names: so this program runs itself again with one, and the cases with it and in one process, as programs do.
+/// The userspace device uses the driver that the environment names: so this program runs itself
+/// again with the variable set, and runs all cases in that one process, as programs do.
 fn main() -> ExitCode {
     if std::env::var_os("DOORBELL_CUDA_LIBRARY").is_none() {
         let program = std::env::current_exe().expect("the path of this program");
@@ -58,7 +59,7 @@ fn main() -> ExitCode {
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A queue pair that is connected to itself, and a GPU.
+/// A loopback queue pair, and a GPU.
 struct Setting {
     context: Context,
     stream: Stream,
@@ -127,7 +128,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A WRITE from one GPU memory into another by `path`, of a few lengths.
+/// A WRITE from one GPU memory to another by `path`, for a few lengths.
 fn written(path: Path) -> Outcome {
     let mut setting = Setting::new()?;
     for len in [1, 4096, 70_001, 5 << 20] {
@@ -159,32 +160,32 @@ fn staged_memory_is_written() -> Outcome {
     written(Path::Staged)
 }
 
-fn memory_of_the_gpu_itself_is_written() -> Outcome {
+fn gpu_memory_is_written_directly() -> Outcome {
     written(Path::DeviceCopy)
 }
 
-fn the_best_path_is_taken_and_the_others_are_told() -> Outcome {
+fn best_path_is_taken_and_refusals_are_reported() -> Outcome {
     let setting = Setting::new()?;
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
     let buffer = GpuRegistration::new(&setting.pd).register(&memory, RemoteReadWrite)?;
     assert_eq!(buffer.region().path(), Path::DeviceCopy);
     let refused: Vec<_> = buffer.region().refused().iter().map(|refused| refused.path).collect();
     assert_eq!(refused, [Path::DmaBuf, Path::Peermem]);
-    // The userspace device has copied when it completes.
+    // The userspace device's copy is done when the request completes.
     assert_eq!(Flush::needed(buffer.region(), Scope::AllDevices)?, Flush::Copied);
-    // Over the bus this GPU keeps order for itself, and needs a flush by its driver for others.
+    // Over the bus this GPU keeps the order for itself, and needs a driver flush for others.
     assert_eq!(Flush::of(setting.context.device(), Scope::Owner)?, Flush::InOrder);
     assert_eq!(Flush::of(setting.context.device(), Scope::AllDevices)?, Flush::Driver);
     Ok(())
 }
 
-fn what_somebody_else_has_allocated_is_cut_up_and_kept() -> Outcome {
+fn foreign_memory_is_split_and_kept() -> Outcome {
     let setting = Setting::new()?;
     let owned = DeviceMemory::alloc(&setting.context, 1 << 20)?;
     let owner = Arc::new(owned);
     let kept = Arc::downgrade(&owner);
     let address = DevicePtr(owner.device_ptr().0 + 4096);
-    // SAFETY: the owner keeps the memory, of which nobody has references.
+    // SAFETY: the owner keeps the memory, of which no references exist.
     let memory = unsafe { GpuMemory::wrap(&setting.context, address, 300_000, owner)? };
     let registration = GpuRegistration::new(&setting.pd);
     let (chunks, region) = registration.register_chunks(&memory, 100_000, RemoteReadWrite)?;
@@ -193,7 +194,7 @@ fn what_somebody_else_has_allocated_is_cut_up_and_kept() -> Outcome {
     assert_eq!(ranges, [0..100_000, 100_000..200_000, 200_000..300_000]);
     assert_eq!(region.path(), Path::DeviceCopy);
     drop((memory, region));
-    // A buffer is what a device may still touch.
+    // A buffer may still be accessed by a device, so it keeps the memory.
     assert!(kept.upgrade().is_some());
     drop(chunks);
     setting.context.reap();
@@ -202,7 +203,7 @@ fn what_somebody_else_has_allocated_is_cut_up_and_kept() -> Outcome {
 }
 
 fn nothing_is_left() -> Outcome {
-    // A driver of its own, which counts, and does everything as late as it may.
+    // A driver of its own, with counters and maximally late execution.
     let standin = Standin::load(Manner::Lazy);
     let mut setting = Setting::of(standin.driver()?)?;
     let live = || ["allocation", "mapping", "host", "event"].map(|kind| standin.count(kind));
@@ -227,10 +228,10 @@ fn nothing_is_left() -> Outcome {
     Ok(())
 }
 
-fn why_the_processor_has_no_window_is_said_way_by_way() -> Outcome {
+fn small_window_refusals_are_reported_per_method() -> Outcome {
     let setting = Setting::new()?;
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
-    // The stand-in's dma-buf cannot be mapped, as NVIDIA's mostly cannot.
+    // The stand-in's dma-buf cannot be mapped, like most of NVIDIA's.
     let no = SmallWindow::open(&memory).map(drop).unwrap_err();
     let ways: Vec<_> = no.refused.iter().map(|(way, _)| *way).collect();
     assert_eq!(ways, ["dma-buf", "coherent link", "gdrdrv"]);
@@ -239,7 +240,7 @@ fn why_the_processor_has_no_window_is_said_way_by_way() -> Outcome {
     Ok(())
 }
 
-fn a_transfer_tells_of_its_parts_in_order() -> Outcome {
+fn transfer_reports_parts_in_order() -> Outcome {
     let setting = Setting::new()?;
     let len = (3 << 20) + 5;
     let memory = GpuMemory::alloc(&setting.context, len)?;
@@ -260,7 +261,7 @@ fn a_transfer_tells_of_its_parts_in_order() -> Outcome {
     Ok(())
 }
 
-fn a_flush_by_read_comes_back() -> Outcome {
+fn flush_by_read_completes() -> Outcome {
     let setting = Setting::new()?;
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
     let buffer = GpuRegistration::new(&setting.pd)
@@ -274,7 +275,7 @@ fn a_flush_by_read_comes_back() -> Outcome {
     Ok(())
 }
 
-fn every_path_says_why_it_is_not_possible() -> Outcome {
+fn every_path_reports_its_refusal() -> Outcome {
     let setting = Setting::new()?;
     let survey = survey(&setting.pd, &setting.context)?;
     let paths: Vec<_> = survey.paths.iter().map(|(path, _)| *path).collect();
@@ -295,7 +296,7 @@ fn every_path_says_why_it_is_not_possible() -> Outcome {
     let said = refused.to_string();
     assert_eq!(
         said,
-        "memory of GPU 0 cannot be registered with soft0: dmabuf: soft0 is a device in software: no bus leads from it to the GPU; \
+        "memory of GPU 0 cannot be registered with soft0: dmabuf: soft0 is a device in software: no bus connects it to the GPU; \
          peermem: dmabuf is forced; device-copy: dmabuf is forced; staged: dmabuf is forced"
     );
     Ok(())

@@ -1,4 +1,4 @@
-//! A proxy that the test drives step by step, on queue pairs that it has connected by itself.
+//! A proxy driven step by step, on queue pairs that the test connects itself.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Once};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use doorbell_cuda::DevicePtr;
 use doorbell_gpudirect::proxy::{
-    Cause, Descriptor, Operation, PeerMemory, Place, Proxy, Queue, Signalling, Update, Wire,
+    Connections, Descriptor, FailureCause, Operation, PeerMemory, Proxy, Queue, RankInfo, SignalOp, SignalUpdate,
 };
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Buffer, CompletionQueue, Library, QueuePair, RemoteAll};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything here takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const BYTES: usize = 4096;
 
-/// One rank that is its own peer, and its memory: kept here as well.
+/// One rank that is its own peer, with its memory.
 struct World {
     proxy: Proxy,
     data: Arc<Buffer<RemoteAll>>,
@@ -53,10 +53,11 @@ impl World {
             data: data.remote(),
             signals: signals.remote(),
         };
-        // SAFETY: the buffer is kept by the wire until its queue pairs have gone; the test reads its bytes only when puts are done.
+        // SAFETY: the connections keep the buffer until their queue pairs are gone; the test reads
+        // its bytes only when puts are complete.
         let local = unsafe { data.alias(..) };
         let keep = Box::new((two, Arc::clone(&data), Arc::clone(&signals)));
-        let wire = Wire::new(&pd, cq, vec![(one, memory)], (local, BYTES as u64), keep).unwrap();
+        let wire = Connections::new(&pd, cq, vec![(one, memory)], (local, BYTES as u64), keep).unwrap();
         Self {
             proxy: Proxy::new(wire),
             data,
@@ -64,12 +65,11 @@ impl World {
         }
     }
 
-    /// Until so many are done.
     fn drive(&mut self, queue: &Queue, until: u64) {
         let began = Instant::now();
         while queue.completed() < until {
             self.proxy.progress();
-            assert!(began.elapsed() < PATIENCE, "{} of {until}", queue.completed());
+            assert!(began.elapsed() < TIMEOUT, "{} of {until}", queue.completed());
         }
     }
 
@@ -84,7 +84,7 @@ impl World {
     }
 }
 
-fn put(local: u64, remote: u64, len: u64, signalling: Option<Signalling>) -> Descriptor {
+fn put(local: u64, remote: u64, len: u64, signalling: Option<SignalUpdate>) -> Descriptor {
     Descriptor {
         operation: Operation::Put(signalling),
         peer: 0,
@@ -99,12 +99,12 @@ fn put(local: u64, remote: u64, len: u64, signalling: Option<Signalling>) -> Des
 fn step_by_step() {
     let mut world = World::new();
     let queue = world.proxy.queue(64);
-    assert!(!world.proxy.progress(), "nothing was asked for");
-    let add = |value| Signalling {
+    assert!(!world.proxy.progress(), "nothing was submitted");
+    let add = |value| SignalUpdate {
         signal: 7,
-        update: Update::Add(value),
+        update: SignalOp::Add(value),
     };
-    // More than the queue pair holds, at once: what does not fit is taken when there is room.
+    // More than the queue pair holds at once: the rest is consumed as slots become free.
     for round in 0..20u64 {
         let descriptor = put(round * 16, 2048 + round * 16, 16, Some(add(3)));
         assert!(queue.try_put(&descriptor).is_some());
@@ -118,20 +118,20 @@ fn step_by_step() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_passed_over() {
+fn invalid_descriptors_are_reported_and_skipped() {
     let mut world = World::new();
     let fine = put(0, 1024, 64, None);
-    let signal = |signal| Signalling {
+    let signal = |signal| SignalUpdate {
         signal,
-        update: Update::Set(u64::MAX),
+        update: SignalOp::Set(u64::MAX),
     };
     let cases = [
-        (Descriptor { peer: 1, ..fine }, Cause::Peer),
-        (put(BYTES as u64, 0, 1, None), Cause::Local),
-        (put(0, BYTES as u64 - 1, 2, None), Cause::Remote),
-        (put(0, 0, u64::MAX >> 8, None), Cause::Local),
-        (put(0, 8, 8, Some(signal(8))), Cause::Signal),
-        (put(0, 8, 8, Some(signal(u64::MAX >> 8))), Cause::Signal),
+        (Descriptor { peer: 1, ..fine }, FailureCause::Peer),
+        (put(BYTES as u64, 0, 1, None), FailureCause::Local),
+        (put(0, BYTES as u64 - 1, 2, None), FailureCause::Remote),
+        (put(0, 0, u64::MAX >> 8, None), FailureCause::Local),
+        (put(0, 8, 8, Some(signal(8))), FailureCause::Signal),
+        (put(0, 8, 8, Some(signal(u64::MAX >> 8))), FailureCause::Signal),
     ];
     for (descriptor, cause) in cases {
         let queue = world.proxy.queue(4);
@@ -142,19 +142,19 @@ fn what_is_wrong_is_told_and_passed_over() {
         let failed = queue.failure().unwrap();
         assert_eq!(failed.cause, cause, "{failed}");
         assert!(queue.put(&fine).is_err());
-        // The signal behind it has come all the same, with all of its bits.
+        // The signal behind it has arrived nevertheless, with all of its bits.
         assert_eq!(world.signal(7), u64::MAX);
     }
     assert_eq!(world.bytes(8, 8), (8..16).collect::<Vec<u8>>());
 }
 
-/// What waits is let go when the proxy goes, and what comes after it finds it gone.
+/// Waits are released when the proxy stops, and later requests find it stopped.
 #[test]
-fn the_proxy_goes() {
+fn stopping_the_proxy_releases_waits() {
     let world = World::new();
     let queue = world.proxy.queue(4);
     queue.put(&put(0, 1024, 64, None)).unwrap();
-    let place = Place {
+    let place = RankInfo {
         heap: DevicePtr(0),
         signals: DevicePtr(0),
         rank: 0,
@@ -162,6 +162,6 @@ fn the_proxy_goes() {
     };
     let kernels = world.proxy.kernel_queue(None, 4, place, Arc::new(())).unwrap();
     drop(world.proxy);
-    assert_eq!(queue.quiet(Some(PATIENCE)).unwrap_err().cause, Cause::Stopped);
-    assert_eq!(kernels.failure().unwrap().cause, Cause::Stopped);
+    assert_eq!(queue.quiet(Some(TIMEOUT)).unwrap_err().cause, FailureCause::Stopped);
+    assert_eq!(kernels.failure().unwrap().cause, FailureCause::Stopped);
 }

@@ -1,23 +1,23 @@
-//! Posts in the order of streams, on the soft device and the stand-in for a GPU.
+//! Stream-ordered posting, on the soft device and the stand-in for a GPU.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use doorbell_cuda::{CaptureMode, Context as CudaContext, Event, HostMemory, Memory as _, Stream, Until};
+use doorbell_cuda::{CaptureMode, Context as CudaContext, Event, HostMemory, Memory as _, Stream, WaitCondition};
 use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_gpudirect::proxy::Idle;
+use doorbell_gpudirect::proxy::IdlePolicy;
 use doorbell_gpudirect::stream::{StreamError, StreamQueue};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
     Buffer, CompletionQueue, Library, Local, ProtectionDomain, QueuePair, Remote, RemoteWrite, Write,
 };
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(120));
+/// Longer than anything here takes, even on a busy machine.
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(120));
 
-/// A queue pair of this process, with its completions, and the one that it is connected to.
+/// A queue pair of this process with its completion queue, and its peer.
 struct Pair {
     pd: ProtectionDomain,
     inbox: Buffer<RemoteWrite>,
@@ -79,10 +79,10 @@ fn context(standin: &Standin) -> CudaContext {
     standin.driver().unwrap().device(0).unwrap().context().unwrap()
 }
 
-/// A word that keeps a stream back until it is 1.
+/// A word that blocks a stream until it is 1.
 fn gate(context: &CudaContext, stream: &Stream) -> HostMemory {
     let gate = HostMemory::alloc(context, 8).unwrap();
-    stream.wait_value64(gate.all(), Until::Equal(1)).unwrap();
+    stream.wait_value64(gate.all(), WaitCondition::Equal(1)).unwrap();
     gate
 }
 
@@ -95,7 +95,7 @@ fn posts_wait_for_streams_and_streams_for_posts() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let (queue, mut poster) = StreamQueue::driven(&context, qp, cq).unwrap();
+    let (queue, mut poster) = StreamQueue::without_thread(&context, qp, cq).unwrap();
     let (stream, behind) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
     let closed = gate(&context, &stream);
     let (buffer, to) = (pair.buffer(77), pair.word(0));
@@ -110,16 +110,16 @@ fn posts_wait_for_streams_and_streams_for_posts() {
     for _ in 0..100 {
         assert!(!poster.progress(), "the stream has not come so far");
     }
-    assert!(!posted.is_over());
+    assert!(!posted.is_complete());
     assert!(!behind.is_idle().unwrap());
     open(&closed);
-    while !posted.is_over() {
+    while !posted.is_complete() {
         poster.progress();
     }
     behind.synchronize().unwrap();
     assert_eq!(after.atomic_u64(0).unwrap().load(Ordering::Acquire), 1);
     assert_eq!(pair.value(0), 77);
-    let mut buffers = posted.finish(PATIENCE).unwrap();
+    let mut buffers = posted.finish(TIMEOUT).unwrap();
     assert_eq!(buffers.len(), 1);
     assert!(buffers[0].take::<Local>().is_some());
     assert_eq!(queue.failure(), None);
@@ -132,7 +132,7 @@ fn posts_wait_for_events_in_their_order() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let stream = Stream::new(&context).unwrap();
     let never = Event::new(&context).unwrap();
     let (event, to) = (Event::new(&context).unwrap(), pair.word(0));
@@ -144,28 +144,28 @@ fn posts_wait_for_events_in_their_order() {
             batch.write(buffer, to);
         }
     };
-    // The first waits for nothing, the second keeps the third back.
+    // The first has nothing to wait for, the second blocks the third.
     let first = queue.post_after(&never, write(1)).unwrap();
     let (second, third) = (
         queue.post_after(&event, write(2)).unwrap(),
         queue.post_after(&never, write(3)).unwrap(),
     );
-    drop(first.finish(PATIENCE).unwrap());
+    drop(first.finish(TIMEOUT).unwrap());
     assert_eq!(pair.value(0), 1);
-    assert!(!second.is_over() && !third.is_over());
+    assert!(!second.is_complete() && !third.is_complete());
     open(&closed);
-    third.finish(PATIENCE).unwrap();
-    assert!(second.is_over());
+    third.finish(TIMEOUT).unwrap();
+    assert!(second.is_complete());
     assert_eq!(pair.value(0), 3);
 }
 
-/// More than the queue pair holds and more than the words there are, in a chain of posts and waits.
+/// More than the queue pair and the words can hold, in a chain of posts and waits.
 #[test]
 fn long_chains() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let stream = Stream::new(&context).unwrap();
     let to = [pair.word(0), pair.word(1)];
     for value in 1u64..=600 {
@@ -180,7 +180,7 @@ fn long_chains() {
         if value % 200 == 0 {
             stream.synchronize().unwrap();
             assert_eq!((pair.value(0), pair.value(1)), (value, value));
-            posted.finish(PATIENCE).unwrap();
+            posted.finish(TIMEOUT).unwrap();
         }
     }
     let closed = gate(&context, &stream);
@@ -190,14 +190,13 @@ fn long_chains() {
     stream.synchronize().unwrap();
 }
 
-/// A graph that is launched so many times posts so many times, and waits for each.
 #[test]
 fn graphs_post_each_time() {
     const TIMES: u64 = 100;
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let stream = Stream::new(&context).unwrap();
     let (to, mut time) = (pair.word(0), 0u64);
     let buffers = pair
@@ -215,7 +214,7 @@ fn graphs_post_each_time() {
         }
     });
     let repeated = repeated.unwrap();
-    // Nothing was posted: nothing is waited for.
+    // Nothing was posted, so there is nothing to wait for.
     repeated.enqueue_wait(&stream).unwrap();
     stream.synchronize().unwrap();
     let graph = stream.capture(CaptureMode::Relaxed, &[], || {
@@ -236,7 +235,7 @@ fn graphs_post_each_time() {
     }
     stream.synchronize().unwrap();
     assert_eq!(pair.value(0), TIMES);
-    // And without a graph, several at a time.
+    // Also without a graph, several at a time.
     repeated.enqueue_post(&stream).unwrap();
     repeated.enqueue_post(&stream).unwrap();
     repeated.enqueue_wait(&stream).unwrap();
@@ -245,16 +244,16 @@ fn graphs_post_each_time() {
     assert_eq!(repeated.failure(), None);
 }
 
-/// Whatever fails, streams go on, and it is told.
+/// After any failure, streams continue and it is reported.
 #[test]
-fn failures_let_streams_go() {
+fn failures_release_streams() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let stream = Stream::new(&context).unwrap();
 
-    // Refused when it is posted, by the peer, and because that broke the queue pair.
+    // Refused locally, refused by the peer, and failed because that broke the queue pair.
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let fine = pair.word(0);
     let wrong = Remote::<Write>::from_raw(fine.addr(), fine.rkey().0 ^ 0x5500, 8);
     let writes = |to: Remote<Write>, count: u64| {
@@ -272,7 +271,7 @@ fn failures_let_streams_go() {
         .for_each(|(posted, _)| posted.enqueue_wait(&stream).unwrap());
     stream.synchronize().unwrap();
     for (index, (posted, good)) in posts.into_iter().enumerate() {
-        let finished = posted.finish(PATIENCE);
+        let finished = posted.finish(TIMEOUT);
         assert_eq!(finished.is_ok(), good, "{index}: {finished:?}");
         assert!(good || matches!(finished, Err(StreamError::Failed(_))));
     }
@@ -286,9 +285,9 @@ fn failures_let_streams_go() {
     stream.synchronize().unwrap();
     assert!(repeated.failure().is_some());
 
-    // The queue goes, while posts wait for a stream that waits for the posts.
+    // The queue is dropped while posts wait for a stream that waits for the posts.
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let (closed, other) = (gate(&context, &stream), Stream::new(&context).unwrap());
     let to = pair.word(0);
     let posted = queue.post_after(&stream, move |batch| {
@@ -298,23 +297,23 @@ fn failures_let_streams_go() {
     posted.enqueue_wait(&other).unwrap();
     drop(queue);
     other.synchronize().unwrap();
-    assert!(matches!(posted.finish(PATIENCE), Err(StreamError::Failed(_))));
+    assert!(matches!(posted.finish(TIMEOUT), Err(StreamError::Failed(_))));
     assert_eq!(pair.value(0), 0);
     open(&closed);
     stream.synchronize().unwrap();
 }
 
 #[test]
-fn what_cannot_be_had() {
+fn invalid_allocations_are_refused() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (_pair, qp, cq) = Pair::with(false);
     assert!(matches!(
-        StreamQueue::driven(&context, qp, cq),
+        StreamQueue::without_thread(&context, qp, cq),
         Err(StreamError::NotSignalled)
     ));
     let (_pair, qp, cq) = Pair::new();
-    let (queue, poster) = StreamQueue::driven(&context, qp, cq).unwrap();
+    let (queue, poster) = StreamQueue::without_thread(&context, qp, cq).unwrap();
     let stream = Stream::new(&context).unwrap();
     let posted = queue.post_after(&stream, |_| {}).unwrap();
     let late = posted.finish(Some(Duration::from_millis(5))).unwrap_err();
@@ -322,7 +321,7 @@ fn what_cannot_be_had() {
         panic!("{late}")
     };
     drop(poster);
-    assert!(posted.is_over());
+    assert!(posted.is_complete());
     assert!(matches!(queue.post_after(&stream, |_| {}), Err(StreamError::Gone)));
     assert!(matches!(queue.repeated(|_| {}), Err(StreamError::Gone)));
 }

@@ -1,6 +1,6 @@
-//! The command line of `doorbell`: what may be asked, how `--help` explains it, and which values make sense on their own.
+//! The command line of `doorbell`, with its `--help` texts.
 //!
-//! Only single values are judged here; whether they go together is for [`crate::plan`] to say.
+//! Only single values are validated here; [`crate::plan`] validates their combinations.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
-use crate::device::Place;
+use crate::device::MemoryPlace;
 use crate::html::ReportArgs;
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
@@ -31,16 +31,17 @@ Examples:
   doorbell sweep bw write -o write.json     every size, as one result;  doorbell report write.json -o report.html
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
-  doorbell devices -v                       what is here
-  doorbell diagnose                         what would make its figures wrong, and what to do
+  doorbell devices -v                       devices, GIDs and limits
+  doorbell diagnose                         conditions that distort results, with advice
   doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
-  doorbell limits                           how far this machine itself could go, and how far the device does
+  doorbell limits                           the machine's own limits, and how close the device comes
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
 
 Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
 
-/// RDMA bandwidth and latency tests, on hardware, on the kernel's software devices and on a userspace RoCEv2 device.
+/// RDMA bandwidth and latency tests, on hardware, on the kernel's software devices and on a
+/// userspace RoCEv2 device.
 #[derive(Parser, Debug)]
 #[command(name = "doorbell", version, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -54,13 +55,14 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices a test can use
     Devices(DevicesArgs),
-    /// Look for what would cast doubt on figures: frequency, NUMA, MTU, PCIe, GIDs, limits, noise; each with what to do
+    /// Check for conditions that distort results: frequency, NUMA, MTU, PCIe, GIDs, limits, noise;
+    /// each with advice
     Diagnose(DiagnoseArgs),
-    /// Show adapters, GPUs and NUMA nodes, how near they are to one another, and which GPUs NVLink joins
+    /// Show adapters, GPUs and NUMA nodes, their distances, and which GPUs NVLink connects
     Topo(TopoArgs),
     /// List the GPUs, and how each RDMA device reaches their memory, or why not
     Gpu(GpuArgs),
-    /// Measure what this machine itself allows, and how near the userspace device comes to it
+    /// Measure the machine's own limits, and how close the userspace device comes to them
     Limits(LimitsArgs),
     /// Measure bandwidth
     #[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", column_help(Kind::Bw)))]
@@ -74,24 +76,25 @@ pub(crate) enum Command {
     /// Make charts of results: a page to look at, SVG or PNG
     #[command(after_help = crate::html::EXAMPLES)]
     Report(ReportArgs),
-    /// Say what changed between two results, and whether it is more than noise
+    /// Show what changed between two results, and whether it is more than noise
     #[command(after_help = crate::compare::NOTES)]
     Compare(CompareArgs),
     /// Measure collectives: nccl-tests' options and table
     #[command(after_help = NOTES)]
     Coll(Box<CollArgs>),
-    /// Run any libibverbs program, and what it starts, on the userspace device
+    /// Run any libibverbs program, and its child processes, on the userspace device
     #[command(after_help = RUN_NOTES)]
     Run(RunArgs),
-    /// Print what a shell has to set for every libibverbs program to be on the userspace device: eval "$(doorbell env)"
+    /// Print the variables that put every libibverbs program of a shell on the userspace device:
+    /// eval "$(doorbell env)"
     Env(EnvArgs),
 }
 
 impl Command {
-    /// Whether another process of this program started this one and reports for it.
+    /// Whether another process of this program started this one and reports its failures.
     pub(crate) fn is_child(&self) -> bool {
         match self {
-            // Ranks say for themselves what is wrong.
+            // Ranks report their own failures.
             Command::Coll(_) => false,
             Command::Devices(_)
             | Command::Diagnose(_)
@@ -111,9 +114,9 @@ impl Command {
 
 const RUN_NOTES: &str = "\
 Exit status: the command's own; 127 when there is no such command, 126 when it cannot be started, 125 when doorbell itself fails, 2 bad usage.
-Signals are passed on. Programs that are linked statically or change their user cannot be served.";
+Signals are forwarded. Programs that are linked statically or change their user cannot be served.";
 
-/// What `doorbell run` takes.
+/// The arguments of `doorbell run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -128,44 +131,44 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// What `doorbell env` takes.
+/// The arguments of `doorbell env`.
 #[derive(Args, Debug)]
 pub(crate) struct EnvArgs {
-    /// Print NAME=VALUE lines, as for $GITHUB_ENV, and not commands of a shell
+    /// Print NAME=VALUE lines, as for $GITHUB_ENV, instead of shell commands
     #[arg(long)]
     pub(crate) plain: bool,
     #[command(flatten)]
     pub(crate) device: DropinArgs,
 }
 
-/// The userspace device of programs that know nothing of it.
+/// The userspace device of unmodified programs.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct DropinArgs {
-    /// Address it binds to; each one after a comma is a device more [default: 127.0.0.1]
+    /// Address it binds to; each one after a comma is another device [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) address: Vec<IpAddr>,
-    /// UDP port of the wire; both ends need the same
+    /// UDP port; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// How processes of one host reach each other: udp or local, that alone [default: local where it can be]
+    /// Link between processes of one host: udp or local only [default: local where possible]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<String>,
-    /// What to do to the packets sent, as drop=0.01,seed=7
+    /// Faults to inject into the packets sent, as drop=0.01,seed=7
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
-    /// Leave /sys/class/infiniband as it is, and with it LD_PRELOAD
+    /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD
     #[arg(long)]
     pub(crate) no_sysfs: bool,
 }
 
-/// What `doorbell devices` takes.
+/// The arguments of `doorbell devices`.
 #[derive(Args, Debug)]
 pub(crate) struct DevicesArgs {
     /// Show every GID and the device's limits
     #[arg(short, long)]
     pub(crate) verbose: bool,
-    /// Show which GPUs are nearest to each adapter
+    /// Show the nearest GPUs of each adapter
     #[arg(long)]
     pub(crate) gpu: bool,
     /// Print one JSON object
@@ -175,40 +178,41 @@ pub(crate) struct DevicesArgs {
     pub(crate) soft: SoftArgs,
 }
 
-/// What `doorbell diagnose` takes.
+/// The arguments of `doorbell diagnose`.
 #[derive(Args, Debug)]
 pub(crate) struct DiagnoseArgs {
-    /// Look at this device only, which may be a userspace one [default: each that the system has]
+    /// Check only this device, which may be a userspace one [default: all devices of the system]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// Exit with 1 if there is anything to say
+    /// Exit with 1 if there is a warning
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Say nothing of what has these codes
+    /// Ignore warnings with these codes
     #[arg(long, value_name = "CODE,…", value_delimiter = ',')]
     pub(crate) ignore: Vec<String>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print each code, with what is looked at, when it warns and what to do, and look at nothing
+    /// Print each code with its check, its condition and the advice, and check nothing
     #[arg(long, conflicts_with_all = ["device", "strict", "ignore", "json"])]
     pub(crate) codes: bool,
     #[command(flatten)]
     pub(crate) soft: SoftArgs,
 }
 
-/// What `doorbell topo` takes.
+/// The arguments of `doorbell topo`.
 #[derive(Args, Debug)]
 pub(crate) struct TopoArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Where sysfs is, or a copy of another machine's (of which NVML is not asked, unless DOORBELL_NVML_LIBRARY names one)
+    /// sysfs, or a copy of another machine's (for which NVML is not used, unless
+    /// DOORBELL_NVML_LIBRARY names one)
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub(crate) sysfs: PathBuf,
 }
 
-/// What `doorbell gpu` takes.
+/// The arguments of `doorbell gpu`.
 #[derive(Args, Debug)]
 pub(crate) struct GpuArgs {
     /// Print one JSON object
@@ -218,19 +222,19 @@ pub(crate) struct GpuArgs {
     pub(crate) soft: SoftArgs,
 }
 
-/// What `doorbell limits` takes.
+/// The arguments of `doorbell limits`.
 #[derive(Args, Debug)]
 pub(crate) struct LimitsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// How long to measure each line, in seven rounds
+    /// Duration of each line, in seven rounds
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub(crate) duration: f64,
-    /// One round, and a short look at what a device at rest uses
+    /// One round, and a short measurement of an idle device
     #[arg(short, long)]
     pub(crate) quick: bool,
-    /// Measure only these, by the names in the first column, and what they are held against
+    /// Measure only these, by the names in the first column, and the limits they are compared with
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
 }
@@ -249,7 +253,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// It as the command line has it.
+    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Operation::Write => "write",
@@ -260,7 +264,7 @@ impl Operation {
     }
 }
 
-/// Which of the two atomics.
+/// The atomic operation.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AtomicOperation {
@@ -271,24 +275,24 @@ pub(crate) enum AtomicOperation {
     CompareSwap,
 }
 
-/// What `doorbell bw` takes.
+/// The arguments of `doorbell bw`.
 #[derive(Args, Debug)]
 pub(crate) struct BwArgs {
     #[command(flatten)]
     pub(crate) test: TestArgs,
-    /// Queue pairs, driven in turn
+    /// Queue pairs, served round-robin
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) qps: u32,
-    /// Requests handed over with one doorbell
+    /// Post list: requests posted with one doorbell
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) post_list: u32,
-    /// Ask for a completion once in N requests [default: 100, or what --tx-depth allows]
+    /// CQ moderation: one signaled request in N [default: 100, or what --tx-depth allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) cq_mod: Option<u32>,
-    /// Requests in flight per queue pair [default: 128]
+    /// tx depth: requests in flight per queue pair [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) tx_depth: Option<u32>,
-    /// Receives kept posted per queue pair, for send [default: 512]
+    /// rx depth: receives posted per queue pair, for send [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub(crate) rx_depth: Option<u32>,
     /// Fail where the average of a size is below this, as 10Gb (bits), 1.2GB or 1GiB (bytes)
@@ -300,7 +304,7 @@ pub(crate) struct BwArgs {
 }
 
 impl BwArgs {
-    /// What is asked of every size.
+    /// The thresholds of the command line.
     pub(crate) fn thresholds(&self) -> Thresholds {
         Thresholds {
             min_bytes_per_s: self.min_bw,
@@ -310,7 +314,7 @@ impl BwArgs {
     }
 }
 
-/// What `doorbell lat` takes.
+/// The arguments of `doorbell lat`.
 #[derive(Args, Debug)]
 pub(crate) struct LatArgs {
     #[command(flatten)]
@@ -321,7 +325,7 @@ pub(crate) struct LatArgs {
 }
 
 impl LatArgs {
-    /// What is asked of every size.
+    /// The thresholds of the command line.
     pub(crate) fn thresholds(&self) -> Thresholds {
         Thresholds {
             max_p99: self.max_p99,
@@ -330,21 +334,24 @@ impl LatArgs {
     }
 }
 
-/// What both tests take.
+/// The arguments of both tests.
 #[derive(Args, Debug)]
+// fields: one per command line option
 pub(crate) struct TestArgs {
     /// The operation to measure
     #[arg(value_enum)]
     pub(crate) operation: Operation,
-    /// Host name or address of the machine where the same test waits with --server; without it both ends run here
+    /// Host name or address of the server, where the same test runs with --server; without it both
+    /// ends run here
     pub(crate) peer: Option<String>,
-    /// Wait for a peer, serve its test, and exit
+    /// Be the server: wait for a client, serve its test, and exit
     #[arg(long, conflicts_with = "peer")]
     pub(crate) server: bool,
     /// Serve one test after another until Ctrl-C, as sweeps need it
     #[arg(long, requires = "server")]
     pub(crate) forever: bool,
-    /// Serve the process that started this one: announce the port on stdout, live as long as stdin is open
+    /// Serve the process that started this one: announce the port on stdout, live as long as stdin
+    /// is open
     #[arg(long, hide = true, requires = "server")]
     pub(crate) child: bool,
 
@@ -354,34 +361,40 @@ pub(crate) struct TestArgs {
     /// Every power of two from 2 B to 8 MiB
     #[arg(short, long, help_heading = "Test")]
     pub(crate) all: bool,
-    /// Messages measured per size and queue pair [default: 5000 for bw write, else 1000; fewer where that would be over 4 GiB]
+    /// Iterations: messages measured per size and queue pair [default: 5000 for bw write, else
+    /// 1000; fewer where that would be over 4 GiB]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "duration", help_heading = "Test")]
     pub(crate) iterations: Option<u64>,
-    /// Run each size for a time instead of a number of messages
+    /// Run each size for a time instead of a number of iterations
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, help_heading = "Test")]
     pub(crate) duration: Option<f64>,
-    /// Messages sent before measuring starts [default: 100, at most a tenth of the iterations]
+    /// Warm-up messages before measuring starts [default: 100, at most a tenth of the iterations]
     #[arg(long, value_name = "N", help_heading = "Test")]
     pub(crate) warmup: Option<u64>,
-    /// Messages per second over all queue pairs, each started when it is due: latency counts from there, so a stall shows in every message that it held up. As 5000, 20k or 1M
+    /// Rate limit in messages per second over all queue pairs, in an open loop: latency counts from
+    /// when a message is due, so a stall shows in every message that it delays (no coordinated
+    /// omission). As 5000, 20k or 1M
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Test")]
     pub(crate) rate: Option<f64>,
-    /// Measure each size so often, each time on new queue pairs, and say how well the mean is known
+    /// Repeat each size so often, each time on new queue pairs, and print the confidence interval
+    /// of the mean
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Test")]
     pub(crate) repeat: u32,
-    /// Where time is read
+    /// Clock to measure with
     #[arg(long, value_enum, value_name = "CLOCK", default_value_t = ClockChoice::Auto, help_heading = "Test")]
     pub(crate) clock: ClockChoice,
     /// Check every byte of every message
     #[arg(long, help_heading = "Test")]
     pub(crate) verify: bool,
-    /// Copy messages up to this size into the request itself [default: 0 for bw, 220 for lat]
+    /// Inline size: messages up to this size are sent inline [default: 0 for bw, 220 for lat]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_u32, help_heading = "Test")]
     pub(crate) inline: Option<u32>,
-    /// Messages in private memory, as most programs have them, at both ends [default: in shared memory up to 64 queue pairs, which the userspace device copies faster on one host]
+    /// Messages in private memory, as in most programs, at both ends [default: in shared memory up
+    /// to 64 queue pairs, which the userspace device copies faster on one host]
     #[arg(long, help_heading = "Test")]
     pub(crate) private_memory: bool,
-    /// Messages in the memory of this GPU, or host; when both ends run here a second one, after a comma, is the other end's
+    /// Messages in the memory of this GPU, or host; when both ends run here a second one, after a
+    /// comma, is the server's
     #[arg(
         long,
         value_name = "N[,N]",
@@ -389,8 +402,8 @@ pub(crate) struct TestArgs {
         num_args = 1,
         help_heading = "Test"
     )]
-    pub(crate) gpu: Vec<Place>,
-    /// Which atomic
+    pub(crate) gpu: Vec<MemoryPlace>,
+    /// The atomic operation
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
     /// Seed of the payload, and of the faults
@@ -400,17 +413,17 @@ pub(crate) struct TestArgs {
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
-    /// Write the results as Prometheus metrics too, whole or not at all; - for stdout instead of the table
+    /// Also write the results as Prometheus metrics, atomically; - for stdout instead of the table
     #[arg(long, value_name = "FILE", conflicts_with = "server", help_heading = "Output")]
     pub(crate) prometheus: Option<PathBuf>,
-    /// Show the processor time of this end, the kernel's part with it
+    /// Show the CPU time of this end, in user mode and in the kernel
     #[arg(long, help_heading = "Output")]
     pub(crate) cpu_util: bool,
     /// No progress bar
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,
 
-    /// Address the server listens on; 0.0.0.0 or :: lets other machines in
+    /// Address the server listens on; 0.0.0.0 or :: accepts other machines
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -425,14 +438,15 @@ pub(crate) struct TestArgs {
     pub(crate) soft: SoftArgs,
 }
 
-/// How the two ends find each other, and how their queue pairs are set up.
+/// The control connection, and the attributes of the queue pairs.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectionArgs {
-    /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the first active one]
+    /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the
+    /// first active one]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// TCP port where the two ends agree on the test
+    /// TCP port of the control connection
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
     pub(crate) port: u16,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
@@ -444,34 +458,35 @@ pub(crate) struct ConnectionArgs {
     /// Local ACK timeout code: 4.096 us * 2^CODE, 0 for never
     #[arg(long, value_name = "CODE", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
     pub(crate) timeout: u8,
-    /// Retries before a queue pair gives its peer up
+    /// Retry count of the queue pairs
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) retry: u8,
 }
 
-/// The userspace device: its address, and the faults it can be asked to add.
+/// The userspace device: its address, and fault injection.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct SoftArgs {
-    /// Address it binds to; with both ends here a second one, after a comma, is the other end's [default: 127.0.0.1]
+    /// Address it binds to; with both ends here a second one, after a comma, is the server's
+    /// [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) soft_address: Vec<IpAddr>,
-    /// UDP port of the wire; both ends need the same
+    /// UDP port; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) soft_port: Option<u16>,
-    /// Fraction of the packets sent that are lost
+    /// Fraction of the packets sent that are dropped
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub(crate) drop: Option<f64>,
-    /// Fraction of the packets sent that arrive twice
+    /// Fraction of the packets sent that are duplicated
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub(crate) duplicate: Option<f64>,
-    /// Fraction of the packets sent that are overtaken by later ones
+    /// Fraction of the packets sent that are reordered
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub(crate) reorder: Option<f64>,
     /// Fraction of the packets sent in which a bit flips
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub(crate) corrupt: Option<f64>,
-    /// Time by which packets sent are held back, as 100us
+    /// Delay of the packets sent, as 100us
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) delay: Option<Duration>,
     /// Capture the packets of this end, for wireshark
@@ -498,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_are_refused() {
+    fn invalid_values_are_refused() {
         for line in [
             "doorbell",
             "doorbell bw",

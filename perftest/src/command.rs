@@ -1,4 +1,4 @@
-//! `doorbell bw` and `doorbell lat`: who runs where, and what is printed.
+//! `doorbell bw` and `doorbell lat`: the roles of the processes, and the output.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -9,23 +9,25 @@ use doorbell_gpudirect::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{SoftArgs, TestArgs};
-use crate::device::{self, Device, Gpu, PORT, Place, Reach, Side, Soft};
-use crate::diagnose::{self, Measured, Peer, Port, Sources, Subject, Watch};
+use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
+use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Port, Sources, Subject};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
-use crate::report::{self, Extra, LinkKind, Metrics, Noted, Report, Row, Settings, Table, Thresholds, Warning};
+use crate::report::{
+    self, LinkKind, Metrics, OptionalColumns, Report, ReportedWarning, Row, Settings, Table, Thresholds, Warning,
+};
 use crate::run::raw;
-use crate::run::session::{self, Event, Expected, Local};
+use crate::run::session::{self, Event, ExpectedTest, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
 
 /// How long a child waits for its parent to connect.
-const PARENT: Duration = Duration::from_secs(30);
+const PARENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs a test, in whatever role the command line gives this process.
+/// Runs a test, in the role that the command line gives this process.
 ///
 /// # Errors
 /// The test's, with its exit status.
@@ -41,20 +43,24 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
         (Some(host), false, _) => {
             let metrics = metrics(args)?;
             let interrupt = Interrupt::catch()?;
-            let device = open(args, Side::Alone, Reach::Elsewhere)?;
+            let device = open(args, Side::Single, Reach::Elsewhere)?;
             let control = connect(host, args.connection.port, &interrupt)?;
-            let peer = if control.is_here() { Peer::Here } else { Peer::Elsewhere };
-            client(plan, args, &device, &control, None, peer)?.judged(metrics, thresholds)
+            let peer = if control.is_local() {
+                Peer::Here
+            } else {
+                Peer::Elsewhere
+            };
+            client(plan, args, &device, &control, None, peer)?.with_thresholds(metrics, thresholds)
         }
         (None, false, _) => {
             let metrics = metrics(args)?;
-            both(plan, args)?.judged(metrics, thresholds)
+            both(plan, args)?.with_thresholds(metrics, thresholds)
         }
     }
 }
 
-/// Both ends here: starts the server as a process of its own.
-fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
+/// Both ends here: starts the server as a child process.
+fn both(plan: &Plan, args: &TestArgs) -> Result<FinishedTest, Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::First, Reach::Here)?;
     let server = start_server(plan.kind, args, &device, &interrupt, false)?;
@@ -63,10 +69,8 @@ fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
     client(plan, args, &device, &control, Some(server.token.clone()), peer)
 }
 
-/// Starts the process for the other end, which serves one test, or one after another as long as this one holds it.
-///
-/// # Errors
-/// As of [`Server::start`].
+/// Starts the server's process, which serves one test, or one after another as long as this process
+/// keeps it.
 pub(crate) fn start_server(
     kind: Kind,
     args: &TestArgs,
@@ -82,19 +86,17 @@ pub(crate) fn start_server(
     Server::start(arguments, interrupt)
 }
 
-/// Opens what the command line names, for this process's end.
-///
-/// # Errors
-/// As of [`device::open`].
+/// Opens the devices of the command line, for this process's end.
 pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
     let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
-    if let Some(Place::Gpu(number)) = args.gpu.first() {
+    if let Some(MemoryPlace::Gpu(number)) = args.gpu.first() {
         device.gpu = Some(Gpu::open(*number, &device.context)?);
     }
     Ok(device)
 }
 
-/// The command line of the process for the other end: the same test and device, an address and fault seed of its own.
+/// The command line of the server's process: the same test and device, with its own address and
+/// fault seed.
 fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
     let mut line: Vec<String> = Plan::command(kind, args.operation.name())
         .split(' ')
@@ -133,7 +135,7 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
     ] {
         flag(name, fraction.map(|fraction| fraction.to_string()));
     }
-    // The other end's is the second; one alone is for both.
+    // The server's is the second; a single one is for both.
     flag("gpu", args.gpu.last().map(ToString::to_string));
     flag("delay", delay.map(|delay| format!("{}ns", delay.as_nanos())));
     flag("seed", Some(args.seed.wrapping_add(1).to_string()));
@@ -141,7 +143,7 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
     line.into_iter().map(OsString::from).collect()
 }
 
-/// The client's side: runs the test and prints what comes out of it.
+/// The client: runs the test and prints its results.
 fn client(
     plan: &Plan,
     args: &TestArgs,
@@ -149,7 +151,7 @@ fn client(
     control: &Control,
     token: Option<String>,
     peer: Peer,
-) -> Result<Done, Failure> {
+) -> Result<FinishedTest, Failure> {
     let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
     report.peer = Some(control.peer().ip().to_string());
@@ -160,12 +162,12 @@ fn client(
         report.gpu = Some(GpuEnd::of(gpu));
     }
     let sources = Sources::of_this_machine();
-    let mut watch = None;
+    let mut monitor = None;
     let progress = progress(plan, args);
     let mut table = Ok(None);
     let mut printed = Ok(());
     let mut drifted = None;
-    let local = Local {
+    let local = SessionContext {
         control,
         device,
         gid_index: args.connection.gid_index,
@@ -176,20 +178,20 @@ fn client(
             report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
             let before = warnings(&sources, plan, args, device, &report, peer);
-            report.warnings = before.iter().map(Noted::from).collect();
+            report.warnings = before.iter().map(ReportedWarning::from).collect();
             progress.suspend(|| {
                 before.iter().for_each(Warning::print);
                 if !args.json && !metrics_on_stdout(args) {
-                    let extra = Extra {
+                    let extra = OptionalColumns {
                         repeats: plan.repeat > 1,
                         cpu: args.cpu_util,
                     };
                     table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
             });
-            watch = Some(Watch::begin(&sources, peer));
+            monitor = Some(NoiseMonitor::begin(&sources, peer));
         }
-        Event::Begins(bytes) => progress.set_message(show_bytes(bytes)),
+        Event::SizeStarted(bytes) => progress.set_message(show_bytes(bytes)),
         Event::Row(mut row) => {
             if let (Row::Bandwidth(row), Some(gpu), Some(peer)) = (&mut row, &device.gpu, &report.peer_gpu) {
                 row.raw_copy_bytes_per_s = raw::peer_copy(gpu, peer, row.bytes);
@@ -200,7 +202,7 @@ fn client(
             }
             report.results.push(row);
         }
-        Event::Drifted(drift) => drifted = Some(drift),
+        Event::ClockDrift(drift) => drifted = Some(drift),
     });
     progress.finish_and_clear();
     let mut found = Vec::new();
@@ -208,30 +210,30 @@ fn client(
         report.clock = Some(clock.report());
         found.push(Warning::clock_drift(drift));
     }
-    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
-        found.extend(diagnose::after(watch, &Measured::of(&report.results)));
+    if let (Some(monitor), false) = (&monitor, report.results.is_empty()) {
+        found.extend(diagnose::after(monitor, &Measured::of(&report.results)));
     }
     found.iter().for_each(Warning::print);
-    report.warnings.extend(found.iter().map(Noted::from));
+    report.warnings.extend(found.iter().map(ReportedWarning::from));
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
-    Ok(Done {
+    Ok(FinishedTest {
         report,
         outcome: outcome.and(table.map(drop)).and(printed),
     })
 }
 
 /// A test that has been run and printed.
-struct Done {
+struct FinishedTest {
     report: Report,
     outcome: Result<(), Failure>,
 }
 
-impl Done {
-    /// Writes the metrics, of what there is, and holds the figures against what was asked of them.
-    fn judged(self, metrics: Option<Metrics>, thresholds: Thresholds) -> Result<(), Failure> {
-        let Done { report, outcome } = self;
+impl FinishedTest {
+    /// Writes the metrics, of what there is, and checks the thresholds.
+    fn with_thresholds(self, metrics: Option<Metrics>, thresholds: Thresholds) -> Result<(), Failure> {
+        let FinishedTest { report, outcome } = self;
         let written = match metrics {
             Some(metrics) if outcome.is_ok() || !report.results.is_empty() => {
                 metrics.finish(&report::exposition(&report, SystemTime::now()))
@@ -264,7 +266,7 @@ fn metrics_on_stdout(args: &TestArgs) -> bool {
     args.prometheus.as_deref() == Some(std::path::Path::new("-"))
 }
 
-/// On a terminal a bar over the sizes, or just a sign of life where there is one size; nothing elsewhere.
+/// A progress bar over the sizes on a terminal, or a spinner for a single size; nothing elsewhere.
 fn progress(plan: &Plan, args: &TestArgs) -> ProgressBar {
     if args.no_progress || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -294,7 +296,7 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     };
     let verified = if plan.verify { " | verified" } else { "" };
     let pace = match (plan.rate_per_s, plan.kind) {
-        (Some(rate), _) => format!(" | {rate} messages/s by a timetable"),
+        (Some(rate), _) => format!(" | {rate} messages/s in an open loop"),
         (None, Kind::Lat) => " | closed loop".to_owned(),
         (None, Kind::Bw) => String::new(),
     };
@@ -319,7 +321,7 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     )
 }
 
-/// What the port could carry, where that is hardware: a software device's port says what an adapter's would, which is nothing that its figures could be held against.
+/// The port's line rate on hardware. A software device reports a nominal rate, which means nothing.
 pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
     let port = device.context.port(PORT).ok()?;
     (link == LinkKind::Hardware)
@@ -327,7 +329,7 @@ pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
         .flatten()
 }
 
-/// What casts doubt on the figures to come.
+/// The warnings before a test.
 pub(crate) fn warnings(
     sources: &Sources,
     plan: &Plan,
@@ -358,21 +360,21 @@ pub(crate) fn warnings(
     warnings
 }
 
-fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected<'a> {
-    Expected {
+fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> ExpectedTest<'a> {
+    ExpectedTest {
         kind,
         verb: args.operation.name(),
         token,
     }
 }
 
-/// Waits for a peer and serves its test.
+/// Waits for a client and serves its test.
 fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
-    let device = open(args, Side::Alone, Reach::Elsewhere)?;
+    let device = open(args, Side::Single, Reach::Elsewhere)?;
     let listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
-        "doorbell: {} on {} waits for a peer on {}",
+        "doorbell: {} on {} waits for a client on {}",
         Plan::command(kind, args.operation.name()),
         device.context.name(),
         listener.address()
@@ -392,7 +394,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let token = orchestrate::adopt()?;
     let interrupt = Interrupt::leave_to_parent()?;
     let ready = || {
-        let device = open(args, Side::Alone, Reach::Here)?;
+        let device = open(args, Side::Single, Reach::Here)?;
         let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), args.connection.port)?;
         Ok((device, listener))
     };
@@ -408,26 +410,27 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
         &device,
         args,
         &expected(kind, args, Some(&token)),
-        Some(PARENT),
+        Some(PARENT_TIMEOUT),
         &interrupt,
     )
 }
 
-/// Serves the first peer that is one, or, where it is asked to, one after the other: then what befalls one of them is told, and does not end it.
+/// Serves the first valid client, or with `--forever` one after the other; then the failure of a
+/// test is reported and does not end the server.
 fn serve(
     listener: &Listener,
     device: &Device,
     args: &TestArgs,
-    expected: &Expected<'_>,
+    expected: &ExpectedTest<'_>,
     within: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let mut within = within;
     loop {
         let control = listener.accept(within, interrupt)?;
-        match session::welcome(&control, expected) {
+        match session::handshake(&control, expected) {
             Ok(()) => {
-                let local = Local {
+                let local = SessionContext {
                     control: &control,
                     device,
                     gid_index: args.connection.gid_index,
@@ -436,18 +439,18 @@ fn serve(
                 if !args.forever {
                     return served;
                 }
-                // A parent may take its time between two tests, and ends this process when it has no more.
+                // A parent may pause between two tests, and ends this process when it has no more.
                 within = None;
                 match served {
                     Err(Failure::Interrupted) => return Err(Failure::Interrupted),
-                    // The process that started this one tells it.
+                    // The parent process reports it.
                     Err(_) if args.child => {}
                     Err(failure) => eprintln!("doorbell: the test of {} failed: {failure}", control.peer()),
                     Ok(()) => {}
                 }
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
-            Err(failure) => eprintln!("doorbell: turned a peer away: {failure}"),
+            Err(failure) => eprintln!("doorbell: refused a client: {failure}"),
         }
     }
 }

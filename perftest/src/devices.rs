@@ -1,4 +1,4 @@
-//! `doorbell devices`: every device a test could use, of the system and of this program.
+//! `doorbell devices`: every device that a test could use, the system's and the userspace ones.
 
 use doorbell_collectives::topology::{Device, DeviceKind, Distance, Host};
 use doorbell_verbs::{Context, DeviceError, GidType, Library, PortState};
@@ -23,7 +23,7 @@ struct Listing {
 struct Entry {
     name: String,
     link: LinkKind,
-    /// State of the first port, or why it cannot be asked.
+    /// State of the first port, or why it cannot be queried.
     state: String,
     active: bool,
     mtu_bytes: Option<u32>,
@@ -32,17 +32,17 @@ struct Entry {
     address: Option<String>,
     gids: Vec<GidLine>,
     limits: Option<Limits>,
-    /// Of a userspace device that reaches processes of this host without UDP: how payloads get there, the best first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    movers: Vec<&'static str>,
-    /// The GPUs, the nearest first; none where that was not asked for, or the device is in software.
+    /// Copy modes to other processes of this host by the shared-memory link, best first.
+    #[serde(rename = "movers", skip_serializing_if = "Vec::is_empty")]
+    copy_modes: Vec<&'static str>,
+    /// The GPUs, nearest first; none where not requested, or where the device is software.
     #[serde(skip_serializing_if = "Option::is_none")]
-    gpus: Option<Vec<Near>>,
+    gpus: Option<Vec<NearGpu>>,
 }
 
-/// A GPU, and how near it is to a device.
+/// A GPU, with its distance from a device.
 #[derive(Debug, Serialize)]
-struct Near {
+struct NearGpu {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<u32>,
@@ -66,10 +66,11 @@ struct Limits {
     atomics: bool,
 }
 
-/// Lists the devices. A library that is not there is a note, not an error.
+/// Lists the devices. A missing library is a note, not an error.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the userspace devices are asked for in a way that makes no sense; [`Failure::Test`] when stdout does not take it.
+/// [`Failure::Usage`] when the options of the userspace devices are invalid; [`Failure::Test`] when
+/// stdout cannot be written.
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let mut listing = Listing {
         tool: "doorbell",
@@ -94,14 +95,16 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
             .notes
             .push(format!("no system devices: {}", one_line(&e.to_string()))),
     }
-    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
     let library = soft.library()?;
     for name in names {
         let context = library.open(&name).map_err(|e| device::explain(&name, &e).to_string());
-        let movers = context.as_ref().map_or_else(|_| Vec::new(), |_| device::movers(&name));
+        let copy_modes = context
+            .as_ref()
+            .map_or_else(|_| Vec::new(), |_| device::copy_modes(&name));
         let entry = entry(name, LinkKind::SoftUdp, context);
-        listing.devices.push(Entry { movers, ..entry });
+        listing.devices.push(Entry { copy_modes, ..entry });
     }
     if args.gpu {
         match topo::this_host() {
@@ -124,24 +127,27 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The GPUs near an adapter of this name; none for what is on no bus.
-fn gpus(host: &Host, name: &str) -> Option<Vec<Near>> {
+/// The GPUs near an adapter of this name; none for a device on no bus.
+fn gpus(host: &Host, name: &str) -> Option<Vec<NearGpu>> {
     let is_it = |device: &&Device| device.kind == DeviceKind::Adapter && device.name == name;
     let adapter = host
         .devices
         .iter()
         .find(is_it)
         .filter(|adapter| !adapter.place.pcie_path.is_empty())?;
-    let near = host.gpus_near(&adapter.place).into_iter().map(|(gpu, distance)| Near {
-        name: gpu.name.clone(),
-        index: gpu.index,
-        distance,
-    });
+    let near = host
+        .gpus_near(&adapter.place)
+        .into_iter()
+        .map(|(gpu, distance)| NearGpu {
+            name: gpu.name.clone(),
+            index: gpu.index,
+            distance,
+        });
     Some(near.collect())
 }
 
-/// The nearest of them in a word: by the driver's numbers, or by address.
-fn nearest(gpus: &[Near]) -> Option<String> {
+/// The nearest GPUs as text: by ordinal, or by PCI address.
+fn nearest(gpus: &[NearGpu]) -> Option<String> {
     let distance = gpus.first()?.distance;
     let nearest = gpus.iter().take_while(|gpu| gpu.distance == distance);
     let names: Vec<String> = nearest
@@ -151,9 +157,9 @@ fn nearest(gpus: &[Near]) -> Option<String> {
 }
 
 fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entry {
-    let ask = |context: Context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr()));
-    let asked = context.and_then(|context| ask(context).map_err(|e: DeviceError| e.to_string()));
-    let (port, gids, attr) = match asked {
+    let query = |context: Context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr()));
+    let queried = context.and_then(|context| query(context).map_err(|e: DeviceError| e.to_string()));
+    let (port, gids, attr) = match queried {
         Ok(answers) => answers,
         Err(e) => {
             return Entry {
@@ -166,7 +172,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
                 address: None,
                 gids: Vec::new(),
                 limits: None,
-                movers: Vec::new(),
+                copy_modes: Vec::new(),
                 gpus: None,
             };
         }
@@ -196,7 +202,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             max_rd_atomic: attr.max_rd_atomic,
             atomics: attr.atomics,
         }),
-        movers: Vec::new(),
+        copy_modes: Vec::new(),
         gpus: None,
     }
 }
@@ -247,11 +253,11 @@ fn text(listing: &Listing, verbose: bool, gpu: bool) -> String {
                 .iter()
                 .map(|gid| format!("    GID {:<4} {:<40} {}", gid.index, gid.gid, gid.kind)),
         );
-        if !entry.movers.is_empty() {
+        if !entry.copy_modes.is_empty() {
             lines.push(format!(
                 "    processes of this host: link {}, payloads by {}",
                 LinkKind::SoftLocal.name(),
-                entry.movers.join(", ")
+                entry.copy_modes.join(", ")
             ));
         }
         if let Some(limits) = &entry.limits {
@@ -330,7 +336,7 @@ mod tests {
             .for_each(|(device, index)| device.index = Some(index));
         assert_eq!(near(&host), "2,3 (switch)");
         assert_eq!(gpus(&host, "mlx5_0").unwrap().len(), 3);
-        // What is in software is near no GPU, and so is what sysfs does not know.
+        // Software devices, and devices unknown to sysfs, are near no GPU.
         assert!(gpus(&host, "rxe0").is_none() && gpus(&host, "soft0").is_none());
 
         let mut listed = entry("mlx5_0".into(), LinkKind::Hardware, Err("no".into()));

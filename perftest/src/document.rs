@@ -1,7 +1,8 @@
-//! Results read back: what `--json` and `doorbell sweep` have written, judged before it is used.
+//! Reads back the results of `--json` and `doorbell sweep`.
 //!
-//! A file may come from anywhere. What is not a result is refused in one line that says why; text that came with it is made one line and kept short, and whoever shows it
-//! escapes it; a number keeps the digits it was written with beside its value.
+//! A file may come from anywhere, so it is validated: anything but a result is refused in one line
+//! with the reason; text is made one line and shortened, and the exporters escape it; a number
+//! keeps the digits it was written with beside its value.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,14 +12,14 @@ use serde_json::{Map, Value};
 
 use crate::failure::{Failure, one_line};
 
-/// A result is not longer than this.
-const LONGEST: u64 = 64 << 20;
-/// Nor has it more rows than this.
-const MOST_ROWS: usize = 200_000;
-/// Text of a result is cut here.
-const TEXT: usize = 300;
+/// Size limit of a file.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// The most rows of a result.
+const MAX_ROWS: usize = 200_000;
+/// Length limit of a text in a result.
+const MAX_TEXT: usize = 300;
 
-/// What a result's figures are of.
+/// The kind of a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// `doorbell bw`.
@@ -30,7 +31,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The figure that a row of this kind cannot be without.
+    /// The metric that every row of this kind has.
     pub(crate) fn main_metric(self) -> &'static str {
         match self {
             Kind::Bandwidth => "bw_avg_bytes_per_s",
@@ -40,7 +41,7 @@ impl Kind {
     }
 }
 
-/// What a row's figures depend on, besides the size.
+/// The parameters of a row, besides the size.
 pub(crate) const PARAMETERS: [&str; 13] = [
     "qps",
     "tx_depth",
@@ -57,28 +58,27 @@ pub(crate) const PARAMETERS: [&str; 13] = [
     "coordinated_omission",
 ];
 
-/// A number, and how it was written.
+/// A number, and the digits it was written with.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Figure {
+pub(crate) struct Metric {
     pub(crate) value: f64,
     pub(crate) text: String,
 }
 
-/// What the machine itself allows.
+/// A limit of the machine.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Limit {
     pub(crate) name: String,
-    pub(crate) figure: Figure,
-    /// Whether it is a time, in ns, and not a rate, in bytes per second.
+    pub(crate) metric: Metric,
+    /// Whether it is a time in ns; else a rate in bytes per second.
     pub(crate) is_time: bool,
 }
 
-/// A row of figures.
+/// A row of metrics.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Row {
-    /// Its place in the file.
+    /// Its index in the file.
     pub(crate) index: usize,
-    /// Message size.
     pub(crate) bytes: u64,
     fields: Map<String, Value>,
 }
@@ -95,12 +95,12 @@ pub(crate) struct Document {
     pub(crate) link: String,
     pub(crate) memory: String,
     pub(crate) peer: Option<String>,
-    pub(crate) line_rate: Option<Figure>,
+    pub(crate) line_rate: Option<Metric>,
     pub(crate) limits: Vec<Limit>,
     pub(crate) warnings: Vec<String>,
-    /// What was asked, as words.
+    /// The test parameters, as text.
     pub(crate) settings: Vec<(String, String)>,
-    /// What could not be measured, and why, as words.
+    /// The points that could not be measured, with the reason, as text.
     pub(crate) skipped: Vec<String>,
     pub(crate) rows: Vec<Row>,
 }
@@ -114,7 +114,7 @@ impl Document {
         let name = one_line(&path.display().to_string());
         let mut bytes = Vec::new();
         File::open(path)
-            .and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes))
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
             .map_err(|e| Failure::test(format!("cannot read {name}: {e}")))?;
         let file = path
             .file_name()
@@ -124,8 +124,8 @@ impl Document {
     }
 
     fn parse(file: String, bytes: &[u8]) -> Result<Document, String> {
-        if bytes.len() as u64 > LONGEST {
-            return Err(format!("it is longer than {} MiB", LONGEST >> 20));
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20));
         }
         let value: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let Value::Object(top) = value else {
@@ -136,7 +136,7 @@ impl Document {
         }
         let test = text(&top, "test")?;
         let link = match (text(&top, "link"), test.as_str()) {
-            (Err(_), "limits") => return Err("it is of doorbell limits, which have no charts".into()),
+            (Err(_), "limits") => return Err("it is of doorbell limits, which has no charts".into()),
             (link, _) => link?,
         };
         if !["hardware", "kernel-soft", "soft-udp", "soft-local"].contains(&link.as_str()) {
@@ -146,8 +146,8 @@ impl Document {
             .get("results")
             .and_then(Value::as_array)
             .ok_or("\"results\" is not an array")?;
-        if rows.len() > MOST_ROWS {
-            return Err(format!("it has more than {MOST_ROWS} rows"));
+        if rows.len() > MAX_ROWS {
+            return Err(format!("it has more than {MAX_ROWS} rows"));
         }
         let first = rows.first().ok_or("it has no rows")?;
         let kind = [Kind::Bandwidth, Kind::Latency, Kind::Collective]
@@ -165,15 +165,18 @@ impl Document {
             device: text(&top, "device")?,
             memory: text(&top, "memory")?,
             peer: top.contains_key("peer").then(|| text(&top, "peer")).transpose()?,
-            line_rate: top.get("line_rate_bytes_per_s").map(figure).transpose()?,
+            line_rate: top.get("line_rate_bytes_per_s").map(metric).transpose()?,
             limits: list(&top, "limits", limit)?.into_iter().flatten().collect(),
             warnings: list(&top, "warnings", |warning| text(object(warning)?, "message"))?,
             settings: match top.get("settings").or(top.get("sweep")) {
                 None => Vec::new(),
-                Some(settings) => object(settings)?.iter().map(|(k, v)| (text_of(k), words(v))).collect(),
+                Some(settings) => object(settings)?
+                    .iter()
+                    .map(|(k, v)| (text_of(k), to_text(v)))
+                    .collect(),
             },
             skipped: list(&top, "skipped", |point| {
-                Ok(words(&Value::Object(object(point)?.clone())))
+                Ok(to_text(&Value::Object(object(point)?.clone())))
             })?,
             rows,
             file,
@@ -182,13 +185,13 @@ impl Document {
         })
     }
 
-    /// Whether the figures are of something that is no RDMA adapter.
+    /// Whether the link is not hardware.
     pub(crate) fn is_software(&self) -> bool {
         self.link != "hardware"
     }
 
-    /// What carries its packets, in words.
-    pub(crate) fn link_in_words(&self) -> &'static str {
+    /// What carries the packets, as text.
+    pub(crate) fn link_description(&self) -> &'static str {
         match self.link.as_str() {
             "hardware" => "an RDMA adapter",
             "kernel-soft" => "a software device of the kernel",
@@ -212,7 +215,7 @@ impl Row {
         };
         row.number(kind.main_metric())?
             .ok_or_else(|| format!("\"{}\" is missing", kind.main_metric()))?;
-        // All that anyone may ask of it later is looked at now.
+        // Validates every metric now, so that later accesses cannot fail.
         for key in row.fields.keys() {
             if key == "lat_cdf" {
                 row.read_cdf()?;
@@ -225,31 +228,31 @@ impl Row {
         Ok(row)
     }
 
-    /// A figure, where it has it.
-    fn number(&self, key: &str) -> Result<Option<Figure>, String> {
+    /// A metric, if the row has it.
+    fn number(&self, key: &str) -> Result<Option<Metric>, String> {
         self.fields
             .get(key)
             .filter(|value| !value.is_null())
-            .map(|value| figure(value).map_err(|reason| format!("\"{key}\" {reason}")))
+            .map(|value| metric(value).map_err(|reason| format!("\"{key}\" {reason}")))
             .transpose()
     }
 
-    /// A figure, where it has it.
-    pub(crate) fn figure(&self, key: &str) -> Option<Figure> {
+    /// A metric, if the row has it.
+    pub(crate) fn metric(&self, key: &str) -> Option<Metric> {
         self.number(key).ok().flatten()
     }
 
-    /// What a figure depends on, as text.
+    /// A parameter, as text.
     pub(crate) fn parameter(&self, key: &str) -> Option<String> {
-        self.fields.get(key).map(words)
+        self.fields.get(key).map(to_text)
     }
 
-    /// The same as a number.
+    /// A parameter, as a number.
     pub(crate) fn parameter_number(&self, key: &str) -> Option<f64> {
         self.fields.get(key).and_then(Value::as_f64)
     }
 
-    /// One figure per repeat.
+    /// A metric's value in each repeat.
     pub(crate) fn samples(&self, key: &str) -> Vec<f64> {
         self.read_samples(key).unwrap_or_default()
     }
@@ -259,17 +262,17 @@ impl Row {
             return Ok(Vec::new());
         };
         let samples = value.as_array().ok_or_else(|| format!("\"{key}\" is not an array"))?;
-        let each = samples.iter().map(|sample| figure(sample).map(|figure| figure.value));
+        let each = samples.iter().map(|sample| metric(sample).map(|metric| metric.value));
         each.collect::<Result<_, _>>()
             .map_err(|reason| format!("\"{key}\" {reason}"))
     }
 
-    /// The distribution of latencies: which fraction took at most so many ns.
-    pub(crate) fn cdf(&self) -> Vec<(Figure, Figure)> {
+    /// The distribution of latencies: fractions, and the ns that they did not exceed.
+    pub(crate) fn cdf(&self) -> Vec<(Metric, Metric)> {
         self.read_cdf().unwrap_or_default()
     }
 
-    fn read_cdf(&self) -> Result<Vec<(Figure, Figure)>, String> {
+    fn read_cdf(&self) -> Result<Vec<(Metric, Metric)>, String> {
         let wrong = || "\"lat_cdf\" is not pairs of a fraction and a time, both rising".to_owned();
         let Some(value) = self.fields.get("lat_cdf") else {
             return Ok(Vec::new());
@@ -278,7 +281,7 @@ impl Row {
         let points = pairs
             .iter()
             .map(|pair| match pair.as_array().map(Vec::as_slice) {
-                Some([fraction, ns]) => Ok((figure(fraction)?, figure(ns)?)),
+                Some([fraction, ns]) => Ok((metric(fraction)?, metric(ns)?)),
                 _ => Err(wrong()),
             })
             .collect::<Result<Vec<_>, String>>()
@@ -292,7 +295,7 @@ impl Row {
     }
 }
 
-/// Whether a row's field of this name is a figure.
+/// Whether a row's field of this name is a metric.
 fn is_metric(key: &str) -> bool {
     [
         "bw_", "msg_rate", "lat_", "busbw_", "algbw_", "time_us", "cpu_", "raw_copy",
@@ -325,11 +328,11 @@ fn list<T>(from: &Map<String, Value>, key: &str, read: impl Fn(&Value) -> Result
     }
 }
 
-/// JSON itself knows no NaN, and the parser refuses what no double can hold.
-fn figure(value: &Value) -> Result<Figure, String> {
+/// JSON has no NaN, and the parser refuses numbers that do not fit in a double.
+fn metric(value: &Value) -> Result<Metric, String> {
     match value {
         Value::Number(number) => match number.as_f64() {
-            Some(value) if value.is_finite() && value >= 0.0 => Ok(Figure {
+            Some(value) if value.is_finite() && value >= 0.0 => Ok(Metric {
                 value,
                 text: number.to_string(),
             }),
@@ -339,7 +342,7 @@ fn figure(value: &Value) -> Result<Figure, String> {
     }
 }
 
-/// A rate in bytes per second or a time; of other limits nothing can be drawn.
+/// A rate in bytes per second or a time; other limits cannot be drawn.
 fn limit(value: &Value) -> Result<Option<Limit>, String> {
     let fields = object(value)?;
     let name = text(fields, "name")?;
@@ -350,36 +353,36 @@ fn limit(value: &Value) -> Result<Option<Limit>, String> {
         .map(|(value, is_time)| {
             Ok(Limit {
                 name,
-                figure: figure(value)?,
+                metric: metric(value)?,
                 is_time,
             })
         })
         .transpose()
 }
 
-/// Text of a result, one line, not long, and with nothing in it that turns the direction of what follows.
+/// Text of a result: one line, shortened, without characters that change the text direction.
 fn text_of(text: &str) -> String {
     let turns = |c: &char| !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let mut short: String = one_line(text).chars().filter(turns).take(TEXT).collect();
-    if text.chars().count() > TEXT {
+    let mut short: String = one_line(text).chars().filter(turns).take(MAX_TEXT).collect();
+    if text.chars().count() > MAX_TEXT {
         short.push('…');
     }
     short
 }
 
-/// A value as it is read by people: text without its quotes, an object as `name value, …`.
-fn words(value: &Value) -> String {
+/// A value as text: strings without quotes, an object as `name value, …`.
+fn to_text(value: &Value) -> String {
     match value {
         Value::String(text) => text_of(text),
         Value::Object(fields) => {
-            let words: Vec<_> = fields
+            let to_text: Vec<_> = fields
                 .iter()
-                .map(|(key, value)| format!("{} {}", text_of(key), words(value)))
+                .map(|(key, value)| format!("{} {}", text_of(key), to_text(value)))
                 .collect();
-            text_of(&words.join(", "))
+            text_of(&to_text.join(", "))
         }
         Value::Array(items) => {
-            let items: Vec<_> = items.iter().take(100).map(words).collect();
+            let items: Vec<_> = items.iter().take(100).map(to_text).collect();
             text_of(&items.join(", "))
         }
         other => text_of(&other.to_string()),
@@ -390,7 +393,7 @@ fn words(value: &Value) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// A document of rows, for tests of what is made of it.
+    /// A document of rows, for tests.
     pub(crate) fn document(file: &str, link: &str, rows: &str) -> Document {
         let text = format!(
             r#"{{"tool":"doorbell","version":"0.1.0","test":"write_bw","device":"soft0","link":"{link}","memory":"host","results":[{rows}]}}"#
@@ -399,7 +402,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_to_the_digit() {
+    fn values_are_read_back_to_the_digit() {
         let document = document(
             "x.json",
             "soft-udp",
@@ -410,15 +413,15 @@ pub(crate) mod tests {
             (document.kind, document.is_software(), row.bytes),
             (Kind::Bandwidth, true, 64)
         );
-        assert_eq!(row.figure("bw_avg_bytes_per_s").unwrap().text, "128.25");
-        assert_eq!(row.figure("msg_rate_per_s").unwrap().value, 1e22);
+        assert_eq!(row.metric("bw_avg_bytes_per_s").unwrap().text, "128.25");
+        assert_eq!(row.metric("msg_rate_per_s").unwrap().value, 1e22);
         assert_eq!(row.parameter("qps").as_deref(), Some("8"));
         assert_eq!(row.samples("bw_samples_bytes_per_s"), [1.0, 2.0]);
-        assert_eq!(row.figure("bw_peak_bytes_per_s"), None);
+        assert_eq!(row.metric("bw_peak_bytes_per_s"), None);
     }
 
     #[test]
-    fn what_is_no_result_is_refused_with_the_reason() {
+    fn invalid_results_are_refused_with_the_reason() {
         let good = r#"{"tool":"doorbell","version":"1","test":"write_lat","device":"d","link":"hardware","memory":"host","results":[{"bytes":2,"lat_p50_ns":5,"lat_cdf":[[0.5,4],[1.0,5]]}]}"#;
         assert!(Document::parse("f".into(), good.as_bytes()).is_ok());
         for (from, to, says) in [
@@ -452,6 +455,6 @@ pub(crate) mod tests {
     #[test]
     fn text_is_one_line_and_short() {
         assert_eq!(text_of("a\nb\u{202e}c"), "a bc");
-        assert_eq!(text_of(&"x".repeat(1000)).chars().count(), TEXT + 1);
+        assert_eq!(text_of(&"x".repeat(1000)).chars().count(), MAX_TEXT + 1);
     }
 }

@@ -1,33 +1,35 @@
-//! Why a command ended early, and the exit status that goes with it.
+//! Errors of the command, with their exit status.
 //!
-//! Every error of the command ends here as one line a person can act on. The exit statuses are part of the command's contract: 0 done,
-//! 1 the test failed, 2 bad usage; 130 is what shells expect of a program that Ctrl-C ended.
+//! Every error ends here as one line with advice. The exit statuses are part of the command's
+//! contract: 0 done, 1 the test failed, 2 bad usage; 130 is the convention for Ctrl-C.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-/// Why a command could not do, or finish, what it was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The request itself cannot be met: a value out of range, flags that contradict each other, a device that is not there. Exit status 2.
+    /// The request is invalid: a value out of range, contradicting options, an unknown device. Exit
+    /// status 2.
     #[error("{0}")]
     Usage(String),
-    /// The test ran, or tried to, and failed: peer lost, wrong data, an address in use. Exit status 1.
+    /// The test failed: peer lost, wrong data, an address in use. Exit status 1.
     #[error("{0}")]
     Test(String),
-    /// A device, or the system, refused what a test needs, before anything was measured. Exit status 1.
+    /// A device, or the system, refused what a test needs, before anything was measured. Exit
+    /// status 1.
     #[error("{0}")]
     Refused(String),
-    /// The connection to the other end broke, or the other end fell silent. Exit status 1.
+    /// The connection to the peer broke, or the peer stopped sending. Exit status 1.
     #[error("peer {control} lost: {reason}")]
     Lost {
-        /// The other end of the connection.
+        /// The peer's address.
         control: SocketAddr,
         /// What happened to it.
         reason: String,
     },
-    /// A command could not be run: exit status 127 when there is no such command, 126 when it cannot be started, 125 when this program failed before it tried, as
-    /// env(1) has them.
+    /// A command could not be run. Exit statuses as in env(1): 127 when there is no such command,
+    /// 126 when it cannot be started, 125 when this program failed before.
     #[error("{0}")]
     NotRun(String, u8),
     /// Ctrl-C. Exit status 130.
@@ -41,12 +43,12 @@ impl Failure {
         Failure::Test(message.into())
     }
 
-    /// Bad usage, in one line with what to do about it.
+    /// Bad usage, in one line with advice.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Failure::Usage(message.into())
     }
 
-    /// The same, of what went wrong before anything was measured.
+    /// Turns a test failure into one before the measurement.
     pub(crate) fn before_measuring(self) -> Self {
         match self {
             Failure::Test(reason) => Failure::Refused(reason),
@@ -54,7 +56,7 @@ impl Failure {
         }
     }
 
-    /// The exit status of a command that ended so.
+    /// The exit status.
     pub(crate) fn status(&self) -> u8 {
         match self {
             Failure::Test(_) | Failure::Refused(_) | Failure::Lost { .. } => 1,
@@ -64,13 +66,14 @@ impl Failure {
         }
     }
 
-    /// [`Failure::status`] in the type `main` returns.
+    /// [`Failure::status`] as an `ExitCode`.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.status())
     }
 }
 
-/// Makes one line of a message that another program or library wrote: control characters, line breaks among them, become spaces.
+/// Makes one line of a message of another program or library: control characters, such as line
+/// breaks, become spaces.
 pub(crate) fn one_line(message: &str) -> String {
     message
         .trim()

@@ -1,4 +1,5 @@
-//! `doorbell gpu`: the GPUs of this process, and for each adapter and GPU which paths there are between them, and why not the others.
+//! `doorbell gpu`: the GPUs of this process, and for each adapter and GPU the paths between them,
+//! and why others are not available.
 
 use std::fmt::Write;
 
@@ -21,7 +22,7 @@ struct Listing {
     gpus: Vec<Entry>,
     /// Each device with each GPU.
     paths: Vec<Pair>,
-    /// What could not be looked at, and why.
+    /// What could not be checked, and why.
     notes: Vec<String>,
 }
 
@@ -33,20 +34,20 @@ struct Entry {
     pci: String,
     memory_bytes: usize,
     compute_capability: String,
-    /// How it reaches the others.
-    peers: Vec<Reach>,
-    /// For whom writes of adapters are in order without a flush: nobody, owner, all-devices.
+    /// Its links to the other GPUs.
+    peers: Vec<PeerReach>,
+    /// Which devices see an adapter's writes in order without a flush: nobody, owner, all-devices.
     writes_ordering: &'static str,
-    /// What is done so that its kernels see what an adapter has written.
+    /// How its kernels are made to see what an adapter has written.
     flush: String,
-    /// Whether the processor can map its memory, for copies of few bytes.
+    /// Whether the CPU can map its memory, for small copies.
     small_copies: bool,
-    /// Each way of doing that which there is not, and why.
-    small_copies_refused: Vec<Why>,
+    /// The methods of small copies that are not available, and why.
+    small_copies_refused: Vec<Reason>,
 }
 
 #[derive(Debug, Serialize)]
-struct Reach {
+struct PeerReach {
     gpu: usize,
     /// `nvlink`, `pcie`, or `none`.
     link: &'static str,
@@ -59,11 +60,11 @@ struct Pair {
     gpu: usize,
     /// The best path that works.
     best: Option<&'static str>,
-    paths: Vec<Tried>,
+    paths: Vec<PathStatus>,
 }
 
 #[derive(Debug, Serialize)]
-struct Tried {
+struct PathStatus {
     path: &'static str,
     works: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,17 +72,18 @@ struct Tried {
 }
 
 #[derive(Debug, Serialize)]
-struct Why {
+struct Reason {
     way: &'static str,
     why: String,
 }
 
-/// Lists the GPUs and the paths. That there is no GPU, or no library of adapters, is a note, not an error.
+/// Lists the GPUs and the paths. A missing GPU or RDMA library is a note, not an error.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the userspace devices are asked for in a way that makes no sense; [`Failure::Test`] when a GPU cannot be used, or stdout does not take the list.
+/// [`Failure::Usage`] when the options of the userspace devices are invalid; [`Failure::Test`] when
+/// a GPU cannot be used, or stdout cannot be written.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
-    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     let mut listing = Listing {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
@@ -94,7 +96,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
         Ok(driver) => {
             let version = driver.version();
             listing.cuda = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
-            look(driver, soft, &mut listing)?;
+            query(driver, soft, &mut listing)?;
         }
         Err(absent) => listing.notes.push(one_line(&absent.to_string())),
     }
@@ -110,7 +112,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn look(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
+fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
     let failed = |e: doorbell_cuda::Error| Failure::test(one_line(&e.to_string()));
     let devices = driver.devices().map_err(failed)?;
     let adapters = adapters(soft, &mut listing.notes)?;
@@ -169,7 +171,7 @@ fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
                 Some(_) => "pcie",
                 None => "none",
             };
-            Ok(Reach {
+            Ok(PeerReach {
                 gpu: other.ordinal(),
                 link,
             })
@@ -197,7 +199,7 @@ fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
         small_copies: refused.is_empty(),
         small_copies_refused: refused
             .into_iter()
-            .map(|(way, why)| Why {
+            .map(|(way, why)| Reason {
                 way,
                 why: one_line(&why),
             })
@@ -214,7 +216,7 @@ fn pair(adapter: &Context, link: LinkKind, gpu: Device, survey: Survey) -> Pair 
         paths: survey
             .paths
             .into_iter()
-            .map(|(path, outcome)| Tried {
+            .map(|(path, outcome)| PathStatus {
                 path: path.name(),
                 works: outcome.is_ok(),
                 why: outcome.err().map(|why| one_line(&why.to_string())),

@@ -1,4 +1,5 @@
-//! Ctrl-C and SIGTERM as a flag that loops look at, so a test stops cleanly, prints what it has and exits 130.
+//! Ctrl-C and SIGTERM as a flag that loops poll, so that a test stops cleanly, prints its results
+//! and exits with 130.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +8,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 
-/// Whether the user asked to stop.
+/// Whether the user has requested a stop.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Catches SIGINT and SIGTERM. A second one ends the process at once, so a test that does not look can still be stopped.
+    /// Catches SIGINT and SIGTERM. A second signal ends the process at once, for tests that do not
+    /// poll.
     ///
     /// # Errors
     /// [`Failure::Test`] when the signals cannot be caught.
@@ -26,7 +28,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Ignores SIGINT: for a process whose parent shares its terminal and ends it when the time comes.
+    /// Ignores SIGINT, for a child process that shares the terminal with its parent, which ends it.
     ///
     /// # Errors
     /// [`Failure::Test`] when the signal cannot be caught.
@@ -36,12 +38,12 @@ impl Interrupt {
         Ok(Interrupt::default())
     }
 
-    /// Asks to stop, as the user does: for a process that its parent tells of it.
+    /// Requests a stop, in a child process on behalf of its parent.
     pub(crate) fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the user asked to stop.
+    /// Whether a stop was requested.
     #[inline]
     pub(crate) fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)

@@ -1,9 +1,12 @@
-//! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the machine's own limits.
+//! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the
+//! machine's own limits.
 //!
-//! `cli` says what may be asked, `plan` what a test does, `command` who runs where; `exchange` is how two ends agree, `orchestrate` how one
-//! machine has both; `run` measures, `stats` computes, `report` prints. `diagnose` finds what casts doubt on figures. `sweep` runs many tests; `document` reads
-//! results back, for `html`, which is `doorbell report` and draws with `chart`, and for `compare`. `classic` is `ib_write_bw` and its like, by whose names the command may be called. `coll` is
-//! `doorbell coll`. `dropin` is `doorbell run` and `doorbell env`.
+//! `cli` is the command line, `plan` the test parameters, `command` runs `bw` and `lat`; `exchange`
+//! is the control connection, `orchestrate` runs both ends on one machine; `run` measures, `stats`
+//! computes, `report` exports. `diagnose` finds conditions that distort results. `sweep` runs many
+//! tests; `document` reads results back, for `html` (`doorbell report`, which draws with `chart`)
+//! and for `compare`. `classic` is `ib_write_bw` and the other tools of perftest, selected by
+//! argv[0]. `coll` is `doorbell coll`, `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -48,7 +51,10 @@ use crate::failure::Failure;
 use crate::plan::Plan;
 
 fn main() -> ExitCode {
-    if let Some(tool) = env::args_os().next().and_then(|name| Tool::called(Path::new(&name))) {
+    if let Some(tool) = env::args_os()
+        .next()
+        .and_then(|name| Tool::from_program_name(Path::new(&name)))
+    {
         log();
         return classic::main(tool);
     }
@@ -83,7 +89,8 @@ fn run(command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// Warnings of the libraries go to stderr. Why a userspace device does not open is the command's own message, so that it is told once.
+/// Warnings of the libraries go to stderr. Open errors of a userspace device are reported by the
+/// command itself, so that they appear once.
 fn log() {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

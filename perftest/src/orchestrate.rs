@@ -1,9 +1,10 @@
-//! Both ends of a test on this machine: a second process of this program serves the first.
+//! Both ends of a test on this machine: a child process of this program is the server.
 //!
-//! Two processes, because that is what RDMA is for and what a figure has to stand for. The parent starts the child with pipes on its stdin
-//! and stdout. Through the first it hands over a token that a client has to show, so nobody else on the machine gets in; the pipe then stays
-//! open as long as the parent lives, and the child ends when it closes, however the parent died. Through the second the child announces,
-//! as one line of JSON, the TCP port where it waits, or why it cannot.
+//! Two processes, as in real use of RDMA. The parent starts the child with pipes on its stdin and
+//! stdout. On stdin it sends a token that a client must present, so no other process of the machine
+//! can connect; the pipe stays open as long as the parent lives, and the child ends when it closes.
+//! On stdout the child announces, as one line of JSON, the TCP port where it listens, or why it
+//! cannot.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,41 +19,41 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// How long the child may take until it waits for its client.
-const START: Duration = Duration::from_secs(30);
-/// How long the child may take to end by itself after the test.
-const END: Duration = Duration::from_secs(2);
-/// A line between the two is not longer than this.
-const LINE: u64 = 4096;
+/// Time limit for the child to start listening.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for the child to exit by itself after the test.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Length limit of a line between the two.
+const MAX_LINE: u64 = 4096;
 
-/// What the child says first.
+/// The child's first message.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Announcement {
-    /// It waits on this TCP port.
+    /// It listens on this TCP port.
     Port(u16),
-    /// It cannot serve: why, and the exit status that goes with it.
+    /// It cannot serve: the reason, and the exit status.
     Failed(String, u8),
 }
 
-/// The process that serves this one. Dropping it ends it.
+/// The server's process. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
-    /// Closing it tells the child to end.
-    life_line: Option<ChildStdin>,
-    /// Where it waits.
+    /// Closing it makes the child end.
+    stdin_pipe: Option<ChildStdin>,
+    /// Its TCP port.
     pub(crate) port: u16,
-    /// What it wants to be shown.
+    /// The token that it expects.
     pub(crate) token: String,
 }
 
 impl Server {
-    /// Starts this program again with these arguments and waits until it is ready.
+    /// Starts this program again with these arguments and waits until it listens.
     ///
     /// # Errors
-    /// The child's own failure when it announced one; [`Failure::Test`] when it could not be started or said nothing in time;
-    /// [`Failure::Interrupted`].
+    /// The child's own failure when it announced one; [`Failure::Test`] when it could not be
+    /// started or announced nothing in time; [`Failure::Interrupted`].
     pub(crate) fn start(arguments: Vec<OsString>, interrupt: &Interrupt) -> Result<Server, Failure> {
         let cannot = |e: io::Error| Failure::test(format!("cannot start a second process for the other end: {e}"));
         let token = token().map_err(cannot)?;
@@ -66,27 +67,29 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(cannot)?;
-        let (life_line, stdout) = (child.stdin.take(), child.stdout.take());
+        let (stdin_pipe, stdout) = (child.stdin.take(), child.stdout.take());
         let mut server = Server {
             child,
-            life_line,
+            stdin_pipe,
             port: 0,
             token,
         };
-        if let Some(life_line) = &mut server.life_line {
-            writeln!(life_line, "{}", server.token).map_err(cannot)?;
+        if let Some(stdin_pipe) = &mut server.stdin_pipe {
+            writeln!(stdin_pipe, "{}", server.token).map_err(cannot)?;
         }
         let (sender, receiver) = sync_channel(1);
         thread::Builder::new()
             .name("announcement".into())
             .spawn(move || {
                 let mut line = String::new();
-                let got = stdout.map_or(Ok(0), |stdout| BufReader::new(stdout.take(LINE)).read_line(&mut line));
-                // The receiver is gone when it has stopped waiting: then nobody wants to know.
+                let got = stdout.map_or(Ok(0), |stdout| {
+                    BufReader::new(stdout.take(MAX_LINE)).read_line(&mut line)
+                });
+                // Fails if the receiver has timed out: then the announcement is not needed.
                 let _ = sender.send(got.map(|_| line));
             })
             .map_err(cannot)?;
-        let deadline = Instant::now() + START;
+        let deadline = Instant::now() + START_TIMEOUT;
         let line = loop {
             match receiver.recv_timeout(Duration::from_millis(50)) {
                 Ok(got) => break got.map_err(cannot)?,
@@ -106,14 +109,13 @@ impl Server {
         }
     }
 
-    /// The process's id.
     pub(crate) fn process(&self) -> u32 {
         self.child.id()
     }
 
     fn end(&mut self) -> io::Result<()> {
-        drop(self.life_line.take());
-        let deadline = Instant::now() + END;
+        drop(self.stdin_pipe.take());
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         while Instant::now() < deadline {
             if self.child.try_wait()?.is_some() {
                 return Ok(());
@@ -133,14 +135,14 @@ impl Drop for Server {
     }
 }
 
-/// 128 bits that another user of this machine cannot guess, in hexadecimal.
+/// 128 random bits, in hexadecimal.
 fn token() -> io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The child's side: reads the token, then watches the life line, and ends the process when the parent is gone.
+/// The child's side: reads the token, then watches stdin and exits when the parent is gone.
 ///
 /// # Errors
 /// [`Failure::Test`] when there is no parent at the other end of stdin.
@@ -148,15 +150,12 @@ pub(crate) fn adopt() -> Result<String, Failure> {
     adopt_until(Interrupt::default())
 }
 
-/// As [`adopt`], for a child that its parent may ask to stop before it ends it: by writing anything.
-///
-/// # Errors
-/// As of [`adopt`].
-pub(crate) fn adopt_until(asked: Interrupt) -> Result<String, Failure> {
+/// As [`adopt`], for a child that its parent may request to stop, by writing to stdin.
+pub(crate) fn adopt_until(stop: Interrupt) -> Result<String, Failure> {
     let orphan = || Failure::usage("--child is for doorbell itself: use --server");
     let mut line = String::new();
     let mut stdin = BufReader::new(io::stdin());
-    (&mut stdin).take(LINE).read_line(&mut line).map_err(|_| orphan())?;
+    (&mut stdin).take(MAX_LINE).read_line(&mut line).map_err(|_| orphan())?;
     let token = line.trim_end();
     if token.is_empty() {
         return Err(orphan());
@@ -164,9 +163,9 @@ pub(crate) fn adopt_until(asked: Interrupt) -> Result<String, Failure> {
     thread::Builder::new()
         .name("life line".into())
         .spawn(move || {
-            // Ends with the pipe. An error means as much.
+            // Ends with the pipe, or with an error.
             while matches!(stdin.fill_buf(), Ok(said) if !said.is_empty()) {
-                asked.request();
+                stop.request();
                 let said = stdin.buffer().len();
                 stdin.consume(said);
             }
@@ -176,12 +175,12 @@ pub(crate) fn adopt_until(asked: Interrupt) -> Result<String, Failure> {
     Ok(token.to_owned())
 }
 
-/// The child's side: tells the parent how it stands.
+/// The child's side: sends its announcement to the parent.
 ///
 /// # Errors
 /// [`Failure::Test`] when the parent is gone.
 pub(crate) fn announce(announcement: &Announcement) -> Result<(), Failure> {
-    let gone = |e: io::Error| Failure::test(format!("cannot tell the parent process: {e}"));
+    let gone = |e: io::Error| Failure::test(format!("cannot write to the parent process: {e}"));
     let text = serde_json::to_string(announcement).map_err(|e| gone(e.into()))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(gone)

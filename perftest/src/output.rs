@@ -1,6 +1,8 @@
-//! A file that is there whole or not at all, whatever happens meanwhile: it is written beside its place, and put there when it is finished.
+//! An output file that is written atomically: into a temporary file beside it, which is renamed
+//! when it is complete.
 //!
-//! Links are followed: what they point to is replaced. What is no file (a pipe, a terminal, `/dev/null`) is written to as it is.
+//! Symbolic links are followed: their target is replaced. Pipes, terminals and `/dev/null` are
+//! written directly.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -11,82 +13,77 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::failure::{Failure, one_line};
 
-/// A file to be. Unless it is [finished](Output::finish) nothing is left of it.
+/// An output that is not written yet. Unless it is [finished](Output::finish), nothing is left of
+/// it.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// What the user calls it.
+    /// The path that the user gave.
     path: PathBuf,
-    place: Place,
+    destination: Destination,
 }
 
 #[derive(Debug)]
-enum Place {
-    /// Beside a file, to be put in its place.
-    Beside { file: NamedTempFile, place: PathBuf },
-    /// What is no file.
-    There(fs::File),
+enum Destination {
+    /// A temporary file, and the path to rename it to.
+    TempFile { file: NamedTempFile, destination: PathBuf },
+    /// Not a regular file.
+    Direct(fs::File),
 }
 
 impl Output {
-    /// Begins one: early, so that nobody measures for an hour to learn that there is no such folder.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file.
+    /// Creates the temporary file: before the measurement, so that a missing folder is reported at
+    /// once.
     pub(crate) fn begin(path: &Path) -> Result<Output, Failure> {
-        match place(path) {
-            Ok(place) => Ok(Output {
+        match destination(path) {
+            Ok(destination) => Ok(Output {
                 path: path.to_owned(),
-                place,
+                destination,
             }),
             Err(e) => Err(cannot(path, &e)),
         }
     }
 
-    /// Writes it, and puts it in its place.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file; what was there before is there still.
+    /// Writes it and renames it.
     pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
-        finish(self.place, bytes).map_err(|e| cannot(&self.path, &e))
+        finish(self.destination, bytes).map_err(|e| cannot(&self.path, &e))
     }
 
-    /// Writes a file at once.
-    ///
-    /// # Errors
-    /// As of [`begin`](Output::begin) and [`finish`](Output::finish).
+    /// Creates and writes a file.
     pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         Output::begin(path)?.finish(bytes)
     }
 }
 
-fn place(path: &Path) -> io::Result<Place> {
-    let place = match fs::metadata(path) {
-        Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Ok(there) if !there.is_file() => return OpenOptions::new().write(true).open(path).map(Place::There),
-        // Renaming replaces a link, and not what it points to.
+fn destination(path: &Path) -> io::Result<Destination> {
+    let destination = match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(metadata) if !metadata.is_file() => {
+            return OpenOptions::new().write(true).open(path).map(Destination::Direct);
+        }
+        // A rename replaces a symbolic link, not its target.
         Ok(_) => fs::canonicalize(path)?,
         Err(_) => path.to_owned(),
     };
-    let folder = match place.parent() {
+    let folder = match destination.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
     let file = Builder::new()
         .prefix(".doorbell-")
-        // As of any new file, less what the umask takes: a collector of metrics is another user.
+        // The mode of any new file, less the umask: a collector of metrics runs as another user.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder)?;
-    Ok(Place::Beside { file, place })
+    Ok(Destination::TempFile { file, destination })
 }
 
-fn finish(place: Place, bytes: &[u8]) -> io::Result<()> {
-    match place {
-        Place::Beside { mut file, place } => {
+fn finish(destination: Destination, bytes: &[u8]) -> io::Result<()> {
+    match destination {
+        Destination::TempFile { mut file, destination } => {
             file.write_all(bytes)?;
             file.as_file().sync_all()?;
-            file.persist(place).map(drop).map_err(|e| e.error)
+            file.persist(destination).map(drop).map_err(|e| e.error)
         }
-        Place::There(mut file) => file.write_all(bytes).and_then(|()| file.flush()),
+        Destination::Direct(mut file) => file.write_all(bytes).and_then(|()| file.flush()),
     }
 }
 
@@ -113,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_and_others_may_read() {
+    fn symbolic_links_are_followed_and_the_mode_is_default() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("a.prom"), folder.path().join("link.prom"));
         Output::write(&file, b"old\n").unwrap();
@@ -126,7 +123,7 @@ mod tests {
             2,
             "nothing is left behind"
         );
-        // As far as the umask says, which tempfile's default would not allow.
+        // By the umask; tempfile's default is 0600.
         let plain = folder.path().join("plain");
         fs::write(&plain, "").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
@@ -134,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_named() {
+    fn a_file_that_cannot_be_written_is_named() {
         for path in ["/dev/full", "/nonexistent/a.prom", "/proc/a.prom", "/tmp"] {
             let failure = Output::write(Path::new(path), b"x\n").unwrap_err();
             assert!(failure.status() == 1 && failure.to_string().contains(path), "{failure}");

@@ -1,7 +1,8 @@
-//! What a test does: the operation, its sizes and depths, as one value that both ends share.
+//! The test parameters: the operation, its sizes and depths, as one value that both ends share.
 //!
-//! The client makes a [`Plan`] of its command line and sends it to the server, so the server needs no flags. Whatever side a plan comes
-//! from, [`Plan::check`] judges it before anything is allocated: a server treats it as hostile input.
+//! The client makes a [`Plan`] from its command line and sends it to the server, so the server
+//! needs no options. [`Plan::check`] validates every plan before anything is allocated: to a server
+//! it is untrusted input.
 
 use std::time::Duration;
 
@@ -11,19 +12,20 @@ use crate::cli::{AtomicOperation, BwArgs, LatArgs, Operation, TestArgs};
 use crate::failure::Failure;
 use crate::units::show_bytes;
 
-/// The largest message a test sends.
+/// The largest message of a test.
 const MAX_SIZE: u64 = 1 << 30;
-/// The data that a default number of iterations moves at most, per size.
+/// The most data per size that a default number of iterations moves.
 const DEFAULT_VOLUME: u64 = 4 << 30;
-/// The memory that one end gives to the messages of one size, over all queue pairs, beyond two messages each.
+/// Memory for the messages of one size at one end, over all queue pairs; at least two messages
+/// each.
 pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
-/// The memory that one end gives to a test whatever the plan asks.
+/// The most memory of a test at one end, whatever the plan requests.
 const MEMORY_LIMIT: u64 = 8 << 30;
-/// The most queue pairs whose messages lie in shared memory: each takes a file descriptor.
-const MOST_SHARED: u32 = 64;
-/// The largest inline payload that may be asked for.
+/// The most queue pairs with messages in shared memory: each takes a file descriptor.
+const MAX_SHARED_QPS: u32 = 64;
+/// The largest inline size.
 const MAX_INLINE: u32 = 4096;
-/// What latency tests of write and send copy into the request unless told otherwise.
+/// Default inline size of latency tests of write and send.
 const DEFAULT_LATENCY_INLINE: u32 = 220;
 
 /// Bandwidth or latency.
@@ -45,7 +47,7 @@ impl Kind {
     }
 }
 
-/// The operation, with the atomic already chosen.
+/// The operation, including the atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verb {
@@ -53,14 +55,13 @@ pub(crate) enum Verb {
     Write,
     /// RDMA READ.
     Read,
-    /// SEND.
     Send,
     /// An 8-byte atomic.
     Atomic(AtomicOperation),
 }
 
 impl Verb {
-    /// The verb as the command line has it.
+    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Verb::Write => "write",
@@ -74,63 +75,59 @@ impl Verb {
 /// How long a size is measured.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Extent {
-    /// Messages per queue pair, the same for every size.
+pub(crate) enum TestLength {
+    /// Iterations per queue pair, the same for every size.
     Iterations(u64),
-    /// Messages per queue pair, or as many as come to 4 GiB, whichever is less.
+    /// Iterations per queue pair, limited to 4 GiB in total.
     DefaultIterations(u64),
     /// Seconds per size.
     Seconds(f64),
 }
 
-/// A whole test.
+/// The parameters of a test.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+// fields: the keys of the plan message, one per option
 pub(crate) struct Plan {
-    /// Bandwidth or latency.
     pub(crate) kind: Kind,
-    /// The operation.
     pub(crate) verb: Verb,
     /// Message sizes in bytes, in the order they run.
     pub(crate) sizes: Vec<u64>,
     /// How long each size is measured.
-    pub(crate) extent: Extent,
-    /// Messages per queue pair before measuring starts; `None` leaves it to [`Plan::warmup`].
+    pub(crate) extent: TestLength,
+    /// Warm-up messages per queue pair; `None` for the default of [`Plan::warmup`].
     pub(crate) warmup: Option<u64>,
-    /// Queue pairs.
     pub(crate) qps: u32,
-    /// Requests in flight per queue pair.
+    /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
-    /// Receives posted per queue pair.
+    /// rx depth: receives posted per queue pair.
     pub(crate) rx_depth: u32,
     /// Requests per doorbell.
     pub(crate) post_list: u32,
-    /// A completion is asked for once in so many requests.
+    /// CQ moderation: one request in so many is signaled.
     pub(crate) cq_mod: u32,
-    /// Messages up to so many bytes travel inline.
+    /// Messages of up to so many bytes are sent inline.
     pub(crate) inline: u32,
-    /// Whether the inline size was asked for, or may be given up where a device has none.
+    /// Whether the inline size was given; a default is dropped where a device has no inline.
     pub(crate) inline_required: bool,
     /// Path MTU in bytes; `None` for the smaller of the ports'.
     pub(crate) mtu: Option<u32>,
-    /// Whether messages lie in the heap, where no other process can map them.
+    /// Whether messages are in private memory, which no other process can map.
     #[serde(default)]
     pub(crate) private_memory: bool,
-    /// Whether messages lie in GPU memory at either end: then nothing travels inline, and a WRITE that is waited for says by immediate data that it has come.
+    /// Whether messages are in GPU memory at either end: then none is sent inline, and the WRITEs
+    /// of a ping-pong carry immediate data.
     #[serde(default)]
     pub(crate) gpu: bool,
     /// Whether every byte is checked.
     pub(crate) verify: bool,
-    /// Seed of the payload.
     pub(crate) seed: u64,
-    /// Local ACK timeout code.
     pub(crate) timeout: u8,
-    /// Retries before the peer is given up.
     pub(crate) retry: u8,
-    /// Messages per second over all queue pairs, by a timetable; `None` for as many as it takes.
+    /// Rate limit of an open loop, in messages per second over all queue pairs; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_per_s: Option<f64>,
-    /// How often each size is measured, each time on queue pairs of its own.
+    /// Repeats of each size, each on new queue pairs.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub(crate) repeat: u32,
 }
@@ -144,7 +141,7 @@ fn is_once(repeat: &u32) -> bool {
 }
 
 impl Plan {
-    /// The plan that a `doorbell bw` command line asks for.
+    /// The plan of a `doorbell bw` command line.
     ///
     /// # Errors
     /// [`Failure::Usage`] when values contradict each other.
@@ -162,12 +159,12 @@ impl Plan {
             ));
         }
         let cq_mod = match args.cq_mod {
-            Some(asked) if asked > tx_depth => {
+            Some(requested) if requested > tx_depth => {
                 return Err(Failure::usage(format!(
-                    "--cq-mod {asked} is more than --tx-depth {tx_depth}: the queue would fill with nothing to wait for"
+                    "--cq-mod {requested} is more than --tx-depth {tx_depth}: the queue would fill with nothing to wait for"
                 )));
             }
-            Some(asked) => asked,
+            Some(requested) => requested,
             None => 100.min(tx_depth / 2).max(1),
         };
         let base = Plan::of(&args.test, Kind::Bw)?;
@@ -177,13 +174,13 @@ impl Plan {
             rx_depth: args.rx_depth.unwrap_or(512),
             post_list: args.post_list,
             cq_mod,
-            private_memory: base.private_memory || args.qps > MOST_SHARED,
+            private_memory: base.private_memory || args.qps > MAX_SHARED_QPS,
             ..base
         };
         plan.checked()
     }
 
-    /// The plan that a `doorbell lat` command line asks for.
+    /// The plan of a `doorbell lat` command line.
     ///
     /// # Errors
     /// [`Failure::Usage`] when values contradict each other.
@@ -229,10 +226,10 @@ impl Plan {
             (false, None) => vec![2],
         };
         let extent = match (args.iterations, args.duration) {
-            (Some(iterations), _) => Extent::Iterations(iterations),
-            (None, Some(seconds)) => Extent::Seconds(seconds),
-            (None, None) if kind == Kind::Bw && verb == Verb::Write => Extent::DefaultIterations(5000),
-            (None, None) => Extent::DefaultIterations(1000),
+            (Some(iterations), _) => TestLength::Iterations(iterations),
+            (None, Some(seconds)) => TestLength::Seconds(seconds),
+            (None, None) if kind == Kind::Bw && verb == Verb::Write => TestLength::DefaultIterations(5000),
+            (None, None) => TestLength::DefaultIterations(1000),
         };
         let default_inline = if kind == Kind::Lat && carries_inline && args.gpu.is_empty() {
             DEFAULT_LATENCY_INLINE
@@ -269,12 +266,12 @@ impl Plan {
         Ok(self)
     }
 
-    /// Judges a plan, whoever made it.
+    /// Validates a plan.
     ///
     /// # Errors
-    /// One line that says what is out of range.
+    /// One line with the value that is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let within = |what: &str, value: u64, low: u64, high: u64| {
+        let in_range = |what: &str, value: u64, low: u64, high: u64| {
             if (low..=high).contains(&value) {
                 Ok(())
             } else {
@@ -304,22 +301,24 @@ impl Plan {
             }
         }
         match self.extent {
-            Extent::Iterations(n) | Extent::DefaultIterations(n) => within("the number of iterations", n, 1, 1 << 48)?,
-            Extent::Seconds(seconds) if (0.001..=86_400.0).contains(&seconds) => {}
-            Extent::Seconds(seconds) => {
+            TestLength::Iterations(n) | TestLength::DefaultIterations(n) => {
+                in_range("the number of iterations", n, 1, 1 << 48)?
+            }
+            TestLength::Seconds(seconds) if (0.001..=86_400.0).contains(&seconds) => {}
+            TestLength::Seconds(seconds) => {
                 return Err(format!("a running time of {seconds} s: it must be 0.001 to 86400"));
             }
         }
-        within("the number of warm-up messages", self.warmup.unwrap_or(0), 0, 1 << 40)?;
-        within("the number of queue pairs", self.qps.into(), 1, 1024)?;
-        within("the send depth", self.tx_depth.into(), 1, 16384)?;
-        within("the receive depth", self.rx_depth.into(), 2, 16384)?;
-        within("the post list", self.post_list.into(), 1, self.tx_depth.into())?;
-        within("the completion interval", self.cq_mod.into(), 1, self.tx_depth.into())?;
-        within("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
-        within("the timeout code", self.timeout.into(), 0, 31)?;
-        within("the retry count", self.retry.into(), 0, 7)?;
-        within("the number of repeats", self.repeat.into(), 1, 1000)?;
+        in_range("the number of warm-up messages", self.warmup.unwrap_or(0), 0, 1 << 40)?;
+        in_range("the number of queue pairs", self.qps.into(), 1, 1024)?;
+        in_range("the send depth", self.tx_depth.into(), 1, 16384)?;
+        in_range("the receive depth", self.rx_depth.into(), 2, 16384)?;
+        in_range("the post list", self.post_list.into(), 1, self.tx_depth.into())?;
+        in_range("the completion interval", self.cq_mod.into(), 1, self.tx_depth.into())?;
+        in_range("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
+        in_range("the timeout code", self.timeout.into(), 0, 31)?;
+        in_range("the retry count", self.retry.into(), 0, 7)?;
+        in_range("the number of repeats", self.repeat.into(), 1, 1000)?;
         if let Some(rate) = self.rate_per_s
             && !(1.0..=1e9).contains(&rate)
         {
@@ -351,24 +350,24 @@ impl Plan {
         format!("{} {verb}", kind.name())
     }
 
-    /// Messages measured per queue pair, or `None` when a size runs for a time.
+    /// Iterations per queue pair, or `None` for a timed test.
     pub(crate) fn iterations(&self, size: u64) -> Option<u64> {
         match self.extent {
-            Extent::Iterations(n) => Some(n),
-            Extent::DefaultIterations(n) => Some(n.min((DEFAULT_VOLUME / size / u64::from(self.qps)).max(16))),
-            Extent::Seconds(_) => None,
+            TestLength::Iterations(n) => Some(n),
+            TestLength::DefaultIterations(n) => Some(n.min((DEFAULT_VOLUME / size / u64::from(self.qps)).max(16))),
+            TestLength::Seconds(_) => None,
         }
     }
 
-    /// How long a size runs, or `None` when it runs a number of messages.
+    /// Duration of a size, or `None` without a timed test.
     pub(crate) fn duration(&self) -> Option<Duration> {
         match self.extent {
-            Extent::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-            Extent::Iterations(_) | Extent::DefaultIterations(_) => None,
+            TestLength::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+            TestLength::Iterations(_) | TestLength::DefaultIterations(_) => None,
         }
     }
 
-    /// Messages per queue pair before measuring starts: what was asked, or 100 but at most a tenth of the iterations.
+    /// Warm-up messages per queue pair: as given, or 100 but at most a tenth of the iterations.
     pub(crate) fn warmup(&self, size: u64) -> u64 {
         self.warmup.unwrap_or_else(|| match self.iterations(size) {
             Some(iterations) => 100.min(iterations / 10),
@@ -376,8 +375,9 @@ impl Plan {
         })
     }
 
-    /// Messages of this size that one queue pair may have in flight: the send depth, or what fits in its share of the memory budget.
-    /// Where the depth allows it, two at least: one can be on its way while the other is looked at.
+    /// The most messages of this size in flight on one queue pair: the tx depth, or what fits in
+    /// its share of the memory budget. At least two where the depth allows it, so that one can be
+    /// in flight while the other is checked.
     pub(crate) fn window(&self, size: u64) -> u32 {
         self.slots(size, self.tx_depth)
     }
@@ -392,19 +392,19 @@ impl Plan {
         u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(depth)
     }
 
-    /// The memory that one end registers for messages at a time, at most.
+    /// The most memory that one end registers for messages at a time.
     pub(crate) fn registers_bytes(&self) -> u64 {
         self.sizes.iter().map(|&size| self.memory(size)).max().unwrap_or(0)
     }
 
-    /// The memory that one end gives to messages of this size.
+    /// Memory of one end for messages of this size.
     fn memory(&self, size: u64) -> u64 {
         let slots = self.slots(size, self.tx_depth.max(self.rx_depth));
         size.saturating_mul(slots.into()).saturating_mul(self.qps.into())
     }
 }
 
-/// Whether what is asked for can be done with messages in GPU memory.
+/// Whether the options go with messages in GPU memory.
 fn check_gpu(args: &TestArgs) -> Result<(), Failure> {
     let both = args.peer.is_none() && !args.server;
     let most = if both { 2 } else { 1 };
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_people_know() {
+    fn defaults_are_perftests() {
         let bw = plan("bw write").unwrap();
         assert_eq!(
             (bw.sizes[0], bw.tx_depth, bw.qps, bw.post_list, bw.inline),
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_survives_the_wire_and_nothing_else_does() {
+    fn only_plans_are_deserialized() {
         let bw = plan("bw atomic --atomic-op compare-swap -D 0.5 --mtu 1024").unwrap();
         let text = serde_json::to_string(&bw).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), bw);

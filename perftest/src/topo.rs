@@ -1,4 +1,5 @@
-//! `doorbell topo`: adapters, GPUs and NUMA nodes of this host, how near they are to one another, and which NVLinks join GPUs.
+//! `doorbell topo`: adapters, GPUs and NUMA nodes of this host, their distances, and the NVLinks
+//! between GPUs.
 
 use std::env;
 use std::path::Path;
@@ -12,8 +13,8 @@ use crate::cli::TopoArgs;
 use crate::failure::Failure;
 use crate::report;
 
-/// Where sysfs is.
-const THIS_HOST: &str = "/sys";
+/// sysfs of this host.
+const SYSFS: &str = "/sys";
 
 #[derive(Serialize)]
 struct Listing<'a> {
@@ -21,9 +22,9 @@ struct Listing<'a> {
     version: &'static str,
     #[serde(flatten)]
     host: &'a Host,
-    /// Of each two devices.
+    /// For each pair of devices.
     distances: Vec<Pair<'a>>,
-    /// Of each GPU.
+    /// For each GPU.
     affinity: Vec<Affinity<'a>>,
 }
 
@@ -31,28 +32,28 @@ struct Listing<'a> {
 struct Pair<'a> {
     devices: [&'a str; 2],
     distance: Distance,
-    /// Of two GPUs that NVLink joins: how near they are without it.
+    /// PCIe distance of two GPUs that NVLink joins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pcie_distance: Option<Distance>,
     #[serde(skip_serializing_if = "Option::is_none")]
     nvlinks: Option<u32>,
-    /// Of all these links, each way.
+    /// Total of all these links, each way.
     #[serde(skip_serializing_if = "Option::is_none")]
     nvlink_bytes_per_s: Option<u64>,
-    /// Whether two GPUs reach each other's memory at all, where the driver says.
+    /// Whether two GPUs have peer access, where the driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_access: Option<bool>,
 }
 
-/// A GPU's adapters, the nearest first.
+/// A GPU's adapters, nearest first.
 #[derive(Serialize)]
 struct Affinity<'a> {
     gpu: &'a str,
-    adapters: Vec<Near<'a>>,
+    adapters: Vec<NearGpu<'a>>,
 }
 
 #[derive(Serialize)]
-struct Near<'a> {
+struct NearGpu<'a> {
     name: &'a str,
     distance: Distance,
 }
@@ -60,7 +61,7 @@ struct Near<'a> {
 /// Shows the topology. What could not be read is a note, not an error.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the folder is no sysfs; [`Failure::Test`] when stdout does not take it.
+/// [`Failure::Usage`] when the folder is no sysfs; [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     let host = read(&args.sysfs).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))?;
     if args.json {
@@ -73,12 +74,12 @@ pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// This host.
+/// The topology of this host.
 ///
 /// # Errors
 /// [`TopologyError`] when it has no sysfs.
 pub(crate) fn this_host() -> Result<Host, TopologyError> {
-    read(Path::new(THIS_HOST))
+    read(Path::new(SYSFS))
 }
 
 fn listing(host: &Host) -> Listing<'_> {
@@ -100,7 +101,7 @@ fn listing(host: &Host) -> Listing<'_> {
         adapters: host
             .adapters_near(&gpu.place)
             .into_iter()
-            .map(|(device, distance)| Near {
+            .map(|(device, distance)| NearGpu {
                 name: &device.name,
                 distance,
             })
@@ -115,12 +116,13 @@ fn listing(host: &Host) -> Listing<'_> {
     }
 }
 
-/// What sysfs says, and of this host's GPUs what NVIDIA's driver says. That is of another machine's copy only if it is asked for by name.
+/// The topology from sysfs, and from NVIDIA's driver for the GPUs of this host. For a copy of
+/// another machine's sysfs, the driver is used only if it is named explicitly.
 fn read(sysfs: &Path) -> Result<Host, TopologyError> {
     let name = gethostname().ok().and_then(|name| name.into_string().ok());
     let name = name.unwrap_or_else(|| "localhost".into());
     let mut host = Host::read(sysfs, name)?;
-    if sysfs == Path::new(THIS_HOST) || env::var_os(LIBRARY_VARIABLE).is_some() {
+    if sysfs == Path::new(SYSFS) || env::var_os(LIBRARY_VARIABLE).is_some() {
         host.ask_driver();
     }
     Ok(host)

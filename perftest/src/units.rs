@@ -1,11 +1,9 @@
-//! Sizes and durations as people write them: `64`, `4K`, `1M`; `100us`, `2s`.
+//! Sizes and durations in common notation: `64`, `4K`, `1M`; `100us`, `2s`.
 
 use std::time::Duration;
 
-/// Reads a number of bytes: digits, then nothing, `K`, `M` or `G` (powers of 1024, either case, an optional `iB` or `B` after them).
-///
-/// # Errors
-/// Says what was expected when the text is not a size or the size does not fit in 64 bits.
+/// Parses a number of bytes: digits, then nothing, `K`, `M` or `G` (powers of 1024, either case, an
+/// optional `iB` or `B` after them).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
@@ -24,18 +22,12 @@ fn expected_bytes(text: &str) -> String {
     format!("'{text}' is not a size: give bytes as 64, 4K, 1M or 1G (powers of 1024)")
 }
 
-/// Reads a number of bytes that fits in 32 bits, as [`parse_bytes`] does.
-///
-/// # Errors
-/// As [`parse_bytes`], and when the size is 4 GiB or more.
+/// Parses a number of bytes that fits in 32 bits, as [`parse_bytes`] does.
 pub(crate) fn parse_bytes_u32(text: &str) -> Result<u32, String> {
     u32::try_from(parse_bytes(text)?).map_err(|_| format!("'{text}' is too much: the limit is below 4G"))
 }
 
-/// Reads a duration: a decimal number and `ns`, `us`, `ms` or `s`.
-///
-/// # Errors
-/// Says what was expected when the text is not a duration.
+/// Parses a duration: a decimal number and `ns`, `us`, `ms` or `s`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -54,10 +46,7 @@ fn expected_duration(text: &str) -> String {
     format!("'{text}' is not a duration: give a number with ns, us, ms or s, such as 100us")
 }
 
-/// Reads a positive number of seconds, whole or decimal.
-///
-/// # Errors
-/// Says what was expected when the text is not a number of seconds between a millisecond and a day.
+/// Parses a positive number of seconds, whole or decimal.
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.strip_suffix('s').unwrap_or(text).parse::<f64>() {
         Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(seconds),
@@ -67,10 +56,7 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a number of things per second: a decimal number, then nothing, `k`, `M` or `G` (powers of 1000).
-///
-/// # Errors
-/// Says what was expected when the text is not a rate.
+/// Parses a rate per second: a decimal number, then nothing, `k`, `M` or `G` (powers of 1000).
 pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     let (number, unit) = match text.strip_suffix(['k', 'K', 'M', 'G']) {
         Some(number) => (number, text[number.len()..].to_ascii_lowercase()),
@@ -82,7 +68,7 @@ pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
         "m" => 1e6,
         _ => 1e9,
     };
-    // Of what Rust reads as a number, only what people write.
+    // Only plain decimals: Rust also parses `inf`, `1e3` and signs.
     let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match number.parse::<f64>() {
         Ok(value) if plain && value > 0.0 => Ok(value * scale),
@@ -92,11 +78,9 @@ pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a bandwidth and gives it in bytes per second: a decimal number and `kb`, `Mb`, `Gb`, `Tb` (bits, powers of 1000), `kB`, `MB`, `GB`, `TB` (bytes, powers of 1000) or `KiB`, `MiB`, `GiB`,
-/// `TiB` (bytes, powers of 1024), with `/s` behind it or not.
-///
-/// # Errors
-/// Says what was expected when the text is not a bandwidth, or could mean more than one: `10G`, `10gb`.
+/// Parses a bandwidth into bytes per second: a decimal number and `kb`, `Mb`, `Gb`, `Tb` (bits,
+/// powers of 1000), `kB`, `MB`, `GB`, `TB` (bytes, powers of 1000) or `KiB`, `MiB`, `GiB`, `TiB`
+/// (bytes, powers of 1024), with or without `/s`.
 pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
     let bare = text.strip_suffix("/s").unwrap_or(text);
     let split = bare
@@ -130,10 +114,7 @@ fn expected_bandwidth(text: &str) -> String {
     )
 }
 
-/// Reads a fraction between 0 and 1.
-///
-/// # Errors
-/// Says what was expected when the text is anything else.
+/// Parses a fraction between 0 and 1.
 pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(fraction) if (0.0..=1.0).contains(&fraction) => Ok(fraction),
@@ -143,7 +124,7 @@ pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Writes a size the way [`parse_bytes`] reads it, in the largest unit that divides it.
+/// Formats a size as [`parse_bytes`] parses it, in the largest unit that divides it.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     match bytes {
         0 => "0".into(),

@@ -1,7 +1,7 @@
-//! The classic tools as their users and scripts see them: the binary, called by each of the eight names.
+//! The classic tools as a user runs them: the binary, called by each of the eight names.
 //!
-//! Both ends are ours here, or the other one is a few lines that say what a perftest would and then misbehave; tests against the C tools are elsewhere. Everything runs on the userspace device,
-//! on loopback.
+//! Both ends are Doorbell's here, or the peer is a fake perftest that misbehaves; tests against the
+//! C tools are elsewhere. Everything runs on the userspace device, on loopback.
 
 #![forbid(unsafe_code)]
 
@@ -15,25 +15,26 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use self::tools::{HANGS, Running, TOOLS, Tools, free_port};
+use self::tools::{Running, TIME_LIMIT, TOOLS, Tools, free_port};
 
-/// The other end's side of the exchange, message by message, up to where a test ends it.
-struct Fake {
+/// A fake peer on the control connection, message by message, up to where a test ends it.
+struct FakePeer {
     stream: TcpStream,
     is_client: bool,
 }
 
-/// The messages up to the test itself, of `ib_write_lat`: version, page size, cache line, MTU, keys, and barriers.
+/// The lengths of the messages up to the test itself, of `ib_write_lat`: version, page size, cache
+/// line, MTU, QP information, and barriers.
 const MESSAGES: [usize; 8] = [16, 4, 4, 2, 108, 108, 108, 108];
 
-impl Fake {
-    fn connect(port: u16) -> Fake {
-        Fake::over(TcpStream::connect(("127.0.0.1", port)).expect("it listens"), true)
+impl FakePeer {
+    fn connect(port: u16) -> FakePeer {
+        FakePeer::over(TcpStream::connect(("127.0.0.1", port)).expect("it listens"), true)
     }
 
-    fn over(stream: TcpStream, is_client: bool) -> Fake {
-        stream.set_read_timeout(Some(HANGS)).expect("a timeout");
-        Fake { stream, is_client }
+    fn over(stream: TcpStream, is_client: bool) -> FakePeer {
+        stream.set_read_timeout(Some(TIME_LIMIT)).expect("a timeout");
+        FakePeer { stream, is_client }
     }
 
     fn message(index: usize) -> Vec<u8> {
@@ -49,15 +50,15 @@ impl Fake {
         }
     }
 
-    /// Takes turns up to message `count`.
+    /// Exchanges the first `count` messages.
     fn exchange(&mut self, count: usize) {
         for index in 0..count {
-            self.turn(index, &Fake::message(index));
+            self.exchange_one(index, &FakePeer::message(index));
         }
     }
 
-    /// Says `ours` where message `index` belongs, and hears the other's.
-    fn turn(&mut self, index: usize, ours: &[u8]) {
+    /// Sends `ours` as message `index`, and receives the peer's.
+    fn exchange_one(&mut self, index: usize, ours: &[u8]) {
         let mut theirs = vec![0; MESSAGES[index]];
         if self.is_client {
             self.stream.write_all(ours).expect("it takes it");
@@ -68,8 +69,8 @@ impl Fake {
         }
     }
 
-    /// Says this instead of a message.
-    fn say(&mut self, bytes: &[u8]) {
+    /// Sends these bytes instead of a message.
+    fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("it takes it");
     }
 
@@ -78,25 +79,25 @@ impl Fake {
     }
 }
 
-/// Starts a client, and is the server that it finds.
-fn with_fake_server(tools: &Tools, line: &str) -> (Running, Fake) {
+/// Starts a client, and is its server.
+fn with_fake_server(tools: &Tools, line: &str) -> (Running, FakePeer) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let client = tools.start(&format!("{line} -p {port} 127.0.0.1"));
     let (stream, _) = listener.accept().expect("it connects");
-    (client, Fake::over(stream, false))
+    (client, FakePeer::over(stream, false))
 }
 
 /// Starts a server, and is its client.
-fn with_fake_client(tools: &Tools, line: &str) -> (Running, Fake) {
+fn with_fake_client(tools: &Tools, line: &str) -> (Running, FakePeer) {
     let (server, port) = tools.serve(line);
-    (server, Fake::connect(port))
+    (server, FakePeer::connect(port))
 }
 
-/// How a [`Fake`] gets to talk to our end.
-type Meet = fn(&Tools, &str) -> (Running, Fake);
+/// Connects a [`FakePeer`] to a tool.
+type ConnectFake = fn(&Tools, &str) -> (Running, FakePeer);
 
-const BOTH: [Meet; 2] = [with_fake_server, with_fake_client];
+const BOTH: [ConnectFake; 2] = [with_fake_server, with_fake_client];
 
 #[test]
 fn every_tool_measures() {
@@ -202,7 +203,7 @@ fn every_sample_is_printed_sorted_or_as_it_came() {
             .map_while(|line| line.split_once(", "))
             .map(|(_, value)| value.parse().expect("a number"))
             .collect();
-        // The first trip waits for the other end to begin, and does not count.
+        // The first round trip waits for the peer to start, and does not count.
         assert_eq!(samples.len(), 39, "{client:?}");
         assert!(!sorted || samples.is_sorted(), "{client:?}");
     }
@@ -227,7 +228,7 @@ fn both_directions_are_reported_by_themselves_too() {
 }
 
 #[test]
-fn a_peak_is_left_out_where_it_is_not_wanted() {
+fn no_peak_leaves_the_peak_out() {
     let tools = Tools::new();
     for (line, wanted) in [("ib_read_bw -n 100", true), ("ib_read_bw -n 100 -N", false)] {
         let (client, report, _) = tools.pair(line);
@@ -242,7 +243,7 @@ fn the_processor_is_this_process() {
     for tool in ["ib_write_bw", "ib_read_lat", "ib_send_bw"] {
         let (client, report, _) = tools.pair(&format!("{tool} -D 1 -f 0 --cpu_util"));
         let reported = report["results"][0]["CPU_util"].as_f64().expect("a number");
-        // It polls, on a core; beside it its device's thread may.
+        // It polls on one core; the device's thread may use another.
         assert!((1.0..=210.0).contains(&reported), "{report}");
         let printed: f64 = client.rows()[0].last().expect("a column").parse().expect("a number");
         assert!((printed - reported).abs() < 0.006, "{client:?} {report}");
@@ -262,7 +263,7 @@ fn cycles_are_times_by_another_unit() {
     assert_eq!(unit, "cycles");
     let (unit, us) = figure("");
     assert_eq!(unit, "usec");
-    // Of two runs, on clocks of 0.5 to 10 GHz: a unit taken for another would be off by a thousand.
+    // Two runs, on clocks of 0.5 to 10 GHz: a wrong unit would be off by a thousand.
     assert!(
         (50.0..100_000.0).contains(&(cycles / us)),
         "{cycles} cycles are {us} us"
@@ -270,7 +271,7 @@ fn cycles_are_times_by_another_unit() {
 }
 
 #[test]
-fn what_has_no_end_reports_until_it_is_stopped() {
+fn an_endless_test_reports_until_it_is_stopped() {
     let tools = Tools::new();
     for (tool, of_client) in [("ib_write_bw", true), ("ib_send_bw", true), ("ib_read_bw", false)] {
         let line = format!("{tool} -D 1 --run_infinitely");
@@ -290,7 +291,7 @@ fn what_has_no_end_reports_until_it_is_stopped() {
 }
 
 #[test]
-fn a_client_without_a_server_says_so() {
+fn a_client_without_a_server_fails() {
     let tools = Tools::new();
     let port = free_port();
     tools
@@ -323,13 +324,13 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn memory_that_nobody_has_is_refused() {
+fn too_much_memory_is_refused() {
     let tools = Tools::new();
     // Two million megabytes at each end.
     let line = "ib_write_bw -s 2147483647 -q 1000";
     let (server, port) = tools.serve(line);
     let client = tools.start(&format!("{line} -p {port} 127.0.0.1"));
-    // Which of the two notices first is chance, and the other then misses it.
+    // Either end may fail first; the other then loses its peer.
     let (client, server) = (client.end(), server.end());
     client.failed(1, &[]);
     server.failed(1, &[]);
@@ -340,7 +341,7 @@ fn memory_that_nobody_has_is_refused() {
 }
 
 #[test]
-fn another_version_is_told_from_ours() {
+fn another_version_is_refused() {
     let tools = Tools::new();
     for meet in BOTH {
         for version in ["4.50", "9.99", "zero"] {
@@ -350,7 +351,7 @@ fn another_version_is_told_from_ours() {
             if !fake.is_client {
                 fake.stream.read_exact(&mut [0; 16]).expect("its version");
             }
-            fake.say(&message);
+            fake.send(&message);
             let ended = tool.end();
             ended.failed(1, &["version"]);
         }
@@ -364,7 +365,7 @@ fn garbage_is_no_peer() {
     for meet in BOTH {
         for bytes in garbage {
             let (tool, mut fake) = meet(&tools, "ib_send_bw");
-            fake.say(bytes);
+            fake.send(bytes);
             tool.end().failed(1, &["127.0.0.1"]);
         }
     }
@@ -380,14 +381,14 @@ fn garbage_at_any_message_is_refused() {
             if !fake.is_client {
                 fake.stream.read_exact(&mut vec![0; len]).expect("its message");
             }
-            fake.say(&vec![b'z'; len]);
+            fake.send(&vec![b'z'; len]);
             tool.end().failed(1, &["127.0.0.1"]);
         }
     }
 }
 
 #[test]
-fn a_peer_that_goes_at_any_message_is_missed() {
+fn a_peer_that_closes_at_any_message_is_lost() {
     let tools = Tools::new();
     for meet in BOTH {
         for count in 0..=MESSAGES.len() {
@@ -400,7 +401,7 @@ fn a_peer_that_goes_at_any_message_is_missed() {
 }
 
 #[test]
-fn a_peer_that_falls_silent_is_not_waited_for_for_ever() {
+fn a_peer_that_stops_sending_times_out() {
     let tools = Tools::new();
     let silent: Vec<_> = BOTH
         .into_iter()
@@ -419,16 +420,16 @@ fn a_peer_that_falls_silent_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn a_second_client_does_not_disturb_the_first() {
+fn a_second_client_does_not_affect_the_first() {
     let tools = Tools::new();
     let (server, port) = tools.serve("ib_write_lat -n 50");
-    let mut first = Fake::connect(port);
+    let mut first = FakePeer::connect(port);
     first.exchange(1);
-    // The server has a client now: whoever comes later is not its.
+    // The server has its client: later ones are refused.
     let second = tools.start(&format!("ib_write_lat -n 50 -p {port} 127.0.0.1")).end();
     second.failed(1, &["127.0.0.1"]);
     for index in 1..5 {
-        first.turn(index, &Fake::message(index));
+        first.exchange_one(index, &FakePeer::message(index));
     }
     first.close();
     server.end().failed(1, &["127.0.0.1"]);
@@ -437,7 +438,7 @@ fn a_second_client_does_not_disturb_the_first() {
 #[test]
 fn ctrl_c_ends_either_end() {
     let tools = Tools::new();
-    // A server that waits.
+    // A waiting server.
     let (server, _) = tools.serve("ib_read_bw");
     server.signal(Signal::SIGINT);
     assert_eq!(server.end().status, Some(130));
@@ -461,7 +462,7 @@ fn ctrl_c_ends_either_end() {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_missed() {
+fn a_killed_peer_is_lost() {
     let tools = Tools::new();
     for tool in TOOLS {
         for of_client in [true, false] {
@@ -476,7 +477,7 @@ fn a_peer_that_is_killed_is_missed() {
 }
 
 #[test]
-fn a_report_without_a_place_is_refused_before_anybody_waits() {
+fn a_report_file_that_cannot_be_created_is_refused_before_the_test() {
     let tools = Tools::new();
     let began = Instant::now();
     for host in ["", "127.0.0.1"] {
@@ -489,7 +490,7 @@ fn a_report_without_a_place_is_refused_before_anybody_waits() {
 }
 
 #[test]
-fn options_that_are_none_are_named() {
+fn unknown_options_are_named() {
     let tools = Tools::new();
     for (line, says) in [
         ("ib_write_lat --no_such_option", "no_such_option"),

@@ -1,4 +1,5 @@
-//! The classic tools where the connection manager connects them (`-R`, `-z`), on the userspace device; both ends ours, or the other one a stranger who says something else.
+//! The classic tools connected by the connection manager (`-R`, `-z`), on the userspace device;
+//! both ends Doorbell's, or the peer misbehaves.
 
 #![forbid(unsafe_code)]
 
@@ -14,9 +15,10 @@ use doorbell_verbs::cm::{Connection, ConnectionManager};
 use doorbell_verbs::{CompletionQueue, Context, Library, Local, ProtectionDomain, QueuePair};
 use nix::sys::signal::Signal;
 
-use self::tools::{Ended, HANGS, Running, TOOLS, Tools, free_port};
+use self::tools::{Running, TIME_LIMIT, TOOLS, ToolOutput, Tools, free_port};
 
-/// An address that no other test has: the connection manager's port is one of all processes that share an address.
+/// An address of these tests only: the ports of the connection manager are shared by all processes
+/// of an address.
 const MANAGED: &str = "127.91.0.11";
 
 /// Tools whose device has that address.
@@ -24,8 +26,9 @@ fn at_own_address() -> Tools {
     Tools::new().with("DOORBELL_SOFT_ADDR", MANAGED)
 }
 
-/// Runs both ends of a test by the connection manager. Returns the client's output and the server's.
-fn managed(tools: &Tools, line: &str) -> [Ended; 2] {
+/// Runs both ends of a test by the connection manager. Returns the client's output and the
+/// server's.
+fn managed(tools: &Tools, line: &str) -> [ToolOutput; 2] {
     let port = free_port();
     let mut server = tools.start(&format!("{line} -p {port}"));
     server.read_until("Waiting for client");
@@ -34,7 +37,7 @@ fn managed(tools: &Tools, line: &str) -> [Ended; 2] {
 }
 
 #[test]
-fn every_tool_measures_by_the_connection_manager() {
+fn every_tool_runs_over_rdma_cm() {
     let tools = at_own_address();
     for tool in TOOLS {
         for options in ["-R -n 50", "-z -n 50"] {
@@ -56,7 +59,7 @@ fn every_tool_measures_by_the_connection_manager() {
 }
 
 #[test]
-fn the_connection_manager_connects_many_queue_pairs() {
+fn rdma_cm_connects_many_queue_pairs() {
     let tools = at_own_address();
     for line in [
         "ib_write_bw -R -q 4 -n 50",
@@ -75,7 +78,7 @@ fn the_connection_manager_connects_many_queue_pairs() {
 }
 
 #[test]
-fn without_a_server_the_connection_manager_says_so() {
+fn without_a_server_the_connection_manager_fails() {
     let tools = at_own_address();
     let port = free_port();
     let client = tools.start(&format!("ib_send_lat -R -p {port} {MANAGED}"));
@@ -85,7 +88,7 @@ fn without_a_server_the_connection_manager_says_so() {
 }
 
 #[test]
-fn an_end_by_the_connection_manager_notices_ctrl_c_and_its_peer_going() {
+fn an_rdma_cm_test_notices_ctrl_c_and_a_lost_peer() {
     let tools = at_own_address();
     let port = free_port();
     let mut server = tools.start(&format!("ib_write_bw -R -p {port}"));
@@ -102,7 +105,7 @@ fn an_end_by_the_connection_manager_notices_ctrl_c_and_its_peer_going() {
 }
 
 #[test]
-fn an_end_by_the_connection_manager_misses_a_killed_peer() {
+fn an_rdma_cm_test_notices_a_killed_peer() {
     let tools = at_own_address();
     let port = free_port();
     for killed_first in ["client", "server"] {
@@ -120,39 +123,39 @@ fn an_end_by_the_connection_manager_misses_a_killed_peer() {
     }
 }
 
-/// Another address than the tools': a stranger's device.
-const STRANGER: &str = "127.91.0.12";
+/// The address of the misbehaving peer's device.
+const FAKE_PEER: &str = "127.91.0.12";
 
-/// A stranger's device, and the connection manager that leads to it.
-struct Stranger {
+/// The device of the misbehaving peer, and its connection manager.
+struct FakePeer {
     context: Context,
     manager: ConnectionManager,
 }
 
-/// A queue pair that a tool takes for a perftest's.
-struct Line {
+/// A queue pair in the place of a perftest's control connection.
+struct FakeChannel {
     pd: ProtectionDomain,
     qp: QueuePair,
     cq: CompletionQueue,
     _connection: Connection,
 }
 
-impl Stranger {
-    /// There is one in a process.
-    fn new() -> Stranger {
+impl FakePeer {
+    /// Only one per process.
+    fn new() -> FakePeer {
         let device = DeviceConfig {
-            address: Some(STRANGER.parse::<IpAddr>().expect("an address")),
+            address: Some(FAKE_PEER.parse::<IpAddr>().expect("an address")),
             ..DeviceConfig::new("soft0")
         };
-        configure(vec![device]).expect("nobody has used it before");
-        Stranger {
+        configure(vec![device]).expect("it is not in use");
+        FakePeer {
             context: Library::new(api()).open("soft0").expect("it opens"),
             manager: ConnectionManager::new(&doorbell_softroce_rdmacm::API, api()),
         }
     }
 
     /// Connects to a server, with two receives posted.
-    fn connect(&self, port: u16) -> Line {
+    fn connect(&self, port: u16) -> FakeChannel {
         let server = SocketAddr::new(MANAGED.parse().expect("an address"), port);
         let pd = self.context.protection_domain().expect("a protection domain");
         let cq = self.context.completion_queue(8).expect("a completion queue");
@@ -168,7 +171,7 @@ impl Stranger {
         }
         let route = self.manager.resolve(server, Duration::from_secs(5)).expect("a route");
         let (qp, connection) = route.connect(qp, &[], Duration::from_secs(5)).expect("it is accepted");
-        Line {
+        FakeChannel {
             pd,
             qp,
             cq,
@@ -177,9 +180,9 @@ impl Stranger {
     }
 }
 
-impl Line {
-    /// Says something, and waits until it has been said: whether the other end took it does not matter.
-    fn say(&mut self, bytes: &[u8]) {
+impl FakeChannel {
+    /// Sends a message and waits for its completion, whether or not it succeeds.
+    fn send(&mut self, bytes: &[u8]) {
         let message = self.pd.register(bytes.to_vec(), Local).expect("memory");
         let posted = self.qp.post(|batch| {
             batch.send(message).signalled();
@@ -197,9 +200,9 @@ impl Line {
 }
 
 #[test]
-fn a_stranger_on_a_queue_pair_is_no_peer() {
+fn a_misbehaving_peer_on_a_queue_pair_is_refused() {
     let tools = at_own_address();
-    let stranger = Stranger::new();
+    let fake_peer = FakePeer::new();
     let serve = || -> (Running, u16) {
         let port = free_port();
         let mut server = tools.start(&format!("ib_write_lat -R -p {port}"));
@@ -208,20 +211,20 @@ fn a_stranger_on_a_queue_pair_is_no_peer() {
     };
     for (says, answer) in [
         (&b"GET / HTTP/1.1\r\n"[..], "version"),
-        (b"9", "1 B where 16 belong"),
-        (&[0xff; 64], "64 B where 16 belong"),
-        // More than any message has, and than there is room for.
+        (b"9", "1 B instead of 16"),
+        (&[0xff; 64], "64 B instead of 16"),
+        // Longer than any message, and than the receive.
         (&[0; 4096], "peer"),
     ] {
         let (server, port) = serve();
         let started = Instant::now();
-        let mut line = stranger.connect(port);
-        line.say(says);
+        let mut line = fake_peer.connect(port);
+        line.send(says);
         server.end().failed(1, &[answer]);
         drop(line);
-        assert!(started.elapsed() < HANGS / 2, "{answer}: it was waited for");
+        assert!(started.elapsed() < TIME_LIMIT / 2, "{answer}: it was waited for");
     }
     let (server, port) = serve();
-    drop(stranger.connect(port));
+    drop(fake_peer.connect(port));
     server.end().failed(1, &["lost"]);
 }

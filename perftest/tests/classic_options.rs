@@ -1,4 +1,5 @@
-//! Options of the classic tools by their effects: each is looked at where it can be seen, in packets, in what is printed, in how long it takes. Both ends are ours, on the userspace device.
+//! Options of the classic tools by their effects: in packets, in the output, in duration. Both ends
+//! are Doorbell's, on the userspace device.
 
 #![forbid(unsafe_code)]
 
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 use doorbell_cuda_standin::{Manner, environment};
 use nix::sys::signal::Signal;
 
-use self::tools::{Ended, Running, Tools, free_port};
+use self::tools::{Running, ToolOutput, Tools, free_port};
 
 /// Both ends of a test.
 struct Bench {
     tools: Tools,
-    /// Where the client writes its packets.
+    /// The capture file of the client.
     capture: Option<PathBuf>,
 }
 
@@ -25,7 +26,7 @@ impl Bench {
         Bench::of(Tools::new())
     }
 
-    /// The stand-in for two GPUs.
+    /// With the stand-in for two GPUs.
     fn with_gpus() -> Bench {
         let standin = environment(Manner::Prompt, 2);
         Bench::of(
@@ -53,20 +54,21 @@ impl Bench {
         }
     }
 
-    /// Runs one end by itself: one that is refused before it talks to another.
-    fn alone(&self, line: &str) -> Ended {
+    /// Runs one end that is refused before it connects.
+    fn alone(&self, line: &str) -> ToolOutput {
         self.tools.start(line).end()
     }
 
-    /// Runs both ends with the same options. Returns the client's and the server's end.
-    fn pair(&self, line: &str) -> (Ended, Ended) {
+    /// Runs both ends with the same options. Returns the client's and the server's output.
+    fn pair(&self, line: &str) -> (ToolOutput, ToolOutput) {
         self.ends(line, line, "127.0.0.1")
     }
 
-    fn ends(&self, server: &str, client: &str, host: &str) -> (Ended, Ended) {
+    fn ends(&self, server: &str, client: &str, host: &str) -> (ToolOutput, ToolOutput) {
         let port = free_port();
         let mut server = self.tools.start(&format!("{server} -F -p {port}"));
-        // A client of ours tries for three seconds: a server that says nothing (--output) has them. One that is refused says nothing either.
+        // A client retries for three seconds, which is enough for a server that prints nothing
+        // (--output). A refused one prints nothing either.
         if !client.contains("--output") && !client.contains("--reversed") {
             server.says("Waiting");
         }
@@ -76,7 +78,7 @@ impl Bench {
 
     /// As [`Bench::pair`]; both have to succeed.
     #[track_caller]
-    fn good(&self, line: &str) -> (Ended, Ended) {
+    fn good(&self, line: &str) -> (ToolOutput, ToolOutput) {
         let (client, server) = self.pair(line);
         assert_eq!(
             (client.status, server.status),
@@ -87,17 +89,18 @@ impl Bench {
     }
 }
 
-/// How long the transport packets in a capture are, the UDP header left out: those over IPv4 with the default partition key.
+/// The lengths of the transport packets in a capture, without the UDP header: those over IPv4 with
+/// the default P_Key.
 fn packets(capture: &[u8]) -> Vec<usize> {
     let udp_length = |header: &[u8]| usize::from(u16::from_be_bytes([header[24], header[25]]));
     let headers = capture.windows(40);
-    // Version 4 without options, UDP; behind both headers the transport's, with the key at its third byte.
+    // IPv4 without options, UDP; the BTH follows, with the P_Key at its third byte.
     let ours = headers.filter(|header| header[0] == 0x45 && header[9] == 17 && header[30..32] == [0xff, 0xff]);
     ours.map(|header| udp_length(header).saturating_sub(8)).collect()
 }
 
 #[test]
-fn packets_are_as_long_as_the_mtu_that_is_asked_for() {
+fn packets_have_the_requested_mtu() {
     for (line, payload) in [
         ("ib_write_bw -n 10 -s 4096 -m 1024", 1024),
         ("ib_write_bw -n 10 -s 4096 -m 256", 256),
@@ -109,7 +112,7 @@ fn packets_are_as_long_as_the_mtu_that_is_asked_for() {
         bench.capture = Some(file.clone());
         bench.good(line);
         let seen = packets(&std::fs::read(file).unwrap());
-        // Headers and checksum of a packet are less than this together.
+        // Headers and ICRC of a packet are less than this together.
         let (whole, longer): (Vec<usize>, Vec<usize>) = seen
             .into_iter()
             .filter(|len| *len >= payload)
@@ -119,7 +122,7 @@ fn packets_are_as_long_as_the_mtu_that_is_asked_for() {
 }
 
 #[test]
-fn the_head_says_what_is_done() {
+fn the_header_shows_the_options() {
     let bench = Bench::new();
     let (client, _) = bench.good("ib_write_bw -n 20 -s 64 -I 64 -t 10 -Q 5");
     assert_eq!(client.fact("Max inline data"), "64[B]");
@@ -131,7 +134,7 @@ fn the_head_says_what_is_done() {
         ("3", "3")
     );
     assert_eq!((client.fact("PCIe relax order"), client.fact("Mtu")), ("OFF", "512[B]"));
-    // What a peer's WRITE latency test waits for has to come last.
+    // The byte that a WRITE latency test polls must be written last.
     assert_eq!(bench.good("ib_write_lat -n 20").0.fact("PCIe relax order"), "OFF");
 }
 
@@ -166,7 +169,7 @@ fn every_way_of_connecting_and_posting_measures() {
 }
 
 #[test]
-fn what_the_device_lacks_is_said_in_one_line() {
+fn unsupported_options_of_a_device_fail_in_one_line() {
     let bench = Bench::new();
     for (line, says) in [
         ("ib_send_lat -n 20 -e -X 1", "completion vector 1: soft0 has 1"),
@@ -192,7 +195,7 @@ fn what_the_device_lacks_is_said_in_one_line() {
 }
 
 #[test]
-fn either_end_goes_by_the_address_it_is_given() {
+fn each_end_uses_its_given_address() {
     let bench = Bench::new();
     let line = "ib_write_bw -n 20 --bind_source_ip 127.0.0.2";
     let (client, server) = bench.ends(line, "ib_write_bw -n 20 --source_ip 127.0.0.3", "127.0.0.2");
@@ -213,7 +216,8 @@ fn either_end_goes_by_the_address_it_is_given() {
 #[test]
 fn rates_gaps_and_waits_take_their_time() {
     let bench = Bench::new();
-    // 200 messages at 1000 in a second, four at a time; without it they take a few milliseconds.
+    // 200 messages at 1000 per second, four at a time; without the limit they take a few
+    // milliseconds.
     let (client, _) = bench.good("ib_write_bw -n 200 -s 64 --rate_limit 1000 --rate_units p --burst_size 4");
     let rate = client.row()[4] * 1e6;
     assert!((500.0..1100.0).contains(&rate), "{rate}");
@@ -226,7 +230,7 @@ fn rates_gaps_and_waits_take_their_time() {
 }
 
 #[test]
-fn limits_are_looked_at_by_the_client() {
+fn limits_are_checked_by_the_client() {
     let bench = Bench::new();
     for (line, says) in [
         ("ib_write_bw -n 20 -w 99999999", "average bandwidth"),
@@ -243,7 +247,7 @@ fn limits_are_looked_at_by_the_client() {
 }
 
 #[test]
-fn messages_lie_in_a_gpu_where_they_can() {
+fn messages_are_in_gpu_memory_where_supported() {
     let bench = Bench::with_gpus();
     for line in [
         "ib_write_bw -n 40 -s 70000 --use_cuda 0",
@@ -267,7 +271,7 @@ fn messages_lie_in_a_gpu_where_they_can() {
         }
         assert!(client.row()[1] >= 40.0, "{line}: {client:?}");
     }
-    // One end alone, and by the other end's host memory.
+    // GPU memory at one end only, and host memory at the other.
     let (client, server) = bench.ends("ib_write_bw -n 40 --use_cuda 1", "ib_write_bw -n 40", "127.0.0.1");
     assert_eq!(
         (client.status, server.status),
@@ -277,7 +281,7 @@ fn messages_lie_in_a_gpu_where_they_can() {
 }
 
 #[test]
-fn staged_memory_is_measured_with_its_copies_and_said_to_be() {
+fn staged_memory_is_measured_with_its_copies_and_reported() {
     let bench = Bench::with_gpus().with("DOORBELL_GPU_PATH", "staged");
     for line in [
         "ib_send_bw -n 40 -s 4096 --use_cuda 0",

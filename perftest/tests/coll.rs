@@ -1,4 +1,5 @@
-//! `doorbell coll` as scripts see it: ranks are processes of this host on the userspace device, on loopback.
+//! `doorbell coll` as scripts run it: ranks are processes of this host on the userspace device, on
+//! loopback.
 
 #![forbid(unsafe_code)]
 
@@ -15,14 +16,14 @@ use serde_json::Value;
 
 use self::common::{complaint, doorbell, json_of, stderr};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything here takes, also on a busy machine.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn coll(line: &str) -> Command {
     doorbell(&format!("coll {line}"))
 }
 
-/// Every row is right, and there are so many.
+/// There are `rows` rows, all without errors.
 fn right(report: &Value, rows: usize) {
     let results = report["results"].as_array().expect("rows");
     assert_eq!(results.len(), rows, "{report}");
@@ -34,7 +35,7 @@ fn right(report: &Value, rows: usize) {
 }
 
 #[test]
-fn every_operation_is_right_and_has_the_contracts_keys() {
+fn every_operation_is_correct_and_has_the_documented_keys() {
     for operation in [
         "allreduce",
         "allgather",
@@ -70,9 +71,9 @@ fn every_operation_is_right_and_has_the_contracts_keys() {
 }
 
 #[test]
-fn what_is_asked_for_is_what_is_done() {
-    let asked = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
-    let report = json_of(coll(asked));
+fn the_requested_algorithm_is_used() {
+    let line = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
+    let report = json_of(coll(line));
     right(&report, 1);
     let row = &report["results"][0];
     let done = ["op", "dtype", "algorithm", "protocol"].map(|key| row[key].as_str());
@@ -192,7 +193,7 @@ fn a_plan_is_explained_and_drawn() {
 }
 
 #[test]
-fn what_is_predicted_stands_beside_what_is_measured() {
+fn predictions_are_printed_beside_measurements() {
     let report = json_of(coll("allreduce --ranks 2 -b 8 -e 4K -f 512 --simulate --measure"));
     let lines = report["results"].as_array().unwrap();
     for bytes in [8, 4096] {
@@ -219,7 +220,7 @@ fn what_is_predicted_stands_beside_what_is_measured() {
 }
 
 #[test]
-fn what_is_not_here_is_simulated() {
+fn larger_systems_are_simulated() {
     let report = json_of(coll(
         "allreduce --ranks 128 -b 1K -e 1M -f 1024 --simulate --leaf 4 --oversubscription 2",
     ));
@@ -235,7 +236,7 @@ fn what_is_not_here_is_simulated() {
 
 #[test]
 fn ranks_of_a_launcher_find_each_other() {
-    // Whoever takes the port in between makes the next of eight be tried.
+    // If another process takes the port in between, the next of eight is tried.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let rank = |rank: u32| {
         let mut command = coll("allreduce -b 1000 -e 1000 -n 2 --device soft0 --json");
@@ -258,9 +259,9 @@ fn ranks_of_a_launcher_find_each_other() {
     assert!(second.stdout.is_empty(), "only rank 0 prints");
 }
 
-/// The ranks of a command, by their number, when all show it in their command line.
+/// The ranks of a command, in order, once all show their rank in their command line.
 fn ranks_of(parent: &Child, ranks: u32) -> Vec<Pid> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     loop {
         let all: Vec<Option<Pid>> = (0..ranks).map(|rank| rank_of(parent.id(), rank)).collect();
         if let Some(all) = all.into_iter().collect() {
@@ -283,9 +284,9 @@ fn rank_of(parent: u32, rank: u32) -> Option<Pid> {
     })
 }
 
-/// Waits until none of them is left, but for those that nobody has collected.
+/// Waits until all of them have ended, zombies included.
 fn gone(ranks: &[Pid]) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     let there = |pid: &Pid| {
         std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
             stat.rsplit(')')
@@ -299,7 +300,7 @@ fn gone(ranks: &[Pid]) {
     }
 }
 
-/// A test that goes on for long, and has printed its first row.
+/// Starts a long test, and waits for its first row.
 fn started(line: &str) -> (Child, Vec<Pid>) {
     let mut child = coll(line).spawn().unwrap();
     let ranks = ranks_of(&child, 3);
@@ -309,7 +310,7 @@ fn started(line: &str) -> (Child, Vec<Pid>) {
         let got = std::io::BufRead::read_line(&mut read, &mut text).unwrap();
         assert!(got > 0, "it ended: {text}");
     }
-    // Whatever comes after it is not looked at, and must not make anybody wait.
+    // Further output is discarded, so that the pipe never blocks.
     thread::spawn(move || std::io::copy(&mut read, &mut std::io::sink()));
     (child, ranks)
 }
@@ -317,7 +318,7 @@ fn started(line: &str) -> (Child, Vec<Pid>) {
 const LONG: &str = "allreduce --ranks 3 -b 64 -e 64M -i 64 -n 200 -c 0 --deadline 20s";
 
 #[test]
-fn a_killed_rank_is_named_by_all_others() {
+fn a_killed_rank_is_reported_by_all_others() {
     let (child, ranks) = started(LONG);
     kill(ranks[1], Signal::SIGKILL).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -332,7 +333,7 @@ fn a_killed_rank_is_named_by_all_others() {
 }
 
 #[test]
-fn ranks_do_not_outlive_who_started_them() {
+fn ranks_do_not_outlive_their_parent() {
     let (mut child, ranks) = started(LONG);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -340,7 +341,7 @@ fn ranks_do_not_outlive_who_started_them() {
 }
 
 #[test]
-fn an_interrupted_test_leaves_nobody() {
+fn an_interrupted_test_leaves_no_process() {
     let (child, ranks) = started(LONG);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -352,14 +353,14 @@ fn an_interrupted_test_leaves_nobody() {
 fn an_interrupted_test_prints_what_it_has() {
     let mut child = coll(LONG).arg("--json").spawn().unwrap();
     let ranks = ranks_of(&child, 3);
-    // Before, they may not have come to look at it.
+    // Time for the ranks to watch their stdin.
     thread::sleep(Duration::from_millis(500));
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
     let mut printed = String::new();
     std::io::Read::read_to_string(&mut child.stdout.take().unwrap(), &mut printed).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    // A rank that had not begun when its time was up prints nothing; and no half of it is printed.
+    // A rank that had not started when its time was up prints nothing; output is never partial.
     if !printed.is_empty() {
         let report: Value = serde_json::from_str(&printed).unwrap();
         let results = report["results"].as_array().unwrap();
@@ -371,7 +372,7 @@ fn an_interrupted_test_prints_what_it_has() {
     gone(&ranks);
 }
 
-/// The same with GPUs, which are the stand-in's.
+/// With the stand-in GPUs.
 fn with_gpus(line: &str) -> Command {
     let mut command = coll(line);
     command.arg("--gpu");
@@ -408,12 +409,12 @@ fn operations_on_gpus_are_right_by_each_executor() {
 }
 
 #[test]
-fn a_killed_rank_lets_the_gpus_of_the_others_go() {
+fn a_killed_rank_releases_the_other_ranks_gpus() {
     let mut child = with_gpus("allreduce --ranks 3 -b 8K -e 8K -n 1000000 -c 0 --deadline 20s")
         .spawn()
         .unwrap();
     let ranks = ranks_of(&child, 3);
-    // In the middle of something, or before it: either way the others end.
+    // During an operation or before it: the others end in either case.
     thread::sleep(Duration::from_millis(500));
     kill(ranks[1], Signal::SIGKILL).unwrap();
     drop(child.stdout.take());
@@ -427,7 +428,7 @@ fn a_killed_rank_lets_the_gpus_of_the_others_go() {
 }
 
 #[test]
-fn what_gpus_do_not_do_is_refused() {
+fn unsupported_gpu_options_are_refused() {
     for line in [
         "alltoallv --ranks 2 --gpu",
         "allreduce --ranks 2 --gpu --explain",

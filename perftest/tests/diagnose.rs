@@ -1,4 +1,5 @@
-//! `doorbell diagnose`, and the warnings of tests, on machines that are made up: a folder with what /sys and /proc would hold.
+//! `doorbell diagnose`, and the warnings of tests, on made-up machines: a folder with the files of
+//! /sys and /proc.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What is this machine's own, whatever the folder says, and what the folder itself is told by.
+/// Warnings of the real machine, whatever the folder has, and of the folder itself.
 const OWN: &str = "debug-build,faked-machine,jitter,preempted";
 
 fn run(root: Option<&Path>, line: &str) -> Output {
@@ -39,7 +40,7 @@ fn put(root: &Path, path: &str, content: impl AsRef<[u8]>) {
 const DEVICE: &str = "sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
 const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1";
 
-/// A machine with an adapter where nothing is wrong.
+/// A machine with an adapter and no warning.
 fn good() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
@@ -113,7 +114,7 @@ fn a_good_machine_passes() {
 }
 
 #[test]
-fn each_fault_of_a_machine_is_found_and_only_that() {
+fn each_problem_of_a_machine_is_found_alone() {
     let governor = "sys/devices/system/cpu/cpu4/cpufreq/scaling_governor";
     let now = "sys/devices/system/cpu/cpu4/cpufreq/scaling_cur_freq";
     let limit = "sys/devices/system/cpu/cpu4/cpufreq/scaling_max_freq";
@@ -159,7 +160,7 @@ fn each_fault_of_a_machine_is_found_and_only_that() {
 }
 
 #[test]
-fn strict_fails_unless_what_there_is_was_ignored() {
+fn strict_fails_unless_all_warnings_are_ignored() {
     let machine = good();
     put(machine.path(), &format!("{DEVICE}/iommu_group/type"), "DMA");
     let output = run(
@@ -179,13 +180,13 @@ fn strict_fails_unless_what_there_is_was_ignored() {
     );
     let output = run(Some(machine.path()), &format!("diagnose --strict --ignore {OWN},iommu"));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    // A machine that is made up is never told as this one.
+    // A made-up machine is always reported as such.
     let output = run(Some(machine.path()), "diagnose --json");
     assert!(text(&output.stdout).contains(r#""code":"faked-machine""#), "{output:?}");
 }
 
 #[test]
-fn a_test_tells_what_it_found_on_stderr_and_in_its_object() {
+fn a_test_reports_warnings_on_stderr_and_in_json() {
     let machine = good();
     put(
         machine.path(),
@@ -199,9 +200,9 @@ fn a_test_tells_what_it_found_on_stderr_and_in_its_object() {
     for code in ["not-hardware", "cpu-governor", "faked-machine", "few-samples"] {
         assert!(found.contains(&code), "{code}: {report}");
     }
-    // The userspace device has no place on this machine's buses.
+    // The userspace device is on no bus.
     assert!(!found.contains(&"numa-cpus") && !found.contains(&"memlock"), "{report}");
-    let told: Vec<String> = text(&output.stderr)
+    let reported: Vec<String> = text(&output.stderr)
         .lines()
         .map(|line| line.strip_prefix("doorbell: warning: ").expect("a warning").to_owned())
         .collect();
@@ -211,8 +212,8 @@ fn a_test_tells_what_it_found_on_stderr_and_in_its_object() {
         .iter()
         .map(|warning| warning["message"].as_str().unwrap())
         .collect();
-    assert_eq!(told, messages);
-    // Percentiles that rest on enough have no warning.
+    assert_eq!(reported, messages);
+    // No warning about percentiles with enough samples.
     let output = run(None, "lat write -n 10000 --json");
     let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert!(!codes(&report).contains(&"faked-machine"), "{report}");
@@ -256,7 +257,7 @@ fn hostile_files_are_a_line_each_and_no_panic() {
         );
         assert!(lines.lines().all(|line| line.starts_with(['#', 'm'])), "{lines}");
     }
-    // What is no file, and leads nowhere or to itself.
+    // Special files, dangling links and loops.
     for file in &files {
         fs::remove_file(file).unwrap();
         symlink(file, file).unwrap();
@@ -279,10 +280,10 @@ fn hostile_names_are_a_line_each() {
     for device in ["nope", "../infiniband/mlx5_0", "/etc", "..", "\u{1b}[2J"] {
         let output = run(Some(machine.path()), &format!("diagnose -d {device}"));
         assert_eq!(output.status.code(), Some(2), "{device}: {output:?}");
-        let said = text(&output.stderr);
+        let output = text(&output.stderr);
         assert!(
-            said.lines().count() == 1 && said.contains("no device") && !said.contains('\u{1b}'),
-            "{said}"
+            output.lines().count() == 1 && output.contains("no device") && !output.contains('\u{1b}'),
+            "{output}"
         );
     }
     let output = run(Some(machine.path()), "diagnose --ignore nonsense");
@@ -299,6 +300,6 @@ fn the_codes_are_the_documents() {
     assert_eq!(output.status.code(), Some(0));
     let document = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/DIAGNOSIS.md")).unwrap();
     assert!(document.contains(&text(&output.stdout)), "{}", text(&output.stdout));
-    // A userspace device is looked at by name.
+    // A userspace device is checked by name.
     assert_eq!(run(None, "diagnose -d soft0").status.code(), Some(0));
 }

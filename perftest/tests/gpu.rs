@@ -1,4 +1,5 @@
-//! GPUs as scripts see them: `doorbell gpu`, and `--gpu` of the tests, with the CPU's stand-in for two GPUs in the place of NVIDIA's driver.
+//! GPUs as scripts use them: `doorbell gpu`, and `--gpu` of the tests, with the stand-in for two
+//! GPUs in place of NVIDIA's driver.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -32,7 +33,7 @@ fn every_test_runs_between_any_memories_and_verifies() {
 }
 
 #[test]
-fn staged_memory_is_said_to_be() {
+fn staged_memory_is_reported() {
     let mut command = with_gpus("bw write --gpu 0,1 -s 2M -n 20");
     command.env("DOORBELL_GPU_PATH", "staged").arg("--json");
     let output = command.output().unwrap();
@@ -51,7 +52,7 @@ fn staged_memory_is_said_to_be() {
 }
 
 #[test]
-fn what_is_missing_is_said_in_one_line() {
+fn missing_support_is_one_line() {
     for (mut command, part) in [
         (doorbell("bw write --gpu 0 -n 5"), "libcuda.so.1"),
         (with_gpus("bw write --gpu 7 -n 5"), "there is no GPU 7"),
@@ -66,19 +67,25 @@ fn what_is_missing_is_said_in_one_line() {
     ] {
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        let said = stderr(&output);
-        assert!(said.lines().count() == 1 && said.contains(part), "{said}");
+        let complaints = stderr(&output);
+        assert!(
+            complaints.lines().count() == 1 && complaints.contains(part),
+            "{complaints}"
+        );
         assert!(output.stdout.is_empty());
     }
 }
 
 #[test]
-fn a_path_that_is_forced_and_impossible_says_why() {
+fn a_forced_path_that_is_impossible_fails_with_the_reason() {
     let mut command = with_gpus("bw write --gpu 0 -n 5");
     let output = command.env("DOORBELL_GPU_PATH", "peermem").output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let said = stderr(&output);
-    assert!(said.contains("peermem: soft0 is a device in software"), "{said}");
+    let complaints = stderr(&output);
+    assert!(
+        complaints.contains("peermem: soft0 is a device in software"),
+        "{complaints}"
+    );
 }
 
 #[test]
@@ -112,8 +119,11 @@ fn without_a_gpu_one_line_says_what_is_missing() {
     let output = doorbell("gpu").output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(output.stdout.is_empty(), "{output:?}");
-    let said = stderr(&output);
-    assert!(said.lines().count() == 1 && said.contains("no CUDA"), "{said}");
+    let complaints = stderr(&output);
+    assert!(
+        complaints.lines().count() == 1 && complaints.contains("no CUDA"),
+        "{complaints}"
+    );
     let listing = json_of(doorbell("gpu"));
     assert_eq!(listing["gpus"].as_array().map(Vec::len), Some(0));
     assert_eq!(listing["notes"].as_array().map(Vec::len), Some(1));

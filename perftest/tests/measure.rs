@@ -1,6 +1,8 @@
-//! What a measurement says of itself, as scripts see it: that JSON is what its schema says, metrics what Prometheus reads, thresholds what exits, and a stall what it is.
+//! The exporters as scripts use them: JSON that matches its schema, metrics that Prometheus
+//! accepts, thresholds that set the exit status, and stalls that are visible.
 //!
-//! Every test runs the real binary on the userspace device, on loopback. No figure is held against an absolute time but those that a test makes itself.
+//! Every test runs the real binary on the userspace device, on loopback. Results are compared with
+//! absolute times only where the test controls them.
 
 #![forbid(unsafe_code)]
 
@@ -19,8 +21,8 @@ use serde_json::Value;
 
 use self::common::{complaint, doorbell, json_of};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything here takes, also on a busy machine.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn run(line: &str) -> Output {
     doorbell(line).output().expect("the binary runs")
@@ -30,7 +32,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// Runs a test that has to succeed, and gives its JSON object.
+/// Runs a test that has to succeed, and returns its JSON object.
 fn json(line: &str) -> Value {
     json_of(doorbell(line))
 }
@@ -41,11 +43,11 @@ fn schema() -> Value {
 }
 
 #[test]
-fn every_result_is_what_the_schema_says() {
+fn every_result_matches_the_schema() {
     let schema = schema();
     assert!(jsonschema::draft202012::meta::is_valid(&schema));
     let validator = jsonschema::draft202012::new(&schema).expect("a schema");
-    // Which of the four an object is taken for is not said by an error of all four together.
+    // One of the four object types, whose errors say more than those of all four together.
     let of = |name: &str| {
         let mut one = schema.clone();
         one.as_object_mut().unwrap().remove("oneOf");
@@ -92,7 +94,7 @@ fn every_result_is_what_the_schema_says() {
                 .collect();
             assert!(errors.is_empty(), "{line}: {errors:?}\n{result}");
             assert!(validator.is_valid(&result), "{line}: more than one of the four");
-            // What has drifted is noticed: something more in a row, something less.
+            // The schema notices an additional and a missing field.
             let (mut more, mut less) = (result.clone(), result.clone());
             more["results"][0]["bw_max"] = 1.into();
             let row = less["results"][0].as_object_mut().unwrap();
@@ -147,7 +149,7 @@ fn repeats_and_processor_time_have_columns() {
 }
 
 #[test]
-fn the_clock_that_is_asked_for_is_used() {
+fn the_requested_clock_is_used() {
     let system = json("lat write -n 100 --clock system");
     assert_eq!(system["clock"]["source"], "clock_gettime");
     let output = run("lat write -n 100 --clock tsc --json");
@@ -166,7 +168,7 @@ fn the_clock_that_is_asked_for_is_used() {
     }
 }
 
-/// The process whose parent is this one.
+/// The child process of this one.
 fn child_of(parent: u32) -> Option<u32> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -174,13 +176,13 @@ fn child_of(parent: u32) -> Option<u32> {
     })
 }
 
-/// What proc_pid_stat(5) has behind the name, from the third field on.
+/// The fields of proc_pid_stat(5) after the name, from the third on.
 fn fields_of(pid: u32) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Processor time in hundredths of a second.
+/// CPU time in ticks of 10 ms.
 fn ticks_of(pid: u32) -> u64 {
     let fields = fields_of(pid).unwrap_or_default();
     fields
@@ -191,16 +193,18 @@ fn ticks_of(pid: u32) -> u64 {
         .sum()
 }
 
-/// Runs a latency test of which the other end does nothing for so long, once, while it measures. Gives p99 and the longest, in ns.
+/// Runs a latency test whose peer is stopped once for `stall` during the measurement. Returns p99
+/// and the maximum, in ns.
 fn with_a_stalled_peer(line: &str, stall: Duration) -> (f64, f64) {
     let mut client = doorbell(&format!("{line} --timeout 18 --json")).spawn().unwrap();
     let mut stderr = BufReader::new(client.stderr.take().unwrap());
-    let mut heard = String::new();
-    // Warnings come when the peer has accepted the test. From there on the client waits in the kernel until both are connected, and has the processor when it measures.
-    stderr.read_line(&mut heard).unwrap();
+    let mut received = String::new();
+    // Warnings are printed when the peer has accepted the test. From there on the client sleeps
+    // until both are connected, and uses the CPU only when it measures.
+    stderr.read_line(&mut received).unwrap();
     let (before, began) = (ticks_of(client.id()), Instant::now());
     while ticks_of(client.id()) < before + 15 {
-        assert!(began.elapsed() < PATIENCE, "it does not measure");
+        assert!(began.elapsed() < TIME_LIMIT, "it does not measure");
         thread::sleep(Duration::from_millis(2));
     }
     let peer = Pid::from_raw(i32::try_from(child_of(client.id()).expect("the peer")).unwrap());
@@ -208,21 +212,22 @@ fn with_a_stalled_peer(line: &str, stall: Duration) -> (f64, f64) {
     thread::sleep(stall);
     kill(peer, Signal::SIGCONT).unwrap();
     let output = client.wait_with_output().unwrap();
-    stderr.read_to_string(&mut heard).unwrap();
-    assert!(output.status.success(), "{heard}");
+    stderr.read_to_string(&mut received).unwrap();
+    assert!(output.status.success(), "{received}");
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     let row = &result["results"][0];
     let of = |key: &str| row[key].as_f64().unwrap();
     (of("lat_p99_ns"), of("lat_max_ns"))
 }
 
-/// A peer that stops once for 400 ms of 3 s: whoever would have asked meanwhile waits. That is a seventh of all, and more than one in a hundred by far; without a timetable it is one message.
+/// A peer that stalls once for 400 ms of 3 s. In an open loop a seventh of all messages is late,
+/// far more than one in a hundred; in a closed loop it is one message.
 #[test]
-fn a_stall_shows_with_a_timetable_and_hides_without() {
+fn a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() {
     let stall = Duration::from_millis(400);
     let ns = stall.as_nanos() as f64;
     let (hidden, longest) = with_a_stalled_peer("lat write -D 3", stall);
-    // Half of the round trip that was held up.
+    // Half of the delayed round trip.
     assert!(longest > 0.4 * ns, "{longest}");
     assert!(hidden < 0.25 * ns, "{hidden}");
     let (seen, _) = with_a_stalled_peer("lat write -D 3 --rate 1000", stall);
@@ -230,7 +235,7 @@ fn a_stall_shows_with_a_timetable_and_hides_without() {
 }
 
 #[test]
-fn a_timetable_is_kept_where_it_can_be() {
+fn the_rate_of_an_open_loop_is_kept() {
     for line in ["bw write -s 64 -q 2 -n 100 --rate 1000", "lat read -n 200 --rate 1000"] {
         let began = Instant::now();
         let result = json(line);
@@ -248,38 +253,39 @@ fn a_timetable_is_kept_where_it_can_be() {
             assert_eq!(row["coordinated_omission"], "corrected");
         }
         let text = stdout(&run(line));
-        assert!(text.contains("1000 messages/s by a timetable"), "{text}");
+        assert!(text.contains("1000 messages/s in an open loop"), "{text}");
     }
     assert_eq!(run("bw write --rate 0.5").status.code(), Some(2));
 }
 
 #[test]
-fn what_is_missed_is_one_line_a_size_after_all_results() {
+fn missed_thresholds_are_one_line_a_size_after_all_results() {
     let output = run("bw write -a -n 2 --min-bw 999Tb");
     assert_eq!(output.status.code(), Some(1));
-    let said = complaint(&output);
-    assert_eq!(said.len(), 23, "{said:?}");
+    let complaints = complaint(&output);
+    assert_eq!(complaints.len(), 23, "{complaints:?}");
     assert!(
-        said.iter()
+        complaints
+            .iter()
             .all(|line| line.starts_with("doorbell: write_bw ") && line.contains("at least 124875.000 GB/s")),
-        "{said:?}"
+        "{complaints:?}"
     );
     assert_eq!(stdout(&output).lines().count(), 25);
 
     let output = run("lat write -n 100 --max-p99 1ns --json");
     assert_eq!(output.status.code(), Some(1));
     assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok());
-    let said = complaint(&output);
+    let complaints = complaint(&output);
     assert!(
-        said.len() == 1 && said[0].contains("write_lat 2 B missed: p99 is"),
-        "{said:?}"
+        complaints.len() == 1 && complaints[0].contains("write_lat 2 B missed: p99 is"),
+        "{complaints:?}"
     );
 
     let output = run("bw send -s 64 -n 100 --min-msg-rate 900G --min-bw 999TB");
-    let said = complaint(&output);
+    let complaints = complaint(&output);
     assert!(
-        said.len() == 1 && said[0].contains("; ") && said[0].contains("messages per second"),
-        "{said:?}"
+        complaints.len() == 1 && complaints[0].contains("; ") && complaints[0].contains("messages per second"),
+        "{complaints:?}"
     );
 
     for line in [
@@ -300,7 +306,7 @@ fn what_is_missed_is_one_line_a_size_after_all_results() {
     }
 }
 
-/// Whether it may name a metric or, without colons, a label.
+/// Whether it is a valid metric name or, without colons, a label name.
 fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -309,7 +315,7 @@ fn is_name(text: &str) -> bool {
 /// Names and values.
 type Labels = Vec<(String, String)>;
 
-/// The labels of a sample, without what is behind them; or why they are none.
+/// The labels of a sample, and the rest of the text; or why they are invalid.
 fn labels(mut text: &str) -> Result<(Labels, &str), String> {
     let mut labels = Labels::new();
     loop {
@@ -341,7 +347,8 @@ fn labels(mut text: &str) -> Result<(Labels, &str), String> {
 
 type Sample = (String, Labels, f64);
 
-/// Reads an exposition as strictly as the format allows (and as `promtool check metrics` wants it): help, type, then all samples of a metric, no sample twice, units in the names.
+/// Parses an exposition as strictly as the format allows (and `promtool check metrics` requires):
+/// help, type, then all samples of a metric, no duplicates, units in the names.
 fn exposition(text: &str) -> Result<Vec<Sample>, String> {
     let mut samples: Vec<Sample> = Vec::new();
     let (mut done, mut current, mut typed) = (HashSet::new(), String::new(), false);
@@ -423,7 +430,7 @@ fn the_strict_reader_is_strict() {
 }
 
 #[test]
-fn metrics_are_what_prometheus_reads() {
+fn metrics_are_valid_for_prometheus() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bw.prom");
     let output = run(&format!(
@@ -473,21 +480,21 @@ fn metrics_are_what_prometheus_reads() {
 
 #[test]
 fn metrics_that_cannot_be_written_are_one_line() {
-    // A full disk shows at the end, when the table has been printed; a folder that is not there before anything is measured.
+    // A full disk shows at the end, after the table; a missing folder before anything is measured.
     for (file, lines) in [("/dev/full", 3), ("/nonexistent/doorbell.prom", 0)] {
         let output = run(&format!("bw write -s 4K -n 50 --prometheus {file}"));
         assert_eq!(output.status.code(), Some(1), "{file}");
-        let said = complaint(&output);
+        let complaints = complaint(&output);
         assert!(
-            said.len() == 1 && said[0].starts_with(&format!("doorbell: cannot write {file}: ")),
-            "{said:?}"
+            complaints.len() == 1 && complaints[0].starts_with(&format!("doorbell: cannot write {file}: ")),
+            "{complaints:?}"
         );
         assert_eq!(stdout(&output).lines().count(), lines, "{file}");
     }
 }
 
 #[test]
-fn help_says_what_columns_mean() {
+fn help_explains_the_columns() {
     for (kind, heads) in [
         (
             "bw",

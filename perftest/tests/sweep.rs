@@ -1,6 +1,7 @@
-//! `doorbell sweep`, `report` and `compare` as scripts see them: from a measurement to a page, and to an exit status.
+//! `doorbell sweep`, `report` and `compare` as scripts run them: from a measurement to a page, and
+//! to an exit status.
 //!
-//! Every test runs the real binary; what is measured is measured on the userspace device, on loopback.
+//! Every test runs the real binary; measurements run on the userspace device, on loopback.
 
 #![forbid(unsafe_code)]
 
@@ -31,8 +32,8 @@ fn run(folder: &Path, line: &str) -> Output {
     doorbell(folder, line).output().expect("the binary runs")
 }
 
-/// That it is what the published schema says.
-fn described(result: &Value) {
+/// Checks a result against the published schema.
+fn check_schema(result: &Value) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/result.schema.json");
     let schema: Value = serde_json::from_str(&fs::read_to_string(file).expect("the schema")).expect("JSON");
     let validator = jsonschema::draft202012::new(&schema).expect("a schema");
@@ -40,8 +41,8 @@ fn described(result: &Value) {
     assert!(errors.is_empty(), "{errors:?}: {result}");
 }
 
-/// Runs what has to succeed.
-fn well(folder: &Path, line: &str) -> Output {
+/// Runs a command that has to succeed.
+fn run_ok(folder: &Path, line: &str) -> Output {
     let output = run(folder, line);
     assert!(output.status.success(), "{line}: {}", stderr(&output));
     output
@@ -51,13 +52,13 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs what has to fail so, with one line that says this.
+/// Runs a command that has to fail with this status, and one line that contains `says`.
 fn fails(folder: &Path, line: &str, status: i32, says: &str) {
     let output = run(folder, line);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(status), "{line}: {said}");
-    assert!(said.contains(says), "{line}: {said}");
-    assert_eq!(said.lines().count(), 1, "{line}: {said}");
+    let complaints = stderr(&output);
+    assert_eq!(output.status.code(), Some(status), "{line}: {complaints}");
+    assert!(complaints.contains(says), "{line}: {complaints}");
+    assert_eq!(complaints.lines().count(), 1, "{line}: {complaints}");
 }
 
 fn folder() -> TempDir {
@@ -83,7 +84,7 @@ fn result(folder: &Path, file: &str, link: &str, samples: &[f64]) {
 #[test]
 fn a_sweep_is_one_result_of_all_points() {
     let folder = folder();
-    well(
+    run_ok(
         folder.path(),
         "sweep bw write --sizes 64,4K --qps 1,2 --tx-depth 1,8 -n 50 --repeat 2 -o x.json",
     );
@@ -122,21 +123,21 @@ fn a_sweep_is_one_result_of_all_points() {
         .map(|l| l["name"].as_str())
         .collect();
     assert!(names.contains(&Some("memcpy")), "{names:?}");
-    // What a software device's port says is no line that anything could be held against.
+    // A software device has no line rate.
     assert!(result.get("line_rate_bytes_per_s").is_none() && result.get("skipped").is_none());
     assert_eq!(result["sweep"]["qps"], json!([1, 2]));
 }
 
 #[test]
-fn points_that_cannot_be_are_told_and_the_others_measured() {
+fn impossible_points_are_reported_and_the_others_measured() {
     let folder = folder();
-    let output = well(
+    let output = run_ok(
         folder.path(),
         "sweep bw write --sizes 64 --tx-depth 1,8 --post-list 1,4 -n 50 --no-limits",
     );
     let result: Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert_eq!(result["results"].as_array().map(Vec::len), Some(3));
-    described(&result);
+    check_schema(&result);
     let skipped = &result["skipped"];
     assert_eq!(skipped.as_array().map(Vec::len), Some(1));
     assert_eq!(
@@ -148,13 +149,13 @@ fn points_that_cannot_be_are_told_and_the_others_measured() {
             .as_str()
             .is_some_and(|reason| reason.contains("--post-list 4"))
     );
-    // A size of inline data that the device has not.
-    let output = well(
+    // An inline size that the device does not support.
+    let output = run_ok(
         folder.path(),
         "sweep lat send --sizes 2 --inline 0,4096 -n 50 --no-limits",
     );
     let result: Value = serde_json::from_slice(&output.stdout).expect("one object");
-    described(&result);
+    check_schema(&result);
     let rows = result["results"].as_array().map_or(0, Vec::len);
     let skipped = result["skipped"].as_array().map_or(0, Vec::len);
     assert!(rows >= 1 && rows + skipped == 2, "{result}");
@@ -180,7 +181,7 @@ impl Drop for Running {
 }
 
 #[test]
-fn what_is_measured_by_then_is_kept_when_it_is_interrupted() {
+fn an_interrupted_sweep_keeps_its_results() {
     let folder = folder();
     let mut sweep = doorbell(
         folder.path(),
@@ -217,18 +218,18 @@ fn one_server_serves_sweep_after_sweep() {
     .spawn()
     .map(Running)
     .expect("the binary runs");
-    let mut said = BufReader::new(server.0.stderr.take().expect("a pipe"));
+    let mut output = BufReader::new(server.0.stderr.take().expect("a pipe"));
     let mut line = String::new();
-    said.read_line(&mut line).expect("a line");
+    output.read_line(&mut line).expect("a line");
     let port = line.trim().rsplit(':').next().expect("a port").to_owned();
     for _ in 0..2 {
         let line =
             format!("sweep bw write 127.0.0.1 --port {port} --device soft0 --sizes 64,4K --qps 1,2 -n 50 --no-limits");
-        let output = well(folder.path(), &line);
+        let output = run_ok(folder.path(), &line);
         let result: Value = serde_json::from_slice(&output.stdout).expect("one object");
         assert_eq!(result["results"].as_array().map(Vec::len), Some(4));
     }
-    // A client of another test is turned away, and the server stays.
+    // A client of another test is refused, and the server continues.
     let line =
         format!("sweep bw read 127.0.0.1 --port {port} --device soft0 --sizes 64 -n 50 --no-limits --no-progress");
     let output = run(folder.path(), &line);
@@ -238,7 +239,7 @@ fn one_server_serves_sweep_after_sweep() {
         "{}",
         stderr(&output)
     );
-    assert!(server.0.try_wait().expect("it can be asked").is_none());
+    assert!(server.0.try_wait().expect("it can be polled").is_none());
     kill(
         Pid::from_raw(i32::try_from(server.0.id()).expect("an id")),
         Signal::SIGINT,
@@ -252,7 +253,7 @@ fn a_report_is_a_page_or_a_picture() {
     let folder = folder();
     result(folder.path(), "a.json", "hardware", &[1e9, 1.01e9]);
     result(folder.path(), "b.json", "soft-udp", &[9e8, 9.1e8]);
-    well(folder.path(), "report a.json b.json -o both.html");
+    run_ok(folder.path(), "report a.json b.json -o both.html");
     let page = fs::read_to_string(folder.path().join("both.html")).expect("a page");
     for wanted in [
         "data-y=\"1005000000.0\"",
@@ -263,12 +264,12 @@ fn a_report_is_a_page_or_a_picture() {
     ] {
         assert!(page.contains(wanted), "{wanted}");
     }
-    well(folder.path(), "report a.json -o a.svg --chart rate");
+    run_ok(folder.path(), "report a.json -o a.svg --chart rate");
     assert!(
         fs::read_to_string(folder.path().join("a.svg")).is_ok_and(|svg| svg.contains("data-metric=\"msg_rate_per_s\""))
     );
     if cfg!(feature = "png") {
-        well(folder.path(), "report a.json -o a.png");
+        run_ok(folder.path(), "report a.json -o a.png");
         assert!(fs::read(folder.path().join("a.png")).is_ok_and(|png| png.starts_with(b"\x89PNG")));
     } else {
         fails(folder.path(), "report a.json -o a.png", 2, "--features png");
@@ -288,19 +289,19 @@ fn a_report_is_a_page_or_a_picture() {
 }
 
 #[test]
-fn all_that_the_command_measures_can_be_shown() {
+fn all_results_can_be_shown() {
     let folder = folder();
     for (file, line) in [
         ("bw.json", "bw write -s 64 -n 50 --json"),
         ("lat.json", "lat read -s 64 -n 50 --json"),
         ("coll.json", "coll allreduce --ranks 2 -b 8 -e 64 -f 8 -n 2 -w 1 --json"),
     ] {
-        let output = well(folder.path(), line);
+        let output = run_ok(folder.path(), line);
         fs::write(folder.path().join(file), output.stdout).expect("a file");
-        well(folder.path(), &format!("report {file} -o page.html"));
+        run_ok(folder.path(), &format!("report {file} -o page.html"));
         assert!(fs::read_to_string(folder.path().join("page.html")).is_ok_and(|page| page.contains("<svg")));
     }
-    well(folder.path(), "compare coll.json coll.json --fail-over 0%");
+    run_ok(folder.path(), "compare coll.json coll.json --fail-over 0%");
 }
 
 #[test]
@@ -347,18 +348,18 @@ fn hostile_files_are_refused_in_one_line() {
 }
 
 #[test]
-fn a_comparison_says_what_changed_and_exits_so() {
+fn a_comparison_reports_changes_and_sets_the_exit_status() {
     let folder = folder();
     let at = folder.path();
     result(at, "a.json", "soft-udp", &[1.00e9, 1.01e9, 0.99e9]);
     result(at, "slow.json", "soft-udp", &[0.90e9, 0.91e9, 0.89e9]);
     result(at, "noisy.json", "soft-udp", &[0.60e9, 0.90e9, 1.20e9]);
     result(at, "hard.json", "hardware", &[1.00e9, 1.01e9, 0.99e9]);
-    well(at, "compare a.json a.json --fail-over 1%");
-    well(at, "compare a.json noisy.json --fail-over 5%");
-    well(at, "compare a.json slow.json");
-    well(at, "compare slow.json a.json --fail-over 5%");
-    well(at, "compare a.json slow.json --fail-over 15%");
+    run_ok(at, "compare a.json a.json --fail-over 1%");
+    run_ok(at, "compare a.json noisy.json --fail-over 5%");
+    run_ok(at, "compare a.json slow.json");
+    run_ok(at, "compare slow.json a.json --fail-over 5%");
+    run_ok(at, "compare a.json slow.json --fail-over 15%");
     let failed = run(at, "compare a.json slow.json --fail-over 5% --json");
     assert_eq!(failed.status.code(), Some(1));
     assert!(
@@ -366,25 +367,25 @@ fn a_comparison_says_what_changed_and_exits_so() {
         "{}",
         stderr(&failed)
     );
-    let said: Value = serde_json::from_slice(&failed.stdout).expect("one object");
-    described(&said);
-    let row = &said["results"][0];
+    let output: Value = serde_json::from_slice(&failed.stdout).expect("one object");
+    check_schema(&output);
+    let row = &output["results"][0];
     assert_eq!(
         (&row["verdict"], &row["noise"], &row["failed"]),
         (&"worse".into(), &"measured".into(), &true.into())
     );
     assert!(row["change"].as_f64().is_some_and(|change| (change + 0.1).abs() < 1e-9));
     fails(at, "compare a.json hard.json", 2, "--force");
-    well(at, "compare a.json hard.json --force");
-    let table = String::from_utf8(well(at, "compare a.json slow.json").stdout).expect("text");
+    run_ok(at, "compare a.json hard.json --force");
+    let table = String::from_utf8(run_ok(at, "compare a.json slow.json").stdout).expect("text");
     assert!(table.contains("worse") && table.contains("2 worse"), "{table}");
 }
 
 #[test]
-fn latencies_are_compared_by_the_figure_that_is_named() {
+fn latencies_are_compared_by_the_given_metric() {
     let folder = folder();
     let at = folder.path();
-    well(at, "sweep lat send --sizes 8 -n 200 --repeat 3 -o real.json");
+    run_ok(at, "sweep lat send --sizes 8 -n 200 --repeat 3 -o real.json");
     let mut was = read(at.join("real.json"));
     let row = &mut was["results"][0];
     assert_eq!(row["lat_p99_samples_ns"].as_array().expect("one each").len(), 3);
@@ -405,23 +406,23 @@ fn latencies_are_compared_by_the_figure_that_is_named() {
     for (file, result) in [("was.json", &was), ("tail.json", &tail)] {
         fs::write(at.join(file), result.to_string()).expect("a file");
     }
-    well(at, "compare was.json tail.json --fail-over 5%");
-    well(at, "compare was.json tail.json --fail-over 5% --figure p50");
+    run_ok(at, "compare was.json tail.json --fail-over 5%");
+    run_ok(at, "compare was.json tail.json --fail-over 5% --figure p50");
     let worse = run(at, "compare was.json tail.json --fail-over 5% --figure p99 --json");
     assert_eq!(worse.status.code(), Some(1), "{}", stderr(&worse));
-    let said: Value = serde_json::from_slice(&worse.stdout).expect("one object");
-    described(&said);
-    let row = &said["results"][0];
+    let output: Value = serde_json::from_slice(&worse.stdout).expect("one object");
+    check_schema(&output);
+    let row = &output["results"][0];
     assert_eq!(
         (&row["metric"], &row["noise"], &row["verdict"]),
         (&"lat_p99_ns".into(), &"measured".into(), &"worse".into())
     );
-    // There is none of each repeat.
+    // The maximum is not recorded for each repeat.
     let longest = run(at, "compare was.json tail.json --fail-over 5% --figure max --json");
-    let said: Value = serde_json::from_slice(&longest.stdout).expect("one object");
-    described(&said);
+    let output: Value = serde_json::from_slice(&longest.stdout).expect("one object");
+    check_schema(&output);
     assert_eq!(
-        (longest.status.code(), &said["results"][0]["noise"]),
+        (longest.status.code(), &output["results"][0]["noise"]),
         (Some(1), &"unknown".into())
     );
     let unknown = run(at, "compare was.json tail.json --figure p98");

@@ -1,4 +1,4 @@
-//! `doorbell topo` as scripts see it, on trees that look like sysfs.
+//! `doorbell topo` as scripts run it, on folders in the form of sysfs.
 
 #![forbid(unsafe_code)]
 
@@ -58,7 +58,7 @@ fn tree() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_tree_is_drawn_and_told_as_json() {
+fn a_tree_is_printed_as_text_and_json() {
     let tree = tree();
     let sysfs = tree.path().to_str().unwrap();
     let drawn = topo(&["--sysfs", sysfs]);
@@ -68,8 +68,8 @@ fn a_tree_is_drawn_and_told_as_json() {
         text.contains("      0000:00:01.0\n        0000:02:00.0 GPU\n        0000:03:00.0 mlx5_0 (ACTIVE)\n"),
         "{text}"
     );
-    let told = topo(&["--json", "--sysfs", sysfs]);
-    let value: Value = serde_json::from_slice(&told.stdout).unwrap();
+    let reported = topo(&["--json", "--sysfs", sysfs]);
+    let value: Value = serde_json::from_slice(&reported.stdout).unwrap();
     assert_eq!(
         (&value["tool"], &value["devices"][0]["name"]),
         (&"doorbell".into(), &"mlx5_0".into())
@@ -86,9 +86,9 @@ fn a_tree_is_drawn_and_told_as_json() {
 
 #[test]
 fn this_host_has_a_topology() {
-    let told = topo(&["--json"]);
-    assert!(told.status.success(), "{told:?}");
-    let value: Value = serde_json::from_slice(&told.stdout).unwrap();
+    let reported = topo(&["--json"]);
+    assert!(reported.status.success(), "{reported:?}");
+    let value: Value = serde_json::from_slice(&reported.stdout).unwrap();
     assert!(value["name"].as_str().is_some_and(|name| !name.is_empty()));
 }
 
@@ -104,7 +104,7 @@ fn no_sysfs_is_bad_usage_in_one_line() {
     assert!(failed.stdout.is_empty());
 }
 
-/// NVML for tests: it says what the file of `FAKE_NVML` describes.
+/// A fake NVML, which reports what the file of `FAKE_NVML` describes.
 fn nvml() -> &'static Path {
     static COMPILED: OnceLock<PathBuf> = OnceLock::new();
     COMPILED.get_or_init(|| {
@@ -118,7 +118,7 @@ fn nvml() -> &'static Path {
     })
 }
 
-/// The same tree with so many more GPUs, each below a root port of its own: on bus 10 and on.
+/// The same tree with `gpus` more GPUs, each below a root port of its own, from bus 10 on.
 fn tree_of(gpus: usize) -> tempfile::TempDir {
     let root = tree();
     let at = root.path();
@@ -137,8 +137,8 @@ fn tree_of(gpus: usize) -> tempfile::TempDir {
     root
 }
 
-/// So many GPUs on bus 10 and on, and more of what NVML says.
-fn described(gpus: usize, more: &str) -> String {
+/// `gpus` GPUs from bus 10 on, and further answers of NVML.
+fn check_schema(gpus: usize, more: &str) -> String {
     let each: String = (0..gpus)
         .map(|gpu| format!("gpu 0:{:x}:0 GPU-{gpu} H200\n", 16 + gpu))
         .collect();
@@ -146,9 +146,9 @@ fn described(gpus: usize, more: &str) -> String {
 }
 
 /// `doorbell topo` on such a machine.
-fn topo_of(root: &Path, described: &str, arguments: &[&str]) -> Output {
+fn topo_of(root: &Path, check_schema: &str, arguments: &[&str]) -> Output {
     let file = root.join("nvml.txt");
-    fs::write(&file, described).unwrap();
+    fs::write(&file, check_schema).unwrap();
     let mut command = command(arguments);
     command.arg("--sysfs").arg(root);
     command.env("DOORBELL_NVML_LIBRARY", nvml()).env("FAKE_NVML", file);
@@ -165,7 +165,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_str(text(output)).unwrap()
 }
 
-/// What is said of two GPUs, by the numbers of their buses.
+/// The entry of two GPUs, by the numbers of their buses.
 fn pair(value: &Value, one: u32, two: u32) -> &Value {
     let names = [one, two].map(|bus| format!("0000:{:02x}:00.0", 16 + bus));
     let all = value["distances"].as_array().unwrap();
@@ -174,15 +174,15 @@ fn pair(value: &Value, one: u32, two: u32) -> &Value {
         .unwrap()
 }
 
-/// What the tree of an adapter and a GPU has that NVML does not know of.
+/// The note about GPUs of the tree that NVML does not report.
 const HIDDEN: &str =
     "1 of the GPUs that sysfs shows are not NVML's: they are hidden from this process, or have no driver";
 
 #[test]
-fn nvlink_between_two_gpus_is_told_before_pcie() {
+fn nvlink_is_reported_before_pcie() {
     let tree = tree_of(2);
-    let described = described(2, "links 0 4 25781 3 1\nlinks 1 4 25781 3 0\ncpus 0 0 3\n");
-    let told = json(&topo_of(tree.path(), &described, &["--json"]));
+    let check_schema = check_schema(2, "links 0 4 25781 3 1\nlinks 1 4 25781 3 0\ncpus 0 0 3\n");
+    let reported = json(&topo_of(tree.path(), &check_schema, &["--json"]));
     let expected = serde_json::json!({
         "devices": ["0000:10:00.0", "0000:11:00.0"],
         "distance": "nvlink",
@@ -191,9 +191,9 @@ fn nvlink_between_two_gpus_is_told_before_pcie() {
         "nvlink_bytes_per_s": 100_000_000_000u64,
         "peer_access": true,
     });
-    assert_eq!(pair(&told, 0, 1), &expected);
-    assert_eq!(told["notes"], serde_json::json!([HIDDEN]));
-    let gpu = &told["devices"][2];
+    assert_eq!(pair(&reported, 0, 1), &expected);
+    assert_eq!(reported["notes"], serde_json::json!([HIDDEN]));
+    let gpu = &reported["devices"][2];
     assert_eq!(
         (&gpu["index"], &gpu["model"], &gpu["cpus"]),
         (&0.into(), &"H200".into(), &"0-3".into())
@@ -202,8 +202,8 @@ fn nvlink_between_two_gpus_is_told_before_pcie() {
     let to = serde_json::json!([{"to": {"gpu": "0000:11:00.0"}, "links": 4, "bytes_per_s": 100_000_000_000u64}]);
     assert_eq!(gpu["gpu"]["nvlinks"], to);
     let near = serde_json::json!({"gpu": "0000:02:00.0", "adapters": [{"name": "mlx5_0", "distance": "switch"}]});
-    assert_eq!(told["affinity"][0], near);
-    assert_eq!(told["affinity"][1]["adapters"][0]["distance"], "node");
+    assert_eq!(reported["affinity"][0], near);
+    assert_eq!(reported["affinity"][1]["adapters"][0]["distance"], "node");
 }
 
 #[test]
@@ -213,11 +213,11 @@ fn behind_switches_all_pairs_are_linked_by_the_lesser_count() {
         let links: String = (0..gpus)
             .map(|gpu| format!("links {gpu} {} 26562 6 switch\n", 18 - gpu / 3))
             .collect();
-        let told = json(&topo_of(tree.path(), &described(gpus, &links), &["--json"]));
+        let reported = json(&topo_of(tree.path(), &check_schema(gpus, &links), &["--json"]));
         for two in 1..gpus as u32 {
             for one in 0..two {
                 let links = 18 - two / 3;
-                let found = pair(&told, one, two);
+                let found = pair(&reported, one, two);
                 assert_eq!(found["nvlinks"], links, "{found}");
                 assert_eq!(found["nvlink_bytes_per_s"], u64::from(links) * 25_000_000_000);
             }
@@ -226,7 +226,7 @@ fn behind_switches_all_pairs_are_linked_by_the_lesser_count() {
     let tree = tree_of(2);
     let drawn = topo_of(
         tree.path(),
-        &described(2, "links 0 18 26562 6 switch\nlinks 1 18 26562 6 switch\ncpus 1 2 3"),
+        &check_schema(2, "links 0 18 26562 6 switch\nlinks 1 18 26562 6 switch\ncpus 1 2 3"),
         &[],
     );
     let tail = "\
@@ -255,13 +255,13 @@ near 0000:11:00.0: adapters mlx5_0 (node), processors 2-3
 #[test]
 fn gpus_on_pcie_alone_are_as_near_as_sysfs_says() {
     let tree = tree_of(4);
-    let drawn = topo_of(tree.path(), &described(4, ""), &["--json"]);
-    let told = json(&drawn);
+    let drawn = topo_of(tree.path(), &check_schema(4, ""), &["--json"]);
+    let reported = json(&drawn);
     let expected =
         serde_json::json!({"devices": ["0000:10:00.0", "0000:12:00.0"], "distance": "node", "peer_access": false});
-    assert_eq!(pair(&told, 0, 2), &expected);
-    assert_eq!(pair(&told, 0, 1)["distance"], "switch");
-    let drawn = topo_of(tree.path(), &described(4, ""), &[]);
+    assert_eq!(pair(&reported, 0, 2), &expected);
+    assert_eq!(pair(&reported, 0, 1)["distance"], "switch");
+    let drawn = topo_of(tree.path(), &check_schema(4, ""), &[]);
     assert!(
         text(&drawn).contains("\n0000:10:00.0 and 0000:11:00.0 do not reach each other's memory\n"),
         "{}",
@@ -292,7 +292,7 @@ fn a_mesh_has_links_between_some() {
     let both = |(one, two, links)| format!("links {one} {links} 25781 3 {two}\nlinks {two} {links} 25781 3 {one}\n");
     let links: String = direct.into_iter().map(both).collect();
     let tree = tree_of(8);
-    let told = json(&topo_of(tree.path(), &described(8, &links), &["--json"]));
+    let reported = json(&topo_of(tree.path(), &check_schema(8, &links), &["--json"]));
     for two in 1..8 {
         for one in 0..two {
             let links = direct
@@ -300,7 +300,7 @@ fn a_mesh_has_links_between_some() {
                 .find(|(a, b, _)| (*a, *b) == (one, two))
                 .map(|(_, _, links)| *links);
             assert_eq!(
-                pair(&told, one, two)["nvlinks"],
+                pair(&reported, one, two)["nvlinks"],
                 links.map_or(Value::Null, Value::from),
                 "{one} {two}"
             );
@@ -309,7 +309,7 @@ fn a_mesh_has_links_between_some() {
 }
 
 #[test]
-fn what_nvml_refuses_is_a_line_and_the_rest_is_shown() {
+fn errors_of_nvml_are_a_line_and_the_rest_is_shown() {
     let tree = tree_of(2);
     let links = "links 0 2 26562 6 1\nlinks 1 2 26562 6 0\n";
     let all = [
@@ -331,19 +331,26 @@ fn what_nvml_refuses_is_a_line_and_the_rest_is_shown() {
         "*",
     ];
     for function in all {
-        let failed = topo_of(tree.path(), &described(2, &format!("{links}fail {function} 3\n")), &[]);
+        let failed = topo_of(
+            tree.path(),
+            &check_schema(2, &format!("{links}fail {function} 3\n")),
+            &[],
+        );
         assert!(text(&failed).contains("0000:10:00.0 GPU"), "{failed:?}");
-        let said = String::from_utf8_lossy(&failed.stderr);
-        assert!(said.lines().all(|line| line.starts_with("doorbell: note: ")), "{said}");
+        let output = String::from_utf8_lossy(&failed.stderr);
+        assert!(
+            output.lines().all(|line| line.starts_with("doorbell: note: ")),
+            "{output}"
+        );
         let named = if function == "*" { "DeviceGetCount_v2" } else { function };
-        let is_told = said.contains(&format!("nvml{named} answers 3 (Not Supported)"));
-        // A GPU without NVLink says just this of the state of its links.
-        assert_eq!(is_told, function != "DeviceGetNvLinkState", "{said}");
+        let is_reported = output.contains(&format!("nvml{named} answers 3 (Not Supported)"));
+        // A GPU without NVLink answers this for the state of its links.
+        assert_eq!(is_reported, function != "DeviceGetNvLinkState", "{output}");
     }
-    // What links have is not known, but that they are there.
+    // The links exist, with unknown attributes.
     let slow = topo_of(
         tree.path(),
-        &described(
+        &check_schema(
             2,
             &format!("{links}fail DeviceGetFieldValues 3\nfail DeviceGetNvLinkVersion 3"),
         ),
@@ -357,7 +364,7 @@ fn what_nvml_refuses_is_a_line_and_the_rest_is_shown() {
 }
 
 #[test]
-fn without_nvml_a_note_says_so_where_there_are_gpus() {
+fn without_nvml_there_is_a_note_if_there_are_gpus() {
     let tree = tree();
     let none = |at: &Path| {
         let mut command = command(&["--sysfs"]);
@@ -368,12 +375,12 @@ fn without_nvml_a_note_says_so_where_there_are_gpus() {
         assert!(output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    let said = none(tree.path());
+    let output = none(tree.path());
     assert!(
-        said.starts_with("doorbell: note: NVLink is not known: no NVML: cannot load /nowhere/libnvidia-ml.so.1: "),
-        "{said}"
+        output.starts_with("doorbell: note: NVLink is not known: no NVML: cannot load /nowhere/libnvidia-ml.so.1: "),
+        "{output}"
     );
-    assert_eq!(said.lines().count(), 1);
+    assert_eq!(output.lines().count(), 1);
     fs::remove_file(tree.path().join("bus/pci/devices/0000:02:00.0")).unwrap();
     assert_eq!(none(tree.path()), "");
 }

@@ -1,4 +1,5 @@
-//! Sizes, alignments, offsets and constants against `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`: a C program is generated that prints what the compiler makes of it.
+//! Sizes, alignments, offsets and constants against `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`:
+//! a generated C program prints the compiler's values.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,7 +11,6 @@ use doorbell_verbs_sys::inline;
 use crate::layout::{CONSTANTS, TYPES};
 use crate::missing;
 
-/// The marker of an extended context.
 const EXTENDED: &str = "__VERBS_ABI_IS_EXTENDED";
 
 #[test]
@@ -19,7 +19,7 @@ fn bindings_agree_with_the_c_headers() {
     if !has_headers(dir.path()) {
         return missing("no C compiler with <rdma/rdma_cma.h> (gcc and librdmacm-dev)");
     }
-    let c = ask_c(dir.path());
+    let c = compile_and_run(dir.path());
     let mut compared = 0;
     let mut differences = Vec::new();
     let mut compare = |what: String, rust: i128| {
@@ -49,7 +49,8 @@ fn bindings_agree_with_the_c_headers() {
         differences.join("\n")
     );
     assert_eq!(compared, c.len());
-    // Guards against an empty table: rdma-core 44's header has over a hundred types and four hundred constants.
+    // Guards against an empty table: rdma-core 44's header has over a hundred types and four
+    // hundred constants.
     assert!(
         TYPES.len() > 100 && CONSTANTS.len() > 400,
         "{} types, {} constants",
@@ -68,8 +69,8 @@ pub(crate) fn has_headers(dir: &Path) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// What the C compiler says, by the names used in the comparison.
-fn ask_c(dir: &Path) -> HashMap<String, i128> {
+/// The C compiler's values, by the names used in the comparison.
+fn compile_and_run(dir: &Path) -> HashMap<String, i128> {
     let (source, program) = (dir.join("layout.c"), dir.join("layout"));
     std::fs::write(&source, c_program()).unwrap();
     run(Command::new("cc").args(["-std=gnu11", "-o"]).arg(&program).arg(&source));

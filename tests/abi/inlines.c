@@ -1,5 +1,6 @@
-/* The static inline functions of rdma-core's own <infiniband/verbs.h> on a context of the soft device: what no table of ours can promise, because these functions
- * find its calls by themselves, in the structs. A queue pair talks to itself, by ibv_wr_* and an extended completion queue. */
+/* The static inline functions of rdma-core's own <infiniband/verbs.h> on a context of the soft device: these functions find
+ * its calls in the structs, not in our table. A queue pair is connected to itself, with ibv_wr_* and an
+ * extended completion queue. */
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -17,10 +18,10 @@ struct library {
 	struct ibv_qp_ex *(*qp_to_qp_ex)(struct ibv_qp *);
 };
 
-/* Ends with the line that is not so. */
+/* Returns the line of a failed check. */
 #define CHECK(holds) do { if (!(holds)) return __LINE__; } while (0)
 
-enum { PATIENCE_S = 20, FROM_DEVICE = 14, AT = 64 };
+enum { TIMEOUT_S = 20, FROM_DEVICE = 14, AT = 64 };
 
 static int connect_to_itself(const struct library *lib, struct ibv_qp *qp, const union ibv_gid *gid)
 {
@@ -59,7 +60,7 @@ static int await(struct ibv_cq_ex *cq, int started)
 	do {
 		result = started ? ibv_next_poll(cq) : ibv_start_poll(cq, &attr);
 		sched_yield();
-	} while (result == ENOENT && time(NULL) - since < PATIENCE_S);
+	} while (result == ENOENT && time(NULL) - since < TIMEOUT_S);
 	return result;
 }
 

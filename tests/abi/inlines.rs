@@ -1,4 +1,5 @@
-//! What `<infiniband/verbs.h>` defines inline, compiled by the C compiler and called on the soft device: see inlines.c.
+//! The inline functions of `<infiniband/verbs.h>`, compiled by the C compiler and called on the
+//! soft device: see inlines.c.
 
 use core::ffi::c_int;
 use std::process::Command;
@@ -34,7 +35,8 @@ fn the_soft_device_serves_the_inline_functions_of_c() {
         return missing("no C compiler with <rdma/rdma_cma.h> (gcc and librdmacm-dev)");
     }
     let library = dir.path().join("inlines.so");
-    // Lazily bound: inline functions that are not called name functions of the library, which is not there.
+    // Lazy binding: inline functions that are not called refer to functions of a library that is
+    // not loaded.
     run(Command::new("cc")
         .args([
             "-std=gnu11",
@@ -61,8 +63,9 @@ fn the_soft_device_serves_the_inline_functions_of_c() {
     };
     let memory = Box::into_raw(Box::new([0_u64; 64]));
     let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-    // SAFETY: the verbs' contracts: each object is live, used on the device that it is of, and destroyed once, after what uses it. The function has the type that
-    // its C source says, and the library stays for the call.
+    // SAFETY: the verbs' contracts: each object is live, used on its own device, and destroyed
+    // once, after its users. The function has the type in its C source, and the library stays
+    // loaded during the call.
     unsafe {
         let list = (api().get_device_list)(ptr::null_mut());
         let context = (api().open_device)(*list);

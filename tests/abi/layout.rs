@@ -1,11 +1,10 @@
-//! What Rust makes of the bindings, as tables that `build.rs` derives from them.
+//! Rust's layout of the bindings, in tables that `build.rs` generates.
 
 use core::mem::offset_of;
 
 use doorbell_verbs_sys::rdmacm::*;
 use doorbell_verbs_sys::*;
 
-/// A struct or union.
 pub(crate) struct Type {
     /// With its keyword, as C writes it.
     pub(crate) c: &'static str,

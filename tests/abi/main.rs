@@ -1,7 +1,9 @@
-//! The committed bindings of verbs-sys against parties that did not write them: the C compiler with rdma-core's own headers, the system's library, and (feature
-//! `rdma-sys`) bindings that another crate generates. And the inline functions of those headers against the soft device.
+//! The committed bindings of verbs-sys against independent sources: the C compiler with rdma-core's
+//! own headers, the system's library, and (feature `rdma-sys`) bindings that another crate
+//! generates. And the inline functions of those headers against the soft device.
 //!
-//! What a machine lacks is said and skipped; under `CI=true`, where it can be installed, it is a failure.
+//! A check that cannot run here is reported and skipped; under `CI=true`, where it can be
+//! installed, it is a failure.
 
 mod headers;
 mod inlines;
@@ -10,7 +12,7 @@ mod layout;
 mod rdma_sys;
 mod symbols;
 
-/// Says why a check cannot run here.
+/// Reports why a check cannot run here.
 ///
 /// # Panics
 /// Under `CI=true`.

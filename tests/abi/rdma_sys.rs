@@ -1,4 +1,5 @@
-//! The bindings against those that `rdma-sys` generates from the headers with bindgen: no code is shared between the two.
+//! The bindings against those that `rdma-sys` generates from the headers with bindgen: no code is
+//! shared between the two.
 
 use crate::layout::RDMA_SYS;
 

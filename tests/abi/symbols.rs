@@ -17,9 +17,10 @@ fn every_symbol_is_in_the_systems_librdmacm() {
     all_in("librdmacm.so.1", "librdmacm1", 15);
 }
 
-/// Looks up all symbols of a library, of which there are more than `at_least`.
+/// Resolves all symbols of a library, of which there are more than `at_least`.
 fn all_in(name: &str, package: &str, at_least: usize) {
-    // SAFETY: the initialisers of rdma-core's libraries ask nothing of their callers, and the library is only looked up in.
+    // SAFETY: the initialisers of rdma-core's libraries require nothing of their callers, and only
+    // symbols are resolved in the library.
     let library = match unsafe { Library::new(name) } {
         Ok(library) => library,
         Err(error) => return missing(&format!("{name} ({package}): {error}")),
@@ -47,7 +48,7 @@ fn the_table_of_librdmacm_fills_from_the_systems_library() {
         Err(LoadError::NoLibrary { reason, .. }) => return missing(&format!("librdmacm1: {reason}")),
         Err(error) => panic!("{error}"),
     };
-    // SAFETY: takes nothing; where the kernel has no connection manager it gives no channel.
+    // SAFETY: no arguments; null where the kernel has no connection manager.
     let channel = unsafe { (cm.create_event_channel)() };
     if !channel.is_null() {
         // SAFETY: just made, and not used after.
@@ -63,7 +64,7 @@ fn the_table_fills_from_the_systems_library() {
         Err(error) => panic!("{error}"),
     };
     let mut count = -1;
-    // SAFETY: `count` may be written. The list, if there is one, is given back once and not used after.
+    // SAFETY: `count` may be written. The list, if there is one, is freed once and not used after.
     unsafe {
         let list = (api.get_device_list)(&mut count);
         if !list.is_null() {

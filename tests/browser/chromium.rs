@@ -1,4 +1,5 @@
-//! A headless browser, and its DevTools protocol over a WebSocket: as much of it as opening a page and looking at it takes.
+//! A headless browser by its DevTools protocol over a WebSocket: as much as opening and reading a
+//! page requires.
 
 use std::fs;
 use std::net::TcpStream;
@@ -11,45 +12,39 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tungstenite::{Message, WebSocket};
 
-/// What it may be called.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
-/// How long it may take over anything: it may run behind all else on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// A screenshot is not taller than this, in CSS pixels.
-const TALLEST: f64 = 8000.0;
-/// What is asked of an open page.
+/// Time limit of each step; the browser may be starved on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum height of a screenshot, in CSS pixels.
+const MAX_HEIGHT: f64 = 8000.0;
+/// The script that reads an open page.
 const READ_BACK: &str = include_str!("read_back.js");
 
-/// A screen to look at a page on.
 pub(crate) struct Screen {
     pub(crate) name: &'static str,
-    /// In CSS pixels.
     pub(crate) width: u32,
     pub(crate) height: u32,
-    /// Pixels for each of those.
+    /// Device pixels per CSS pixel.
     pub(crate) scale: u32,
     pub(crate) mobile: bool,
     pub(crate) dark: bool,
 }
 
-/// What a page came to.
-pub(crate) struct Seen {
+pub(crate) struct OpenedPage {
     /// As PNG.
     pub(crate) screenshot: Vec<u8>,
-    /// What `read_back.js` found.
     pub(crate) read: Value,
-    /// Messages on the console, exceptions, complaints of the browser.
+    /// Console messages, exceptions, and the browser's complaints.
     pub(crate) complaints: Vec<String>,
-    /// What was asked for besides the page itself.
+    /// Requests for anything but the page itself.
     pub(crate) requests: Vec<String>,
 }
 
-/// A running browser. Dropping it ends it.
 pub(crate) struct Browser {
     process: Child,
     socket: WebSocket<TcpStream>,
     last: u64,
-    /// Events that came while an answer was awaited.
+    /// Events received while waiting for an answer.
     events: Vec<Value>,
 }
 
@@ -100,8 +95,8 @@ impl Browser {
         }
     }
 
-    /// Opens a file on such a screen, and looks at it.
-    pub(crate) fn open(&mut self, file: &Path, screen: &Screen) -> Result<Seen> {
+    /// Opens a file on a screen, and reads it.
+    pub(crate) fn open(&mut self, file: &Path, screen: &Screen) -> Result<OpenedPage> {
         let target = self.call(None, "Target.createTarget", &json!({"url": "about:blank"}))?;
         let target = target["targetId"].as_str().context("no target")?.to_owned();
         let session = self.call(
@@ -134,10 +129,10 @@ impl Browser {
             "Runtime.evaluate",
             &json!({"expression": READ_BACK, "returnByValue": true}),
         )?;
-        // The whole page, within reason.
+        // The whole page, up to [`MAX_HEIGHT`].
         let layout = self.call(on, "Page.getLayoutMetrics", &json!({}))?;
         let height = layout["cssContentSize"]["height"].as_f64().unwrap_or_default();
-        let height = height.clamp(f64::from(screen.height), TALLEST);
+        let height = height.clamp(f64::from(screen.height), MAX_HEIGHT);
         let whole = json!({"x": 0, "y": 0, "width": screen.width, "height": height, "scale": 1});
         let shot = self.call(
             on,
@@ -145,7 +140,7 @@ impl Browser {
             &json!({"format": "png", "captureBeyondViewport": true, "clip": whole}),
         )?;
         let screenshot = from_base64(shot["data"].as_str().context("no screenshot")?)?;
-        // What is late is heard before the next answer.
+        // Collects late events with the next answer.
         self.call(on, "Runtime.evaluate", &json!({"expression": "1"}))?;
         let events = std::mem::take(&mut self.events);
         self.call(None, "Target.closeTarget", &json!({"targetId": target}))?;
@@ -153,7 +148,7 @@ impl Browser {
         let read = serde_json::from_str(text.with_context(|| format!("nothing could be read back: {read}"))?)?;
         let of = |method: &'static str| events.iter().filter(move |event| event["method"] == method);
         let complaints = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
-        Ok(Seen {
+        Ok(OpenedPage {
             screenshot,
             read,
             complaints: complaints
@@ -164,16 +159,15 @@ impl Browser {
             requests: of("Network.requestWillBeSent")
                 .filter_map(|event| event["params"]["request"]["url"].as_str())
                 // The icon is in the page itself.
-                .filter(|asked| *asked != url && !asked.starts_with("data:"))
+                .filter(|request| *request != url && !request.starts_with("data:"))
                 .map(str::to_owned)
                 .collect(),
         })
     }
 
-    /// Ends it as its user would.
     pub(crate) fn close(mut self) -> Result<()> {
         self.call(None, "Browser.close", &json!({}))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.process.try_wait()?.is_none() {
             if Instant::now() >= deadline {
                 bail!("the browser does not end");
@@ -183,9 +177,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Waits until the page is there.
     fn loaded(&mut self, session: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let is_it = |event: &Value| event["method"] == "Page.loadEventFired" && event["sessionId"] == session;
             if self.events.iter().any(is_it) {
@@ -199,7 +192,6 @@ impl Browser {
         }
     }
 
-    /// Calls a method, and waits for its answer.
     fn call(&mut self, session: Option<&str>, method: &str, parameters: &Value) -> Result<Value> {
         self.last += 1;
         let mut call = json!({"id": self.last, "method": method, "params": parameters});
@@ -208,13 +200,13 @@ impl Browser {
         }
         self.socket.send(Message::text(call.to_string()))?;
         loop {
-            let said = self.receive().with_context(|| format!("no answer to {method}"))?;
-            if said["id"] != self.last {
-                self.events.push(said);
-            } else if said["error"].is_null() {
-                return Ok(said["result"].clone());
+            let answer = self.receive().with_context(|| format!("no answer to {method}"))?;
+            if answer["id"] != self.last {
+                self.events.push(answer);
+            } else if answer["error"].is_null() {
+                return Ok(answer["result"].clone());
             } else {
-                bail!("{method}: {}", said["error"]);
+                bail!("{method}: {}", answer["error"]);
             }
         }
     }
@@ -230,15 +222,15 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It is gone where it was closed.
+        // Already gone where it was closed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Connects to the port that it writes to a file when it is ready.
+/// Connects to the port that the browser writes to a file when it is ready.
 fn connect(file: &Path, process: &mut Child) -> Result<WebSocket<TcpStream>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let (port, path) = loop {
         let text = fs::read_to_string(file).unwrap_or_default();
         let mut lines = text.lines();
@@ -254,7 +246,7 @@ fn connect(file: &Path, process: &mut Child) -> Result<WebSocket<TcpStream>> {
         thread::sleep(Duration::from_millis(20));
     };
     let stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let (socket, _) = tungstenite::client(format!("ws://127.0.0.1:{port}{path}"), stream)
         .map_err(|error| anyhow::anyhow!("it does not speak WebSocket: {error}"))?;
     Ok(socket)

@@ -1,7 +1,10 @@
-//! Opens reports of `doorbell report` in a headless browser, as people will: on a desktop and on a phone, in the light and in the dark.
+//! Opens reports of `doorbell report` in a headless browser: on a desktop and on a phone, in light
+//! and dark mode.
 //!
-//! A sweep is measured and a page made of it, by the commands beside this program. Nothing may be loaded, nothing may be said on the console, nothing may hang out at the side, and the
-//! charts have to hold the numbers of the JSON: in their attributes to the digit, and on the screen where the axis says that they are.
+//! A sweep is measured and a page made of it, by the commands beside this program. Nothing may be
+//! loaded, the console must be empty, nothing may overflow the page, and the charts must hold the
+//! numbers of the JSON: in their attributes exactly, and on the screen at their position on the
+//! axis.
 
 mod chromium;
 mod page;
@@ -26,7 +29,6 @@ Options:
       --keep FOLDER  leave the results, pages and screenshots there
 ";
 
-/// The screens that a report has to look well on.
 const SCREENS: [Screen; 4] = [
     Screen {
         name: "desktop",
@@ -121,29 +123,29 @@ fn run(keep: Option<&Path>) -> Result<()> {
         ] {
             let documents: Vec<_> = documents.into_iter().map(|index: usize| &results[index]).collect();
             let at = format!("{name}.html on {}", screen.name);
-            let seen = browser
+            let page = browser
                 .open(&folder.join(format!("{name}.html")), screen)
                 .with_context(|| at.clone())?;
-            let points = page::check(&seen, screen, &documents).with_context(|| at.clone())?;
+            let points = page::check(&page, screen, &documents).with_context(|| at.clone())?;
             let file = folder.join(format!("{name}-{}.png", screen.name));
-            fs::write(&file, &seen.screenshot).with_context(|| format!("cannot write {}", file.display()))?;
+            fs::write(&file, &page.screenshot).with_context(|| format!("cannot write {}", file.display()))?;
             println!(
                 "{at}: {points} points read back, {} KiB of pixels",
-                seen.screenshot.len() >> 10
+                page.screenshot.len() >> 10
             );
         }
     }
     // A chart alone is a document, too.
-    let seen = browser
+    let page = browser
         .open(&folder.join("rate.svg"), &SCREENS[0])
         .context("rate.svg")?;
-    page::quiet(&seen).context("rate.svg")?;
+    page::check_quiet(&page).context("rate.svg")?;
     browser.close()?;
     println!("together: {:.1} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Runs the command beside this program, writing to a file; what it wrote, where that is JSON.
+/// Runs the command beside this program, writing to a file; returns the file's JSON, if it is JSON.
 fn doorbell(folder: &Path, file: &str, line: &str) -> Result<Value> {
     let program = env::current_exe()?.with_file_name("doorbell");
     let mut command = Command::new(&program);
@@ -172,7 +174,7 @@ fn doorbell(folder: &Path, file: &str, line: &str) -> Result<Value> {
     Ok(serde_json::from_slice(&fs::read(folder.join(file))?)?)
 }
 
-/// The same result, from a machine whose names are meant to do harm.
+/// The same result, with names that attempt script injection.
 fn evil(folder: &Path, result: &Value) -> Result<()> {
     let attack = "\"><script>console.error(1)</script><img src=x onerror=console.error(2)>'</title></svg></style>";
     let mut result = result.clone();

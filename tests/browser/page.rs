@@ -1,42 +1,43 @@
-//! What a page has to hold.
+//! Checks of a page's content.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::chromium::{Screen, Seen};
+use crate::chromium::{OpenedPage, Screen};
 
-/// The smallest text that is read without effort, in CSS pixels.
+/// The smallest readable text, in CSS pixels.
 const SMALLEST_TEXT: f64 = 10.0;
-/// How far a point may lie from where the axis says: markers are not all as high above their point as below.
-const NEAR: f64 = 1.5;
-/// Fewer bytes than these are no picture of a chart.
-const LEAST_PICTURE: usize = 15_000;
+/// Tolerance of a point's position on the axis, in CSS pixels: markers are not symmetric around
+/// their point.
+const TOLERANCE: f64 = 1.5;
+/// A screenshot with fewer bytes has no chart.
+const MIN_SCREENSHOT: usize = 15_000;
 
-/// That it loaded nothing and nobody complained.
-pub(crate) fn quiet(seen: &Seen) -> Result<()> {
+/// Checks that the page loaded nothing and logged nothing.
+pub(crate) fn check_quiet(opened: &OpenedPage) -> Result<()> {
     ensure!(
-        seen.complaints.is_empty(),
+        opened.complaints.is_empty(),
         "on the console: {}",
-        seen.complaints.join("\n")
+        opened.complaints.join("\n")
     );
-    ensure!(seen.requests.is_empty(), "it loads {}", seen.requests.join(" "));
+    ensure!(opened.requests.is_empty(), "it loads {}", opened.requests.join(" "));
     Ok(())
 }
 
-/// All that a page of these results has to hold on this screen; how many points were read back.
-pub(crate) fn check(seen: &Seen, screen: &Screen, results: &[&Value]) -> Result<usize> {
-    quiet(seen)?;
-    let read = &seen.read;
+/// All checks of a page with these results on this screen; returns the number of points read.
+pub(crate) fn check(opened: &OpenedPage, screen: &Screen, results: &[&Value]) -> Result<usize> {
+    check_quiet(opened)?;
+    let read = &opened.read;
     ensure!(read["scripts"] == 0, "it has something that runs or loads");
     let (page, window) = (number(&read["width"]["page"])?, number(&read["width"]["screen"])?);
     ensure!(
         page <= window && window == f64::from(screen.width),
-        "it is {page} wide where {window} are seen"
+        "it is {page} wide on a screen of {window}"
     );
     let size = |at: usize| -> Option<u32> {
-        let bytes = seen.screenshot.get(at..at + 4)?;
+        let bytes = opened.screenshot.get(at..at + 4)?;
         Some(u32::from_be_bytes(bytes.try_into().ok()?))
     };
     ensure!(
@@ -44,16 +45,16 @@ pub(crate) fn check(seen: &Seen, screen: &Screen, results: &[&Value]) -> Result<
         "the screenshot has another size"
     );
     ensure!(
-        seen.screenshot.len() > LEAST_PICTURE,
+        opened.screenshot.len() > MIN_SCREENSHOT,
         "there is nothing on the screenshot"
     );
 
-    // All of it is measured on the userspace device, and the page has to say so.
+    // All is measured on the userspace device, and the page must say so.
     ensure!(
         read["banners"][0]
             .as_str()
             .is_some_and(|text| text.contains("Software device")),
-        "nothing says that the device is none of hardware"
+        "the page does not say that the device is not hardware"
     );
     let mut points = 0;
     for chart in array(&read["charts"])? {
@@ -69,18 +70,18 @@ pub(crate) fn check(seen: &Seen, screen: &Screen, results: &[&Value]) -> Result<
         ensure!(
             chart["title"].as_str().is_some_and(|text| !text.is_empty())
                 && chart["about"].as_str().is_some_and(|text| !text.is_empty()),
-            "{name}: it says nothing to who cannot see it"
+            "{name}: it has no text alternative"
         );
-        points += placed(chart).with_context(|| name.to_owned())?;
-        to_the_digit(chart, results).with_context(|| name.to_owned())?;
+        points += check_positions(chart).with_context(|| name.to_owned())?;
+        check_numbers(chart, results).with_context(|| name.to_owned())?;
     }
-    complete(read, results)?;
-    tables(read, results)?;
+    check_rows(read, results)?;
+    check_tables(read, results)?;
     Ok(points)
 }
 
-/// Whether points are where their axes say; how many there are.
-fn placed(chart: &Value) -> Result<usize> {
+/// Checks that points are at their position on the axes; returns their number.
+fn check_positions(chart: &Value) -> Result<usize> {
     let points = array(&chart["points"])?;
     ensure!(!points.is_empty(), "it has no points");
     for (index, axis) in ["x", "y"].into_iter().enumerate() {
@@ -103,19 +104,21 @@ fn placed(chart: &Value) -> Result<usize> {
         for point in points {
             let value = scale(point[axis].as_str().context("a point without a number")?.parse()?);
             if !value.is_finite() {
-                // The greatest of all, past all nines.
+                // The maximum, past the last percentile.
                 continue;
             }
             let expected = first_at + (value - first) / (last - first) * (last_at - first_at);
             let at = number(&point["at"][index])?;
-            ensure!((at - expected).abs() <= NEAR, "{point} is not at {axis} {expected:.1}");
+            ensure!(
+                (at - expected).abs() <= TOLERANCE,
+                "{point} is not at {axis} {expected:.1}"
+            );
         }
     }
     Ok(points.len())
 }
 
-/// Whether each point's number is the row's.
-fn to_the_digit(chart: &Value, results: &[&Value]) -> Result<()> {
+fn check_numbers(chart: &Value, results: &[&Value]) -> Result<()> {
     for point in array(&chart["points"])? {
         let row = row(results, point)?;
         let (x, y) = (&point["x"], &point["y"]);
@@ -149,8 +152,8 @@ fn to_the_digit(chart: &Value, results: &[&Value]) -> Result<()> {
     Ok(())
 }
 
-/// Whether every row is in the charts that are of all rows, once.
-fn complete(read: &Value, results: &[&Value]) -> Result<()> {
+/// Checks that every row appears once in each chart of all rows.
+fn check_rows(read: &Value, results: &[&Value]) -> Result<()> {
     for (file, result) in results.iter().enumerate() {
         let rows = array(&result["results"])?;
         let metrics: &[&str] = if rows[0].get("lat_p50_ns").is_some() {
@@ -172,7 +175,7 @@ fn complete(read: &Value, results: &[&Value]) -> Result<()> {
                 }
                 for point in array(&chart["points"])?.iter().filter(|point| point["file"] == file) {
                     ensure!(point["metric"] == *metric, "{of}: {point} is of something else");
-                    ensure!(seen.insert(point["row"].as_u64()), "{of}: {point} is there twice");
+                    ensure!(seen.insert(point["row"].as_u64()), "{of}: {point} appears twice");
                 }
             }
             ensure!(
@@ -196,8 +199,8 @@ fn complete(read: &Value, results: &[&Value]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the tables hold every figure of every row, as it was written.
-fn tables(read: &Value, results: &[&Value]) -> Result<()> {
+/// Checks that the tables hold every value of every row, as written.
+fn check_tables(read: &Value, results: &[&Value]) -> Result<()> {
     let cells = array(&read["cells"])?;
     for cell in cells {
         let metric = cell["metric"].as_str().context("a cell of nothing")?;

@@ -1,4 +1,4 @@
-// What is on the page, as the browser has laid it out; the value of the last expression goes back as text.
+// Reads the page as laid out by the browser; the value of the last expression is returned as text.
 (() => {
   const shown = (element) => element.getClientRects().length > 0;
   const middle = (element) => {

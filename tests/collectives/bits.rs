@@ -1,4 +1,5 @@
-//! What is promised of bits: of sums of 16 bits, and of results that do not depend on how an operation is cut.
+//! Guarantees on bits: of sums of 16-bit types, and of results that do not depend on how an
+//! operation is cut.
 
 use doorbell_collectives::executor::Tuning;
 use doorbell_collectives::kernel::{bf16, f16};
@@ -6,7 +7,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
 use doorbell_collectives::{Algorithm, Protocol, Rank, ReduceOp};
 
-use crate::matrix::{Team, Way, bits};
+use crate::matrix::{Mode, Team, bits};
 
 const CUTS: [(Protocol, u32, usize); 4] = [
     (Protocol::Simple, 1, 1 << 20),
@@ -15,7 +16,8 @@ const CUTS: [(Protocol, u32, usize); 4] = [
     (Protocol::Simple, 2, 4096),
 ];
 
-/// Sums of eight are as near to the sum as accumulating in f32 allows: what f32 can be off is what seven of its additions can be, and then they are rounded once.
+/// Sums of eight are as accurate as accumulation in f32 allows: the error of seven f32 additions,
+/// then one rounding.
 fn sums_of_eight<T: Number>(wide: impl Fn(T) -> f64, round: impl Fn(f32) -> T) {
     const RANKS: u32 = 8;
     let mut team = Team::new(RANKS);
@@ -26,7 +28,7 @@ fn sums_of_eight<T: Number>(wide: impl Fn(T) -> f64, round: impl Fn(f32) -> T) {
         count: 5003,
     };
     for algorithm in Algorithm::of(Collective::AllReduce) {
-        let way = Way {
+        let mode = Mode {
             algorithm,
             tuning: Tuning {
                 protocol: Protocol::Simple,
@@ -35,13 +37,13 @@ fn sums_of_eight<T: Number>(wide: impl Fn(T) -> f64, round: impl Fn(f32) -> T) {
             },
             in_place: false,
         };
-        team.run::<T>(&case, ReduceOp::Sum, 77, way);
+        team.run::<T>(&case, ReduceOp::Sum, 77, mode);
         let got = team.output::<T>(&case, Rank(0), false);
         for (index, &got) in (0..).zip(got) {
             let inputs = (0..RANKS).map(|rank| wide(given::<T>(77, Rank(rank), index)));
             let (sum, magnitudes) = inputs.fold((0.0, 0.0), |(sum, all), value| (sum + value, all + value.abs()));
             let off = 7.0 * f64::from(f32::EPSILON) / 2.0 * 1.001 * magnitudes;
-            // A hair beyond what f32 can be, as the conversion rounds as well.
+            // Slightly beyond f32's error, as the conversion rounds as well.
             let (low, high) = (round((sum - off) as f32), round((sum + off) as f32));
             let within = wide(low)..=wide(high);
             assert!(
@@ -79,12 +81,12 @@ fn deterministic_results_do_not_depend_on_how_they_are_cut() {
                         channels,
                         slice,
                     };
-                    let way = Way {
+                    let mode = Mode {
                         algorithm,
                         tuning,
                         in_place: false,
                     };
-                    team.run::<f32>(&case, ReduceOp::Sum, 3, way);
+                    team.run::<f32>(&case, ReduceOp::Sum, 3, mode);
                     let got: Vec<_> = (0..ranks)
                         .map(|rank| bits(team.output::<f32>(&case, Rank(rank), false)).to_vec())
                         .collect();

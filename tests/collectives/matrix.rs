@@ -1,4 +1,4 @@
-//! The matrix.
+//! The matrix of collectives.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::world::{Device, World};
 
 /// Bytes of memory that each rank has for its input, and for its output.
 const HALF: usize = 1 << 20;
-/// Elements: of the whole, or of a part. None divides by many numbers of ranks.
+/// Elements of the whole, or of a part. None is divisible by many numbers of ranks.
 const COUNTS: [u64; 5] = [1, 5, 131, 1027, 0];
 /// How an operation is cut: channels, and bytes of a slice.
 const CUTS: [(u32, usize); 4] = [(1, 1 << 16), (2, 96), (1, 1000), (2, 2048)];
@@ -25,9 +25,8 @@ pub(crate) struct Team {
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
 }
 
-/// How an operation is done.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct Mode {
     pub(crate) algorithm: Algorithm,
     pub(crate) tuning: Tuning,
     pub(crate) in_place: bool,
@@ -39,14 +38,15 @@ impl Team {
     }
 
     fn on(device: Device, ranks: u32) -> Self {
-        // Of messages by Simple some are eager, and some are granted.
+        // With Simple some messages are eager, and some use rendezvous.
         let mut config = Config {
             channels: 2,
             eager: 300,
             ..Config::default()
         };
         if device == Device::Lossy {
-            // What is lost at the end of a message costs 67 ms; one thread drives all ranks, and eight times that is enough for one of them on a busy machine.
+            // A loss at the end of a message costs 67 ms; one thread drives all ranks, and eight
+            // timeouts suffice on a busy machine.
             config.timeout = 14;
         }
         let world = World::new(ranks, &[device], config);
@@ -71,8 +71,8 @@ impl Team {
         plan
     }
 
-    /// Where a rank's input and output begin, in bytes.
-    fn places(case: &Case, rank: Rank, element: usize, in_place: bool) -> (usize, usize) {
+    /// Byte offsets of a rank's input and output.
+    fn offsets(case: &Case, rank: Rank, element: usize, in_place: bool) -> (usize, usize) {
         let own = rank.index() * case.count as usize * element;
         if !in_place {
             return (0, HALF);
@@ -87,25 +87,26 @@ impl Team {
         }
     }
 
-    /// A rank's memory from a byte on, as elements. Nothing is under way.
+    /// A rank's memory from byte `at` on, as elements. No operation is in flight.
     fn elements<T: Number>(&mut self, rank: Rank, at: usize, len: u64) -> &mut [T] {
         let bytes = len as usize * size_of::<T>();
         assert!(
             at + bytes <= 2 * HALF && at.is_multiple_of(align_of::<T>()),
             "{len} elements at {at}"
         );
-        // SAFETY: in the segment, of which every byte is initialised and every bit pattern a value of the type; the engines have nothing to do.
+        // SAFETY: in the segment, of which every byte is initialised and every bit pattern a value
+        // of the type; the engines are idle.
         unsafe { core::slice::from_raw_parts_mut(self.memory[rank.index()].start().add(at).cast::<T>(), len as usize) }
     }
 
-    /// Does an operation on inputs drawn from a seed, and leaves what comes out of it in the ranks' memory.
-    pub(crate) fn run<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, way: Way) {
+    /// Runs an operation on inputs drawn from a seed, and leaves the results in the ranks' memory.
+    pub(crate) fn run<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, mode: Mode) {
         let all = || (0..case.ranks).map(Rank);
-        let plan = self.plan(way.algorithm, case.collective, case.root);
+        let plan = self.plan(mode.algorithm, case.collective, case.root);
         let function = Function::new(T::TYPE, op, self.ranks).unwrap();
         let mut operations = Vec::new();
         for rank in all() {
-            let (input, output) = Self::places(case, rank, size_of::<T>(), way.in_place);
+            let (input, output) = Self::offsets(case, rank, size_of::<T>(), mode.in_place);
             let spoilt = given(!seed, rank, u64::MAX);
             self.elements::<T>(rank, output, case.output(rank)).fill(spoilt);
             for (index, element) in (0..).zip(self.elements::<T>(rank, input, case.input(rank))) {
@@ -113,11 +114,11 @@ impl Team {
             }
             let lay = |len: &dyn Fn(Rank) -> u64| {
                 let mut at = 0;
-                let place = |other| {
+                let offset = |other| {
                     at += len(other);
                     (at - len(other), len(other))
                 };
-                all().map(place).collect()
+                all().map(offset).collect()
             };
             let memory = &self.memory[rank.index()];
             operations.push(Operation {
@@ -132,42 +133,41 @@ impl Team {
                 input: Data::Registered(Arc::clone(memory), input),
                 output: Data::Registered(Arc::clone(memory), output),
                 scale: (op == ReduceOp::PreMulSum && case.collective.reduces()).then(|| Scalar::of(T::scalar(rank))),
-                tuning: way.tuning,
+                tuning: mode.tuning,
                 deadline: None,
             });
         }
-        // SAFETY: the memory is long enough, and stays; nobody looks at it before all results are taken.
+        // SAFETY: the memory is long enough, and stays; it is not accessed before all results are
+        // taken.
         let tickets = unsafe { self.world.submit(|rank| operations[rank.index()].clone()) };
         for result in self.world.finish(&tickets) {
-            result.unwrap_or_else(|error| panic!("{case:?} {way:?}: {error}"));
+            result.unwrap_or_else(|error| panic!("{case:?} {mode:?}: {error}"));
         }
     }
 
-    /// What a rank has got.
     pub(crate) fn output<T: Number>(&mut self, case: &Case, rank: Rank, in_place: bool) -> &[T] {
-        let (_, output) = Self::places(case, rank, size_of::<T>(), in_place);
+        let (_, output) = Self::offsets(case, rank, size_of::<T>(), in_place);
         self.elements(rank, output, case.output(rank))
     }
 
-    /// Does an operation, and looks at what every rank has got.
-    fn check<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, way: Way) {
-        self.run::<T>(case, op, seed, way);
+    fn check<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, mode: Mode) {
+        self.run::<T>(case, op, seed, mode);
         for rank in (0..case.ranks).map(Rank) {
-            let wrong = case.wrong(op, rank, seed, self.output::<T>(case, rank, way.in_place));
+            let wrong = case.wrong(op, rank, seed, self.output::<T>(case, rank, mode.in_place));
             assert_eq!(
                 wrong,
                 0,
-                "{case:?} {} {op} {way:?}: elements of rank {rank} that are wrong",
+                "{case:?} {} {op} {mode:?}: elements of rank {rank} that are wrong",
                 T::TYPE
             );
         }
         if case.collective == Collective::AllReduce {
-            let first = bits(self.output::<T>(case, Rank(0), way.in_place)).to_vec();
+            let first = bits(self.output::<T>(case, Rank(0), mode.in_place)).to_vec();
             for rank in (1..case.ranks).map(Rank) {
-                let same = bits(self.output::<T>(case, rank, way.in_place)) == first;
+                let same = bits(self.output::<T>(case, rank, mode.in_place)) == first;
                 assert!(
                     same,
-                    "{case:?} {} {op} {way:?}: rank {rank} has other bits than rank 0",
+                    "{case:?} {} {op} {mode:?}: rank {rank} has other bits than rank 0",
                     T::TYPE
                 );
             }
@@ -175,14 +175,12 @@ impl Team {
     }
 }
 
-/// The bytes of elements.
 pub(crate) fn bits<T: Number>(elements: &[T]) -> &[u8] {
     // SAFETY: elements have no padding.
     unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The check of a type.
-type Check = fn(&mut Team, &Case, ReduceOp, u64, Way);
+type Check = fn(&mut Team, &Case, ReduceOp, u64, Mode);
 
 const TYPES: [(DataType, Check); 12] = [
     (DataType::I8, Team::check::<i8>),
@@ -199,13 +197,11 @@ const TYPES: [(DataType, Check); 12] = [
     (DataType::F8E5M2, Team::check::<F8E5M2>),
 ];
 
-/// How many counts of each case are run.
 fn counts() -> usize {
     std::env::var("DOORBELL_COLLECTIVES_COUNTS").map_or(1, |counts| counts.parse().expect("a number"))
 }
 
-/// Among how many ranks it is done over UDP.
-fn numbers() -> Vec<u32> {
+fn rank_counts() -> Vec<u32> {
     const ALL: [u32; 7] = [2, 3, 4, 5, 7, 8, 16];
     let some = |numbers: String| {
         let number = |number: &str| number.parse().expect("numbers of ranks, with commas between them");
@@ -214,17 +210,18 @@ fn numbers() -> Vec<u32> {
     std::env::var("DOORBELL_COLLECTIVES_RANKS").map_or_else(|_| ALL.to_vec(), some)
 }
 
-/// Whether all is done on every device; otherwise samples are over UDP.
-fn is_whole() -> bool {
+/// Whether all cases run on every device; otherwise samples run over UDP.
+fn runs_all() -> bool {
     std::env::var_os("DOORBELL_COLLECTIVES_WHOLE").is_some()
 }
 
-/// All there is among so many ranks. Counts, cuts, roots and whether it is in place go through what they can be, case by case.
+/// All cases among so many ranks. Counts, cuts, roots and in-place vary from case to case.
 fn matrix(ranks: u32) {
     sampled(Device::Soft(0), ranks, 1);
 }
 
-/// One case in so many, the first of them another for each number of ranks. A prime number has all that goes in turns come together.
+/// One case in `one_in`, starting at a different one for each number of ranks. A prime number
+/// combines all parameters that vary.
 fn sampled(device: Device, ranks: u32, one_in: usize) {
     let mut team = Team::on(device, ranks);
     let (mut cases, mut done) = (0, 0);
@@ -252,7 +249,7 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
                                 root: Rank(if collective.has_root() { cases as u32 % ranks } else { 0 }),
                                 count: COUNTS[cases / 3 % COUNTS.len()],
                             };
-                            let way = Way {
+                            let mode = Mode {
                                 algorithm,
                                 tuning: Tuning {
                                     protocol,
@@ -261,7 +258,7 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
                                 },
                                 in_place: collective.runs_in_place() && cases / 2 % 3 == 0,
                             };
-                            check(&mut team, &case, op, cases as u64, way);
+                            check(&mut team, &case, op, cases as u64, mode);
                         }
                     }
                 }
@@ -269,7 +266,7 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
             println!("{done} of {cases} cases among {ranks} ranks on {device:?}, {collective} by {algorithm} the last");
         }
     }
-    // Of 14 ways to reduce, each of 6 operators, and 16 that do not.
+    // 14 reductions, each of 6 operators, and 16 collectives without one.
     assert!(
         cases >= 3 * TYPES.len() * (14 * 6 + 16) * counts,
         "{cases} cases among {ranks} ranks"
@@ -279,8 +276,8 @@ fn sampled(device: Device, ranks: u32, one_in: usize) {
 
 /// Samples among every number of ranks, or all cases.
 fn on(device: Device, one_in: usize) {
-    let one_in = if is_whole() { 1 } else { one_in };
-    for ranks in numbers() {
+    let one_in = if runs_all() { 1 } else { one_in };
+    for ranks in rank_counts() {
         sampled(device, ranks, one_in);
     }
 }

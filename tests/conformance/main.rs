@@ -1,5 +1,6 @@
-//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device, over each of its links. And two processes, each with a soft device: every operation from either end, every byte
-//! verified ([`doorbell_tests::interop`]), over real sockets on loopback, on a good link and on one with faults, and between processes that share an address, by each way that payloads have.
+//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device, over each of its
+//! links. And interop of two processes, each with a soft device ([`doorbell_tests::interop`]): over
+//! real sockets on loopback, with and without faults, and on one address with each copy mode.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -18,16 +19,17 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, environment: &[(
             &udp.to_string(),
         ])
         .args([role, &format!("127.0.0.1:{tcp}"), "--mtu", &mtu.to_string()])
-        // 67 ms: what is lost is soon sent again, and a busy machine does not look like a dead peer. (With 34 ms one run in ten did, at four processes to a core.)
+        // 67 ms: losses are retransmitted soon, and a busy machine does not appear as a dead peer.
+        // (With 34 ms one run in ten did, at four processes to a core.)
         .args(["--timeout", "14"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    clean(&mut command).envs(environment.iter().copied());
+    clear_settings(&mut command).envs(environment.iter().copied());
     command.spawn().expect("the program was built with this test")
 }
 
-/// Without what the developer's own environment asks of soft devices, which is not meant here.
-fn clean(command: &mut Command) -> &mut Command {
+/// Clears the developer's own soft device settings.
+fn clear_settings(command: &mut Command) -> &mut Command {
     for name in [
         "DOORBELL_SOFT_ADDR",
         "DOORBELL_SOFT_PORT",
@@ -41,9 +43,8 @@ fn clean(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Runs both ends to success.
-fn converse(addresses: [&str; 2], mtu: u32, environment: &[(&str, &str)]) {
-    // A free TCP port, and the same number for UDP: each test has addresses or ports of its own.
+fn interop(addresses: [&str; 2], mtu: u32, environment: &[(&str, &str)]) {
+    // A free TCP port, and the same number for UDP: each test has its own addresses or ports.
     let tcp = TcpListener::bind("127.0.0.1:0")
         .and_then(|socket| socket.local_addr())
         .expect("loopback")
@@ -58,9 +59,9 @@ fn converse(addresses: [&str; 2], mtu: u32, environment: &[(&str, &str)]) {
             format!("{who}: {status}\n{stdout}{stderr}"),
         )
     });
-    // What went wrong is mostly what the other end says.
-    let [(client, client_says), (server, server_says)] = ends;
-    assert!(client && server, "with {environment:?}\n{client_says}{server_says}");
+    // The other end's output mostly has the reason.
+    let [(client, client_output), (server, server_output)] = ends;
+    assert!(client && server, "with {environment:?}\n{client_output}{server_output}");
 }
 
 /// Two addresses of 127.0.0.0/8 that no other test of this process uses.
@@ -74,14 +75,14 @@ fn addresses() -> [String; 2] {
 fn every_operation_over_ipv4() {
     for mtu in [256, 1024, 4096] {
         let [a, b] = addresses();
-        converse([&a, &b], mtu, &[]);
+        interop([&a, &b], mtu, &[]);
     }
 }
 
 #[test]
 fn every_operation_with_every_fault() {
     let [a, b] = addresses();
-    converse(
+    interop(
         [&a, &b],
         1024,
         &[(
@@ -102,7 +103,7 @@ fn every_operation_on_one_host() {
         &[local, ("DOORBELL_COPY", "ring")],
     ] {
         let [address, _] = addresses();
-        converse([&address, &address], 1024, environment);
+        interop([&address, &address], 1024, environment);
     }
 }
 
@@ -110,15 +111,15 @@ fn every_operation_on_one_host() {
 #[test]
 fn every_operation_over_udp_on_one_address() {
     let [address, _] = addresses();
-    converse([&address, &address], 4096, &[("DOORBELL_LINK", "udp")]);
+    interop([&address, &address], 4096, &[("DOORBELL_LINK", "udp")]);
 }
 
-/// The suite on the soft device. Its waiver file has nothing in it.
+/// The suite on the soft device, with an empty waiver file.
 fn conforms(environment: &[(&str, &str)]) {
     let [address, _] = addresses();
     let waivers = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/waivers/soft.txt");
     let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
-    clean(&mut command).envs(environment.iter().copied()).args([
+    clear_settings(&mut command).envs(environment.iter().copied()).args([
         "--device",
         "soft0",
         "--address",
@@ -137,7 +138,7 @@ fn the_soft_device_conforms_without_udp() {
 }
 
 #[test]
-fn the_soft_device_conforms_by_copies_in_a_lane() {
+fn the_soft_device_conforms_by_copies_in_a_shm_ring() {
     conforms(&[("DOORBELL_COPY", "ring")]);
 }
 

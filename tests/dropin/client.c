@@ -1,5 +1,6 @@
-/* A program linked with libibverbs as any other: symbols by the linker, inline functions by the header. A queue pair talks to itself while a child is forked, and what the
- * device does not have fails as the man pages say. Prints nothing; ends with the line that is not so. */
+/* A program linked with libibverbs as any other: symbols by the linker, inline functions by the header. A queue
+ * pair is connected to itself while a child is forked, and features that the device lacks fail as the man pages
+ * say. Prints nothing; exits with an error that names the line of a failed check. */
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -82,7 +83,7 @@ static void fork_and_exec(void)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* What the device does not have. */
+/* Features that the device lacks. */
 static void refusals(struct ibv_context *context, struct ibv_pd *pd, struct ibv_qp *qp, const union ibv_gid *gid)
 {
 	struct ibv_xrcd_init_attr xrcd = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1 };
@@ -143,7 +144,7 @@ int main(void)
 
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	unsigned char *memory = calloc(1, LEN);
-	/* An optional flag, so that the macro of the header takes another symbol. */
+	/* An optional flag, so that the macro of the header uses another symbol. */
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, LEN, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING);
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
 	struct ibv_cq *cq = ibv_create_cq(context, 16, memory, channel, 0);
@@ -158,7 +159,7 @@ int main(void)
 	refusals(context, pd, qp, &gid);
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel) && !ibv_dereg_mr(mr));
 	CHECK(!ibv_dealloc_pd(pd) && !ibv_close_device(context));
-	/* Opened again, and left to the end of the process, with the device's thread running. */
+	/* Opened again, and not closed, with the device's thread running at exit. */
 	list = ibv_get_device_list(NULL);
 	CHECK(ibv_open_device(list[0]));
 	return 0;

@@ -1,4 +1,4 @@
-//! `doorbell run` and `doorbell env` as scripts meet them: exit statuses, signals, what is left behind.
+//! `doorbell run` and `doorbell env` in scripts: exit statuses, signals, cleanup.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::{address, built, doorbell, run, said, texts};
+use crate::{address, built, doorbell, run, stdout_of, texts};
 
 #[test]
 fn the_exit_status_is_the_commands() {
@@ -25,7 +25,7 @@ fn the_exit_status_is_the_commands() {
 }
 
 #[test]
-fn what_cannot_be_is_one_line() {
+fn an_error_is_one_line() {
     for words in [
         &["run", "--link", "tube", "--", "true"][..],
         &["env", "--faults", "lose=1"],
@@ -48,7 +48,7 @@ fn what_cannot_be_is_one_line() {
     );
 }
 
-/// A signal that a process sends reaches the command once, and the folder goes when it ends.
+/// A signal from a process reaches the command once, and the folder is removed when it ends.
 #[test]
 fn signals_are_passed_on_and_nothing_is_left() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -80,7 +80,7 @@ fn a_signal_that_ends_the_command_ends_doorbell() {
     assert_eq!(child.wait().expect("it was started").signal(), Some(15));
 }
 
-/// Who can catch nothing takes the command along. What the command started in turn is its own affair.
+/// SIGKILL of `doorbell run` kills the command, too. The command's own children are not covered.
 #[test]
 fn a_command_does_not_outlive_a_doorbell_that_is_killed() {
     let script = "echo ready; for i in $(seq 200); do sleep 0.05; done; echo outlived";
@@ -91,13 +91,13 @@ fn a_command_does_not_outlive_a_doorbell_that_is_killed() {
     assert_eq!(lines.next().expect("a line").expect("text"), "ready");
     child.kill().expect("it runs");
     assert_eq!(child.wait().expect("it was started").signal(), Some(9));
-    // The pipe is at its end when all who could write to it are gone.
+    // The pipe ends when all its writers are gone.
     assert!(lines.next().is_none(), "the command has outlived it");
 }
 
-/// nohup(1) and shells' background jobs: what is ignored stays ignored.
+/// nohup(1) and shells' background jobs: ignored signals stay ignored.
 #[test]
-fn what_is_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let script = format!(
         "trap '' HUP; exec {} run -- sh -c 'kill -HUP $$; echo alive'",
         built().join("doorbell").display()
@@ -115,7 +115,7 @@ fn flags_reach_the_command_and_its_own_are_left_alone() {
         assert!(stdout.lines().any(|l| l == line), "{line}: {stdout}{stderr}");
     }
     assert!(!stdout.lines().any(|line| line.starts_with("HOME=")), "{stdout}");
-    let path = said(&["sh", "-c", "echo $LD_LIBRARY_PATH"]);
+    let path = stdout_of(&["sh", "-c", "echo $LD_LIBRARY_PATH"]);
     assert!(path.trim_end().ends_with("/lib"), "{path}");
 }
 
@@ -133,7 +133,7 @@ fn a_shell_can_take_the_variables() {
         command.env_remove("LD_LIBRARY_PATH").env_remove("LD_PRELOAD");
         command.stderr(Stdio::inherit()).output().expect("a shell")
     };
-    // Twice: the folder is there the second time, and no entry comes to be there twice.
+    // Twice: the second time the folder exists, and no entry may appear twice.
     let script = r#"eval "$("$1" env)"; eval "$("$1" env)"; cat /sys/class/infiniband/soft0/node_type; echo $LD_LIBRARY_PATH; echo $LD_PRELOAD"#;
     let (stdout, _) = texts(&shell(script));
     let lines: Vec<_> = stdout.lines().collect();
@@ -146,7 +146,7 @@ fn a_shell_can_take_the_variables() {
         plain.lines().any(|line| line.starts_with("LD_LIBRARY_PATH=/")),
         "{plain}"
     );
-    // A folder that others can write to is not used: what they put there would run as us.
+    // A folder that others can write to is not used: their files would run as us.
     let mine = fs::read_dir(folder.path())
         .expect("it is there")
         .next()
@@ -160,7 +160,7 @@ fn a_shell_can_take_the_variables() {
 }
 
 #[test]
-fn a_program_that_cannot_be_served_is_told_of() {
+fn a_program_that_cannot_be_served_is_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (source, program) = (folder.path().join("static.c"), folder.path().join("static"));
     fs::write(&source, "int main(void) { return 5; }\n").expect("it can be written");

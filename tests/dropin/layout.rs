@@ -1,5 +1,6 @@
-//! What the classic tools print beside what the C tools do, to the column: both ends of one kind and then of the other, on the userspace device. Figures, numbers and keys are masked; their widths are
-//! not, nor is anything else.
+//! The output of the classic tools compared with the C tools', to the column: client and server of
+//! one kind, then of the other, on the userspace device. Measured values, numbers and keys are
+//! masked, but not their widths.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -7,9 +8,11 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell_tests::process::has_listener;
+
 use crate::{address, built, doorbell, missing, texts};
 
-/// Short modes that differ in what is printed.
+/// Short runs that differ in their output.
 const MODES: [&str; 14] = [
     "ib_write_bw -n 100",
     "ib_write_bw -n 100 -b --report-both",
@@ -26,10 +29,9 @@ const MODES: [&str; 14] = [
     "ib_send_lat -n 100 -c UD",
     "ib_atomic_lat -n 100 -A CMP_AND_SWAP",
 ];
-/// Longer than any of them takes.
-const HANGS: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A program by this name, or the C tool of that name where it is to be run on the drop-in.
+/// A program by this name, or the C tool of that name on the drop-in.
 fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Command {
     let mut command = match stock {
         Some(path) => doorbell(&["run", "--", path]),
@@ -52,25 +54,14 @@ fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Comman
     command
 }
 
-/// Whether a process of this machine listens on a TCP port of IPv4 or IPv6.
-fn listens(port: u16) -> bool {
-    let port = format!(":{port:04X}");
-    let table = |file| std::fs::read_to_string(file).unwrap_or_default();
-    (table("/proc/net/tcp") + &table("/proc/net/tcp6")).lines().any(|line| {
-        let words: Vec<_> = line.split_whitespace().collect();
-        // 0A: LISTEN.
-        words.len() > 3 && words[1].ends_with(&port) && words[3] == "0A"
-    })
-}
-
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
 }
 
-/// Waits for a process whose output fits the pipes, and gives that.
-fn ended(mut child: Child, line: &str) -> (String, String) {
-    let deadline = Instant::now() + HANGS;
+/// Waits for a process whose output fits the pipes, and returns its output.
+fn output_of(mut child: Child, line: &str) -> (String, String) {
+    let deadline = Instant::now() + TIMEOUT;
     while child.try_wait().expect("it can be waited for").is_none() {
         if Instant::now() > deadline {
             let _ = child.kill();
@@ -84,7 +75,7 @@ fn ended(mut child: Child, line: &str) -> (String, String) {
     (stdout, stderr)
 }
 
-/// What the client and the server of one kind print.
+/// The output of the client and the server of one kind.
 fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
     let (tool, options) = line.split_once(' ').expect("a name and options");
     let (here, port) = (address(), free_port().to_string());
@@ -97,8 +88,8 @@ fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
         command.spawn().expect("it runs")
     };
     let mut server = start(&[]);
-    let deadline = Instant::now() + HANGS;
-    while !listens(port.parse().expect("a number")) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !has_listener("/proc/net", port.parse().expect("a number")) {
         let gone = server.try_wait().expect("it can be waited for").is_some();
         if gone || Instant::now() > deadline {
             let _ = server.kill();
@@ -106,35 +97,35 @@ fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    let client = ended(start(&["127.0.0.1"]), line);
-    [client, ended(server, line)].map(|(stdout, stderr)| {
-        // Before anything else the C tool rules a line, with this on stderr below it.
-        let noted = stderr.contains("Device not recognized");
+    let client = output_of(start(&["127.0.0.1"]), line);
+    [client, output_of(server, line)].map(|(stdout, stderr)| {
+        // The C tool rules a line first, with this on stderr below it.
+        let has_note = stderr.contains("Device not recognized");
         let rest = stdout
             .split_once('\n')
-            .filter(|(first, _)| noted && first.starts_with("----"));
+            .filter(|(first, _)| has_note && first.starts_with("----"));
         masked(rest.map_or(stdout.as_str(), |(_, rest)| rest), tool.ends_with("_lat"))
     })
 }
 
-/// The text without what differs from run to run.
+/// The text without values that differ from run to run.
 fn masked(text: &str, is_lat: bool) -> String {
     let lines = text.lines().filter_map(|line| {
         let first = line.trim_start().chars().next();
         if line.contains(" address: ") {
-            Some(keys(line))
+            Some(mask_addresses(line))
         } else if line.starts_with(" GID: ") {
             Some(" GID: …".to_owned())
         } else if line.starts_with(" PCIe relax order") {
-            // What is done, beside what the C tool would like.
+            // Ours prints what is done, the C tool what it requested.
             Some(" PCIe relax order: …".to_owned())
         } else if is_lat && line.starts_with(" Max inline data") {
             Some(" Max inline data : …".to_owned())
         } else if line.starts_with(|c: char| c.is_ascii_digit()) {
-            // Of samples the C tool leaves some out; one figure alone stays.
+            // The C tool omits some samples; a single value stays.
             (!line.contains(", ")).then(|| "N".to_owned())
         } else if line.starts_with(' ') && first.is_some_and(|c| c.is_ascii_digit()) {
-            Some(figures(line))
+            Some(mask_values(line))
         } else {
             Some(line.to_owned())
         }
@@ -142,12 +133,12 @@ fn masked(text: &str, is_lat: bool) -> String {
     lines.map(|line| line + "\n").collect()
 }
 
-/// A line of addresses with the digits of what a run makes up masked.
-fn keys(line: &str) -> String {
+/// A line of addresses with run-dependent digits masked.
+fn mask_addresses(line: &str) -> String {
     let mut masks = None;
     let words = line.split(' ').map(|word| {
         let text = match masks {
-            // These are as wide as they are.
+            // These have variable width.
             Some("QPN" | "PSN") => "#".to_owned(),
             Some(_) => "#".repeat(word.len()),
             None => word.to_owned(),
@@ -158,8 +149,9 @@ fn keys(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// A line of figures with those masked that have decimals. They are padded to seven columns: what fills those goes with them.
-fn figures(line: &str) -> String {
+/// A line of values, those with decimals masked. They are padded to seven columns, and the padding
+/// is masked, too.
+fn mask_values(line: &str) -> String {
     let mut masked = String::new();
     let mut rest = line;
     while !rest.is_empty() {
@@ -182,7 +174,7 @@ fn figures(line: &str) -> String {
 }
 
 #[test]
-fn what_the_classic_tools_print_is_what_the_c_tools_do() {
+fn the_classic_tools_print_the_layout_of_the_c_tools() {
     let tools = Path::new("/usr/bin");
     if !tools.join("ib_write_bw").is_file() {
         missing("ib_write_bw of the package perftest");
@@ -209,12 +201,12 @@ fn what_the_classic_tools_print_is_what_the_c_tools_do() {
 #[test]
 fn masks_leave_widths() {
     assert_eq!(
-        figures(" 64         1600             171.76             70.28  \t\t   1.151401"),
-        figures(" 64         1600             9.76               1171.28\t\t   0.000001")
+        mask_values(" 64         1600             171.76             70.28  \t\t   1.151401"),
+        mask_values(" 64         1600             9.76               1171.28\t\t   0.000001")
     );
-    assert_ne!(figures(" 64  1.00   "), figures(" 64   1.00   "));
+    assert_ne!(mask_values(" 64  1.00   "), mask_values(" 64   1.00   "));
     assert_eq!(
-        keys(" local address: LID 0000 QPN 0x3d093a PSN 0x1 RKey 0x2"),
+        mask_addresses(" local address: LID 0000 QPN 0x3d093a PSN 0x1 RKey 0x2"),
         " local address: LID 0000 QPN # PSN # RKey ###"
     );
 }

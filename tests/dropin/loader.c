@@ -1,4 +1,4 @@
-/* A program that loads libibverbs when it runs, and asks for its symbols by version, as NCCL does. */
+/* A program that loads libibverbs at run time, and resolves its symbols by version, as NCCL does. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ static void *symbol(void *library, const char *name, const char *version)
 	return found;
 }
 
-/* Waits for an event that does not come, as NCCL's thread does, until the process ends. */
+/* Waits for an event that never arrives, as NCCL's thread does, until the process exits. */
 static void *wait_for_event(void *context)
 {
 	void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -65,7 +65,7 @@ int main(void)
 
 	CHECK(reg_mr(pd, malloc(4096), 4096, IBV_ACCESS_LOCAL_WRITE));
 	CHECK(!pthread_create(&thread, NULL, wait_for_event, context));
-	/* The library's threads go on, wherever its handles are. */
+	/* The library's threads keep running after its handle is closed. */
 	CHECK(!dlclose(library) && !dlclose(library));
 	usleep(50000);
 	CHECK(alloc_pd(context));

@@ -1,7 +1,9 @@
-//! `doorbell run`, `doorbell env` and the libraries that they put under programs: the symbols and versions of `libibverbs.so.1` beside the system's, C programs compiled
-//! against the real headers, sysfs as tools see it, and what becomes of signals and exit statuses.
+//! `doorbell run`, `doorbell env` and the drop-in libraries: the symbols and versions of
+//! `libibverbs.so.1` compared with the system's, C programs compiled against the real headers,
+//! sysfs as tools see it, signals and exit statuses.
 //!
-//! Cargo builds no library of another package for a test, so the first test that needs them asks it to; then they are up to date, whichever way the tests are run.
+//! Cargo builds no library of another package for a test, so the first test that needs them runs
+//! cargo; then they are up to date however the tests are run.
 
 mod command;
 mod layout;
@@ -28,8 +30,8 @@ fn built() -> &'static Path {
         if folder.ends_with("release") {
             cargo.arg("--release");
         }
-        // With the features that `cargo test --workspace` chooses, where the examples bring what tests alone depend on: by fewer packages most of what it has built
-        // would be built once more, while the tests wait.
+        // With the features of `cargo test --workspace`, where the examples add test-only
+        // dependencies: with fewer packages most would be built again, while the tests wait.
         cargo.args(["--workspace", "--exclude", "doorbell-tests", "--exclude", "xtask"]);
         cargo.args(["--lib", "--examples", "--bin", "doorbell"]);
         let status = cargo
@@ -41,7 +43,8 @@ fn built() -> &'static Path {
     })
 }
 
-/// `doorbell` with these words, on a device that is this test's alone, without what the developer's environment asks for.
+/// `doorbell` with these words, on a device of this test's own, without the developer's
+/// environment.
 fn doorbell(words: &[&str]) -> Command {
     let mut command = Command::new(built().join("doorbell"));
     command.args(words);
@@ -57,21 +60,21 @@ fn doorbell(words: &[&str]) -> Command {
     command
 }
 
-/// An address of 127.0.0.0/8 that no other test of this process has, and no other process that runs this soon.
+/// An address of 127.0.0.0/8 that no other test of this process uses, and no other process that
+/// runs this soon.
 fn address() -> String {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
     format!("127.{}.{low}.{}", 96 + high % 32, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Runs a command under `doorbell run`.
 fn run(words: &[&str]) -> Output {
     let words = [&["run", "--"], words].concat();
     doorbell(&words).output().expect("doorbell was built")
 }
 
-/// What a command under `doorbell run` says, which has to succeed and to be silent on stderr.
-fn said(words: &[&str]) -> String {
+/// The stdout of a command under `doorbell run`, which must succeed with an empty stderr.
+fn stdout_of(words: &[&str]) -> String {
     let output = run(words);
     let (stdout, stderr) = texts(&output);
     assert!(
@@ -87,7 +90,7 @@ fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// Says why a check cannot run here.
+/// Reports why a check cannot run here.
 ///
 /// # Panics
 /// Under `CI=true`.

@@ -1,10 +1,10 @@
 /*
- * A program of librdmacm's simple calls, as one process of several:
+ * librdmacm's synchronous calls, with one process per role:
  *
- *   listen ADDRESS PORT   says "ready", serves two clients one after the other, and ends when each has gone
- *   busy   ADDRESS PORT   finds that somebody listens there
- *   ask    ADDRESS PORT   connects, is answered, disconnects
- *   die    ADDRESS PORT   connects, is answered, and is gone without a word
+ *   listen ADDRESS PORT   prints "ready", serves two clients in sequence, and exits after both
+ *   busy   ADDRESS PORT   checks that the port is in use
+ *   connect ADDRESS PORT  connects, is answered, disconnects
+ *   die    ADDRESS PORT   connects, is answered, and kills itself
  */
 #include <errno.h>
 #include <signal.h>
@@ -25,7 +25,7 @@
 
 static char message[64];
 
-static struct rdma_addrinfo *look_up(const char *address, const char *port, int flags)
+static struct rdma_addrinfo *resolve(const char *address, const char *port, int flags)
 {
 	struct rdma_addrinfo hints = { .ai_flags = flags | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP };
 	struct rdma_addrinfo *info = NULL;
@@ -67,7 +67,7 @@ static int serve(struct rdma_cm_id *listener)
 	return 0;
 }
 
-static int ask(struct rdma_cm_id *id, int die)
+static int connect_once(struct rdma_cm_id *id, int die)
 {
 	struct ibv_mr *mr;
 	struct ibv_wc wc;
@@ -98,7 +98,7 @@ int main(int argc, char **argv)
 	if (argc != 4)
 		return 2;
 	passive = !strcmp(argv[1], "listen") || !strcmp(argv[1], "busy");
-	CHECK((info = look_up(argv[2], argv[3], passive ? RAI_PASSIVE : 0)));
+	CHECK((info = resolve(argv[2], argv[3], passive ? RAI_PASSIVE : 0)));
 	CHECK(!rdma_create_ep(&id, info, NULL, &init));
 	rdma_freeaddrinfo(info);
 	if (!strcmp(argv[1], "busy")) {
@@ -107,7 +107,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (!passive)
-		return ask(id, !strcmp(argv[1], "die"));
+		return connect_once(id, !strcmp(argv[1], "die"));
 	CHECK(!rdma_listen(id, 1));
 	puts("ready");
 	fflush(stdout);

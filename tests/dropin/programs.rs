@@ -1,4 +1,5 @@
-//! C programs, compiled against rdma-core's own headers and linked with its library, on the drop-in.
+//! C programs, compiled against rdma-core's own headers and linked with its library, on the
+//! drop-in.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -6,9 +7,9 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::{address, doorbell, missing, said, texts};
+use crate::{address, doorbell, missing, stdout_of, texts};
 
-/// Compiles one of the sources here; `None` where that cannot be done.
+/// Compiles one of the sources here; `None` where that is not possible.
 fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("program");
@@ -18,16 +19,16 @@ fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("dropin").join(source))
         .args(libraries)
         .output();
-    let said = match output {
+    let errors = match output {
         Ok(output) if output.status.success() => return Some((folder, program)),
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
     assert!(
-        !said.contains(": error:") || said.contains("No such file"),
-        "{source}: {said}"
+        !errors.contains(": error:") || errors.contains("No such file"),
+        "{source}: {errors}"
     );
-    missing(&format!("a C compiler with libibverbs (gcc, libibverbs-dev): {said}"));
+    missing(&format!("a C compiler with libibverbs (gcc, libibverbs-dev): {errors}"));
     None
 }
 
@@ -40,7 +41,7 @@ fn a_linked_program_finds_all_that_it_calls() {
     let Some((_folder, program)) = compiled("client.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
         return;
     };
-    assert_eq!(said(&[path(&program)]), "");
+    assert_eq!(stdout_of(&[path(&program)]), "");
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn a_program_that_loads_the_library_finds_its_versions() {
     let Some((_folder, program)) = compiled("loader.c", &["-ldl", "-lpthread"]) else {
         return;
     };
-    assert_eq!(said(&[path(&program)]), "");
+    assert_eq!(stdout_of(&[path(&program)]), "");
 }
 
 #[test]
@@ -58,10 +59,11 @@ fn numbers_have_the_same_names_as_in_the_systems_library() {
     };
     let theirs = Command::new(&program).output().expect("it was just compiled");
     assert!(theirs.status.success());
-    assert_eq!(said(&[path(&program)]), texts(&theirs).0);
+    assert_eq!(stdout_of(&[path(&program)]), texts(&theirs).0);
 }
 
-/// The library itself prints nothing: errno tells, and `DOORBELL_LOG` makes it say more.
+/// The library itself prints nothing: errno reports the failure, and `DOORBELL_LOG` enables
+/// logging.
 #[test]
 fn a_device_that_does_not_open_is_an_errno_value() {
     let Some((_folder, program)) = compiled("client.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
@@ -75,15 +77,16 @@ fn a_device_that_does_not_open_is_an_errno_value() {
         let (stdout, stderr) = texts(&output);
         (output.status.code(), stdout, stderr)
     };
-    // Of a network that is set aside for documentation's sake, and broadcast besides.
-    let nowhere = "DOORBELL_SOFT_ADDR=240.1.2.3";
-    assert_eq!(with(nowhere), (Some(2), "EADDRNOTAVAIL\n".into(), String::new()));
-    let (status, _, told) = with(&format!("{nowhere} DOORBELL_LOG=error"));
+    // Of the class E network, and no address of this host.
+    let invalid = "DOORBELL_SOFT_ADDR=240.1.2.3";
+    assert_eq!(with(invalid), (Some(2), "EADDRNOTAVAIL\n".into(), String::new()));
+    let (status, _, log) = with(&format!("{invalid} DOORBELL_LOG=error"));
     assert_eq!(status, Some(2));
-    assert!(told.contains("240.1.2.3") && told.lines().count() == 1, "{told}");
+    assert!(log.contains("240.1.2.3") && log.lines().count() == 1, "{log}");
 }
 
-/// Processes that share an address connect by librdmacm; the port is one's alone, and an end that is killed is missed by the other.
+/// Processes that share an address connect by librdmacm; a port has one owner, and the peer of a
+/// killed end is notified.
 #[test]
 fn processes_of_one_address_connect() {
     let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
@@ -101,11 +104,11 @@ fn processes_of_one_address_connect() {
         .read_line(&mut ready)
         .expect("it writes text");
     assert_eq!(ready, "ready\n");
-    for (what, ends_well) in [("busy", true), ("die", false), ("ask", true)] {
+    for (what, succeeds) in [("busy", true), ("die", false), ("connect", true)] {
         let output = role(what).output().expect("doorbell was built");
         let (_, stderr) = texts(&output);
         assert!(
-            output.status.success() == ends_well && stderr.is_empty(),
+            output.status.success() == succeeds && stderr.is_empty(),
             "{what}: {}\n{stderr}",
             output.status
         );
@@ -119,11 +122,12 @@ fn processes_of_one_address_connect() {
     );
 }
 
-/// A program in Python that moves memory between two processes by the C library: what it does with tensors of GPUs, with memory of the host.
+/// A program in Python that moves memory between two processes by the C library: on host memory, as
+/// with tensors on GPUs.
 #[test]
 fn the_script_for_tensors_runs_on_memory_of_the_host() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/tensors.py");
-    let stdout = said(&["python3", path(&script), "--host"]);
+    let stdout = stdout_of(&["python3", path(&script), "--host"]);
     assert!(
         stdout.lines().count() == 18 && stdout.lines().all(|line| line.starts_with("PASS ")),
         "{stdout}"

@@ -1,4 +1,5 @@
-//! The conformance suite as a client of the drop-in library: what is true of the table in-process is true of the symbols.
+//! The conformance suite as a client of the drop-in library: the symbols behave as the in-process
+//! table.
 
 use std::process::Command;
 
@@ -28,7 +29,7 @@ fn the_device_conforms_behind_the_systems_librarys_name() {
     assert!(!alone.expect("it was built with this test").status.success());
 }
 
-/// Both ends of connections by the safe API, with what is rejected, refused and never answered.
+/// Both ends of connections by the safe API, also rejected, refused and unanswered.
 #[test]
 fn the_safe_api_connects_behind_the_systems_librarys_name() {
     let here = address();

@@ -1,4 +1,5 @@
-//! What the library exports, beside what the system's two do. Both are read as files: nothing of them is loaded.
+//! The library's exports, compared with those of the system's two. All are read as files and not
+//! loaded.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use crate::{built, missing};
 
-/// The versions that the newest distributions' binaries import, and the system's library may not know yet.
+/// Versions that the newest distributions' binaries import, and the system's library may lack.
 const NEWER: [&str; 4] = [
     "IBVERBS_1.15",
     "IBVERBS_PRIVATE_57",
@@ -14,7 +15,8 @@ const NEWER: [&str; 4] = [
     "IBVERBS_PRIVATE_65",
 ];
 
-/// Each symbol with its kind and version, such as `FUNC ibv_reg_mr@@IBVERBS_1.1`; `None` where readelf(1) is missing or the file is.
+/// Each symbol with its kind and version, such as `FUNC ibv_reg_mr@@IBVERBS_1.1`; `None` where
+/// readelf(1) or the file is missing.
 fn exported(library: &Path) -> Option<BTreeSet<String>> {
     let output = Command::new("readelf")
         .args(["-W", "--dyn-syms"])
@@ -35,7 +37,7 @@ fn exported(library: &Path) -> Option<BTreeSet<String>> {
     Some(exported.collect())
 }
 
-/// Where the dynamic loader finds the system's library.
+/// The path of the system's library, as the dynamic loader resolves it.
 fn system(name: &str) -> Option<String> {
     let output = Command::new("/sbin/ldconfig").arg("-p").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
@@ -57,7 +59,7 @@ fn every_symbol_of_the_systems_libraries_is_there_at_every_version() {
         assert!(absent.is_empty(), "not in ours: {absent:#?}");
         assert!(theirs.len() > at_least, "only {} symbols were found", theirs.len());
     }
-    // Nothing else is exported, which could stand in the way of a symbol of the program's.
+    // Nothing else is exported that could shadow a symbol of the program.
     let of_newer = |symbol: &str| NEWER.iter().any(|version| symbol.ends_with(version));
     let theirs = &verbs | &cm;
     let more: Vec<_> = ours.difference(&theirs).filter(|symbol| !of_newer(symbol)).collect();
@@ -84,7 +86,7 @@ fn the_private_symbols_are_there_for_newer_drivers_too() {
 }
 
 #[test]
-fn the_library_says_what_it_is() {
+fn the_library_identifies_itself() {
     let output = Command::new("readelf")
         .args(["-W", "-d"])
         .arg(built().join("libdoorbell_dropin.so"))

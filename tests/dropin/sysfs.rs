@@ -1,18 +1,18 @@
 //! `/sys/class/infiniband` as programs see it.
 
-use crate::{doorbell, said, texts};
+use crate::{doorbell, stdout_of, texts};
 
 const FILE: &str = "/sys/class/infiniband/soft0/ports/1/state";
 
 #[test]
 fn tools_find_the_device_there() {
-    assert_eq!(said(&["ls", "/sys/class/infiniband/"]), "soft0\n");
-    assert_eq!(said(&["cat", FILE]), "4: ACTIVE\n");
-    let everything = said(&["ls", "-lR", "/sys/class/infiniband", "/sys/class/infiniband_verbs"]);
+    assert_eq!(stdout_of(&["ls", "/sys/class/infiniband/"]), "soft0\n");
+    assert_eq!(stdout_of(&["cat", FILE]), "4: ACTIVE\n");
+    let everything = stdout_of(&["ls", "-lR", "/sys/class/infiniband", "/sys/class/infiniband_verbs"]);
     for name in ["node_guid", "link_layer", "pkeys", "gid_attrs", "uverbs0", "ibdev"] {
         assert!(everything.contains(name), "{name}: {everything}");
     }
-    let kinds = said(&[
+    let kinds = stdout_of(&[
         "sh",
         "-c",
         "cat /sys/class/infiniband/*/ports/1/gid_attrs/types/0; cat /sys/class/infiniband_verbs/uverbs0/ibdev",
@@ -35,7 +35,7 @@ fn the_address_is_the_devices() {
     assert_eq!((&*stdout, &*stderr), ("0000:0000:0000:0000:0000:ffff:7f00:004d\n", ""));
 }
 
-/// Without an address of its own choice a job is on one that is free for it, and on no other.
+/// Without a configured address a job gets a free one, and no other.
 #[test]
 fn a_device_that_may_be_anywhere_is_where_it_is_shown() {
     let script = "cat /sys/class/infiniband/soft0/ports/1/gids/0; echo $DOORBELL_SOFT_ADDR";
@@ -51,9 +51,9 @@ fn a_device_that_may_be_anywhere_is_where_it_is_shown() {
     assert_eq!((gid, &*stderr), (&*groups.join(":"), ""));
 }
 
-/// Each way of looking at a path, by the system calls that a shell and coreutils make.
+/// Each kind of path lookup, by the system calls of a shell and coreutils.
 #[test]
-fn every_way_of_looking_sees_the_same() {
+fn every_path_lookup_sees_the_same() {
     let script = r#"
         cd /sys/class/infiniband/soft0 && cat node_type
         test -d /sys/class/infiniband -a -r /sys//class/infiniband/soft0/fw_ver -a ! -e /sys/class/infiniband/soft1 && echo tested
@@ -65,7 +65,7 @@ fn every_way_of_looking_sees_the_same() {
         test -e /sys/class/net/lo -a -c /dev/zero && echo others stay
         test -c /dev/infiniband/uverbs0 -a -w /dev/infiniband/uverbs0 && ls /dev/infiniband
     "#;
-    let lines = said(&["sh", "-c", script]);
+    let lines = stdout_of(&["sh", "-c", script]);
     let expected = [
         "1: CA",
         "tested",

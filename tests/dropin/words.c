@@ -1,4 +1,4 @@
-/* Everything that the library says of numbers: to be the same whichever library answers. */
+/* The library's names of numbers, which must equal those of the system's library. */
 
 #include <infiniband/verbs.h>
 #include <stdio.h>

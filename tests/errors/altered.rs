@@ -1,4 +1,4 @@
-//! Tables of verbs that are those of the soft device, but for one or two which fail as hardware's do.
+//! Verbs tables of the soft device with one or two functions that fail as hardware's do.
 
 use core::ffi::c_int;
 use std::mem::offset_of;
@@ -10,29 +10,24 @@ use doorbell_verbs_sys::{
     ibv_pd, ibv_port_attr, verbs_context,
 };
 
-/// What makes such a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Altered(fn(Api) -> Api);
 
 impl Altered {
-    /// Nothing can be pinned.
     pub(crate) const LOCKED_MEMORY: Self = Self(|whole| Api {
         reg_mr: out_of_memory,
         reg_mr_iova2: None,
         ..whole
     });
-    /// There is no device.
     pub(crate) const EMPTY: Self = Self(|whole| Api {
         get_device_list: no_devices,
         ..whole
     });
-    /// The link of port 1 is down.
     pub(crate) const PORT_DOWN: Self = Self(|whole| Api {
         open_device,
         query_port: down,
         ..whole
     });
-    /// Nobody has configured port 1.
     pub(crate) const PORT_INIT: Self = Self(|whole| Api {
         open_device,
         query_port: unconfigured,
@@ -44,12 +39,11 @@ impl Altered {
         query_port: narrow,
         ..whole
     });
-    /// No dma-buf can be registered.
     pub(crate) const NO_DMA_BUF: Self = Self(|whole| Api {
         reg_dmabuf_mr: Some(no_dma_buf),
         ..whole
     });
-    /// The user may not open the device's node.
+    /// The user may not open the device node.
     pub(crate) const NO_PERMISSION: Self = Self(|whole| Api {
         open_device: forbidden,
         ..whole
@@ -57,7 +51,8 @@ impl Altered {
 
     pub(crate) fn library(self) -> Library {
         let whole = Api {
-            // SAFETY: the functions below fail, or say of a port what the man page allows; the others are the soft device's, which promises the same.
+            // SAFETY: the functions below fail, or report of a port what the man page allows; the
+            // others are the soft device's, which keeps the contract.
             promise: unsafe { Promise::given() },
             ..*api()
         };
@@ -87,16 +82,17 @@ unsafe extern "C" fn forbidden(_: *mut ibv_device) -> *mut ibv_context {
     fail(libc::EACCES)
 }
 
-/// A list of none, which the soft device's function frees.
+/// A list of no devices, which the soft device's function frees.
 unsafe extern "C" fn no_devices(num: *mut c_int) -> *mut *mut ibv_device {
-    // SAFETY: the caller's; null is also what a kernel without RDMA gives.
+    // SAFETY: by the caller's contract; null is also what a kernel without RDMA returns.
     unsafe { *num = 0 };
     fail(libc::ENOSYS)
 }
 
-/// The soft device's, but its ports are queried by the table's function.
+/// The soft device's context, with its ports queried by the table's function.
 unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: the caller's; an extended context is a member of a verbs_context, which nobody else has yet.
+    // SAFETY: by the caller's contract; an extended context is a member of a verbs_context, and not
+    // shared yet.
     unsafe {
         let context = (api().open_device)(device);
         if !context.is_null() {
@@ -107,14 +103,15 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     }
 }
 
-/// What the soft device says of a port, and then `alter`.
+/// The soft device's port attributes, changed by `alter`.
 unsafe fn port(
     context: *mut ibv_context,
     number: u8,
     attr: *mut _compat_ibv_port_attr,
     alter: fn(&mut ibv_port_attr),
 ) -> c_int {
-    // SAFETY: the caller's. The one caller of this function, `inline::query_port`, gives a whole ibv_port_attr.
+    // SAFETY: by the caller's contract. The one caller of this function, `inline::query_port`,
+    // passes a whole ibv_port_attr.
     unsafe {
         let result = (api().query_port)(context, number, attr);
         alter(&mut *attr.cast());
@@ -123,16 +120,16 @@ unsafe fn port(
 }
 
 unsafe extern "C" fn down(context: *mut ibv_context, number: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: by the caller's contract.
     unsafe { port(context, number, attr, |attr| attr.state = IBV_PORT_DOWN) }
 }
 
 unsafe extern "C" fn unconfigured(context: *mut ibv_context, number: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: by the caller's contract.
     unsafe { port(context, number, attr, |attr| attr.state = IBV_PORT_INIT) }
 }
 
 unsafe extern "C" fn narrow(context: *mut ibv_context, number: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: by the caller's contract.
     unsafe { port(context, number, attr, |attr| attr.active_mtu = IBV_MTU_1024) }
 }

@@ -1,4 +1,5 @@
-//! What a process is told that finds no librdmacm, or a libibverbs that is too old: this program once more, with an environment in which it does.
+//! Error messages of a process without librdmacm, or with a libibverbs that is too old: this
+//! program again, with such an environment.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,14 +7,13 @@ use std::process::{Command, Stdio};
 use doorbell_verbs::Library;
 use doorbell_verbs::cm::ConnectionManager;
 
-/// Says to the child what to load.
+/// Names the library that the child loads.
 const CHILD: &str = "DOORBELL_ERRORS_LOAD";
-/// What the child's words begin with.
-const MARK: &str = "it says: ";
+const PREFIX: &str = "error: ";
 
-/// A library of the name, in which nothing is.
+/// A library of the name, without symbols.
 const OLD: &str = "";
-/// An auditor of the dynamic loader (rtld-audit(7)) to which there is no librdmacm.
+/// An auditor of the dynamic loader (rtld-audit(7)) that hides librdmacm.
 const HIDING: &str = r#"
     #include <stdint.h>
     #include <string.h>
@@ -23,14 +23,14 @@ const HIDING: &str = r#"
     }
 "#;
 
-/// In the child: loads what it was told to, and prints what it is told.
+/// In the child: loads the library, and prints the error.
 pub(crate) fn is_child() -> bool {
     let error = match std::env::var(CHILD).as_deref() {
         Ok("libibverbs") => Library::system().err().map(|error| error.to_string()),
         Ok("librdmacm") => ConnectionManager::system().err().map(|error| error.to_string()),
         _ => return false,
     };
-    println!("\n{MARK}{}", error.unwrap_or_default());
+    println!("\n{PREFIX}{}", error.unwrap_or_default());
     true
 }
 
@@ -42,7 +42,8 @@ pub(crate) fn old_libibverbs() -> String {
     child("libibverbs", "LD_LIBRARY_PATH", "libibverbs.so.1", OLD)
 }
 
-/// What a child is told that loads `library` while `variable` names the library `file` made of `source`, or its directory.
+/// The error of a child that loads `library` while `variable` names the library `file` made of
+/// `source`, or its directory.
 fn child(library: &str, variable: &str, file: &str, source: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let made = directory.path().join(file);
@@ -58,13 +59,13 @@ fn child(library: &str, variable: &str, file: &str, source: &str) -> String {
         .env(variable, value)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let text = said.lines().find_map(|line| line.strip_prefix(MARK));
-    text.unwrap_or_else(|| panic!("{said}\n{}", String::from_utf8_lossy(&output.stderr)))
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let text = stdout.lines().find_map(|line| line.strip_prefix(PREFIX));
+    text.unwrap_or_else(|| panic!("{stdout}\n{}", String::from_utf8_lossy(&output.stderr)))
         .to_owned()
 }
 
-/// Makes a shared library of C, by the compiler that Rust links with.
+/// Compiles a shared library with the C compiler that Rust links with.
 fn compile(source: &str, made: &Path) {
     let file = made.with_extension("c");
     std::fs::write(&file, source).unwrap();
@@ -77,7 +78,7 @@ fn compile(source: &str, made: &Path) {
     assert!(status.success(), "cc: {status}");
 }
 
-/// Calls `f` while this process may lock `bytes` of memory.
+/// Calls `f` with a locked-memory limit of `bytes`.
 pub(crate) fn with_locked_memory<R>(bytes: u64, f: impl FnOnce() -> R) -> R {
     let mut before = libc::rlimit {
         rlim_cur: 0,

@@ -1,8 +1,8 @@
-//! The commonest failures of new users, each provoked by the safe API, and what they are told: reviewed texts, in `snapshots`. Each has to say what is wrong,
-//! on which object, and what to do.
+//! The most common failures of new users, each provoked by the safe API, and their messages:
+//! reviewed texts, in `snapshots`. Each must name the problem, the object, and the remedy.
 //!
-//! Most are failures of soft devices. What these don't fail with comes from tables of verbs that do ([`altered`]), or from another process, which finds
-//! libraries of ours in place of the system's ([`libraries`]).
+//! Most are failures of soft devices. The others come from verbs tables that fail ([`altered`]), or
+//! from another process with replaced system libraries ([`libraries`]).
 
 mod altered;
 mod libraries;
@@ -22,8 +22,8 @@ use doorbell_verbs::{
     QueuePair, Remote, RemoteRead, Write,
 };
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any step takes, on a busy machine too.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn the_commonest_failures_say_what_is_wrong_on_which_object_and_what_to_do() {
@@ -46,7 +46,7 @@ fn the_commonest_failures_say_what_is_wrong_on_which_object_and_what_to_do() {
         ("no such GID", &|| wrong_gid(&here)),
         ("MTUs that do not fit", &|| mtu(&here)),
         ("no receive posted", &|| no_receive(&here, &there)),
-        ("nobody answers", &|| nobody(&here)),
+        ("no answer", &|| no_answer(&here)),
         ("memory that does not allow it", &|| access(&here, &there)),
         ("the completion queue is too small", &|| small_completion_queue(&here)),
         ("too many bytes inline", &|| inline(&here, &there)),
@@ -78,12 +78,11 @@ fn text<T>(result: Result<T, impl Display>) -> String {
     }
 }
 
-/// Waits a millisecond for an answer, where there is none.
-const BRIEFLY: u8 = 8;
-/// Waits 17 seconds for an answer, which comes as soon as the other end gets the processor.
-const LONG: u8 = 22;
+/// A timeout of 1 ms, for requests without an answer.
+const SHORT_TIMEOUT: u8 = 8;
+/// A timeout of 17 s, for requests that are answered as soon as the peer is scheduled.
+const LONG_TIMEOUT: u8 = 22;
 
-/// One end of a connection.
 struct End {
     qp: PreparedQueuePair,
     cq: CompletionQueue,
@@ -112,18 +111,18 @@ fn connected(here: &Context, there: &Context, timeout: u8) -> (Connected, Connec
     (here.connect(&theirs), there.connect(&ours))
 }
 
-/// With the number of the queue pair, which is another each time, left out.
-fn nameless(text: String, qpn: Qpn) -> String {
+/// The text without the queue pair's number, which varies.
+fn without_number(text: String, qpn: Qpn) -> String {
     text.replace(&qpn.to_string(), "<its number>")
 }
 
-/// How the next request ends, which is to fail, with the number of the queue pair left out.
+/// The error of the next request, without the queue pair's number.
 fn failure(qp: &QueuePair, cq: &mut CompletionQueue) -> String {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let failed: Option<Failure> = cq.poll().unwrap().next().map(|done| done.result().unwrap_err());
         if let Some(failure) = failed {
-            return nameless(failure.to_string(), qp.qpn());
+            return without_number(failure.to_string(), qp.qpn());
         }
         assert!(Instant::now() < deadline, "nothing completes");
     }
@@ -173,35 +172,35 @@ fn mtu(here: &Context) -> Vec<String> {
     let long = pd.register(vec![0; 1025], Local).unwrap();
     let long = text(qp.send_to(long, &ah, qp.qpn(), QKey::DEFAULT));
     let short = text(qp.receive(pd.register(vec![0; GRH_BYTES - 1], Local).unwrap()));
-    vec![beyond, nameless(long, qp.qpn()), nameless(short, qp.qpn())]
+    vec![beyond, without_number(long, qp.qpn()), without_number(short, qp.qpn())]
 }
 
 fn no_receive(here: &Context, there: &Context) -> Vec<String> {
-    let ((mut qp, mut cq), _there) = connected(here, there, LONG);
-    qp.send_inline(b"is anybody ready?").unwrap();
+    let ((mut qp, mut cq), _there) = connected(here, there, LONG_TIMEOUT);
+    qp.send_inline(b"ready?").unwrap();
     vec![failure(&qp, &mut cq)]
 }
 
-fn nobody(here: &Context) -> Vec<String> {
-    let end = End::new(here, BRIEFLY);
-    let nobody = Endpoint {
-        // The highest numbers are the last that a device gives.
+fn no_answer(here: &Context) -> Vec<String> {
+    let end = End::new(here, SHORT_TIMEOUT);
+    let absent = Endpoint {
+        // A device assigns the highest numbers last.
         qpn: Qpn::truncated(0x00ff_fffe),
         psn: Psn::truncated(0),
         ..end.qp.endpoint()
     };
-    let (mut qp, mut cq) = end.connect(&nobody);
-    qp.send_inline(b"is anybody there?").unwrap();
+    let (mut qp, mut cq) = end.connect(&absent);
+    qp.send_inline(b"there?").unwrap();
     vec![failure(&qp, &mut cq)]
 }
 
 fn access(here: &Context, there: &Context) -> Vec<String> {
-    let ((mut qp, mut cq), _there) = connected(here, there, LONG);
+    let ((mut qp, mut cq), _there) = connected(here, there, LONG_TIMEOUT);
     let key = Remote::<Write>::from_raw(0x1000, 0x77, 64);
     qp.write_inline(b"by no key", key).unwrap();
     let by_no_key = failure(&qp, &mut cq);
 
-    // A key for reading, and memory that the peer's own side says may be written.
+    // A read key for memory that the peer believes writable.
     let pd = there.protection_domain().unwrap();
     let readable = pd.register(vec![0; 64], RemoteRead).unwrap();
     let bytes = readable.remote().to_bytes();
@@ -216,10 +215,10 @@ fn small_completion_queue(here: &Context) -> Vec<String> {
 }
 
 fn inline(here: &Context, there: &Context) -> Vec<String> {
-    let ((mut qp, _cq), _there) = connected(here, there, LONG);
+    let ((mut qp, _cq), _there) = connected(here, there, LONG_TIMEOUT);
     let (most, long) = (qp.max_inline(), vec![0; qp.max_inline() as usize + 1]);
     assert!(most >= 64);
-    let posted = nameless(text(qp.send_inline(&long)), qp.qpn());
+    let posted = without_number(text(qp.send_inline(&long)), qp.qpn());
 
     let cq = here.completion_queue(256).unwrap();
     let pd = here.protection_domain().unwrap();
@@ -227,7 +226,7 @@ fn inline(here: &Context, there: &Context) -> Vec<String> {
 }
 
 fn peer_gone(here: &Context, there: &Context) -> Vec<String> {
-    let ((mut qp, mut cq), there) = connected(here, there, BRIEFLY);
+    let ((mut qp, mut cq), there) = connected(here, there, SHORT_TIMEOUT);
     drop(there);
     qp.send_inline(b"are you still there?").unwrap();
     let first = failure(&qp, &mut cq);
@@ -247,12 +246,12 @@ fn permission() -> Vec<String> {
 }
 
 fn another_version(here: &Context) -> Vec<String> {
-    let end = End::new(here, BRIEFLY);
+    let end = End::new(here, SHORT_TIMEOUT);
     let mut endpoint = end.qp.endpoint().to_bytes();
     endpoint[0] = 2;
     let endpoint = text(Endpoint::from_bytes(&endpoint));
 
-    // Who speaks version 2 of the exchange.
+    // A peer with version 2 of the exchange.
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     let other = thread::spawn(move || {
@@ -261,7 +260,7 @@ fn another_version(here: &Context) -> Vec<String> {
         stream.write_all(&[0; 32]).unwrap();
         stream
     });
-    let mut exchange: Exchange = listener.accept(PATIENCE).unwrap();
+    let mut exchange: Exchange = listener.accept(TIMEOUT).unwrap();
     let error = exchange.pair(end.qp, b"").unwrap_err();
     let ExchangeError::Version { peer, .. } = error else {
         panic!("{error}");

@@ -1,4 +1,5 @@
-//! Extended completion queues on soft devices: what the stub of `verbs` has is one thing, a provider that takes locks and stamps completions by clocks another.
+//! Extended completion queues on soft devices: unlike the stub of `verbs`, this provider takes
+//! locks and timestamps completions.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,12 +7,12 @@ use doorbell_verbs::{
     BestCompletionQueue, Buffer, CompletionQueue, Context, Extended, Local, Pool, ProtectionDomain, QueuePair, Success,
 };
 
-use super::{PATIENCE, open};
+use super::{TIMEOUT, open};
 
 const DEPTH: u32 = 32;
 const BYTES: usize = 256;
 
-/// A side of a connection, with buffers of its own.
+/// One side of a connection, with its own buffers.
 struct Side {
     context: Context,
     pd: ProtectionDomain,
@@ -78,7 +79,7 @@ fn a_stream_over_extended_queues_arrives_in_order_and_stamped() {
                 panic!("not a receive")
             };
             let (ticks, wallclock) = (done.timestamp_ticks().unwrap(), done.wallclock_ns().unwrap());
-            assert!(ticks >= last.0 && wallclock >= start, "time goes on");
+            assert!(ticks >= last.0 && wallclock >= start, "time is monotonic");
             last = (ticks, wallclock);
             let buffer: Buffer = done.into_buffer().unwrap();
             assert_eq!((len as usize, &buffer[..4]), (BYTES, &u32::to_be_bytes(received)[..]));
@@ -108,18 +109,18 @@ fn queue_pairs_come_and_go_while_an_extended_queue_is_polled() {
         }
         let mut received = 0;
         while received < 2 {
-            b.cq.wait(PATIENCE).unwrap().for_each(|done| {
-                // Those flushed when it is dropped may come in the same poll.
+            b.cq.wait(TIMEOUT).unwrap().for_each(|done| {
+                // Those flushed by the drop may arrive in the same poll.
                 received += u32::from(done.is_ok());
                 b.pool.extend(done.into_buffer());
-                // With two receives in flight, by the thread that polls.
+                // With two receives in flight, by the polling thread.
                 if received == 2 {
                     drop(receiver.take());
                 }
             });
         }
         assert!(receiver.is_none(), "round {round}");
-        // It is destroyed now, and what it still had in flight goes with it.
+        // The queue pair is destroyed now, with what it had in flight.
         assert!(b.cq.poll().unwrap().next_completion().is_none());
         drop(sender);
         a.cq.poll().unwrap().for_each(|_| {});

@@ -1,38 +1,22 @@
-//! Sleeping and events by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there nothing is sent.
+//! Completion channels and events by the safe API on soft devices, both ends in this process: what
+//! the stub of `verbs` cannot test, because it transmits nothing.
 
 mod extended;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_tests::soft::open;
 use doorbell_verbs::{
-    AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CompletionQueueError, Context, Library, Local, Notify,
-    ProtectionDomain, QueuePair, QueuePairEvent, Success,
+    AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CompletionQueueError, Local, Notify, ProtectionDomain,
+    QueuePair, QueuePairEvent, Success,
 };
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What is not to happen has not happened by then.
-const MOMENT: Duration = Duration::from_millis(50);
+/// Longer than any step takes, on a busy machine too.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an unwanted event is waited for.
+const QUIET_TIME: Duration = Duration::from_millis(50);
 
-/// Device `soft0` or `soft1`, on an address of this process's own.
-fn open(n: u8) -> Context {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let device = |n: u8| DeviceConfig {
-            address: Some(IpAddr::V4(Ipv4Addr::new(127, 160 + high % 64, low, 1 + n))),
-            ..DeviceConfig::new(format!("soft{n}"))
-        };
-        configure(vec![device(0), device(1)]).unwrap();
-    });
-    Library::new(api()).open(&format!("soft{n}")).unwrap()
-}
-
-/// One end of a connection.
 struct End {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -51,7 +35,7 @@ fn connect(a: (&ProtectionDomain, &CompletionChannel), b: (&ProtectionDomain, &C
     (End { qp: qp_a, cq: cq_a }, End { qp: qp_b, cq: cq_b })
 }
 
-/// Domain and channel on device `n`.
+/// Protection domain and channel on device `n`.
 fn side(n: u8) -> (ProtectionDomain, CompletionChannel) {
     let context = open(n);
     (
@@ -64,24 +48,24 @@ fn buffer(pd: &ProtectionDomain) -> Buffer {
     pd.register(vec![0; 64], Local).unwrap()
 }
 
-/// The buffer of the next completion of `cq`, slept for.
+/// The buffer of the next completion of `cq`, waited for on its channel.
 fn next(cq: &mut CompletionQueue) -> Buffer {
     let start = Instant::now();
-    let mut done = cq.wait(PATIENCE).unwrap().next().expect("a completion came");
-    assert!(start.elapsed() < PATIENCE, "slept through a completion");
+    let mut done = cq.wait(TIMEOUT).unwrap().next().expect("a completion came");
+    assert!(start.elapsed() < TIMEOUT, "slept through a completion");
     done.result().unwrap();
     done.take().unwrap()
 }
 
 #[test]
-fn two_sleepers_play_pingpong() {
+fn ping_pong_by_completion_events() {
     let (a, b) = (side(0), side(1));
     let (mut ping, mut pong) = connect((&a.0, &a.1), (&b.0, &b.1));
     let (first, spare) = (buffer(&a.0), buffer(&a.0));
     let (inbox, answer) = (buffer(&b.0), buffer(&b.0));
     pong.qp.receive(inbox).unwrap();
     ping.qp.receive(spare).unwrap();
-    // Until it has received and its answer is acknowledged: each gives one buffer back.
+    // Until the message is received and the answer acknowledged: each returns one buffer.
     let play = |mut end: End, message: Buffer, starts: bool| {
         let mut message = Some(message);
         for round in 0..200 {
@@ -92,12 +76,13 @@ fn two_sleepers_play_pingpong() {
             let mut received = false;
             while !received {
                 let start = Instant::now();
-                for mut done in end.cq.wait(PATIENCE).unwrap() {
+                for mut done in end.cq.wait(TIMEOUT).unwrap() {
                     received |= matches!(done.result().unwrap(), Success::Receive { .. });
                     buffers.push(done.take::<Local>().unwrap());
                 }
-                // Not ended by the timeout, when a last poll would find it as well.
-                assert!(start.elapsed() < PATIENCE, "round {round}: slept through a completion");
+                // Woken by an event rather than by the timeout, whose last poll would also find the
+                // completion.
+                assert!(start.elapsed() < TIMEOUT, "round {round}: slept through a completion");
             }
             if let Some(answer) = message.take() {
                 end.qp.send(answer).unwrap();
@@ -118,7 +103,7 @@ fn two_sleepers_play_pingpong() {
 }
 
 #[test]
-fn a_channel_tells_its_queues_apart_and_the_solicited_from_the_rest() {
+fn a_channel_reports_its_queue_and_solicited_events() {
     let (a, b) = (side(0), side(1));
     let (mut from_x, mut x) = connect((&a.0, &a.1), (&b.0, &b.1));
     let (mut from_y, mut y) = connect((&a.0, &a.1), (&b.0, &b.1));
@@ -139,22 +124,22 @@ fn a_channel_tells_its_queues_apart_and_the_solicited_from_the_rest() {
         next(&mut end.cq);
     };
     send(&mut from_x, false);
-    assert_eq!(b.1.wait(MOMENT).unwrap(), None, "it was not solicited");
+    assert_eq!(b.1.wait(QUIET_TIME).unwrap(), None, "it was not solicited");
     assert_eq!(x.cq.poll().unwrap().count(), 1, "and has come nevertheless");
     send(&mut from_y, true);
-    assert_eq!(b.1.wait(PATIENCE).unwrap(), Some(y.cq.id()));
+    assert_eq!(b.1.wait(TIMEOUT).unwrap(), Some(y.cq.id()));
     send(&mut from_x, true);
-    assert_eq!(b.1.wait(PATIENCE).unwrap(), Some(x.cq.id()));
+    assert_eq!(b.1.wait(TIMEOUT).unwrap(), Some(x.cq.id()));
     assert_eq!(b.1.try_next().unwrap(), None);
-    // Events that nobody has read go with their queue.
+    // Unread events are dropped with their queue.
     y.cq.arm(Notify::Any).unwrap();
     send(&mut from_y, false);
     drop(y);
-    assert_eq!(b.1.wait(MOMENT).unwrap(), None);
+    assert_eq!(b.1.wait(QUIET_TIME).unwrap(), None);
 }
 
 #[test]
-fn a_moderated_channel_is_told_after_a_while() {
+fn a_moderated_channel_is_notified_after_its_period() {
     let (a, b) = (side(0), side(1));
     let (mut sender, mut receiver) = connect((&a.0, &a.1), (&b.0, &b.1));
     const PERIOD_US: u16 = 20_000;
@@ -163,7 +148,7 @@ fn a_moderated_channel_is_told_after_a_while() {
     receiver.cq.arm(Notify::Any).unwrap();
     let start = Instant::now();
     sender.qp.send(buffer(&a.0)).unwrap();
-    assert_eq!(b.1.wait(PATIENCE).unwrap(), Some(receiver.cq.id()));
+    assert_eq!(b.1.wait(TIMEOUT).unwrap(), Some(receiver.cq.id()));
     let after = start.elapsed();
     assert!(after >= Duration::from_micros(PERIOD_US.into()), "{after:?}");
     next(&mut receiver.cq);
@@ -200,21 +185,21 @@ fn a_queue_is_resized_while_it_holds_completions() {
 }
 
 #[test]
-fn a_refused_write_is_told_to_the_owner_of_the_queue_pair() {
+fn a_refused_write_raises_an_event_of_the_queue_pair() {
     let (a, b) = (side(0), side(1));
     let (mut writer, victim) = connect((&a.0, &a.1), (&b.0, &b.1));
     let mut events = b.0.context().events().unwrap();
     assert_eq!(events.try_next().unwrap(), None);
-    let nowhere = doorbell_verbs::Remote::<doorbell_verbs::Write>::from_raw(0, 0, 64);
-    writer.qp.write(buffer(&a.0), nowhere).unwrap();
-    let event = events.wait(PATIENCE).unwrap();
+    let invalid = doorbell_verbs::Remote::<doorbell_verbs::Write>::from_raw(0, 0, 64);
+    writer.qp.write(buffer(&a.0), invalid).unwrap();
+    let event = events.wait(TIMEOUT).unwrap();
     let qpn = victim.qp.qpn();
     let expected = AsyncEvent::Qp {
         qpn,
         event: QueuePairEvent::AccessError,
     };
     assert_eq!(event, Some(expected));
-    // It is acknowledged: this does not wait for it.
+    // The event is acknowledged, so this does not block.
     drop(victim);
-    assert!(writer.cq.wait(PATIENCE).unwrap().next().unwrap().result().is_err());
+    assert!(writer.cq.wait(TIMEOUT).unwrap().next().unwrap().result().is_err());
 }

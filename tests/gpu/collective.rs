@@ -1,12 +1,14 @@
-//! The kernels of collectives on the stand-in: every collective by every algorithm among few ranks, with every type and operator, staged and direct, in place, as lines and whole, in many slices.
+//! The collectives' kernels on the stand-in: every collective by every algorithm among few ranks,
+//! with every type and operator, staged and direct, in place, with the LL and Simple protocols, in
+//! many slices.
 
 use doorbell_collectives::gpu::Sizes;
-use doorbell_collectives::gpu::program::{Cut, Function};
+use doorbell_collectives::gpu::program::{Function, LaunchShape};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Algorithm, DataType, Rank, ReduceOp};
 use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_tests::gpu::collective::{Rig, Sample, Way, cases, cuts, every_type};
+use doorbell_tests::gpu::collective::{Rig, Sample, Variant, cases, every_type, launch_shapes};
 use doorbell_tests::gpu::short;
 
 fn rig(standin: &Standin, ranks: usize) -> Rig {
@@ -30,20 +32,20 @@ fn standin() -> Option<Standin> {
 }
 
 #[test]
-fn every_collective_by_every_algorithm_gives_what_it_must() {
+fn every_collective_by_every_algorithm_is_correct() {
     let Some(standin) = standin() else { return };
     let rig = rig(&standin, 3);
     let mut done = 0;
-    // An odd number of all, so that each type, algorithm, way of cutting and place has its turn.
+    // An odd sampling step, so that each type, algorithm, launch shape and placement is covered.
     let mut sample = Sample::one_of(23);
     for case in cases(3, true).into_iter().filter(|case| case.count > 1) {
-        done += every_type(&rig, &case, &cuts(true), &mut sample).unwrap();
+        done += every_type(&rig, &case, &launch_shapes(true), &mut sample).unwrap();
     }
     assert!(done > 50, "{done} ways");
 }
 
 #[test]
-fn who_waits_for_a_rank_that_does_not_come_gives_up_when_told_to() {
+fn waiting_kernels_abort_on_request() {
     let Some(standin) = standin() else { return };
     let rig = rig(&standin, 2);
     let case = Case {
@@ -52,23 +54,23 @@ fn who_waits_for_a_rank_that_does_not_come_gives_up_when_told_to() {
         root: Rank(0),
         count: 1000,
     };
-    for (lines, algorithm) in [(false, Algorithm::Ring), (true, Algorithm::OneShot)] {
-        let way = Way {
+    for (ll, algorithm) in [(false, Algorithm::Ring), (true, Algorithm::OneShot)] {
+        let variant = Variant {
             algorithm,
             direct: false,
             in_place: false,
-            cut: Cut {
+            shape: LaunchShape {
                 blocks: 2,
                 threads: 64,
                 slice: 1024,
-                lines,
+                ll,
             },
             skew: (0, 0),
         };
         let function = Function::reduce(DataType::F32, ReduceOp::Sum);
-        let plans = rig.plans(&case, way).unwrap();
-        rig.prepare(function, lines).unwrap();
-        rig.launch_one(0, &plans, &case, way, function).unwrap();
+        let plans = rig.plans(&case, variant).unwrap();
+        rig.prepare(function, ll).unwrap();
+        rig.launch_one(0, &plans, &case, variant, function).unwrap();
         assert!(!rig.ranks[0].stream.is_idle().unwrap(), "it waits for rank 1");
         rig.stop(true).unwrap();
         rig.ranks[0].stream.synchronize().unwrap();
@@ -77,7 +79,7 @@ fn who_waits_for_a_rank_that_does_not_come_gives_up_when_told_to() {
 }
 
 #[test]
-fn every_short_operation_gives_what_it_must() {
+fn every_short_operation_is_correct() {
     let Some(standin) = standin() else { return };
     let mut done = 0;
     for ranks in 1..=8 {
@@ -91,10 +93,10 @@ fn every_short_operation_gives_what_it_must() {
 }
 
 #[test]
-fn who_broadcasts_gets_no_further_ahead_than_there_are_slots() {
+fn broadcast_root_is_limited_by_slots() {
     let Some(standin) = standin() else { return };
     let rig = rig(&standin, 4);
-    // In one block and in many, after operations of more and of less.
+    // In one block and in many, after operations with more and with fewer blocks.
     for (turns, count, two_steps) in [(40, 100, false), (30, 1000, true), (9, 3000, true), (40, 20, false)] {
         rig.check_ahead(turns, count, two_steps).unwrap();
     }

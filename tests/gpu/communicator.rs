@@ -1,10 +1,11 @@
-//! Communicators of GPUs between processes, on the stand-in: all that `gpu-communicator` does on GPUs.
+//! Communicators of GPUs between processes, on the stand-in: all that `gpu-communicator` does on
+//! GPUs.
 
 use std::process::Command;
 
 use doorbell_cuda_standin::{Manner, environment};
 
-/// Runs the program; what it said is shown when it failed.
+/// Runs the program; its output is shown if it fails.
 fn run(arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-communicator"))
         .args(arguments)
@@ -17,16 +18,16 @@ fn run(arguments: &[&str]) {
 }
 
 #[test]
-fn collectives_on_memory_that_others_have_allocated() {
+fn collectives_on_foreign_memory() {
     run(&["check", "--quick", "--ranks", "3"]);
 }
 
 #[test]
-fn communicators_leave_nothing() {
+fn communicators_do_not_leak() {
     run(&["leaks", "--quick", "--ranks", "2"]);
 }
 
 #[test]
-fn who_is_killed_leaves_the_others_well() {
+fn killed_rank_leaves_the_others_usable() {
     run(&["kill", "--quick", "--ranks", "3"]);
 }

@@ -1,25 +1,27 @@
-//! The same through doorbell-cuda: its streams, memory and modules on the CPU stand-in for a GPU.
+//! The same through doorbell-cuda: its streams, memory and modules on the CPU stand-in.
 
-use doorbell_cuda::reduce::{DataType, Form, Operator, ReduceError, Reducer, Shape, Source, Unfit};
+use doorbell_cuda::reduce::{
+    DataType, InvalidReduction, LaunchConfig, OperandKind, Operator, ReduceError, Reducer, Source,
+};
 use doorbell_cuda::{Context, Memory as _};
 use doorbell_tests::gpu::driven::Gpu;
 use doorbell_tests::gpu::sweep::{self, Extent};
 
-/// A context of a driver of its own, which stays loaded, as one does; none where that cannot be compiled.
+/// A context of a driver of its own, which stays loaded; `None` if it cannot be compiled.
 fn context() -> Option<Context> {
     let driver = super::stand_in::driver()?.driver().unwrap();
     Some(driver.device(0).unwrap().context().unwrap())
 }
 
 #[test]
-fn reductions_go_through_streams_and_memory_of_a_driver() {
+fn reductions_run_through_driver_streams_and_memory() {
     let Some(context) = context() else { return };
     let cases = sweep::run(&mut Gpu::new(&context).unwrap(), Extent::Quick).unwrap();
     assert_eq!(cases, 12 * 6 * 3 * 3 * 3 * 2);
 }
 
 #[test]
-fn ranges_of_memory_are_reduced_and_must_be_equally_long() {
+fn ranges_are_reduced_and_lengths_checked() {
     let Some(context) = context() else { return };
     let gpu = Gpu::new(&context).unwrap();
     let numbers: Vec<u8> = [1.5f32, 2.5, 10.0, 20.0]
@@ -36,10 +38,10 @@ fn ranges_of_memory_are_reduced_and_must_be_equally_long() {
             .reduce(&gpu.stream, DataType::F32, Operator::Sum, sources, into)
     };
 
-    // Into one of the sources, of which one is multiplied.
+    // Into one of the sources, of which one is scaled.
     reduce(
         &[Source::elements(first), Source::elements(second).times(0.5f32)],
-        (Form::Element, first),
+        (OperandKind::Element, first),
     )
     .unwrap();
     gpu.stream
@@ -58,7 +60,7 @@ fn ranges_of_memory_are_reduced_and_must_be_equally_long() {
     let short = gpu.memory.span(8..12).unwrap();
     let refused = reduce(
         &[Source::elements(first), Source::elements(short)],
-        (Form::Element, first),
+        (OperandKind::Element, first),
     );
     assert!(
         matches!(
@@ -72,30 +74,36 @@ fn ranges_of_memory_are_reduced_and_must_be_equally_long() {
         "{refused:?}"
     );
     let ragged = gpu.memory.span(..7).unwrap();
-    let refused = reduce(&[Source::elements(first)], (Form::Element, ragged));
+    let refused = reduce(&[Source::elements(first)], (OperandKind::Element, ragged));
     assert!(matches!(refused, Err(ReduceError::Length { .. })), "{refused:?}");
     let across = gpu.memory.span(4..12).unwrap();
-    let refused = reduce(&[Source::elements(first)], (Form::Element, across));
+    let refused = reduce(&[Source::elements(first)], (OperandKind::Element, across));
     assert!(
-        matches!(refused, Err(ReduceError::Unfit(Unfit::Overlap { .. }))),
+        matches!(
+            refused,
+            Err(ReduceError::InvalidReduction(InvalidReduction::Overlap { .. }))
+        ),
         "{refused:?}"
     );
-    let refused = reduce(&[], (Form::Element, first));
+    let refused = reduce(&[], (OperandKind::Element, first));
     assert!(
-        matches!(refused, Err(ReduceError::Unfit(Unfit::Sources(0)))),
+        matches!(
+            refused,
+            Err(ReduceError::InvalidReduction(InvalidReduction::Sources(0)))
+        ),
         "{refused:?}"
     );
 }
 
 #[test]
-fn kernels_are_loaded_before_they_are_used_where_that_is_asked_for() {
+fn prepare_loads_kernels_in_advance() {
     let Some(context) = context() else { return };
     let gpu = Gpu::new(&context).unwrap();
     gpu.reducer.prepare(DataType::Bf16, Operator::Avg { ranks: 2 }).unwrap();
     let other = Reducer::with_ptx(
         &context,
         ".visible .entry reduce_i8_sum(\n)\n{\n}\n".to_owned(),
-        Shape::default(),
+        LaunchConfig::default(),
     );
     let missing = other.prepare(DataType::F32, Operator::Max).unwrap_err();
     assert_eq!(missing.to_string(), "the PTX has no kernel reduce_f32_max");

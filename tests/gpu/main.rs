@@ -1,7 +1,8 @@
-//! The GPU's reduction kernels without a GPU: their source is compiled for the processor by the stand-in (gpudirect/standin) and put through every case that `gpu-reduce` puts them through on one. What that leaves out is what only a GPU has: its
-//! conversions between floats, its minimum and maximum, and the loads and stores themselves.
+//! The GPU's reduction kernels without a GPU: the stand-in (gpudirect/standin) compiles their
+//! source for the CPU, and runs every case that `gpu-reduce` runs on a GPU. Not covered is what
+//! only a GPU has: its float conversions, minimum and maximum, and the loads and stores themselves.
 //!
-//! Once they are run as they are, and once by all of doorbell-cuda, on the stand-in.
+//! Kernels run once directly, and once through all of doorbell-cuda, on the stand-in.
 
 mod collective;
 mod driver;
@@ -11,7 +12,7 @@ use doorbell_tests::gpu::sweep::{self, Extent};
 use stand_in::Processor;
 
 #[test]
-fn kernels_on_the_processor_give_the_collectives_bits() {
+fn kernels_on_the_host_match_the_collectives_bit_for_bit() {
     let Some(driver) = stand_in::driver() else { return };
     let cases = sweep::run(&mut Processor::new(driver), Extent::Full).unwrap();
     assert_eq!(cases, 12 * 6 * 8 * 17 * 3 * 2);

@@ -1,10 +1,11 @@
-//! Puts by kernels and in the order of streams, on the stand-in: all that `gpu-puts` does on GPUs, between two processes, with the heap in memory of the host and of the GPUs.
+//! Puts by kernels and in stream order, on the stand-in: all that `gpu-puts` does on GPUs, between
+//! two processes, with the heap in host memory and in GPU memory.
 
 use std::process::Command;
 
 use doorbell_cuda_standin::{Manner, environment};
 
-/// Runs the program; what it said is shown when it failed.
+/// Runs the program; its output is shown if it fails.
 fn run(link: &str, arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-puts"))
         .args(arguments)
@@ -18,7 +19,7 @@ fn run(link: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn puts_between_two_processes_on_lanes() {
+fn puts_between_two_processes_on_shm() {
     run("local", &["check", "--quick"]);
 }
 
@@ -28,6 +29,6 @@ fn puts_between_two_processes_over_udp() {
 }
 
 #[test]
-fn it_measures() {
+fn benchmark_runs() {
     run("local", &["bench", "--quick"]);
 }

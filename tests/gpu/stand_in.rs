@@ -1,4 +1,4 @@
-//! The kernels' source on the processor, without streams and memory of a driver's.
+//! The kernels' source compiled for the CPU, without a driver's streams and memory.
 
 use std::ffi::c_void;
 
@@ -7,7 +7,8 @@ use doorbell_cuda::reduce::Reduction;
 use doorbell_cuda_standin::{Manner, Standin, missing};
 use doorbell_tests::gpu::{Device, sweep};
 
-/// A driver of a test's own; none where it cannot be compiled, which is said, and wrong under CI.
+/// A driver for one test; `None`, with a message, if it cannot be compiled, which is a failure
+/// under CI.
 pub(super) fn driver() -> Option<Standin> {
     if let Some(what) = missing() {
         assert!(std::env::var_os("CI").is_none(), "{what}");
@@ -17,11 +18,11 @@ pub(super) fn driver() -> Option<Standin> {
     Some(Standin::load(Manner::Lazy))
 }
 
-/// The processor, as a GPU.
+/// The CPU as a GPU.
 pub(super) struct Processor {
     driver: Standin,
     memory: Vec<u8>,
-    /// Where in it the part begins that is given out.
+    /// The offset of the aligned part that is used.
     start: usize,
 }
 
@@ -48,7 +49,8 @@ impl Device for Processor {
         let name = reduction.kernel.to_string();
         let mut arguments = reduction.arguments;
         let arguments = &mut [(&raw mut arguments).cast::<c_void>()];
-        // SAFETY: the kernel takes these arguments, whose addresses are of the memory, as the trait has it.
+        // SAFETY: the kernel takes these arguments, whose addresses lie in the memory, as the trait
+        // requires.
         let found = unsafe { self.driver.run(&name, reduction.blocks, reduction.threads, arguments) };
         ensure!(found, "the stand-in has no {name}");
         bytes.copy_from_slice(&self.memory[part]);

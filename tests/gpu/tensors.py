@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch's tensors as source and target of RDMA between two processes, by libibverbs as C programs have it.
+"""RDMA between PyTorch tensors of two processes, through libibverbs as C programs use it.
 
     doorbell run -- python3 tests/gpu/tensors.py           tensors of the first and the last GPU
-    doorbell run -- python3 tests/gpu/tensors.py --host    the same with memory of the host, where there is no PyTorch or no GPU
+    doorbell run -- python3 tests/gpu/tensors.py --host    the same with host memory, without PyTorch or a GPU
 
-What is registered is what `data_ptr()` gives: the library has to find out for itself that this is memory of a GPU. One process writes a tensor into the other's, and reads one back; both are compared element by element.
-The layouts are those of infiniband/verbs.h. Prints a line for each case, and exits with 1 if one has failed.
+The address of `data_ptr()` is registered: the library must detect by itself that it is GPU memory.
+One process writes a tensor into the other's, and reads one back; both are compared element by
+element. The layouts are those of infiniband/verbs.h. Prints a line per case, and exits with 1 if
+one has failed.
 """
 
 import ctypes as c
@@ -19,7 +21,7 @@ P, U8, U16, U32, U64, I32 = c.c_void_p, c.c_uint8, c.c_uint16, c.c_uint32, c.c_u
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4
 RESET_TO_INIT, INIT_TO_RTR, RTR_TO_RTS = 1, 2, 3
 WRITE, READ, SIGNALED = 0, 4, 2
-# Elements of a tensor, and the element from which on it is sent: a view into its storage.
+# Elements of a tensor, and the first element of the view that is sent.
 CASES = [(dtype, count, skip) for dtype in ("float32", "bfloat16", "int64") for count, skip in ((1, 0), (1000, 3), (3 << 20, 1))]
 
 
@@ -29,7 +31,7 @@ def struct(name, fields):
 
 Cap = struct("Cap", [(n, U32) for n in ("send", "recv", "send_sge", "recv_sge", "inline")])
 Init = struct("Init", [("own", P), ("send_cq", P), ("recv_cq", P), ("srq", P), ("cap", Cap), ("kind", I32), ("sig_all", I32)])
-# The GID as two words, for their alignment.
+# The GID as two words, for alignment.
 Ah = struct("Ah", [("gid", U64 * 2), ("flow", U32), ("sgid", U8), ("hops", U8), ("tclass", U8), ("dlid", U16), ("sl", U8), ("bits", U8), ("rate", U8), ("global_", U8), ("port", U8)])
 Attr = struct(
     "Attr",
@@ -40,7 +42,7 @@ Attr = struct(
     + [("limit", U32)],
 )
 Sge = struct("Sge", [("address", U64), ("length", U32), ("key", U32)])
-# Of the union the case of RDMA, and room for the others.
+# The RDMA variant of the union, padded to the union's size.
 Send = struct("Send", [("id", U64), ("next", P), ("list", c.POINTER(Sge)), ("count", I32), ("opcode", I32), ("flags", U32), ("imm", U32), ("remote", U64), ("rkey", U32), ("room", U8 * 76)])
 Done = struct("Done", [("id", U64), ("status", I32), ("opcode", I32), ("rest", U8 * 32)])
 Mr = struct("Mr", [("context", P), ("pd", P), ("address", P), ("length", c.c_size_t), ("handle", U32), ("lkey", U32), ("rkey", U32)])
@@ -50,7 +52,7 @@ assert c.sizeof(Send) == 128 and c.sizeof(Done) == 48 and c.sizeof(Ah) == 32
 
 
 class End:
-    """A queue pair of the first device, with a domain and a completion queue."""
+    """A queue pair of the first device, with a protection domain and a completion queue."""
 
     def __init__(self):
         self.lib = lib = c.CDLL("libibverbs.so.1", use_errno=True)
@@ -69,7 +71,7 @@ class End:
         self.poll_cq = c.CFUNCTYPE(I32, P, I32, P)(ops[11])
         self.post_send = c.CFUNCTYPE(I32, P, P, P)(ops[25])
         gid = (U64 * 2)()
-        # The first that is RoCE v2 on the userspace device; another adapter may have it elsewhere.
+        # Index 0 is RoCE v2 on the userspace device; on other adapters it may not be.
         if lib.ibv_query_gid(P(self.context), U8(1), 0, c.byref(gid)):
             sys.exit("ibv_query_gid failed")
         self.endpoint = {"qpn": Qp.from_address(self.qp).number, "gid": list(gid)}
@@ -117,7 +119,7 @@ class End:
 
 
 class HostMemory:
-    """Bytes in the place of a tensor, where there is none."""
+    """Host bytes in place of a tensor."""
 
     SIZES = {"float32": 4, "bfloat16": 2, "int64": 8}
 
@@ -134,7 +136,7 @@ class HostMemory:
 
 
 class Tensor:
-    """A tensor of a GPU."""
+    """A GPU tensor."""
 
     device = None
 
@@ -183,7 +185,7 @@ def hear(stream):
 
 
 def target(host):
-    """The process that is written to and read from: it says where, and whether what has come is right."""
+    """The target process: it reports its addresses, and whether the received data is right."""
     make, end = memory(host, -1), End()
     say(sys.stdout, end.endpoint)
     end.connect(hear(sys.stdin))

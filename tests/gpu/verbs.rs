@@ -1,15 +1,15 @@
-//! The soft device with memory of GPUs, on the stand-in: all that `gpu-verbs check` does on a GPU, in one process and in two, by lanes and over UDP.
+//! The soft device with GPU memory, on the stand-in: all that `gpu-verbs check` does on a GPU, in
+//! one process and in two, over the shm link and over UDP.
 
 use std::process::Command;
 
 use doorbell_cuda_standin::{Manner, environment};
 
-/// Runs the program; what it said is shown when it failed.
+/// Runs the program; its output is shown if it fails.
 fn run(manner: Manner, link: &str, arguments: &[&str]) {
     run_with(manner, link, arguments, "newer");
 }
 
-/// The same, with memory of this kind.
 fn run_with(manner: Manner, link: &str, arguments: &[&str], memory: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-verbs"))
         .env("GPU_VERBS_MEMORY", memory)
@@ -23,24 +23,24 @@ fn run_with(manner: Manner, link: &str, arguments: &[&str], memory: &str) {
 }
 
 #[test]
-fn every_mix_on_lanes_in_one_process() {
+fn every_mix_on_shm_in_one_process() {
     run(Manner::Prompt, "local", &["check", "--quick", "--one-process"]);
 }
 
 #[test]
-fn every_mix_on_lanes_between_two() {
+fn every_mix_on_shm_between_two() {
     run(Manner::Prompt, "local", &["check", "--quick", "--two-processes"]);
 }
 
-/// Copies that are done as late as may be: whatever does not wait for them is found.
+/// With maximally late copies, so that missing waits are found.
 #[test]
-fn every_mix_on_lanes_as_late_as_may_be() {
+fn every_mix_on_shm_with_lazy_copies() {
     run(Manner::Lazy, "local", &["check", "--quick"]);
 }
 
-/// Memory that `cuMemAlloc` has made goes to the other process by the older kind of handle.
+/// Memory from `cuMemAlloc` is shared with the other process by IPC handle.
 #[test]
-fn every_mix_of_the_older_kind_between_two() {
+fn every_mix_of_ipc_memory_between_two() {
     run_with(
         Manner::Prompt,
         "local",
@@ -54,13 +54,13 @@ fn every_mix_over_udp() {
     run(Manner::Prompt, "udp", &["check", "--quick"]);
 }
 
-/// The same, with copies that are done as late as may be.
+/// The same, with maximally late copies.
 #[test]
-fn every_mix_over_udp_as_late_as_may_be() {
+fn every_mix_over_udp_with_lazy_copies() {
     run(Manner::Lazy, "udp", &["check", "--quick"]);
 }
 
 #[test]
-fn it_measures() {
+fn benchmark_runs() {
     run(Manner::Prompt, "local", &["bench", "--quick"]);
 }

@@ -1,6 +1,7 @@
-/* C with accounting: what a correct program must do to stream requests and use its buffers again. A request has a slot, if one is free; its wr_id says which
- * queue and slot, since both queues complete to one completion queue; the slot remembers the buffer; a completion retires its own slot and those before it,
- * whose requests were not signalled. A request is signalled at least every half queue. Only the fields that a request has are written. */
+/* C with accounting: what a correct program must do to stream requests and reuse its buffers. A
+ * request takes a free slot; its wr_id holds queue and slot, since both queues complete to one completion queue;
+ * the slot stores the buffer; a completion retires its own slot and the unsignaled ones before it. At least one
+ * request per half queue is signaled. Only the fields that a request uses are written. */
 #include "peer.h"
 #include <errno.h>
 
@@ -169,7 +170,7 @@ int measure_list(void)
 	return ibv_post_recv(qp, wrs, &bad);
 }
 
-/* Retires slots to that of a completion, and pushes their buffers on the pool whose top that is. Returns its new top. */
+/* Retires slots up to a completion's, and pushes their buffers on the pool with top `top`. Returns the new top. */
 static inline struct buffer **retire(uint64_t wr_id, struct buffer **top)
 {
 	struct queue *queue = queues[wr_id >> 32];

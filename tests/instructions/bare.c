@@ -1,5 +1,5 @@
-/* Bare C: fills in a request and posts it, polls and looks at the status. Every request is signalled; it knows neither whether there is room nor whose buffer a
- * completion gives back, so each measure takes the same buffers again. */
+/* Bare C: fills in a request and posts it, polls and checks the status. Every request is signaled; neither free
+ * slots nor the buffers of completions are tracked, so each measurement uses the same buffers again. */
 #include "peer.h"
 #include <errno.h>
 

@@ -1,4 +1,4 @@
-/* Posting and polling of the provider that does nothing. A request completes when it is posted; no data moves. */
+/* Posting and polling of the no-op provider. A request completes when it is posted; no data moves. */
 #include "provider.h"
 #include <errno.h>
 
@@ -29,7 +29,7 @@ static int stub_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_
 	return 0;
 }
 
-/* ibv_wr_*: a request is staged by its opcode and shown by ibv_wr_complete. */
+/* ibv_wr_*: a request is staged by its opcode and published by ibv_wr_complete. */
 
 static void stub_stage(struct ibv_qp_ex *qp, enum ibv_wc_opcode opcode)
 {
@@ -185,7 +185,7 @@ static int stub_start_poll(struct ibv_cq_ex *cq, struct ibv_poll_cq_attr *attr)
 static int stub_next_poll(struct ibv_cq_ex *cq)
 {
 	struct stub_cq *from = (struct stub_cq *)cq;
-	/* When there is no other the current entry stays current: ibv_end_poll gives it up. */
+	/* Without a next entry the current one stays current: ibv_end_poll releases it. */
 	if (from->tail + 1 == from->head)
 		return ENOENT;
 	from->tail++;

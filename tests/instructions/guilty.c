@@ -1,5 +1,5 @@
-/* guilty ROW ITERATIONS: does in a measured function all that a data path may not. `cargo xtask instructions` must find it out, or its finding nothing in ours
- * would mean nothing. */
+/* guilty ROW ITERATIONS: does in a measured function all that a data path must not. A control:
+ * `cargo xtask instructions` must detect it. */
 #include <pthread.h>
 #include <stdlib.h>
 

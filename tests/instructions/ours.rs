@@ -1,5 +1,6 @@
-//! `instructions ROW ITERATIONS`: the column of `cargo xtask instructions` that is this toolkit. Only the functions named `measure_` are counted; the device is
-//! that of `provider.c`, in the place of the system's libibverbs.
+//! `instructions ROW ITERATIONS`: this toolkit's column of `cargo xtask instructions`. Only the
+//! functions named `measure_` are counted; the device is `provider.c`, in place of the system's
+//! libibverbs.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +13,7 @@ use doorbell_verbs::{
     QueuePair, Rc, Refused, Remote, WorkRequests, Write,
 };
 
-/// As the C columns have them.
+/// As in the C columns.
 const DEPTH: u32 = 128;
 const BATCH: usize = 16;
 const BYTES: usize = 64;
@@ -71,7 +72,6 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
     })
 }
 
-/// Whether all that completed succeeded.
 #[inline(never)]
 fn measure_drain<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> bool {
     let Ok(completions) = cq.poll() else { return false };
@@ -111,7 +111,6 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     }
 }
 
-/// Runs a row over and over.
 fn repeat<Q: CqKind>(row: &str, iterations: u64, context: &Context, mut cq: CompletionQueue<Q>) -> Result<()> {
     let (mut qp, mut calls, mut pool) = set_up(context, &cq)?;
     let (bytes, remote) = ([0; BATCH], Target::from_raw(0x10000, 0x4321, 1 << 20));
@@ -133,7 +132,6 @@ fn repeat<Q: CqKind>(row: &str, iterations: u64, context: &Context, mut cq: Comp
     Ok(())
 }
 
-/// A queue pair of each backend, and buffers.
 fn set_up<Q: CqKind>(
     context: &Context,
     cq: &CompletionQueue<Q>,

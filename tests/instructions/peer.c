@@ -102,6 +102,6 @@ int main(int argc, char **argv)
 			fprintf(stderr, "%s failed\n", argv[1]);
 			return 1;
 		}
-	/* All buffers are back but those that no completion has confirmed yet: the accounting did its work. */
+	/* All buffers were returned but those without a completion yet: the accounting works. */
 	return pool.count < DEPTH;
 }

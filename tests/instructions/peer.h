@@ -1,8 +1,8 @@
-/* What the C columns have in common: `peer.c` sets up and repeats, `accounting.c` or `bare.c` is what is counted. */
+/* Shared by the C columns: `peer.c` sets up and repeats, `accounting.c` or `bare.c` is counted. */
 #pragma once
 #include <infiniband/verbs.h>
 
-/* As the Rust column has them. */
+/* As in the Rust column. */
 #define DEPTH 128
 #define BATCH 16
 #define BYTES 64
@@ -19,7 +19,7 @@ struct remote {
 	uint32_t rkey;
 };
 
-/* Buffers that no request has. */
+/* Buffers not in flight. */
 struct pool {
 	unsigned count;
 	struct buffer *free[2 * DEPTH];
@@ -29,11 +29,11 @@ extern struct pool pool;
 extern struct ibv_qp *qp;
 extern struct ibv_cq *cq;
 
-/* The same objects again, where the row has them made with extensions. */
+/* The same objects as extended ones, where the row uses them. */
 extern struct ibv_qp_ex *qp_ex;
 extern struct ibv_cq_ex *cq_ex;
 
-/* Whether completions give buffers back. */
+/* Whether completions return buffers. */
 extern const int recycles;
 
 /* Each 0, or an errno value. `_wr` posts through ibv_wr_*, `_ex` polls an extended completion queue. */
@@ -48,7 +48,7 @@ int measure_list(void);
 int measure_drain(void);
 int measure_drain_ex(void);
 
-/* Writes what an RDMA WRITE has, and leaves the rest as it is: setting all of the 128 bytes would cost more than the request. */
+/* Writes the fields of an RDMA WRITE, and leaves the rest: clearing all 128 bytes would cost more than the request. */
 static inline void fill_write(struct ibv_send_wr *wr, struct ibv_send_wr *next, uint64_t wr_id, struct ibv_sge *sge, unsigned flags,
 			      const struct remote *remote)
 {

@@ -1,4 +1,4 @@
-/* A libibverbs.so.1 that does nothing, for counting what its callers do: the same one under every column.
+/* A no-op libibverbs.so.1, for counting its callers' instructions; the same under every column.
  *
  * One device, one port; both ways to post and both kinds of completion queue. */
 #include "provider.h"

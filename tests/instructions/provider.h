@@ -1,10 +1,10 @@
-/* The provider in two parts: `provider.c` makes objects, `datapath.c` posts and polls. Only what is in the second ever runs while callgrind counts, and all of
- * its functions begin with `stub_`. */
+/* The provider in two parts: `provider.c` makes objects, `datapath.c` posts and polls. Only the second runs while
+ * callgrind counts, and all of its functions begin with `stub_`. */
 #pragma once
 #include <infiniband/verbs.h>
 #include <stddef.h>
 
-/* What a completion queue holds; a power of two, more than any column asks for. */
+/* Capacity of a completion queue; a power of two, more than any column requests. */
 #define ENTRIES 1024
 
 struct stub_cq {

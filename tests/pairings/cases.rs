@@ -1,13 +1,12 @@
-//! What is run: tools with options, and where.
+//! The cases: tools with options, and environments.
 
-/// Where the two ends are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Environment {
     /// On this host, on the userspace device.
     Host,
-    /// The same, told to go over UDP.
+    /// The same, forced to UDP.
     Udp,
-    /// On this host, on an address of loopback of their own: the connection manager connects them.
+    /// On this host, on a loopback address of their own, connected by the connection manager.
     Managed,
     /// In the guest, both on the kernel's rxe.
     Rxe,
@@ -15,69 +14,70 @@ pub(crate) enum Place {
     Wire,
 }
 
-impl Place {
-    /// All, by the names of their sections.
-    pub(crate) const ALL: [(&'static str, Place); 5] = [
-        ("host", Place::Host),
-        ("udp", Place::Udp),
-        ("managed", Place::Managed),
-        ("rxe", Place::Rxe),
-        ("wire", Place::Wire),
+impl Environment {
+    pub(crate) const ALL: [(&'static str, Environment); 5] = [
+        ("host", Environment::Host),
+        ("udp", Environment::Udp),
+        ("managed", Environment::Managed),
+        ("rxe", Environment::Rxe),
+        ("wire", Environment::Wire),
     ];
 
-    /// Rounds of a run whose figure is that of all of them, and of one size of many. Above 20,000 the C tools look for no peak, which takes them longer than the test. An emulated processor does few, of which the first hundreds are slower, as they have to be translated; what UDP loses nobody repeats for datagrams, so few are there at once.
+    /// Iterations of a run of one size, and of each size of a sweep. Above 20,000 the C tools
+    /// compute no peak, which takes longer than the test. An emulated processor does few, and the
+    /// first hundreds are slower, as they have to be translated; UDP does not retransmit datagrams,
+    /// so few are sent there.
     pub(crate) fn rounds(self) -> (u32, u32) {
         match self {
-            Place::Host | Place::Managed => (30_000, 1_000),
-            Place::Udp => (2_000, 50),
-            Place::Rxe => (2_000, 10),
-            Place::Wire => (300, 20),
+            Environment::Host | Environment::Managed => (30_000, 1_000),
+            Environment::Udp => (2_000, 50),
+            Environment::Rxe => (2_000, 10),
+            Environment::Wire => (300, 20),
         }
     }
 }
 
-/// A tool with options that both ends are given.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Case {
-    /// The tool.
     pub(crate) tool: &'static str,
-    /// Its options.
     pub(crate) options: String,
 }
 
 impl Case {
-    /// What it is called in reports.
+    /// Its name in reports.
     pub(crate) fn describe(&self) -> String {
         format!("{} {}", self.tool, self.options)
     }
 
-    /// Whether it measures latency.
     pub(crate) fn is_latency(&self) -> bool {
         self.tool.ends_with("_lat")
     }
 }
 
-/// Everything at a place, in the order of the report: each tool alone, both ways, on four queue pairs, of all sizes and for a time; and those that send by datagrams.
+/// All cases of an environment, in the order of the report: each tool alone, bidirectional, on four
+/// queue pairs, of all sizes and for a duration; and the datagram tools.
 ///
-/// `quick` is with a tenth of the rounds and half of the time, without what is slow.
-pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
-    let (one, many) = place.rounds();
+/// `quick` uses a tenth of the iterations and half of the time, without slow cases.
+pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
+    let (one, many) = environment.rounds();
     let (one, many, seconds) = if quick {
         (one / 10, (many / 10).max(5), 1)
     } else {
         (one, many, 2)
     };
-    // A trip, an atomic and a datagram are shorter than a message of 64 KiB by far, and a run of milliseconds shows where a scheduler put it, or how fast the processor happened to be.
-    let (trips, atomics) = match place {
-        Place::Host => (10 * one, one),
-        Place::Rxe => (15 * one, 10 * one),
-        Place::Udp | Place::Managed | Place::Wire => (one, one),
+    // A ping-pong, an atomic and a datagram are much shorter than a message of 64 KiB, and a run of
+    // milliseconds measures the scheduler and the clock rate.
+    let (trips, atomics) = match environment {
+        Environment::Host => (10 * one, one),
+        Environment::Rxe => (15 * one, 10 * one),
+        Environment::Udp | Environment::Managed | Environment::Wire => (one, one),
     };
-    // Where both ends are quick, one that has no receive left loses datagrams, and the C tools wait for them for ever; they post no more receives than this.
-    let (datagrams, datagrams_of_a_size) = match place {
-        Place::Host => (one.min(8_000), many),
-        Place::Rxe => (4 * one, 50 * many),
-        Place::Udp | Place::Managed | Place::Wire => (one, many),
+    // Between two fast ends, one without a posted receive loses datagrams, and the C tools wait for
+    // them forever; they post no more receives than this.
+    let (datagrams, datagrams_of_a_size) = match environment {
+        Environment::Host => (one.min(8_000), many),
+        Environment::Rxe => (4 * one, 50 * many),
+        Environment::Udp | Environment::Managed | Environment::Wire => (one, many),
     };
     let mut cases = Vec::new();
     for verb in ["write", "read", "send", "atomic"] {
@@ -86,14 +86,14 @@ pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
                 if verb != "send" && !transport.is_empty() {
                     continue;
                 }
-                if place == Place::Managed && transport.is_empty() {
+                if environment == Environment::Managed && transport.is_empty() {
                     let ways = ["-R", "-z", "-R -q 4"];
                     cases.extend(ways[..2 + usize::from(is_bw)].iter().map(|way| Case {
                         tool,
                         options: format!("{way} -n {one}"),
                     }));
                 }
-                if place == Place::Managed {
+                if environment == Environment::Managed {
                     continue;
                 }
                 let (one, many) = match (verb, transport) {
@@ -112,10 +112,11 @@ pub(crate) fn all(place: Place, quick: bool) -> Vec<Case> {
                     add(format!("-b -n {one}"));
                     add(format!("-q 4 -n {one}"));
                 }
-                // An atomic has one size; and 8 MiB to and fro by an emulated processor take a minute.
-                let is_slow = quick && !is_bw && matches!(place, Place::Rxe | Place::Wire);
+                // Atomics have one size; and ping-pongs of 8 MiB on an emulated processor take a
+                // minute.
+                let is_slow = quick && !is_bw && matches!(environment, Environment::Rxe | Environment::Wire);
                 if verb != "atomic" && !is_slow {
-                    // One way to and fro are 16 MiB for each round.
+                    // A bidirectional sweep moves 16 MiB per iteration.
                     let many = if is_bw || !transport.is_empty() {
                         many
                     } else {
@@ -153,8 +154,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tool_is_there_with_what_it_has() {
-        let cases = all(Place::Rxe, false);
+    fn every_tool_has_its_cases() {
+        let cases = all(Environment::Rxe, false);
         let of = |tool: &str| cases.iter().filter(|case| case.tool == tool).count();
         let tools = ["write", "read", "send", "atomic"].map(|verb| (of(bw(verb)), of(lat(verb))));
         assert_eq!(tools, [(5, 3), (5, 3), (10, 6), (4, 2)]);

@@ -1,27 +1,30 @@
-//! The classic tools beside those that they stand for: each of `ib_{write,read,send,atomic}_{bw,lat}` of the package and of Doorbell, as server and as client, in every pairing. Both ends must end with status 0
-//! and with figures, and the figures must agree with those of the package's tools among themselves.
+//! Each of `ib_{write,read,send,atomic}_{bw,lat}` of the package and of Doorbell, as server and as
+//! client, in every pairing. Both ends must exit with status 0 and with results, and the results
+//! must agree with those of the package's tools among themselves.
 //!
-//! [`cases`] says what is run, [`rig`] runs a pairing, [`figures`] reads and compares. The pairings of a case take turns, forwards and then backwards, and those of a turn are compared, so that what else the
-//! machine does is shared by all; where they do not agree they are run again, until they do or there were as many runs as there may be. What else runs on a machine only ever takes from a figure: where the
-//! package's tools do not agree with themselves, the best runs are compared in the end.
+//! [`cases`] lists the runs, [`rig`] runs a pairing, [`results`] parses and compares. The pairings
+//! of a case are interleaved, in forward and then in reverse order, and those of a round are
+//! compared, so that other load affects all alike; where they disagree they are repeated, up to a
+//! limit. Other load only ever worsens a result: where the package's tools disagree among
+//! themselves, the best runs are compared.
 
 mod cases;
-mod figures;
+mod results;
 mod rig;
 
 use anyhow::{Context, Result, bail};
-use cases::{Case, Place};
+use cases::{Case, Environment};
 use doorbell_tests::{
-    process::{go_on, supervise},
-    second::SecondTries,
+    process::{check_not_stopped, supervise},
+    retry::RetryBudget,
     section,
 };
-use figures::{Figures, by_best, by_turns, distance, greatest, least, median};
+use results::{Results, distance, greatest, least, median, ratio_by_rounds, ratio_of_best};
 use rig::{Pairing, Rig};
 use std::{fmt::Write, fs, path::PathBuf, process::ExitCode, time::Instant};
 
-/// So many times the repeats, at most, where figures do not agree and nothing else is said.
-const MORE: usize = 8;
+/// Default limit of repetitions where results disagree, as a multiple of `--repeats`.
+const DEFAULT_LIMIT: usize = 8;
 
 const USAGE: &str = "\
 pairings host|udp|managed|rxe|wire [--doorbell FILE] [--only TEXT] [--repeats N] [--most N] [--within PERCENT] [--write FILE]
@@ -30,21 +33,20 @@ pairings host|udp|managed|rxe|wire --quick [--doorbell FILE] [--only TEXT]
   host, udp       both ends on this host, on the userspace device; over UDP
   managed         on this host by the connection manager
   rxe, wire       in the guest: both on the kernel's rxe; one of them on the userspace device
-  --doorbell FILE the command; the one beside this program if not given
-  --only TEXT     only cases whose description has TEXT
-  --repeats N     runs of each pairing; 3 if not given
-  --most N        runs of each where figures do not agree; 8 times the repeats if not given
-  --within P      percent that figures may be apart; 10 if not given
-  --write FILE    put the table into the section of FILE; else it is printed
-  --quick         only whether both ends end well and with figures, where one is the package's and the other ours; few rounds
+  --doorbell FILE the command [default: beside this program]
+  --only TEXT     only cases whose description contains TEXT
+  --repeats N     runs of each pairing [default: 3]
+  --most N        limit of runs where results disagree [default: 8 times the repeats]
+  --within P      allowed distance of results in percent [default: 10]
+  --write FILE    write the table to its section of FILE rather than stdout
+  --quick         only check that mixed pairings succeed with results; few iterations
 
-Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
+Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
 
-/// What was asked for.
 struct Options {
     section: &'static str,
-    place: Place,
+    environment: Environment,
     doorbell: PathBuf,
     only: String,
     repeats: usize,
@@ -55,37 +57,36 @@ struct Options {
 }
 
 impl Options {
-    /// How far figures may be from each other, as a factor.
+    /// The allowed distance of results, as a factor.
     fn limit(&self) -> f64 {
         1.0 + self.within / 100.0
     }
 
     fn most(&self) -> usize {
-        self.most.unwrap_or(MORE * self.repeats)
+        self.most.unwrap_or(DEFAULT_LIMIT * self.repeats)
     }
 }
 
-/// What a case came to.
 struct Outcome {
-    /// The figures of stock tools among themselves.
-    stock: Vec<Figures>,
-    /// For each other pairing how it stands to that by turns.
+    /// The results of stock tools among themselves.
+    stock: Vec<Results>,
+    /// The ratio of each other pairing to these, by rounds.
     ratios: Vec<f64>,
     /// The same of the best runs.
     best: Vec<f64>,
-    /// How far apart runs of stock tools among themselves were: the greatest by the least, of several sizes the middle one.
+    /// The spread of stock tools among themselves: maximum by minimum, of several sizes the median.
     spread: f64,
     runs: usize,
 }
 
 impl Outcome {
-    /// Whether the figures are within `limit` of each other: by turns, or where the package's tools among themselves are further apart than that, the best of them.
+    /// Whether the results are within `limit` of each other: by rounds, or where the package's
+    /// tools themselves spread further, by the best runs.
     fn agrees(&self, limit: f64) -> bool {
         near(&self.ratios, limit) || (self.spread > limit && near(&self.best, limit))
     }
 }
 
-/// Whether all are as near to one as `limit` is.
 fn near(ratios: &[f64], limit: f64) -> bool {
     ratios.iter().all(|&ratio| distance(ratio) <= limit)
 }
@@ -96,13 +97,13 @@ fn main() -> ExitCode {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let named = arguments.next().unwrap_or_default();
-    let &(section, place) = Place::ALL
+    let &(section, environment) = Environment::ALL
         .iter()
         .find(|(name, _)| *name == named)
         .context("host, udp, managed, rxe or wire?")?;
     let mut options = Options {
         section,
-        place,
+        environment,
         doorbell: std::env::current_exe()?.with_file_name("doorbell"),
         only: String::new(),
         repeats: 3,
@@ -150,20 +151,25 @@ fn run(options: &Options) -> Result<bool> {
         "| test | stock's figure | stock's spread | stock serves ours | ours serves stock | ours serves ours | the same by the best runs | runs of each |\n|---|---|---|---|---|---|---|---|\n",
     );
     let (mut cases, mut failures) = (0, 0);
-    let mut second_tries = SecondTries::default();
-    for case in cases::all(options.place, options.quick) {
+    let mut retries = RetryBudget::default();
+    for case in cases::all(options.environment, options.quick) {
         let what = case.describe();
         if !what.contains(&options.only) {
             continue;
         }
         cases += 1;
         if options.quick {
-            failures += usize::from(!is_quick_well(&mut rig, &case, options.place, &mut second_tries)?);
+            failures += usize::from(!quick_pairs_succeed(
+                &mut rig,
+                &case,
+                options.environment,
+                &mut retries,
+            )?);
             continue;
         }
         let started = Instant::now();
         let outcome = measure(&mut rig, &case, options);
-        go_on()?;
+        check_not_stopped()?;
         let took = started.elapsed().as_secs_f64();
         match outcome {
             Ok(outcome) => {
@@ -205,22 +211,28 @@ fn run(options: &Options) -> Result<bool> {
             let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
             fs::write(file, section::replaced(&text, options.section, &table)?)?;
         }
-        // What a guest writes is dropped.
+        // The guest's writes are dropped.
         None if !options.quick => println!("{table}"),
         None => {}
     }
     Ok(failures == 0)
 }
 
-/// Whether the pairings of a case with one end of each end well and with figures. What fails is run once more while there is a second try left.
-fn is_quick_well(rig: &mut Rig, case: &Case, place: Place, second_tries: &mut SecondTries) -> Result<bool> {
+/// Whether the mixed pairings of a case exit with success and results. A failure is retried while
+/// the budget lasts.
+fn quick_pairs_succeed(
+    rig: &mut Rig,
+    case: &Case,
+    environment: Environment,
+    retries: &mut RetryBudget,
+) -> Result<bool> {
     loop {
         let started = Instant::now();
         let ended = Pairing::MIXED.into_iter().try_for_each(|pairing| {
-            let run = rig.run(case, place, pairing);
+            let run = rig.run(case, environment, pairing);
             run.map(drop).with_context(|| pairing.to_string())
         });
-        go_on()?;
+        check_not_stopped()?;
         let what = format!("{:5.1} s {}", started.elapsed().as_secs_f64(), case.describe());
         match ended {
             Ok(()) => {
@@ -229,15 +241,15 @@ fn is_quick_well(rig: &mut Rig, case: &Case, place: Place, second_tries: &mut Se
             }
             Err(error) => println!("FAILED {what}: {error:#}"),
         }
-        if !second_tries.take() {
+        if !retries.take() {
             return Ok(false);
         }
     }
 }
 
-/// Runs all pairings of a case in turn until their figures agree, or there have been enough.
+/// Runs all pairings of a case interleaved until their results agree, or the limit is reached.
 fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
-    let mut all: [Vec<Figures>; 4] = Default::default();
+    let mut all: [Vec<Results>; 4] = Default::default();
     loop {
         for _ in 0..options.repeats {
             let mut turn: Vec<_> = Pairing::ALL.iter().zip(&mut all).collect();
@@ -245,17 +257,17 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
                 turn.reverse();
             }
             for (pairing, runs) in turn {
-                let figures = rig
-                    .run(case, options.place, *pairing)
+                let results = rig
+                    .run(case, options.environment, *pairing)
                     .with_context(|| pairing.to_string())?;
-                runs.push(figures);
+                runs.push(results);
             }
         }
         let [stock, others @ ..] = &all;
-        let ratios = compared(stock, others, by_turns)?;
+        let ratios = compared(stock, others, ratio_by_rounds)?;
         if near(&ratios, options.limit()) || stock.len() + options.repeats > options.most() {
             let best = if case.is_latency() { least } else { greatest };
-            let best = compared(stock, others, |runs, stock| by_best(runs, stock, best))?;
+            let best = compared(stock, others, |runs, stock| ratio_of_best(runs, stock, best))?;
             let spread = spread(stock).context("no runs")?;
             let [stock, ..] = all;
             return Ok(Outcome {
@@ -269,11 +281,10 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
     }
 }
 
-/// How each of `others` stands to `stock`.
 fn compared(
-    stock: &[Figures],
-    others: &[Vec<Figures>],
-    ratio: impl Fn(&[Figures], &[Figures]) -> Option<f64>,
+    stock: &[Results],
+    others: &[Vec<Results>],
+    ratio: impl Fn(&[Results], &[Results]) -> Option<f64>,
 ) -> Result<Vec<f64>> {
     let ratios = others.iter().map(|runs| ratio(runs, stock));
     ratios
@@ -281,20 +292,26 @@ fn compared(
         .context("the ends measure different sizes")
 }
 
-/// The greatest by the least of the runs' figures; of several sizes the middle one.
-fn spread(runs: &[Figures]) -> Option<f64> {
+/// The maximum by the minimum of the runs; of several sizes the median.
+fn spread(runs: &[Results]) -> Option<f64> {
     let sizes = runs.first()?.sizes.len();
-    let spreads = (0..sizes).map(|place| {
-        let values = || runs.iter().map(|run| run.values[place]);
+    let spreads = (0..sizes).map(|environment| {
+        let values = || runs.iter().map(|run| run.values[environment]);
         values().fold(0.0, f64::max) / values().fold(f64::INFINITY, f64::min)
     });
     median(spreads.collect())
 }
 
-/// The median figure with its unit; of all sizes the first's and the last's.
-fn show(case: &Case, runs: &[Figures]) -> String {
+/// The median result with its unit; of all sizes the first's and the last's.
+fn show(case: &Case, runs: &[Results]) -> String {
     let unit = if case.is_latency() { "us" } else { "MiB/s" };
-    let at = |place: usize| median(runs.iter().filter_map(|run| run.values.get(place).copied()).collect());
+    let at = |environment: usize| {
+        median(
+            runs.iter()
+                .filter_map(|run| run.values.get(environment).copied())
+                .collect(),
+        )
+    };
     let count = runs.first().map_or(0, |run| run.values.len());
     match (at(0), at(count.saturating_sub(1))) {
         (Some(first), Some(last)) if count > 1 => format!("{first:.2} to {last:.2} {unit}"),

@@ -1,11 +1,11 @@
-//! One pairing: how each end is started at each place, and what both come to.
+//! Runs one pairing: the command line of each end in each environment, and their results.
 
 use crate::{
-    cases::{Case, Place},
-    figures::{self, Figures},
+    cases::{Case, Environment},
+    results::{self, Results},
 };
 use anyhow::{Context, Result, bail};
-use doorbell_tests::{process::Process, surroundings::kernel_gid};
+use doorbell_tests::{environment::kernel_gid, process::Process};
 use nix::{
     sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
@@ -18,45 +18,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What one run may take: far more than any does.
 const LIMIT: Duration = Duration::from_secs(120);
-/// TCP ports of the tools, below those that the kernel gives out.
+/// TCP ports of the tools, below the ephemeral range.
 const PORTS: std::ops::Range<u16> = 30_100..32_700;
-/// Runs that stock ends may spoil by themselves before it counts as a failure.
-const CLOCKLESS: usize = 5;
+/// Runs that a stock end may spoil by itself before it counts as a failure.
+const MAX_CLOCK_FAILURES: usize = 5;
 
-/// An address that nobody else has: the connection manager's is the device's own.
+/// An address of this test's own: the connection manager's is the device's.
 const MANAGED: &str = "127.91.0.1";
 
-/// Whose program an end is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Whose {
-    /// The package's.
+pub(crate) enum Implementation {
     Stock,
-    /// Doorbell by the same name.
+    /// Doorbell under the same name.
     Ours,
 }
 
-/// Who is at which end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pairing {
-    /// Whose server.
-    pub(crate) server: Whose,
-    /// Whose client.
-    pub(crate) client: Whose,
+    pub(crate) server: Implementation,
+    pub(crate) client: Implementation,
 }
 
 impl Pairing {
-    /// What all others are held against, and those.
+    /// The reference first, then the others.
     pub(crate) const ALL: [Pairing; 4] = {
-        const fn pairing(server: Whose, client: Whose) -> Pairing {
+        const fn pairing(server: Implementation, client: Implementation) -> Pairing {
             Pairing { server, client }
         }
         [
-            pairing(Whose::Stock, Whose::Stock),
-            pairing(Whose::Stock, Whose::Ours),
-            pairing(Whose::Ours, Whose::Stock),
-            pairing(Whose::Ours, Whose::Ours),
+            pairing(Implementation::Stock, Implementation::Stock),
+            pairing(Implementation::Stock, Implementation::Ours),
+            pairing(Implementation::Ours, Implementation::Stock),
+            pairing(Implementation::Ours, Implementation::Ours),
         ]
     };
 
@@ -66,27 +60,24 @@ impl Pairing {
 
 impl fmt::Display for Pairing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |whose| match whose {
-            Whose::Stock => "stock",
-            Whose::Ours => "ours",
+        let name = |implementation| match implementation {
+            Implementation::Stock => "stock",
+            Implementation::Ours => "ours",
         };
         write!(f, "{} serves {}", name(self.server), name(self.client))
     }
 }
 
-/// What all runs share.
 pub(crate) struct Rig {
     doorbell: PathBuf,
-    /// Doorbell by the classic names; and outputs. Removed at the end.
+    /// Doorbell under the classic names; and outputs. Removed at the end.
     scratch: tempfile::TempDir,
-    /// The processors that we may use.
     cores: Vec<usize>,
     next_port: u16,
     runs: usize,
 }
 
 impl Rig {
-    /// One with this command.
     pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
         let scratch = tempfile::Builder::new().prefix("pairings-").tempdir()?;
         for verb in ["write", "read", "send", "atomic"] {
@@ -114,37 +105,49 @@ impl Rig {
         bail!("no TCP port of {PORTS:?} is left")
     }
 
-    /// Where an end is to run, as taskset(1) has it: on its own, as an end that is moved from one core to another, or onto the other end's, measures that. A device in the process has a thread too. The last ones are
-    /// taken, as the first have the interrupts; where there are too few it runs anywhere.
-    fn cores_of(&self, place: Place, is_server: bool) -> Option<String> {
-        let each = if place == Place::Rxe { 1 } else { 2 };
+    /// The processors of an end, as a taskset(1) list: pinned apart, as migration between cores
+    /// would be measured. An in-process device has a thread, too. The last processors are used, as
+    /// the first have the interrupts; with too few it is not pinned.
+    fn cores_of(&self, environment: Environment, is_server: bool) -> Option<String> {
+        let each = if environment == Environment::Rxe { 1 } else { 2 };
         let from = self.cores.len().checked_sub(2 * each)? + usize::from(!is_server) * each;
         let own: Vec<String> = self.cores[from..from + each].iter().map(usize::to_string).collect();
         Some(own.join(","))
     }
 
     /// An end's command line but for the peer, and its environment.
-    fn end(&self, case: &Case, place: Place, whose: Whose, is_server: bool, port: u16) -> Result<End> {
+    fn end(
+        &self,
+        case: &Case,
+        environment: Environment,
+        implementation: Implementation,
+        is_server: bool,
+        port: u16,
+    ) -> Result<End> {
         let mut words: Vec<String> = Vec::new();
-        if let Some(cores) = self.cores_of(place, is_server) {
+        if let Some(cores) = self.cores_of(environment, is_server) {
             words.extend(["taskset".to_owned(), "-c".to_owned(), cores]);
         }
         let mut variables = Vec::new();
-        let on_rxe = matches!((place, is_server), (Place::Rxe, _) | (Place::Wire, true));
-        if place == Place::Wire && !is_server {
+        let on_rxe = matches!(
+            (environment, is_server),
+            (Environment::Rxe, _) | (Environment::Wire, true)
+        );
+        if environment == Environment::Wire && !is_server {
             words.extend(["ip", "netns", "exec", "peer"].map(str::to_owned));
         }
         if !on_rxe {
-            let address = match place {
-                Place::Wire => Some("10.9.0.2"),
-                Place::Managed => Some(MANAGED),
-                Place::Host | Place::Udp | Place::Rxe => None,
+            let address = match environment {
+                Environment::Wire => Some("10.9.0.2"),
+                Environment::Managed => Some(MANAGED),
+                Environment::Host | Environment::Udp | Environment::Rxe => None,
             };
-            let over_udp = place == Place::Udp;
-            // The same for all ends; by shared memory a figure hangs on what else is in the machine's caches, and changes from run to run by more than any tool makes of it.
+            let over_udp = environment == Environment::Udp;
+            // The same for all ends: with shared memory a result depends on other cache contents,
+            // and varies more than between tools.
             variables.push(("DOORBELL_COPY", "vm".to_owned()));
-            match whose {
-                Whose::Stock => {
+            match implementation {
+                Implementation::Stock => {
                     words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
                     words.extend(
                         address
@@ -159,15 +162,15 @@ impl Rig {
                     );
                     words.push("--".to_owned());
                 }
-                Whose::Ours => {
+                Implementation::Ours => {
                     variables.extend(address.map(|address| ("DOORBELL_SOFT_ADDR", address.to_owned())));
                     variables.extend(over_udp.then(|| ("DOORBELL_LINK", "udp".to_owned())));
                 }
             }
         }
-        words.push(match whose {
-            Whose::Stock => case.tool.to_owned(),
-            Whose::Ours => self.scratch.path().join(case.tool).display().to_string(),
+        words.push(match implementation {
+            Implementation::Stock => case.tool.to_owned(),
+            Implementation::Ours => self.scratch.path().join(case.tool).display().to_string(),
         });
         words.extend(
             format!("{} -F -p {port}", case.options)
@@ -185,54 +188,57 @@ impl Rig {
         Ok(End { words, variables })
     }
 
-    /// Runs a pairing once, and again where a stock end could not find out how fast the processor's clock goes: its figures are 0 then. The client's figures; and the server's where it has its own.
-    pub(crate) fn run(&mut self, case: &Case, place: Place, pairing: Pairing) -> Result<Figures> {
-        let mut clockless = 0;
+    /// Runs a pairing once, and again where a stock end could not measure the clock rate: its
+    /// results are 0 then. Returns the client's result; and the server's where it has its own.
+    pub(crate) fn run(&mut self, case: &Case, environment: Environment, pairing: Pairing) -> Result<Results> {
+        let mut clock_failures = 0;
         loop {
-            let (server, client) = self.once(case, place, pairing)?;
-            match figures::read(case, &client, pairing.client == Whose::Stock) {
-                Ok(figures) => return Ok(figures),
+            let (server, client) = self.once(case, environment, pairing)?;
+            match results::read(case, &client, pairing.client == Implementation::Stock) {
+                Ok(results) => return Ok(results),
                 Err(_)
-                    if clockless < CLOCKLESS
+                    if clock_failures < MAX_CLOCK_FAILURES
                         && [&server, &client]
                             .iter()
                             .any(|text| text.contains("Correlation coefficient")) =>
                 {
-                    clockless += 1
+                    clock_failures += 1
                 }
-                Err(why) => bail!("the client's figures: {why}"),
+                Err(why) => bail!("the client's results: {why}"),
             }
         }
     }
 
-    fn once(&mut self, case: &Case, place: Place, pairing: Pairing) -> Result<(String, String)> {
+    fn once(&mut self, case: &Case, environment: Environment, pairing: Pairing) -> Result<(String, String)> {
         let deadline = Instant::now() + LIMIT;
         let port = self.port()?;
         let folder = self.scratch.path().join(format!("run-{}", self.runs));
         self.runs += 1;
         fs::create_dir(&folder)?;
-        let serving = self.end(case, place, pairing.server, true, port)?;
-        let mut asking = self.end(case, place, pairing.client, false, port)?;
-        let host = match place {
-            Place::Host | Place::Udp => "127.0.0.1",
-            Place::Managed => MANAGED,
-            Place::Rxe | Place::Wire => "10.9.0.1",
+        let serving = self.end(case, environment, pairing.server, true, port)?;
+        let mut asking = self.end(case, environment, pairing.client, false, port)?;
+        let host = match environment {
+            Environment::Host | Environment::Udp => "127.0.0.1",
+            Environment::Managed => MANAGED,
+            Environment::Rxe | Environment::Wire => "10.9.0.1",
         };
         asking.words.push(host.to_owned());
         let mut server = Process::start(&serving.words, &serving.variables, &folder, "server")?;
-        let is_up = match place {
-            Place::Managed => server.rests(deadline)?,
-            Place::Host | Place::Udp | Place::Rxe | Place::Wire => server.listens(port, deadline)?,
+        let is_up = match environment {
+            Environment::Managed => server.wait_idle(deadline)?,
+            Environment::Host | Environment::Udp | Environment::Rxe | Environment::Wire => {
+                server.wait_listening(port, deadline)?
+            }
         };
         if !is_up {
-            bail!("the server does not listen: {}", last_words(&server.output()));
+            bail!("the server does not listen: {}", last_line(&server.output()));
         }
         let mut client = Process::start(&asking.words, &asking.variables, &folder, "client")?;
         for (who, process) in [("client", &mut client), ("server", &mut server)] {
             match process.wait(deadline)? {
                 Some(0) => {}
-                Some(status) => bail!("the {who} ends with {status}: {}", last_words(&process.output())),
-                None => bail!("the {who} does not end: {}", last_words(&process.output())),
+                Some(status) => bail!("the {who} ends with {status}: {}", last_line(&process.output())),
+                None => bail!("the {who} does not end: {}", last_line(&process.output())),
             }
         }
         let outputs = (server.output(), client.output());
@@ -241,7 +247,7 @@ impl Rig {
     }
 }
 
-/// The processors that we may use, in their order.
+/// The processors that this process may use, in order.
 fn cores() -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     Ok((0..CpuSet::count())
@@ -249,17 +255,15 @@ fn cores() -> Result<Vec<usize>> {
         .collect())
 }
 
-/// A command line with its environment.
 struct End {
     words: Vec<String>,
     variables: Vec<(&'static str, String)>,
 }
 
-/// The last line that says something.
-fn last_words(output: &str) -> &str {
+fn last_line(output: &str) -> &str {
     let line = output
         .lines()
         .map(str::trim)
         .rfind(|line| line.chars().any(char::is_alphabetic));
-    line.unwrap_or("not a word")
+    line.unwrap_or("no output")
 }

@@ -1,7 +1,9 @@
-//! Throughput over loss and window: how much of a link a stream of WRITEs fills, as a reviewed snapshot.
+//! Throughput by loss and window: the link utilization of a stream of WRITEs, as a reviewed
+//! snapshot.
 //!
-//! Go-back-N sends everything again from the packet that was lost, so a wide window costs more the more is lost; a narrow one does not fill the link. The clock
-//! is virtual and the losses are seeded: the table changes only with the engine.
+//! Go-back-N retransmits everything from the lost packet on, so a wide window costs more the higher
+//! the loss; a narrow one does not fill the link. The clock is virtual and losses are seeded: the
+//! table changes only with the engine.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -53,7 +55,8 @@ fn throughput_by_loss_and_window() {
     });
 }
 
-/// The fraction of the link that payload takes, from the first packet to the last completion; 0 where the queue pair fails.
+/// Goodput as a fraction of the link rate, from the first packet to the last completion; 0 where
+/// the queue pair fails.
 fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
     let faults = FaultConfig {
         drop: loss,

@@ -1,4 +1,5 @@
-//! The protocol engine on a simulated network: virtual clock, real packets with real ICRCs, memory that is compared byte for byte.
+//! The protocol engine on a simulated network: virtual clock, real packets with real ICRCs, memory
+//! that is compared byte by byte.
 
 mod conversation;
 mod grid;

@@ -3,7 +3,6 @@
 use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
 use doorbell_roce_proto::{LKey, RKey};
 
-/// What a region grants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) local_write: bool,
@@ -21,11 +20,9 @@ impl Rights {
     };
 }
 
-/// Names a region of a [`SimMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RegionId(usize);
 
-/// One registered region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) pd: PdId,
@@ -34,7 +31,8 @@ pub(crate) struct Region {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The memory of one node. Keys are an index and a tag, so that lkey and rkey of a region differ and 0 is neither.
+/// The memory of one node. Keys are an index and a tag, so that lkey and rkey of a region differ
+/// and neither is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SimMemory {
     regions: Vec<Region>,
@@ -44,7 +42,6 @@ const LKEY_TAG: u32 = 0x1d;
 const RKEY_TAG: u32 = 0xa7;
 
 impl SimMemory {
-    /// Registers `bytes` at the virtual address `base`.
     pub(crate) fn register(&mut self, pd: PdId, base: u64, rights: Rights, bytes: Vec<u8>) -> RegionId {
         self.regions.push(Region {
             pd,
@@ -173,7 +170,6 @@ impl Memory for SimMemory {
     }
 }
 
-/// The value after an atomic operation.
 pub(crate) fn apply(op: AtomicOp, before: u64) -> u64 {
     match op {
         AtomicOp::FetchAdd { add } => before.wrapping_add(add),

@@ -1,60 +1,58 @@
-//! The rules of the wire that hold at every packet, checked as it is sent, by someone who knows nothing of the endpoint's insides.
+//! Checks the rules of the wire on every packet sent, independently of the endpoint's internals.
 
 use std::collections::HashMap;
 
 use doorbell_roce_proto::wire::{Operation, Packet, Position};
 use doorbell_roce_proto::{Mtu, Psn, Qpn};
 
-/// Requests of at most this many packets go unacknowledged without an AckReq among them.
+/// Maximum packets of requests without an AckReq among them.
 const ACK_REQ_EVERY: u32 = 64;
 
-/// One end of a connection as its packets show it.
+/// One end of a connection, as observed by its packets.
 struct Flow {
     peer: Qpn,
     mtu: Mtu,
     window: u32,
     /// One past the last PSN sent.
     next: Psn,
-    /// The message that the last new packet left open.
+    /// The message that the last new packet left incomplete.
     open: Option<Operation>,
     since_ack_req: u32,
-    /// A READ takes many PSNs in one packet, so the window is not to be seen from outside any more.
+    /// A READ takes many PSNs in one packet, so the window can no longer be observed.
     reads: bool,
-    /// One past the highest PSN that a response which arrived names: nothing above it can be acknowledged.
+    /// One past the highest PSN in the responses that arrived: nothing above it can be
+    /// acknowledged.
     acked: Psn,
     /// One past the highest PSN that arrived in requests.
     arrived: Psn,
 }
 
-/// What is known of one end of a connection beforehand.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watched {
+pub(crate) struct FlowConfig {
     pub(crate) peer: Qpn,
     pub(crate) mtu: Mtu,
     /// Packets outstanding at most.
     pub(crate) window: u32,
-    /// The first PSN it sends.
     pub(crate) sq_psn: Psn,
     /// The first PSN it expects.
     pub(crate) rq_psn: Psn,
 }
 
-/// Watches every connection it is told of.
 #[derive(Default)]
 pub(crate) struct Monitor {
     flows: HashMap<(usize, Qpn), Flow>,
 }
 
 impl Monitor {
-    /// Watches what `node`'s queue pair `qpn` sends.
-    pub(crate) fn watch(&mut self, node: usize, qpn: Qpn, watched: Watched) {
-        let Watched {
+    /// Monitors what `node`'s queue pair `qpn` sends.
+    pub(crate) fn watch(&mut self, node: usize, qpn: Qpn, config: FlowConfig) {
+        let FlowConfig {
             peer,
             mtu,
             window,
             sq_psn,
             rq_psn,
-        } = watched;
+        } = config;
         let flow = Flow {
             peer,
             mtu,
@@ -69,7 +67,6 @@ impl Monitor {
         self.flows.insert((node, qpn), flow);
     }
 
-    /// Notes an undamaged packet that arrived at `node`.
     pub(crate) fn delivered(&mut self, node: usize, payload: &[u8]) {
         let Ok(packet) = Packet::parse(payload) else { return };
         let Some(flow) = self.flows.get_mut(&(node, packet.bth.dest_qp)) else {
@@ -85,7 +82,7 @@ impl Monitor {
     /// Checks a packet that `node`'s queue pair `qpn` sends.
     ///
     /// # Errors
-    /// When it breaks a rule.
+    /// When it violates a rule.
     pub(crate) fn sent(&mut self, node: usize, qpn: Qpn, payload: &[u8]) -> Result<(), String> {
         let packet = Packet::parse(payload).map_err(|error| format!("node {node} sends no packet: {error}"))?;
         let Some(flow) = self.flows.get_mut(&(node, qpn)) else {
@@ -123,7 +120,7 @@ impl Flow {
         };
         let end = psn.add(span(packet, self.mtu));
         if !right_size {
-            return Some("has a payload its place in the message forbids");
+            return Some("has a payload forbidden by its position in the message");
         }
         if psn.since(self.next) > 0 {
             return Some("leaves out PSNs");
@@ -155,7 +152,7 @@ fn is_request(packet: &Packet<'_>) -> bool {
     )
 }
 
-/// How many PSNs the packet takes: a READ request as many as its answer has packets.
+/// The number of PSNs a packet takes: a READ request as many as its response has packets.
 fn span(packet: &Packet<'_>, mtu: Mtu) -> u32 {
     match (packet.bth.opcode.operation(), packet.extension.reth()) {
         (Operation::ReadRequest, Some(reth)) => reth.len.div_ceil(mtu.bytes() as u32).max(1),

@@ -1,6 +1,8 @@
-//! The network: nodes with an [`Endpoint`] each, links with bandwidth, latency and faults between them, and one queue of events on a virtual clock.
+//! The network: nodes with an [`Endpoint`] each, links with bandwidth, latency and faults between
+//! them, and one queue of events on a virtual clock.
 //!
-//! Everything is a function of the seeds: two runs of one network give the same packets at the same times.
+//! Everything is a function of the seeds: two runs of one network give the same packets at the same
+//! times.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,74 +19,70 @@ use crate::memory::SimMemory;
 use crate::monitor::Monitor;
 use crate::trace::Trace;
 
-/// The bytes that a packet has on the link besides its UDP payload: Ethernet, IPv4 and UDP headers and FCS.
+/// Bytes of a packet on the link besides its UDP payload: Ethernet, IPv4 and UDP headers and FCS.
 const FRAMING: u64 = 14 + 20 + 8 + 4;
 
-/// The byte of a packet that routers may change, and the ICRC therefore leaves out.
+/// The byte of a packet that routers may change, and the ICRC therefore omits.
 const UNCOVERED: usize = 4;
 
-/// How often one moment may be timed out before the endpoint counts as stuck in it.
-const TIMEOUTS_PER_MOMENT: u32 = 1000;
+/// Timeouts at one instant after which the endpoint counts as stuck.
+const MAX_TIMEOUTS_PER_INSTANT: u32 = 1000;
 
-/// IPv4 Identifications: what senders put in, and what receivers see of it. Over IPv6 there is none.
+/// IPv4 Identifications: the senders' values, and whether receivers see them. IPv6 has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idents {
-    /// They count, and receivers are told.
+    /// They count, and receivers see them.
     Known,
-    /// They are 0, as from a plain socket, and receivers are not told, as by one.
+    /// They are 0, as from a plain socket, and receivers do not see them.
     Zero,
-    /// They count, as the kernel's do, and receivers are not told.
+    /// They count, as the kernel's do, and receivers do not see them.
     Counting,
 }
 
-/// What every link is like.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
     pub(crate) bits_per_second: u64,
     pub(crate) latency: Duration,
-    /// How much may wait to be sent before the node stops asking its endpoint for more.
+    /// Data queued on the link before the node stops polling its endpoint.
     pub(crate) backlog: Duration,
-    /// Faults of what each node sends; the node's number is added to the seed.
+    /// Faults of each node's packets; the node's number is added to the seed.
     pub(crate) faults: FaultConfig,
     pub(crate) idents: Idents,
-    /// What a receiver's socket buffer holds.
     pub(crate) socket: Option<Socket>,
 }
 
-/// A socket's receive buffer, whose owner sleeps a while when the first packet comes, and then takes all. What does not fit is lost.
+/// A socket's receive buffer, whose owner sleeps for a while when the first packet arrives, and
+/// then reads all. Packets beyond its size are lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub(crate) packets: usize,
     /// How long its owner sleeps.
-    pub(crate) nap: Duration,
+    pub(crate) sleep: Duration,
 }
 
-/// A device on the network.
 pub(crate) struct Node {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: SimMemory,
     pub(crate) address: IpAddr,
-    /// Completions not yet taken by the application.
+    /// Completions not yet polled by the application.
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: Vec<AsyncEvent>,
-    /// When the link has sent all that was handed to it.
     free_at: Instant,
     blocked: bool,
-    /// What waits in its socket until the owner wakes up.
+    /// Packets in its socket until the owner wakes up.
     socket: Vec<Packet>,
     faults: FaultModel,
     /// The IPv4 Identification of the next packet.
     ident: u16,
 }
 
-/// A datagram under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
     pub(crate) ident: u16,
     pub(crate) payload: Vec<u8>,
-    /// It is not what was sent, in bytes that the ICRC covers.
+    /// It was corrupted in bytes that the ICRC covers.
     pub(crate) damaged: bool,
 }
 
@@ -93,15 +91,13 @@ enum Event {
         node: usize,
         packet: Packet,
     },
-    /// The owner of the socket wakes up and takes all that is in it.
+    /// The owner of the socket wakes up and reads all packets.
     Empty {
         node: usize,
     },
-    /// The link has room again.
     Unblock {
         node: usize,
     },
-    /// The application asked to be woken.
     Wake {
         token: usize,
     },
@@ -109,7 +105,7 @@ enum Event {
 
 struct Scheduled {
     at: Instant,
-    /// Keeps simultaneous events in the order they were scheduled.
+    /// Keeps simultaneous events in scheduling order.
     order: u64,
     event: Event,
 }
@@ -134,29 +130,24 @@ impl Ord for Scheduled {
     }
 }
 
-/// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Something happened at this node.
     Node(usize),
-    /// A wake-up asked for with this token is due.
+    /// A wake-up requested with this token is due.
     Wake(usize),
-    /// Nothing is under way and no timer runs.
     Idle,
 }
 
-/// Nodes and what is under way between them.
 pub(crate) struct Network {
     pub(crate) now: Instant,
     pub(crate) nodes: Vec<Node>,
     pub(crate) monitor: Monitor,
     pub(crate) trace: Trace,
-    /// Every packet sent and by which node, when it is to be kept.
+    /// Every packet sent and its node, when captured.
     pub(crate) capture: Option<Vec<(usize, Vec<u8>)>>,
     link: LinkConfig,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
-    /// Timeouts handled at `now`.
     timeouts: u32,
     buf: Vec<u8>,
 }
@@ -177,7 +168,6 @@ impl Network {
         }
     }
 
-    /// Adds a node and gives its number.
     pub(crate) fn add(&mut self, endpoint: Endpoint, address: IpAddr) -> usize {
         let number = self.nodes.len();
         let faults = FaultConfig {
@@ -203,7 +193,6 @@ impl Network {
         number
     }
 
-    /// Has [`Step::Wake`] come at `at`.
     pub(crate) fn wake_at(&mut self, at: Instant, token: usize) {
         self.schedule(at, Event::Wake { token });
     }
@@ -217,10 +206,10 @@ impl Network {
         }));
     }
 
-    /// Does the next thing that is due, and moves the clock to it.
+    /// Processes the next event, and moves the clock to it.
     ///
     /// # Errors
-    /// A rule of the wire was broken, or an endpoint does not get past its own timeout.
+    /// When a rule of the wire was violated, or an endpoint does not get past its own timeout.
     pub(crate) fn step(&mut self) -> Result<Step, String> {
         let timeout = self
             .nodes
@@ -238,11 +227,8 @@ impl Network {
 
     fn time_out(&mut self, at: Instant, node: usize) -> Result<Step, String> {
         self.timeouts = if at > self.now { 0 } else { self.timeouts + 1 };
-        if self.timeouts > TIMEOUTS_PER_MOMENT {
-            return Err(format!(
-                "node {node} asks for a timeout at {:?} again and again",
-                self.now
-            ));
+        if self.timeouts > MAX_TIMEOUTS_PER_INSTANT {
+            return Err(format!("node {node} repeats a timeout at {:?}", self.now));
         }
         self.now = self.now.max(at);
         self.trace.timeout(self.now, node);
@@ -285,7 +271,7 @@ impl Network {
         Ok(Step::Node(node))
     }
 
-    /// Puts a packet into the node's socket, if there is room.
+    /// Puts a packet into the node's socket, if it fits.
     fn enter(&mut self, node: usize, socket: Socket, packet: Packet) {
         let waiting = &mut self.nodes[node].socket;
         let first = waiting.is_empty();
@@ -293,7 +279,7 @@ impl Network {
             waiting.push(packet);
         }
         if first {
-            self.schedule(self.now + socket.nap, Event::Empty { node });
+            self.schedule(self.now + socket.sleep, Event::Empty { node });
         }
     }
 
@@ -317,10 +303,10 @@ impl Network {
         endpoint.handle_datagram(self.now, &datagram, memory);
     }
 
-    /// Takes what a node's endpoint has to give: to be called after anything was done to it.
+    /// Polls a node's endpoint: to be called after every change to it.
     ///
     /// # Errors
-    /// When a packet breaks a rule of the wire.
+    /// When a packet violates a rule of the wire.
     pub(crate) fn service(&mut self, node: usize) -> Result<(), String> {
         while self.transmit(node)? {}
         let Node {
@@ -334,7 +320,7 @@ impl Network {
         Ok(())
     }
 
-    /// Sends one packet; false when there is none, or no room on the link.
+    /// Sends one packet; false when there is none, or the link is full.
     fn transmit(&mut self, from: usize) -> Result<bool, String> {
         let node = &mut self.nodes[from];
         if node.blocked {
@@ -354,7 +340,7 @@ impl Network {
         Ok(true)
     }
 
-    /// Seals the packet in the buffer and puts it on the wire.
+    /// Seals the packet in the buffer and sends it.
     fn send(&mut self, from: usize, dst: IpAddr, len: usize) {
         let node = &mut self.nodes[from];
         let (src, ident) = (node.address, node.ident);

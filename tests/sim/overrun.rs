@@ -1,5 +1,6 @@
-//! A READ that is longer than what the requester's socket holds. Responses come as fast as the link takes them, for the responder sees no window: so the
-//! requester asks for a part at a time. Where even its window is more than the socket holds, the rest is asked for again until all is there.
+//! A READ longer than the requester's socket buffer. Responses arrive at link rate, as the
+//! responder has no window, so the requester reads in parts. Where even its window exceeds the
+//! socket buffer, the rest is requested again until all has arrived.
 
 use std::time::Duration;
 
@@ -15,13 +16,13 @@ use crate::trace::Trace;
 
 const LEN: usize = 1 << 20;
 const BASE: u64 = 0x1000_0000;
-/// 67 ms, what most programs use.
+/// 67 ms, the most common setting.
 const TIMEOUT: u8 = 14;
 
-/// An owner who sleeps for longer than the responses take.
-const NAP: Duration = Duration::from_millis(2);
+/// An owner that sleeps longer than the responses take.
+const SLEEP: Duration = Duration::from_millis(2);
 
-/// What Linux' default socket buffer holds of packets of 1 KiB.
+/// Packets of 1 KiB that Linux' default socket buffer holds.
 const LINUX_DEFAULT: usize = 185;
 
 #[test]
@@ -41,7 +42,7 @@ fn a_window_longer_than_the_socket_buffer_loses_nothing_for_good() {
     }
 }
 
-/// Reads 1 MiB through a socket that holds so many packets, and gives the requester's counters.
+/// Reads 1 MiB through a socket of that many packets, and returns the requester's counters.
 fn read(idents: Idents, packets: usize) -> Counters {
     let link = LinkConfig {
         bits_per_second: 10_000_000_000,
@@ -49,7 +50,7 @@ fn read(idents: Idents, packets: usize) -> Counters {
         backlog: Duration::from_micros(10),
         faults: FaultConfig::default(),
         idents,
-        socket: Some(Socket { packets, nap: NAP }),
+        socket: Some(Socket { packets, sleep: SLEEP }),
     };
     let mut net = Network::new(link, Trace::default());
     let qpns = connect(&mut net, EndpointConfig::DEFAULT_WINDOW, Mtu::Mtu1024, TIMEOUT);

@@ -1,4 +1,4 @@
-//! Two nodes and one connection: what tests need that are about something else.
+//! Two nodes and one connection, for tests of other subjects.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,12 +10,12 @@ use doorbell_roce_proto::{Endpoint, EndpointConfig, Mtu, Psn, Qpn};
 
 use crate::net::Network;
 
-/// The protection domain of both.
 pub(crate) const PD: PdId = PdId(0);
 /// Requests outstanding at most.
 pub(crate) const DEPTH: usize = 64;
 
-/// Adds two nodes with a queue pair each, connected to the other: RTS, everything allowed, everything signalled, retried for as long as may be.
+/// Adds two nodes with a queue pair each, connected: RTS, all rights, all requests signaled,
+/// maximum retries.
 pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
     let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
     let qpns = addresses.map(|address| {

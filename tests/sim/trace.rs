@@ -1,4 +1,4 @@
-//! What went over the wire, for people: kept only where a failing run is repeated to be looked at.
+//! A readable log of the wire, recorded only when a failing run is repeated.
 
 use std::fmt::Write as _;
 
@@ -7,21 +7,20 @@ use doorbell_roce_proto::wire::{Extension, Packet as Wire, Position};
 
 use crate::net::Packet;
 
-/// A log of packets, timeouts and remarks; off by default, and then free.
+/// A log of packets, timeouts and notes; off by default, and then free.
 #[derive(Default)]
 pub(crate) struct Trace {
     lines: Option<String>,
 }
 
 impl Trace {
-    /// One that records.
+    /// A trace that records.
     pub(crate) fn on() -> Self {
         Self {
             lines: Some(String::new()),
         }
     }
 
-    /// All lines so far.
     pub(crate) fn text(&self) -> &str {
         self.lines.as_deref().unwrap_or_default()
     }
@@ -46,7 +45,7 @@ impl Trace {
         }
     }
 
-    /// A remark of the application's; `text` is only called when recording.
+    /// A note by the application; `text` is only called when recording.
     pub(crate) fn remark(&mut self, now: Instant, node: usize, text: impl FnOnce() -> String) {
         if self.lines.is_some() {
             let text = text();
@@ -61,7 +60,6 @@ impl Trace {
     }
 }
 
-/// One packet in a line.
 fn describe(payload: &[u8]) -> String {
     let packet = match Wire::parse(payload) {
         Ok(packet) => packet,

@@ -1,4 +1,5 @@
-//! Processes of programs that are tested as users start them: each in a group of its own, its output in a file, killed with all its children when it is dropped or has had its time.
+//! Child processes of tests: each in its own process group, its output in a file, killed with all
+//! its children when dropped or after its time limit.
 
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -13,42 +14,46 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a process is looked at.
-const TICK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long nobody does nothing who is still starting, unless he waits for a processor: then his state shows it.
-const REST: Duration = Duration::from_secs(1);
+/// A starting program blocks no longer than this, unless it waits for a processor, which its state
+/// shows.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// Whether Ctrl-C or SIGTERM has come.
+/// Whether Ctrl-C or SIGTERM was received.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn stop(_: libc::c_int) {
     STOPPED.store(true, Ordering::Relaxed);
 }
 
-/// Whether there is a reason to go on. Whoever waits for a [`Process`] is told too, so that what was started is ended.
+/// Fails once the program is to stop; every wait for a [`Process`] calls it, so that children are
+/// killed.
 ///
 /// # Errors
-/// When Ctrl-C or SIGTERM has come to a [supervised](supervise) program.
-pub fn go_on() -> Result<()> {
+/// When a [supervised](supervise) program has received Ctrl-C or SIGTERM.
+pub fn check_not_stopped() -> Result<()> {
     ensure!(!STOPPED.load(Ordering::Relaxed), "stopped");
     Ok(())
 }
 
-/// The `main` of a program that runs others, by what `parse` makes of its words: `run` says whether all is as it should be. Exit status: 0 it is, 1 it is not, 2 bad usage, 130 it was stopped.
+/// The `main` of a program that runs others: `parse` reads its arguments, `run` returns whether all
+/// passed. Exit status: 0 passed, 1 failed, 2 bad usage, 130 stopped.
 pub fn supervise<O>(
     name: &str,
     usage: &str,
     parse: impl FnOnce(Skip<Args>) -> Result<O>,
     run: impl FnOnce(&O) -> Result<bool>,
 ) -> ExitCode {
-    // A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that; it does not inherit a handler.
+    // A shell that starts this program in the background sets Ctrl-C to be ignored, which children
+    // would inherit; they do not inherit a handler.
     let handler: extern "C" fn(libc::c_int) = stop;
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler stores to an atomic and does nothing else, which any signal may interrupt. It fails for no signal that there is.
+        // SAFETY: the handler stores to an atomic and does nothing else, which any signal may
+        // interrupt. signal(2) fails for no valid signal.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
-    // SAFETY: the default action runs no code of ours. It fails for no signal that there is.
+    // SAFETY: the default action runs no code of ours. signal(2) fails for no valid signal.
     unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
     let options = match parse(env::args().skip(1)) {
         Ok(options) => options,
@@ -62,12 +67,12 @@ pub fn supervise<O>(
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{name}: {error:#}");
-            ExitCode::from(if go_on().is_ok() { 1 } else { 130 })
+            ExitCode::from(if check_not_stopped().is_ok() { 1 } else { 130 })
         }
     }
 }
 
-/// A program that was started.
+/// A started program.
 pub struct Process {
     child: Child,
     output: PathBuf,
@@ -75,9 +80,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `words` in `folder` with nothing but `variables` and the usual `PATH` in its environment; stdout and stderr go to one file there.
+    /// Starts `words` in `folder` with nothing but `variables` and the usual `PATH` in its
+    /// environment; stdout and stderr go to one file there.
     pub fn start(words: &[String], variables: &[(&str, String)], folder: &Path, name: &str) -> Result<Self> {
-        go_on()?;
+        check_not_stopped()?;
         let output = folder.join(format!("{name}.log"));
         let file = File::create(&output).with_context(|| format!("cannot create {}", output.display()))?;
         let child = Command::new(&words[0])
@@ -101,9 +107,10 @@ impl Process {
         })
     }
 
-    /// Its exit status as a shell has it, 128 and the number for a signal; `None` while it runs.
+    /// Its exit status as a shell reports it, 128 plus the number for a signal; `None` while it
+    /// runs.
     pub fn status(&mut self) -> Result<Option<i32>> {
-        go_on()?;
+        check_not_stopped()?;
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }
@@ -112,39 +119,40 @@ impl Process {
             .map(|status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))))
     }
 
-    /// Waits for its end, until `deadline` at most. `None`: it has had its time.
+    /// Waits for its exit until `deadline`. `None`: the deadline passed.
     pub fn wait(&mut self, deadline: Instant) -> Result<Option<i32>> {
         loop {
             let status = self.status()?;
             if status.is_some() || Instant::now() >= deadline {
                 return Ok(status);
             }
-            thread::sleep(TICK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits until a process of its network namespace listens on a TCP port. False when it ended instead, or `deadline` came.
-    pub fn listens(&mut self, port: u16, deadline: Instant) -> Result<bool> {
+    /// Waits until a process of its network namespace listens on a TCP port. False when it exited,
+    /// or `deadline` passed.
+    pub fn wait_listening(&mut self, port: u16, deadline: Instant) -> Result<bool> {
         while Instant::now() < deadline {
-            if self.listens_now(port) {
+            if self.is_listening_on(port) {
                 return Ok(true);
             }
             if self.status()?.is_some() {
                 return Ok(false);
             }
-            thread::sleep(TICK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(false)
     }
 
     /// Whether a process of its network namespace listens on a TCP port.
-    pub fn listens_now(&self, port: u16) -> bool {
-        is_listening(&format!("/proc/{}/net", self.child.id()), port)
+    pub fn is_listening_on(&self, port: u16) -> bool {
+        has_listener(&format!("/proc/{}/net", self.child.id()), port)
     }
 
-    /// Waits until it and its children have done nothing for a while: so it is with a server of the connection manager that listens, which nothing else shows. False
-    /// when it ended instead, or `deadline` came.
-    pub fn rests(&mut self, deadline: Instant) -> Result<bool> {
+    /// Waits until it and its children have been idle for [`IDLE_TIME`]: the only sign that a
+    /// connection manager's server listens. False when it exited, or `deadline` passed.
+    pub fn wait_idle(&mut self, deadline: Instant) -> Result<bool> {
         let mut last = (String::new(), Instant::now());
         while Instant::now() < deadline {
             if self.status()?.is_some() {
@@ -153,15 +161,15 @@ impl Process {
             let now = activity(self.child.id());
             if now != last.0 {
                 last = (now, Instant::now());
-            } else if last.1.elapsed() > REST {
+            } else if last.1.elapsed() > IDLE_TIME {
                 return Ok(true);
             }
-            thread::sleep(TICK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(false)
     }
 
-    /// What it has written so far.
+    /// Its output so far.
     pub fn output(&self) -> String {
         fs::read(&self.output).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -169,7 +177,8 @@ impl Process {
     /// Sends a signal to it and its children.
     pub fn signal(&self, signal: libc::c_int) {
         if self.ended.is_none() {
-            // SAFETY: kill(2) touches no memory. The group is the child's own, and its number is not given to another while we have not waited for the child.
+            // SAFETY: kill(2) touches no memory. The group is the child's own, and its number is
+            // not reused while the child is not reaped.
             unsafe { libc::kill(-self.child.id().cast_signed(), signal) };
         }
     }
@@ -182,18 +191,19 @@ impl Drop for Process {
     }
 }
 
-/// What changes while a process or a child of its does anything: who they are, whether they sleep, and how often they have gone to sleep.
+/// A fingerprint that changes while a process or a child of it is active: process ids, states and
+/// context switch counts.
 fn activity(process: u32) -> String {
     let own = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let told = own
+    let status = own
         .lines()
         .filter(|line| line.starts_with("State:") || line.contains("ctxt_switches:"));
-    let mut all = format!("{process} {}\n", told.collect::<Vec<_>>().join(" "));
+    let mut all = format!("{process} {}\n", status.collect::<Vec<_>>().join(" "));
     if all.contains("R (running)") {
         // Never the same twice.
         all += &format!("{:?}", Instant::now());
     }
-    // A child is listed by the thread that started it.
+    // A child is listed under the thread that started it.
     for thread in fs::read_dir(format!("/proc/{process}/task"))
         .into_iter()
         .flatten()
@@ -207,15 +217,16 @@ fn activity(process: u32) -> String {
     all
 }
 
-/// Whether the kernel's tables of a network namespace (`/proc/PID/net`) have a TCP socket that listens on `port`: state 0A.
-fn is_listening(tables: &str, port: u16) -> bool {
+/// Whether the kernel's tables of a network namespace (`/proc/PID/net`) have a TCP socket that
+/// listens on `port`: state 0A.
+pub fn has_listener(tables: &str, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let text = fs::read_to_string(format!("{tables}/{table}")).unwrap_or_default();
         text.lines().skip(1).any(|line| listener(line) == Some(port))
     })
 }
 
-/// The port that a line of `/proc/net/tcp` is about, if it is a listener's.
+/// The port in a line of `/proc/net/tcp`, if the socket listens.
 fn listener(line: &str) -> Option<u16> {
     let mut fields = line.split_whitespace().skip(1);
     let (_, port) = fields.next()?.rsplit_once(':')?;
@@ -228,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_from_connections() {
+    fn listeners_and_connections_are_distinguished() {
         let listening = "   0: 00000000:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1";
         let connected = "   1: 0100007F:4853 0100007F:C2A0 01 00000000:00000000 00:00000000 00000000     0        0 2";
         assert_eq!(listener(listening), Some(18515));

@@ -1,4 +1,5 @@
-//! What the programs of `src/bin` that are one end of a conversation have in common: where they run, their options, how they fail.
+//! The common part of the programs in `src/bin` that are one end of a test: their device and role,
+//! their options, their exit status.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -7,62 +8,62 @@ use anyhow::{Context, Result, bail};
 
 use crate::interop::Role;
 
-/// Where an end runs.
+/// Options of every end.
 #[derive(Clone, Debug)]
-pub struct Place {
-    /// Its device; one whose name begins with `soft` is made here, any other is the system's.
+pub struct EndOptions {
+    /// Its device; a name that begins with `soft` makes a soft device, any other is the system's.
     pub device: String,
     /// The address of the GID to use. A soft device is bound to it.
     pub address: IpAddr,
-    /// Whether it waits for the other end or looks for it.
+    /// Whether it listens or connects.
     pub role: Role,
 }
 
-/// A program, by its own options; those of a [`Place`] are every program's.
+/// A program's own options, beside its [`EndOptions`].
 pub trait Program: Default {
-    /// The line that says how to call it.
+    /// The usage line.
     const USAGE: &str;
 
-    /// Takes an option of its own. False when it has none like that.
+    /// Takes an option of its own. False when it has no such option.
     ///
     /// # Errors
-    /// When the value makes no sense.
+    /// When the value is invalid.
     fn option(&mut self, name: &str, value: &str) -> Result<bool>;
 
-    /// Whether its options go together.
+    /// Checks that its options are consistent.
     ///
     /// # Errors
-    /// When they don't.
+    /// When they are not.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Holds the conversation.
+    /// Runs this end of the test.
     ///
     /// # Errors
-    /// When anything of it fails.
-    fn run(self, place: &Place) -> Result<()>;
+    /// When the test fails.
+    fn run(self, end: &EndOptions) -> Result<()>;
 }
 
-/// The `main` of a program. Exit status: 0 done, 1 failed, 2 bad usage.
+/// The `main` of a program. Exit status: 0 passed, 1 failed, 2 bad usage.
 pub fn main<P: Program>() -> ExitCode {
-    let (program, place) = match parse::<P>(std::env::args().skip(1)) {
+    let (program, end) = match parse::<P>(std::env::args().skip(1)) {
         Ok(parsed) => parsed,
         Err(error) => {
             eprintln!("{error:#}\nusage: {}", P::USAGE);
             return ExitCode::from(2);
         }
     };
-    match program.run(&place) {
+    match program.run(&end) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}: {error:#}", place.device);
+            eprintln!("{}: {error:#}", end.device);
             ExitCode::FAILURE
         }
     }
 }
 
-fn parse<P: Program>(mut args: impl Iterator<Item = String>) -> Result<(P, Place)> {
+fn parse<P: Program>(mut args: impl Iterator<Item = String>) -> Result<(P, EndOptions)> {
     let mut program = P::default();
     let (mut device, mut address, mut role) = (None, None, None);
     while let Some(name) = args.next() {
@@ -78,12 +79,12 @@ fn parse<P: Program>(mut args: impl Iterator<Item = String>) -> Result<(P, Place
         }
     }
     program.check()?;
-    let place = Place {
+    let end = EndOptions {
         device: device.context("--device is missing")?,
         address: address.context("--address is missing")?,
         role: role.context("--listen or --connect is missing")?,
     };
-    Ok((program, place))
+    Ok((program, end))
 }
 
 #[cfg(test)]
@@ -103,28 +104,28 @@ mod tests {
             Ok(name == "--count")
         }
 
-        fn run(self, _: &Place) -> Result<()> {
+        fn run(self, _: &EndOptions) -> Result<()> {
             Ok(())
         }
     }
 
     fn parsed(line: &str) -> Result<(u32, String)> {
-        let (Counting(count), place) = parse(line.split_whitespace().map(str::to_owned))?;
-        Ok((count, place.device))
+        let (Counting(count), end) = parse(line.split_whitespace().map(str::to_owned))?;
+        Ok((count, end.device))
     }
 
     #[test]
-    fn a_place_and_a_programs_own_options_are_told_apart() {
-        const PLACE: &str = "--device rxe0 --address 10.9.0.1 --listen 10.9.0.1:7";
-        let (count, device) = parsed(&format!("--count 3 {PLACE}")).unwrap();
+    fn end_options_and_program_options_are_separated() {
+        const END: &str = "--device rxe0 --address 10.9.0.1 --listen 10.9.0.1:7";
+        let (count, device) = parsed(&format!("--count 3 {END}")).unwrap();
         assert_eq!((count, device.as_str()), (3, "rxe0"));
-        for (line, said) in [
-            (format!("{PLACE} --count x"), "--count x"),
-            (format!("{PLACE} --size 3"), "--size 3: no such option"),
-            (format!("{PLACE} --count"), "--count needs a value"),
+        for (line, message) in [
+            (format!("{END} --count x"), "--count x"),
+            (format!("{END} --size 3"), "--size 3: no such option"),
+            (format!("{END} --count"), "--count needs a value"),
             ("--device rxe0".to_owned(), "--address is missing"),
         ] {
-            assert!(parsed(&line).unwrap_err().to_string().starts_with(said), "{line}");
+            assert!(parsed(&line).unwrap_err().to_string().starts_with(message), "{line}");
         }
     }
 }

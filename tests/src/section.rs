@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result};
 
-/// Where a section lies in the file's text: between its two marks.
+/// The byte range of a section in the file's text.
 ///
 /// # Errors
-/// When it has no such section.
+/// When the file has no such section.
 pub fn span(file: &str, section: &str) -> Result<std::ops::Range<usize>> {
     let (begin, end) = (format!("<!-- begin {section} -->\n"), format!("<!-- end {section} -->"));
     let lacking = || format!("the report has no section {section:?}");

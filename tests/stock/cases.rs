@@ -1,35 +1,28 @@
-//! Which stock programs are run, how, and what is known of them: all of it data.
+//! The stock programs, their options and known limits: data only.
 
-/// A table of the report: every tool with every line of options, each pair of them a cell.
+/// A table of the report: tools by options, each pair a cell.
 pub(crate) struct Grid {
-    /// The heading.
     pub(crate) title: &'static str,
-    /// What to know before reading it.
     pub(crate) about: &'static str,
-    /// Its columns.
     pub(crate) tools: &'static [&'static str],
-    /// Where the two ends are.
-    pub(crate) place: Place,
-    /// Its rows: the options that both ends are given.
+    pub(crate) environment: Environment,
     pub(crate) lines: &'static [&'static str],
 }
 
-/// Where the two ends of a pair are.
+/// Where the two ends of a pair run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
-    /// Both under `doorbell run` on this host, by whatever way the device chooses.
+pub(crate) enum Environment {
+    /// Both under `doorbell run` on this host, on the link that the device chooses.
     Host,
-    /// The same, told to go over UDP.
     Udp,
-    /// The same, on the IPv6 loopback address.
     Ipv6,
-    /// The same, on an address of loopback that nobody else has: the connection manager's is the device's own.
+    /// The same, on a loopback address of their own: the connection manager's is the device's.
     Managed,
-    /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace `peer`.
+    /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace
+    /// `peer`.
     Wire {
         /// Whether the server is the end on rxe.
         rxe_serves: bool,
-        /// IPv6 rather than IPv4.
         ipv6: bool,
     },
 }
@@ -52,13 +45,13 @@ const PERFTEST: &[&str] = &[
     "ib_atomic_lat",
 ];
 
-/// What runs on one host, without any privilege.
+/// The grids on one host, without any privilege.
 pub(crate) const HOST: &[Grid] = &[
     Grid {
         title: "Pingpongs of ibverbs-utils",
         about: "Each line with both ends; `-c` makes the receiver check every byte.",
         tools: PINGPONGS,
-        place: Place::Host,
+        environment: Environment::Host,
         lines: &[
             "",
             "-c",
@@ -80,7 +73,7 @@ pub(crate) const HOST: &[Grid] = &[
         title: "perftest",
         about: "`-l 16` wants a number of iterations that is a multiple of 16. Peers of one row are given the same options; `-F` is added to all.",
         tools: PERFTEST,
-        place: Place::Host,
+        environment: Environment::Host,
         lines: &[
             "",
             "-a -n 50",
@@ -117,21 +110,21 @@ pub(crate) const HOST: &[Grid] = &[
         title: "perftest by the connection manager",
         about: "`-R` connects the queue pairs, `-z` only tells the other end of them.",
         tools: PERFTEST,
-        place: Place::Managed,
+        environment: Environment::Managed,
         lines: &["-R", "-R -q 4", "-R -c UD -n 500", "-R -e", "-z"],
     },
     Grid {
         title: "Over UDP on one host",
         about: "The same programs with `doorbell run --link udp`: the path that they also have between hosts.",
         tools: PINGPONGS,
-        place: Place::Udp,
+        environment: Environment::Udp,
         lines: &["-c", "-e -c", "-c -n 20000"],
     },
     Grid {
         title: "perftest over UDP on one host",
         about: "UC and UD lose what a socket has no room for, and perftest's servers wait for ever for what was lost, as on any wire that loses: so there are few messages.",
         tools: PERFTEST,
-        place: Place::Udp,
+        environment: Environment::Udp,
         lines: &[
             "",
             "-a -n 10",
@@ -147,19 +140,19 @@ pub(crate) const HOST: &[Grid] = &[
         title: "On an IPv6 address",
         about: "`doorbell run --address ::1`; the ends find each other at `::1` too.",
         tools: PINGPONGS,
-        place: Place::Ipv6,
+        environment: Environment::Ipv6,
         lines: &["-c", "-c -s 1000 -e"],
     },
     Grid {
         title: "perftest on an IPv6 address",
         about: "",
         tools: PERFTEST,
-        place: Place::Ipv6,
+        environment: Environment::Ipv6,
         lines: &["", "-c UD"],
     },
 ];
 
-/// What runs across the wire, in the guest. Its processor is emulated: few iterations.
+/// The grids across the wire, in the guest. Its processor is emulated: few iterations.
 pub(crate) const WIRE: &[Grid] = &[
     wire(
         "ibverbs-utils, IPv4, the server on rxe",
@@ -228,24 +221,20 @@ const fn wire(
         title,
         about: "",
         tools,
-        place: Place::Wire { rxe_serves, ipv6 },
+        environment: Environment::Wire { rxe_serves, ipv6 },
         lines,
     }
 }
 
-/// A program that has no other end.
 pub(crate) struct Single {
-    /// The command.
     pub(crate) command: &'static str,
-    /// What its output must have.
     pub(crate) shows: &'static [&'static str],
-    /// Its exit status.
     pub(crate) status: i32,
-    /// What that shows, for the report.
+    /// What that proves, for the report.
     pub(crate) about: &'static str,
 }
 
-/// Programs that only look; and those that are called wrongly, which must say so and end.
+/// Programs that only query; and wrong calls, which must report an error and exit.
 pub(crate) const SINGLES: &[Single] = &[
     Single {
         command: "ibv_devices",
@@ -297,15 +286,14 @@ pub(crate) const SINGLES: &[Single] = &[
     },
 ];
 
-/// A pair whose two ends are called in different ways, and find each other by the connection manager. `PORT` and `HOST` stand for the server's.
+/// A pair whose two ends are called differently and connect by the connection manager. `PORT` and
+/// `HOST` stand for the server's.
 pub(crate) struct Managed {
-    /// The end that waits.
     pub(crate) server: &'static str,
-    /// The end that looks for it.
     pub(crate) client: &'static str,
-    /// What the client's output must have, and in how many lines.
+    /// A string that the client's output must contain, and in how many lines.
     pub(crate) shows: (&'static str, usize),
-    /// What that shows, for the report.
+    /// What that proves, for the report.
     pub(crate) about: &'static str,
 }
 
@@ -349,24 +337,24 @@ pub(crate) const MANAGED: &[Managed] = &[
     },
 ];
 
-/// What cannot be asked of a tool on any device, and why.
+/// Options with which a tool fails on any device, and why.
 pub(crate) const FAULTS: &[(&str, &str, &str)] = &[(
     "ib_atomic_bw",
     "--perform_warm_up",
     "the tool waits for completions of requests that it does not signal, on rxe as well",
 )];
 
-/// A line by which a tool says, of a device that it has opened, what cannot be done there, and whether that is the tool's rule or our lack.
+/// Messages by which a tool reports a limit of an opened device, and whether the tool or our device
+/// sets it.
 pub(crate) const LIMITS: &[(&str, Limit)] = &[
     ("Requested size larger than port MTU", Limit::OfTheTool),
     ("The device isn't ODP capable", Limit::OfTheDevice),
 ];
 
-/// Whose limit it is.
+/// The origin of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Limit {
-    /// Any device would be refused.
+    /// The tool's: any device would be refused.
     OfTheTool,
-    /// A device may have it, and ours has not.
     OfTheDevice,
 }

@@ -1,8 +1,9 @@
-//! What the output of a stock tool must show beside its exit status: that all was transferred, and that nothing it checked was wrong.
+//! Checks a stock tool's output beside its exit status: all was transferred, and nothing that it
+//! verified was wrong.
 
 use crate::tool::Suite;
 
-/// What is wrong with what the two ends of a pair wrote, if anything.
+/// The first error in the output of the two ends of a pair.
 pub(crate) fn complaint(suite: Suite, options: &str, server: &str, client: &str) -> Option<String> {
     match suite {
         Suite::Pingpong => [server, client]
@@ -28,35 +29,37 @@ fn has(options: &str, name: &str) -> bool {
     options.split_whitespace().any(|word| word == name)
 }
 
-/// ibv_*_pingpong end with `8192000 bytes in 0.01 seconds = …` and `1000 iters in …`; with -c they tell of every page that is not what was sent.
+/// ibv_*_pingpong end with `8192000 bytes in 0.01 seconds = …` and `1000 iters in …`; with -c they
+/// report every page that differs from what was sent.
 fn pingpong(options: &str, output: &str) -> Option<String> {
     if let Some(line) = output.lines().find(|line| line.contains("invalid data")) {
         return Some(format!("the bytes are wrong: {line}"));
     }
     let wanted = number(options, "-n").unwrap_or(1000);
-    let told = |unit: &str| -> Option<u64> {
+    let value_of = |unit: &str| -> Option<u64> {
         let mark = format!(" {unit} in ");
         let line = output.lines().find(|line| line.contains(&mark))?;
         line.split_whitespace().next()?.parse().ok()
     };
-    if told("bytes").is_none_or(|bytes| bytes == 0) {
-        return Some("it tells of no bytes".to_owned());
+    if value_of("bytes").is_none_or(|bytes| bytes == 0) {
+        return Some("no line of bytes".to_owned());
     }
-    match told("iters") {
-        // That of shared receive queues counts for all its queue pairs together.
+    match value_of("iters") {
+        // With shared receive queues it counts for all queue pairs together.
         Some(rounds) if rounds >= wanted && rounds % wanted == 0 => None,
-        Some(rounds) => Some(format!("{rounds} rounds, {wanted} were asked for")),
-        None => Some("it tells of no rounds".to_owned()),
+        Some(rounds) => Some(format!("{rounds} rounds, {wanted} were requested")),
+        None => Some("no line of iterations".to_owned()),
     }
     .or_else(|| {
         let stamped = !has(options, "-t") || output.contains("completion clock cycles");
-        (!stamped).then(|| "it tells nothing of timestamps".to_owned())
+        (!stamped).then(|| "no timestamps".to_owned())
     })
 }
 
-/// A table: a line of `#bytes`, then a line for each size, whose columns are the size, the iterations and figures.
+/// A table: a header of `#bytes`, then a line for each size, with the size, the iterations and
+/// values.
 fn perftest(options: &str, output: &str) -> Option<String> {
-    // With -H all measurements come between, and then the head again.
+    // With -H all measurements come between, and then the header again.
     let table = output.rfind("#bytes").map_or("", |head| &output[head..]);
     let rows: Vec<Vec<f64>> = table
         .lines()
@@ -69,7 +72,8 @@ fn perftest(options: &str, output: &str) -> Option<String> {
     if rows.is_empty() {
         return Some("it measured nothing".to_owned());
     }
-    // Where it could not tell how fast the processor's clock goes, as on a machine that does much else, it says so, and its figures are none; its rows and rounds are all there.
+    // Where it could not measure the clock rate, as on a busy machine, it reports so, and its
+    // values are missing; its rows and iterations are all there.
     let clocked = !output.contains("Correlation coefficient r^2");
     if let Some(row) = rows
         .iter()
@@ -97,13 +101,14 @@ fn perftest(options: &str, output: &str) -> Option<String> {
     None
 }
 
-/// What is wrong with what the client of a managed pair wrote: it must have `shown` in so many lines.
+/// The first error in the output of the client of a managed pair: it must have `shown` in that many
+/// lines.
 pub(crate) fn managed((shown, wanted): (&str, usize), output: &str) -> Option<String> {
     if let Some(line) = output.lines().find(|line| line.contains("data mismatch")) {
         return Some(format!("the bytes are wrong: {line}"));
     }
-    let seen = output.lines().filter(|line| line.contains(shown)).count();
-    (seen != wanted).then(|| format!("it shows {shown:?} {seen} times, not {wanted}"))
+    let count = output.lines().filter(|line| line.contains(shown)).count();
+    (count != wanted).then(|| format!("it shows {shown:?} {count} times, not {wanted}"))
 }
 
 #[cfg(test)]
@@ -115,14 +120,14 @@ mod tests {
     #[test]
     fn a_pingpong_must_have_done_its_rounds() {
         assert_eq!(pingpong("-c", GOOD), None);
-        assert!(pingpong("-n 2000", GOOD).unwrap().contains("2000 were asked for"));
-        assert!(pingpong("", "").unwrap().contains("no bytes"));
+        assert!(pingpong("-n 2000", GOOD).unwrap().contains("2000 were requested"));
+        assert!(pingpong("", "").unwrap().contains("no line of bytes"));
         assert!(pingpong("-t", GOOD).unwrap().contains("timestamps"));
         assert_eq!(pingpong("-n 500", GOOD), None, "two queue pairs");
     }
 
     #[test]
-    fn a_wrong_byte_is_seen() {
+    fn a_wrong_byte_is_detected() {
         let output = format!("invalid data in page 3\n{GOOD}");
         assert!(pingpong("-c", &output).unwrap().contains("page 3"));
         assert!(managed(("", 1), "data mismatch!\n").unwrap().contains("mismatch"));
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_managed_pair_must_show_all_it_was_asked_for() {
+    fn a_managed_pair_must_show_all_lines() {
         let output = "ping data: rdma-ping-0: ABC\nclient DISCONNECT EVENT...\n";
         assert_eq!(managed(("ping data: ", 1), output), None);
         assert!(managed(("ping data: ", 2), output).is_some());

@@ -1,9 +1,10 @@
-//! Stock RDMA programs on the soft device: runs what [`cases`] lists, both ends under `doorbell run` without any privilege, and makes the tables of
-//! `docs/STOCK.md`.
+//! Stock RDMA programs on the soft device: runs [`cases`], both ends under `doorbell run` without
+//! any privilege, and makes the tables of `docs/STOCK.md`.
 //!
-//! [`rig`] runs a pair; [`judge`] reads what they wrote; [`tool`] knows how each family is called and what it refuses by itself;
-//! [`trouble`] interrupts and kills; [`table`] writes. A run fails when a program does, or when the committed tables say otherwise than what was found.
-//! What fails is tried once more when nothing runs beside it; its first failure stays in what is printed.
+//! [`rig`] runs a pair; [`judge`] checks the output; [`tool`] has the command lines of each family
+//! and the options that it refuses by itself; [`trouble`] interrupts and kills; [`table`] writes. A
+//! run fails when a program does, or when the committed tables differ. A failure is retried alone;
+//! its first output stays in the log.
 
 mod cases;
 mod judge;
@@ -15,8 +16,8 @@ mod trouble;
 use anyhow::{Context, Result, bail};
 use cases::Grid;
 use doorbell_tests::{
-    process::{go_on, supervise},
-    second::SecondTries,
+    process::{check_not_stopped, supervise},
+    retry::RetryBudget,
     section,
 };
 use rig::{Outcome, Rig};
@@ -37,16 +38,15 @@ stock host|wire [--doorbell FILE] [--only TEXT] [--jobs N] [--check FILE | --wri
 
   host            both ends on this host
   wire            one end on the kernel's rxe, in the guest
-  --doorbell FILE the command; the one beside this program if not given
-  --only TEXT     only cells whose description has TEXT
-  --jobs N        pairs at a time; half of the processors if not given
-  --check FILE    fail when the tables of FILE differ from what was found
-  --write FILE    put the tables into FILE
+  --doorbell FILE the command [default: beside this program]
+  --only TEXT     only cells whose description contains TEXT
+  --jobs N        pairs at a time [default: half of the processors]
+  --check FILE    fail when the tables of FILE differ from the results
+  --write FILE    write the tables to FILE
 
-Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
+Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
 
-/// What was asked for.
 struct Options {
     section: &'static str,
     doorbell: PathBuf,
@@ -56,7 +56,6 @@ struct Options {
     write: Option<PathBuf>,
 }
 
-/// A cell of a grid that is to be filled.
 struct Cell {
     grid: &'static Grid,
     tool: &'static str,
@@ -68,11 +67,11 @@ impl Cell {
         format!("{} {} [{}]", self.tool, self.options, self.grid.title)
     }
 
-    /// Runs it, with its outputs in a folder of this name, and tells how it ended.
+    /// Runs it, with its outputs in a folder of this name, and prints the outcome.
     fn run(&self, rig: &Rig, folder: &str) -> Outcome {
         let started = Instant::now();
         let outcome = rig
-            .pair(folder, self.tool, self.options, self.grid.place)
+            .pair(folder, self.tool, self.options, self.grid.environment)
             .unwrap_or_else(|error| Outcome::Fails(format!("{error:#}")));
         let what = format!("{:5.1} s {}", started.elapsed().as_secs_f64(), self.describe());
         outcome.show(&what, &rig.outputs_of(folder, &outcome));
@@ -118,7 +117,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     Ok(options)
 }
 
-/// Fills the tables. True when all is well.
+/// Fills the tables. True when all passed.
 fn run(options: &Options) -> Result<bool> {
     let doorbell =
         fs::canonicalize(&options.doorbell).with_context(|| format!("no command at {}", options.doorbell.display()))?;
@@ -139,20 +138,20 @@ fn run(options: &Options) -> Result<bool> {
     // In the guest everything shares one emulated wire.
     let jobs = if options.section == "wire" { 1 } else { options.jobs };
     let mut outcomes = fill(&rig, &cells, jobs);
-    go_on()?;
-    let mut second_tries = SecondTries::default();
+    check_not_stopped()?;
+    let mut retries = RetryBudget::default();
     for (index, (cell, outcome)) in cells.iter().zip(&mut outcomes).enumerate() {
-        if outcome.fails() && second_tries.take() {
+        if outcome.fails() && retries.take() {
             *outcome = cell.run(&rig, &format!("again-{index}"));
-            go_on()?;
+            check_not_stopped()?;
         }
     }
     let mut failures = outcomes.iter().filter(|outcome| outcome.fails()).count();
 
     let mut body = Vec::new();
     if options.section == "host" && options.only.is_empty() {
-        let managed = managed(&rig, &mut second_tries)?;
-        let (singles, troubles) = trouble::all(&rig, &mut second_tries)?;
+        let managed = managed(&rig, &mut retries)?;
+        let (singles, troubles) = trouble::all(&rig, &mut retries)?;
         let lines = managed.iter().chain(&singles).chain(&troubles);
         failures += lines.filter(|line| line.outcome.fails()).count();
         body.push(table::lines("Programs of rdmacm-utils", &managed));
@@ -165,9 +164,9 @@ fn run(options: &Options) -> Result<bool> {
     }
 
     let mut outcomes = outcomes.as_slice();
-    for (place, grid) in grids.iter().enumerate() {
+    for (index, grid) in grids.iter().enumerate() {
         let (own, rest) = outcomes.split_at(grid.lines.len() * grid.tools.len());
-        body.insert(place, table::grid(grid, own));
+        body.insert(index, table::grid(grid, own));
         outcomes = rest;
     }
     let body = body.join("\n");
@@ -189,23 +188,23 @@ fn run(options: &Options) -> Result<bool> {
     Ok(failures == 0 && same)
 }
 
-/// Runs the pairs that find each other by the connection manager.
-fn managed(rig: &Rig, second_tries: &mut SecondTries) -> Result<Vec<table::Line>> {
+/// Runs the pairs that connect by the connection manager.
+fn managed(rig: &Rig, retries: &mut RetryBudget) -> Result<Vec<table::Line>> {
     let lines = cases::MANAGED.iter().enumerate().map(|(index, pair)| {
         let what = format!("`{}`", pair.client.replace(" -p PORT", "").replace("HOST", "127.0.0.1"));
         let mut tries = 0;
-        table::Line::tried(what, pair.about, second_tries, || {
+        table::Line::tried(what, pair.about, retries, || {
             tries += 1;
             let folder = format!("managed-{index}-{tries}");
             let outcome = rig.managed(&folder, pair)?;
-            let said = rig.outputs_of(&folder, &outcome);
-            Ok((outcome, said))
+            let output = rig.outputs_of(&folder, &outcome);
+            Ok((outcome, output))
         })
     });
     lines.collect()
 }
 
-/// Runs all cells, several at a time; their outcomes in their order.
+/// Runs all cells, several at a time; returns their outcomes in order.
 fn fill(rig: &Rig, cells: &[Cell], jobs: usize) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(vec![None; cells.len()]);

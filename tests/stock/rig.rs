@@ -1,14 +1,14 @@
-//! Where rows run: how an end is started in each place, and the running of one pair.
+//! Runs rows: the command line of an end in each environment, and the run of one pair.
 
 use crate::{
-    cases::{FAULTS, LIMITS, Limit, Managed, Place},
+    cases::{Environment, FAULTS, LIMITS, Limit, Managed},
     judge,
     tool::{self, End, Gid, Suite},
 };
 use anyhow::{Result, bail};
 use doorbell_tests::{
+    environment::{kernel_gid, unprivileged},
     process::Process,
-    surroundings::{kernel_gid, unprivileged},
 };
 use std::{
     fs,
@@ -19,28 +19,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a row may take: far more than any does, on a machine that does much else.
+/// Time limit of a row; far more than any takes, on a busy machine too.
 const LIMIT: Duration = Duration::from_secs(120);
-/// TCP ports of the tools: below those that the kernel gives out.
+/// TCP ports of the tools, below the ephemeral range.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
-/// An address of loopback that nobody takes by default: the tools run as nobody, and the default address may be another user's.
+/// A loopback address of this test's own: the tools run as user 65534, and the default address may
+/// be in use by another user.
 const OWN: &str = "127.91.0.1";
-/// Why a device could not be opened, which C tools cannot say.
+/// Logs why a device could not be opened, which C tools cannot print.
 const REASONS: (&str, &str) = ("DOORBELL_LOG", "error");
-/// Lines of an output that are shown when it is of a failure.
+/// Lines of a failed program's output that are shown.
 const SHOWN: usize = 30;
 
-/// How a row ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// Both ends were content, and so are we.
+    /// Both ends succeeded, and the output is right.
     Runs,
-    /// The tool takes no such options, in its own words.
+    /// The tool does not support the options; its message.
     NotOffered(String),
-    /// The tool says what our device lacks.
+    /// Our device lacks a feature; the tool's message.
     Lacking(String),
-    /// Anything else.
     Fails(String),
 }
 
@@ -49,41 +48,38 @@ impl Outcome {
         matches!(self, Outcome::Fails(_))
     }
 
-    /// Prints a line about it, and below it what the programs `said`: in one piece, whatever else prints.
-    pub(crate) fn show(&self, what: &str, said: &str) {
+    /// Prints the outcome, and below it the programs' `output`: in one write, as others print
+    /// concurrently.
+    pub(crate) fn show(&self, what: &str, output: &str) {
         let line = match self {
             Outcome::Runs => format!("ok           {what}"),
             Outcome::NotOffered(why) => format!("not offered  {what}: {why}"),
             Outcome::Lacking(why) => format!("lacking      {what}: {why}"),
             Outcome::Fails(why) => format!("FAILED       {what}: {why}"),
         };
-        print!("{line}\n{said}");
+        print!("{line}\n{output}");
     }
 }
 
-/// What all rows share.
 pub(crate) struct Rig {
-    /// The `doorbell` command.
     doorbell: PathBuf,
-    /// Where outputs go; removed at the end.
+    /// The folder of outputs, removed at the end.
     scratch: tempfile::TempDir,
     ports: AtomicU16,
 }
 
-/// One end's surroundings.
-struct Surroundings {
-    /// What comes before the tool.
+struct EndEnvironment {
     prefix: Vec<String>,
     gid: Gid,
-    /// Its IPv4 address, by which the tools find each other: their servers listen on no other.
+    /// Its IPv4 address, by which the tools connect: their servers listen on no other.
     host: &'static str,
 }
 
 impl Rig {
-    /// One with this command, which must work at all.
+    /// Fails unless the command works.
     pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
         let scratch = tempfile::Builder::new().prefix("stock-").tempdir()?;
-        // The tools run as nobody, who may come in here.
+        // The tools run as user 65534, which must be able to enter.
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))?;
         let rig = Self {
             doorbell,
@@ -99,7 +95,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// A folder for the outputs of one row, in which nobody may write.
+    /// A folder for the outputs of one row, which only its owner may write.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.scratch.path().join(name);
         fs::create_dir_all(&folder)?;
@@ -107,7 +103,7 @@ impl Rig {
         Ok(folder)
     }
 
-    /// The ends of what the processes of a row wrote, where it failed; else nothing.
+    /// The last lines of the output of a row's processes, if it failed.
     pub(crate) fn outputs_of(&self, folder: &str, outcome: &Outcome) -> String {
         if !outcome.fails() {
             return String::new();
@@ -120,7 +116,7 @@ impl Rig {
         ends.concat()
     }
 
-    /// A TCP port that nobody uses, and no other row is given.
+    /// A free TCP port, not used by another row.
     pub(crate) fn port(&self) -> Result<u16> {
         loop {
             let port = self.ports.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +131,8 @@ impl Rig {
         }
     }
 
-    /// `doorbell run` with these options, without any privilege; at [`OWN`] unless they have an address.
+    /// `doorbell run` with these options, without any privilege; at [`OWN`] unless they have an
+    /// address.
     pub(crate) fn under_doorbell(&self, options: &[&str]) -> Vec<String> {
         let mut words = unprivileged();
         words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
@@ -147,20 +144,19 @@ impl Rig {
         words
     }
 
-    /// The two ends' surroundings: the server's, the client's.
-    fn ends(&self, place: Place) -> Result<[Surroundings; 2]> {
-        let soft = |options: &[&str], host| Surroundings {
+    fn ends(&self, environment: Environment) -> Result<[EndEnvironment; 2]> {
+        let soft = |options: &[&str], host| EndEnvironment {
             prefix: self.under_doorbell(options),
             gid: Gid { device: None, index: 0 },
             host,
         };
         let twice = |options: &[&str]| [(); 2].map(|()| soft(options, "127.0.0.1"));
-        Ok(match place {
-            Place::Host => twice(&[]),
-            Place::Udp => twice(&["--link", "udp"]),
-            Place::Managed => [(); 2].map(|()| soft(&[], OWN)),
-            Place::Ipv6 => twice(&["--address", "::1"]),
-            Place::Wire { rxe_serves, ipv6 } => {
+        Ok(match environment {
+            Environment::Host => twice(&[]),
+            Environment::Udp => twice(&["--link", "udp"]),
+            Environment::Managed => [(); 2].map(|()| soft(&[], OWN)),
+            Environment::Ipv6 => twice(&["--address", "::1"]),
+            Environment::Wire { rxe_serves, ipv6 } => {
                 let (ours, theirs) = if ipv6 {
                     ("fd09::2", "fd09::1")
                 } else {
@@ -169,7 +165,7 @@ impl Rig {
                 let mut soft = soft(&["--address", ours], "10.9.0.2");
                 let namespace = ["ip", "netns", "exec", "peer"].map(str::to_owned);
                 soft.prefix.splice(0..0, namespace);
-                let rxe = Surroundings {
+                let rxe = EndEnvironment {
                     prefix: Vec::new(),
                     gid: Gid {
                         device: Some("rxe0"),
@@ -182,8 +178,7 @@ impl Rig {
         })
     }
 
-    /// Runs one pair.
-    pub(crate) fn pair(&self, name: &str, tool: &str, options: &str, place: Place) -> Result<Outcome> {
+    pub(crate) fn pair(&self, name: &str, tool: &str, options: &str, environment: Environment) -> Result<Outcome> {
         let deadline = Instant::now() + LIMIT;
         let folder = self.folder(name)?;
         if let Some(&(.., why)) = FAULTS.iter().find(|fault| (fault.0, fault.1) == (tool, options)) {
@@ -194,10 +189,10 @@ impl Rig {
         }
         let suite = Suite::of(tool);
         let port = self.port()?;
-        let [server, client] = self.ends(place)?;
-        let words = |surroundings: &Surroundings, end| {
-            let own = suite.command(tool, options, end, port, &surroundings.gid);
-            [surroundings.prefix.clone(), own].concat()
+        let [server, client] = self.ends(environment)?;
+        let words = |environment: &EndEnvironment, end| {
+            let own = suite.command(tool, options, end, port, &environment.gid);
+            [environment.prefix.clone(), own].concat()
         };
         let pair = Pair {
             tool,
@@ -211,7 +206,7 @@ impl Rig {
         })
     }
 
-    /// Runs a pair that finds itself by the connection manager.
+    /// Runs a pair that connects by the connection manager.
     pub(crate) fn managed(&self, name: &str, managed: &Managed) -> Result<Outcome> {
         let port = self.port()?;
         let words = |command: &str| {
@@ -233,18 +228,18 @@ impl Rig {
     }
 }
 
-/// Two ends that are ready to be started.
+/// Two command lines, ready to be started.
 struct Pair<'a> {
     tool: &'a str,
     server: Vec<String>,
     client: Vec<String>,
     port: u16,
-    /// Whether they find each other by the connection manager, and not by TCP.
+    /// Whether they connect by the connection manager, and not by TCP.
     managed: bool,
 }
 
 impl Pair<'_> {
-    /// Runs both until they end, or `deadline`; `complaint` reads what they wrote.
+    /// Runs both until they exit, or `deadline`; `complaint` checks their output.
     fn run(
         &self,
         folder: &Path,
@@ -254,9 +249,9 @@ impl Pair<'_> {
         let variables = [(REASONS.0, REASONS.1.to_owned())];
         let mut serving = Process::start(&self.server, &variables, folder, "server")?;
         let ready = if self.managed {
-            serving.rests(deadline)?
+            serving.wait_idle(deadline)?
         } else {
-            serving.listens(self.port, deadline)?
+            serving.wait_listening(self.port, deadline)?
         };
         if !ready {
             return failure(self.tool, "the server", &mut serving);
@@ -274,14 +269,14 @@ impl Pair<'_> {
     }
 }
 
-/// The last lines of what a program wrote, each below what is told of its row.
+/// The last lines of a program's output, indented below its row.
 pub(crate) fn indented(who: &str, text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let shown = &lines[lines.len().saturating_sub(SHOWN)..];
     shown.iter().map(|line| format!("    {who}{line}\n")).collect()
 }
 
-/// Anything in a row's folder, which is its processes' TMPDIR, but what they wrote to stdout and stderr.
+/// Any file in a row's folder, which is its processes' TMPDIR, other than stdout and stderr.
 fn leftover(folder: &Path) -> Result<Option<String>> {
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -292,12 +287,11 @@ fn leftover(folder: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// What is told of an end that did not end well.
 fn failure(tool: &str, who: &str, process: &mut Process) -> Result<Outcome> {
     let output = process.output();
     for &(mark, limit) in LIMITS {
         if let Some(line) = output.lines().find(|line| line.contains(mark)) {
-            let words = tool::words_of(tool, line);
+            let words = tool::reason_in(tool, line);
             return Ok(match limit {
                 Limit::OfTheTool => Outcome::NotOffered(words),
                 Limit::OfTheDevice => Outcome::Lacking(words),

@@ -1,32 +1,32 @@
-//! The report: tables in Markdown, each section between two marks in the file that is committed.
+//! The report: tables in Markdown, each section between two marks in the committed file.
 
 use crate::{cases::Grid, rig::Outcome};
 use anyhow::Result;
-use doorbell_tests::{second::SecondTries, section::span};
+use doorbell_tests::{retry::RetryBudget, section::span};
 use std::fmt::Write;
 
-/// One row of a report without columns: what was done, and how it ended.
+/// A row of a report without columns: the test, and its outcome.
 pub(crate) struct Line {
-    /// The command, or what was done with it.
+    /// The command, or the action.
     pub(crate) what: String,
     /// What it must show.
     pub(crate) about: &'static str,
-    /// Whether it did.
     pub(crate) outcome: Outcome,
 }
 
 impl Line {
-    /// One of what `run` comes to, which says how it ended and what the programs said, if it is to be shown. What fails is run once more while there is a second try left.
+    /// Makes a row of `run`, which returns the outcome and the output to show. A failure is retried
+    /// while the budget lasts.
     pub(crate) fn tried(
         what: String,
         about: &'static str,
-        second_tries: &mut SecondTries,
+        retries: &mut RetryBudget,
         mut run: impl FnMut() -> Result<(Outcome, String)>,
     ) -> Result<Self> {
         loop {
-            let (outcome, said) = run()?;
-            outcome.show(&what, &said);
-            if !outcome.fails() || !second_tries.take() {
+            let (outcome, output) = run()?;
+            outcome.show(&what, &output);
+            if !outcome.fails() || !retries.take() {
                 return Ok(Self { what, about, outcome });
             }
         }
@@ -52,11 +52,11 @@ pub(crate) fn grid(grid: &Grid, outcomes: &[Outcome]) -> String {
         };
         for outcome in &outcomes[row * grid.tools.len()..][..grid.tools.len()] {
             let mut noted = |mark: &str, why| {
-                let place = notes.iter().position(|&note| note == why).unwrap_or_else(|| {
+                let index = notes.iter().position(|&note| note == why).unwrap_or_else(|| {
                     notes.push(why);
                     notes.len() - 1
                 });
-                format!("{mark} ({})", place + 1)
+                format!("{mark} ({})", index + 1)
             };
             let cell = match outcome {
                 Outcome::Runs => "yes".to_owned(),
@@ -92,14 +92,14 @@ pub(crate) fn lines(title: &str, lines: &[Line]) -> String {
     text
 }
 
-/// A tool's name in the head of a table: without what all of its family begin with.
+/// A tool's name in the table's header: without its family's prefix.
 fn short(tool: &str) -> &str {
     tool.strip_prefix("ibv_")
         .or_else(|| tool.strip_prefix("ib_"))
         .unwrap_or(tool)
 }
 
-/// The lines of the file's section that `body` has otherwise: theirs with `-`, ours with `+`.
+/// The lines in which the file's section and `body` differ: the file's with `-`, ours with `+`.
 pub(crate) fn differences(file: &str, section: &str, body: &str) -> Result<Vec<String>> {
     let lines = |text: &str| -> Vec<String> {
         let lines = text.lines().map(str::to_owned);
@@ -124,7 +124,7 @@ pub(crate) fn differences(file: &str, section: &str, body: &str) -> Result<Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::Place;
+    use crate::cases::Environment;
     use doorbell_tests::section::replaced;
 
     const FILE: &str = "# Report\n<!-- begin host -->\n\nold\nkept\n\n<!-- end host -->\nmore\n";
@@ -143,12 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_told_once_for_each_table() {
+    fn a_reason_appears_once_in_each_table() {
         let shape = Grid {
             title: "T",
             about: "",
             tools: &["ib_a", "ib_b"],
-            place: Place::Host,
+            environment: Environment::Host,
             lines: &["", "-e"],
         };
         let refused = || Outcome::NotOffered("not here".to_owned());

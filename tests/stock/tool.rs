@@ -1,29 +1,25 @@
-//! How each family of tools is called, and what it refuses by itself.
+//! The command lines of each family of tools, and the options that it refuses by itself.
 
 use anyhow::{Result, bail};
 use doorbell_tests::process::Process;
 use std::{path::Path, time::Instant};
 
-/// A family of tools with one way of being called.
+/// A family of tools with the same command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Suite {
-    /// ibv_*_pingpong.
     Pingpong,
-    /// ib_*.
     Perftest,
 }
 
 /// Which end of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End<'a> {
-    /// Waits for the other.
     Server,
-    /// Looks for it at this address.
     Client(&'a str),
 }
 
 impl Suite {
-    /// That of a tool.
+    /// The family of a tool.
     pub(crate) fn of(tool: &str) -> Self {
         if tool.starts_with("ib_") {
             Suite::Perftest
@@ -49,17 +45,16 @@ impl Suite {
     }
 }
 
-/// The GID that an end uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Gid {
-    /// The device, where it is not the only one.
+    /// The device, where there are several.
     pub(crate) device: Option<&'static str>,
-    /// Its place in the device's table.
+    /// Its index in the device's GID table.
     pub(crate) index: u32,
 }
 
-/// Marks of a tool that has looked for a device: then it takes the options.
-const LOOKED: [&str; 5] = [
+/// Messages of a tool that has searched for a device: then it supports the options.
+const SEARCHED: [&str; 5] = [
     "Did not detect devices",
     "Unable to find the Infiniband/RoCE device",
     "Failed to get IB devices list",
@@ -67,8 +62,8 @@ const LOOKED: [&str; 5] = [
     "not found",
 ];
 
-/// What a tool says of options that it does not take, whatever the device: asked on the system's own library for a device that does not exist. `None` when it
-/// takes them.
+/// A tool's message about options that it does not support on any device: run on the system's
+/// library with a device that does not exist. `None` when it supports them.
 pub(crate) fn refusal(
     tool: &str,
     options: &str,
@@ -82,19 +77,19 @@ pub(crate) fn refusal(
             .split_whitespace()
             .map(str::to_owned),
     );
-    let mut asked = Process::start(&words, &[], folder, "asked")?;
-    if asked.wait(deadline)?.is_none() {
+    let mut process = Process::start(&words, &[], folder, "refusal")?;
+    if process.wait(deadline)?.is_none() {
         bail!("{tool} {options} does not end where no device is");
     }
-    let output = asked.output();
-    if LOOKED.iter().any(|mark| output.contains(mark)) {
+    let output = process.output();
+    if SEARCHED.iter().any(|mark| output.contains(mark)) {
         return Ok(None);
     }
-    Ok(Some(words_of(tool, &output)))
+    Ok(Some(reason_in(tool, &output)))
 }
 
-/// The tool's reason: the first line that is no ornament, without its own name before it.
-pub(crate) fn words_of(tool: &str, output: &str) -> String {
+/// The tool's reason: the first line that is no ornament, without the tool's name.
+pub(crate) fn reason_in(tool: &str, output: &str) -> String {
     let line = output
         .lines()
         .map(str::trim)
@@ -127,13 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_the_first_line_that_says_something() {
+    fn a_reason_is_the_first_line_with_words() {
         assert_eq!(
-            words_of("x", "-----\n\n Bidirectional is only available in BW test\n Parser …"),
+            reason_in("x", "-----\n\n Bidirectional is only available in BW test\n Parser …"),
             "Bidirectional is only available in BW test"
         );
         assert_eq!(
-            words_of("ibv_uc_pingpong", "ibv_uc_pingpong: invalid option -- 't'\n"),
+            reason_in("ibv_uc_pingpong", "ibv_uc_pingpong: invalid option -- 't'\n"),
             "invalid option -- 't'"
         );
     }

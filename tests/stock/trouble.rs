@@ -1,4 +1,4 @@
-//! What a new user does to the programs: interrupts them, kills one end, calls them wrongly.
+//! Failures by a user: interrupts, a killed end, wrong calls.
 
 use crate::{
     cases::{SINGLES, Single},
@@ -6,59 +6,59 @@ use crate::{
     table::Line,
 };
 use anyhow::Result;
-use doorbell_tests::{process::Process, second::SecondTries};
+use doorbell_tests::{process::Process, retry::RetryBudget};
 use std::time::{Duration, Instant};
 
-/// What anything here may take: an end that has lost its peer gives up after its retries.
+/// Time limit: an end that has lost its peer fails after its retries.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A thing that is done to programs, and what must come of it.
+/// An action on programs, and its required outcome.
 struct Trouble {
     what: &'static str,
     about: &'static str,
-    /// What went otherwise, if anything did.
-    happens: fn(&Rig) -> Result<Option<String>>,
+    /// Performs it; returns how the outcome differs.
+    perform: fn(&Rig) -> Result<Option<String>>,
 }
 
 const TROUBLES: &[Trouble] = &[
     Trouble {
         what: "`ibv_asyncwatch`, and Ctrl-C",
-        about: "waits for events, and ends when told",
-        happens: watch,
+        about: "waits for events, and ends when value_of",
+        perform: watch,
     },
     Trouble {
         what: "`ibv_rc_pingpong`: Ctrl-C for the server in the middle",
         about: "the client's retries run out: `transport retry counter exceeded`",
-        happens: server_interrupted,
+        perform: server_interrupted,
     },
     Trouble {
         what: "`ib_write_bw`: the client killed (SIGKILL) in the middle",
         about: "the server ends with an error",
-        happens: client_killed,
+        perform: client_killed,
     },
     Trouble {
         what: "`ib_read_bw`: the server killed (SIGKILL) in the middle",
         about: "the client ends with an error",
-        happens: server_killed,
+        perform: server_killed,
     },
     Trouble {
         what: "`ib_write_bw` with no server",
         about: "the client says that it cannot connect",
-        happens: no_server,
+        perform: no_server,
     },
 ];
 
-/// Everything that is no pair of equal options.
-pub(crate) fn all(rig: &Rig, second_tries: &mut SecondTries) -> Result<(Vec<Line>, Vec<Line>)> {
+/// All rows that are not pairs of equal options.
+pub(crate) fn all(rig: &Rig, retries: &mut RetryBudget) -> Result<(Vec<Line>, Vec<Line>)> {
     let mut singles = Vec::new();
     for single in SINGLES {
         let what = format!("`{}`", single.command);
-        singles.push(Line::tried(what, single.about, second_tries, || alone(rig, single))?);
+        singles.push(Line::tried(what, single.about, retries, || run_single(rig, single))?);
     }
     let mut troubles = Vec::new();
     for trouble in TROUBLES {
-        let line = Line::tried(trouble.what.to_owned(), trouble.about, second_tries, || {
-            let wrong = (trouble.happens)(rig)?;
+        let line = Line::tried(trouble.what.to_owned(), trouble.about, retries, || {
+            let wrong = (trouble.perform)(rig)?;
             Ok((wrong.map_or(Outcome::Runs, Outcome::Fails), String::new()))
         });
         troubles.push(line?);
@@ -66,8 +66,8 @@ pub(crate) fn all(rig: &Rig, second_tries: &mut SecondTries) -> Result<(Vec<Line
     Ok((singles, troubles))
 }
 
-/// Runs a program that has no other end. How it ended, and what it said where that was not well.
-fn alone(rig: &Rig, single: &Single) -> Result<(Outcome, String)> {
+/// Runs a program without a peer. Returns the outcome, and the output of a failure.
+fn run_single(rig: &Rig, single: &Single) -> Result<(Outcome, String)> {
     let mut process = start(rig, single.command, "alone")?;
     let status = process.wait(Instant::now() + LIMIT)?;
     let output = process.output();
@@ -92,7 +92,6 @@ fn start(rig: &Rig, command: &str, name: &str) -> Result<Process> {
     Process::start(&words, &[], &rig.folder(&format!("trouble-{}", rig.port()?))?, name)
 }
 
-/// Waits until `shown` is in the output.
 fn shows(process: &mut Process, shown: &str) -> Result<bool> {
     let deadline = Instant::now() + LIMIT;
     while !process.output().contains(shown) {
@@ -105,7 +104,7 @@ fn shows(process: &mut Process, shown: &str) -> Result<bool> {
 }
 
 fn watch(rig: &Rig) -> Result<Option<String>> {
-    // Its output goes to no terminal, so it would keep it; its descriptor is asked instead.
+    // Its output is no terminal, so stdio would buffer it; stdbuf makes it line-buffered.
     let mut watching = start(rig, "stdbuf -oL ibv_asyncwatch", "watch")?;
     if !shows(&mut watching, "async event FD")? {
         return Ok(Some(format!("it shows {:?}", watching.output())));
@@ -117,15 +116,15 @@ fn watch(rig: &Rig) -> Result<Option<String>> {
     })
 }
 
-/// A pair in the middle of something that does not end by itself.
-fn talking(rig: &Rig, command: &str, connect: &str) -> Result<(Process, Process)> {
+/// A running pair that does not end by itself.
+fn running_pair(rig: &Rig, command: &str, connect: &str) -> Result<(Process, Process)> {
     let port = rig.port()?;
     let mut server = start(rig, &format!("{command} -p {port}"), "server")?;
-    server.listens(port, Instant::now() + LIMIT)?;
+    server.wait_listening(port, Instant::now() + LIMIT)?;
     let client = start(rig, &format!("{command} -p {port} {connect}"), "client")?;
-    // Both have found each other when the server has stopped listening.
+    // The server stops listening once both are connected.
     let deadline = Instant::now() + LIMIT;
-    while server.listens_now(port) && Instant::now() < deadline {
+    while server.is_listening_on(port) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
     std::thread::sleep(Duration::from_millis(500));
@@ -133,7 +132,7 @@ fn talking(rig: &Rig, command: &str, connect: &str) -> Result<(Process, Process)
 }
 
 fn server_interrupted(rig: &Rig) -> Result<Option<String>> {
-    let (mut server, mut client) = talking(rig, "ibv_rc_pingpong -g 0 -n 100000000", "127.0.0.1")?;
+    let (mut server, mut client) = running_pair(rig, "ibv_rc_pingpong -g 0 -n 100000000", "127.0.0.1")?;
     server.signal(libc::SIGINT);
     let stopped = server.wait(Instant::now() + LIMIT)?;
     if stopped != Some(128 + libc::SIGINT) {
@@ -143,13 +142,13 @@ fn server_interrupted(rig: &Rig) -> Result<Option<String>> {
 }
 
 fn client_killed(rig: &Rig) -> Result<Option<String>> {
-    let (mut server, client) = talking(rig, "ib_write_bw -F -n 100000000 -N", "127.0.0.1")?;
+    let (mut server, client) = running_pair(rig, "ib_write_bw -F -n 100000000 -N", "127.0.0.1")?;
     client.signal(libc::SIGKILL);
     ends_with_an_error(&mut server, "")
 }
 
 fn server_killed(rig: &Rig) -> Result<Option<String>> {
-    let (server, mut client) = talking(rig, "ib_read_bw -F -n 100000000 -N", "127.0.0.1")?;
+    let (server, mut client) = running_pair(rig, "ib_read_bw -F -n 100000000 -N", "127.0.0.1")?;
     server.signal(libc::SIGKILL);
     ends_with_an_error(&mut client, "Completion with error")
 }
@@ -160,13 +159,13 @@ fn no_server(rig: &Rig) -> Result<Option<String>> {
     ends_with_an_error(&mut client, "Couldn't connect to 127.0.0.1")
 }
 
-/// It must end with a status that is neither 0 nor a signal's, and have said this.
-fn ends_with_an_error(process: &mut Process, said: &str) -> Result<Option<String>> {
+/// It must exit with a status that is neither 0 nor a signal's, and have printed `message`.
+fn ends_with_an_error(process: &mut Process, output: &str) -> Result<Option<String>> {
     Ok(match process.wait(Instant::now() + LIMIT)? {
         None => Some("it does not end".to_owned()),
         Some(0) => Some("it ends with 0".to_owned()),
         Some(status) if status >= 128 => Some(format!("it ends with {status}")),
-        Some(_) if !process.output().contains(said) => Some(format!("it does not say {said:?}")),
+        Some(_) if !process.output().contains(output) => Some(format!("it does not say {output:?}")),
         Some(_) => None,
     })
 }

@@ -1,20 +1,21 @@
-//! Attributes of queue pairs in use: asked for, changed, and the drained state in which most can be.
+//! Attributes of queue pairs in use: queried, modified, and the SQD state, in which most can be
+//! modified.
 
 use doorbell_verbs::{
     AsyncEvent, Events, Local, PathMigration, QKey, QpState, Qpn, Queue, QueuePairError, QueuePairEvent, RemoteRead,
     RemoteRights, Success, TransportKind,
 };
 
-use crate::{PATIENCE, Side, connect, is_soft};
+use crate::{Side, TIMEOUT, connect, is_soft};
 
-/// The next event is that this queue pair has drained.
+/// Expects the event that this queue pair has drained.
 fn expect_drained(events: &mut Events, qpn: Qpn) {
     let event = QueuePairEvent::SendQueueDrained;
-    assert_eq!(events.wait(PATIENCE).unwrap(), Some(AsyncEvent::Qp { qpn, event }));
+    assert_eq!(events.wait(TIMEOUT).unwrap(), Some(AsyncEvent::Qp { qpn, event }));
 }
 
 #[test]
-fn a_drained_queue_pair_is_changed_and_goes_on() {
+fn a_drained_queue_pair_is_modified_and_resumes() {
     let (mut a, b) = (Side::new(0), Side::new(1));
     let (mut to_b, _to_a) = connect(&a, &b, |builder| builder.allow_remote_read().rc());
     let mut events = a.context.events().unwrap();
@@ -32,7 +33,7 @@ fn a_drained_queue_pair_is_changed_and_goes_on() {
     let attr = to_b.query().unwrap();
     assert_eq!((attr.state, attr.draining), (QpState::Sqd, false));
 
-    // What is posted now waits.
+    // A request posted now waits.
     to_b.read(a.buffer(64), log.remote()).unwrap();
     to_b.change()
         .timeout(20)
@@ -99,7 +100,8 @@ fn a_read_posted_while_drained_is_done_after() {
     to_b.read(a.buffer(64), log.remote()).unwrap();
     to_b.resume().unwrap();
     if !is_soft() {
-        // The kernel's rxe does not look at its send queue when it goes back to RTS, only when something is posted.
+        // The kernel's rxe does not process its send queue on the transition to RTS, only on a
+        // post.
         to_b.write_inline(&[], doorbell_verbs::Remote::<doorbell_verbs::Write>::from_raw(0, 0, 0))
             .unwrap();
     }
@@ -110,7 +112,7 @@ fn a_read_posted_while_drained_is_done_after() {
 }
 
 #[test]
-fn values_beyond_their_range_are_refused_here() {
+fn values_out_of_range_are_refused_locally() {
     let (a, b) = (Side::new(0), Side::new(1));
     let (mut qp, _other) = connect(&a, &b, |builder| builder.rc());
     let error = qp.change().min_rnr_timer(32).apply().unwrap_err();
@@ -118,7 +120,7 @@ fn values_beyond_their_range_are_refused_here() {
         error,
         QueuePairError::Range {
             what: "min_rnr_timer",
-            asked: 32,
+            requested: 32,
             max: 31,
             ..
         }
@@ -140,7 +142,7 @@ fn values_beyond_their_range_are_refused_here() {
 }
 
 #[test]
-fn uc_and_ud_drain_too() {
+fn uc_and_ud_drain() {
     let (a, b) = (Side::new(0), Side::new(1));
     let mut events = a.context.events().unwrap();
     let (mut uc, _other) = connect(&a, &b, |builder| builder.allow_remote_write().uc());

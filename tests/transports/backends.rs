@@ -1,5 +1,5 @@
-//! Both backends of the send queue do the same to the peer, whatever the operation: posted by lists, and by the calls of ibv_wr_post(3), which both the soft device
-//! and the kernel's rxe have.
+//! Both backends of the send queue have the same effect on the peer, for every operation: post
+//! lists, and the calls of ibv_wr_post(3), which both the soft device and the kernel's rxe have.
 
 use std::time::Instant;
 
@@ -8,17 +8,18 @@ use doorbell_verbs::{
     RemoteWrite, Status, Success, Transport, Ud,
 };
 
-use crate::{PATIENCE, Side, connect, is_soft};
+use crate::{Side, TIMEOUT, connect, is_soft};
 
 const ROUNDS: u32 = 40;
 
-/// How long the second of two buffers is, where the first has `len` bytes. By `ibv_wr_set_sge_list`, rdma-core's provider for rxe (44) takes all elements to be as long
-/// as the first: so they are there.
+/// Length of the second of two buffers, where the first has `len` bytes. With
+/// `ibv_wr_set_sge_list`, rdma-core's provider for rxe (44) takes all elements to be as long as the
+/// first, so there they are.
 fn second(len: usize) -> usize {
     if is_soft() { len / 2 + 1 } else { len }
 }
 
-/// `len` bytes that only this round has.
+/// `len` bytes that differ in every round.
 fn filled(side: &Side, len: usize, round: u32) -> Buffer {
     let mut buffer = side.buffer(len);
     for (at, byte) in buffer.iter_mut().enumerate() {
@@ -27,9 +28,9 @@ fn filled(side: &Side, len: usize, round: u32) -> Buffer {
     buffer
 }
 
-/// Waits until all that was posted to the send queue is done, and gives its buffers back, in order.
+/// Waits until all send requests have completed, and returns their buffers, in order.
 fn all_back<T: Transport, B: Backend>(side: &mut Side, qp: &QueuePair<T, B>) -> Vec<Buffer> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut back = Vec::new();
     while qp.send_room() < 16 {
         for mut done in side.cq.poll().unwrap() {
@@ -42,7 +43,7 @@ fn all_back<T: Transport, B: Backend>(side: &mut Side, qp: &QueuePair<T, B>) -> 
     back
 }
 
-/// Every operation of RC, in batches and alone, in one direction.
+/// Every RC operation, in batches and alone, in one direction.
 fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, mut to_a: QueuePair<Rc, B>) {
     let mut inbox = b.pd.register(vec![0; 4096], RemoteAll).unwrap();
     inbox.fill(0);
@@ -80,7 +81,7 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
         inbox.read_at(0, &mut there);
         assert_eq!(there, expected, "round {round}");
 
-        // What was written is read back, and the counter counts.
+        // Reads the written data back, and checks the counter.
         let (one, two) = (a.buffer(1024), a.buffer(1024));
         let (add, swap) = (word(a), word(a));
         let counter = remote.word(2048).unwrap();
@@ -99,7 +100,7 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
         assert_eq!([&one[..], &two[..]].concat(), expected);
         let found = [added, swapped].map(|word| u64::from_ne_bytes(word[..].try_into().unwrap()));
         assert_eq!(found, [3 * u64::from(round), 3 * u64::from(round + 1)]);
-        // The swap put the round there: make it what the next round expects.
+        // The swap stored the round: adjust to what the next round expects.
         let single = word(a);
         to_b.fetch_add(single, counter, 3 * u64::from(round + 1) - u64::from(round))
             .unwrap();
@@ -114,7 +115,7 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
         .unwrap();
         all_back(a, &to_b);
     }
-    // The queue takes as many as it has room for, and refuses whole what it has not.
+    // The queue accepts as many as it has free slots, and refuses larger batches whole.
     let depth = to_b.send_room() as usize;
     let refused = to_b
         .post(|batch| {
@@ -133,7 +134,7 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
     })
     .unwrap();
     all_back(a, &to_b);
-    // In the error state what is posted comes back flushed.
+    // In ERR, posted requests are flushed.
     to_b.flush().unwrap();
     to_b.send(a.buffer(8)).unwrap();
     assert_eq!(a.failed(), Status::Flushed);

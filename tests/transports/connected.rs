@@ -16,7 +16,7 @@ fn uc_streams_messages_and_writes() {
         let mut whole = message.take().unwrap();
         whole.fill(round as u8);
         let written = [0x80 | round as u8; 64];
-        // The WRITE overtakes nothing: the receive that its immediate consumes is the second.
+        // The WRITE overtakes nothing: its immediate consumes the second receive.
         to_b.post(|batch| {
             batch.send(whole.part(..)).imm(round);
             batch.write_inline(&written, inbox.remote()).imm(!round).signalled();
@@ -35,7 +35,7 @@ fn uc_streams_messages_and_writes() {
         let mut first = [0; 64];
         inbox.read_at(0, &mut first);
         assert_eq!(first, written);
-        // The WRITE's completion, which has no buffer, confirms the SEND and gives back its own.
+        // The WRITE's completion, which has no buffer, retires the SEND and returns its buffer.
         while message.is_none() {
             message = a.next(Queue::Send, |completion| completion.take());
         }
@@ -43,7 +43,7 @@ fn uc_streams_messages_and_writes() {
 }
 
 #[test]
-fn uc_refuses_the_rights_that_it_has_no_use_for() {
+fn uc_refuses_unsupported_rights() {
     let side = Side::new(0);
     type Allow = for<'a> fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>;
     let refused: [(Allow, &str); 2] = [

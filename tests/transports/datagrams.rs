@@ -6,10 +6,9 @@ use doorbell_verbs::{
 
 use crate::{Side, is_soft};
 
-/// Room for a datagram of the longest kind.
+/// Buffer size for a datagram of the maximum length.
 const ROOM: usize = 4096 + GRH_BYTES;
 
-/// The next datagram received, and its buffer.
 fn receive(side: &mut Side) -> (Datagram, Buffer) {
     side.next(Queue::Receive, |completion| {
         let datagram = completion.datagram().expect("a datagram");
@@ -25,34 +24,35 @@ fn receive(side: &mut Side) -> (Datagram, Buffer) {
 }
 
 #[test]
-fn a_datagram_is_answered_by_what_its_completion_says() {
+fn a_datagram_is_answered_by_the_address_in_its_completion() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
-    let (mut asks, mut answers) = (a.builder().ud().unwrap(), b.builder().ud().unwrap());
-    let there = answers.endpoint();
+    let (mut sender, mut responder) = (a.builder().ud().unwrap(), b.builder().ud().unwrap());
+    let there = responder.endpoint();
     assert_eq!(there.qkey, QKey::DEFAULT);
     let ah = a.pd.address_handle().to(&there).unwrap();
     for round in 0..50_u32 {
-        let len = (round as usize * 83) % (asks.max_datagram() as usize + 1);
-        answers.receive(b.buffer(ROOM)).unwrap();
-        asks.receive(a.buffer(ROOM)).unwrap();
+        let len = (round as usize * 83) % (sender.max_datagram() as usize + 1);
+        responder.receive(b.buffer(ROOM)).unwrap();
+        sender.receive(a.buffer(ROOM)).unwrap();
         let mut question = a.buffer(ROOM);
         for (at, byte) in question.iter_mut().enumerate() {
             *byte = (at as u32 ^ round) as u8;
         }
         let expected = question[..len].to_vec();
         let part = question.part(..len);
-        asks.post(|batch| {
-            batch.send_to(part, &ah, there.qpn, there.qkey).imm(round).signalled();
-        })
-        .unwrap();
+        sender
+            .post(|batch| {
+                batch.send_to(part, &ah, there.qpn, there.qkey).imm(round).signalled();
+            })
+            .unwrap();
 
         let (datagram, received) = receive(&mut b);
-        assert_eq!((datagram.source(), datagram.imm()), (asks.qpn(), Some(round)));
+        assert_eq!((datagram.source(), datagram.imm()), (sender.qpn(), Some(round)));
         assert!(datagram.has_grh());
         assert_eq!(received[datagram.payload()], expected);
         let back = b.pd.address_handle().reply_to(&datagram, &received).unwrap();
         let echo = received.part(datagram.payload());
-        answers.send_to(echo, &back, datagram.source(), there.qkey).unwrap();
+        responder.send_to(echo, &back, datagram.source(), there.qkey).unwrap();
         // The send may still be in flight.
         drop(back);
 
@@ -81,12 +81,12 @@ fn one_queue_pair_talks_to_many() {
             .signalled();
     })
     .unwrap_err();
-    // Two buffers in one request were not asked for. Now without.
+    // Two SGEs in one request were not configured. Now with one.
     hub.send_to_inline(&greeting, &ah, others[1].qpn(), QKey(0x77)).unwrap();
     let (datagram, received) = receive(&mut b);
     assert_eq!(datagram.source(), hub.qpn());
     assert_eq!(received[datagram.payload()], greeting);
-    // A wrong key: dropped without a word. The next with the right one arrives.
+    // Wrong Q_Key: dropped silently. The next with the right one arrives.
     hub.send_to_inline(b"wrong", &ah, others[0].qpn(), QKey(0x78)).unwrap();
     hub.send_to_inline(b"right", &ah, others[0].qpn(), QKey(0x77)).unwrap();
     let (datagram, received) = receive(&mut b);
@@ -94,7 +94,7 @@ fn one_queue_pair_talks_to_many() {
 }
 
 #[test]
-fn what_cannot_be_a_datagram_is_refused_before_it_is_posted() {
+fn an_invalid_datagram_is_refused_before_it_is_posted() {
     let (a, b) = (Side::new(0), Side::new(1));
     let mut qp = a.builder().mtu(doorbell_verbs::Mtu::B256).ud().unwrap();
     let there = b.builder().ud().unwrap().endpoint();
@@ -106,7 +106,7 @@ fn what_cannot_be_a_datagram_is_refused_before_it_is_posted() {
     assert_eq!(
         refused.to_string(),
         format!(
-            "send queue of queue pair {}: request 0 of the batch was refused: 257 bytes in one datagram, the MTU here or at its destination is 256: send several",
+            "send queue of queue pair {}: request 0 of the batch was rejected: 257 bytes in one datagram, the MTU here or at its destination is 256: send several",
             qp.qpn()
         )
     );
@@ -131,7 +131,7 @@ fn what_cannot_be_a_datagram_is_refused_before_it_is_posted() {
 }
 
 #[test]
-fn an_address_handle_that_cannot_be_says_why() {
+fn an_address_handle_error_has_a_reason() {
     let side = Side::new(0);
     let endpoint = side.builder().ud().unwrap().endpoint();
     let builder = || side.pd.address_handle();
@@ -197,7 +197,7 @@ fn a_send_that_fails_stops_sending_until_it_is_resumed() {
         a.pd.address_handle().to(&there).unwrap(),
         b.pd.address_handle().to(&here).unwrap(),
     );
-    // Memory of another domain: the device finds out.
+    // Memory of another protection domain: the device detects it.
     let foreign = a.context.protection_domain().unwrap();
     let foreign = foreign.register(vec![0; 8], Local).unwrap();
     from.post(|batch| {
@@ -213,12 +213,12 @@ fn a_send_that_fails_stops_sending_until_it_is_resumed() {
         }
     }
     if !is_soft() {
-        // The kernel's rxe has no SQE: it goes to ERR (IBTA vol 1, 10.3.1.6).
+        // The kernel's rxe has no SQE: it moves to ERR (IBTA vol 1, 10.3.1.6).
         assert_eq!(from.state().unwrap(), QpState::Err);
         return;
     }
     assert_eq!(from.state().unwrap(), QpState::Sqe);
-    // It receives as before.
+    // It still receives.
     from.receive(a.buffer(ROOM)).unwrap();
     to.send_to_inline(b"still there?", &back, here.qpn, here.qkey).unwrap();
     let (datagram, received) = receive(&mut a);

@@ -1,4 +1,4 @@
-//! What devices and memory say of themselves.
+//! Attributes of devices and memory.
 
 use doorbell_verbs::{AtomicSupport, RemoteRead};
 

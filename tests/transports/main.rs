@@ -1,5 +1,5 @@
-//! UC, UD, memory and the attributes of queue pairs in use by the safe API on soft devices, both ends in this process: what the stub of `verbs` cannot show, because there
-//! nothing is sent.
+//! UC, UD, memory and the attributes of queue pairs in use by the safe API on soft devices, both
+//! ends in this process: what the stub of `verbs` cannot test, because it transmits nothing.
 
 mod attributes;
 mod backends;
@@ -9,23 +9,19 @@ mod descriptions;
 mod memory;
 mod shared;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
     Backend, Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue,
     QueuePair, QueuePairBuilder, QueuePairError, Status,
 };
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any step takes, on a busy machine too.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Names a device of the system's to run on instead, both ends on it.
+/// Names a system device to run both ends on instead.
 const DEVICE: &str = "DOORBELL_TRANSPORTS_DEVICE";
 
-/// Whether the device is one of ours.
 fn is_soft() -> bool {
     std::env::var_os(DEVICE).is_none()
 }
@@ -35,19 +31,10 @@ fn open(n: u8) -> Context {
     if let Ok(name) = std::env::var(DEVICE) {
         return Library::system().unwrap().open(&name).unwrap();
     }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let device = |n: u8| DeviceConfig {
-            address: Some(IpAddr::V4(Ipv4Addr::new(127, 96 + high % 64, low, 1 + n))),
-            ..DeviceConfig::new(format!("soft{n}"))
-        };
-        configure(vec![device(0), device(1)]).unwrap();
-    });
-    Library::new(api()).open(&format!("soft{n}")).unwrap()
+    doorbell_tests::soft::open(n)
 }
 
-/// One side: a device, a domain, and a completion queue of 64 entries.
+/// One side: a device, a protection domain, and a completion queue of 64 entries.
 struct Side {
     context: Context,
     pd: ProtectionDomain,
@@ -75,13 +62,14 @@ impl Side {
         self.pd.register(vec![0; len], Local).unwrap()
     }
 
-    /// The next request that was posted to `queue` of any queue pair and is done, with `look` at its completion. Others are dropped.
-    fn next<R>(&mut self, queue: Queue, mut look: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
-        let deadline = Instant::now() + PATIENCE;
+    /// Waits for the next completion of `queue` of any queue pair, and passes it to `take`. Others
+    /// are dropped.
+    fn next<R>(&mut self, queue: Queue, mut take: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             for mut completion in self.cq.poll().unwrap() {
                 if completion.queue() == queue {
-                    return look(&mut completion);
+                    return take(&mut completion);
                 }
                 completion.result().unwrap();
             }
@@ -89,9 +77,9 @@ impl Side {
         }
     }
 
-    /// Why the next request failed, which it did.
+    /// The status of the next request, which must have failed.
     fn failed(&mut self) -> Status {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(completion) = self.cq.poll().unwrap().next() {
                 return completion.result().unwrap_err().status;

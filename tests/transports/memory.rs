@@ -1,4 +1,4 @@
-//! Memory beyond the plain on a device: its own, options, other rights, the registration cache.
+//! Memory beyond plain regions: device memory, options, other rights, the registration cache.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn a_peer_writes_and_counts_in_the_devices_own_memory() {
         "what lies before is untouched"
     );
 
-    // And back, from it by the local key.
+    // And back, by the local key.
     let from = b.pd.register_device_memory(&memory, 1024, 16, Local).unwrap();
     assert_eq!(from.len(), 16);
     let (mut to_a, mut to_b) = {
@@ -127,7 +127,7 @@ fn a_cache_registers_once_and_its_buffers_are_sent() {
 }
 
 #[test]
-fn what_the_device_lacks_is_said_in_words() {
+fn a_missing_feature_is_reported_by_name() {
     let side = Side::new(0);
     assert!(!side.pd.supports_dmabuf());
     let fd = std::fs::File::open("/dev/null").unwrap().into();
@@ -142,7 +142,7 @@ fn what_the_device_lacks_is_said_in_words() {
             .unwrap_err();
         assert!(matches!(error, MemoryError::NoOnDemandPaging { .. }), "{error}");
     }
-    // A hint, which any device takes.
+    // A hint, which any device accepts.
     side.pd
         .registration()
         .relaxed_ordering()

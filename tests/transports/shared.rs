@@ -1,4 +1,4 @@
-//! Queue pairs that take their receives from one shared receive queue.
+//! Queue pairs on one shared receive queue.
 
 use std::time::Instant;
 
@@ -7,11 +7,11 @@ use doorbell_verbs::{
     SharedReceiveEvent, SharedReceiveQueue, Success, Ud,
 };
 
-use crate::{PATIENCE, Side, is_soft};
+use crate::{Side, TIMEOUT, is_soft};
 
 const CLIENTS: usize = 3;
 
-/// A side whose queue pairs share receives, and as many peers of theirs on the other device.
+/// A side whose queue pairs share receives, and their peers on the other device.
 struct Server {
     srq: SharedReceiveQueue,
     qps: Vec<QueuePair<SharedReceive<Rc>>>,
@@ -53,7 +53,7 @@ impl Server {
             .unwrap();
     }
 
-    /// Has a client send a message that tells it and its number, of several packets.
+    /// Sends a message of several packets with the client's index and its number.
     fn send(&mut self, client: usize, number: u8) {
         let mut buffer = self.peer.buffer(1500);
         buffer.fill(number);
@@ -61,7 +61,7 @@ impl Server {
         self.clients[client].send(buffer).unwrap();
     }
 
-    /// The next message: the client that the bytes name, which is that of the queue pair, and its number.
+    /// The next message: its client, which must be that of the queue pair, and its number.
     fn receive(&mut self) -> (usize, u64) {
         self.side.next(Queue::Receive, |done| {
             assert_eq!(done.result(), Ok(Success::Receive { len: 1500, imm: None }));
@@ -75,7 +75,7 @@ impl Server {
 }
 
 #[test]
-fn messages_wait_for_receives_and_the_limit_tells_when_few_are_left() {
+fn messages_wait_for_receives_and_the_limit_event_reports_few_left() {
     let mut server = Server::new();
     let mut events = server.side.context.events().unwrap();
     server.post(4);
@@ -92,8 +92,8 @@ fn messages_wait_for_receives_and_the_limit_tells_when_few_are_left() {
     (0..4).for_each(|_| receive(&mut server));
     let event = SharedReceiveEvent::LimitReached;
     let id = server.srq.id();
-    let told = events.wait(PATIENCE).unwrap();
-    assert_eq!(told, Some(AsyncEvent::SharedReceiveQueue { id, event }));
+    let expected = AsyncEvent::SharedReceiveQueue { id, event };
+    assert_eq!(events.wait(TIMEOUT).unwrap(), Some(expected));
     assert_eq!(server.srq.query().unwrap().limit, 0);
     assert_eq!(server.srq.room(), 8);
     server.post(2);
@@ -110,16 +110,16 @@ fn a_queue_pair_that_fails_leaves_the_receives_to_the_others() {
     server.qps[0].flush().unwrap();
     // The kernel's rxe has no such event (docs/waivers/rxe.txt).
     if is_soft() {
-        let told = events.wait(PATIENCE).unwrap();
         let event = QueuePairEvent::LastRequestReached;
-        assert_eq!(told, Some(AsyncEvent::Qp { qpn: failed, event }));
+        let expected = AsyncEvent::Qp { qpn: failed, event };
+        assert_eq!(events.wait(TIMEOUT).unwrap(), Some(expected));
     }
     drop(server.qps.remove(0));
     server.send(1, 0);
     server.send(2, 0);
-    let mut seen = [server.receive(), server.receive()];
-    seen.sort_unstable();
-    assert_eq!(seen, [(1, 0), (2, 0)]);
+    let mut received = [server.receive(), server.receive()];
+    received.sort_unstable();
+    assert_eq!(received, [(1, 0), (2, 0)]);
     assert_eq!(server.srq.room(), 8);
 }
 
@@ -157,7 +157,7 @@ fn datagrams_to_either_of_two() {
     }
 }
 
-/// Sends by the calls of ibv_wr_post(3) go with shared receives too.
+/// The `ibv_wr_*` backend works with shared receives too.
 #[test]
 fn by_either_backend() {
     let mut side = Side::new(0);
@@ -172,7 +172,8 @@ fn by_either_backend() {
     assert_eq!((qpn, len), (other.qpn(), Ok(Success::Receive { len: 5, imm: None })));
 }
 
-/// An extended queue tells by a call which queue pair a completion is of, and so does the copy of one that a poll has left.
+/// An extended queue returns a completion's QPN by a call, and so does the copy of one that a poll
+/// has left.
 #[test]
 fn completions_of_an_extended_queue() {
     let side = Side::new(0);
@@ -191,10 +192,10 @@ fn completions_of_an_extended_queue() {
     for number in 0..4 {
         qps.iter_mut().for_each(|qp| qp.send_inline(&[number; 7]).unwrap());
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut next = [0; 2];
     while next != [4; 2] {
-        // One of a poll, and the rest by the next.
+        // One completion of a poll, and the rest by the next.
         if let Some(mut done) = cq.poll().unwrap().next_completion() {
             let (tag, sequence) = (done.tag() as usize, done.sequence());
             assert_eq!(done.qpn(), qps[tag - 1].qpn());

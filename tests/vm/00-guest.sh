@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The guest is what the other scripts take it for: rxe0 is up in both families, the stock tools reach it over themselves, the
-# namespace `peer` is on the other end of the wire, and an unprivileged user can use RDMA. Nothing of ours runs here.
+# The guest's environment that the other scripts rely on: rxe0 is up in both address families, the
+# stock tools reach it over themselves, the namespace `peer` is at the other end of the wire, and an
+# unprivileged user can use RDMA. None of our programs run here.
 # limit: 180
 set -euo pipefail
 
@@ -11,13 +12,13 @@ gid() { grep -l "$1" /sys/class/infiniband/rxe0/ports/1/gids/* | head -1 | xargs
 ipv4=$(gid 0000:0000:0000:0000:0000:ffff:0a09:0001)
 ipv6=$(gid fd09:0000:0000:0000:0000:0000:0000:0001)
 
-# Runs a server, then the client until it has found the server, and wants both to end well.
+# Runs a server, then the client until it reaches the server; both must succeed.
 pair() {
     local server=$1 client=$2 pid try
     $server > /tmp/server.log 2>&1 &
     pid=$!
     for try in $(seq 50); do
-        # Listening is seen in the kernel's table: state 0A.
+        # State 0A in the kernel's table is LISTEN.
         ! cat /proc/net/tcp /proc/net/tcp6 | grep -qi ":$(printf %04X 18515) .* 0A " || break
         sleep 0.1
     done

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The userspace device against the kernel's rxe: every RC operation from either end, 0 B to 1 MiB and streams, IPv4 and IPv6, path MTU 1024 and
-# 4096, every byte verified by both ends. The userspace device runs in the namespace `peer`, without any privilege.
+# The userspace device against the kernel's rxe: every RC operation from either end, 0 B to 1 MiB
+# and streams, IPv4 and IPv6, path MTU 1024 and 4096, every byte verified by both ends. The
+# userspace device runs in the namespace `peer`, without any privilege.
 # limit: 240
 set -euo pipefail
 

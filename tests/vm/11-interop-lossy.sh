@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The userspace device against the kernel's rxe over a wire that loses, repeats and reorders packets both ways: two transports recover from each other's
-# losses, and every byte is still right.
+# The userspace device against the kernel's rxe over a wire that drops, duplicates and reorders
+# packets both ways: each transport recovers from losses, and every byte is still right.
 # limit: 240
 set -euo pipefail
 
-# By its path: the host's own modprobe, which looks elsewhere, may come first in PATH.
+# By its path: the host's own modprobe, which has other modules, may precede it in PATH.
 /run/doorbell/bin/modprobe sch_netem
 trap 'tc qdisc del dev v0 root; ip netns exec peer tc qdisc del dev v1 root' EXIT
 tc qdisc add dev v0 root netem loss 1% duplicate 1% delay 1ms reorder 2% 10%

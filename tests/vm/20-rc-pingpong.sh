@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The stock ibv_rc_pingpong on the kernel's rxe with our example on the userspace device: either as the server, IPv4 and IPv6, contents verified.
+# The stock ibv_rc_pingpong on the kernel's rxe with our example on the userspace device: either as
+# the server, IPv4 and IPv6, contents verified.
 # limit: 120
 set -euo pipefail
 
@@ -13,7 +14,7 @@ ours() {
     ip netns exec peer env DOORBELL_SOFT_ADDR="$address" "$DOORBELL_BIN/01_rc_pingpong" -d soft0 "$@"
 }
 
-# Waits until somebody in the namespace of "$@" listens on the pingpong's TCP port.
+# Waits until the pingpong's TCP port has a listener in the namespace of "$@".
 listening() {
     for _ in $(seq 100); do
         ! "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X 18515) .* 0A " || return 0
@@ -35,7 +36,7 @@ serve() {
 }
 
 # The stock server, which checks contents; our client.
-ask() {
+connect() {
     local address=$1 index=$2
     shift 2
     ibv_rc_pingpong -d rxe0 -g "$index" -c "$@" > /tmp/pingpong.log &
@@ -47,7 +48,7 @@ ask() {
     ! grep -i invalid /tmp/pingpong.log
 }
 
-for way in serve ask; do
-    $way 10.9.0.2 "$ipv4" -n 300
-    $way fd09::2 "$ipv6" -s 100000 -n 100
+for role in serve connect; do
+    $role 10.9.0.2 "$ipv4" -n 300
+    $role fd09::2 "$ipv6" -s 100000 -n 100
 done

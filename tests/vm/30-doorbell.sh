@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The command on the kernel's rxe through the system's libibverbs: bandwidth and latency of all four operations, with verification; and then between the
-# userspace device and rxe, either as the server.
+# The command on the kernel's rxe through the system's libibverbs: bandwidth and latency of all four
+# operations, with verification; then between the userspace device and rxe, either as the server.
 # limit: 240
 set -euo pipefail
 
@@ -23,7 +23,7 @@ done
 soft() { ip netns exec peer env DOORBELL_SOFT_ADDR=10.9.0.2 "$DOORBELL_BIN/doorbell" "$@"; }
 ipv4=$(grep -l ffff:0a09:0001 /sys/class/infiniband/rxe0/ports/1/gids/* | head -1 | xargs basename)
 
-# Waits until somebody in the namespace of "$@" listens on the command's TCP port.
+# Waits until the command's TCP port has a listener in the namespace of "$@".
 listening() {
     for _ in $(seq 100); do
         ! "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X 18515) .* 0A " || return 0

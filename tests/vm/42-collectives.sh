@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The executor of collectives on the kernel's rxe, all ranks on it: what its tests show of the soft device. And communicators with a rank on rxe and two on the userspace device at the other end of the wire, which loses packets: every
-# collective by every algorithm, before and after one of them is killed.
+# The tests of the collectives executor on the kernel's rxe, all ranks on it. And communicators with
+# a rank on rxe and two on the userspace device at the other end of the wire, which loses packets:
+# every collective by every algorithm, before and after one rank is killed.
 # limit: 300
 set -euo pipefail
 
@@ -12,7 +13,7 @@ trap 'tc qdisc del dev v0 root; ip netns exec peer tc qdisc del dev v1 root' EXI
 tc qdisc add dev v0 root netem loss 2%
 ip netns exec peer tc qdisc add dev v1 root netem loss 2%
 
-# They find one another as torchrun has it. The connections by which they do lose packets, too.
+# Rendezvous by torchrun's variables. Its connections lose packets, too.
 ranked() {
     env RANK="$1" WORLD_SIZE=3 LOCAL_RANK=0 MASTER_ADDR=10.9.0.1 MASTER_PORT=29600 DOORBELL_SOFT_ADDR=10.9.0.2 DOORBELL_COLLECTIVES_DEVICE="$2" \
         timeout 200 "$DOORBELL_TEST_COMMUNICATOR" --exact --ignored --nocapture wire::a_rank_does_every_collective_and_goes_on_when_another_is_killed

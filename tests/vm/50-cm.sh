@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The connection manager on the kernel's rxe, through the system's librdmacm: both ends ours, IPv4 and IPv6, data and private data verified, every refusal told
-# apart, also without any privilege; and where its device node is missing, one error that says so.
+# The connection manager on the kernel's rxe, through the system's librdmacm: both ends ours, IPv4
+# and IPv6, data and private data verified, every kind of refusal distinguished, also without any
+# privilege; and where its device node is missing, one error that names it.
 # limit: 180
 set -euo pipefail
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Memory windows of types 1 and 2 between the userspace device and the kernel's rxe, bound by either: READ, WRITE and atomics through them; refused out of their
-# range, without their right, when unbound, bound anew or invalidated by their owner or by a SEND of the peer; every byte verified.
+# Memory windows of types 1 and 2 between the userspace device and the kernel's rxe, bound by
+# either: READ, WRITE and atomics through them; refused out of range, without the right, when
+# unbound, rebound or invalidated by the owner or by a SEND of the peer; every byte verified.
 # limit: 240
 set -euo pipefail
 

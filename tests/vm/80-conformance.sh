@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The conformance suite on the kernel's rxe, through the system's libibverbs: what rxe lacks or does otherwise stands, with reasons, in docs/waivers/rxe.txt,
-# and nothing else fails; nor does anything pass that is waived.
+# The conformance suite on the kernel's rxe, through the system's libibverbs: rxe's deviations are
+# waived, with reasons, in docs/waivers/rxe.txt; nothing else fails, and no waived case passes.
 # limit: 240
 set -euo pipefail
 

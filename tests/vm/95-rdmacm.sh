@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The drop-in librdmacm against the kernel's rdma_cm on rxe: the same stock programs at both ends, either of them the server; connections and datagram services, IPv4
-# and IPv6; an end that is killed. The drop-in runs in the namespace `peer`, without any privilege.
+# The drop-in librdmacm against the kernel's rdma_cm on rxe: the same stock programs at both ends,
+# either of them the server; connections and datagram services, IPv4 and IPv6; an end that is
+# killed. The drop-in runs in the namespace `peer`, without any privilege.
 # limit: 300
 set -euo pipefail
 
@@ -17,7 +18,8 @@ rxe() {
     timeout -s KILL 100 "$@"
 }
 
-# Runs a client until it ends well: it is rejected while its server does not listen yet. A server that was reached and failed is gone, so that this fails too.
+# Runs a client until it succeeds: it is rejected while its server does not listen yet. After a
+# server was reached and failed, this fails too.
 reach() {
     local try
     for try in $(seq 15); do
@@ -28,7 +30,7 @@ reach() {
     return 1
 }
 
-# Runs a server and its client, and wants both to end well.
+# Runs a server and its client; both must succeed.
 pair() {
     local server=$1 client=$2 pid
     $server > /tmp/server.log 2>&1 &
@@ -59,7 +61,7 @@ ways "ib_send_lat -R -F -n 100" "ib_send_lat -R -F -n 100"
 pair "soft fd09::2 rping -s -v -C 5 -a fd09::2" "rxe rping -c -v -C 5 -a fd09::2"
 pair "rxe rping -s -v -C 5 -a fd09::1" "soft fd09::2 rping -c -v -C 5 -a fd09::1"
 
-# Nobody listens: the client says so at once, and why.
+# No listener: the client reports so at once, with the reason.
 refused() {
     ! "$@" &> /tmp/client.log
     grep -q 'RDMA_CM_EVENT_REJECTED, error 8' /tmp/client.log || { cat /tmp/client.log; return 1; }
@@ -67,7 +69,7 @@ refused() {
 refused soft 10.9.0.2 rping -c -C 5 -a 10.9.0.1 -p 7999
 soft 10.9.0.2 rping -s -C 1 -a 10.9.0.2 -p 7998 &> /tmp/server.log &
 pid=$!
-# There is a device at least.
+# There is at least a device.
 for _ in $(seq 50); do
     ! ip netns exec peer grep -q ":$(printf %04X 4791) " /proc/net/udp || break
     sleep 0.2
@@ -75,15 +77,15 @@ done
 refused rping -c -C 1 -a 10.9.0.2 -p 7999
 reach "rxe rping -c -C 1 -a 10.9.0.2 -p 7998"
 wait $pid
-echo "ok: rejected where nobody listens"
+echo "ok: rejected without a listener"
 
-# A client on rxe that is killed: the kernel says so for it, and the server ends.
+# A client on rxe that is killed: the kernel disconnects for it, and the server exits.
 soft 10.9.0.2 rping -s -C 1000000 > /tmp/server.log 2>&1 &
 pid=$!
 for _ in $(seq 10); do
     stdbuf -oL rping -c -v -C 1000000 -a 10.9.0.2 &> /tmp/client.log &
     client=$!
-    # Until data goes to and fro, or it has ended as nobody listened yet.
+    # Until data is exchanged, or it has exited as there was no listener yet.
     for _ in $(seq 75); do
         ! grep -q 'ping data' /tmp/client.log || break
         kill -0 $client 2> /dev/null || break

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# `doorbell coll` on the kernel's rxe: every operation among three ranks, each of the protocols; and with ranks on the userspace device at the other end of the wire, which loses packets, too. Every result is checked on every rank.
+# `doorbell coll` on the kernel's rxe: every operation among three ranks, with each protocol; also
+# with ranks on the userspace device at the other end of the wire, which loses packets. Every result
+# is checked on every rank.
 # limit: 300
 set -euo pipefail
 
-# The command's one JSON object says that nothing was wrong, out of place and in place, and on which link.
+# The command's one JSON object must report no errors, out of place and in place, and the link.
 right() {
     [ "$(wc -l < /tmp/result.json)" -eq 1 ]
     grep -q "\"link\":\"$1\".*\"results\":\[{" /tmp/result.json || { cat /tmp/result.json; return 1; }
@@ -22,7 +24,7 @@ for protocol in simple ll ll128; do
     coll allreduce --ranks 4 --device rxe0 -b 1000 -e 1000 -d bf16 --protocol $protocol
 done
 
-# Rank 0 is on rxe, the others on the userspace device at the other end of the wire; they find it as torchrun has it.
+# Rank 0 is on rxe, the others on the userspace device at the other end of the wire; rendezvous by torchrun's variables.
 launched() {
     env RANK="$1" WORLD_SIZE=3 LOCAL_RANK=0 MASTER_ADDR=10.9.0.1 MASTER_PORT=29500 DOORBELL_SOFT_ADDR=10.9.0.2 \
         timeout 120 "$DOORBELL_BIN/doorbell" coll "${@:3}" --device "$2" -n 2 -w 1 --deadline 60s --json

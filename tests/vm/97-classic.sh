@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# The classic tools on the kernel's rxe, and with one end on the userspace device at the other end of the wire: the package's server with our client, and our server with the package's client. Every tool, by queue
-# pairs of each kind that it has, both ways, on four queue pairs, of all sizes and for a time. Whether the figures agree takes long: pairings rxe --write docs/CLASSIC.md.
+# The classic tools on the kernel's rxe, and with one end on the userspace device at the other end
+# of the wire: the package's server with our client, and our server with the package's client. Every
+# tool, with queue pairs of each kind, bidirectional, on four queue pairs, of all sizes and for a
+# duration. Comparing the results takes long: pairings rxe --write docs/CLASSIC.md.
 # limit: 600
 set -euo pipefail
 

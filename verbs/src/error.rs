@@ -1,6 +1,8 @@
-//! What can go wrong outside the data path: one enum per area, each message naming the verb, the object and what to do.
+//! Errors outside the data path: one enum per area, each message naming the verb, the object and
+//! what to do.
 //!
-//! The data path has its own: [`Refused`](crate::Refused) when posting, [`Failure`](crate::Failure) in a completion.
+//! The data path has its own: [`Refused`](crate::Refused) when posting, [`Failure`](crate::Failure)
+//! in a completion.
 
 mod advice;
 
@@ -11,7 +13,7 @@ use doorbell_verbs_sys as sys;
 
 pub(crate) use advice::register_advice;
 use advice::{
-    create_advice, create_cq_advice, device_memory_advice, devices_there, gids_there, moderate_advice, open_advice,
+    create_advice, create_cq_advice, device_memory_advice, list_devices, list_gids, moderate_advice, open_advice,
     port_advice, resize_advice, window_advice,
 };
 
@@ -20,7 +22,8 @@ use crate::qp::TransportKind;
 use crate::qp::attributes::Explanation;
 use crate::types::{Gid, Mtu};
 
-/// What a verb's `int` result means: 0 is success, a positive value an errno, a negative one says that `errno` was set.
+/// Converts a verb's `int` result: 0 is success, a positive value an errno, a negative one says
+/// that `errno` was set.
 pub(crate) fn check(result: c_int) -> Result<(), io::Error> {
     match result {
         0 => Ok(()),
@@ -29,7 +32,7 @@ pub(crate) fn check(result: c_int) -> Result<(), io::Error> {
     }
 }
 
-/// A library or a device that cannot be used or queried.
+/// Errors of libraries, devices, ports and protection domains.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -40,11 +43,11 @@ pub enum DeviceError {
     #[error("ibv_get_device_list: {0}; is the kernel's ib_uverbs module loaded?")]
     List(#[source] io::Error),
     /// There is no device of that name.
-    #[error("no RDMA device {name:?}; {}", devices_there(.there))]
+    #[error("no RDMA device {name:?}; {}", list_devices(.there))]
     NoDevice {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names of the devices present.
         there: Vec<String>,
     },
     /// ibv_open_device(3) failed.
@@ -52,7 +55,7 @@ pub enum DeviceError {
     Open {
         /// The device's name.
         name: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -63,7 +66,7 @@ pub enum DeviceError {
         verb: &'static str,
         /// The device, and the port or index where there is one.
         object: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -72,21 +75,21 @@ pub enum DeviceError {
     NoPort {
         /// The device's name.
         device: String,
-        /// The port asked for.
+        /// The requested port.
         port: u8,
         /// How many it has.
         ports: u8,
     },
     /// There is no GID at that index of the port's table.
-    #[error("no GID at index {index} of {device} port {port}; {}", gids_there(.there))]
+    #[error("no GID at index {index} of {device} port {port}; {}", list_gids(.there))]
     NoGid {
         /// The device's name.
         device: String,
         /// The port.
         port: u8,
-        /// The index asked for.
+        /// The requested index.
         index: IndexOrAny,
-        /// The indices that hold one.
+        /// The indices that hold a GID.
         there: Vec<(u32, Gid)>,
     },
     /// ibv_alloc_pd(3) failed.
@@ -94,18 +97,18 @@ pub enum DeviceError {
     ProtectionDomain {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
 }
 
-/// An index of a table, or whichever holds something.
+/// An index of a table, or any that holds an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IndexOrAny {
     /// This one.
     Index(u32),
-    /// Any would do.
+    /// Any index.
     Any,
 }
 
@@ -118,14 +121,14 @@ impl core::fmt::Display for IndexOrAny {
     }
 }
 
-/// Memory that could not be registered.
+/// Errors of memory registration, memory windows and device memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// There is nothing to register.
+    /// The memory is empty.
     #[error("ibv_reg_mr: the memory is empty; register at least one byte")]
     Empty,
-    /// One buffer would be longer than one message may be.
+    /// A buffer longer than a message may be.
     #[error("a buffer of {len} bytes is longer than a message may be ({max} bytes); register it with register_chunks")]
     TooLong {
         /// Its length in bytes.
@@ -138,39 +141,39 @@ pub enum MemoryError {
     Register {
         /// The device's name.
         device: String,
-        /// How many bytes were to be registered.
+        /// Its length in bytes.
         len: usize,
-        /// What to do about it.
+        /// Advice.
         advice: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// Huge pages could not be had.
+    /// Huge pages could not be allocated.
     #[error(
         "{len} bytes of huge pages of {page_kib} KiB: {error}; set some aside (/sys/kernel/mm/hugepages/hugepages-{page_kib}kB/nr_hugepages), or use Memory::transparent_huge"
     )]
     HugePages {
-        /// How many bytes were asked for.
+        /// The requested length in bytes.
         len: usize,
         /// The size of the pages, in KiB.
         page_kib: usize,
-        /// What mmap(2) said.
+        /// The error of mmap(2).
         #[source]
         error: io::Error,
     },
-    /// There is no memory that other processes can map.
+    /// Memory that other processes can map could not be allocated.
     #[error(
         "{len} bytes of shared memory (memfd_create, mmap): {error}; use Memory::zeroed, which no other process can map"
     )]
     Shared {
-        /// How many bytes were asked for.
+        /// The requested length in bytes.
         len: usize,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// The device cannot page on demand.
+    /// The device has no on-demand paging.
     #[error("{device} cannot page on demand: register without on_demand, which pins the memory")]
     NoOnDemandPaging {
         /// The device's name.
@@ -181,7 +184,7 @@ pub enum MemoryError {
     Prefetch {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -192,7 +195,7 @@ pub enum MemoryError {
         device: String,
         /// Its type: 1 or 2.
         kind: u32,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -201,7 +204,7 @@ pub enum MemoryError {
     Reregister {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -214,7 +217,7 @@ pub enum MemoryError {
         /// The device's name.
         device: String,
     },
-    /// An address that a dma-buf cannot be registered at.
+    /// An address at which a dma-buf cannot be registered.
     #[error(
         "a dma-buf's {len} bytes at offset {offset:#x} cannot be known by addresses from {iova:#x} on: both must have the same place in their page, and the end lie in \
          the address space"
@@ -222,9 +225,9 @@ pub enum MemoryError {
     DmaBufAddress {
         /// The offset in the dma-buf, in bytes.
         offset: u64,
-        /// The address asked for.
+        /// The requested address.
         iova: u64,
-        /// How many bytes were to be registered.
+        /// Its length in bytes.
         len: usize,
     },
     /// ibv_reg_dmabuf_mr(3) failed.
@@ -232,43 +235,43 @@ pub enum MemoryError {
     RegisterDmaBuf {
         /// The device's name.
         device: String,
-        /// How many bytes were to be registered.
+        /// Its length in bytes.
         len: usize,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// A range that is not in what the owner lends.
+    /// A range beyond what the owner lends.
     #[error("bytes {start}..{end} are beyond the {len} bytes of their owner")]
     BeyondOwner {
         /// The first byte.
         start: usize,
         /// The byte after the last.
         end: usize,
-        /// How many there are.
+        /// The number of bytes.
         len: usize,
     },
-    /// A verb of device memory failed.
+    /// A device memory verb failed.
     #[error("{verb}({device}, {len} bytes): {error}{}", device_memory_advice(.error))]
     DeviceMemory {
         /// The verb that failed.
         verb: &'static str,
         /// The device's name.
         device: String,
-        /// How many bytes it was about.
+        /// The length in bytes.
         len: usize,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// A range that is not in the device memory.
+    /// A range beyond the device memory.
     #[error("{len} bytes at offset {offset} are beyond device memory of {whole} bytes")]
     BeyondDeviceMemory {
         /// The offset in bytes.
         offset: u64,
         /// The length in bytes.
         len: usize,
-        /// What there is, in bytes.
+        /// The length of the device memory, in bytes.
         whole: u64,
     },
     /// Device memory and protection domain are of different devices.
@@ -277,33 +280,34 @@ pub enum MemoryError {
         /// The device's name.
         device: String,
     },
-    /// ibv_dereg_mr(3) failed; the memory stays as it was, out of reach.
+    /// ibv_dereg_mr(3) failed; the memory stays registered, and is leaked.
     #[error("ibv_dereg_mr: {0}; the memory is leaked, because the device may still touch it")]
     Deregister(#[source] io::Error),
 }
 
 impl MemoryError {
-    /// Whether fewer or smaller regions would help.
-    pub(crate) fn is_lack_of_room(&self) -> bool {
+    /// Whether it is a lack of memory or of locked-memory limit, so that deregistering other
+    /// regions may help.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Register { error, .. } if error.kind() == io::ErrorKind::OutOfMemory)
     }
 }
 
-/// A completion queue that could not be made or polled.
+/// Errors of completion queues.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionQueueError {
-    /// More entries than the device has.
+    /// More entries than the device supports.
     #[error("a completion queue of {entries} entries: {device} has at most {max}")]
     TooLarge {
         /// The device's name.
         device: String,
-        /// The entries asked for.
+        /// The requested entries.
         entries: u32,
-        /// The most that the device allows.
+        /// The device's limit.
         max: u32,
     },
-    /// The queue and the channel it was to be made on belong to different devices.
+    /// Completion queue and channel belong to different devices.
     #[error("the completion channel belongs to another device than {device}, which was to have the completion queue")]
     ForeignChannel {
         /// The device's name.
@@ -314,9 +318,9 @@ pub enum CompletionQueueError {
     NoVector {
         /// The device's name.
         device: String,
-        /// What was asked for.
+        /// The requested vector.
         vector: u32,
-        /// How many there are.
+        /// The number of vectors.
         vectors: u32,
     },
     /// ibv_create_cq(3) or ibv_create_cq_ex(3) failed.
@@ -326,20 +330,20 @@ pub enum CompletionQueueError {
         verb: &'static str,
         /// The device's name.
         device: String,
-        /// The entries asked for.
+        /// The requested entries.
         entries: u32,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// Fewer entries than the queue pairs on it have reserved.
+    /// Fewer entries than its queue pairs have reserved.
     #[error(
-        "ibv_resize_cq({device}): {entries} entries asked for, and its queue pairs have reserved {reserved}: drop some, and poll it until it is empty"
+        "ibv_resize_cq({device}): {entries} entries requested, and its queue pairs have reserved {reserved}: drop some, and poll it until it is empty"
     )]
     Reserved {
         /// The device's name.
         device: String,
-        /// The entries asked for.
+        /// The requested entries.
         entries: u32,
         /// The entries that are reserved.
         reserved: u32,
@@ -349,9 +353,9 @@ pub enum CompletionQueueError {
     Resize {
         /// The device's name.
         device: String,
-        /// The entries asked for.
+        /// The requested entries.
         entries: u32,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -360,27 +364,29 @@ pub enum CompletionQueueError {
     Moderate {
         /// The device's name.
         device: String,
-        /// The completions asked for.
+        /// The requested count of completions (`cq_count`).
         count: u16,
-        /// The time asked for, in microseconds.
+        /// The requested period in microseconds (`cq_period`).
         period_us: u16,
-        /// What the library said; of kind [`Unsupported`](io::ErrorKind::Unsupported) where the device has no moderation.
+        /// The library's error; of kind [`Unsupported`](io::ErrorKind::Unsupported) where the
+        /// device has no moderation.
         #[source]
         error: io::Error,
     },
-    /// ibv_poll_cq(3), or a call that polls an extended queue, failed: the queue is broken, and so are the queue pairs on it.
+    /// ibv_poll_cq(3), or a call that polls an extended queue, failed: the queue is broken, and so
+    /// are the queue pairs on it.
     #[error("{verb}({device}): failed ({result}); the queue has overrun or the device is gone: reopen it")]
     Poll {
         /// The verb.
         verb: &'static str,
         /// The device's name.
         device: String,
-        /// What the verb returned.
+        /// The verb's result.
         result: c_int,
     },
 }
 
-/// Events that cannot be waited for.
+/// Errors of waiting for events.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventError {
@@ -389,7 +395,7 @@ pub enum EventError {
     CreateChannel {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -400,11 +406,11 @@ pub enum EventError {
         verb: &'static str,
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// The completion queue was made without a channel, so that nothing can tell of it.
+    /// The completion queue was made without a channel, so it cannot notify.
     #[error("a completion queue of {device} has no channel to wait on: make it with Context::completion_queue_on")]
     NoChannel {
         /// The device's name.
@@ -418,11 +424,11 @@ pub enum EventError {
     Arm {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// The context's asynchronous events have a reader already.
+    /// Another reader of the context's asynchronous events exists.
     #[error("the asynchronous events of {device} are being read already: drop that reader first")]
     ReaderTaken {
         /// The device's name.
@@ -433,23 +439,24 @@ pub enum EventError {
     Poll(#[from] CompletionQueueError),
 }
 
-/// A queue pair that could not be made, connected or queried.
+/// Errors of creating, connecting, modifying and querying queue pairs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueuePairError {
-    /// A size is beyond what the device has.
-    #[error("ibv_create_qp({device}): {what} {asked} is beyond the device's {max}: lower it")]
+    /// A capacity or attribute beyond the device's limit.
+    #[error("ibv_create_qp({device}): {what} {requested} is beyond the device's {max}: lower it")]
     Limit {
         /// The device's name.
         device: String,
-        /// Which size.
+        /// Which one.
         what: &'static str,
-        /// What was asked for.
-        asked: u32,
-        /// The most that the device allows.
+        /// The requested value.
+        requested: u32,
+        /// The device's limit.
         max: u32,
     },
-    /// The completion queue has no room for all the completions this queue pair may have outstanding.
+    /// The completion queue has too few unreserved entries for the completions that this queue pair
+    /// may have outstanding.
     #[error(
         "the queue pair's {which} queue needs {needed} entries of its completion queue, which has {capacity}, {free} of them unreserved: make one as large as all \
          the queues on it are deep together, lower the depths, or (after dropping a queue pair) poll it until it is empty"
@@ -478,11 +485,11 @@ pub enum QueuePairError {
     Create {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// The device has no `ibv_wr_*` (ibv_wr_post(3)).
+    /// The provider has no `ibv_wr_*` calls (ibv_wr_post(3)).
     #[error(
         "{device} has no ibv_wr_* for {transport} queue pairs ({reason}): leave out work_requests(), or use best_rc() and its like"
     )]
@@ -494,15 +501,15 @@ pub enum QueuePairError {
         /// What is missing.
         reason: String,
     },
-    /// The builder was told something that the transport does not have.
+    /// A setting of the builder that the transport does not have.
     #[error("a {transport} queue pair has no use for {setting}: only RC has READ and atomics, and UD has SEND alone")]
     NotOfTransport {
         /// The transport.
         transport: TransportKind,
-        /// The builder's method, or what was to be changed.
+        /// The builder's method, or the attribute.
         setting: &'static str,
     },
-    /// The port cannot carry traffic.
+    /// The port is not active.
     #[error("{device} port {port} is {state}, not active: {}", port_advice(.state))]
     PortDown {
         /// The device's name.
@@ -512,9 +519,9 @@ pub enum QueuePairError {
         /// Its state.
         state: PortState,
     },
-    /// The path MTU asked for is larger than the port's.
+    /// The requested path MTU is larger than the port's.
     #[error(
-        "path MTU {asked} is beyond the {active} of {device} port {port}: leave mtu() out, which takes the smaller of both ends', or give both network interfaces a \
+        "path MTU {requested} is beyond the {active} of {device} port {port}: leave mtu() out, which takes the smaller of both ends', or give both network interfaces a \
          larger one (`ip link set … mtu`: 80 bytes more than the path's)"
     )]
     Mtu {
@@ -522,32 +529,32 @@ pub enum QueuePairError {
         device: String,
         /// The port.
         port: u8,
-        /// What was asked for.
-        asked: Mtu,
-        /// What the port has.
+        /// The requested MTU.
+        requested: Mtu,
+        /// The port's active MTU.
         active: Mtu,
     },
-    /// ibv_modify_qp(3) refused a transition.
+    /// ibv_modify_qp(3) failed.
     #[error("ibv_modify_qp({object}): {error}: {explanation}")]
     Modify {
         /// The queue pair, and the transition.
         object: String,
         /// What is wrong, in words.
         explanation: Box<Explanation>,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// A value is beyond the range of its attribute.
-    #[error("ibv_modify_qp({object}): {what} {asked} is beyond {max}")]
+    /// A value beyond the range of its attribute.
+    #[error("ibv_modify_qp({object}): {what} {requested} is beyond {max}")]
     Range {
         /// The queue pair.
         object: String,
         /// Which attribute.
         what: &'static str,
-        /// What was asked for.
-        asked: u8,
-        /// The highest that there is.
+        /// The requested value.
+        requested: u8,
+        /// The highest value.
         max: u8,
     },
     /// ibv_query_qp(3) failed.
@@ -555,7 +562,7 @@ pub enum QueuePairError {
     Query {
         /// The queue pair.
         object: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },

@@ -1,8 +1,13 @@
 //! Safe RDMA verbs.
 //!
-//! Devices are opened from a [`Library`]: the system's libibverbs, or any other table of verbs, such as the userspace device's. A [`Context`] makes
-//! [`ProtectionDomain`]s and [`CompletionQueue`]s; a domain registers memory as [`Buffer`]s and makes [`QueuePair`]s, which are connected to a peer's
-//! [`Endpoint`]. Posting a buffer moves it to the queue pair, its [`Completion`] gives it back: while the device may touch memory, safe code cannot.
+//! A [`Library`] opens devices: the system's libibverbs, or any other table of verbs, such as the
+//! userspace device's. A [`Context`] makes [`ProtectionDomain`]s and [`CompletionQueue`]s; a domain
+//! registers memory as [`Buffer`]s and makes [`QueuePair`]s, which are connected to a peer's
+//! [`Endpoint`]. Posting a buffer moves it to the queue pair, its [`Completion`] returns it: while
+//! the device may touch memory, safe code cannot.
+//!
+//! Every item that corresponds to a C call, struct or constant has its C name as an alias: search
+//! this documentation for `ibv_reg_mr` or `IBV_WR_RDMA_WRITE`.
 //!
 //! ```no_run
 //! use doorbell_verbs::{Endpoint, Library, Local, Remote, Write};
@@ -12,7 +17,7 @@
 //! let pd = device.protection_domain()?;
 //! let mut cq = device.completion_queue(256)?;
 //! let prepared = pd.queue_pair(&cq).max_inline(64).rc()?;
-//! // Each side gives the other its endpoint, and a key to memory that the other may write, by any means: a TCP connection, say.
+//! // The peers exchange their endpoints, and keys to writable memory, out of band: over TCP, say.
 //! let (peer, inbox) = exchange(prepared.endpoint());
 //! let mut qp = prepared.connect(&peer)?;
 //!
@@ -35,12 +40,14 @@
 //! # }
 //! ```
 //!
-//! The [`guide`] has a page for each common task.
+//! The book (docs/book) has a page for each common task.
 //!
 //! # Sleeping instead of polling
 //!
-//! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`] by a thread, with a timeout, `TokioChannel` (feature `tokio`)
-//! by a task, and the channel's descriptor by an event loop. What happens to devices, ports and queue pairs unasked comes from [`Context::events`].
+//! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`]
+//! by a thread, with a timeout, `TokioChannel` (feature `tokio`) by a task, and the channel's
+//! descriptor by an event loop. Asynchronous events of devices, ports and queue pairs come from
+//! [`Context::events`].
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -56,8 +63,10 @@
 //!
 //! # Datagrams
 //!
-//! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names where it goes, by an [`AddressHandle`], and a [`Datagram`] received says where it came
-//! from. [`Uc`] and [`Ud`] are types, as [`Rc`] is, which a queue pair has for a parameter; what a transport does not have does not compile.
+//! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names its
+//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source. [`Uc`] and
+//! [`Ud`], like [`Rc`], are type parameters of queue pairs; operations that a transport does not
+//! have do not compile.
 //!
 //! ```no_run
 //! # use doorbell_verbs::{Buffer, CompletionQueue, GRH_BYTES, Local, ProtectionDomain};
@@ -77,9 +86,11 @@
 //!
 //! # Taking completions
 //!
-//! [`Completions::try_for_each`] is the fastest way, and a [`Pool`] the cheapest place for the buffers that come back; both allocate nothing. A `for` loop serves as well, a little slower. Devices with extended
-//! completion queues ([`Context::extended_completion_queue`]) stamp completions with the time; what is written for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
-//! [`Context::best_completion_queue`] gives the better one that a device has.
+//! [`Completions::try_for_each`] is the fastest path, and a [`Pool`] the cheapest free list for
+//! returned buffers; neither allocates. A `for` loop works as well, a little slower. Devices with
+//! extended completion queues ([`Context::extended_completion_queue`]) time-stamp completions; code
+//! for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
+//! [`Context::best_completion_queue`] creates the better one that a device has.
 //!
 //! ```no_run
 //! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, Failure, Pool};
@@ -90,7 +101,7 @@
 //!     Request(Failure),
 //! }
 //!
-//! /// Brings back the buffers of all requests that have completed.
+//! /// Returns the buffers of all completed requests to the pool.
 //! fn reap<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> Result<(), Error> {
 //!     let completions = cq.poll().map_err(Error::Queue)?;
 //!     completions.try_for_each(|done| {
@@ -101,15 +112,18 @@
 //! }
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! - Nothing safe frees, moves or aliases memory that a device may touch: see [`QueuePair`] for how a drop with work in flight goes, and [`Buffer`] for what can
-//!   be done with memory that peers read or write.
-//! - On the path from posting to completion there is no allocation, no lock, no atomic read-modify-write, and one call of the provider per batch.
-//! - A send queue is accounted for exactly: a batch that does not fit is refused whole, with its buffers, before anything is written. A completion queue cannot
-//!   overflow: queue pairs reserve their entries in it.
-//! - No wake-up is lost, whoever else waits on the same channel, and every event is acknowledged before its object goes.
-//! - Every error says which verb failed, on what, and what to do.
+//! - No safe code frees, moves or aliases memory that a device may touch: see [`QueuePair`] for a
+//!   drop with work in flight, and [`Buffer`] for memory that peers read or write.
+//! - From posting to completion there is no allocation, no lock, no atomic read-modify-write, and
+//!   one call of the provider per batch.
+//! - The send queue is accounted for exactly: a batch that does not fit is rejected whole, with its
+//!   buffers, before anything is written. A completion queue cannot overflow: queue pairs reserve
+//!   their entries in it.
+//! - No wake-up is lost, however many threads wait on the same channel, and every event is
+//!   acknowledged before its object is destroyed.
+//! - Every error names the verb that failed, its object, and what to do.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -122,7 +136,6 @@ mod describe;
 mod error;
 mod event;
 pub mod exchange;
-pub mod guide;
 #[cfg(feature = "ibverbs")]
 pub mod interop;
 mod library;

@@ -1,5 +1,5 @@
-//! Protection domains: what may touch what. Memory is registered in one, queue pairs are made in one, and a queue pair reaches only the memory of its
-//! own (IBTA vol 1, 10.2.3).
+//! Protection domains (PD): a queue pair reaches only memory registered in its own (IBTA vol 1,
+//! 10.2.3).
 
 use core::mem::ManuallyDrop;
 use std::io;
@@ -19,8 +19,10 @@ use crate::qp::QueuePairBuilder;
 use crate::raw::Lender;
 use crate::srq::SharedReceiveBuilder;
 
-/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated with the last object made in it.
+/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated
+/// with the last object made in it.
 #[derive(Clone)]
+#[doc(alias("ibv_pd", "ibv_alloc_pd", "ibv_dealloc_pd"))]
 pub struct ProtectionDomain {
     inner: Arc<PdInner>,
 }
@@ -54,7 +56,7 @@ impl ProtectionDomain {
     }
 
     /// # Safety
-    /// `raw` is a live domain of this device, which nobody but the lender deallocates.
+    /// `raw` is a live domain of this device, which no other owner than the lender deallocates.
     pub(crate) unsafe fn adopt(context: &Arc<ContextInner>, raw: *mut sys::ibv_pd, lender: Lender) -> Self {
         Self {
             inner: Arc::new(PdInner {
@@ -76,22 +78,27 @@ impl ProtectionDomain {
         Context::from_inner(Arc::clone(&self.inner.context))
     }
 
-    /// Registers `memory` with the rights that `rights` names, as one [`Buffer`] (ibv_reg_mr(3), IBTA vol 1, 10.6).
+    /// Registers `memory` with the given `rights`, as one [`Buffer`] (ibv_reg_mr(3), IBTA vol 1,
+    /// 10.6).
     ///
-    /// The memory is the buffer's from here on: it is deregistered and freed with the last piece of it, or given back by
-    /// [`Buffer::into_memory`]. Peers get no rights but those named.
+    /// The buffer owns the memory: it is deregistered and freed with the last piece of it, or
+    /// returned by [`Buffer::into_memory`]. Peers get no other rights.
     ///
     /// # Errors
-    /// When the memory is empty or longer than one message may be (see [`register_chunks`](Self::register_chunks)), or the device refuses; the
-    /// commonest cause is the limit on locked memory, which the error names.
+    /// When the memory is empty or longer than one message may be (see
+    /// [`register_chunks`](Self::register_chunks)), or the device refuses; the most frequent cause
+    /// is the limit on locked memory, which the error names.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register<R: Rights>(&self, memory: impl Into<Memory>, rights: R) -> Result<Buffer<R>, MemoryError> {
         self.registration().register(memory, rights)
     }
 
-    /// Registers `memory` of any length as one region, and cuts it into buffers of `chunk` bytes (the last may be shorter).
+    /// Registers `memory` of any length as one region, split into buffers of `chunk` bytes (the
+    /// last may be shorter).
     ///
     /// # Errors
-    /// As for [`register`](Self::register), of which only `chunk` must fit a message.
+    /// As for [`register`](Self::register), but only `chunk` must fit a message.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register_chunks<R: Rights>(
         &self,
         memory: impl Into<Memory>,
@@ -101,32 +108,38 @@ impl ProtectionDomain {
         self.registration().register_chunks(memory, chunk, rights)
     }
 
-    /// Begins a registration with options: relaxed ordering, paging on demand, huge pages.
+    /// Starts a registration with options: relaxed ordering, on-demand paging, huge pages.
+    #[doc(alias("ibv_reg_mr", "ibv_access_flags"))]
     pub fn registration(&self) -> Registration<'_> {
         Registration::new(self)
     }
 
     /// Whether the device registers dma-bufs: memory of a GPU or another device.
     #[must_use]
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn supports_dmabuf(&self) -> bool {
         self.check_dmabuf().is_ok()
     }
 
-    /// Whether the device registers dma-bufs, and if not, what it says to being asked (`EOPNOTSUPP` or `EPROTONOSUPPORT`); an error without a number is the library's, which
-    /// has no such call.
+    /// Whether the device registers dma-bufs, and if not, its error (`EOPNOTSUPP` or
+    /// `EPROTONOSUPPORT`); an error without an errno means that the library has no such call.
     ///
     /// # Errors
     /// When it does not.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn check_dmabuf(&self) -> io::Result<()> {
         registration::check_dmabuf(&self.inner)
     }
 
-    /// Registers the `len` bytes at `offset` of the dma-buf `fd`, to be known by addresses from `iova` on (ibv_reg_dmabuf_mr(3)). The descriptor is closed: the kernel
-    /// holds the dma-buf as long as it is registered.
+    /// Registers the `len` bytes at `offset` of the dma-buf `fd`, with addresses from `iova` on
+    /// (ibv_reg_dmabuf_mr(3)). The descriptor is closed: the kernel holds the dma-buf as long as it
+    /// is registered.
     ///
     /// # Errors
-    /// When the range is empty, too long for one message or beyond the address space, `offset` and `iova` differ in their place in a page, or the device refuses
-    /// (see [`supports_dmabuf`](Self::supports_dmabuf)).
+    /// When the range is empty, too long for one message or beyond the address space, `offset` and
+    /// `iova` differ in their offset in a page, or the device refuses (see
+    /// [`supports_dmabuf`](Self::supports_dmabuf)).
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf<R: Rights>(
         &self,
         fd: OwnedFd,
@@ -138,10 +151,13 @@ impl ProtectionDomain {
         registration::register_dmabuf(&self.inner, fd, offset, len, iova, rights)
     }
 
-    /// Registers the `len` bytes at `offset` of device memory (ibv_reg_dm_mr: see ibv_alloc_dm(3)). Their addresses begin at 0.
+    /// Registers the `len` bytes at `offset` of device memory (ibv_reg_dm_mr: see ibv_alloc_dm(3)).
+    /// Their addresses begin at 0.
     ///
     /// # Errors
-    /// When the range is empty or beyond the memory, the memory is another device's, or the device refuses.
+    /// When the range is empty or beyond the memory, the memory is another device's, or the device
+    /// refuses.
+    #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory<R: Rights>(
         &self,
         memory: &DeviceMemory,
@@ -152,33 +168,40 @@ impl ProtectionDomain {
         registration::register_device_memory(&self.inner, memory, offset, len, rights)
     }
 
-    /// A memory window of type 2, bound to nothing (ibv_alloc_mw(3)): see [`MemoryWindow`].
+    /// Allocates an unbound memory window of type 2 (ibv_alloc_mw(3)): see [`MemoryWindow`].
     ///
     /// # Errors
-    /// When the device has no such windows (see [`DeviceAttr::windows`](crate::DeviceAttr::windows)), or no more of them.
+    /// When the device has no such windows (see
+    /// [`DeviceAttr::windows`](crate::DeviceAttr::windows)), or no more of them.
+    #[doc(alias = "ibv_alloc_mw")]
     pub fn memory_window(&self) -> Result<MemoryWindow, MemoryError> {
         MemoryWindow::new(&self.inner)
     }
 
-    /// A memory window of type 1, bound to nothing: see [`MemoryWindow`].
+    /// Allocates an unbound memory window of type 1: see [`MemoryWindow`].
     ///
     /// # Errors
     /// As for [`memory_window`](Self::memory_window).
+    #[doc(alias("ibv_alloc_mw", "IBV_MW_TYPE_1"))]
     pub fn memory_window_type_1(&self) -> Result<MemoryWindow<Type1>, MemoryError> {
         MemoryWindow::new(&self.inner)
     }
 
-    /// Begins an address handle, for queue pairs of this domain to send datagrams to.
+    /// Builds an address handle (AH), to which queue pairs of this domain send datagrams.
+    #[doc(alias = "ibv_create_ah")]
     pub fn address_handle(&self) -> AddressHandleBuilder<'_> {
         AddressHandleBuilder::new(self)
     }
 
-    /// Begins a shared receive queue for `depth` receives outstanding. The buffers posted to it are those of this domain.
+    /// Builds a shared receive queue (SRQ) for `depth` receives. Its buffers are of this domain.
+    #[doc(alias = "ibv_create_srq")]
     pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveBuilder<'_> {
         SharedReceiveBuilder::new(self, depth)
     }
 
-    /// Begins a queue pair whose completions of both queues go to `cq` (see [`QueuePairBuilder::recv_cq`] for two).
+    /// Builds a queue pair whose completions of both work queues go to `cq` (see
+    /// [`QueuePairBuilder::recv_cq`] for two).
+    #[doc(alias("ibv_create_qp", "ibv_create_qp_ex", "rdma_create_qp"))]
     pub fn queue_pair<'a, Q: CqKind>(&'a self, cq: &'a CompletionQueue<Q>) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, cq.inner())
     }
@@ -197,7 +220,8 @@ impl Drop for PdInner {
         self.handles.close(&self.context);
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: regions and queue pairs hold one until they have been destroyed (and leak it if destroying failed).
+            // SAFETY: the last reference: regions and queue pairs hold one until they have been
+            // destroyed (and leak it if destroying failed).
             None => check(unsafe { (self.context.api.dealloc_pd)(self.raw) }),
         };
         match result {

@@ -93,7 +93,7 @@ fn more_buffers_than_the_queue_pair_takes_come_back_all<B: TestBackend>() {
         })
         .unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::TooManyBuffers { asked: 5, max: 4 }),
+        matches!(refused.reason, Reason::TooManyBuffers { requested: 5, max: 4 }),
         "{refused}"
     );
     let back = core::iter::from_fn(|| refused.buffers[0].take::<Local>()).count();

@@ -150,7 +150,7 @@ fn what_does_not_fit_comes_back() {
     });
     let mut refused = refused.unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::TooManyBuffers { asked: 3, max: 2 }),
+        matches!(refused.reason, Reason::TooManyBuffers { requested: 3, max: 2 }),
         "{refused}"
     );
     assert_eq!((refused.index, refused.buffers.len()), (1, 3));

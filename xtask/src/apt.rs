@@ -1,4 +1,4 @@
-//! Debian's package tools, as the chores use them: downloading without installing, and installing where we are root.
+//! Debian's package tools: download without installing, and install when running as root.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -6,7 +6,6 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// Whether `apt-get` is there at all.
 pub(crate) fn is_available() -> bool {
     Command::new("apt-get")
         .arg("--version")
@@ -14,7 +13,7 @@ pub(crate) fn is_available() -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// Whether we may install packages: effective user id 0.
+/// Whether the effective user id is 0, so that packages may be installed.
 pub(crate) fn is_root() -> bool {
     Command::new("id")
         .arg("-u")
@@ -22,8 +21,8 @@ pub(crate) fn is_root() -> bool {
         .is_ok_and(|output| output.stdout == b"0\n")
 }
 
-/// Installs packages; root only. Refreshes the package lists and tries again when the first attempt fails, as a fresh
-/// container has no lists and a stale one names files that are gone.
+/// Installs packages; root only. Refreshes the package lists and retries when the first attempt
+/// fails: a fresh container has no lists, and a stale list names files that are gone.
 pub(crate) fn install(packages: &[&str]) -> Result<()> {
     let attempt = || {
         apt_get(
@@ -44,7 +43,7 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     attempt().with_context(|| format!("apt-get cannot install {}", packages.join(" ")))
 }
 
-/// Downloads packages (`NAME` or `NAME=VERSION`) into a folder, which needs no root.
+/// Downloads packages (`NAME` or `NAME=VERSION`) into a folder; needs no root.
 pub(crate) fn download(packages: &[String], folder: &Path) -> Result<()> {
     with_fresh_lists(|| {
         let output = Command::new("apt-get")
@@ -57,7 +56,7 @@ pub(crate) fn download(packages: &[String], folder: &Path) -> Result<()> {
     })
 }
 
-/// Which packages, at which version, `packages` need that are not installed, themselves included.
+/// The missing packages, with versions, that installing `packages` requires, themselves included.
 pub(crate) fn lacking(packages: &[&str]) -> Result<Vec<String>> {
     with_fresh_lists(|| {
         let output = Command::new("apt-get")
@@ -130,8 +129,8 @@ fn checked(output: Output, what: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// `NAME=VERSION` from lines such as `Inst perftest (4.5+0.17-1 Debian:12.15/oldstable [amd64])`; with an installed
-/// version to be replaced, that stands in brackets before the parenthesis.
+/// `NAME=VERSION` from lines such as `Inst perftest (4.5+0.17-1 Debian:12.15/oldstable [amd64])`.
+/// The version to be replaced, if any, precedes the parenthesis in brackets.
 fn installations(simulation: &str) -> Vec<String> {
     let installation = |line: &str| {
         let rest = line.strip_prefix("Inst ")?;

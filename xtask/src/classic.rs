@@ -1,4 +1,5 @@
-//! `cargo xtask install-classic DIR`: links by the names of perftest's tools to the release binary, which is each of them when it is called so.
+//! `cargo xtask install-classic DIR`: links named like perftest's tools to the release binary,
+//! which acts as the tool it is invoked as.
 
 use crate::{ci, target_folder};
 use anyhow::{Context, Result, bail, ensure};
@@ -10,21 +11,20 @@ use std::{
 };
 
 const HELP: &str = "\
-Link the classic names (ib_write_bw and its like) to the doorbell command
+Link the classic names (ib_write_bw, …) to the doorbell command
 
 Usage: cargo xtask install-classic [OPTIONS] DIR
 
 Arguments:
-  DIR          where the links go; made where it is missing
+  DIR          folder of the links; created if missing
 
 Options:
-      --force  replace what is there by these names, unless it is a folder
+      --force  replace existing files of these names, but not folders
   -h, --help   show this
 
-Exit status: 0 when the links are there, 2 for a wrong call or a failure.
+Exit status: 0 when the links exist, 2 on bad usage or a failure.
 ";
 
-/// The names.
 const NAMES: [&str; 8] = [
     "ib_write_bw",
     "ib_write_lat",
@@ -66,14 +66,14 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
     Ok(0)
 }
 
-/// Makes the links, all or, where one cannot be, none.
+/// Makes all links, or none when one cannot be made.
 fn install(folder: &Path, binary: &Path, force: bool) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let links: Vec<PathBuf> = NAMES.iter().map(|name| folder.join(name)).collect();
     for link in &links {
         match fs::symlink_metadata(link) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) => return Err(e).with_context(|| format!("cannot look at {}", link.display())),
+            Err(e) => return Err(e).with_context(|| format!("cannot read {}", link.display())),
             Ok(there) if there.is_dir() => bail!("{} is a folder", link.display()),
             Ok(_) if force || is_ours(link) => {}
             Ok(_) => bail!(
@@ -93,7 +93,7 @@ fn install(folder: &Path, binary: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether it is a link to a `doorbell`, this one or another build's.
+/// Whether `link` points to a `doorbell` binary, of this or another build.
 fn is_ours(link: &Path) -> bool {
     fs::read_link(link).is_ok_and(|target| target.file_name().is_some_and(|name| name == "doorbell"))
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_somebody_elses_stays() {
+    fn foreign_files_are_kept() {
         let folder = Folder::new("stays");
         let binary = Path::new("/new/doorbell");
         fs::write(folder.0.join("ib_send_lat"), "theirs").unwrap();

@@ -1,7 +1,10 @@
-//! `cargo xtask sanitize`: the safe API over its provider in memory, and what is lock-free in the soft device, under tools that see what a test by itself does not.
+//! `cargo xtask sanitize`: tests of the safe API over its in-memory provider and of the soft
+//! device's lock-free parts, under AddressSanitizer, ThreadSanitizer, Valgrind and Miri.
 //!
-//! The sanitizers' runtimes come with rustc, as an unstable option, so they are asked for as its bootstrap asks; the standard library is not rebuilt, so it is not
-//! instrumented. What that leads to is told in `verbs/tests/sanitize`, beside what each tool is to pass over. Each tool builds in a folder of its own under `target/sanitize`.
+//! The sanitizers' runtimes come with rustc as an unstable option, enabled through RUSTC_BOOTSTRAP.
+//! The standard library is not rebuilt, so it is not instrumented; `verbs/tests/sanitize` explains
+//! the consequences and holds each tool's suppressions. Each tool builds in its own folder under
+//! `target/sanitize`.
 
 use crate::{
     ci::{self, Counts, Scope, Verdict},
@@ -16,7 +19,7 @@ use std::{
 };
 
 const HELP: &str = "\
-Test under tools that see what tests do not: memory, data races, orders of threads
+Test under sanitizers: memory errors, data races, thread interleavings
 
 Usage: cargo xtask sanitize [TOOL]...
 
@@ -24,17 +27,16 @@ Tools:
   address    AddressSanitizer and LeakSanitizer
   thread     ThreadSanitizer
   valgrind   memcheck
-  loom       models of all that is lock-free, through all orders of their steps
-  miri       the interpreter of Rust's own rules, where its component is installed
-  all        all of them, as without any
+  loom       models of the lock-free parts, over all interleavings
+  miri       undefined behaviour, where the component is installed
+  all        all of them [default]
 
-Exit status: 0 when nothing failed, 1 when something did, 2 for a wrong call.
+Exit status: 0 when nothing failed, 1 when something did, 2 on bad usage.
 ";
 
-/// What can be asked for.
+/// A sanitizer that can be selected.
 struct Tool {
     name: &'static str,
-    /// What it needs of the machine.
     needs: &'static [setup::Need],
     run: fn() -> Result<Verdict>,
 }
@@ -67,7 +69,7 @@ const TOOLS: [Tool; 5] = [
     },
 ];
 
-/// The tests of the safe API over a provider in memory, but those that run the compiler, to whom it is all the same.
+/// The tests of the safe API over its in-memory provider, without those that only run the compiler.
 const VERBS: [&str; 9] = [
     "--package",
     "doorbell-verbs",
@@ -79,9 +81,10 @@ const VERBS: [&str; 9] = [
     "--locked",
     "--no-fail-fast",
 ];
-/// Those of the soft device's own parts, among them its progress thread and two threads that park.
+/// The soft device's unit tests, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
-/// The reductions of collectives, in memories that end where they may not read or write any further.
+/// The reduction kernels of collectives, on memory that ends where they must stop reading and
+/// writing.
 const KERNELS: [&str; 5] = ["--package", "doorbell-collectives", "--lib", "--locked", "kernel::"];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 
@@ -151,20 +154,21 @@ fn address() -> Result<Verdict> {
     device
         .args(DEVICE)
         .args(["--package", "doorbell-softroce-ibverbs", "--test", "api"]);
-    // The memory that these register is leaked by the tests themselves.
+    // These tests leak registered memory themselves.
     let device = ci::tests(device.env("ASAN_OPTIONS", "detect_leaks=0"))?;
     let kernels = ci::tests(tests("address", FLAGS)?.args(KERNELS))?;
     Ok(verbs.and(device).and(kernels))
 }
 
 fn thread() -> Result<Verdict> {
-    // The second is what a standard library without instrumentation needs.
+    // The second flag is required with an uninstrumented standard library.
     const FLAGS: &str = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg=doorbell_tsan";
     let options = format!("suppressions={}", suppressions("threads.supp").display());
     let run = |arguments: &[&[&str]]| -> Result<Verdict> {
         let mut command = tests("thread", FLAGS)?;
         command.args(arguments.concat()).env("TSAN_OPTIONS", &options);
-        // Tests that panic on purpose would print backtraces, whose cache the library guards by a lock that is not seen.
+        // Tests that panic on purpose would print backtraces, whose cache the standard library
+        // guards with a lock that TSan does not see.
         ci::tests(command.env("RUST_BACKTRACE", "0"))
     };
     let verbs = run(&[&VERBS, &BUT_THE_COMPILER])?;
@@ -174,7 +178,8 @@ fn thread() -> Result<Verdict> {
 
 fn valgrind() -> Result<Verdict> {
     let runner = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
-    // What was never freed is LeakSanitizer's business; and as one thread runs at a time, those tests in which several race or wait for one another say no more than elsewhere.
+    // Leaks are LeakSanitizer's job. Valgrind runs one thread at a time, so tests of races gain
+    // nothing here.
     let mut command = ci::command(&["test"]);
     command.env(runner, "valgrind --quiet --error-exitcode=99 --leak-check=no");
     command.args(VERBS).args(BUT_THE_COMPILER);
@@ -188,13 +193,13 @@ fn loom() -> Result<Verdict> {
 }
 
 fn miri() -> Result<Verdict> {
-    let asked = ci::command(&["miri", "--version"])
+    let version = ci::command(&["miri", "--version"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
         .context("cannot run cargo")?;
-    if !asked.success() {
-        // It comes with nightly toolchains, and is not asked of every machine.
+    if !version.success() {
+        // Miri comes with nightly toolchains only.
         return Ok(Verdict::Skipped(
             "this toolchain has no Miri (rustup component add miri)".into(),
         ));
@@ -209,7 +214,8 @@ fn miri() -> Result<Verdict> {
         "--locked",
     ]);
     command.arg("--target-dir").arg(folder("miri")?);
-    // Files and clocks are the host's. Registered memory is known to devices and peers by number: its provenance is exposed. What a device does not let go of is leaked.
+    // Files and clocks are the host's. Devices and peers address registered memory by number, so
+    // its provenance is exposed. Memory that a device keeps is leaked.
     command.env(
         "MIRIFLAGS",
         "-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks",
@@ -220,7 +226,7 @@ fn miri() -> Result<Verdict> {
     Ok(verbs.and(ci::tests(command.env("MIRIFLAGS", "-Zmiri-disable-isolation"))?))
 }
 
-/// `cargo test` with flags for all that it builds, but not for what runs while building.
+/// `cargo test` with flags for the target, but not for build scripts and proc macros.
 fn tests(tool: &str, flags: &str) -> Result<Command> {
     let mut command = ci::command(&["test", "--target"]);
     command
@@ -240,7 +246,6 @@ fn suppressions(file: &str) -> PathBuf {
     workspace().join("verbs/tests/sanitize").join(file)
 }
 
-/// The triple of this machine.
 fn host() -> Result<String> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("cannot run rustc")?;

@@ -1,29 +1,26 @@
-//! What the chores need from the machine: looked for as files, so that any distribution will do, and installed with apt
-//! where we are root.
+//! What the chores need from the machine: detected as files, so that any distribution works, and
+//! installed with apt when running as root.
 
 use crate::apt;
 use anyhow::{Result, bail};
 use std::{env, path::Path, process::Command};
 
-/// Something that a part of the chores needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
-    /// Debian's name of it.
     pub(crate) package: &'static str,
-    /// Whether it is here.
     found: fn() -> bool,
 }
 
-/// The emulator of the guest.
+/// The emulator that runs the guest.
 pub(crate) const QEMU: Need = Need {
     package: "qemu-system-x86",
     found: || in_path("qemu-system-x86_64"),
 };
 
-/// Where Debian's libclang 14 lies. `rdma-sys` 0.3.0 builds with 15 at most.
+/// The folder of Debian's libclang 14. `rdma-sys` 0.3.0 builds with 15 at most.
 pub(crate) const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
 
-/// What the check of our ABI against the C headers and `rdma-sys` is built from.
+/// Needed to check the ABI against the C headers and `rdma-sys`.
 pub(crate) const ABI: [Need; 4] = [
     Need {
         package: "pkg-config",
@@ -59,7 +56,7 @@ pub(crate) const STOCK: [Need; 3] = [
     },
 ];
 
-/// What the device is measured beside.
+/// The programs that the device is compared with.
 pub(crate) const PEERS: [Need; 3] = [
     STOCK[2],
     Need {
@@ -72,7 +69,7 @@ pub(crate) const PEERS: [Need; 3] = [
     },
 ];
 
-/// What the collectives are measured beside.
+/// The libraries that the collectives are compared with.
 pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {
         package: "openmpi-bin",
@@ -92,7 +89,7 @@ pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     },
 ];
 
-/// What opens the reports of `doorbell report`, by any of the names that it has.
+/// The browser that opens the reports of `doorbell report`, under any of its names.
 pub(crate) const BROWSER: Need = Need {
     package: "chromium",
     found: || {
@@ -102,13 +99,12 @@ pub(crate) const BROWSER: Need = Need {
     },
 };
 
-/// A C++ compiler.
 pub(crate) const CXX: Need = Need {
     package: "g++",
     found: || in_path("c++"),
 };
 
-/// What the GPU's kernels are built with: pip brings the compiler, which preprocesses with the host's.
+/// Needed to build the GPU kernels: pip brings the compiler, which preprocesses with the host's.
 pub(crate) const KERNELS: [Need; 2] = [
     CXX,
     Need {
@@ -122,19 +118,18 @@ pub(crate) const KERNELS: [Need; 2] = [
     },
 ];
 
-/// Valgrind.
 pub(crate) const VALGRIND: Need = Need {
     package: "valgrind",
     found: || in_path("valgrind"),
 };
 
-/// What gives the functions of a sanitizer's report their names, by which reports are suppressed.
+/// Resolves function names in sanitizer reports, which suppressions match on.
 pub(crate) const SYMBOLIZER: Need = Need {
     package: "llvm",
     found: || in_path("llvm-symbolizer"),
 };
 
-/// What counting instructions needs.
+/// Needed to count instructions.
 pub(crate) const INSTRUCTIONS: [Need; 3] = [
     VALGRIND,
     Need {
@@ -147,7 +142,7 @@ pub(crate) const INSTRUCTIONS: [Need; 3] = [
     },
 ];
 
-/// What the crates need that build rdma-core, or a part of it, by cmake.
+/// Needed by the crates that build rdma-core, or a part of it, with cmake.
 pub(crate) const RDMA_CORE: [Need; 10] = [
     ABI[0],
     ABI[1],
@@ -157,7 +152,7 @@ pub(crate) const RDMA_CORE: [Need; 10] = [
         package: "cmake",
         found: || in_path("cmake"),
     },
-    // What cmake hands the work to; and the C++ compiler that build scripts look for, though there is no C++.
+    // cmake's back end; and the C++ compiler that its scripts check for, though there is no C++.
     Need {
         package: "make",
         found: || in_path("make"),
@@ -166,7 +161,7 @@ pub(crate) const RDMA_CORE: [Need; 10] = [
         package: "g++",
         found: || in_path("c++"),
     },
-    // rdma-core's own build asks for it.
+    // Required by rdma-core's build.
     Need {
         package: "python3",
         found: || in_path("python3"),
@@ -181,7 +176,7 @@ pub(crate) const RDMA_CORE: [Need; 10] = [
     },
 ];
 
-/// Installs what is missing if we may; returns what then is still missing.
+/// Installs what is missing when running as root; returns what is still missing.
 pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
     let missing = |needs: &[Need]| -> Vec<&'static str> {
         needs
@@ -199,7 +194,7 @@ pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
     Ok(missing(needs))
 }
 
-/// Fails unless the emulator is here or can be installed.
+/// Fails unless the emulator is installed or can be.
 pub(crate) fn require_qemu() -> Result<()> {
     match provide(&[QEMU])?.as_slice() {
         [] => Ok(()),
@@ -207,7 +202,6 @@ pub(crate) fn require_qemu() -> Result<()> {
     }
 }
 
-/// Whether `PATH` has a program.
 pub(crate) fn in_path(program: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }

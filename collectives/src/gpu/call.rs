@@ -1,4 +1,4 @@
-//! A call of an operation, and whether it fits.
+//! A call of an operation, and its validation.
 
 use doorbell_cuda::Span;
 use doorbell_cuda::reduce::Scalar;
@@ -11,26 +11,26 @@ use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// An operation, as it was called.
+/// An operation with its arguments.
 #[derive(Clone, Debug)]
 pub struct GpuCall<'a> {
-    /// What it does.
+    /// The collective.
     pub collective: Collective,
-    /// The root of those that have one.
+    /// The root, if the collective has one.
     pub root: Rank,
     /// The type of the elements.
     pub data: DataType,
-    /// Elements: of the whole of all-reduce, broadcast, reduce and send-receive; of each rank's part of the others.
+    /// Elements: of the whole for all-reduce, broadcast, reduce and send-receive; of each rank's
+    /// part for the others.
     pub count: usize,
-    /// What reduces.
+    /// The reduction operator.
     pub reduction: Reduction,
-    /// What this rank gives, if anything.
+    /// This rank's input, if any.
     pub input: Option<Span<'a>>,
-    /// What it gets, if anything.
+    /// This rank's output, if any.
     pub output: Option<Span<'a>>,
 }
 
-/// A call that fits.
 pub(super) struct Checked<'a> {
     pub(super) op: ReduceOp,
     pub(super) scalar: Option<Scalar>,
@@ -89,7 +89,7 @@ impl<'a> Checked<'a> {
                     Ok(Some(span))
                 }
                 (span, _) => Err(misuse(format!(
-                    "the {what} has {} bytes, and {elements} elements of {} are asked for",
+                    "the {what} has {} bytes, and {elements} elements of {} are required",
                     span.map_or(0, Span::len),
                     call.data
                 ))),
@@ -111,7 +111,8 @@ impl<'a> Checked<'a> {
     }
 }
 
-/// Whether input and output are the same memory, as they should be then; what is wrong if they share any of it otherwise.
+/// Whether input and output are the same memory, as specified for in-place operation; an error if
+/// they overlap otherwise.
 fn is_in_place(call: &GpuCall<'_>, case: &Case, rank: Rank, input: Span<'_>, output: Span<'_>) -> Result<bool, String> {
     let (from, into) = (input.device_ptr().0, output.device_ptr().0);
     let (from_end, into_end) = (from + input.len() as u64, into + output.len() as u64);

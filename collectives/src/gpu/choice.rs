@@ -1,37 +1,37 @@
-//! What does an operation, and how: by its size and the number of ranks, as measured on four H200 (docs/PERFORMANCE.md).
+//! Selection of executor, algorithm and launch shape by message size and number of ranks, as
+//! measured on four H200 (docs/PERFORMANCE.md).
 
 use super::options::{Executor, GpuOptions};
-use super::program::Cut;
+use super::program::LaunchShape;
 use super::small;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::DataType;
 
-/// The most sources that a reduction has in one pass.
-const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
-/// Up to so many bytes of a message, words with flags take less time than flags for themselves.
-const LINES: u64 = 64 << 10;
-/// Up to so many bytes of the whole, or twice as many, an operation is short.
-const SHORT: u64 = 512 << 10;
-/// From more bytes than that on, a short all-reduce among three and more is done in two steps, and a broadcast.
-const TWO_STEPS: u64 = 64 << 10;
-const TWO_STEPS_OF_ROOT: u64 = 64 << 10;
+const MAX_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
+/// The maximum message size for the LL protocol (flags within the data words); above, separate
+/// flags are faster.
+const LL_MAX_BYTES: u64 = 64 << 10;
+/// The maximum bytes of a short operation (of the whole; twice as many in two steps).
+const SHORT_MAX_BYTES: u64 = 512 << 10;
+/// Above this size, a short all-reduce among three or more ranks, or a broadcast, takes two steps.
+const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
+const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 
-/// How an operation is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
-    /// By a kernel for what is short.
-    Small(small::Cut),
-    /// By kernels.
-    Kernel(Algorithm, Cut),
-    /// By copy engines, in slices of so many bytes of the whole.
+    /// By the kernel for short operations.
+    Small(small::LaunchShape),
+    /// By plan-executing kernels.
+    Kernel(Algorithm, LaunchShape),
+    /// By copy engines, with this slice size in bytes of the whole.
     Copies(Algorithm, u64),
-    /// The elements before that number by copy engines, and those behind it by kernels beside them.
-    Split(u64, (Algorithm, u64), (Algorithm, Cut)),
+    /// Elements before this index by copy engines, the others by kernels concurrently.
+    Split(u64, (Algorithm, u64), (Algorithm, LaunchShape)),
 }
 
 impl Choice {
-    /// Of an operation among so many ranks, whose outputs are registered or not.
+    /// For an operation among `ranks` ranks, with registered outputs or not.
     pub(super) fn new(
         options: &GpuOptions,
         ranks: u32,
@@ -48,7 +48,7 @@ impl Choice {
         if let Some(cut) = short(options, ranks, collective, bytes, whole) {
             return Self::Small(cut);
         }
-        // Parts of a rank's elements are apart from those of the next rank: only what is one range is cut in two.
+        // Parts of different ranks are not adjacent: only a contiguous range is split in two.
         let is_range = matches!(
             collective,
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce
@@ -56,7 +56,7 @@ impl Choice {
         let executor = options
             .executor
             .filter(|executor| *executor != Executor::Split || is_range)
-            .unwrap_or_else(|| best(ranks, collective, whole, registered));
+            .unwrap_or_else(|| best_executor(ranks, collective, whole, registered));
         if executor == Executor::Split
             && let Some(choice) = split(options, ranks, collective, data, count)
         {
@@ -75,24 +75,30 @@ impl Choice {
     }
 }
 
-/// How an operation is cut that is done as a short one.
-fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Option<small::Cut> {
+fn short(
+    options: &GpuOptions,
+    ranks: u32,
+    collective: Collective,
+    bytes: u64,
+    whole: u64,
+) -> Option<small::LaunchShape> {
     let two_steps = match collective {
-        Collective::AllReduce => ranks > 2 && bytes > TWO_STEPS,
-        Collective::Broadcast => ranks > 2 && bytes > TWO_STEPS_OF_ROOT,
+        Collective::AllReduce => ranks > 2 && bytes > TWO_STEP_MIN_BYTES,
+        Collective::Broadcast => ranks > 2 && bytes > TWO_STEP_ROOTED_MIN_BYTES,
         _ => false,
     };
-    // What goes from one rank to all others, or to one from all, by one way.
+    // The bytes that cross one link when a single rank sends to, or receives from, all others.
     let moved = match collective {
         Collective::Reduce => bytes.saturating_mul(ranks.saturating_sub(1).into()),
         _ => whole,
     };
-    // A root's message goes out once in two steps; of two ranks, each has half of the whole to send, or all at once.
+    // In two steps a root sends its message once; with two ranks each sends half of the whole, or
+    // all at once.
     let most = match (collective, ranks) {
-        (Collective::Broadcast, 3..) => 2 * SHORT,
-        (Collective::Broadcast | Collective::SendRecv, _) => SHORT,
-        (_, ..=2) => 2 * SHORT,
-        _ => SHORT,
+        (Collective::Broadcast, 3..) => 2 * SHORT_MAX_BYTES,
+        (Collective::Broadcast | Collective::SendRecv, _) => SHORT_MAX_BYTES,
+        (_, ..=2) => 2 * SHORT_MAX_BYTES,
+        _ => SHORT_MAX_BYTES,
     };
     let is_short = match options.executor {
         Some(Executor::Small) => true,
@@ -100,10 +106,10 @@ fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, w
         None => moved <= most,
     };
     let area = options.sizes.unwrap_or_default().small;
-    small::Cut::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
+    small::LaunchShape::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
-/// An operation of which either executor does a part; none where that leaves nothing for one of them.
+/// An operation divided between both executors; `None` if one of them would get nothing.
 fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataType, count: usize) -> Option<Choice> {
     let unit = data.bytes() as u64;
     let share = match collective {
@@ -118,15 +124,16 @@ fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataTyp
     }
     let (algorithm, slice) = copies(options, ranks, collective, first);
     let (beside, cut) = kernel(options, ranks, collective, rest, rest);
-    let cut = Cut {
-        // Half of the processors are enough, and the others reduce for the copy engines.
+    let cut = LaunchShape {
+        // Half of the multiprocessors suffice, and the others reduce for the copy engines.
         blocks: options.blocks.unwrap_or(cut.blocks.min(64)),
         ..cut
     };
     Some(Choice::Split(at, (algorithm, slice), (beside, cut)))
 }
 
-/// Where elements are cut in two, for so many of a hundred to be in the first part: at multiples of 2 MiB of what is long, which no page of a device's memory is longer than, and of less of what is short.
+/// The element index at which to split, for `share` percent in the first part: a multiple of 2 MiB,
+/// the largest device page, for long operations, and of less for short ones.
 fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     let bytes = (count as u64).saturating_mul(unit);
     let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit;
@@ -134,12 +141,14 @@ fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     at / granule * granule
 }
 
-/// Copies move more between two GPUs than kernels store, but take longer to begin, and collide where three or more GPUs send to each other: kernels fill the pauses of the longest.
-fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
+/// Copy engines move more bytes between two GPUs than kernel stores, but have a higher start-up
+/// latency, and collide if three or more GPUs send to each other: kernels fill the gaps of the
+/// longest operations.
+fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
     let (from, executor) = match collective {
-        // What is not registered is copied once more, which processors do beside.
+        // Unregistered outputs need another copy, which multiprocessors do concurrently.
         _ if !registered => (u64::MAX, Executor::Kernel),
-        Collective::AllReduce if (3..=MOST_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
+        Collective::AllReduce if (3..=MAX_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
         Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
         Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
         Collective::SendRecv => (16 << 20, Executor::Copies),
@@ -150,13 +159,15 @@ fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Exe
 
 fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> (Algorithm, u64) {
     let (algorithm, slice) = match collective {
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MAX_SOURCES => {
             (Algorithm::Ring, 64 << 20)
         }
-        // Copies to one GPU from two others are in each other's way, the more so the more often it comes to that: so one slice, of which only what is beside the reduction is cut.
+        // Copies to one GPU from two others slow each other down, the more so the more often they
+        // coincide: so a single slice, subdivided only next to the reduction.
         Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (Algorithm::FullMesh, u64::MAX),
         Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
-        // A copy and its word take some 6 µs beside what they move: so many slices that this and the filling of the chain are in balance.
+        // A copy with its flag word takes some 6 µs of overhead: the number of slices balances this
+        // against filling the pipeline.
         Collective::Broadcast | Collective::Reduce if ranks > 2 => {
             (Algorithm::Ring, whole / (whole >> 20).isqrt().max(1))
         }
@@ -166,31 +177,37 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
     (algorithm, options.slice.unwrap_or(slice).max(1))
 }
 
-fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> (Algorithm, Cut) {
+fn kernel(
+    options: &GpuOptions,
+    ranks: u32,
+    collective: Collective,
+    bytes: u64,
+    whole: u64,
+) -> (Algorithm, LaunchShape) {
     let algorithm = match collective {
         Collective::Barrier => Algorithm::RecursiveDoubling,
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MAX_SOURCES => {
             Algorithm::Ring
         }
-        Collective::AllReduce if whole <= LINES => Algorithm::OneShot,
-        Collective::Broadcast | Collective::Reduce if ranks > 2 && whole > 2 * LINES => Algorithm::Ring,
+        Collective::AllReduce if whole <= LL_MAX_BYTES => Algorithm::OneShot,
+        Collective::Broadcast | Collective::Reduce if ranks > 2 && whole > 2 * LL_MAX_BYTES => Algorithm::Ring,
         _ => Algorithm::FullMesh,
     };
-    // What one message carries.
+    // Bytes per message.
     let message = match (algorithm, collective) {
         (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
         _ => bytes,
     };
-    let lines = message <= LINES && collective != Collective::Barrier;
-    let cut = if lines {
-        Cut {
+    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier;
+    let cut = if ll {
+        LaunchShape {
             blocks: message.div_ceil(4096).clamp(1, 16) as u32,
             threads: if message < 4096 { 128 } else { 512 },
             slice: 4096,
-            lines,
+            ll,
         }
     } else {
-        // 4 KiB for each block, at least.
+        // At least 4 KiB per block.
         let is_chain = algorithm == Algorithm::Ring && collective == Collective::Broadcast;
         let most = if whole > 16 << 20 || is_chain && whole >= 8 << 20 {
             128
@@ -198,18 +215,19 @@ fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, 
             64
         };
         let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
-        // The next in a chain begins a slice later, but to tell it of one takes until all that was stored has come.
+        // The next rank of a chain starts one slice later, but signaling a slice takes until all
+        // its stores have arrived.
         let slice = match is_chain {
             true => (message / u64::from(blocks) / 4)
                 .clamp(32 << 10, 64 << 10)
                 .next_power_of_two() as u32,
             false => 64 << 10,
         };
-        Cut {
+        LaunchShape {
             blocks,
             threads: 512,
             slice: options.cut.unwrap_or(slice),
-            lines,
+            ll,
         }
     };
     (algorithm, cut)
@@ -229,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_one_range_is_cut_and_nothing_else() {
+    fn only_contiguous_ranges_are_split() {
         for &collective in Collective::ALL {
             let is_range = matches!(
                 collective,
@@ -241,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn long_operations_are_cut_at_pages_of_the_device_and_short_ones_at_sixteen_bytes() {
+    fn long_operations_split_at_device_pages_and_short_ones_at_sixteen_bytes() {
         for (data, count, share, wanted) in [
             (
                 DataType::F32,
@@ -261,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_all_reduces_among_more_than_two_are_split_where_nothing_else_is_asked_for() {
+    fn longest_all_reduces_of_three_or_more_ranks_are_split_by_default() {
         for (ranks, mib, registered, wanted) in [
             (4, 1024, true, Executor::Split),
             (3, 4096, true, Executor::Split),
@@ -292,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_kernels_has_shorter_slices_where_there_is_less_to_move() {
+    fn chain_slices_shrink_with_the_message() {
         let slice = |mib: usize| {
             let usual = GpuOptions::default();
             match Choice::new(&usual, 4, Collective::Broadcast, DataType::F32, mib << 18, true) {
@@ -307,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_nothing_for_one_of_the_two_is_the_others() {
+    fn too_small_shares_are_not_split() {
         for (data, count) in [(DataType::U8, 0), (DataType::U8, 31), (DataType::F64, 3)] {
             let choice = split(Collective::AllReduce, data, count, 50);
             assert!(matches!(choice, Choice::Kernel(..)), "{choice:?}");

@@ -1,55 +1,58 @@
-//! The communicator of ranks that have GPUs: its operations go into streams.
+//! The communicator of ranks with GPUs: stream-ordered collectives.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::{Form, Operator, Scalar, Source};
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Part, Shareable, Stream};
+use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream};
 
+use super::agree::agree;
 use super::call::{Checked, GpuCall};
 use super::choice::Choice;
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
-use super::peers::{Mapped, Peers, Sizes};
-use super::split::{self, Beside};
+use super::peers::{Mapped, Peers};
+use super::split::{self, SideStream};
 use super::staged::Staged;
 use super::types;
-use super::watch::Watcher;
+use super::watch::Watchdog;
 use crate::algorithm::Algorithm;
 use crate::communicator::Communicator;
 use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
 
-/// Staging memory at most, where nothing else is said.
-const STAGING: usize = 1 << 30;
-
-/// One rank of those that make collectives together, on memory of its GPU.
+/// One rank of a group that performs collectives on GPU memory.
 ///
-/// Operations are put into a stream and return at once: they are done in its order, and what is put into it behind them finds their results. All ranks call the same in the same order, with the same counts, operators and settings; and
-/// memory alike: in place on all or on none, and [registered](Self::register) on all or on none. The stream may be another each time.
+/// Operations are enqueued on a stream and return at once; later work of the stream sees their
+/// results. All ranks call the same operations in the same order, with the same counts, operators
+/// and settings, and with equivalent memory: in place on all ranks or on none, and
+/// [registered](Self::register) on all or on none. Each call may use another stream.
 ///
-/// Operations can be captured into a graph ([`capture`](Self::capture)), if GPUs do them, and launched as often as all ranks do so. A launch counts as what was captured, in the order of calls: it is for the caller to see that its stream comes behind
-/// those of the operations before it.
+/// Operations can be captured into a graph ([`capture`](Self::capture)) if the GPUs execute them,
+/// and launched equally often by all ranks. In the order of calls a launch counts as the captured
+/// operations; the caller orders its stream behind those of earlier operations.
 ///
-/// What fails shows at the next call, or [`check`](Self::check). When a rank is gone, or has given up, on all others what waits for it in streams is let go on: its results are of no use, and the GPUs can be used as before.
+/// Failures are reported by the next call, or [`check`](Self::check). When a rank is gone or has
+/// aborted, stream waits for it are released on all other ranks: their results are invalid, and the
+/// GPUs remain usable.
+#[doc(alias = "ncclComm_t")]
 pub struct GpuCommunicator {
-    // In this order: it looks at the others until the end.
-    watcher: Watcher,
+    // Declared first: the watchdog runs until the other fields are dropped.
+    watchdog: Watchdog,
     state: Mutex<State>,
-    way: Way,
+    path: OperationPath,
     staged: Staged,
     comm: Arc<Communicator>,
     context: Context,
     options: GpuOptions,
 }
 
-/// How operations are done.
-enum Way {
+enum OperationPath {
     Direct(Arc<Peers>),
-    /// By the host, and why.
+    /// Through host memory, and why.
     Staged(String),
 }
 
@@ -57,66 +60,77 @@ enum Way {
 struct State {
     copies: Option<Copies>,
     kernels: Option<Kernels>,
-    beside: Option<Beside>,
+    side: Option<SideStream>,
     registered: Vec<Registered>,
-    /// Memory for inputs that are multiplied first.
+    /// Scratch memory for inputs that are scaled first.
     scaled: Option<DeviceMemory>,
-    /// The end of the operation before: in which stream, and whether in a graph.
+    /// The end of the previous operation: its stream, its event, and whether it was captured.
     last: Option<(Stream, Event, bool)>,
 }
 
 impl State {
-    /// What of this rank's others may have open that goes by no descriptor. All else is let go of.
-    fn lent(self) -> Vec<Part> {
-        let lent = self
+    /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
+    fn ipc_shared(self) -> Vec<OwnedSpan> {
+        let ipc_shared = self
             .registered
             .into_iter()
-            .filter(|registered| registered.mapped.is_lent());
-        lent.map(|registered| registered.own).collect()
+            .filter(|registered| registered.mapped.is_ipc_shared());
+        ipc_shared.map(|registered| registered.own).collect()
     }
 }
 
-/// Memory that all ranks have registered together.
+/// Memory registered by all ranks together.
 struct Registered {
-    own: Part,
+    own: OwnedSpan,
     mapped: Mapped,
 }
 
 impl GpuCommunicator {
-    /// A rank with a GPU, of a communicator. All ranks call it at the same time; those that have none call [`Communicator::without_gpu`].
+    /// Creates a rank with a GPU. Collective: all ranks call it at the same time; those without a
+    /// GPU call [`Communicator::without_gpu`].
     ///
     /// # Errors
-    /// When a rank does not come, or the driver refuses something. That GPUs do not reach each other is none: see [`why_staged`](Self::why_staged).
+    /// If a rank does not arrive, or the driver refuses something. Missing peer access between GPUs
+    /// is not an error: see [`why_staged`](Self::why_staged).
+    #[doc(alias = "ncclCommInitRank")]
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
         let (options, sizes) = agree(&comm, options, Some(context))?;
         let met =
-            comm.exchanging(|group| Ok(Peers::meet(group.control_mut(), comm.rank(), Some(context), sizes)))??;
-        let way = match met {
-            Err(reason) => Way::Staged(reason),
-            Ok(_) if options.executor == Some(Executor::Staged) => Way::Staged("so it was asked for".to_owned()),
-            Ok(peers) => Way::Direct(Arc::new(peers)),
+            comm.exchanging(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
+        let path = match met {
+            Err(reason) => OperationPath::Staged(reason),
+            Ok(_) if options.executor == Some(Executor::Staged) => {
+                OperationPath::Staged("the options request it".to_owned())
+            }
+            Ok(peers) => OperationPath::Direct(Arc::new(peers)),
         };
         let comm = Arc::new(comm);
-        Self::with(&comm, context, options, way)
-            // The others have met this rank, and would wait for it until the deadline.
+        Self::with(&comm, context, options, path)
+            // The others have completed the exchange, and would wait for this rank until the
+            // deadline.
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
     }
 
-    fn with(comm: &Arc<Communicator>, context: &Context, options: GpuOptions, way: Way) -> Result<Self, GpuError> {
+    fn with(
+        comm: &Arc<Communicator>,
+        context: &Context,
+        options: GpuOptions,
+        path: OperationPath,
+    ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
         let mut state = State::default();
         let mut words = None;
-        if let Way::Direct(peers) = &way {
+        if let OperationPath::Direct(peers) = &path {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
             state.kernels = Some(Kernels::new(Arc::clone(peers)));
-            state.beside = Some(Beside::new(context)?);
+            state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
         let staged = Staged::new(&comm, context)?;
         Ok(Self {
-            watcher: Watcher::new(&comm, context, words)?,
+            watchdog: Watchdog::new(&comm, context, words)?,
             state: Mutex::new(state),
-            way,
+            path,
             staged,
             comm,
             context: context.clone(),
@@ -124,20 +138,23 @@ impl GpuCommunicator {
         })
     }
 
-    /// The communicator that it was made of, for operations on memory of the host. They have no order with those of streams, so all ranks see to it that they call both in one order, with nothing of the other under way.
+    /// The underlying communicator, for operations on host memory. These are unordered with stream
+    /// operations, so all ranks must call both in one order, without overlap.
     #[must_use]
     pub fn host(&self) -> &Communicator {
         &self.comm
     }
 
-    /// Which rank this is.
+    /// This rank.
     #[must_use]
+    #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> Rank {
         self.comm.rank()
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
+    #[doc(alias = "ncclCommCount")]
     pub fn size(&self) -> u32 {
         self.comm.size()
     }
@@ -148,16 +165,17 @@ impl GpuCommunicator {
         &self.context
     }
 
-    /// What ranks map of each other, where they do.
+    /// The ranks' mapped memory, if they use peer access.
     #[must_use]
     pub fn peers(&self) -> Option<&Arc<Peers>> {
-        match &self.way {
-            Way::Direct(peers) => Some(peers),
-            Way::Staged(_) => None,
+        match &self.path {
+            OperationPath::Direct(peers) => Some(peers),
+            OperationPath::Staged(_) => None,
         }
     }
 
-    /// What does an operation, whose output is registered or not, and by which algorithm, where the GPUs do it.
+    /// The executor and algorithm of an operation, with a registered output or not, if the GPUs
+    /// execute it.
     #[must_use]
     pub fn way(
         &self,
@@ -166,7 +184,7 @@ impl GpuCommunicator {
         count: usize,
         registered: bool,
     ) -> (Executor, Option<Algorithm>) {
-        if let Way::Staged(_) = &self.way {
+        if let OperationPath::Staged(_) = &self.path {
             return (Executor::Staged, None);
         }
         match Choice::new(&self.options, self.size(), collective, data, count, registered) {
@@ -177,19 +195,21 @@ impl GpuCommunicator {
         }
     }
 
-    /// Why operations go through the host's memory, if they do: the same on all ranks.
+    /// Why operations are staged through host memory, if they are: the same on all ranks.
     #[must_use]
     pub fn why_staged(&self) -> Option<&str> {
-        match &self.way {
-            Way::Direct(_) => None,
-            Way::Staged(reason) => Some(reason),
+        match &self.path {
+            OperationPath::Direct(_) => None,
+            OperationPath::Staged(reason) => Some(reason),
         }
     }
 
-    /// Whether all is well, as far as is known: what the next operation would say.
+    /// Whether the communicator has failed: the error that the next operation would return.
     ///
     /// # Errors
-    /// When a rank is gone or has given up, an operation has not finished in its time, or the host's part of one has failed.
+    /// If a rank is gone or has aborted, an operation has exceeded its deadline, or the host's part
+    /// of one has failed.
+    #[doc(alias = "ncclCommGetAsyncError")]
     pub fn check(&self) -> Result<(), GpuError> {
         if let Some(error) = self.staged.error() {
             return Err(error);
@@ -200,22 +220,34 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Fails all operations on all ranks: what waits in streams is let go on. See [`Communicator::abort`].
+    /// Fails all operations on all ranks and releases stream waits. See [`Communicator::abort`].
+    #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self, reason: &str) {
         self.comm.abort(reason);
     }
 
-    /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
+    /// Registers memory with the other ranks, so that results in it are stored directly by the
+    /// ranks that produce them. Collective: each rank registers memory of the same length.
     ///
-    /// It may be [`DeviceMemory`], or what somebody else has allocated, as PyTorch has ([`Foreign`](doorbell_cuda::Foreign)). Of that, what does not go by descriptor (`cudaMalloc`'s does not) is kept as long as others have it by the ranks' calling [`deregister`](Self::deregister) or
-    /// [`destroy`](Self::destroy); whoever drops the communicator without either keeps it himself until the others have done so, too. It goes to other processes alone: not to ranks that are threads of one.
+    /// It may be [`DeviceMemory`], or memory allocated elsewhere such as PyTorch's
+    /// ([`Foreign`](doorbell_cuda::Foreign)). Of the latter, memory that cannot be shared by
+    /// descriptor (from `cudaMalloc`) must outlive the others' mappings: it is kept until all ranks
+    /// have called [`deregister`](Self::deregister) or [`destroy`](Self::destroy); if the
+    /// communicator is dropped without either, the caller must keep it until the others have done
+    /// so too. It can be shared with other processes only, not between ranks that are threads of
+    /// one.
     ///
-    /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
+    /// An operation whose output lies in registered memory then finds it on all ranks, in the
+    /// memory of the same registration at the same offset. (Gather, scatter and reduce do not use
+    /// it.)
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
+    #[doc(alias = "ncclCommRegister")]
     pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
-        let Way::Direct(peers) = &self.way else { return Ok(()) };
+        let OperationPath::Direct(peers) = &self.path else {
+            return Ok(());
+        };
         let mapped = self
             .comm
             .exchanging(|group| Ok(peers.map(group.control_mut(), memory)))??;
@@ -232,7 +264,10 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Forgets memory that was registered. All ranks call it, between the same operations. Where any of it goes by no descriptor it returns when the operations before are done and all ranks have let go of it, or when the communicator has failed; graphs that use it are for the caller to drop first.
+    /// Deregisters memory. Collective: all ranks call it between the same operations. For memory
+    /// shared by IPC handle it returns once earlier operations are done and all ranks have closed
+    /// it, or the communicator has failed; graphs that use it must be dropped first.
+    #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(&self, memory: &impl Memory) {
         let start = memory.all().device_ptr();
         let mut state = self.state();
@@ -244,28 +279,30 @@ impl GpuCommunicator {
             return;
         };
         let Registered { own, mapped } = state.registered.remove(at);
-        if !mapped.is_lent() {
+        if !mapped.is_ipc_shared() {
             return;
         }
         if let Some((_, end, false)) = &state.last {
-            // Whatever it says: nothing of it goes on then.
+            // After an error, too, no work is left that uses it.
             let _ = end.synchronize();
         }
         drop((state, mapped));
         self.context.reap();
-        // Who does not come any more has let go of it, too.
+        // A rank that is gone has closed it, too.
         let _ = self
             .comm
             .exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
         drop(own);
     }
 
-    /// Captures what `work` puts into `stream` by this communicator, for a graph. All ranks do so, with the same operations.
+    /// Captures the operations that `work` enqueues on `stream` into a graph. Collective: all ranks
+    /// capture the same operations.
     ///
     /// # Errors
-    /// The error of `work`, what the driver says of the capture, or [`GpuError::Refused`] where the host has a part in operations.
+    /// The error of `work`, the driver's error for the capture, or [`GpuError::Refused`] if
+    /// operations are staged through the host.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
-        if let Way::Staged(reason) = &self.way {
+        if let OperationPath::Staged(reason) = &self.path {
             return Err(GpuError::Refused {
                 what: "a graph of operations in which the host has a part",
                 reason: format!("the host cannot be captured, and has a part because {reason}"),
@@ -274,8 +311,8 @@ impl GpuCommunicator {
         let others: Vec<Stream> = {
             let state = self.state();
             let copies = state.copies.iter().flat_map(Copies::streams);
-            let beside = state.beside.iter().map(Beside::stream);
-            copies.chain(beside).cloned().collect()
+            let side = state.side.iter().map(SideStream::stream);
+            copies.chain(side).cloned().collect()
         };
         let others: Vec<&Stream> = others.iter().collect();
         let mut failed = None;
@@ -293,24 +330,25 @@ impl GpuCommunicator {
         }
     }
 
-    /// Says goodbye: returns when all ranks have come here. What is in streams is done all the same.
+    /// Shuts down: returns when all ranks have called it. Enqueued work still completes.
     ///
     /// # Errors
-    /// As [`Communicator::destroy`], and of the host's part of operations.
+    /// As [`Communicator::destroy`], and failures of the host's part of operations.
+    #[doc(alias("ncclCommDestroy", "ncclCommFinalize"))]
     pub fn destroy(self) -> Result<(), GpuError> {
         let Self {
-            watcher,
+            watchdog,
             staged,
             state,
-            way,
+            path,
             comm,
             context,
             ..
         } = self;
         let failed = staged.error();
-        let lent = state.into_inner().unwrap_or_else(PoisonError::into_inner).lent();
-        drop((staged, way));
-        watcher.end();
+        let ipc_shared = state.into_inner().unwrap_or_else(PoisonError::into_inner).ipc_shared();
+        drop((staged, path));
+        watchdog.end();
         context.reap();
         let parted = match failed {
             Some(error) => Err(error),
@@ -319,20 +357,21 @@ impl GpuCommunicator {
                 None => Ok(()),
             },
         };
-        // Nobody has it open any more.
-        drop(lent);
+        // No rank has it open any more.
+        drop(ipc_shared);
         parted
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it is held leaves it as it was before a step.
+        // A panic while it is locked leaves it in the state before a step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an operation into `stream`.
+    /// Enqueues an operation on `stream`.
     ///
     /// # Errors
-    /// What was called wrongly, or what has failed by now. What fails later, the next call says. Where the driver refuses this rank's part outside of a capture, the communicator has failed on all ranks.
+    /// Misuse, or an earlier failure. Later failures are reported by the next call. If the driver
+    /// refuses this rank's part outside of a capture, the communicator fails on all ranks.
     pub fn enqueue(&self, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.check()?;
         let case = Case {
@@ -345,7 +384,7 @@ impl GpuCommunicator {
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
-        let done = self.put(&checked, &case, call, stream);
+        let done = self.enqueue_checked(&checked, &case, call, stream);
         if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
             && !stream.is_capturing().unwrap_or(false)
         {
@@ -354,26 +393,32 @@ impl GpuCommunicator {
             self.abort(&format!(
                 "it cannot do its part of an operation ({collective}): {error}"
             ));
-            self.expect_what_was_begun(stream);
+            self.watch_partial_operation(stream);
         }
         done
     }
 
-    /// Of an operation that was not begun whole, has the end of what was begun waited for when this is dropped: only then is what it uses freed. Where the driver refuses that too, there is nothing to wait by.
-    fn expect_what_was_begun(&self, stream: &Stream) {
+    /// For a partly enqueued operation: has its work waited for on drop, before the resources are
+    /// freed. If the driver refuses the event, there is nothing to wait on.
+    fn watch_partial_operation(&self, stream: &Stream) {
         let state = self.state();
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
         for stream in copiers.iter().chain([stream]) {
             let Ok(end) = Event::new(&self.context) else { continue };
             if stream.record(&end).is_ok() {
                 let deadline = self.comm.options().deadline;
-                self.watcher.expect(end, Instant::now() + deadline);
+                self.watchdog.watch(end, Instant::now() + deadline);
             }
         }
     }
 
-    /// Puts a checked one into `stream`.
-    fn put(&self, checked: &Checked<'_>, case: &Case, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
+    fn enqueue_checked(
+        &self,
+        checked: &Checked<'_>,
+        case: &Case,
+        call: &GpuCall<'_>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
         if let Some((before, end, was_capturing)) = &state.last
@@ -382,27 +427,27 @@ impl GpuCommunicator {
         {
             stream.wait(end)?;
         }
-        match &self.way {
-            Way::Direct(_) => self.directly(&mut state, checked, call, stream)?,
-            Way::Staged(_) if is_capturing => {
+        match &self.path {
+            OperationPath::Direct(_) => self.enqueue_direct(&mut state, checked, call, stream)?,
+            OperationPath::Staged(_) if is_capturing => {
                 return Err(GpuError::Refused {
                     what: "an operation in which the host has a part, in a graph",
                     reason: "the host cannot be captured".to_owned(),
                 });
             }
-            Way::Staged(_) => self.staged.run(call, case, stream)?,
+            OperationPath::Staged(_) => self.staged.run(call, case, stream)?,
         }
         let end = Event::new(&self.context)?;
         stream.record(&end)?;
         if !is_capturing {
-            self.watcher
-                .expect(end.clone(), Instant::now() + self.comm.options().deadline);
+            self.watchdog
+                .watch(end.clone(), Instant::now() + self.comm.options().deadline);
         }
         state.last = Some((stream.clone(), end, is_capturing));
         Ok(())
     }
 
-    fn directly(
+    fn enqueue_direct(
         &self,
         state: &mut State,
         checked: &Checked<'_>,
@@ -412,7 +457,7 @@ impl GpuCommunicator {
         let State {
             copies: Some(copies),
             kernels: Some(kernels),
-            beside: Some(beside),
+            side: Some(side),
             registered,
             scaled,
             ..
@@ -425,7 +470,8 @@ impl GpuCommunicator {
             .scale
             .filter(|_| checked.scalar.is_some())
             .map_or(0, |scalar| scalar.bits());
-        // Of gather and reduce the others do not know where the root's is, and of scatter not all have it at one offset.
+        // For gather and reduce the other ranks do not know the root's output address, and for
+        // scatter the offsets differ.
         let is_alike = !matches!(
             call.collective,
             Collective::Gather | Collective::Reduce | Collective::Scatter
@@ -464,23 +510,24 @@ impl GpuCommunicator {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
             Choice::Copies(algorithm, slice) => {
-                self.by_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
+                self.enqueue_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
             }
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
-                // What may wait for the device is done before anything in it waits for another rank.
-                copies.ready(&first)?;
-                beside.run(
+                // Loading may wait for the whole device, so it precedes all work that waits for
+                // other ranks.
+                copies.prepare_all(&first)?;
+                side.run(
                     stream,
-                    |beside| kernels.run(&rest, reduction, cut, beside),
-                    || self.by_copies(copies, scaled, &first, checked.scalar, stream),
+                    |side| kernels.run(&rest, reduction, cut, side),
+                    || self.enqueue_copies(copies, scaled, &first, checked.scalar, stream),
                 )
             }
         }
     }
 
-    /// Puts an operation into `stream`, for the copy engines. They do not multiply: that is done before.
-    fn by_copies(
+    /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
+    fn enqueue_copies(
         &self,
         copies: &mut Copies,
         scaled: &mut Option<DeviceMemory>,
@@ -491,7 +538,7 @@ impl GpuCommunicator {
         let (Some(scalar), Some(span)) = (scalar, operation.input) else {
             return copies.run(operation, stream);
         };
-        copies.warm(operation.data, Operator::Sum)?;
+        copies.warm_up(operation.data, Operator::Sum)?;
         let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
             Some(memory) => memory,
             None => DeviceMemory::alloc(&self.context, span.len())?,
@@ -504,7 +551,7 @@ impl GpuCommunicator {
             types::data(operation.data),
             Operator::Sum,
             &[source],
-            (Form::Element, into),
+            (OperandKind::Element, into),
         )?;
         let operation = Operation {
             input: Some(into),
@@ -516,100 +563,17 @@ impl GpuCommunicator {
 }
 
 impl Communicator {
-    /// For a rank that has no GPU, when others of the communicator make a [`GpuCommunicator`] of it: tells them so. From then on, what this rank calls of memory of the host and what they call of streams are one operation.
+    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
+    /// informs them. From then on, its operations on host memory and their stream operations match.
     ///
     /// # Errors
-    /// When a rank does not come.
+    /// If a rank does not arrive.
     pub fn without_gpu(&self) -> Result<(), GpuError> {
         let (_, sizes) = agree(self, GpuOptions::default(), None)?;
-        self.exchanging(|group| Ok(Peers::meet(group.control_mut(), self.rank(), None, sizes)))??
+        self.exchanging(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
             .err();
         Ok(())
     }
-}
-
-/// What rank 0 says of the options, and the least that any rank has of memory.
-fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) -> Result<(GpuOptions, Sizes), GpuError> {
-    let staging = match (options.sizes, context) {
-        (Some(sizes), _) => sizes.staging,
-        (None, Some(context)) => (context.device().total_memory()? / 32).min(STAGING),
-        (None, None) => STAGING,
-    };
-    let executor = options.executor.map_or(0, |executor| 1 + executor as u64);
-    let copiers = options.copiers.unwrap_or(0);
-    let sizes = options.sizes.unwrap_or_default();
-    let mine = [
-        executor,
-        options.slice.unwrap_or(0),
-        copiers.into(),
-        options.blocks.unwrap_or(0).into(),
-        options.cut.unwrap_or(0).into(),
-        options.share.unwrap_or(0).into(),
-        sizes.flags as u64,
-        sizes.slots as u64,
-        sizes.small as u64,
-        sizes.fifos as u64,
-        staging as u64,
-    ];
-    let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_be_bytes()).collect();
-    let said = comm.exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
-    let numbers = |said: &Vec<u8>| -> Vec<u64> {
-        said.as_chunks::<8>()
-            .0
-            .iter()
-            .map(|bytes| u64::from_be_bytes(*bytes))
-            .collect()
-    };
-    let all: Vec<_> = said.iter().map(numbers).collect();
-    let first = all.first().filter(|first| {
-        all.iter()
-            .all(|one| one.len() == first.len() && one.len() == mine.len())
-    });
-    let Some(
-        &[
-            executor,
-            slice,
-            copiers,
-            blocks,
-            cut,
-            share,
-            flags,
-            slots,
-            small,
-            fifos,
-            _,
-        ],
-    ) = first.map(Vec::as_slice)
-    else {
-        return Err(GpuError::Refused {
-            what: "a communicator of GPUs",
-            reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
-                .to_owned(),
-        });
-    };
-    let sizes = Sizes {
-        flags: flags as usize,
-        slots: slots as usize,
-        small: small as usize,
-        fifos: fifos as usize,
-        staging: all
-            .iter()
-            .filter_map(|one| one.last())
-            .min()
-            .map_or(0, |least| *least as usize),
-    };
-    let options = GpuOptions {
-        executor: executor
-            .checked_sub(1)
-            .and_then(|at| Executor::ALL.get(at as usize).copied()),
-        sizes: Some(sizes),
-        slice: (slice > 0).then_some(slice),
-        copiers: (copiers > 0).then_some(copiers as u8),
-        blocks: (blocks > 0).then_some(blocks as u32),
-        cut: (cut > 0).then_some(cut as u32),
-        share: (share > 0).then_some(share as u8),
-    };
-    Ok((options, sizes))
 }
 
 impl core::fmt::Debug for GpuCommunicator {

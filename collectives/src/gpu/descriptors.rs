@@ -1,7 +1,10 @@
-//! File descriptors between the ranks of a host: how each gets what stands for the others' device memory.
+//! File descriptor passing between the ranks of a host: each receives the descriptors of the
+//! others' device memory.
 //!
-//! A rank listens at an abstract Unix address (unix(7)) with a random name, tells it over the control mesh, and gives its descriptor to whoever connects and is of the same user. The descriptors of a driver cannot be opened from
-//! `/proc/PID/fd`, as a memfd's can, for there is nothing behind them to open anew. Nothing is left when it is over: the address goes with its socket.
+//! A rank listens on an abstract Unix socket (unix(7)) with a random name, sends the name over the
+//! control mesh, and passes its descriptor (SCM_RIGHTS) to peers that present the name and run as
+//! the same user. A driver's descriptors cannot be reopened through `/proc/PID/fd` as a memfd's
+//! can. Nothing is left behind: the address disappears with its socket.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,49 +19,54 @@ use crate::bootstrap::{Exchange, ExchangeError, Nonce};
 use crate::executor::boot;
 use crate::types::Rank;
 
-/// Bytes of what a rank tells: its kernel and the name of its address.
-const OFFER: usize = 32;
-/// Bytes that whoever connects says first: the name, and its rank.
-const HELLO: usize = 20;
-/// How long ranks of one host may take to give what they have promised.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at an address that nobody has connected to.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of an offer: the boot id and the socket name.
+const OFFER_BYTES: usize = 32;
+/// Bytes of a hello: the name, and the sender's rank.
+const HELLO_BYTES: usize = 20;
+/// The time limit of the exchange between ranks of one host.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The poll interval of a socket without pending connections.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Gives each rank of this host `own`, and returns what each gave, by rank: none of those that cannot be reached so, nor of this rank itself. All ranks call it.
+/// Passes `own` to each rank of this host, and returns the descriptors received, by rank: none for
+/// unreachable ranks, nor for this rank. Collective.
 ///
 /// # Errors
-/// Of the exchange. What goes wrong between two ranks of a host is none: they do not reach each other then.
-pub(super) fn share(
+/// Those of the exchange. Failures between two ranks of a host are not errors: they then have no
+/// access to each other.
+pub(super) fn exchange_descriptors(
     exchange: &mut dyn Exchange,
     rank: Rank,
     own: BorrowedFd<'_>,
 ) -> Result<Vec<Option<OwnedFd>>, ExchangeError> {
-    let door = Door::open();
-    let said = exchange.all_gather(&door.as_ref().map_or([0; OFFER], Door::offer))?;
+    let server = DescriptorServer::open();
+    let offers = exchange.all_gather(&server.as_ref().map_or([0; OFFER_BYTES], DescriptorServer::offer))?;
     let mut connected: Vec<_> = (0..)
         .map(Rank)
-        .zip(&said)
-        .map(|(peer, offer)| door.as_ref().filter(|_| peer != rank)?.connect(offer, rank))
+        .zip(&offers)
+        .map(|(peer, offer)| server.as_ref().filter(|_| peer != rank)?.connect(offer, rank))
         .collect();
-    // Nobody waits for one who could not connect.
+    // Failed connections are announced, so that no rank waits for them.
     let mine: Vec<u8> = connected.iter().map(|one| u8::from(one.is_some())).collect();
     let theirs = exchange.all_gather(&mine)?;
     let coming: Vec<_> = theirs.iter().map(|one| one.get(rank.index()) == Some(&1)).collect();
-    if let Some(door) = &door {
-        door.serve(own, &coming);
+    if let Some(server) = &server {
+        server.serve(own, &coming);
     }
-    Ok(connected.iter_mut().map(|stream| receive(stream.as_mut()?)).collect())
+    Ok(connected
+        .iter_mut()
+        .map(|stream| receive_descriptor(stream.as_mut()?))
+        .collect())
 }
 
-/// An address of this rank's.
-struct Door {
+/// A rank's listening socket.
+struct DescriptorServer {
     listener: UnixListener,
     boot: [u8; 16],
     name: [u8; 16],
 }
 
-impl Door {
+impl DescriptorServer {
     fn open() -> Option<Self> {
         let name = *Nonce::random().ok()?.bytes();
         let listener = UnixListener::bind_addr(&address(&name)?).ok()?;
@@ -70,56 +78,57 @@ impl Door {
         })
     }
 
-    fn offer(&self) -> [u8; OFFER] {
-        let mut offer = [0; OFFER];
+    fn offer(&self) -> [u8; OFFER_BYTES] {
+        let mut offer = [0; OFFER_BYTES];
         offer[..16].copy_from_slice(&self.boot);
         offer[16..].copy_from_slice(&self.name);
         offer
     }
 
-    /// Connects to a peer on the same kernel, and says who this is.
+    /// Connects to a peer on the same kernel, and sends the hello.
     fn connect(&self, offer: &[u8], rank: Rank) -> Option<UnixStream> {
         let (boot, name) = offer.split_first_chunk::<16>()?;
         let name: [u8; 16] = name.try_into().ok()?;
         (*boot == self.boot).then_some(())?;
         let mut stream = UnixStream::connect_addr(&address(&name)?).ok()?;
-        let mut hello = [0; HELLO];
+        let mut hello = [0; HELLO_BYTES];
         hello[..16].copy_from_slice(&name);
         hello[16..].copy_from_slice(&rank.0.to_be_bytes());
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.set_read_timeout(Some(EXCHANGE_TIMEOUT)).ok()?;
         stream.write_all(&hello).ok()?;
-        is_ours(&stream).then_some(stream)
+        is_same_user(&stream).then_some(stream)
     }
 
-    /// Gives `descriptor` to the ranks that have connected, and to nobody else.
+    /// Passes `descriptor` to the connecting ranks, and to no other process.
     fn serve(&self, descriptor: BorrowedFd<'_>, coming: &[bool]) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + EXCHANGE_TIMEOUT;
         let mut left = coming.to_vec();
         while left.contains(&true) && Instant::now() < until {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    let Some(peer) = self.greeted(stream.try_clone().ok()) else {
+                    let Some(peer) = self.authenticate(stream.try_clone().ok()) else {
                         continue;
                     };
                     let Some(waited) = left.get_mut(peer.index()) else {
                         continue;
                     };
-                    // It has gone if it does not take it, and says so itself.
-                    let _ = give(&stream, descriptor);
+                    // A peer that does not take it is gone, and reports that itself.
+                    let _ = send_descriptor(&stream, descriptor);
                     *waited = false;
                 }
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 
-    /// Who has connected, if it is a rank of this user's that knows the name from the control mesh.
-    fn greeted(&self, stream: Option<UnixStream>) -> Option<Rank> {
+    /// The rank of an accepted connection, if it has the same user and presents the name from the
+    /// control mesh.
+    fn authenticate(&self, stream: Option<UnixStream>) -> Option<Rank> {
         let mut stream = stream?;
-        is_ours(&stream).then_some(())?;
+        is_same_user(&stream).then_some(())?;
         stream.set_nonblocking(false).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        let mut hello = [0; HELLO];
+        stream.set_read_timeout(Some(EXCHANGE_TIMEOUT)).ok()?;
+        let mut hello = [0; HELLO_BYTES];
         stream.read_exact(&mut hello).ok()?;
         let (name, rank) = hello.split_first_chunk::<16>()?;
         (*name == self.name).then(|| Some(Rank(u32::from_be_bytes(rank.try_into().ok()?))))?
@@ -131,20 +140,19 @@ fn address(name: &[u8; 16]) -> Option<SocketAddr> {
     SocketAddr::from_abstract_name(format!("doorbell-gpu-{digits:032x}")).ok()
 }
 
-/// Whether the other end is a process of this user.
-fn is_ours(stream: &UnixStream) -> bool {
+fn is_same_user(stream: &UnixStream) -> bool {
     getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }
 
-fn give(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {
+fn send_descriptor(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {
     let descriptors = [descriptor.as_raw_fd()];
     let rights = [ControlMessage::ScmRights(&descriptors)];
     let flags = MsgFlags::MSG_NOSIGNAL;
     sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&[1])], &rights, flags, None).map(drop)
 }
 
-/// What the other end gives; none if it gives nothing in time.
-fn receive(stream: &mut UnixStream) -> Option<OwnedFd> {
+/// Receives the peer's descriptor; `None` after the timeout.
+fn receive_descriptor(stream: &mut UnixStream) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut bytes = [IoSliceMut::new(&mut byte)];
     let mut room = nix::cmsg_space!([RawFd; 1]);
@@ -158,7 +166,8 @@ fn receive(stream: &mut UnixStream) -> Option<OwnedFd> {
     let mut given = Vec::new();
     for control in message.cmsgs().ok()? {
         if let ControlMessageOwned::ScmRights(descriptors) = control {
-            // SAFETY: the kernel has opened them for this process just now, and nobody else knows of them.
+            // SAFETY: the kernel has just installed them in this process, so they have no other
+            // owner.
             given.extend(
                 descriptors
                     .into_iter()
@@ -187,7 +196,7 @@ mod tests {
                     let rank = group.rank();
                     let mut own = tempfile();
                     write!(own, "rank {rank}").unwrap();
-                    let given = share(group.control_mut(), rank, own.as_fd()).unwrap();
+                    let given = exchange_descriptors(group.control_mut(), rank, own.as_fd()).unwrap();
                     for (peer, descriptor) in given.into_iter().enumerate() {
                         let Some(descriptor) = descriptor else {
                             assert_eq!(peer, rank.index());

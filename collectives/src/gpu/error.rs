@@ -1,4 +1,4 @@
-//! What can go wrong with collectives on GPUs.
+//! Errors of GPU collectives.
 
 use doorbell_cuda::reduce::ReduceError;
 
@@ -8,31 +8,31 @@ use crate::communicator::CollectiveError;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
-/// Why a collective on GPUs was not begun, or has failed.
+/// A failed collective on GPUs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// Of the communicator: a rank is gone, or has given up; or what was asked of the processors.
+    /// From the communicator: a rank is gone or has aborted; or from an operation on the host.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
-    /// Of the driver.
+    /// From the driver.
     #[error(transparent)]
     Driver(#[from] doorbell_cuda::Error),
-    /// Of the reduction kernels.
+    /// From the reduction kernels.
     #[error(transparent)]
     Reduce(Box<ReduceError>),
-    /// The algorithm does not do it.
+    /// The algorithm does not support the collective.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// What was given to an operation does not fit it; nothing was begun.
+    /// Invalid arguments; nothing was enqueued.
     #[error("{collective} on GPUs: {what}")]
     Misuse {
         /// The operation.
         collective: Collective,
-        /// What does not fit, and how it should be.
+        /// The defect, and what is expected.
         what: String,
     },
-    /// An operator that elements are not reduced by without more.
+    /// The operator requires a scalar.
     #[error("{op} of {data} on GPUs takes a scalar: give PreMulSum one of {}", data.accumulator())]
     NoScalar {
         /// The operator.
@@ -43,15 +43,15 @@ pub enum GpuError {
     /// Memory cannot be registered on all ranks.
     #[error("memory cannot be registered with the other ranks: {0}")]
     NotRegistered(String),
-    /// A variable of the environment, or an option, asks for what cannot be done here.
+    /// An environment variable or option requests something unsupported here.
     #[error("{what}: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The variable or option.
         what: &'static str,
-        /// Why not, and what to do.
+        /// The reason and advice.
         reason: String,
     },
-    /// A thread that is needed cannot be started.
+    /// A required thread cannot be started.
     #[error("cannot start a thread for operations on GPUs: {0}")]
     Thread(std::io::Error),
 }

@@ -1,6 +1,8 @@
-//! The executor of plans by kernels: one launch for an operation, in which every block of threads goes through the lowered plan.
+//! The plan-executing kernels: one launch per operation, in which every thread block executes the
+//! lowered plan.
 //!
-//! A rank is given what its kernels need of the others, which is their arenas' addresses, and nothing else of them: [`Peers`](super::Peers) maps these, or a test that has all ranks in one process.
+//! Of its peers a rank's kernels need only the arenas' addresses: [`Peers`](super::Peers) maps
+//! these, or a test with all ranks in one process.
 
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
@@ -8,35 +10,35 @@ use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
 use super::error::GpuError;
 use super::lower::{self, LowerError, Lowered, Options};
 use super::peers::Areas;
-use super::program::{Arguments, Counted, Cut, Function, Geometry, MAX_THREADS, Memory, SLOTS};
+use super::program::{ArenaLayout, Arguments, CountedLayouts, Function, LaunchShape, MAX_THREADS, Memory, SLOTS};
 use crate::plan::{Schedule, Shape};
 use crate::types::{Rank, ReduceOp};
 
-/// One rank's kernels.
+/// The kernel executor of a rank.
 #[derive(Debug)]
 pub struct KernelExecutor {
     kernels: CollectiveKernels,
-    geometry: Geometry,
+    arena_layout: ArenaLayout,
     rank: Rank,
     arenas: Vec<u64>,
     stop: u64,
 }
 
-/// A plan for one rank.
+/// The lowered plan of a rank.
 #[derive(Debug)]
 pub struct Plan {
     shape: Shape,
     lowered: Lowered,
-    /// Whether outputs must be mapped.
+    /// Whether outputs must be mapped by peers.
     direct: bool,
 }
 
-/// An operation's memory.
+/// The memory of an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation<'a> {
     /// The input's address.
     pub input: u64,
-    /// The output's.
+    /// The output's address.
     pub output: u64,
     /// All ranks' outputs, if they are mapped.
     pub outputs: Option<&'a [u64]>,
@@ -45,7 +47,8 @@ pub struct Operation<'a> {
 }
 
 impl Plan {
-    /// Lowers `schedule` for `rank`: with outputs that are mapped by all ranks (`direct`) or not, and input and output in one memory or not.
+    /// Lowers `schedule` for `rank`: with outputs mapped by all ranks (`direct`) or not, and in
+    /// place or not.
     ///
     /// # Errors
     /// [`LowerError`], the same on all ranks.
@@ -64,7 +67,7 @@ impl Plan {
         })
     }
 
-    /// What the rank does.
+    /// The lowered program of the rank.
     #[must_use]
     pub fn lowered(&self) -> &Lowered {
         &self.lowered
@@ -72,8 +75,10 @@ impl Plan {
 }
 
 impl KernelExecutor {
-    /// The kernels of `rank` in `context`. `arenas` are all ranks' arenas as that context has them, `areas` is how they are divided; `stop` is the address of a word that is not 0 from when all are to give up. Launches have at most
-    /// `blocks` blocks of threads, the same on all ranks.
+    /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
+    /// that context, `areas` their layout; `stop` is the address of a word that becomes nonzero
+    /// when all kernels must abort. Launches have at most `blocks` thread blocks, the same on all
+    /// ranks.
     #[must_use]
     pub fn new(
         kernels: CollectiveKernels,
@@ -85,40 +90,38 @@ impl KernelExecutor {
     ) -> Self {
         Self {
             kernels,
-            geometry: Geometry::new(areas, arenas.len() as u32, blocks),
+            arena_layout: ArenaLayout::new(areas, arenas.len() as u32, blocks),
             rank,
             arenas,
             stop,
         }
     }
 
-    /// The same with the kernels of this toolkit.
+    /// The same with the embedded kernels.
     #[must_use]
     pub fn of(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64, blocks: u32) -> Self {
         Self::new(CollectiveKernels::new(context), rank, arenas, areas, stop, blocks)
     }
 
-    /// How an arena is divided.
+    /// The kernels' layout of an arena.
     #[must_use]
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    pub fn arena_layout(&self) -> &ArenaLayout {
+        &self.arena_layout
     }
 
-    /// Loads the kernel of a function, and runs it once with nothing to do: before a stream is captured, and before anything of the device waits for another rank. A driver may put off loading to the first launch, which waits for all of the
-    /// device then.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn prepare(&self, stream: &Stream, function: Function, lines: bool) -> Result<(), GpuError> {
-        let kernel = self.kernel(function, lines)?;
-        // SAFETY: the kernel's only argument is this struct, by which it has nothing to do.
+    /// Loads the kernel of a function and runs it once without work: before a capture, and before
+    /// any work of the device waits for another rank. A driver may load it lazily at the first
+    /// launch, and then waits for the whole device.
+    pub fn prepare(&self, stream: &Stream, function: Function, ll: bool) -> Result<(), GpuError> {
+        let kernel = self.kernel(function, ll)?;
+        // SAFETY: the kernel's only parameter is this struct, which describes no work.
         unsafe { kernel.launch(stream, Launch::linear(1, 32), &[&Arguments::NOTHING], &[])? };
         stream.synchronize()?;
         Ok(())
     }
 
-    fn kernel(&self, function: Function, lines: bool) -> Result<Kernel, GpuError> {
-        let kind = if lines { "lines" } else { "collective" };
+    fn kernel(&self, function: Function, ll: bool) -> Result<Kernel, GpuError> {
+        let kind = if ll { "lines" } else { "collective" };
         let name = match function.op {
             Some(_) => format!("{kind}_{}", function.data.name()),
             None => format!("{kind}_move_{}", function.data.bytes()),
@@ -129,20 +132,22 @@ impl KernelExecutor {
         })
     }
 
-    /// Puts an operation into `stream`. All ranks do so with the same plan, count, function and cut, in the same order. `uses` is kept until it is done.
+    /// Enqueues an operation on `stream`. Collective: all ranks use the same plan, count, function
+    /// and launch shape, in the same order. `uses` is kept until it is done.
     ///
     /// # Safety
-    /// The addresses must be those of memory of `count`'s elements, as the plan's places are, which the device reaches until the operation is done on all ranks, and nobody else may write what it reads, or touch what it writes, from when
-    /// the stream comes to it until it is done there.
+    /// The addresses must be those of memory with `count` elements, in the plan's layout,
+    /// accessible to the device until the operation is done on all ranks. While it executes,
+    /// nothing else may write its sources or access its targets.
     ///
     /// # Errors
-    /// [`GpuError`]; nothing was begun.
+    /// [`GpuError`]; nothing was enqueued.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
         plan: &Plan,
         function: Function,
-        cut: Cut,
+        cut: LaunchShape,
         operation: Operation<'_>,
         uses: &[Span<'_>],
     ) -> Result<(), GpuError> {
@@ -151,7 +156,7 @@ impl KernelExecutor {
             what,
         };
         if plan.direct
-            && !cut.lines
+            && !cut.ll
             && operation
                 .outputs
                 .is_none_or(|outputs| outputs.len() != self.arenas.len())
@@ -160,8 +165,10 @@ impl KernelExecutor {
                 "the plan writes to outputs, of which not all are mapped".to_owned(),
             ));
         }
-        if cut.lines && plan.shape.collective == crate::plan::Collective::Barrier {
-            return Err(misuse("messages without content do not go as lines".to_owned()));
+        if cut.ll && plan.shape.collective == crate::plan::Collective::Barrier {
+            return Err(misuse(
+                "messages without content are not supported by the LL protocol".to_owned(),
+            ));
         }
         if cut.threads == 0 || cut.threads > MAX_THREADS || !cut.threads.is_multiple_of(32) {
             return Err(misuse(format!(
@@ -171,7 +178,7 @@ impl KernelExecutor {
         }
         let op = function.op.filter(|_| plan.shape.collective.reduces());
         let function = Function { op, ..function };
-        let counted = Counted::new(&plan.shape, operation.count);
+        let counted_layouts = CountedLayouts::new(&plan.shape, operation.count);
         let memory = Memory {
             input: operation.input,
             output: operation.output,
@@ -180,23 +187,24 @@ impl KernelExecutor {
             stop: self.stop,
         };
         let strands = plan.lowered.strands.len() as u32;
-        let cut = Cut {
+        let cut = LaunchShape {
             blocks: (cut.blocks / strands * strands).max(strands),
             ..cut
         };
         let arguments = Arguments::new(
             self.rank,
             &plan.lowered,
-            &counted,
+            &counted_layouts,
             function,
-            &self.geometry,
+            &self.arena_layout,
             cut,
             memory,
         )
         .map_err(|error| misuse(error.to_string()))?;
-        let kernel = self.kernel(function, cut.lines)?;
+        let kernel = self.kernel(function, cut.ll)?;
         let launch = Launch::linear(cut.blocks, cut.threads);
-        // SAFETY: the kernel's only argument is this struct, of its version; the caller answers for what is in it.
+        // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
+        // for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The [executor by kernels](super::kernel) of one communicator: its plans, and its kernels made ready; and that of [short operations](super::small).
+//! The kernel executors of one communicator, for [plans](super::kernel) and [short
+//! operations](super::small): plan cache and kernel warm-up.
 
 use std::sync::Arc;
 
@@ -10,18 +11,17 @@ use super::error::GpuError;
 use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
 use super::peers::{MAX_PEERS, Peers};
-use super::program::{Cut, Function, MAX_BLOCKS};
+use super::program::{Function, LaunchShape, MAX_BLOCKS};
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// Plans that are kept.
-const KEPT: usize = 64;
+const CACHED_PLANS: usize = 64;
 
-/// What a plan was lowered from.
+/// What a lowered plan depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Key {
+struct PlanKey {
     collective: Collective,
     algorithm: Algorithm,
     root: Rank,
@@ -29,15 +29,13 @@ struct Key {
     in_place: bool,
 }
 
-/// One rank's.
 pub(super) struct Kernels {
     peers: Arc<Peers>,
     executor: KernelExecutor,
     small: SmallExecutor,
-    /// The last used comes last.
-    plans: Vec<(Key, Plan)>,
-    /// The kernels that have run.
-    warm: Vec<(DataType, bool, bool)>,
+    /// In LRU order, the most recent last.
+    plans: Vec<(PlanKey, Plan)>,
+    warm_up: Vec<(DataType, bool, bool)>,
 }
 
 impl Kernels {
@@ -63,17 +61,16 @@ impl Kernels {
             executor,
             small,
             plans: Vec::new(),
-            warm: Vec::new(),
+            warm_up: Vec::new(),
         }
     }
 
-    /// Puts a short operation into `stream`.
     pub(super) fn run_short(
         &self,
         call: &GpuCall<'_>,
         (input, output): (Option<Span<'_>>, Option<Span<'_>>),
         (op, scalar): (ReduceOp, u64),
-        cut: small::Cut,
+        cut: small::LaunchShape,
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let function = Function {
@@ -96,16 +93,16 @@ impl Kernels {
             *place = span;
             used += 1;
         }
-        // SAFETY: as in `run`; and the cut is of the sizes that all ranks have agreed on, by which the arenas were made.
+        // SAFETY: as in `run`; and the launch shape is derived from the sizes that all ranks have
+        // agreed on, with which the arenas were allocated.
         unsafe { self.small.launch(stream, &operation, function, cut, &uses[..used]) }
     }
 
-    /// Puts an operation into `stream`.
     pub(super) fn run(
         &mut self,
         operation: &Operation<'_>,
         (op, scalar): (ReduceOp, u64),
-        cut: Cut,
+        cut: LaunchShape,
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let function = Function {
@@ -113,20 +110,20 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        self.warm(function, cut.lines)?;
+        self.warm_up(function, cut.ll)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
         };
-        let cut = match cut.lines || plan.lowered().all.staged {
-            true => Cut {
-                blocks: cut.blocks.min(self.executor.geometry().blocks(cut.lines)),
+        let cut = match cut.ll || plan.lowered().all.staged {
+            true => LaunchShape {
+                blocks: cut.blocks.min(self.executor.arena_layout().blocks(cut.ll)),
                 ..cut
             },
             false => cut,
         };
         let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
-            let address = |memory: &doorbell_cuda::Part| memory.device_ptr().0 + start as u64;
+            let address = |memory: &doorbell_cuda::OwnedSpan| memory.device_ptr().0 + start as u64;
             mapped.memories().iter().map(address).collect()
         });
         let address = |span: Option<Span<'_>>| span.map_or(0, |span| span.device_ptr().0);
@@ -142,30 +139,31 @@ impl Kernels {
         if let Some((mapped, _)) = operation.registered {
             uses.extend(mapped.memories().iter().map(Memory::all));
         }
-        // SAFETY: input and output were found to hold what the operation needs, and arenas and what is registered are mapped; all of it is kept. That nobody else touches it meanwhile is for the callers on all ranks to see to, as with copies, and
-        // concerns the memory of devices alone, of which nobody has references.
+        // SAFETY: input and output were validated to hold the operation's elements, arenas and
+        // registered memory are mapped, and all of it is kept. Exclusive use meanwhile is the
+        // callers' obligation on all ranks, as with copies, and concerns device memory alone, of
+        // which no references exist.
         unsafe { self.executor.launch(stream, plan, function, cut, launched, &uses) }
     }
 
-    /// Has a kernel run once: see [`KernelExecutor::prepare`].
-    fn warm(&mut self, function: Function, lines: bool) -> Result<(), GpuError> {
-        let name = (function.data, function.op.is_some(), lines);
-        if !self.warm.contains(&name) {
+    fn warm_up(&mut self, function: Function, ll: bool) -> Result<(), GpuError> {
+        let name = (function.data, function.op.is_some(), ll);
+        if !self.warm_up.contains(&name) {
             let stream = Stream::new(self.peers.context())?;
-            self.executor.prepare(&stream, function, lines)?;
-            self.warm.push(name);
+            self.executor.prepare(&stream, function, ll)?;
+            self.warm_up.push(name);
         }
         Ok(())
     }
 
-    /// Has the plan of an operation as the last one.
+    /// Looks up or lowers the operation's plan, and makes it the most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
-        let key = Key {
+        let key = PlanKey {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,
             direct: operation.registered.is_some(),
-            // Of those with a root only the root knows, and it is the same to the others.
+            // For rooted collectives only the root knows, and the others are unaffected.
             in_place: operation.in_place && !operation.collective.has_root(),
         };
         if let Some(known) = self.plans.iter().rposition(|(known, _)| *known == key) {
@@ -179,7 +177,7 @@ impl Kernels {
             collective: key.collective,
             what: e.to_string(),
         })?;
-        if self.plans.len() >= KEPT {
+        if self.plans.len() >= CACHED_PLANS {
             self.plans.remove(0);
         }
         self.plans.push((key, plan));

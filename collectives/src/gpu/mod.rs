@@ -1,14 +1,21 @@
-//! Collectives on the memory of GPUs, in the order of their streams.
+//! Stream-ordered collectives on GPU memory.
 //!
-//! A [`GpuCommunicator`] is made of a [`Communicator`](crate::Communicator) and a GPU on each rank. Where the GPUs reach each other, they do operations among themselves, by the same plans as the processors'; where not, the host has a part in it.
+//! A [`GpuCommunicator`] is created from a [`Communicator`](crate::Communicator) and a GPU on each
+//! rank. With peer access the GPUs execute operations among themselves, by the same plans as the
+//! host executor; without, operations are staged through the host.
 //!
-//! - `communicator` and `operations`: what programs call; `call`: whether it fits; `options`: how it is made; `choice`: what does what.
-//! - [`peers`]: what ranks map of each other; `offer`: what they are told of it; `descriptors`: how they get it.
-//! - [`lower`]: from plans to what kernels do; [`program`] and [`kernel`]: the executor that they are run by; `kernels`: one communicator's.
+//! - `communicator` and `operations`: the API; `call`: validation; `options`, and
+//!   `agree` among ranks on them; `choice`: executor and algorithm selection.
+//! - [`peers`]: memory that the ranks map of each other; `offer`: its description; `descriptors`:
+//!   file descriptor passing.
+//! - [`lower`]: from plans to kernel programs; [`program`] and [`kernel`]: the kernel executor;
+//!   `kernels`: one communicator's.
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
-//! - `copies`: the executor by copy engines; `split`: both executors beside each other; `staged`: through memory of the host.
-//! - `watch`: what is done when a rank is gone.
+//! - `copies`: the copy-engine executor; `split`: both executors concurrently; `staged`: through
+//!   host memory.
+//! - `watch`: the watchdog for failed ranks.
 
+mod agree;
 mod call;
 mod choice;
 mod communicator;

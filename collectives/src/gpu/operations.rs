@@ -1,7 +1,11 @@
-//! The operations of a GPU communicator, each by its name.
+//! The operations of a GPU communicator.
 //!
-//! Lengths of memory are looked at, and may be more than what is asked for. In place, the output is where the input is, as [`Shape::shared`](crate::plan::Shape::shared) has it: the same memory; of all-gather and gather the input is this rank's part of
-//! the output, of reduce-scatter and scatter the output is this rank's part of the input.
+//! Memory may be longer than the operation needs; shorter is an error. In place, the output is
+//! located as in [`Shape::shared`](crate::plan::Shape::shared): it is the input's memory; for
+//! all-gather and gather the input is this rank's part of the output, for reduce-scatter and
+//! scatter the output is this rank's part of the input.
+//!
+//! Errors are those of [`enqueue`](GpuCommunicator::enqueue).
 
 use doorbell_cuda::{Span, Stream};
 
@@ -13,10 +17,8 @@ use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
 impl GpuCommunicator {
-    /// All ranks get the reduction of all `input`s.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Every rank gets the reduction of all `input`s.
+    #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<'a>(
         &self,
         input: Span<'a>,
@@ -35,10 +37,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// All ranks get all `input`s, one after another; `count` elements are each rank's.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Every rank gets all `input`s, concatenated; `count` is per rank.
+    #[doc(alias = "ncclAllGather")]
     pub fn all_gather<'a>(
         &self,
         input: Span<'a>,
@@ -53,10 +53,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank gets its part of the reduction of all `input`s; `count` elements are each part.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Each rank gets its part of the reduction of all `input`s; `count` is per part.
+    #[doc(alias = "ncclReduceScatter")]
     pub fn reduce_scatter<'a>(
         &self,
         input: Span<'a>,
@@ -75,10 +73,9 @@ impl GpuCommunicator {
         )
     }
 
-    /// All ranks get the root's `input`, which only the root has. Everybody has an `output`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Every rank gets the root's `input`. Only the root passes an `input`; all ranks pass an
+    /// `output`.
+    #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<'a>(
         &self,
         input: Option<Span<'a>>,
@@ -97,11 +94,9 @@ impl GpuCommunicator {
         )
     }
 
-    /// The root gets the reduction of all `input`s. Only the root has an `output`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// The root gets the reduction of all `input`s. Only the root passes an `output`.
     #[expect(clippy::too_many_arguments, reason = "as the others of its kind have them")]
+    #[doc(alias = "ncclReduce")]
     pub fn reduce<'a>(
         &self,
         input: Span<'a>,
@@ -122,10 +117,9 @@ impl GpuCommunicator {
         )
     }
 
-    /// The root gets all `input`s, one after another; `count` elements are each rank's. Only the root has an `output`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// The root gets all `input`s, concatenated; `count` is per rank. Only the root passes an
+    /// `output`.
+    #[doc(alias = "ncclGather")]
     pub fn gather<'a>(
         &self,
         input: Span<'a>,
@@ -144,10 +138,9 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank gets its part of the root's `input`, which only the root has; `count` elements are each part.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Each rank gets its part of the root's `input`; `count` is per part. Only the root passes an
+    /// `input`.
+    #[doc(alias = "ncclScatter")]
     pub fn scatter<'a>(
         &self,
         input: Option<Span<'a>>,
@@ -166,10 +159,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank gets its part of each rank's `input`; `count` elements are each part. Never in place.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Each rank gets its part of every rank's `input`; `count` is per part. Never in place.
+    #[doc(alias = "ncclAlltoAll")]
     pub fn all_to_all<'a>(
         &self,
         input: Span<'a>,
@@ -184,10 +175,9 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank sends its `input` to the next one, and gets what the one before has sent. Never in place.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Each rank sends its `input` to the next rank, and receives from the previous one. Never in
+    /// place.
+    #[doc(alias("ncclSend", "ncclRecv"))]
     pub fn send_receive<'a>(
         &self,
         input: Span<'a>,
@@ -202,10 +192,7 @@ impl GpuCommunicator {
         )
     }
 
-    /// What is put into `stream` behind it is done when all ranks' streams have come here.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// A barrier: later work of `stream` runs when all ranks' streams have reached it.
     pub fn barrier(&self, stream: &Stream) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {
@@ -222,7 +209,7 @@ impl GpuCommunicator {
     }
 }
 
-/// An operation without a root, or with rank 0 as such, that sums if it reduces.
+/// An operation without a root (or with root 0), with operator sum.
 fn call<'a>(
     collective: Collective,
     data: DataType,

@@ -1,4 +1,4 @@
-//! How a GPU communicator is made.
+//! Options of a GPU communicator.
 
 use std::ffi::OsString;
 
@@ -8,46 +8,56 @@ use super::program::MAX_BLOCKS;
 use crate::types::named;
 
 named! {
-    /// What does an operation.
+    /// An executor of operations.
     Executor, "executor" {
-        /// Kernels, one for each operation: for what is short, and where three or more GPUs send to each other.
+        /// Kernels, one launch per operation: for short messages, and where three or more GPUs send
+        /// to each other.
         Kernel = "kernel",
-        /// A kernel that does a short operation in one exchange; what is too long for it, the other kernels do.
+        /// The kernel for short operations, which takes one exchange; longer ones use the other
+        /// kernels.
         Small = "small",
-        /// The copy engines, and kernels that reduce: for what is long.
+        /// The copy engines, with kernels that reduce: for long messages.
         Copies = "copies",
-        /// Both beside each other, each a part of the elements, where an operation can be cut so; what is best for others.
+        /// Both concurrently, each on part of the elements, for operations that can be split;
+        /// otherwise the best one.
         Split = "split",
-        /// The processors, on copies in pinned memory of the host: between hosts, with ranks that have no GPU, and where GPUs do not reach each other.
+        /// The host executor, staged through pinned host memory: between hosts, with ranks that
+        /// have no GPU, and for GPUs without peer access.
         Staged = "staged",
     }
 }
 
-/// How a GPU communicator is made. All ranks follow rank 0, but in how much memory there is: there the least counts.
+/// Options of a GPU communicator. All ranks use those of rank 0, except memory sizes: there the
+/// minimum of all ranks is used.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GpuOptions {
-    /// What does all operations; none is what is best for each.
+    /// The executor of all operations; by default the best for each.
     pub executor: Option<Executor>,
-    /// Bytes of the areas that ranks map of each other; none is the defaults, with as much [staging](Sizes::staging) as a thirty-second of the device's memory, up to 1 GiB.
+    /// Bytes of the areas that ranks map of each other; by default the default sizes, with
+    /// [staging](Sizes::staging) of a thirty-second of the device's memory, up to 1 GiB.
     pub sizes: Option<Sizes>,
-    /// Bytes of a slice of the whole, for the copy engines; none is as measured to be best.
+    /// Slice size for the copy engines, in bytes of the whole; by default tuned.
     pub slice: Option<u64>,
-    /// Streams for copies to others; none is one, which keeps ranks in step.
+    /// Streams for copies to peers; by default one, which keeps the ranks in step.
     pub copiers: Option<u8>,
-    /// Blocks of threads of a kernel, for messages that do not go as words with flags; none is as measured to be best. Where messages go by FIFOs there are no more than these are made for.
+    /// Thread blocks per kernel, for protocols other than LL; by default tuned. With FIFOs, limited
+    /// to what these were allocated for.
     pub blocks: Option<u32>,
-    /// Bytes of a block's slice of those messages; none is as measured to be best. It is never more than a slot of the FIFOs.
+    /// Slice size per thread block in bytes, for those protocols; by default tuned. Limited to a
+    /// FIFO slot.
     pub cut: Option<u32>,
-    /// Of an operation that is split, how many elements of a hundred are the copy engines'; none is as measured to be best.
+    /// The percentage of elements for the copy engines in a split operation; by default tuned.
     pub share: Option<u8>,
 }
 
 impl GpuOptions {
-    /// What the environment says: `DOORBELL_GPU_EXECUTOR` is an [`Executor`], `DOORBELL_GPU_SLICE`, `DOORBELL_GPU_CUT`, `DOORBELL_GPU_STAGING` and `DOORBELL_GPU_FIFOS` are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4, `DOORBELL_GPU_BLOCKS`
-    /// one from 1 to 256, and `DOORBELL_GPU_SHARE` one from 1 to 99.
+    /// Options from the environment: `DOORBELL_GPU_EXECUTOR` is an [`Executor`],
+    /// `DOORBELL_GPU_SLICE`, `DOORBELL_GPU_CUT`, `DOORBELL_GPU_STAGING` and `DOORBELL_GPU_FIFOS`
+    /// are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4, `DOORBELL_GPU_BLOCKS` one from 1
+    /// to 256, and `DOORBELL_GPU_SHARE` one from 1 to 99.
     ///
     /// # Errors
-    /// A variable that says nothing that can be done.
+    /// A variable with an invalid value.
     pub fn from_env() -> Result<Self, GpuError> {
         Self::from(|name| std::env::var_os(name))
     }
@@ -92,29 +102,29 @@ impl GpuOptions {
 mod tests {
     use super::*;
 
-    fn said(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
-        GpuOptions::from(|asked| (asked == name).then(|| value.into()))
+    fn parsed(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
+        GpuOptions::from(|requested| (requested == name).then(|| value.into()))
     }
 
     #[test]
-    fn variables_say_what_they_should() {
+    fn environment_variables_are_parsed() {
         assert_eq!(GpuOptions::from(|_| None).unwrap(), GpuOptions::default());
         assert_eq!(
-            said("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,
+            parsed("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,
             Some(Executor::Staged)
         );
-        assert_eq!(said("DOORBELL_GPU_SLICE", "1048576").unwrap().slice, Some(1 << 20));
+        assert_eq!(parsed("DOORBELL_GPU_SLICE", "1048576").unwrap().slice, Some(1 << 20));
         assert_eq!(
-            said("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
+            parsed("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
             65536
         );
         assert_eq!(
-            said("DOORBELL_GPU_FIFOS", "131072").unwrap().sizes.unwrap().fifos,
+            parsed("DOORBELL_GPU_FIFOS", "131072").unwrap().sizes.unwrap().fifos,
             131_072
         );
-        assert_eq!(said("DOORBELL_GPU_BLOCKS", "96").unwrap().blocks, Some(96));
-        assert_eq!(said("DOORBELL_GPU_CUT", "65536").unwrap().cut, Some(65536));
-        assert_eq!(said("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
+        assert_eq!(parsed("DOORBELL_GPU_BLOCKS", "96").unwrap().blocks, Some(96));
+        assert_eq!(parsed("DOORBELL_GPU_CUT", "65536").unwrap().cut, Some(65536));
+        assert_eq!(parsed("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
         for (name, value) in [
             ("DOORBELL_GPU_EXECUTOR", "fast"),
             ("DOORBELL_GPU_BLOCKS", "257"),
@@ -122,7 +132,7 @@ mod tests {
             ("DOORBELL_GPU_SLICE", "1M"),
             ("DOORBELL_GPU_COPIERS", "9"),
         ] {
-            let error = said(name, value).unwrap_err().to_string();
+            let error = parsed(name, value).unwrap_err().to_string();
             assert!(
                 error.starts_with(name) && error.contains(value) && !error.contains('\n'),
                 "{error}"

@@ -1,41 +1,44 @@
-//! What the ranks of a GPU communicator have in common: each an *arena* in its device's memory, mapped by all others, and memory of the user's that all have registered.
+//! Memory shared among the ranks of a GPU communicator: each rank's *arena* of device memory,
+//! mapped by all others, and user memory that all ranks have registered.
 //!
-//! An arena is made once, and is divided alike on all ranks ([`Areas`]). Its file descriptor goes to the other ranks of the host (`descriptors`), which map it for their devices. Whatever is in the way of
-//! that is told to all ranks, so that all of them do without: [`Peers::meet`] gives the reason then.
+//! An arena is allocated once, with the same layout on all ranks ([`Areas`]). Its file descriptor
+//! is passed to the other ranks of the host (`descriptors`), which map it for their devices. If any
+//! rank fails, the reason is sent to all of them ([`Peers::connect`] returns it), and all do
+//! without.
 //!
-//! An allocation lives as long as anybody has it mapped: what is written to a rank that is gone goes nowhere, and does no harm.
+//! An allocation lives as long as any process maps it: writes to a rank that is gone are harmless.
 
 use core::ops::Range;
 
-use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, Part, Shareable, Span, Stream};
+use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, OwnedSpan, Shareable, Span, Stream};
 
 use super::descriptors;
 use super::error::GpuError;
-use super::offer::{self, Offer};
+use super::offer::{self, MemoryOffer};
 use crate::bootstrap::Exchange;
 use crate::types::Rank;
 
-/// The most ranks that reach each other directly.
+/// The maximum number of ranks with direct access to each other.
 pub const MAX_PEERS: usize = 16;
-/// Words that a rank has for each peer and direction: [`Areas::words`].
+/// Words that a rank has per peer and direction: [`Areas::words`].
 pub const WORDS: usize = 1024;
-/// Areas begin at multiples of so many bytes.
 const ALIGN: usize = 4096;
 /// Bytes of [`Peers::control`].
 const CONTROL: usize = 4096;
 
-/// Bytes of the areas of an arena. All ranks say the same.
+/// Bytes of the areas of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// Flags of the kernels (default 1 MiB).
+    /// The kernels' flags (default 1 MiB).
     pub flags: usize,
-    /// Slots of short messages of the kernels (default 8 MiB).
+    /// The kernels' slots for LL messages (default 8 MiB).
     pub slots: usize,
-    /// Slots of the kernel for short operations, and how far its blocks are (default 32 MiB).
+    /// Slots and progress counters of the kernel for short operations (default 32 MiB).
     pub small: usize,
-    /// Where the kernels put what they may not put where it belongs (default 128 MiB: slices of 64 KiB for 128 blocks of threads among four ranks).
+    /// The kernels' FIFOs, for messages that cannot be stored at their destination (default 128
+    /// MiB: slices of 64 KiB for 128 thread blocks among four ranks).
     pub fifos: usize,
-    /// The same of the copy engines (default 256 MiB).
+    /// Staging memory of the copy engines (default 256 MiB).
     pub staging: usize,
 }
 
@@ -51,25 +54,26 @@ impl Default for Sizes {
     }
 }
 
-/// Where in an arena what lies, in bytes: the same on all ranks. All but the last two areas are zeros at first.
+/// The layout of an arena, as byte ranges, the same on all ranks. All but the last two areas are
+/// initially zero.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Areas {
-    /// Words by which copy engines tell each other how far they are.
+    /// Flag words of the copy engines.
     pub words: Range<usize>,
     /// Flags of the kernels.
     pub flags: Range<usize>,
-    /// Slots of short messages of the kernels.
+    /// The kernels' slots for LL messages.
     pub slots: Range<usize>,
-    /// Slots of the kernel for short operations, and how far its blocks are.
+    /// Slots and progress counters of the kernel for short operations.
     pub small: Range<usize>,
     /// FIFOs of the kernels.
     pub fifos: Range<usize>,
-    /// Staging of the copy engines.
+    /// Staging memory of the copy engines.
     pub staging: Range<usize>,
 }
 
 impl Areas {
-    /// Of an arena among `ranks` ranks.
+    /// The layout of an arena among `ranks` ranks.
     #[must_use]
     pub fn new(ranks: usize, sizes: Sizes) -> Self {
         let mut end = 0;
@@ -79,7 +83,8 @@ impl Areas {
             start..start + len
         };
         Self {
-            // One to be copied from, and for each rank the words that it writes: those of messages, and those of room.
+            // One constant word as a copy source, and per rank the words that it writes: for
+            // messages, and for credits.
             words: next(4 * (1 + 2 * ranks * WORDS)),
             flags: next(sizes.flags),
             slots: next(sizes.slots),
@@ -95,14 +100,14 @@ impl Areas {
         self.staging.end
     }
 
-    /// Whether there is nothing in it: never.
+    /// Whether it is empty: never.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A rank's arena and those of the others, mapped for its device.
+/// A rank's arena and those of its peers, mapped for its device.
 #[derive(Debug)]
 pub struct Peers {
     context: Context,
@@ -115,19 +120,18 @@ pub struct Peers {
 /// One memory of each rank, mapped here.
 #[derive(Debug)]
 pub struct Mapped {
-    memories: Vec<Part>,
+    memories: Vec<OwnedSpan>,
     table: DeviceMemory,
-    lent: bool,
+    ipc_shared: bool,
 }
 
 impl Peers {
-    /// Makes this rank's arena, and maps the others'. All ranks call it, with equal sizes; those that have no GPU too.
+    /// Allocates this rank's arena, and maps the others'. Collective, with equal sizes; ranks
+    /// without a GPU call it too.
     ///
-    /// In the inner `Err` is why the ranks do not all reach each other, the same on all of them.
-    ///
-    /// # Errors
-    /// Of the exchange.
-    pub fn meet(
+    /// The inner `Err` is the reason why not all ranks have access to each other, the same on all
+    /// of them.
+    pub fn connect(
         exchange: &mut dyn Exchange,
         rank: Rank,
         context: Option<&Context>,
@@ -145,7 +149,7 @@ impl Peers {
                 .map(|made| (context.clone(), made))
                 .map_err(|e| e.to_string())
         });
-        if let Some(reason) = complaint(exchange, own.as_ref().err().map_or("", String::as_str))? {
+        if let Some(reason) = first_error(exchange, own.as_ref().err().map_or("", String::as_str))? {
             return Ok(Err(reason));
         }
         let Ok((context, (memory, control))) = own else {
@@ -160,33 +164,31 @@ impl Peers {
         }))
     }
 
-    /// Maps each rank's `memory` for all others. All ranks call it; in the inner `Err` is why one of them cannot.
-    ///
-    /// # Errors
-    /// Of the exchange.
+    /// Maps each rank's `memory` for all others. Collective; the inner `Err` is the reason why one
+    /// of them cannot.
     pub fn map(&self, exchange: &mut dyn Exchange, memory: &dyn Shareable) -> Result<Result<Mapped, String>, GpuError> {
         map(exchange, self.rank, &self.context, memory)
     }
 
-    /// The context that the arenas are mapped in.
+    /// The context in which the arenas are mapped.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Which rank this is.
+    /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.arenas.memories.len()
     }
 
-    /// Where in an arena what lies.
+    /// The layout of an arena.
     #[must_use]
     pub fn areas(&self) -> &Areas {
         &self.areas
@@ -198,7 +200,8 @@ impl Peers {
         &self.arenas
     }
 
-    /// A page of pinned memory of the host, zeros at first. Its first word of 32 bits is not zero from when the communicator has failed: kernels that wait look at it.
+    /// A zeroed page of pinned host memory. Its first 32-bit word becomes nonzero when the
+    /// communicator has failed: waiting kernels poll it.
     #[must_use]
     pub fn control(&self) -> &HostMemory {
         &self.control
@@ -206,38 +209,39 @@ impl Peers {
 }
 
 impl Mapped {
-    /// The memory of a rank, as it is mapped here.
+    /// The memory of a rank, as mapped here.
     #[must_use]
-    pub fn of(&self, rank: Rank) -> &Part {
+    pub fn of(&self, rank: Rank) -> &OwnedSpan {
         &self.memories[rank.index()]
     }
 
     /// All of them, by rank.
     #[must_use]
-    pub fn memories(&self) -> &[Part] {
+    pub fn memories(&self) -> &[OwnedSpan] {
         &self.memories
     }
 
-    /// Whether any rank's must be kept by that rank as long as others have it mapped, for it does not go by descriptor. The same on all ranks.
+    /// Whether any rank must keep its memory as long as others map it, because it is shared by IPC
+    /// handle. The same on all ranks.
     #[must_use]
-    pub fn is_lent(&self) -> bool {
-        self.lent
+    pub fn is_ipc_shared(&self) -> bool {
+        self.ipc_shared
     }
 
-    /// In device memory, by rank: the address of each as 64 bits, as this rank's device has it.
+    /// A table in device memory: by rank, the 64-bit device pointers in this rank's context.
     #[must_use]
     pub fn table(&self) -> Span<'_> {
         self.table.all()
     }
 }
 
-/// An arena and a control page, as all areas are at first.
+/// An arena and a control page, initialized.
 fn arena(context: &Context, areas: &Areas) -> Result<(DeviceMemory, HostMemory), doorbell_cuda::Error> {
     let memory = DeviceMemory::alloc(context, areas.len())?;
     let control = HostMemory::alloc(context, CONTROL)?;
     let stream = Stream::new(context)?;
     stream.fill(memory.span(..areas.fifos.start)?, 0)?;
-    // What is copied to tell something: all of its bits are looked at alike.
+    // The source of signal copies: all bits are compared alike.
     stream.fill(memory.span(..4)?, 0xff)?;
     stream.synchronize()?;
     Ok((memory, control))
@@ -250,16 +254,16 @@ fn map(
     context: &Context,
     memory: &dyn Shareable,
 ) -> Result<Result<Mapped, String>, GpuError> {
-    let exported = Offer::new(memory);
-    let said = exported.as_ref().err().cloned().unwrap_or_default();
-    if let Some(reason) = complaint(exchange, &said)? {
+    let exported = MemoryOffer::new(memory);
+    let messages = exported.as_ref().err().cloned().unwrap_or_default();
+    if let Some(reason) = first_error(exchange, &messages)? {
         return Ok(Err(reason));
     }
     let Ok(offer) = exported else {
         return Ok(Err("this rank's memory has no descriptor".to_owned()));
     };
-    let terms = exchange.all_gather(&offer.terms())?;
-    let mut given = descriptors::share(exchange, rank, offer.descriptor())?;
+    let attributes = exchange.all_gather(&offer.attributes())?;
+    let mut given = descriptors::exchange_descriptors(exchange, rank, offer.descriptor())?;
     let import = |peer: usize| {
         if peer == rank.index() {
             return Ok(memory.all().keep());
@@ -269,28 +273,32 @@ fn map(
                 "gets no memory of rank {peer}: it is on another host, of another user, or in another network namespace"
             ));
         };
-        let shared = offer::taken(descriptor, &terms[peer])
+        let shared = offer::parse(descriptor, &attributes[peer])
             .ok_or_else(|| format!("cannot make anything of what rank {peer} says of its memory"))?;
-        // SAFETY: what goes by a handle is registered: its rank keeps it until all have come to deregister it, or its program has promised to.
+        // SAFETY: memory shared by IPC handle is registered memory: its rank keeps it until all
+        // have deregistered it, or its program has promised to.
         unsafe { shared.open(context) }.map_err(|e| format!("cannot map the memory of rank {peer}: {e}"))
     };
-    let mapped = (0..terms.len())
+    let mapped = (0..attributes.len())
         .map(import)
         .collect::<Result<Vec<_>, _>>()
         .and_then(|memories| {
             let table = table(context, &memories).map_err(|e| e.to_string())?;
-            let lent = terms.iter().any(|terms| offer::is_lent(terms));
-            Ok(Mapped { memories, table, lent })
+            let ipc_shared = attributes.iter().any(|attributes| offer::is_ipc_shared(attributes));
+            Ok(Mapped {
+                memories,
+                table,
+                ipc_shared,
+            })
         });
-    let reason = complaint(exchange, mapped.as_ref().err().map_or("", String::as_str))?;
+    let reason = first_error(exchange, mapped.as_ref().err().map_or("", String::as_str))?;
     Ok(match reason {
         Some(reason) => Err(reason),
         None => mapped,
     })
 }
 
-/// The addresses of memories, in device memory.
-fn table(context: &Context, memories: &[Part]) -> Result<DeviceMemory, doorbell_cuda::Error> {
+fn table(context: &Context, memories: &[OwnedSpan]) -> Result<DeviceMemory, doorbell_cuda::Error> {
     let bytes: Vec<u8> = memories
         .iter()
         .flat_map(|memory| memory.device_ptr().0.to_ne_bytes())
@@ -304,9 +312,9 @@ fn table(context: &Context, memories: &[Part]) -> Result<DeviceMemory, doorbell_
     Ok(table)
 }
 
-/// What the first rank says that has something to complain of, the same on all ranks.
-fn complaint(exchange: &mut dyn Exchange, mine: &str) -> Result<Option<String>, GpuError> {
-    let said = exchange.all_gather(mine.as_bytes())?;
-    let first = said.iter().enumerate().find(|(_, said)| !said.is_empty());
-    Ok(first.map(|(rank, said)| format!("rank {rank} {}", String::from_utf8_lossy(said))))
+/// The error of the lowest rank that has one, the same on all ranks.
+fn first_error(exchange: &mut dyn Exchange, mine: &str) -> Result<Option<String>, GpuError> {
+    let messages = exchange.all_gather(mine.as_bytes())?;
+    let first = messages.iter().enumerate().find(|(_, messages)| !messages.is_empty());
+    Ok(first.map(|(rank, messages)| format!("rank {rank} {}", String::from_utf8_lossy(messages))))
 }

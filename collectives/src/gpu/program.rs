@@ -1,52 +1,52 @@
-//! What a launch of a kernel is given: a lowered plan for a count, as words, with the addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` has the same, `collective.cu` reads it.
+//! The parameter of a kernel launch: a lowered plan for a count, encoded as words, with the
+//! addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` declares the same,
+//! `collective.cu` decodes it.
 
-use super::lower::{At, Body, Group, Lowered, NOTHING, Operand, Strand, Word, Work};
+use super::lower::{Body, Group, Location, Lowered, NO_DATA, Operand, Signal, Strand, Work};
 use super::peers::{Areas, MAX_PEERS};
 use crate::executor::layout::{Extent, Layout};
 use crate::plan::{Form, Place, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// What words mean, and [`Arguments`]. The kernel's `PROGRAM_VERSION`.
+/// The version of the encoding and of [`Arguments`]: the kernel's `PROGRAM_VERSION`.
 pub const VERSION: u64 = 2;
-/// Words of a program at most.
+/// Maximum words of a program.
 pub const MAX_WORDS: usize = 400;
-/// Threads of a block at most.
+/// Maximum threads per block.
 pub const MAX_THREADS: u32 = 512;
-/// Blocks of threads of a launch at most.
+/// Maximum thread blocks per launch.
 pub const MAX_BLOCKS: u32 = 256;
-/// Blocks of threads that send lines at most.
-pub const MAX_LINE_BLOCKS: u32 = 32;
-/// Bytes of the flags of a block of threads, for each peer.
+/// Maximum thread blocks per launch with the LL protocol.
+pub const MAX_LL_BLOCKS: u32 = 32;
+/// Bytes of the flags of a thread block, per peer.
 const FLAGS: u64 = 64;
-/// Bytes of its counts.
 const COUNTS: u64 = 32;
-/// What shares of data blocks begin at multiples of, in bytes.
+/// The alignment of thread blocks' shares of data blocks, in bytes.
 const GRANULE: usize = 128;
-/// Of a word that is told in the last slice alone.
+/// Signal flag: only in the last slice.
 const LAST: u64 = 1 << 4;
-/// Of a word, and of a body: a slice behind.
+/// Signal and body flags: one slice behind.
 const WORD_LATE: u64 = 1 << 5;
 const BODY_LATE: u64 = 1 << 63;
-/// Of a group: there is something in it that is not a slice behind, and that is.
+/// Group flags: contains work of the current slice; contains work one slice behind.
 const GROUP_EARLY: u64 = 1 << 48;
 const GROUP_LATE: u64 = 1 << 49;
 /// Slots of a FIFO.
 pub const SLOTS: u32 = 4;
-/// Bytes of a slot at most.
 const MAX_SLOT: u64 = 256 << 10;
 
-/// Where in an arena the kernels keep what: the same on all ranks.
+/// The kernels' layout of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Geometry {
+pub struct ArenaLayout {
     flags: u64,
     counts: u64,
-    /// Of whole messages, and of lines.
+    /// For the Simple protocol, and for LL.
     fifos: [Fifos; 2],
     scratch: u64,
     scratch_len: u64,
 }
 
-/// A slot for each sender, block of threads and number.
+/// A FIFO slot for each sender, thread block and slot number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fifos {
     at: u64,
@@ -54,68 +54,69 @@ struct Fifos {
     slot: u32,
 }
 
-/// How an operation is cut.
+/// The launch shape of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
-    /// Blocks of threads, of all strands together.
+pub struct LaunchShape {
+    /// Thread blocks, of all strands together.
     pub blocks: u32,
-    /// Threads of each.
+    /// Threads per block.
     pub threads: u32,
-    /// Bytes of a slice at most, which is no more than a slot where messages go by FIFOs.
+    /// Maximum bytes of a slice; at most a slot if messages go through FIFOs.
     pub slice: u32,
-    /// Whether messages go as lines.
-    pub lines: bool,
+    /// Whether to use the LL protocol: each line carries its data and a flag.
+    pub ll: bool,
 }
 
-/// What is reduced, and how.
+/// A reduction function.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Function {
-    /// The elements.
+    /// The element type.
     pub data: DataType,
-    /// The operator, of those that reduce.
+    /// The operator, if it reduces.
     pub op: Option<ReduceOp>,
-    /// The bits of [`ReduceOp::PreMulSum`]'s scalar, in the type that accumulates.
+    /// The bits of the scalar of [`ReduceOp::PreMulSum`], in the accumulator type.
     pub scalar: u64,
 }
 
-/// Memory of an operation.
+/// The memory of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memory<'a> {
-    /// This rank's input and output.
+    /// This rank's input.
     pub input: u64,
-    /// As above.
+    /// This rank's output.
     pub output: u64,
-    /// All ranks' arenas, as this one's device has them.
+    /// The device pointers of all ranks' arenas in this rank's context.
     pub arenas: &'a [u64],
     /// All ranks' outputs, if they are mapped.
     pub outputs: Option<&'a [u64]>,
-    /// A word that is not 0 from when all are to give up; 0 if there is none.
+    /// The address of a word that becomes nonzero when all kernels must abort; 0 if there is none.
     pub stop: u64,
 }
 
-/// Why there is no program.
+/// Why a program cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// The program is too long.
-    #[error("the longest program has {0} words, of which a launch takes {MAX_WORDS}")]
+    #[error("the longest program has {0} words; the maximum is {MAX_WORDS}")]
     TooLong(usize),
-    /// A number in it is too great.
-    #[error("the program of rank {0} has more blocks or messages than its words can say")]
+    /// A number exceeds its field.
+    #[error("the program of rank {0} has more blocks or messages than can be encoded")]
     TooMany(Rank),
-    /// Lines are of elements.
-    #[error("partial results of {0} do not go as lines")]
-    PartialLines(DataType),
+    /// The LL protocol does not support partial results.
+    #[error("partial results of {0} are not supported by the LL protocol")]
+    PartialLl(DataType),
     /// The arena is too small.
-    #[error("the arena is too small for {blocks} blocks of threads with slices of {slice} bytes")]
+    #[error("the arena is too small for {blocks} thread blocks with slices of {slice} bytes")]
     Arena {
-        /// What was to be.
+        /// The requested thread blocks.
         blocks: u32,
-        /// As above.
+        /// The requested slice.
         slice: u32,
     },
 }
 
 /// The kernel's `Operation`.
+// fields: the layout of the kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {
@@ -142,18 +143,19 @@ pub struct Arguments {
     scratch_blocks: u32,
     granule: u32,
     divisor: u32,
-    /// The kernel's `Operator`, which are numbered as [`ReduceOp`]'s.
+    /// The kernel's `Operator`, numbered as [`ReduceOp`].
     function: u32,
     reserved: u32,
     program: [u64; MAX_WORDS],
 }
 
-// As long as the kernel's, and within the 4 KiB that launches take.
+// Same size as the kernel's, and within the 4 KiB limit of launch parameters.
 const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 48 + 8 * MAX_WORDS);
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
-impl Geometry {
-    /// Divides the areas for `ranks` ranks and launches of at most `blocks` blocks of threads, [`MAX_BLOCKS`] at most.
+impl ArenaLayout {
+    /// Divides the areas for `ranks` ranks and launches of at most `blocks` thread blocks, up to
+    /// [`MAX_BLOCKS`].
     #[must_use]
     pub fn new(areas: &Areas, ranks: u32, blocks: u32) -> Self {
         let blocks = blocks.clamp(1, MAX_BLOCKS);
@@ -174,42 +176,42 @@ impl Geometry {
             counts: flags + u64::from(MAX_BLOCKS) * MAX_PEERS as u64 * FLAGS,
             fifos: [
                 fifos(areas.fifos.start, staged, blocks),
-                fifos(areas.slots.start, areas.slots.len() as u64, blocks.min(MAX_LINE_BLOCKS)),
+                fifos(areas.slots.start, areas.slots.len() as u64, blocks.min(MAX_LL_BLOCKS)),
             ],
             scratch: areas.fifos.start as u64 + staged,
             scratch_len: whole - staged,
         }
     }
 
-    /// Bytes of flags that it takes.
+    /// Bytes of flags that it needs.
     #[must_use]
     pub const fn flags_len() -> usize {
         MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + COUNTS) as usize
     }
 
-    /// Bytes of a slice at most, as lines or not: in elements' bytes.
+    /// Maximum data bytes of a slice, with the LL protocol or without.
     #[must_use]
-    pub fn most(&self, lines: bool) -> u32 {
-        // A line is twice as long as what it carries.
-        self.fifos[usize::from(lines)].slot / if lines { 2 } else { 1 }
+    pub fn max_slice_bytes(&self, ll: bool) -> u32 {
+        // An LL line is twice as long as its data.
+        self.fifos[usize::from(ll)].slot / if ll { 2 } else { 1 }
     }
 
-    /// Blocks of threads at most.
+    /// Maximum thread blocks.
     #[must_use]
-    pub fn blocks(&self, lines: bool) -> u32 {
-        self.fifos[usize::from(lines)].blocks
+    pub fn blocks(&self, ll: bool) -> u32 {
+        self.fifos[usize::from(ll)].blocks
     }
 }
 
-/// Where the places of an operation's data blocks lie.
+/// The layouts of an operation's places for a count.
 #[derive(Debug)]
-pub struct Counted {
+pub struct CountedLayouts {
     layout: Layout,
     longest: u64,
 }
 
-impl Counted {
-    /// Of `shape`, with `count` elements of the whole or of each part.
+impl CountedLayouts {
+    /// For `shape`, with `count` elements of the whole or of each part.
     #[must_use]
     pub fn new(shape: &Shape, count: u64) -> Self {
         let extent = Extent {
@@ -224,7 +226,7 @@ impl Counted {
 }
 
 impl Arguments {
-    /// Of no version: a kernel does nothing.
+    /// Of no version: the kernel does nothing.
     pub const NOTHING: Self = Self {
         version: 0,
         input: 0,
@@ -254,41 +256,41 @@ impl Arguments {
         program: [0; MAX_WORDS],
     };
 
-    /// What `rank` is given.
+    /// The parameter for `rank`.
     ///
     /// # Errors
     /// [`ProgramError`]: on all ranks, if on one.
     pub fn new(
         rank: Rank,
         lowered: &Lowered,
-        counted: &Counted,
+        counted_layouts: &CountedLayouts,
         function: Function,
-        geometry: &Geometry,
-        cut: Cut,
+        arena_layout: &ArenaLayout,
+        cut: LaunchShape,
         memory: Memory<'_>,
     ) -> Result<Self, ProgramError> {
         let bytes = function.data.bytes();
         let partial = function.data.accumulator().bytes();
         let has_partials = partial > bytes && lowered.all.partials;
-        if has_partials && cut.lines {
-            return Err(ProgramError::PartialLines(function.data));
+        if has_partials && cut.ll {
+            return Err(ProgramError::PartialLl(function.data));
         }
         let widest = if has_partials { partial } else { bytes };
         let scratch_blocks = lowered.all.scratch;
-        let fifos = &geometry.fifos[usize::from(cut.lines)];
+        let fifos = &arena_layout.fifos[usize::from(cut.ll)];
         let granule = GRANULE / bytes;
-        // What goes straight into outputs needs no slots.
-        let has_slots = cut.lines || lowered.all.staged;
+        // Direct stores into outputs need no slots.
+        let has_slots = cut.ll || lowered.all.staged;
         let (slot, blocks) = match has_slots {
-            true => (geometry.most(cut.lines), fifos.blocks),
+            true => (arena_layout.max_slice_bytes(cut.ll), fifos.blocks),
             false => (u32::MAX, MAX_BLOCKS),
         };
-        let most = u64::from(cut.slice.min(slot)) / widest as u64;
-        let slice = most / granule as u64 * granule as u64;
+        let max_slice_bytes = u64::from(cut.slice.min(slot)) / widest as u64;
+        let slice = max_slice_bytes / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
         let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > geometry.scratch_len {
+        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > arena_layout.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,
@@ -301,9 +303,9 @@ impl Arguments {
         let mut words = Vec::with_capacity(MAX_WORDS);
         let encoder = Encoder {
             rank,
-            counted,
+            counted_layouts,
             scaled: function.op == Some(ReduceOp::PreMulSum),
-            lines: cut.lines,
+            ll: cut.ll,
         };
         words.resize(lowered.strands.len(), 0);
         for (index, strand) in lowered.strands.iter().enumerate() {
@@ -324,12 +326,12 @@ impl Arguments {
             stop: memory.stop,
             arenas: addresses(memory.arenas),
             outputs: memory.outputs.map_or([0; MAX_PEERS], addresses),
-            flags: geometry.flags,
-            counts: geometry.counts,
+            flags: arena_layout.flags,
+            counts: arena_layout.counts,
             fifos: fifos.at,
-            scratch: geometry.scratch,
+            scratch: arena_layout.scratch,
             slice,
-            longest: counted.longest,
+            longest: counted_layouts.longest,
             scalar: function.scalar,
             rank: rank.0,
             ranks: ranks as u32,
@@ -348,13 +350,12 @@ impl Arguments {
     }
 }
 
-/// Writes the words of one rank.
 struct Encoder<'a> {
     rank: Rank,
-    counted: &'a Counted,
-    /// Input is multiplied when it is read.
+    counted_layouts: &'a CountedLayouts,
+    /// Whether input is scaled when it is read.
     scaled: bool,
-    lines: bool,
+    ll: bool,
 }
 
 impl Encoder<'_> {
@@ -362,7 +363,7 @@ impl Encoder<'_> {
         let ahead = strand.ahead as usize;
         let is_late = |index: usize| ahead > 0 && index >= ahead;
         let groups: Vec<(usize, &Group)> = strand.groups.iter().enumerate().collect();
-        // Those that are done together are one.
+        // Joined groups are encoded as one.
         let (first, rest) = groups.split_at(if strand.joined { ahead - 1 } else { 0 });
         let (joined, rest) = rest.split_at(if strand.joined { 2 } else { 0 });
         let first = first.chunks(1);
@@ -383,8 +384,8 @@ impl Encoder<'_> {
             }
             words.push(word);
         }
-        for together in all {
-            let groups: Vec<(bool, &Group)> = together
+        for can_group in all {
+            let groups: Vec<(bool, &Group)> = can_group
                 .iter()
                 .map(|(index, group)| (is_late(*index), *group))
                 .collect();
@@ -393,15 +394,15 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// Groups that are done together, each a slice behind or not.
+    /// Encodes groups that are executed together, each one slice behind or not.
     fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);
         let late = |late: bool, bit: u64| if late { bit } else { 0 };
-        // Lines tell of themselves.
-        let told = |word: &&Word| !(self.lines && matches!(word, Word::Staged { .. }));
+        // LL lines carry their own flags.
+        let signaled = |word: &&Signal| !(self.ll && matches!(word, Signal::Staged { .. }));
         for (is_late, group) in groups {
-            for wait in group.waits.iter().filter(told) {
+            for wait in group.waits.iter().filter(signaled) {
                 words.push(self.word(*wait)? | late(*is_late, WORD_LATE));
             }
         }
@@ -423,18 +424,18 @@ impl Encoder<'_> {
         }
         let before = words.len();
         for (is_late, group) in groups {
-            for tell in group.tells.iter().filter(told) {
-                words.push(self.word(*tell)? | late(*is_late, WORD_LATE));
+            for signal in group.signals.iter().filter(signaled) {
+                words.push(self.word(*signal)? | late(*is_late, WORD_LATE));
             }
-            for tell in &group.last {
-                words.push(self.word(*tell)? | LAST | late(*is_late, WORD_LATE));
+            for signal in &group.last_signals {
+                words.push(self.word(*signal)? | LAST | late(*is_late, WORD_LATE));
             }
         }
-        let tells = words.len() - before;
+        let signals = words.len() - before;
         words[start] = self.fit(waits, 8)?
             | self.fit(bodies().count(), 5)? << 8
             | self.fit(first, 7)? << 16
-            | self.fit(tells, 8)? << 24
+            | self.fit(signals, 8)? << 24
             | self.fit(words.len() - start, 16)? << 32
             | groups.iter().fold(0, |bits, (is_late, _)| {
                 bits | if *is_late { GROUP_LATE } else { GROUP_EARLY }
@@ -442,25 +443,25 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    fn word(&self, word: Word) -> Result<u64, ProgramError> {
+    fn word(&self, word: Signal) -> Result<u64, ProgramError> {
         let (kind, peer, number) = match word {
-            Word::Direct { peer, message } => (0, peer, message),
-            Word::Staged { peer, message } => (1, peer, message),
-            Word::Credit { peer, staged } => (2, peer, staged),
-            Word::Ready { peer } => (3, peer, 0),
+            Signal::Direct { peer, message } => (0, peer, message),
+            Signal::Staged { peer, message } => (1, peer, message),
+            Signal::Credit { peer, staged } => (2, peer, staged),
+            Signal::Ready { peer } => (3, peer, 0),
         };
         Ok(kind | self.fit(peer.index(), 6)? << 8 | self.fit(number as usize, 16)? << 16)
     }
 
     fn body(&self, body: &Body, first: usize) -> Result<u64, ProgramError> {
         let elements = match body.data {
-            NOTHING => 0,
-            data => self.counted.layout.longest(data),
+            NO_DATA => 0,
+            data => self.counted_layouts.layout.longest(data),
         };
-        let is_input = |operand: &Operand| matches!(operand.at, At::Input(_));
+        let is_input = |operand: &Operand| matches!(operand.at, Location::Input(_));
         let (reduces, whole) = match body.work {
             Work::Reduce { whole } => (true, whole),
-            // To be multiplied, it is reduced with nothing.
+            // To be scaled, a move is encoded as a reduction of one source.
             Work::Move => (self.scaled && body.sources.iter().any(is_input), false),
         };
         let is_partial = |operand: &Operand| operand.form == Form::Partial;
@@ -477,14 +478,14 @@ impl Encoder<'_> {
     }
 
     fn operand(&self, operand: Operand, body: usize) -> Result<u64, ProgramError> {
-        let run = |place, block| self.counted.layout.run(place, block, 1, 0).offset;
+        let run = |place, block| self.counted_layouts.layout.run(place, block, 1, 0).offset;
         let (kind, peer, number, offset) = match operand.at {
-            At::Input(block) => (0, Rank(0), 0, run(Place::Input, block)),
-            At::Output(block) => (1, Rank(0), 0, run(Place::Output, block)),
-            At::Scratch(block) => (2, Rank(0), 0, u64::from(block)),
-            At::Received(from, message) => (3, from, message, 0),
-            At::TheirOutput(to, block) => (4, to, 0, run(Place::Output, block)),
-            At::TheirSlot(to, message) => (5, to, message, 0),
+            Location::Input(block) => (0, Rank(0), 0, run(Place::Input, block)),
+            Location::Output(block) => (1, Rank(0), 0, run(Place::Output, block)),
+            Location::Scratch(block) => (2, Rank(0), 0, u64::from(block)),
+            Location::Received(from, message) => (3, from, message, 0),
+            Location::TheirOutput(to, block) => (4, to, 0, run(Place::Output, block)),
+            Location::TheirSlot(to, message) => (5, to, message, 0),
         };
         Ok(self.fit(offset as usize, 40)?
             | self.fit(body, 5)? << 40
@@ -494,7 +495,6 @@ impl Encoder<'_> {
             | kind << 60)
     }
 
-    /// A number in so many bits.
     fn fit(&self, number: usize, bits: u32) -> Result<u64, ProgramError> {
         let number = number as u64;
         if number >> bits == 0 {

@@ -1,6 +1,9 @@
-//! The executor of short operations: one launch of a kernel that does an operation in one exchange, or an all-reduce or a broadcast in two, without a plan. `gpudirect/cuda/kernels/small.cu` is the kernel, and says how ranks go about it.
+//! The executor of short operations: one launch of a kernel without a plan, which takes one
+//! exchange, or two for some all-reduces and broadcasts. The kernel and its protocol are in
+//! `gpudirect/cuda/kernels/small.cu`.
 //!
-//! A rank is given what its kernels need of the others, which is their arenas' addresses; the area [`Areas::small`] of these is its own.
+//! Of its peers a rank's kernels need only the arenas' addresses, of which they use the area
+//! [`Areas::small`].
 
 use std::sync::OnceLock;
 
@@ -14,67 +17,66 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank};
 
-/// What [`Arguments`] mean. The kernel's `SMALL_VERSION`.
+/// The version of [`Arguments`]: the kernel's `SMALL_VERSION`.
 const VERSION: u64 = 1;
-/// Blocks of threads of a launch at most.
+/// Maximum thread blocks per launch.
 pub const MAX_BLOCKS: u32 = 128;
-/// Slots of a block for each peer: the kernel's `DEPTH`.
+/// Slots of a block per peer: the kernel's `DEPTH`.
 const DEPTH: u64 = 4;
 /// Bytes of a block's state: the kernel's `State`.
 const STATE: u64 = 128;
-/// Bytes of an operation that a line has, and that it takes of a slot.
-const LINE: u32 = 8;
-const LINE_LEN: u32 = 16;
+/// Data bytes of an LL line, and its bytes in a slot.
+const LL_DATA_BYTES: u32 = 8;
+const LL_LINE_BYTES: u32 = 16;
 
-/// Where in an arena the kernels have what: the same on all ranks.
+/// The kernels' layout of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Slots {
+pub struct SlotLayout {
     states: u64,
     slots: u64,
     len: u32,
 }
 
-/// How an operation is cut: the same on all ranks.
+/// The launch shape of an operation, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
-    /// Blocks of threads.
+pub struct LaunchShape {
     blocks: u32,
-    /// Threads of each.
     threads: u32,
-    /// Lines of each message that a block has.
+    /// LL lines of each message per block.
     share: u32,
-    /// Lines of each rank's part, in two steps; 0 in one.
+    /// LL lines of each rank's part in two steps; 0 in one.
     part: u32,
 }
 
-/// One rank's kernels.
+/// The kernel executor of a rank.
 #[derive(Debug)]
 pub struct SmallExecutor {
     kernels: CollectiveKernels,
-    /// Those that have been asked for, by their numbers.
+    /// Loaded kernels, by number.
     loaded: [OnceLock<Kernel>; DataType::ALL.len() + 1],
-    slots: Slots,
+    slots: SlotLayout,
     rank: Rank,
     arenas: Vec<u64>,
     stop: u64,
 }
 
-/// An operation, and its memory.
+/// An operation with its memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation {
-    /// What it does: any but [`Collective::AllToAllV`].
+    /// The collective: any but [`Collective::AllToAllV`].
     pub collective: Collective,
-    /// The root of those that have one.
+    /// The root, if the collective has one.
     pub root: Rank,
-    /// The input's address; any number, if the rank gives nothing.
+    /// The input's address; ignored if the rank has none.
     pub input: u64,
-    /// The output's; any number, if it gets nothing.
+    /// The output's address; ignored if the rank has none.
     pub output: u64,
     /// Elements of the whole or of each part, as the collective counts.
     pub count: u64,
 }
 
 /// The kernel's `Small`.
+// fields: the layout of the kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Arguments {
@@ -94,36 +96,36 @@ struct Arguments {
     sends: u32,
     gets: u32,
     forwards: u32,
-    hears_all: u32,
+    receives_from_all: u32,
     slot_bytes: u32,
     share: u32,
     part: u32,
     without: u32,
     copies: u32,
     divisor: u32,
-    /// The kernel's `Operator`, which are numbered as [`ReduceOp`](crate::ReduceOp)'s.
+    /// The kernel's `Operator`, numbered as [`ReduceOp`](crate::ReduceOp).
     function: u32,
 }
 
-// As long as the kernel's.
+// Same size as the kernel's.
 const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 14 * 4);
 
-/// Who sends what to whom.
+/// The communication pattern, as bit masks of ranks.
 struct Pattern {
-    /// Bits of ranks.
+    /// Receivers of this rank's data.
     sends: u32,
-    /// Of those whose data the rank has a use for: its own may be among them.
+    /// Ranks whose data this rank uses, possibly its own.
     gets: u32,
-    /// Those that it forwards its part to, in two steps.
+    /// Ranks to which it forwards its part, in two steps.
     forwards: u32,
-    /// The rank that has no part then, if there is one.
+    /// The rank without a part in two steps, if there is one.
     without: Option<Rank>,
-    /// Whether each rank is sent, and each rank's goes to, a part of its own.
+    /// Whether each receiver gets, and each sender's data goes to, a part of its own.
     parts: (bool, bool),
 }
 
-impl Slots {
-    /// Of arenas with such areas, among so many ranks.
+impl SlotLayout {
+    /// The layout for arenas with these areas, among `ranks` ranks.
     #[must_use]
     pub fn new(areas: &Areas, ranks: u32) -> Self {
         let start = areas.small.start as u64;
@@ -135,7 +137,6 @@ impl Slots {
         }
     }
 
-    /// Bytes of a slot.
     fn len(area: usize, ranks: u32) -> u32 {
         let peers = u64::from(ranks.saturating_sub(1).max(1));
         let room = (area as u64).saturating_sub(u64::from(MAX_BLOCKS) * STATE);
@@ -144,9 +145,11 @@ impl Slots {
     }
 }
 
-impl Cut {
-    /// Of an operation with messages of so many bytes, in an area of `area` bytes ([`Sizes::small`](super::Sizes::small)). An all-reduce, or a broadcast to more than one, may be done in two steps, if there is enough to part. `None` where messages are
-    /// too long for the area.
+impl LaunchShape {
+    /// For messages of `bytes` bytes in an area of `area` bytes
+    /// ([`Sizes::small`](super::Sizes::small)). An all-reduce, or a broadcast to more than one
+    /// rank, may take two steps if there is enough data to divide. `None` if the messages are too
+    /// long for the area.
     #[must_use]
     pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
         let parts = match collective {
@@ -154,8 +157,9 @@ impl Cut {
             Collective::Broadcast if two_steps => ranks - 1,
             _ => 1,
         };
-        // A line for each thread, as long as there are blocks enough; small ones begin sooner, and have shorter slots.
-        let lines = bytes.div_ceil(u64::from(LINE * parts.max(1)));
+        // One line per thread while there are enough blocks; smaller blocks start sooner, and have
+        // shorter slots.
+        let lines = bytes.div_ceil(u64::from(LL_DATA_BYTES * parts.max(1)));
         let most: &[u32] = match lines {
             0..=0x1000 => &[128],
             0x1001..=0x4000 => &[256, 128],
@@ -165,24 +169,26 @@ impl Cut {
             .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
     }
 
-    /// Of messages in so many parts, which are of two steps if that is more than one, in blocks of at most so many threads.
+    /// For messages in `parts` parts (two steps if more than one), with blocks of at most
+    /// `most_threads` threads.
     fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
         }
-        // Of nothing there is one line, too.
-        let lines = u32::try_from(bytes.div_ceil(LINE.into()).max(1)).ok()?;
+        // An empty message takes one line, too.
+        let lines = u32::try_from(bytes.div_ceil(LL_DATA_BYTES.into()).max(1)).ok()?;
         let two_steps = parts > 1;
         let each = lines.div_ceil(parts.max(1));
         let threads = each.checked_next_multiple_of(32)?.min(most_threads);
         let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
         let blocks = each.div_ceil(share);
-        // Who hears nothing of a rank would not know whether it has begun: each block has something of each part.
+        // Every block needs data of every part: a rank that receives nothing from another could not
+        // know whether that one has started.
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
             return Self::with(ranks, bytes, area, 1, most_threads);
         }
-        let needed = u64::from(share) * u64::from(LINE_LEN) * if two_steps { 2 } else { 1 };
-        (needed <= Slots::len(area, ranks).into()).then_some(Self {
+        let needed = u64::from(share) * u64::from(LL_LINE_BYTES) * if two_steps { 2 } else { 1 };
+        (needed <= SlotLayout::len(area, ranks).into()).then_some(Self {
             blocks,
             threads,
             share,
@@ -190,7 +196,7 @@ impl Cut {
         })
     }
 
-    /// The algorithm that it is.
+    /// The corresponding algorithm.
     #[must_use]
     pub fn algorithm(&self, collective: Collective) -> Algorithm {
         match collective {
@@ -247,34 +253,35 @@ impl Pattern {
 }
 
 impl SmallExecutor {
-    /// The kernels of `rank` in `context`. `arenas` are all ranks' arenas as that context has them, `areas` is how they are divided; `stop` is the address of a word that is not 0 from when all are to give up.
+    /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
+    /// that context, `areas` their layout; `stop` is the address of a word that becomes nonzero
+    /// when all kernels must abort.
     #[must_use]
     pub fn new(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
         Self::with(CollectiveKernels::small(context), rank, arenas, areas, stop)
     }
 
-    /// The same with kernels built otherwise.
+    /// The same with kernels of another build.
     #[must_use]
     pub fn with(kernels: CollectiveKernels, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
         Self {
             kernels,
             loaded: [const { OnceLock::new() }; _],
-            slots: Slots::new(areas, arenas.len() as u32),
+            slots: SlotLayout::new(areas, arenas.len() as u32),
             rank,
             arenas,
             stop,
         }
     }
 
-    /// Loads the kernel of a function: before a stream is captured, and before anything of the device waits for another rank. A driver may put off loading to the first launch, which waits for all of the device then.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Loads the kernel of a function: before a capture, and before any work of the device waits
+    /// for another rank. A driver may load it lazily at the first launch, and then waits for the
+    /// whole device.
     pub fn prepare(&self, function: Function) -> Result<(), GpuError> {
         self.kernel(function).map(|_| ())
     }
 
-    /// The kernel of a function, ready on the device.
+    /// The kernel of a function, loaded on the device.
     fn kernel(&self, function: Function) -> Result<&Kernel, GpuError> {
         let known = match function.op {
             Some(_) => &self.loaded[function.data as usize],
@@ -295,20 +302,24 @@ impl SmallExecutor {
         Ok(known.get_or_init(|| kernel))
     }
 
-    /// Puts an operation into `stream`. All ranks do so with the same collective, root, count, function and cut, in the same order. `uses` is kept until it is done.
+    /// Enqueues an operation on `stream`. Collective: all ranks use the same collective, root,
+    /// count, function and launch shape, in the same order. `uses` is kept until it is done.
     ///
     /// # Safety
-    /// The addresses must be those of memory of `count`'s elements, as the collective's places are, which the device reaches until the operation is done on all ranks, and nobody else may write what it reads, or touch what it writes, from when
-    /// the stream comes to it until it is done there. Input and output are apart, or one memory as [operations in place](crate::plan::Shape::shared) have them. The cut must be that of an area not longer than the arenas'.
+    /// The addresses must be those of memory with `count` elements, in the collective's layout,
+    /// accessible to the device until the operation is done on all ranks. While it executes,
+    /// nothing else may write its sources or access its targets. Input and output are disjoint, or
+    /// located as [in-place operations](crate::plan::Shape::shared) require. The launch shape must
+    /// be for an area not longer than the arenas'.
     ///
     /// # Errors
-    /// [`GpuError`]; nothing was begun.
+    /// [`GpuError`]; nothing was enqueued.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
         operation: &Operation,
         function: Function,
-        cut: Cut,
+        cut: LaunchShape,
         uses: &[Span<'_>],
     ) -> Result<(), GpuError> {
         let op = function.op.filter(|_| operation.collective.reduces());
@@ -316,23 +327,29 @@ impl SmallExecutor {
         let kernel = self.kernel(function)?;
         let arguments = self.arguments(operation, function, cut);
         let launch = Launch::linear(cut.blocks, cut.threads);
-        // SAFETY: the kernel's only argument is this struct, of its version; the caller answers for what is in it.
+        // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
+        // for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }
 
-    fn arguments(&self, operation: &Operation, function: Function, cut: Cut) -> Arguments {
+    fn arguments(&self, operation: &Operation, function: Function, cut: LaunchShape) -> Arguments {
         let ranks = self.arenas.len() as u32;
         let two_steps = cut.part != 0;
         let mut pattern = Pattern::new(operation.collective, self.rank, ranks, operation.root, two_steps);
-        // A barrier has a count of nothing.
+        // A barrier has a count of 0.
         let bytes = operation.count * function.data.bytes() as u64;
-        let each = if two_steps { u64::from(cut.part * LINE) } else { bytes };
+        let each = if two_steps {
+            u64::from(cut.part * LL_DATA_BYTES)
+        } else {
+            bytes
+        };
         let step = |is_parted: bool| if is_parted { each } else { 0 };
         let (input_step, output_step) = (step(pattern.parts.0), step(pattern.parts.1));
         let others = ((1u64 << ranks) - 1) as u32 & !(1 << self.rank.0);
-        let hears_all = (pattern.gets | pattern.forwards) & others == others;
-        // What is where it belongs already need not be put there. The root of a broadcast in two steps sees what it has to copy as it sends that.
+        let receives_from_all = (pattern.gets | pattern.forwards) & others == others;
+        // Data already at its destination is not copied. The root of a two-step broadcast copies
+        // its data while it sends it.
         let own = |step: u64| u64::from(self.rank.0) * step;
         let is_root = pattern.without == Some(self.rank);
         let (from, into) = match is_root {
@@ -364,7 +381,7 @@ impl SmallExecutor {
             sends: pattern.sends,
             gets: pattern.gets,
             forwards: pattern.forwards,
-            hears_all: hears_all.into(),
+            receives_from_all: receives_from_all.into(),
             slot_bytes: self.slots.len,
             share: cut.share,
             part: cut.part,
@@ -383,7 +400,7 @@ mod tests {
     const AREA: usize = 32 << 20;
 
     #[test]
-    fn cuts_have_every_line_once_and_fit_their_slots() {
+    fn launch_shapes_cover_every_line_once_and_fit_slots() {
         let mut parted = 0;
         for ranks in 1..=16 {
             for bytes in (0..4096).chain([65_536, 65_537, 131_000, 262_144, 524_287]) {
@@ -392,11 +409,11 @@ mod tests {
                     (Collective::AllReduce, ranks),
                     (Collective::Broadcast, ranks - 1),
                 ] {
-                    let Some(cut) = Cut::new(collective, ranks, bytes, AREA, true) else {
+                    let Some(cut) = LaunchShape::new(collective, ranks, bytes, AREA, true) else {
                         assert!(bytes > 200_000, "{bytes} bytes among {ranks}");
                         continue;
                     };
-                    let lines = (bytes as u32).div_ceil(LINE).max(1);
+                    let lines = (bytes as u32).div_ceil(LL_DATA_BYTES).max(1);
                     let (each, last) = match cut.part {
                         0 => (lines, lines),
                         part => (part, lines - (parts - 1) * part),
@@ -404,21 +421,21 @@ mod tests {
                     assert!(cut.blocks <= MAX_BLOCKS && cut.blocks * cut.share >= each && last <= each);
                     assert!((cut.blocks - 1) * cut.share < last, "a block without lines: {cut:?}");
                     let steps = if cut.part == 0 { 1 } else { 2 };
-                    assert!(cut.share * LINE_LEN * steps <= Slots::len(AREA, ranks));
+                    assert!(cut.share * LL_LINE_BYTES * steps <= SlotLayout::len(AREA, ranks));
                     assert!(cut.threads.is_multiple_of(32) && cut.threads <= 512);
                     parted += u32::from(cut.part != 0);
                 }
             }
         }
         assert!(parted > 1000, "{parted} in two steps");
-        let cut = |bytes, area| Cut::new(Collective::AllGather, 2, bytes, area, false);
+        let cut = |bytes, area| LaunchShape::new(Collective::AllGather, 2, bytes, area, false);
         assert_eq!(cut(1 << 30, AREA), None);
         assert_eq!(cut(1 << 40, AREA), None);
         assert_eq!(cut(8, 0), None, "an area for nothing");
     }
 
     #[test]
-    fn who_sends_is_who_is_heard() {
+    fn sends_match_receives_in_the_pattern() {
         for &collective in Collective::ALL {
             for ranks in 1..=8 {
                 for two_steps in [false, true] {

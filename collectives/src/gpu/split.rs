@@ -1,7 +1,11 @@
-//! One operation by both executors, beside each other: copy engines do the first elements in the caller's stream, and kernels the others in a stream of their own.
+//! Both executors concurrently on one operation: copy engines process the first elements on the
+//! caller's stream, and kernels the others on a side stream.
 //!
-//! Each fills the pauses that the other leaves the links (docs/PERFORMANCE.md). They have nothing in common but input and output, of which neither touches what is the other's: copy engines use the words and the staging memory of
-//! [arenas](super::peers::Areas), kernels the flags, the slots and the FIFOs. The kernels are put into their stream first, and wait for kernels alone: so operations end even where a driver has streams' work done in the order in which it was put into them.
+//! Each uses the link's idle time of the other (docs/PERFORMANCE.md). They share only input and
+//! output, of which they access disjoint parts: copy engines use the words and the staging memory
+//! of [arenas](super::peers::Areas), kernels the flags, the slots and the FIFOs. The kernels are
+//! enqueued first, and wait for kernels only: so operations complete even if a driver serializes
+//! the streams' work in the order in which it was enqueued.
 
 use doorbell_cuda::{Context, Event, Span, Stream};
 
@@ -9,14 +13,13 @@ use super::copies::Operation;
 use super::error::GpuError;
 use crate::algorithm::Algorithm;
 
-/// What is done beside the caller's stream.
-pub(super) struct Beside {
+pub(super) struct SideStream {
     stream: Stream,
     began: Event,
     ended: Event,
 }
 
-impl Beside {
+impl SideStream {
     pub(super) fn new(context: &Context) -> Result<Self, GpuError> {
         Ok(Self {
             stream: Stream::new(context)?,
@@ -25,12 +28,12 @@ impl Beside {
         })
     }
 
-    /// Its stream.
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Has `aside` put work into this stream, behind what the caller's has by now, and then `work` into the caller's; what comes there next comes behind both.
+    /// Enqueues `aside` on the side stream, behind the caller's current work, and then `work` on
+    /// the caller's; later work of the caller's stream waits for both.
     pub(super) fn run(
         &self,
         caller: &Stream,
@@ -40,14 +43,14 @@ impl Beside {
         caller.record(&self.began)?;
         self.stream.wait(&self.began)?;
         let done = aside(&self.stream).and_then(|()| work());
-        // Whatever has failed, what was begun is to end before what comes next.
+        // Even after a failure, work that was enqueued must end before later work.
         self.stream.record(&self.ended)?;
         caller.wait(&self.ended)?;
         done
     }
 }
 
-/// The elements before `at`, and those from there on, which kernels do by `algorithm`.
+/// The elements before `at`, and those from `at` on, which kernels process by `algorithm`.
 pub(super) fn parts<'a>(
     operation: &Operation<'a>,
     at: u64,

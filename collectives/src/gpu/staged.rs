@@ -1,6 +1,9 @@
-//! Operations in which the host has a part: what a rank gives is copied to memory of the host, the communicator does the operation there, and what it gets is copied back.
+//! Operations staged through the host: the rank's input is copied to host memory, the host
+//! communicator performs the operation there, and its output is copied back.
 //!
-//! So ranks with and without GPUs, on any hosts, do one operation. It has its place in the caller's stream all the same: the stream copies, writes a word and waits for another; a thread does the host's part between the two, in the order of calls.
+//! So ranks with and without GPUs, on any hosts, take part in one operation. It still runs in
+//! stream order: the stream copies, writes a word and waits for another; in between, a thread
+//! performs the host's part, in call order.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -8,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use doorbell_cuda::{Context, HostMemory, Memory, Stream, Until};
+use doorbell_cuda::{Context, HostMemory, Memory, Stream, WaitCondition};
 
 use super::call::GpuCall;
 use super::error::GpuError;
@@ -18,18 +21,15 @@ use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
 
-/// Where the word is that says to how many operations streams have come.
-const HERE: usize = 0;
-/// Where the word is that says how many are done.
+/// Offset of the word that counts operations reached by streams.
+const REACHED: usize = 0;
+/// Offset of the word that counts operations done.
 const DONE: usize = 64;
-/// Bytes of the words.
 const WORDS: usize = 128;
-/// Looks at a word without pausing.
-const EAGER: u32 = 4096;
-/// Between two later looks.
-const PAUSE: Duration = Duration::from_micros(20);
+const SPIN_POLLS: u32 = 4096;
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Memory of the host that both the communicator's devices and the GPU reach.
+/// Host memory accessible to both the communicator's RDMA devices and the GPU.
 #[derive(Clone)]
 struct Buffer {
     segment: Arc<Segment>,
@@ -43,13 +43,13 @@ impl Buffer {
             return Err(doorbell_cuda::Error::Empty.into());
         };
         let owner: Arc<Segment> = Arc::clone(&segment);
-        // SAFETY: a segment is there as long as it is kept, and gives no references to its bytes.
+        // SAFETY: a segment stays valid as long as it is kept, and gives out no references to its
+        // bytes.
         let pinned = unsafe { HostMemory::register_raw(context, start, segment.len(), owner)? };
         Ok(Self { segment, pinned })
     }
 }
 
-/// The host's part of an operation.
 struct Job {
     /// Counted from 1; it wraps.
     number: u32,
@@ -62,18 +62,17 @@ struct Job {
     output: Option<Arc<Segment>>,
 }
 
-/// What the caller's thread and the host's share.
-struct Shared {
+struct StagedState {
     words: HostMemory,
     error: Mutex<Option<CollectiveError>>,
 }
 
-/// The host's part in operations of one rank.
+/// The staging executor of a rank.
 pub(super) struct Staged {
     comm: Arc<Communicator>,
     context: Context,
-    shared: Arc<Shared>,
-    /// Begun with the first operation.
+    shared: Arc<StagedState>,
+    /// Initialized by the first operation.
     inner: Mutex<Inner>,
 }
 
@@ -90,7 +89,7 @@ impl Staged {
         Ok(Self {
             comm: Arc::clone(comm),
             context: context.clone(),
-            shared: Arc::new(Shared {
+            shared: Arc::new(StagedState {
                 words: HostMemory::alloc(context, WORDS)?,
                 error: Mutex::default(),
             }),
@@ -98,7 +97,6 @@ impl Staged {
         })
     }
 
-    /// Why the host could not do its part, once.
     pub(super) fn error(&self) -> Option<GpuError> {
         self.shared
             .error
@@ -108,7 +106,6 @@ impl Staged {
             .map(GpuError::from)
     }
 
-    /// Puts an operation into `stream`, behind those before it.
     pub(super) fn run(&self, call: &GpuCall<'_>, case: &Case, stream: &Stream) -> Result<(), GpuError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (rank, unit) = (self.comm.rank(), call.data.bytes() as u64);
@@ -118,7 +115,8 @@ impl Staged {
             if bytes == 0 {
                 return Ok(None);
             }
-            // The one before is used until the operations before are done, which come before this one.
+            // The previous buffer is kept until the operations that use it are done, which precede
+            // this one.
             if of.as_ref().is_none_or(|buffer| buffer.pinned.len() < bytes) {
                 *of = Some(Buffer::new(&self.comm, &self.context, bytes.next_power_of_two())?);
             }
@@ -131,7 +129,7 @@ impl Staged {
         if let (Some(buffer), Some(span)) = (&input, call.input) {
             stream.copy(buffer.pinned.span(..gives)?, span.span(..gives)?)?;
         }
-        stream.write_value32(self.shared.words.span(HERE..HERE + 4)?, number)?;
+        stream.write_value32(self.shared.words.span(REACHED..REACHED + 4)?, number)?;
         inner.number = number;
         let job = Job {
             number,
@@ -143,9 +141,9 @@ impl Staged {
             input: input.map(|buffer| buffer.segment),
             output: output.as_ref().map(|buffer| Arc::clone(&buffer.segment)),
         };
-        // It ends only after this has been dropped.
+        // The thread ends only after the sender has been dropped.
         let _ = jobs.send(job);
-        stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, Until::AtLeast(number))?;
+        stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, WaitCondition::AtLeast(number))?;
         if let (Some(buffer), Some(span)) = (&output, call.output) {
             stream.copy(span.span(..gets)?, buffer.pinned.span(..gets)?)?;
         }
@@ -172,24 +170,25 @@ impl Drop for Staged {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some((jobs, thread)) = inner.thread.take() {
             drop(jobs);
-            // It does what was called before, and ends.
+            // It processes the remaining jobs, and exits.
             let _ = thread.join();
         }
     }
 }
 
-/// Does the host's part of operations in their order, until nobody calls any more. Once the group has failed there is nothing to wait for.
-fn serve(comm: &Communicator, shared: &Shared, jobs: &Receiver<Job>) {
-    let (Ok(here), Ok(done)) = (shared.words.atomic_u32(HERE), shared.words.atomic_u32(DONE)) else {
+/// Performs the host's part of operations in order, until the sender is dropped. After a failure of
+/// the group, jobs complete without waiting.
+fn serve(comm: &Communicator, shared: &StagedState, jobs: &Receiver<Job>) {
+    let (Ok(here), Ok(done)) = (shared.words.atomic_u32(REACHED), shared.words.atomic_u32(DONE)) else {
         return;
     };
     for job in jobs {
-        let mut looks = 0;
+        let mut polls = 0;
         let has_come = || here.load(Ordering::Acquire).wrapping_sub(job.number).cast_signed() >= 0;
         while !has_come() && !comm.has_failed() {
-            looks += 1;
-            if looks > EAGER {
-                thread::sleep(PAUSE);
+            polls += 1;
+            if polls > SPIN_POLLS {
+                thread::sleep(POLL_INTERVAL);
             } else {
                 core::hint::spin_loop();
             }
@@ -210,7 +209,7 @@ fn serve(comm: &Communicator, shared: &Shared, jobs: &Receiver<Job>) {
                 .unwrap_or_else(PoisonError::into_inner)
                 .get_or_insert(error);
         }
-        // What was done before is seen by whoever sees this.
+        // Release: publishes the operation's results to readers of the word.
         done.store(job.number, Ordering::Release);
     }
 }

@@ -1,4 +1,5 @@
-//! The words of the collectives in those of the reduction kernels, which know nothing of them.
+//! Conversions from the types of collectives to those of the reduction kernels, which do not depend
+//! on them.
 
 use doorbell_cuda::reduce::{self, Operator, Scalar, Source};
 
@@ -23,14 +24,14 @@ pub(super) const fn data(data: DataType) -> reduce::DataType {
     }
 }
 
-pub(super) const fn form(form: Form) -> reduce::Form {
+pub(super) const fn form(form: Form) -> reduce::OperandKind {
     match form {
-        Form::Element => reduce::Form::Element,
-        Form::Partial => reduce::Form::Partial,
+        Form::Element => reduce::OperandKind::Element,
+        Form::Partial => reduce::OperandKind::Partial,
     }
 }
 
-/// What reduces what has been multiplied already, where it is to be.
+/// The operator for sources that have already been scaled.
 pub(super) const fn operator(op: ReduceOp, ranks: u32) -> Operator {
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum => Operator::Sum,
@@ -41,7 +42,7 @@ pub(super) const fn operator(op: ReduceOp, ranks: u32) -> Operator {
     }
 }
 
-/// What elements are multiplied with; `None` if it is of another type than they accumulate in.
+/// The scalar; `None` if its type is not the accumulator type.
 pub(super) fn scalar(data: DataType, scalar: kernel::Scalar) -> Option<Scalar> {
     (scalar.over() == data.accumulator()).then_some(())?;
     let bits = scalar.bits();
@@ -58,7 +59,7 @@ pub(super) fn scalar(data: DataType, scalar: kernel::Scalar) -> Option<Scalar> {
     })
 }
 
-/// A source multiplied with one.
+/// A source with a factor of one.
 pub(super) fn one(data: DataType, source: Source<'_>) -> Source<'_> {
     match data.accumulator() {
         DataType::I8 => source.times(1i8),
@@ -72,14 +73,14 @@ pub(super) fn one(data: DataType, source: Source<'_>) -> Source<'_> {
     }
 }
 
-/// The bytes of elements, for what copies to GPUs.
+/// The bytes of elements, for copies to GPUs.
 #[must_use]
 pub fn as_bytes<T: Element>(elements: &[T]) -> &[u8] {
     // SAFETY: elements have no padding.
     unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The same, to be written.
+/// The same, mutable.
 #[must_use]
 pub fn as_bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and every bit pattern is an element.

@@ -1,7 +1,11 @@
-//! The thread that looks after a GPU communicator: whether the group has failed, and whether operations end in their time.
+//! The watchdog thread of a GPU communicator: it detects failures of the group, and operations that
+//! exceed their deadline.
 //!
-//! A stream that waits for a rank that is gone would wait for ever, and with it the device. So when the group has failed, all words that streams may wait for are written, again and again, for who waits for one makes it zero; and the word is set that
-//! kernels look at which wait. Streams come to their ends then, with whatever is there. It goes on until the communicator is dropped, and all that it had put into streams is done.
+//! A stream that waits for a dead rank would wait forever, and block the device. So when the group
+//! has failed, the watchdog writes all words that streams may wait for, repeatedly, as each wait
+//! resets its word; and sets the abort word that waiting kernels poll. Streams then complete with
+//! invalid results. It continues until the communicator is dropped and all its enqueued work is
+//! done.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,26 +19,25 @@ use super::error::GpuError;
 use super::peers::Peers;
 use crate::communicator::Communicator;
 
-/// Between two looks at the group.
-const PAUSE: Duration = Duration::from_millis(2);
-/// How long what is in streams may take to end when nobody is waited for any more.
-const END: Duration = Duration::from_secs(10);
-/// Ends of operations that are remembered at most: those in between are as good as the last.
-const REMEMBERED: usize = 64;
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// The time limit for enqueued work to complete once no wait remains.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum number of tracked operations: the last one covers those in between.
+const MAX_TRACKED: usize = 64;
 
-/// Looks after a communicator until it is dropped.
-pub(super) struct Watcher {
+/// Watches a communicator until dropped.
+pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// The ends of operations, and until when they should have come.
+    /// Events at the ends of operations, with their deadlines.
     pending: Mutex<VecDeque<(Event, Instant)>>,
-    over: AtomicBool,
+    stop_requested: AtomicBool,
 }
 
-impl Watcher {
+impl Watchdog {
     pub(super) fn new(
         comm: &Arc<Communicator>,
         context: &Context,
@@ -42,9 +45,9 @@ impl Watcher {
     ) -> Result<Self, GpuError> {
         let shared = Arc::new(Shared {
             pending: Mutex::default(),
-            over: AtomicBool::new(false),
+            stop_requested: AtomicBool::new(false),
         });
-        // It goes before what waits, where both are in one queue of the device.
+        // Higher priority than the waiting streams, in case both share a hardware queue.
         let stream = Stream::with_priority(context, -1)?;
         let (comm, theirs) = (Arc::clone(comm), Arc::clone(&shared));
         let thread = thread::Builder::new().name("gpu watch".to_owned());
@@ -57,22 +60,21 @@ impl Watcher {
         })
     }
 
-    /// An operation whose end is to come until then.
-    pub(super) fn expect(&self, end: Event, until: Instant) {
+    pub(super) fn watch(&self, end: Event, until: Instant) {
         let mut pending = self.shared.pending();
-        if pending.len() >= REMEMBERED {
+        if pending.len() >= MAX_TRACKED {
             pending.pop_back();
         }
         pending.push_back((end, until));
     }
 
-    /// Waits for what is under way, or for its being let go on; and ends.
+    /// Waits for enqueued work to complete or to be released, and stops the thread.
     pub(super) fn end(mut self) {
         self.stop();
     }
 
     fn stop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
+        self.shared.stop_requested.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // It does not panic.
@@ -81,7 +83,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop();
     }
@@ -92,10 +94,10 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets operations that have ended; when the first that has not is to.
+    /// Removes completed operations; returns the deadline of the first one left.
     fn first(&self) -> Option<Instant> {
         let mut pending = self.pending();
-        // What cannot be asked for any more, nobody waits for.
+        // A failed query means that nothing waits for it any more.
         while pending.front().is_some_and(|(end, _)| end.is_done().unwrap_or(true)) {
             pending.pop_front();
         }
@@ -106,14 +108,14 @@ impl Shared {
         let mut end = None;
         loop {
             let first = self.first();
-            if self.over.load(Ordering::Relaxed) {
-                let end = *end.get_or_insert_with(|| Instant::now() + END.max(comm.options().deadline));
+            if self.stop_requested.load(Ordering::Relaxed) {
+                let end = *end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT.max(comm.options().deadline));
                 if first.is_none() || Instant::now() >= end {
                     return;
                 }
             }
             if comm.has_failed() {
-                if let Err(error) = peers.map_or(Ok(()), |peers| release(peers, stream)) {
+                if let Err(error) = peers.map_or(Ok(()), |peers| release_waits(peers, stream)) {
                     tracing::warn!("what waits in streams for a rank that is gone cannot be let go on: {error}");
                     return;
                 }
@@ -123,13 +125,13 @@ impl Shared {
                     "an operation in a stream has not finished within {deadline:?}"
                 ));
             }
-            thread::park_timeout(PAUSE);
+            thread::park_timeout(POLL_INTERVAL);
         }
     }
 }
 
-/// Writes all that anything of this rank's waits for.
-fn release(peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
+/// Writes all words that this rank's work may wait for.
+fn release_waits(peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
     peers.control().atomic_u32(0)?.store(1, Ordering::Release);
     let words = peers.areas().words.clone();
     stream.fill(peers.arenas().of(peers.rank()).span(words)?, 0xff)?;

@@ -1,4 +1,5 @@
-//! What each collective gives: all of them, on all types and operators, in place and not, on registered memory and on any, among GPUs and through the host.
+//! Results of all collectives, for all types and operators, in place and not, on registered and
+//! unregistered memory, among GPUs and staged through the host.
 
 use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
@@ -59,7 +60,7 @@ fn every_collective_by_copies() {
     every_collective(&by(Executor::Copies), &[0, 1, 7, 3001, 50_000]);
 }
 
-/// So long that the messages beside the reduction are cut.
+/// Long enough that the messages next to the reduction are divided.
 #[test]
 fn a_long_all_reduce_by_copies() {
     let standin = Standin::load(Manner::Prompt);
@@ -94,17 +95,17 @@ fn every_collective_by_kernels() {
 }
 
 #[test]
-fn every_collective_by_both_beside_each_other() {
+fn every_collective_split_between_executors() {
     every_collective(&by(Executor::Split), &[0, 1, 7, 3001, 50_000]);
 }
 
 #[test]
-fn every_collective_by_the_kernel_for_short_ones() {
+fn every_collective_by_the_short_kernel() {
     every_collective(&by(Executor::Small), &[0, 1, 3001, 50_000]);
 }
 
 #[test]
-fn every_collective_through_the_host() {
+fn every_collective_staged_through_the_host() {
     every_collective(&by(Executor::Staged), &[0, 1, 3001]);
 }
 
@@ -152,7 +153,7 @@ fn every_type_and_operator_by_copies() {
 }
 
 #[test]
-fn every_type_and_operator_by_both_beside_each_other() {
+fn every_type_and_operator_split_between_executors() {
     every_type_and_operator(Executor::Split);
 }
 
@@ -162,6 +163,6 @@ fn every_type_and_operator_by_kernels() {
 }
 
 #[test]
-fn every_type_and_operator_by_the_kernel_for_short_ones() {
+fn every_type_and_operator_by_the_short_kernel() {
     every_type_and_operator(Executor::Small);
 }

@@ -1,4 +1,5 @@
-//! Ranks that go, give up or do not come: the others' streams come to their ends, their GPUs can be used, and nothing is left.
+//! Ranks that exit, abort or never arrive: the others' streams complete, their GPUs remain usable,
+//! and nothing leaks.
 
 use std::time::Duration;
 
@@ -20,12 +21,13 @@ const CASE: Case = Case {
     count: 100_000,
 };
 
-/// Puts operations into a stream that never get on by themselves, waits for the stream, and sees that the GPU still works.
+/// Enqueues operations that cannot complete by themselves, synchronizes the stream, and checks that
+/// the GPU still works.
 fn is_let_go(gpu: &GpuCommunicator) {
     let stream = Stream::new(gpu.context()).unwrap();
     let buffers = Buffers::new::<f32>(gpu.context(), &CASE, gpu.rank(), false);
     for _ in 0..3 {
-        // The group may have failed by now.
+        // The group may already have failed.
         if gpu
             .enqueue(&call::<f32, _>(&buffers, &CASE, ReduceOp::Sum, gpu.rank()), &stream)
             .is_err()
@@ -43,7 +45,7 @@ fn is_let_go(gpu: &GpuCommunicator) {
 }
 
 #[test]
-fn who_aborts_lets_all_streams_go_on() {
+fn abort_releases_all_streams() {
     for executor in [
         Executor::Small,
         Executor::Copies,
@@ -71,7 +73,7 @@ fn who_aborts_lets_all_streams_go_on() {
 }
 
 #[test]
-fn who_does_not_come_in_time_fails_the_operation_on_all_ranks() {
+fn late_rank_fails_the_operation_on_all_ranks() {
     let standin = Standin::load(Manner::Prompt);
     let host = Options {
         deadline: Duration::from_millis(800),
@@ -90,7 +92,7 @@ fn who_does_not_come_in_time_fails_the_operation_on_all_ranks() {
 }
 
 #[test]
-fn what_fits_no_operation_is_refused_before_anything_is_begun() {
+fn invalid_calls_are_refused_before_enqueuing() {
     let standin = Standin::load(Manner::Prompt);
     ranks(standin.driver().unwrap(), 2, &small(), |gpu| {
         let stream = Stream::new(gpu.context()).unwrap();
@@ -146,7 +148,7 @@ fn what_fits_no_operation_is_refused_before_anything_is_begun() {
 }
 
 #[test]
-fn where_gpus_do_not_reach_each_other_the_host_has_a_part_and_the_reason_is_told() {
+fn without_peer_access_operations_are_staged_and_the_reason_is_reported() {
     let standin = Standin::load(Manner::Prompt);
     standin.set_peers(false);
     ranks(standin.driver().unwrap(), 2, &small(), |gpu| {
@@ -163,7 +165,7 @@ fn where_gpus_do_not_reach_each_other_the_host_has_a_part_and_the_reason_is_told
 }
 
 #[test]
-fn ranks_with_and_without_gpus_do_one_operation() {
+fn ranks_with_and_without_gpus_share_an_operation() {
     let standin = Standin::load(Manner::Prompt);
     let driver = standin.driver().unwrap();
     world::ranks(3, &world::options(), |comm| {

@@ -1,4 +1,6 @@
-//! Every function of the driver that a communicator's life calls, failing in turn: what comes of it is an error that names the function and the driver's answer, on one of the ranks at least, or what was asked for is done all the same. Nobody hangs, and nothing is left.
+//! Failure injection into every driver function that a communicator's life cycle calls: either at
+//! least one rank reports an error that names the function and the driver's code, or the operation
+//! succeeds nevertheless. No rank hangs, and nothing leaks.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +15,9 @@ use crate::gpus::{Buffers, bytes, call, small};
 use crate::world;
 
 const RANKS: u32 = 2;
-/// What an operation may take. Whoever has to wait so long for a rank that has failed was not told of that.
+/// The deadline of an operation. A rank that reaches it was not informed of another rank's failure.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// What calls answer: `CUDA_ERROR_OPERATING_SYSTEM`, after which all others are right.
+/// The injected code: `CUDA_ERROR_OPERATING_SYSTEM`, after which other calls succeed.
 const CODE: i32 = 304;
 const CASE: Case = Case {
     collective: Collective::AllReduce,
@@ -23,8 +25,8 @@ const CASE: Case = Case {
     root: Rank(0),
     count: 20_000,
 };
-/// What gives something back: where it fails the thing stays, and whoever dropped it has nobody to tell.
-const GIVES_BACK: [&str; 11] = [
+/// Functions that release something: if they fail it stays, and the dropping code cannot report it.
+const RELEASES: [&str; 11] = [
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",
@@ -37,8 +39,8 @@ const GIVES_BACK: [&str; 11] = [
     "cuStreamDestroy_v2",
     "cuThreadExchangeStreamCaptureMode",
 ];
-/// What is asked by the way: whether something is done yet, or what would be better. Not to know is no failure.
-const ASKS: [&str; 6] = [
+/// Opportunistic queries, of completion or of hints: their failure is no error.
+const QUERIES: [&str; 6] = [
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuEventQuery",
@@ -47,12 +49,13 @@ const ASKS: [&str; 6] = [
     "cuStreamQuery",
 ];
 
-/// A rank's communicator from its beginning to its end; why it goes through the host, or memory is not registered, if that is so.
+/// A communicator's life cycle on one rank; returns why it is staged, or memory is not registered,
+/// if so.
 fn life(driver: Driver, comm: Communicator, executor: Executor) -> Result<String, GpuError> {
     let rank = comm.rank();
     let context = driver.device(rank.index() % driver.device_count())?.context()?;
     let done = in_context(&context, comm, executor);
-    // A context that goes first leaves what work still uses to the driver.
+    // A context dropped first leaves resources in use to the driver.
     let idle = context.synchronize();
     let why = done?;
     idle?;
@@ -68,9 +71,10 @@ fn in_context(context: &Context, comm: Communicator, executor: Executor) -> Resu
     let mut why = gpu.why_staged().unwrap_or_default().to_owned();
     let stream = Stream::new(context).inspect_err(|error| gpu.abort(&error.to_string()))?;
     if let Err(error) = operations(&gpu, &stream, &mut why) {
-        // As a program does that cannot go on; what fails in an operation the others have been told of already.
+        // Like a program that cannot continue; failures within an operation have already been
+        // reported to the others.
         gpu.abort(&error.to_string());
-        // Whatever is in it comes to its end.
+        // All enqueued work completes.
         stream.synchronize()?;
         return Err(error);
     }
@@ -82,7 +86,7 @@ fn in_context(context: &Context, comm: Communicator, executor: Executor) -> Resu
 fn operations(gpu: &GpuCommunicator, stream: &Stream, why: &mut String) -> Result<(), GpuError> {
     let memory = DeviceMemory::alloc(gpu.context(), bytes::<f32>(&CASE))?;
     if let Err(error) = gpu.register(&memory) {
-        // Whoever cannot register memory may do without.
+        // Registration is optional.
         *why = error.to_string();
     }
     let buffers = Buffers::of::<f32>(memory, &CASE, gpu.rank(), false);
@@ -96,7 +100,6 @@ fn operations(gpu: &GpuCommunicator, stream: &Stream, why: &mut String) -> Resul
     Ok(())
 }
 
-/// What came of it, on each rank.
 fn lives(driver: Driver, executor: Executor) -> Vec<Result<String, String>> {
     let options = Options {
         deadline: DEADLINE,
@@ -117,7 +120,7 @@ fn every_call_fails_in_turn(executor: Executor) {
     let (mut failures, mut wrong) = (0, Vec::new());
     for (name, calls) in standin.calls() {
         let calls = calls - before.get(&name).unwrap_or(&0);
-        if GIVES_BACK.contains(&&*name) || calls == 0 {
+        if RELEASES.contains(&&*name) || calls == 0 {
             continue;
         }
         let mut turns = vec![1, calls / 2 + 1];
@@ -130,15 +133,16 @@ fn every_call_fails_in_turn(executor: Executor) {
             standin.fail_nth("", 1, 0);
             let what = format!("call {nth} of {name}: {done:?}");
             if begun.elapsed() >= DEADLINE {
-                wrong.push(format!("the others were not told: {what}"));
+                wrong.push(format!("the others got no error: {what}"));
             }
-            // It may be called less often this time.
+            // The function may be called less often this time.
             let is_done = done.iter().all(Result::is_ok);
-            if has_failed && !(is_done && ASKS.contains(&&*name)) {
+            if has_failed && !(is_done && QUERIES.contains(&&*name)) {
                 let plain = name.trim_end_matches("_v2").trim_end_matches("_v3");
-                let is_told = |said: &String| said.contains(plain) && said.contains("CUDA_ERROR_OPERATING_SYSTEM");
-                let mut said = done.iter().map(|done| done.as_ref().unwrap_or_else(|error| error));
-                if !said.any(is_told) {
+                let is_reported =
+                    |message: &String| message.contains(plain) && message.contains("CUDA_ERROR_OPERATING_SYSTEM");
+                let mut message = done.iter().map(|done| done.as_ref().unwrap_or_else(|error| error));
+                if !message.any(is_reported) {
                     wrong.push(what.clone());
                 }
                 failures += 1;
@@ -170,6 +174,6 @@ fn every_call_of_kernels_fails_in_turn() {
 }
 
 #[test]
-fn every_call_of_the_hosts_part_fails_in_turn() {
+fn every_call_of_staging_fails_in_turn() {
     every_call_fails_in_turn(Executor::Staged);
 }

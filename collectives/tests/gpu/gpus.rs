@@ -1,4 +1,4 @@
-//! A GPU of the stand-in for a rank, memory of it, and operations on that.
+//! A stand-in GPU for a rank, its memory, and operations on it.
 
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuOptions, Sizes, as_bytes, as_bytes_mut};
 use doorbell_collectives::plan::Collective;
@@ -6,7 +6,6 @@ use doorbell_collectives::reference::{Case, Number, given};
 use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Shareable, Span, Stream};
 
-/// The GPU of a rank.
 pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
     driver
         .device(rank.index() % driver.device_count())
@@ -15,7 +14,7 @@ pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
         .unwrap()
 }
 
-/// Little memory, so that operations are cut.
+/// Little memory, so that operations are sliced.
 pub(crate) fn small() -> GpuOptions {
     GpuOptions {
         sizes: Some(Sizes {
@@ -29,11 +28,11 @@ pub(crate) fn small() -> GpuOptions {
     }
 }
 
-/// Input and output of a rank, in device memory: in place, one of them.
+/// A rank's input and output in device memory; in place they overlap.
 #[derive(Debug)]
 pub(crate) struct Buffers<M = DeviceMemory> {
     pub(crate) memory: M,
-    /// Where input and output are in it, in bytes.
+    /// Offset and length of input and output, in bytes.
     places: [(usize, usize); 2],
     unit: usize,
 }
@@ -45,13 +44,13 @@ impl Buffers {
     }
 }
 
-/// What memory of buffers has: as much on all ranks, so that it can be registered.
+/// Bytes of the buffers' memory: the same on all ranks, so that it can be registered.
 pub(crate) fn bytes<T: Number>(case: &Case) -> usize {
     (case.count as usize * T::TYPE.bytes() * 2 * case.ranks as usize).max(8)
 }
 
 impl<M: Shareable> Buffers<M> {
-    /// In memory of [`bytes`].
+    /// In memory of [`bytes`] bytes.
     pub(crate) fn of<T: Number>(memory: M, case: &Case, rank: Rank, in_place: bool) -> Self {
         let unit = T::TYPE.bytes();
         let bytes = |elements: u64| elements as usize * unit;
@@ -85,7 +84,7 @@ impl<M: Shareable> Buffers<M> {
         self.place(1)
     }
 
-    /// Puts what the rank gives into the stream, and spoils the rest.
+    /// Copies the rank's input on the stream, and overwrites the rest with a marker.
     pub(crate) fn fill<T: Number>(&self, rank: Rank, seed: u64, stream: &Stream) {
         stream.fill(self.memory.all(), 0x5a).unwrap();
         let Some(span) = self.input() else { return };
@@ -97,7 +96,7 @@ impl<M: Shareable> Buffers<M> {
         stream.copy(span, host.all()).unwrap();
     }
 
-    /// What is in the output, when all that is in the stream is done.
+    /// The output, after synchronizing the stream.
     pub(crate) fn read<T: Number>(&self, stream: &Stream) -> Vec<T> {
         let Some(span) = self.output() else {
             stream.synchronize().unwrap();
@@ -112,7 +111,6 @@ impl<M: Shareable> Buffers<M> {
     }
 }
 
-/// Does one, and compares.
 pub(crate) fn once<T: Number>(
     gpu: &GpuCommunicator,
     stream: &Stream,
@@ -125,7 +123,6 @@ pub(crate) fn once<T: Number>(
     once_in::<T, _>(gpu, stream, case, op, &buffers, registered);
 }
 
-/// The same in these buffers.
 pub(crate) fn once_in<T: Number, M: Shareable>(
     gpu: &GpuCommunicator,
     stream: &Stream,

@@ -1,4 +1,4 @@
-//! Operations captured into a graph, which is launched again and again on other data.
+//! Operations captured into a graph, which is launched repeatedly on changing data.
 
 use doorbell_collectives::gpu::{Executor, GpuOptions};
 use doorbell_collectives::plan::Collective;
@@ -11,12 +11,12 @@ use crate::gpus::{Buffers, call, once, small};
 use crate::many::ranks;
 
 #[test]
-fn a_captured_operation_can_be_launched_again_and_again() {
+fn captured_operation_can_be_relaunched() {
     captured(&small());
 }
 
 #[test]
-fn so_can_one_that_both_executors_do_beside_each_other() {
+fn captured_split_operation_can_be_relaunched() {
     captured(&GpuOptions {
         executor: Some(Executor::Split),
         ..small()
@@ -67,7 +67,7 @@ fn captured(options: &GpuOptions) {
                     assert_eq!(wrong, 0, "rank {rank} {case:?}, launch {seed}");
                 }
             }
-            // Nothing of it is in the way of operations that are called.
+            // The graph does not interfere with direct calls.
             once::<i64>(&gpu, &stream, &cases[0], ReduceOp::Sum, true, false);
             drop((graph, exec, buffers));
             gpu.destroy().unwrap();

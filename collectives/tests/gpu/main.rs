@@ -1,4 +1,5 @@
-//! Collectives on GPUs: what they give, what is left when ranks go, and ranks that have none. On the CPU stand-in for a GPU, whose streams work at once.
+//! Collectives on GPUs: results, failures of ranks, and ranks without a GPU. On the CPU stand-in
+//! with immediate execution.
 
 #[path = "../communicator/world.rs"]
 mod world;

@@ -1,4 +1,4 @@
-//! Ranks as threads of this process, each with a GPU of the stand-in.
+//! Ranks as threads of this process, each with a stand-in GPU.
 
 use doorbell_collectives::Options;
 use doorbell_collectives::gpu::{GpuCommunicator, GpuOptions};
@@ -7,7 +7,7 @@ use doorbell_cuda::Driver;
 use crate::gpus::gpu;
 use crate::world;
 
-/// Runs `rank` as each of so many ranks with GPUs, each in a thread of its own, and gives what they returned.
+/// Runs `rank` on a thread per rank with a GPU, and returns the results.
 pub(crate) fn ranks<R: Send>(
     driver: Driver,
     ranks: u32,

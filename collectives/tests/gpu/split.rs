@@ -1,4 +1,5 @@
-//! Operations that copy engines and kernels do beside each other: wherever they are cut, in whatever streams, and when a rank goes.
+//! Operations split between copy engines and kernels: at any split point, on any streams, and when
+//! a rank exits.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use doorbell_cuda_standin::{Manner, Standin};
 use crate::gpus::{Buffers, call, once, small};
 use crate::many::ranks;
 
-/// What can be cut in two.
+/// The collectives that can be split.
 const RANGES: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::Reduce];
 
 fn split(share: u8) -> GpuOptions {
@@ -23,7 +24,8 @@ fn split(share: u8) -> GpuOptions {
     }
 }
 
-/// Operations of elements of one type, of counts on both sides of where one is first cut and of where it is cut elsewhere; whether each is cut is known before.
+/// Operations of one element type, with counts around the smallest that is split and around other
+/// split points; whether each is split is expected beforehand.
 fn around<T: Number>(share: u8, counts: &[(u64, bool)]) {
     let standin = Standin::load(Manner::Prompt);
     for p in [2, 3, 5] {
@@ -50,7 +52,7 @@ fn around<T: Number>(share: u8, counts: &[(u64, bool)]) {
 }
 
 #[test]
-fn elements_of_one_byte_are_cut_anywhere() {
+fn one_byte_elements_are_split_anywhere() {
     around::<u8>(
         50,
         &[
@@ -66,7 +68,7 @@ fn elements_of_one_byte_are_cut_anywhere() {
 }
 
 #[test]
-fn elements_of_eight_bytes_are_cut_between_two() {
+fn eight_byte_elements_are_split_on_boundaries() {
     around::<i64>(
         50,
         &[(3, false), (4, true), (5, true), (511, true), (513, true), (9001, true)],
@@ -74,7 +76,7 @@ fn elements_of_eight_bytes_are_cut_between_two() {
 }
 
 #[test]
-fn nearly_all_is_one_or_the_other_executors() {
+fn extreme_shares_split_only_long_operations() {
     around::<f32>(1, &[(399, false), (400, true), (20_011, true)]);
     around::<f32>(99, &[(4, false), (5, true), (401, true), (20_011, true)]);
 }
@@ -91,7 +93,7 @@ fn operations_of_several_streams_keep_their_order() {
             root: Rank(0),
             count: 20_000,
         };
-        // What the first leaves is what the next one begins with.
+        // The output of the first operation is the input of the next.
         let (sum, same) = (of(Collective::AllReduce), of(Collective::Broadcast));
         let buffers: Vec<_> = (0..6)
             .map(|_| Buffers::new::<i32>(gpu.context(), &sum, rank, true))
@@ -116,9 +118,10 @@ fn operations_of_several_streams_keep_their_order() {
     });
 }
 
-/// A rank goes while the others are in the middle of a row of operations: some of them were done by all, in some both executors wait.
+/// A rank aborts in the middle of a sequence of operations: some are done on all ranks, in some
+/// both executors wait.
 #[test]
-fn who_goes_in_the_middle_leaves_nothing_that_waits() {
+fn abort_in_the_middle_releases_all_waits() {
     let standin = Standin::load(Manner::Prompt);
     for collective in RANGES {
         ranks(standin.driver().unwrap(), 3, &split(50), |gpu| {

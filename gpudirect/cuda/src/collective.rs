@@ -1,4 +1,6 @@
-//! The kernels of collectives among GPUs: `kernels/collective.cu`, and `kernels/small.cu` of short ones, of which the PTX is part of this crate. What a launch of one is given, `doorbell-collectives` knows.
+//! The kernels of GPU collectives, embedded in this crate as PTX: `kernels/collective.cu`, and
+//! `kernels/small.cu` for short operations. Their launch arguments are defined by
+//! `doorbell-collectives`.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -11,7 +13,7 @@ use crate::error::Error;
 use crate::kernels::KernelFile;
 use crate::module::{Kernel, Module};
 
-/// The kernels of a context, each loaded when it is first asked for.
+/// The kernels of a context; each is loaded on first use.
 pub struct CollectiveKernels {
     context: Context,
     ptx: Cow<'static, str>,
@@ -19,19 +21,19 @@ pub struct CollectiveKernels {
 }
 
 impl CollectiveKernels {
-    /// The kernels of this crate.
+    /// The embedded kernels.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with(context, KernelFile::Collective.ptx())
     }
 
-    /// Those of this crate for short operations.
+    /// The embedded kernels of short operations.
     #[must_use]
     pub fn small(context: &Context) -> Self {
         Self::with(context, KernelFile::Small.ptx())
     }
 
-    /// Kernels built otherwise, to be compared.
+    /// Kernels of another build, for comparison.
     #[must_use]
     pub fn with_ptx(context: &Context, ptx: String) -> Self {
         Self::with(context, ptx)
@@ -45,10 +47,8 @@ impl CollectiveKernels {
         }
     }
 
-    /// The kernel of a name, which is compiled if it has not been: tens of milliseconds. `None` where there is none of that name.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The kernel of this name, compiled on first use (tens of milliseconds); `None` if there is
+    /// none.
     pub fn kernel(&self, name: &str) -> Result<Option<Kernel>, Error> {
         let mut kernels = self.kernels.lock();
         if let Some(kernel) = kernels.get(name) {

@@ -1,7 +1,9 @@
-//! Contexts: what a process has of a device.
+//! CUDA contexts.
 //!
-//! CUDA's functions work on the context that is current for the calling thread. Nobody who uses this crate need know: every call enters its context and leaves it as it
-//! found it, so that a thread of PyTorch's keeps its own. Where the context is current already that costs one look; [`Context::make_current`] makes it so for a thread.
+//! The driver API works on the calling thread's current context. Every call of this crate pushes
+//! its context and restores the previous one, so a PyTorch thread keeps its own. If the context is
+//! already current this costs one `cuCtxGetCurrent`; [`Context::make_current`] makes it so for a
+//! thread.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,20 +13,21 @@ use std::sync::Arc;
 use crate::device::{Device, WritesOrdering};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::Graves;
+use crate::resource::DeferredFrees;
 use crate::sys::{self, RawContext, status};
 
-/// The primary context of a device, held as long as anything made in it.
+/// The primary context of a device, retained as long as anything made in it exists.
 #[derive(Clone)]
+#[doc(alias = "CUcontext")]
 pub struct Context(Arc<Inner>);
 
 struct Inner {
     device: Device,
     raw: RawContext,
-    graves: Graves,
+    deferred_frees: DeferredFrees,
 }
 
-// SAFETY: CUDA's contexts may be used by any thread, and the pointer is never followed here.
+// SAFETY: any thread may use a CUDA context, and this crate never dereferences the pointer.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -33,23 +36,23 @@ impl Context {
     pub(crate) fn primary(device: Device) -> Result<Self, Error> {
         let driver = device.driver();
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a CUcontext of ours.
-        let answer = unsafe { (driver.table().primary_ctx_retain)(&raw mut raw, device.raw()) };
-        driver.check(answer, "cuDevicePrimaryCtxRetain", format_args!("{device}"))?;
+        // SAFETY: the pointer is to a local CUcontext.
+        let status = unsafe { (driver.table().primary_ctx_retain)(&raw mut raw, device.raw()) };
+        driver.check(status, "cuDevicePrimaryCtxRetain", format_args!("{device}"))?;
         Ok(Self(Arc::new(Inner {
             device,
             raw,
-            graves: Graves::default(),
+            deferred_frees: DeferredFrees::default(),
         })))
     }
 
-    /// The device it is of.
+    /// Its device.
     #[must_use]
     pub fn device(&self) -> Device {
         self.0.device
     }
 
-    /// The driver it is of.
+    /// Its driver.
     #[must_use]
     pub fn driver(&self) -> Driver {
         self.0.device.driver()
@@ -59,75 +62,78 @@ impl Context {
         self.0.raw
     }
 
-    pub(crate) fn graves(&self) -> &Graves {
-        &self.0.graves
+    pub(crate) fn deferred_frees(&self) -> &DeferredFrees {
+        &self.0.deferred_frees
     }
 
-    /// Makes it the current context of the calling thread, for good. Never needed; it makes each later call of this thread a little quicker.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Makes it the calling thread's current context permanently. Optional: it makes later calls of
+    /// this thread slightly faster.
+    #[doc(alias = "cuCtxSetCurrent")]
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained.
-        let answer = unsafe { (self.driver().table().ctx_set_current)(self.0.raw) };
+        let status = unsafe { (self.driver().table().ctx_set_current)(self.0.raw) };
         self.driver().check(
-            answer,
+            status,
             "cuCtxSetCurrent",
             format_args!("the context of {}", self.0.device),
         )
     }
 
-    /// Waits for all work of the device in this context, and frees what only waited for such work.
+    /// Waits for all work of the device in this context, and frees resources whose release was
+    /// deferred until then.
     ///
     /// # Errors
-    /// What the driver says; [`Error::Lost`] when work has failed.
+    /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuCtxSynchronize", "cudaDeviceSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
         let entered = self.enter()?;
         // SAFETY: the context is current.
-        let answer = unsafe { (self.driver().table().ctx_synchronize)() };
+        let status = unsafe { (self.driver().table().ctx_synchronize)() };
         drop(entered);
         self.reap();
         self.driver()
-            .check(answer, "cuCtxSynchronize", format_args!("{}", self.0.device))
+            .check(status, "cuCtxSynchronize", format_args!("{}", self.0.device))
     }
 
-    /// The free and the whole bytes of the device's memory.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Free and total bytes of the device's memory.
+    #[doc(alias("cuMemGetInfo", "cudaMemGetInfo"))]
     pub fn memory_info(&self) -> Result<(usize, usize), Error> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the pointers are to values of ours, and the context is current.
-        let answer = unsafe { (self.driver().table().mem_get_info)(&raw mut free, &raw mut total) };
+        // SAFETY: the pointers are to local values, and the context is current.
+        let status = unsafe { (self.driver().table().mem_get_info)(&raw mut free, &raw mut total) };
         self.driver()
-            .check(answer, "cuMemGetInfo", format_args!("{}", self.0.device))?;
+            .check(status, "cuMemGetInfo", format_args!("{}", self.0.device))?;
         Ok((free, total))
     }
 
-    /// Lets copies and kernels of this context reach the memory of `other` that was not mapped for chosen devices (PyTorch's): a matter of the whole context.
+    /// Enables peer access: copies and kernels of this context reach memory of `other` that was not
+    /// mapped for particular devices (such as PyTorch's). It applies to the whole context.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] where the one device does not reach the other, or what the driver says otherwise.
+    /// [`Error::NoPeerAccess`] if the devices have no peer access, or another driver error.
+    #[doc(alias("cuCtxEnablePeerAccess", "cudaDeviceEnablePeerAccess"))]
     pub fn enable_peer_access(&self, other: &Self) -> Result<(), Error> {
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained, and this one is current.
-        let answer = unsafe { (self.driver().table().ctx_enable_peer_access)(other.0.raw, 0) };
-        if answer == status::PEER_ACCESS_ALREADY_ENABLED {
+        let status = unsafe { (self.driver().table().ctx_enable_peer_access)(other.0.raw, 0) };
+        if status == status::PEER_ACCESS_ALREADY_ENABLED {
             return Ok(());
         }
         self.driver().check(
-            answer,
+            status,
             "cuCtxEnablePeerAccess",
             format_args!("{} to {}", self.0.device, other.0.device),
         )
     }
 
-    /// Makes copies and fills that are waited for by the call itself (`cuMemcpy`) wait for all of their work, in all memory of the context, mapped memory too: what GPUDirect RDMA asks
-    /// for. This crate's own copies are all asynchronous, and streams order them.
+    /// Makes synchronous copies and fills (`cuMemcpy`) of this context return only when all of
+    /// their work is done, for mapped memory too, as GPUDirect RDMA requires. This crate's own
+    /// copies are asynchronous and stream-ordered.
     ///
     /// # Errors
-    /// [`Error::Missing`] before CUDA 12.1, or what the driver says.
+    /// [`Error::Missing`] before CUDA 12.1, or the driver's error.
+    #[doc(alias = "CU_CTX_SYNC_MEMOPS")]
     pub fn set_sync_memops(&self) -> Result<(), Error> {
         let driver = self.driver();
         let (Some(get), Some(set)) = (driver.table().ctx_get_flags, driver.table().ctx_set_flags) else {
@@ -136,18 +142,21 @@ impl Context {
         let _entered = self.enter()?;
         let mut flags = 0;
         // SAFETY: the pointer is to flags of ours, and the context is current.
-        let answer = unsafe { get(&raw mut flags) };
-        driver.check(answer, "cuCtxGetFlags", format_args!("{}", self.0.device))?;
+        let status = unsafe { get(&raw mut flags) };
+        driver.check(status, "cuCtxGetFlags", format_args!("{}", self.0.device))?;
         // SAFETY: the context is current.
-        let answer = unsafe { set(flags | sys::CTX_SYNC_MEMOPS) };
-        driver.check(answer, "cuCtxSetFlags", format_args!("{}", self.0.device))
+        let status = unsafe { set(flags | sys::CTX_SYNC_MEMOPS) };
+        driver.check(status, "cuCtxSetFlags", format_args!("{}", self.0.device))
     }
 
-    /// Waits until what other devices (NICs) have written to this one's memory so far can be read: by the device itself, or by all devices with `scope`
-    /// [`WritesOrdering::AllDevices`]. Needless, and quick, where [`Device::writes_ordering`] is `scope` or more.
+    /// Flushes GPUDirect RDMA writes: waits until what other devices (NICs) have written to this
+    /// device's memory is visible to the device, or to all devices with `scope`
+    /// [`WritesOrdering::AllDevices`]. Unnecessary, and cheap, if [`Device::writes_ordering`] is
+    /// `scope` or more.
     ///
     /// # Errors
-    /// [`Error::NotSupported`], [`Error::Missing`], or what the driver says otherwise.
+    /// [`Error::NotSupported`], [`Error::Missing`], or another driver error.
+    #[doc(alias("cuFlushGPUDirectRDMAWrites", "cudaDeviceFlushGPUDirectRDMAWrites"))]
     pub fn flush_gpu_direct_rdma_writes(&self, scope: WritesOrdering) -> Result<(), Error> {
         let scope = match scope {
             WritesOrdering::None => return Ok(()),
@@ -160,17 +169,17 @@ impl Context {
         };
         let _entered = self.enter()?;
         // SAFETY: the context is current.
-        let answer = unsafe { flush(sys::FLUSH_CURRENT_CONTEXT, scope) };
-        driver.check(answer, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
+        let status = unsafe { flush(sys::FLUSH_CURRENT_CONTEXT, scope) };
+        driver.check(status, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
     }
 
-    /// Frees what was dropped while work still used it, as far as that work is done by now; how many things still wait. This happens by the way too:
-    /// for a few of them whenever something is made or dropped, for all when a stream is waited for.
+    /// Frees resources dropped while work still used them, as far as that work is done; returns how
+    /// many are still pending. This also happens implicitly: for a few of them whenever a resource
+    /// is made or dropped, for all of them when a stream is synchronized.
     pub fn reap(&self) -> usize {
-        self.0.graves.reap_all(self)
+        self.0.deferred_frees.reap_all(self)
     }
 
-    /// Makes it current until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         self.0.enter()
     }
@@ -181,15 +190,15 @@ impl Inner {
     fn enter(&self) -> Result<Entered<'_>, Error> {
         let driver = self.device.driver();
         let mut current = ptr::null_mut();
-        // SAFETY: the pointer is to a CUcontext of ours.
-        let answer = unsafe { (driver.table().ctx_get_current)(&raw mut current) };
-        driver.check(answer, "cuCtxGetCurrent", format_args!("this thread"))?;
+        // SAFETY: the pointer is to a local CUcontext.
+        let status = unsafe { (driver.table().ctx_get_current)(&raw mut current) };
+        driver.check(status, "cuCtxGetCurrent", format_args!("this thread"))?;
         let pushed = current != self.raw;
         if pushed {
             // SAFETY: the context is retained.
-            let answer = unsafe { (driver.table().ctx_push_current)(self.raw) };
+            let status = unsafe { (driver.table().ctx_push_current)(self.raw) };
             driver.check(
-                answer,
+                status,
                 "cuCtxPushCurrent",
                 format_args!("the context of {}", self.device),
             )?;
@@ -207,17 +216,18 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let driver = self.device.driver();
         if let Ok(_entered) = self.enter() {
-            self.graves.close(driver);
+            self.deferred_frees.close(driver);
         }
-        // SAFETY: it was retained once by this, and nothing made in it is left: whatever is holds this.
-        let answer = unsafe { (driver.table().primary_ctx_release)(self.device.raw()) };
-        if answer != status::SUCCESS && answer != status::DEINITIALIZED {
-            tracing::warn!("the context of {} was not released: CUDA error {answer}", self.device);
+        // SAFETY: retained once by this value, and nothing made in the context is left: such
+        // resources hold this value.
+        let status = unsafe { (driver.table().primary_ctx_release)(self.device.raw()) };
+        if status != status::SUCCESS && status != status::DEINITIALIZED {
+            tracing::warn!("the context of {} was not released: CUDA error {status}", self.device);
         }
     }
 }
 
-/// A context is current for this thread; the one before is again when this is dropped.
+/// Guard of a pushed context; dropping it restores the previous one.
 pub(crate) struct Entered<'a> {
     driver: Driver,
     pushed: bool,
@@ -230,10 +240,11 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = ptr::null_mut();
-            // SAFETY: the pointer is to a CUcontext of ours; the context popped is the one that was pushed, as guards are dropped in reverse order on one thread.
-            let answer = unsafe { (self.driver.table().ctx_pop_current)(&raw mut popped) };
-            if answer != status::SUCCESS && answer != status::DEINITIALIZED {
-                tracing::warn!("the context of this thread could not be restored: CUDA error {answer}");
+            // SAFETY: the pointer is to a local CUcontext; the context popped is the one that was
+            // pushed, as guards are dropped in reverse order on one thread.
+            let status = unsafe { (self.driver.table().ctx_pop_current)(&raw mut popped) };
+            if status != status::SUCCESS && status != status::DEINITIALIZED {
+                tracing::warn!("the context of this thread could not be restored: CUDA error {status}");
             }
         }
     }

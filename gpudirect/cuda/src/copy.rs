@@ -1,21 +1,31 @@
-//! Copies between memories, by the copy engines, and filling memory with a byte.
+//! Asynchronous copies between memories, by the copy engines, and fills.
 
 use core::ffi::c_void;
 use std::ptr;
 
 use crate::error::Error;
 use crate::memory::Span;
-use crate::resource::Place;
+use crate::resource::MemorySpace;
 use crate::stream::Stream;
 use crate::sys::{self, CopyAttributes, Location};
 
 impl Stream {
-    /// Copies all of `from` to `into`, memory of any two kinds and devices, in its turn in this stream. Both are kept until that is done.
+    /// Copies all of `from` to `into` in stream order, between any memory kinds and devices. Both
+    /// are kept until the copy is done.
     ///
-    /// Between two devices it goes directly where one's memory is mapped for the other; where it is not, [`Stream::copy_peer`] is to be used.
+    /// Between two devices the copy is direct if one's memory is mapped for the other; otherwise
+    /// use [`Stream::copy_peer`].
     ///
     /// # Errors
-    /// [`Error::Lengths`] where they are not equally long, [`Error::Overlap`] where they share bytes, or what the driver says.
+    /// [`Error::Lengths`] if the lengths differ, [`Error::Overlap`] if the ranges overlap, or the
+    /// driver's error.
+    #[doc(alias(
+        "cuMemcpyAsync",
+        "cuMemcpyDtoDAsync",
+        "cuMemcpyDtoHAsync",
+        "cuMemcpyHtoDAsync",
+        "cudaMemcpyAsync"
+    ))]
     pub fn copy(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
         check(into, from)?;
         if into.is_empty() {
@@ -23,31 +33,38 @@ impl Stream {
         }
         let uses = &[into.resource(), from.resource()];
         let (to, source, bytes) = (into.address(), from.address(), into.len());
-        match (into.place(), from.place()) {
-            (Place::Device, Place::Device) => self.enqueue("cuMemcpyDtoDAsync", uses, |driver, stream| {
-                // SAFETY: both ranges lie in memory that is kept until the work is done, by `uses`. On the host nobody has a slice of them: whoever borrows
-                // one has the only handle, which is not borrowed here then, and has waited for all work that uses it.
+        match (into.space(), from.space()) {
+            (MemorySpace::Device, MemorySpace::Device) => self.enqueue("cuMemcpyDtoDAsync", uses, |driver, stream| {
+                // SAFETY: both ranges lie in memory that `uses` keeps until the work is done. On
+                // the host no slice of them exists: a slice borrows the only handle, which then
+                // cannot be borrowed here, and is given after waiting for all work that uses it.
                 unsafe { (driver.table().memcpy_dtod_async)(to, source, bytes, stream) }
             }),
-            (Place::Device, Place::Host { at }) => self.enqueue("cuMemcpyHtoDAsync", uses, |driver, stream| {
-                // SAFETY: as above.
-                unsafe { (driver.table().memcpy_htod_async)(to, host(at), bytes, stream) }
-            }),
-            (Place::Host { at }, Place::Device) => self.enqueue("cuMemcpyDtoHAsync", uses, |driver, stream| {
-                // SAFETY: as above.
-                unsafe { (driver.table().memcpy_dtoh_async)(host(at), source, bytes, stream) }
-            }),
-            (Place::Host { .. }, Place::Host { .. }) => self.enqueue("cuMemcpyAsync", uses, |driver, stream| {
-                // SAFETY: as above; pinned and mapped memory of the host has addresses that the driver tells apart from the device's.
-                unsafe { (driver.table().memcpy_async)(to, source, bytes, stream) }
-            }),
+            (MemorySpace::Device, MemorySpace::Host { at }) => {
+                self.enqueue("cuMemcpyHtoDAsync", uses, |driver, stream| {
+                    // SAFETY: as above.
+                    unsafe { (driver.table().memcpy_htod_async)(to, host(at), bytes, stream) }
+                })
+            }
+            (MemorySpace::Host { at }, MemorySpace::Device) => {
+                self.enqueue("cuMemcpyDtoHAsync", uses, |driver, stream| {
+                    // SAFETY: as above.
+                    unsafe { (driver.table().memcpy_dtoh_async)(host(at), source, bytes, stream) }
+                })
+            }
+            (MemorySpace::Host { .. }, MemorySpace::Host { .. }) => {
+                self.enqueue("cuMemcpyAsync", uses, |driver, stream| {
+                    // SAFETY: as above; the driver distinguishes addresses of pinned host memory from
+                    // device addresses.
+                    unsafe { (driver.table().memcpy_async)(to, source, bytes, stream) }
+                })
+            }
         }
     }
 
-    /// Copies between the memories of two devices whether or not they reach each other: the driver goes through the host where they do not.
-    ///
-    /// # Errors
-    /// As [`Stream::copy`].
+    /// Copies between the memories of two devices with or without peer access; without, the driver
+    /// stages through the host.
+    #[doc(alias("cuMemcpyPeerAsync", "cudaMemcpyPeerAsync"))]
     pub fn copy_peer(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
         check(into, from)?;
         if into.is_empty() {
@@ -59,23 +76,25 @@ impl Stream {
             "cuMemcpyPeerAsync",
             &[into.resource(), from.resource()],
             |driver, stream| {
-                // SAFETY: as for `copy`; the contexts are held by the memory.
+                // SAFETY: as for `copy`; the memory holds the contexts.
                 unsafe { (driver.table().memcpy_peer_async)(to, to_context, source, from_context, bytes, stream) }
             },
         )
     }
 
-    /// Copies each pair of `copies`, target and source, in no order among themselves: by one call where the driver has `cuMemcpyBatchAsync` (CUDA 12.8) and
-    /// the stream is not captured, or one after another. What is put into the stream after them finds all of them done.
+    /// Copies each (target, source) pair of `copies`, unordered among themselves: by one
+    /// `cuMemcpyBatchAsync` if the driver has it (CUDA 12.8) and the stream is not captured,
+    /// otherwise one by one. Later work of the stream sees all of them done.
     ///
     /// # Errors
-    /// As [`Stream::copy`]. Where the driver refuses one, others may have been put into the stream.
+    /// As [`Stream::copy`]. When the driver refuses one copy, others may already be enqueued.
+    #[doc(alias("cuMemcpyBatchAsync", "cudaMemcpyBatchAsync"))]
     pub fn copy_batch(&self, copies: &[(Span<'_>, Span<'_>)]) -> Result<(), Error> {
         for (into, from) in copies {
             check(*into, *from)?;
         }
         let one_by_one = || copies.iter().try_for_each(|(into, from)| self.copy(*into, *from));
-        if copies.len() < 2 || !self.takes_batches() {
+        if copies.len() < 2 || !self.supports_batches() {
             return one_by_one();
         }
         let some = || copies.iter().filter(|(into, _)| !into.is_empty());
@@ -97,7 +116,7 @@ impl Stream {
             target: none,
             flags: 0,
         };
-        // From the first copy on.
+        // The attributes apply from the first copy on.
         let mut first = 0usize;
         let (attributes, first) = (&raw mut attributes, &raw mut first);
         let table = self.driver().table();
@@ -108,17 +127,15 @@ impl Stream {
             }),
             (Some(batch), None) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
                 let mut failed = 0usize;
-                // SAFETY: as above; the last pointer but one is to a size_t of ours.
+                // SAFETY: as above; the last pointer but one is to a local size_t.
                 unsafe { batch(to, from, bytes, count, attributes, first, 1, &raw mut failed, stream) }
             }),
             (None, None) => one_by_one(),
         }
     }
 
-    /// Sets each byte of `span` to `value`, in its turn in this stream.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Sets each byte of `span` to `value`, in stream order.
+    #[doc(alias("cuMemsetD8Async", "cudaMemsetAsync"))]
     pub fn fill(&self, span: Span<'_>, value: u8) -> Result<(), Error> {
         if span.is_empty() {
             return Ok(());
@@ -130,7 +147,6 @@ impl Stream {
     }
 }
 
-/// Whether one can be copied to the other.
 fn check(into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
     let bytes = into.len();
     if bytes != from.len() {

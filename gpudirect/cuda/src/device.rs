@@ -1,4 +1,4 @@
-//! GPUs: which there are, what they can do, and how two of them reach each other.
+//! GPUs: enumeration, attributes, and peer access between two of them.
 
 use core::ffi::{c_char, c_int};
 use core::fmt;
@@ -8,20 +8,22 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::sys::{self, RawDevice};
 
-/// One GPU of this process. A small handle, copied freely.
+/// A GPU visible to this process. `Copy`.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUdevice")]
 pub struct Device {
     driver: Driver,
     ordinal: usize,
     raw: RawDevice,
 }
 
-/// What a device can be asked about: `CUdevice_attribute`, whose numbers these are.
+/// A device attribute: `CUdevice_attribute`, with its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(i32)]
+#[doc(alias("CUdevice_attribute", "cudaDeviceAttr"))]
 pub enum Attribute {
-    /// Bytes of shared memory that a block has without asking for more.
+    /// Bytes of shared memory per thread block without opt-in.
     MaxSharedMemoryPerBlock = 8,
     /// Streaming multiprocessors.
     MultiprocessorCount = 16,
@@ -35,25 +37,26 @@ pub enum Attribute {
     ComputeCapabilityMajor = 75,
     /// Minor compute capability.
     ComputeCapabilityMinor = 76,
-    /// 1 where kernels can be launched whose blocks wait for each other.
+    /// 1 if cooperative launches are supported (all thread blocks resident, so they may
+    /// synchronize).
     CooperativeLaunch = 95,
-    /// Bytes of shared memory that a block can ask for.
+    /// Bytes of shared memory per thread block with opt-in.
     MaxSharedMemoryPerBlockOptin = 97,
-    /// 1 where the host reaches managed memory that lies on the device, over a coherent link.
+    /// 1 if the host accesses managed memory on the device directly over a coherent link.
     DirectManagedMemoryAccessFromHost = 101,
-    /// 1 where memory can be mapped by `cuMemMap`.
+    /// 1 if the device supports VMM allocations (`cuMemMap`).
     VirtualMemoryManagementSupported = 102,
-    /// 1 where such memory can be exported as a file descriptor.
+    /// 1 if VMM allocations can be exported as file descriptors.
     HandleTypePosixFileDescriptorSupported = 103,
-    /// 1 where such memory can be made for GPUDirect RDMA.
+    /// 1 if VMM allocations can be made GPUDirect RDMA capable.
     GpuDirectRdmaWithVmmSupported = 110,
-    /// 1 where GPUDirect RDMA works, by nvidia_peermem or dma-buf.
+    /// 1 if GPUDirect RDMA works, through nvidia_peermem or dma-buf.
     GpuDirectRdmaSupported = 116,
     /// Bits of [`FlushOptions`].
     GpuDirectRdmaFlushWritesOptions = 117,
-    /// Which [`WritesOrdering`] the device gives without a flush.
+    /// The [`WritesOrdering`] of the device without a flush.
     GpuDirectRdmaWritesOrdering = 118,
-    /// 1 where streams can write and wait for words of 64 bits.
+    /// 1 if stream memory operations support 64-bit words.
     CanUse64BitStreamMemOps = 122,
     /// 1 where memory can be exported as a dma-buf.
     DmaBufSupported = 124,
@@ -66,7 +69,7 @@ pub enum Attribute {
 pub struct ComputeCapability {
     /// The number before the point.
     pub major: u32,
-    /// The number behind it.
+    /// The number after the point.
     pub minor: u32,
 }
 
@@ -76,12 +79,13 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
-/// A device's identity, the same in every process and container.
+/// A device's UUID, the same in every process and container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[doc(alias = "CUuuid")]
 pub struct Uuid(pub [u8; 16]);
 
 impl fmt::Display for Uuid {
-    /// As nvidia-smi writes it.
+    /// In the format of nvidia-smi.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU")?;
         for (at, byte) in self.0.iter().enumerate() {
@@ -94,49 +98,54 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// By which ways writes of another device (a NIC) into this one's memory can be flushed: `CUflushGPUDirectRDMAWritesOptions`.
+/// How GPUDirect RDMA writes into a device's memory can be flushed:
+/// `CUflushGPUDirectRDMAWritesOptions`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUflushGPUDirectRDMAWritesOptions")]
 pub struct FlushOptions {
     /// By `cuFlushGPUDirectRDMAWrites`.
     pub host: bool,
-    /// By a stream that waits for a word with the flush flag.
+    /// By a stream wait on a memory word with the flush flag.
     pub memops: bool,
 }
 
-/// For whom writes of another device are in order without a flush: `CUGPUDirectRDMAWritesOrdering`. Ordered so that more is greater.
+/// The observers for which GPUDirect RDMA writes are ordered without a flush:
+/// `CUGPUDirectRDMAWritesOrdering`, from weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[doc(alias = "CUGPUDirectRDMAWritesOrdering")]
 pub enum WritesOrdering {
-    /// For nobody.
+    /// No observer.
     None,
-    /// For the device whose memory it is.
+    /// The device that owns the memory.
     Owner,
-    /// For all devices of the machine.
+    /// All devices of the machine.
     AllDevices,
 }
 
-/// How one device reaches the memory of another.
+/// Peer access from one device to another's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// By what.
+    /// The interconnect.
     pub link: PeerLink,
-    /// How fast the driver takes the link to be beside the machine's others: 0 is the fastest.
+    /// The driver's relative performance rank of the link: 0 is the fastest.
     pub performance_rank: i32,
 }
 
-/// What joins two devices that reach each other's memory.
+/// The interconnect of two devices with peer access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLink {
-    /// NVLink: the link that carries atomics.
+    /// NVLink: the link supports native atomics.
     NvLink,
-    /// The PCIe bus.
+    /// PCIe.
     Pcie,
 }
 
 impl Driver {
-    /// The device `ordinal`, from 0, as this process counts them.
+    /// The device of this ordinal, from 0.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`], or what the driver says.
+    /// [`Error::NoSuchDevice`], or the driver's error.
+    #[doc(alias = "cuDeviceGet")]
     pub fn device(self, ordinal: usize) -> Result<Device, Error> {
         let count = self.device_count();
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -144,9 +153,9 @@ impl Driver {
             return Err(Error::NoSuchDevice { ordinal, count });
         };
         let mut raw = 0;
-        // SAFETY: the pointer is to a CUdevice of ours.
-        let answer = unsafe { (self.table().device_get)(&raw mut raw, number) };
-        self.check(answer, "cuDeviceGet", format_args!("GPU {ordinal}"))?;
+        // SAFETY: the pointer is to a local CUdevice.
+        let status = unsafe { (self.table().device_get)(&raw mut raw, number) };
+        self.check(status, "cuDeviceGet", format_args!("GPU {ordinal}"))?;
         Ok(Device {
             driver: self,
             ordinal,
@@ -154,23 +163,20 @@ impl Driver {
         })
     }
 
-    /// All devices of this process.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// All devices visible to this process.
     pub fn devices(self) -> Result<Vec<Device>, Error> {
         (0..self.device_count()).map(|ordinal| self.device(ordinal)).collect()
     }
 }
 
 impl Device {
-    /// The driver that it is of.
+    /// Its driver.
     #[must_use]
     pub fn driver(self) -> Driver {
         self.driver
     }
 
-    /// Its number in this process, from 0.
+    /// Its ordinal in this process, from 0.
     #[must_use]
     pub fn ordinal(self) -> usize {
         self.ordinal
@@ -180,18 +186,14 @@ impl Device {
         self.raw
     }
 
-    /// Its product's name.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Its product name.
+    #[doc(alias = "cuDeviceGetName")]
     pub fn name(self) -> Result<String, Error> {
         self.text("cuDeviceGetName", self.driver.table().device_get_name)
     }
 
-    /// Its address on the PCIe bus, as sysfs writes it: `0000:18:00.0`.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Its PCIe address in sysfs format: `0000:18:00.0`.
+    #[doc(alias("cuDeviceGetPCIBusId", "cudaDeviceGetPCIBusId"))]
     pub fn pci_bus_id(self) -> Result<String, Error> {
         let mut id = self.text("cuDeviceGetPCIBusId", self.driver.table().device_get_pci_bus_id)?;
         id.make_ascii_lowercase();
@@ -205,61 +207,56 @@ impl Device {
     ) -> Result<String, Error> {
         const ROOM: usize = 256;
         let mut room = [0u8; ROOM];
-        // SAFETY: the function writes at most as many bytes as it is told there are.
-        let answer = unsafe { function(room.as_mut_ptr().cast(), ROOM as c_int, self.raw) };
-        self.driver.check(answer, call, format_args!("{self}"))?;
+        // SAFETY: the function writes at most as many bytes as the length that is passed.
+        let status = unsafe { function(room.as_mut_ptr().cast(), ROOM as c_int, self.raw) };
+        self.driver.check(status, call, format_args!("{self}"))?;
         let end = room.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
         Ok(String::from_utf8_lossy(&room[..end]).into_owned())
     }
 
-    /// Its identity.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Its UUID.
+    #[doc(alias = "cuDeviceGetUuid")]
     pub fn uuid(self) -> Result<Uuid, Error> {
         let mut bytes = [0; 16];
         // SAFETY: the pointer is to the 16 bytes of a CUuuid.
-        let answer = unsafe { (self.driver.table().device_get_uuid)(&raw mut bytes, self.raw) };
-        self.driver.check(answer, "cuDeviceGetUuid", format_args!("{self}"))?;
+        let status = unsafe { (self.driver.table().device_get_uuid)(&raw mut bytes, self.raw) };
+        self.driver.check(status, "cuDeviceGetUuid", format_args!("{self}"))?;
         Ok(Uuid(bytes))
     }
 
-    /// The bytes of its memory.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Bytes of its memory.
+    #[doc(alias = "cuDeviceTotalMem")]
     pub fn total_memory(self) -> Result<usize, Error> {
         let mut bytes = 0;
-        // SAFETY: the pointer is to a size_t of ours.
-        let answer = unsafe { (self.driver.table().device_total_mem)(&raw mut bytes, self.raw) };
-        self.driver.check(answer, "cuDeviceTotalMem", format_args!("{self}"))?;
+        // SAFETY: the pointer is to a local size_t.
+        let status = unsafe { (self.driver.table().device_total_mem)(&raw mut bytes, self.raw) };
+        self.driver.check(status, "cuDeviceTotalMem", format_args!("{self}"))?;
         Ok(bytes)
     }
 
-    /// What the device says of `attribute`.
+    /// The value of `attribute`.
     ///
     /// # Errors
-    /// What the driver says: `CUDA_ERROR_INVALID_VALUE` of an attribute that is younger than it.
+    /// The driver's error: `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver does not
+    /// know.
+    #[doc(alias("cuDeviceGetAttribute", "cudaDeviceGetAttribute"))]
     pub fn attribute(self, attribute: Attribute) -> Result<i32, Error> {
         let mut value = 0;
-        // SAFETY: the pointer is to a c_int of ours.
-        let answer =
+        // SAFETY: the pointer is to a local c_int.
+        let status =
             unsafe { (self.driver.table().device_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
         self.driver
-            .check(answer, "cuDeviceGetAttribute", format_args!("{attribute:?} of {self}"))?;
+            .check(status, "cuDeviceGetAttribute", format_args!("{attribute:?} of {self}"))?;
         Ok(value)
     }
 
-    /// Whether the device says 1 of `attribute`; not of one that is younger than the driver.
+    /// Whether `attribute` is nonzero; `false` for an attribute that the driver does not know.
     #[must_use]
     pub fn has(self, attribute: Attribute) -> bool {
         self.attribute(attribute).is_ok_and(|value| value != 0)
     }
 
-    /// The version of its architecture.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Its compute capability.
     pub fn compute_capability(self) -> Result<ComputeCapability, Error> {
         let number = |attribute| Ok::<_, Error>(u32::try_from(self.attribute(attribute)?).unwrap_or(0));
         Ok(ComputeCapability {
@@ -268,10 +265,7 @@ impl Device {
         })
     }
 
-    /// How writes of other devices into its memory can be flushed.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// How GPUDirect RDMA writes into its memory can be flushed.
     pub fn flush_options(self) -> Result<FlushOptions, Error> {
         let bits = self.attribute(Attribute::GpuDirectRdmaFlushWritesOptions)?;
         Ok(FlushOptions {
@@ -280,10 +274,7 @@ impl Device {
         })
     }
 
-    /// For whom such writes are in order without a flush.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The ordering of GPUDirect RDMA writes without a flush.
     pub fn writes_ordering(self) -> Result<WritesOrdering, Error> {
         Ok(match self.attribute(Attribute::GpuDirectRdmaWritesOrdering)? {
             200.. => WritesOrdering::AllDevices,
@@ -292,43 +283,43 @@ impl Device {
         })
     }
 
-    /// How it reaches the memory of `other`; `None` where it does not.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Its peer access to the memory of `other`; `None` if it has none.
+    #[doc(alias("cuDeviceCanAccessPeer", "cuDeviceGetP2PAttribute", "cudaDeviceCanAccessPeer"))]
     pub fn peer(self, other: Self) -> Result<Option<Peer>, Error> {
         let mut can = 0;
-        // SAFETY: the pointer is to a c_int of ours.
-        let answer = unsafe { (self.driver.table().device_can_access_peer)(&raw mut can, self.raw, other.raw) };
+        // SAFETY: the pointer is to a local c_int.
+        let status = unsafe { (self.driver.table().device_can_access_peer)(&raw mut can, self.raw, other.raw) };
         self.driver
-            .check(answer, "cuDeviceCanAccessPeer", format_args!("{self} to {other}"))?;
+            .check(status, "cuDeviceCanAccessPeer", format_args!("{self} to {other}"))?;
         if can == 0 {
             return Ok(None);
         }
-        let asked = |attribute| {
+        let p2p_attribute = |attribute| {
             let mut value = 0;
             // SAFETY: as above.
-            let answer = unsafe {
+            let status = unsafe {
                 (self.driver.table().device_get_p2p_attribute)(&raw mut value, attribute, self.raw, other.raw)
             };
             self.driver
-                .check(answer, "cuDeviceGetP2PAttribute", format_args!("{self} to {other}"))?;
+                .check(status, "cuDeviceGetP2PAttribute", format_args!("{self} to {other}"))?;
             Ok::<_, Error>(value)
         };
         Ok(Some(Peer {
-            link: if asked(sys::P2P_NATIVE_ATOMICS)? != 0 {
+            link: if p2p_attribute(sys::P2P_NATIVE_ATOMICS)? != 0 {
                 PeerLink::NvLink
             } else {
                 PeerLink::Pcie
             },
-            performance_rank: asked(sys::P2P_PERFORMANCE_RANK)?,
+            performance_rank: p2p_attribute(sys::P2P_PERFORMANCE_RANK)?,
         }))
     }
 
-    /// Its primary context, the one that CUDA's runtime and PyTorch use too.
+    /// Its primary context, shared with the CUDA runtime and PyTorch.
     ///
     /// # Errors
-    /// What the driver says: the first context of a process takes some hundred megabytes of the device's memory.
+    /// The driver's error: the first context of a process takes some hundred megabytes of device
+    /// memory.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub fn context(self) -> Result<Context, Error> {
         Context::primary(self)
     }

@@ -1,6 +1,7 @@
-//! CUDA's driver, opened at run time.
+//! The CUDA driver, loaded at run time.
 //!
-//! Nothing is linked: the program starts on a machine that has no CUDA, and [`Driver::load`] says in one line what is missing.
+//! Nothing is linked: the program starts on a machine without CUDA, and [`Driver::load`] says in
+//! one line what is missing.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
@@ -13,21 +14,21 @@ use crate::error::{Error, Failure, advice};
 use crate::sys::{self, Status, Table, status};
 
 const LIBRARY: &str = "libcuda.so.1";
-/// Names another library in its place.
-const VARIABLE: &str = "DOORBELL_CUDA_LIBRARY";
-/// CUDA 11.4, the first with all that the table requires.
-const OLDEST: i32 = 11040;
+/// The environment variable that names another library.
+const LIBRARY_ENV: &str = "DOORBELL_CUDA_LIBRARY";
+/// CUDA 11.4, the first with all functions that the table requires.
+const MIN_VERSION: i32 = 11040;
 
-/// Why there is no CUDA on this machine, in one line.
+/// Why CUDA is unavailable on this machine, in one line.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Absent {
-    /// The dynamic loader found no usable `libcuda.so.1`; its own words follow.
+    /// The dynamic loader found no usable `libcuda.so.1`; its message follows.
     #[error("no CUDA: cannot load {library}: {reason}; NVIDIA's driver is needed for GPUs")]
     NoLibrary {
-        /// The file that was looked for.
+        /// The library's path.
         library: String,
-        /// What dlerror(3) said.
+        /// The message of dlerror(3).
         reason: String,
     },
     /// The library is older than CUDA 11.4.
@@ -38,26 +39,26 @@ pub enum Absent {
         /// The function's name.
         symbol: &'static str,
     },
-    /// The driver says that it is older than CUDA 11.4.
+    /// The driver reports a version older than CUDA 11.4.
     #[error("no CUDA: the driver here is for CUDA {}.{}: one for CUDA 11.4 (version 470) or newer is needed", version / 1000, version % 1000 / 10)]
     TooOld {
         /// As `cuDriverGetVersion` gives it: 13000 is 13.0.
         version: i32,
     },
-    /// The driver did not start, or has no device.
+    /// The driver failed to initialize, or has no device.
     #[error("no CUDA: {failure}{advice}")]
     Init {
-        /// What it answered.
+        /// The failed call.
         failure: Failure,
-        /// What to do about it, where that is known; begins with "; ".
+        /// Advice, if any; begins with "; ".
         advice: &'static str,
     },
-    /// The driver started, and has no device for this process.
+    /// The driver initialized, and shows this process no device.
     #[error("no CUDA: the driver has no GPU for this process (see CUDA_VISIBLE_DEVICES, and the container's devices)")]
     NoDevice,
 }
 
-/// The driver, loaded and started. A small handle, copied freely.
+/// The loaded and initialized driver. `Copy`.
 #[derive(Clone, Copy)]
 pub struct Driver(&'static Loaded);
 
@@ -68,33 +69,37 @@ pub(crate) struct Loaded {
 }
 
 impl Driver {
-    /// Loads `libcuda.so.1` and starts it, on the first call, for the life of the process. The driver does not work in children of fork(2) that were made after this.
+    /// Loads and initializes `libcuda.so.1` on the first call, for the life of the process. The
+    /// driver does not work in children forked after that.
     ///
-    /// Where the environment has `DOORBELL_CUDA_LIBRARY`, the file of that name is the driver, such as the tests' stand-in for a GPU: whoever sets it answers for what it does, as for `LD_LIBRARY_PATH`. As that, it is not looked at in programs that run with
-    /// rights which their caller does not have (`AT_SECURE`, getauxval(3)).
+    /// `DOORBELL_CUDA_LIBRARY` names another library to load, such as the tests' stand-in driver;
+    /// like `LD_LIBRARY_PATH` it is trusted, and it is ignored in programs with elevated privileges
+    /// (`AT_SECURE`, getauxval(3)).
     ///
     /// # Errors
-    /// [`Absent`] when this machine, or this process, has no usable GPU. The result of the first call is final.
+    /// An error if this machine, or this process, has no usable GPU. The result of the first call
+    /// is final.
+    #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self, Absent> {
         static SYSTEM: OnceLock<Result<Driver, Absent>> = OnceLock::new();
         SYSTEM
             .get_or_init(|| {
-                let named = named_by_environment();
-                // SAFETY: the name is that of NVIDIA's driver, or whoever has set the variable answers for the library, as the documentation says.
+                let named = library_from_environment();
+                // SAFETY: the name is that of NVIDIA's driver, or of a library that the variable's
+                // setter vouches for, as documented.
                 unsafe { Self::load_from(named.as_deref().unwrap_or(Path::new(LIBRARY))) }
             })
             .clone()
     }
 
-    /// Loads the driver from a file of another name, each time anew.
+    /// Loads the driver from another path, each time anew.
     ///
     /// # Safety
-    /// The library must be NVIDIA's driver, or do as NVIDIA's "CUDA Driver API" says in each of its functions.
-    ///
-    /// # Errors
-    /// As [`Driver::load`].
+    /// The library must be NVIDIA's driver, or implement each function as NVIDIA's "CUDA Driver
+    /// API" specifies.
     pub unsafe fn load_from(path: &Path) -> Result<Self, Absent> {
-        // SAFETY: the driver's initialisers have no requirements; for another library the caller answers.
+        // SAFETY: the driver's initialisers have no requirements; the caller vouches for another
+        // library.
         let library = unsafe { sys::open(path) }.map_err(|reason| Absent::NoLibrary {
             library: path.display().to_string(),
             reason,
@@ -111,13 +116,13 @@ impl Driver {
             devices: 0,
         };
         // SAFETY: cuInit takes only a flag, which must be 0.
-        let answer = unsafe { (loaded.table.init)(0) };
-        loaded.started("cuInit", answer)?;
+        let status = unsafe { (loaded.table.init)(0) };
+        loaded.check_init("cuInit", status)?;
 
-        // SAFETY: the pointer is to a c_int of ours.
-        let answer = unsafe { (loaded.table.driver_get_version)(&raw mut loaded.version) };
-        loaded.started("cuDriverGetVersion", answer)?;
-        if loaded.version < OLDEST {
+        // SAFETY: the pointer is to a local c_int.
+        let status = unsafe { (loaded.table.driver_get_version)(&raw mut loaded.version) };
+        loaded.check_init("cuDriverGetVersion", status)?;
+        if loaded.version < MIN_VERSION {
             return Err(Absent::TooOld {
                 version: loaded.version,
             });
@@ -125,8 +130,8 @@ impl Driver {
 
         let mut count: c_int = 0;
         // SAFETY: as above.
-        let answer = unsafe { (loaded.table.device_get_count)(&raw mut count) };
-        loaded.started("cuDeviceGetCount", answer)?;
+        let status = unsafe { (loaded.table.device_get_count)(&raw mut count) };
+        loaded.check_init("cuDeviceGetCount", status)?;
         loaded.devices = usize::try_from(count).unwrap_or(0);
         if loaded.devices == 0 {
             return Err(Absent::NoDevice);
@@ -134,14 +139,16 @@ impl Driver {
         Ok(Self(Box::leak(Box::new(loaded))))
     }
 
-    /// The CUDA version that the driver is for, as `cuDriverGetVersion` gives it: 13000 is 13.0.
+    /// The driver's CUDA version, as `cuDriverGetVersion` gives it: 13000 is 13.0.
     #[must_use]
+    #[doc(alias("cuDriverGetVersion", "cudaDriverGetVersion"))]
     pub fn version(self) -> i32 {
         self.0.version
     }
 
-    /// How many devices this process sees: at least one.
+    /// The number of devices visible to this process: at least one.
     #[must_use]
+    #[doc(alias("cuDeviceGetCount", "cudaGetDeviceCount"))]
     pub fn device_count(self) -> usize {
         self.0.devices
     }
@@ -150,21 +157,21 @@ impl Driver {
         &self.0.table
     }
 
-    /// The answer of `call` on `on` as a result.
+    /// The status of `call` on `on` as a result.
     #[inline]
-    pub(crate) fn check(self, answer: Status, call: &'static str, on: fmt::Arguments<'_>) -> Result<(), Error> {
-        if answer == status::SUCCESS {
+    pub(crate) fn check(self, status: Status, call: &'static str, on: fmt::Arguments<'_>) -> Result<(), Error> {
+        if status == status::SUCCESS {
             return Ok(());
         }
-        Err(self.failure(answer, call, on).into())
+        Err(self.failure(status, call, on).into())
     }
 
     #[cold]
-    pub(crate) fn failure(self, answer: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
-        self.0.failure(answer, call, on)
+    pub(crate) fn failure(self, status: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
+        self.0.failure(status, call, on)
     }
 
-    /// The error of a function that this driver is too old for.
+    /// The error for a function that this driver is too old for.
     #[cold]
     pub(crate) fn missing(self, function: &'static str) -> Error {
         Error::Missing {
@@ -174,43 +181,46 @@ impl Driver {
     }
 }
 
-/// The library that the environment names, where that may be obeyed.
-fn named_by_environment() -> Option<PathBuf> {
+/// The library that the environment names, unless the program has elevated privileges.
+fn library_from_environment() -> Option<PathBuf> {
     // SAFETY: getauxval(3) has no requirements.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
-    env::var_os(VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
+    env::var_os(LIBRARY_ENV)
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from)
 }
 
 impl Loaded {
-    fn started(&self, call: &'static str, answer: Status) -> Result<(), Absent> {
-        if answer == status::SUCCESS {
+    fn check_init(&self, call: &'static str, status: Status) -> Result<(), Absent> {
+        if status == status::SUCCESS {
             return Ok(());
         }
         Err(Absent::Init {
-            failure: self.failure(answer, call, format_args!("the driver")),
-            advice: advice(answer),
+            failure: self.failure(status, call, format_args!("the driver")),
+            advice: advice(status),
         })
     }
 
     fn failure(&self, code: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
-        let said = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+        let describe = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text: *const c_char = ptr::null();
-            // SAFETY: the pointer is to a pointer of ours; it is left null or set to a static string for a number that the driver does not know.
-            let answer = unsafe { function(code, &raw mut text) };
-            if answer != status::SUCCESS || text.is_null() {
+            // SAFETY: the pointer is to a local pointer; it is left null, or set to a static
+            // string, for a number that the driver does not know.
+            let status = unsafe { function(code, &raw mut text) };
+            if status != status::SUCCESS || text.is_null() {
                 return None;
             }
-            // SAFETY: the driver gives a string that it never changes or frees.
+            // SAFETY: the driver returns a string that it never changes or frees.
             Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         };
         Failure {
             call,
             on: on.to_string(),
             code,
-            name: said(self.table.get_error_name).unwrap_or_else(|| format!("CUDA error {code}")),
-            text: said(self.table.get_error_string).unwrap_or_else(|| "the driver does not describe it".to_owned()),
+            name: describe(self.table.get_error_name).unwrap_or_else(|| format!("CUDA error {code}")),
+            text: describe(self.table.get_error_string).unwrap_or_else(|| "the driver does not describe it".to_owned()),
         }
     }
 }

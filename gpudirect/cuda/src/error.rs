@@ -1,21 +1,22 @@
-//! Why something was not done: by the driver's answer, or because this crate refused it first.
+//! Errors: the driver's, and those of this crate's own checks.
 
 use core::fmt;
 
 use crate::sys::{self, Status, status};
 
-/// What the driver answered to one call.
+/// A failed driver call.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[doc(alias = "CUresult")]
 pub struct Failure {
     /// The function of the driver API.
     pub call: &'static str,
-    /// What it was called for: which device, how many bytes, which name.
+    /// Its object: which device, how many bytes, which name.
     pub on: String,
     /// The `CUresult`.
     pub code: i32,
-    /// Its name, such as `CUDA_ERROR_INVALID_VALUE`.
+    /// The name of the code, such as `CUDA_ERROR_INVALID_VALUE`.
     pub name: String,
-    /// The driver's own description of it.
+    /// The driver's description of the code.
     pub text: String,
 }
 
@@ -25,42 +26,42 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Why something with a GPU was not done.
+/// A failed CUDA operation.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device, or pinned host memory, has not so much left.
-    #[error("{0}: free memory of this GPU (see nvidia-smi for who has it) or ask for less")]
+    /// Device memory or pinned host memory is exhausted.
+    #[error("{0}: free memory of this GPU (nvidia-smi lists its users) or request less")]
     OutOfMemory(Failure),
-    /// One device cannot reach the memory of the other.
+    /// There is no peer access between the devices.
     #[error("{0}: these GPUs cannot reach each other's memory; copy through host memory instead")]
     NoPeerAccess(Failure),
-    /// The device or the driver cannot do this.
-    #[error("{0}: this GPU, or its driver, does not have it")]
+    /// The device or the driver does not support it.
+    #[error("{0}: not supported by this GPU or its driver")]
     NotSupported(Failure),
-    /// The context has failed for good: an earlier kernel or copy touched memory that it must not, or the device has broken. All later calls in
-    /// this process answer the same.
+    /// A sticky error: the context is unusable, because an earlier kernel or copy made an invalid
+    /// access or the device failed. All later calls in this process return it.
     #[error(
-        "{0}: work done earlier on this GPU has failed and left it unusable for this process; start the process anew (compute-sanitizer finds the work)"
+        "{0}: work done earlier on this GPU has failed and left it unusable for this process; restart the process (compute-sanitizer finds the cause)"
     )]
     Lost(Failure),
-    /// Any other answer of the driver.
+    /// Any other driver error.
     #[error("{failure}{advice}")]
     Driver {
-        /// What it answered.
+        /// The failed call.
         failure: Failure,
-        /// What to do about it, where that is known; begins with "; ".
+        /// Advice, if any; begins with "; ".
         advice: &'static str,
     },
-    /// PTX that the driver's compiler refused.
+    /// The driver's compiler rejected the PTX.
     #[error("{failure}: the driver cannot compile this PTX: {log}")]
     Compile {
-        /// What it answered.
+        /// The failed call.
         failure: Failure,
-        /// The first line of what its compiler said.
+        /// The first line of the compiler's log.
         log: String,
     },
-    /// The driver is older than the function.
+    /// The driver is too old for the function.
     #[error("the driver here (CUDA {}.{}) has no {function}: a newer one is needed", version / 1000, version % 1000 / 10)]
     Missing {
         /// The function of the driver API.
@@ -71,103 +72,100 @@ pub enum Error {
     /// There is no such device.
     #[error("there is no GPU {ordinal}: this process sees {count} (see CUDA_VISIBLE_DEVICES)")]
     NoSuchDevice {
-        /// The number asked for.
+        /// The requested ordinal.
         ordinal: usize,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
-    /// A range does not lie in its memory.
+    /// A range exceeds its memory.
     #[error("bytes {start} to {end} do not lie in memory of {len} bytes")]
     OutOfBounds {
-        /// The first byte asked for.
+        /// The first requested byte.
         start: usize,
         /// The byte after the last.
         end: usize,
         /// The length of the memory.
         len: usize,
     },
-    /// The ends of a copy are not equally long.
-    #[error("a copy of {from} bytes into {into}: both ends must be equally long")]
+    /// The source and target of a copy have different lengths.
+    #[error("a copy of {from} bytes into {into}: the lengths must be equal")]
     Lengths {
         /// The length of the source.
         from: usize,
         /// The length of the target.
         into: usize,
     },
-    /// The ends of a copy share bytes.
+    /// The source and target of a copy overlap.
     #[error("a copy of {bytes} bytes to memory that overlaps what it is copied from")]
     Overlap {
-        /// The length of each.
+        /// Their length.
         bytes: usize,
     },
-    /// The words of this API do not lie on any address.
-    #[error("an offset of {offset} where a word of {word} bytes is meant: it must be a multiple of {word}")]
+    /// A word's offset is not aligned.
+    #[error("offset {offset} of a word of {word} bytes: it must be a multiple of {word}")]
     Misaligned {
-        /// The offset asked for.
+        /// The requested offset.
         offset: usize,
         /// The word's size.
         word: usize,
     },
-    /// Memory of no bytes.
-    #[error("memory of no bytes was asked for")]
+    /// An allocation of zero bytes.
+    #[error("an allocation of 0 bytes")]
     Empty,
-    /// What is asked for needs the only handle of its memory.
+    /// The operation requires the only handle of the memory.
     #[error("the memory has other handles, or a graph uses it: its bytes can be borrowed only by the last handle")]
     Shared,
-    /// Memory that is to be shared as one, and lies in several mappings.
+    /// Memory to be shared as one allocation spans several mappings.
     #[error(
-        "memory of {len} bytes that lies in several mappings, of which the first has {first} of them: one can be shared (with PyTorch, leave expandable_segments off)"
+        "memory of {len} bytes in several mappings, the first of {first} bytes: only memory in one mapping can be shared (with PyTorch, leave expandable_segments off)"
     )]
-    Scattered {
+    MultipleMappings {
         /// Bytes of the memory.
         len: usize,
         /// How many of them are in the first mapping.
         first: usize,
     },
-    /// Another process's memory, which was dropped here while work used it, and is not closed yet.
-    #[error(
-        "another process's memory is still used by work of a time that it was open here before: wait for that first"
-    )]
+    /// Another process's memory that was dropped here while work used it, and is not closed yet.
+    #[error("another process's memory is still used by work from an earlier opening: wait for that work first")]
     StillOpen,
-    /// The time between events that do not know it.
-    #[error("an event that knows no time: make both by Event::timed")]
+    /// The elapsed time of events created without timing.
+    #[error("an event without timing: create both with Event::timed")]
     Untimed,
-    /// An event of a capture, where a stream that is not in that capture was to wait for it.
-    #[error(
-        "an event that was recorded in the capture of a graph: only streams that are named to that capture can wait for it"
-    )]
+    /// A wait for an event recorded in a capture, by a stream outside that capture.
+    #[error("an event recorded in a capture: only streams of that capture can wait for it")]
     Captured,
-    /// Another process's event, where a stream of another device was to wait for it: the driver dies of that (seen with 580.159).
+    /// A wait for another process's event by a stream of another device: driver 580.159 crashes on
+    /// it.
     #[error(
-        "another process's event of GPU {event}, where a stream of GPU {stream} was to wait for it: have a stream of GPU {event} wait, record an event of this process behind it, and wait for that"
+        "a stream of GPU {stream} cannot wait for another process's event of GPU {event}: let a stream of GPU {event} wait, record an event of this process behind it, and wait for that"
     )]
-    Foreign {
+    ForeignEvent {
         /// The event's device.
         event: usize,
         /// The stream's.
         stream: usize,
     },
-    /// A stream that is being captured already.
-    #[error("a stream that is being captured already: it can be in one capture at a time")]
+    /// The stream is already being captured.
+    #[error("the stream is already being captured: it can be in one capture at a time")]
     Capturing,
-    /// The driver gave a file descriptor that is none.
-    #[error("{call} gave the file descriptor {fd}, which is none")]
+    /// The driver returned an invalid file descriptor.
+    #[error("{call} returned the invalid file descriptor {fd}")]
     NoDescriptor {
         /// The function of the driver API.
         call: &'static str,
-        /// The number.
+        /// The descriptor.
         fd: i32,
     },
-    /// A name with a NUL in it.
-    #[error("{0:?} has a NUL in it, which no name or text for the driver may have")]
+    /// A name with an embedded NUL.
+    #[error("{0:?} contains a NUL, which names and texts for the driver may not")]
     Nul(String),
-    /// More arguments than a launch can have here.
-    #[error("a launch with {0} arguments: at most {max} are passed", max = crate::module::MAX_ARGUMENTS)]
+    /// Too many kernel arguments.
+    #[error("a launch with {0} arguments: the maximum is {max}", max = crate::module::MAX_ARGUMENTS)]
     Arguments(usize),
 }
 
 impl Error {
-    /// The driver's answer, where it is one.
+    /// The failed driver call, if it is one.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         match self {
@@ -190,7 +188,7 @@ impl From<Failure> for Error {
                 Self::NoPeerAccess(failure)
             }
             status::NOT_SUPPORTED => Self::NotSupported(failure),
-            code if sys::is_final(code) => Self::Lost(failure),
+            code if sys::is_sticky(code) => Self::Lost(failure),
             code => Self::Driver {
                 failure,
                 advice: advice(code),
@@ -199,7 +197,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// What to do about an answer that has no variant of its own.
+/// Advice for a code without a variant of its own.
 pub(crate) fn advice(code: Status) -> &'static str {
     match code {
         status::STUB_LIBRARY => {

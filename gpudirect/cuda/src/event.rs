@@ -1,4 +1,4 @@
-//! Events: points in the work of streams, to be waited for and measured between.
+//! Events: points in a stream's work that can be waited for and timed.
 
 use core::ffi::c_uint;
 use core::fmt;
@@ -14,38 +14,37 @@ use crate::error::Error;
 use crate::graph::CaptureId;
 use crate::sys::{self, IpcBytes, RawEvent, status};
 
-/// A point in the work of a stream: [`Stream::record`](crate::Stream::record) sets it. Handles are cloned freely.
+/// A point in a stream's work, set by [`Stream::record`](crate::Stream::record). Handles are
+/// reference-counted.
 #[derive(Clone)]
+#[doc(alias("CUevent", "cudaEvent_t"))]
 pub struct Event(Arc<Inner>);
 
 struct Inner {
-    // Before the context: an event is destroyed while that is held.
+    // Declared before the context: the event is destroyed while the context is still retained.
     raw: RawEventOwner,
     context: Context,
     timed: bool,
-    /// Whether it is another process's.
+    /// Whether another process created it.
     opened: bool,
-    /// The capture that it was last recorded in, if in one. Held while it is recorded and while a stream is told to wait for it.
+    /// The capture in which it was last recorded, if any. Locked while it is recorded and while a
+    /// stream wait for it is enqueued.
     captured: Mutex<Option<CaptureId>>,
 }
 
-/// What another process opens an event by: `CUipcEventHandle`.
+/// The IPC handle of an event: `CUipcEventHandle`.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias("CUipcEventHandle", "cudaIpcEventHandle_t"))]
 pub struct EventHandle(pub [u8; 64]);
 
 impl Event {
-    /// An event to wait for; the cheapest kind.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// An event without timing; the cheapest kind.
+    #[doc(alias("cuEventCreate", "cudaEventCreate"))]
     pub fn new(context: &Context) -> Result<Self, Error> {
         Self::make(context, sys::EVENT_DISABLE_TIMING, false)
     }
 
-    /// An event that knows when it came to pass.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// An event with timing.
     pub fn timed(context: &Context) -> Result<Self, Error> {
         Self::make(context, 0, true)
     }
@@ -61,39 +60,33 @@ impl Event {
         })))
     }
 
-    /// An event that other processes can open: each of them waits for it, and may record it.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// An interprocess event: other processes can open, wait for and record it.
     pub fn interprocess(context: &Context) -> Result<Self, Error> {
         Self::make(context, sys::EVENT_DISABLE_TIMING | sys::EVENT_INTERPROCESS, false)
     }
 
-    /// What another process opens it by, of an [`Event::interprocess`].
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The IPC handle of an [`Event::interprocess`].
+    #[doc(alias("cuIpcGetEventHandle", "cudaIpcGetEventHandle"))]
     pub fn handle(&self) -> Result<EventHandle, Error> {
         let _entered = self.0.context.enter()?;
         let mut bytes = IpcBytes([0; 64]);
         // SAFETY: the pointer is to the bytes of a handle; the event is live.
-        let answer = unsafe { (self.driver().table().ipc_get_event_handle)(&raw mut bytes, self.raw()) };
+        let status = unsafe { (self.driver().table().ipc_get_event_handle)(&raw mut bytes, self.raw()) };
         self.driver()
-            .check(answer, "cuIpcGetEventHandle", format_args!("an event"))?;
+            .check(status, "cuIpcGetEventHandle", format_args!("an event"))?;
         Ok(EventHandle(bytes.0))
     }
 
-    /// Another process's event; never one of this process. The context is of the device that it was made on; only that device's streams wait for it ([`Error::Foreign`]).
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Opens another process's event; never one of this process. `context` must be of the device it
+    /// was created on; only that device's streams can wait for it ([`Error::ForeignEvent`]).
+    #[doc(alias("cuIpcOpenEventHandle", "cudaIpcOpenEventHandle"))]
     pub fn open(context: &Context, handle: &EventHandle) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let driver = context.driver();
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a CUevent of ours; the driver looks through the handle for one that it knows.
-        let answer = unsafe { (driver.table().ipc_open_event_handle)(&raw mut raw, IpcBytes(handle.0)) };
-        driver.check(answer, "cuIpcOpenEventHandle", format_args!("an event"))?;
+        // SAFETY: the pointer is to a local CUevent; the driver validates the handle.
+        let status = unsafe { (driver.table().ipc_open_event_handle)(&raw mut raw, IpcBytes(handle.0)) };
+        driver.check(status, "cuIpcOpenEventHandle", format_args!("an event"))?;
         Ok(Self(Arc::new(Inner {
             raw: RawEventOwner { driver, raw },
             context: context.clone(),
@@ -103,12 +96,11 @@ impl Event {
         })))
     }
 
-    /// Whether another process has made it.
     pub(crate) fn is_opened(&self) -> bool {
         self.0.opened
     }
 
-    /// The context it is of.
+    /// Its context.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.0.context
@@ -122,48 +114,53 @@ impl Event {
         self.0.captured.lock()
     }
 
-    /// Whether it has come to pass, or was never recorded.
+    /// Whether it has completed, or was never recorded.
     ///
     /// # Errors
-    /// [`Error::Lost`] when work has failed, or what the driver says otherwise.
+    /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuEventQuery", "cudaEventQuery"))]
     pub fn is_done(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
-        let answer = unsafe { (self.driver().table().event_query)(self.raw()) };
-        if answer == status::NOT_READY {
+        let status = unsafe { (self.driver().table().event_query)(self.raw()) };
+        if status == status::NOT_READY {
             return Ok(false);
         }
-        self.driver().check(answer, "cuEventQuery", format_args!("an event"))?;
+        self.driver().check(status, "cuEventQuery", format_args!("an event"))?;
         Ok(true)
     }
 
-    /// Waits until it has come to pass; not at all where it was never recorded.
+    /// Waits until it has completed; returns at once if it was never recorded.
     ///
     /// # Errors
-    /// [`Error::Lost`] when work has failed, or what the driver says otherwise.
+    /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuEventSynchronize", "cudaEventSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
-        let answer = unsafe { (self.driver().table().event_synchronize)(self.raw()) };
+        let status = unsafe { (self.driver().table().event_synchronize)(self.raw()) };
         self.driver()
-            .check(answer, "cuEventSynchronize", format_args!("an event"))
+            .check(status, "cuEventSynchronize", format_args!("an event"))
     }
 
-    /// The time from `start` to this, both timed and come to pass, to some half a microsecond; none where this came first.
+    /// The time from `start` to this event, both timed and completed, with a resolution of about
+    /// half a microsecond; zero if this event came first.
     ///
     /// # Errors
-    /// [`Error::Untimed`], or what the driver says: `CUDA_ERROR_NOT_READY` of events that have not come to pass.
+    /// [`Error::Untimed`], or the driver's error: `CUDA_ERROR_NOT_READY` for events that have not
+    /// completed.
+    #[doc(alias("cuEventElapsedTime", "cudaEventElapsedTime"))]
     pub fn since(&self, start: &Self) -> Result<Duration, Error> {
         if !self.0.timed || !start.0.timed {
             return Err(Error::Untimed);
         }
         let _entered = self.0.context.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: the pointer is to a float of ours, and both events are live.
-        let answer =
+        // SAFETY: the pointer is to a local float, and both events are live.
+        let status =
             unsafe { (self.driver().table().event_elapsed_time)(&raw mut milliseconds, start.raw(), self.raw()) };
         self.driver()
-            .check(answer, "cuEventElapsedTime", format_args!("an event"))?;
+            .check(status, "cuEventElapsedTime", format_args!("an event"))?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
@@ -187,13 +184,13 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A `CUevent`, destroyed when dropped. Whoever has it answers for its context.
+/// A `CUevent`, destroyed on drop. The owner keeps its context retained.
 pub(crate) struct RawEventOwner {
     driver: Driver,
     raw: RawEvent,
 }
 
-// SAFETY: CUDA's events may be used by any thread, and the pointer is never followed here.
+// SAFETY: any thread may use a CUDA event, and this crate never dereferences the pointer.
 unsafe impl Send for RawEventOwner {}
 // SAFETY: as above.
 unsafe impl Sync for RawEventOwner {}
@@ -202,9 +199,9 @@ impl RawEventOwner {
     /// An event of the current context.
     pub(crate) fn new(driver: Driver, flags: c_uint) -> Result<Self, Error> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a CUevent of ours; the context is current.
-        let answer = unsafe { (driver.table().event_create)(&raw mut raw, flags) };
-        driver.check(answer, "cuEventCreate", format_args!("an event"))?;
+        // SAFETY: the pointer is to a local CUevent; the context is current.
+        let status = unsafe { (driver.table().event_create)(&raw mut raw, flags) };
+        driver.check(status, "cuEventCreate", format_args!("an event"))?;
         Ok(Self { driver, raw })
     }
 
@@ -212,21 +209,22 @@ impl RawEventOwner {
         self.raw
     }
 
-    /// Whether it has come to pass; an event that has failed has, as its stream does nothing more.
-    pub(crate) fn is_over(&self) -> bool {
-        let _relaxed = crate::stream::Relaxed::enter(self.driver);
+    /// Whether it has completed or failed: a failed stream does no more work.
+    pub(crate) fn is_complete(&self) -> bool {
+        let _relaxed = crate::stream::RelaxedCapture::enter(self.driver);
         // SAFETY: the event is live.
-        let answer = unsafe { (self.driver.table().event_query)(self.raw) };
-        sys::is_over(answer)
+        let status = unsafe { (self.driver.table().event_query)(self.raw) };
+        sys::is_complete(status)
     }
 }
 
 impl Drop for RawEventOwner {
     fn drop(&mut self) {
-        // SAFETY: it is of ours and nobody has it any more; the driver lets waits for it end.
-        let answer = unsafe { (self.driver.table().event_destroy)(self.raw) };
-        if answer != status::SUCCESS && answer != status::DEINITIALIZED && answer != status::INVALID_CONTEXT {
-            tracing::warn!("an event was not destroyed: CUDA error {answer}");
+        // SAFETY: created by this value, which is its last owner; the driver completes pending
+        // waits for it.
+        let status = unsafe { (self.driver.table().event_destroy)(self.raw) };
+        if status != status::SUCCESS && status != status::DEINITIALIZED && status != status::INVALID_CONTEXT {
+            tracing::warn!("an event was not destroyed: CUDA error {status}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Graphs: work that is captured once and launched many times, at one launch's cost.
+//! CUDA graphs: work captured once and launched many times, at the cost of one launch.
 
 use core::ffi::c_uint;
 use core::fmt;
@@ -15,20 +15,22 @@ use crate::resource::{Body, Region, Resource};
 use crate::stream::Stream;
 use crate::sys::{self, RawGraph, RawGraphExec, status};
 
-/// What a thread may call of CUDA while it captures: `CUstreamCaptureMode`.
+/// What threads may call during a capture: `CUstreamCaptureMode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUstreamCaptureMode")]
 pub enum CaptureMode {
-    /// The capturing thread may call nothing that could disturb the capture, such as an allocation; other threads may.
+    /// The capturing thread may not make calls that could disturb the capture, such as allocations;
+    /// other threads may.
     ThreadLocal,
-    /// Every thread may call anything.
+    /// Every thread may make any call.
     Relaxed,
 }
 
-/// One capture among all of this process.
+/// The process-wide number of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CaptureId(u64);
 
-/// What the work of a capture uses: kept as long as the graph and whatever is made of it.
+/// The resources used by captured work, kept as long as the graph and its instances.
 pub(crate) struct Captured {
     id: CaptureId,
     kept: Mutex<Vec<Arc<Resource>>>,
@@ -57,21 +59,28 @@ impl Captured {
     }
 }
 
-/// Captured work. It keeps what the work uses.
+/// A captured graph. It keeps the resources that its work uses.
+#[doc(alias("CUgraph", "cudaGraph_t"))]
 pub struct Graph {
     context: Context,
     raw: RawGraph,
     captured: Arc<Captured>,
 }
 
-// SAFETY: a CUgraph may go to another thread, and the pointer is never followed here. The driver does not lock it, so it is not Sync.
+// SAFETY: a CUgraph may be sent to another thread, and this crate never dereferences the pointer.
+// The driver does not lock it, so it is not Sync.
 unsafe impl Send for Graph {}
 
 impl Stream {
-    /// Captures what `work` puts into this stream, and into those of `others` that come to wait for an event of it and that it waits for in the end. None of it is done: launches of the graph do it.
+    /// Captures the work that `work` enqueues on this stream, and on those of `others` that are
+    /// forked by waiting for an event of it and joined again by the end. Nothing runs until the
+    /// graph is launched.
     ///
     /// # Errors
-    /// [`Error::Capturing`] where one of the streams is captured already, the error of `work`, or what the driver says: of work that cannot be captured, of streams that were not joined.
+    /// [`Error::Capturing`] if one of the streams is already being captured, the error of `work`,
+    /// or the driver's error: for work that cannot be captured, and for streams that were not
+    /// joined.
+    #[doc(alias("cuStreamBeginCapture", "cuStreamEndCapture", "cudaStreamBeginCapture"))]
     pub fn capture(
         &self,
         mode: CaptureMode,
@@ -84,11 +93,10 @@ impl Stream {
     }
 }
 
-/// Streams that are being captured, until this is dropped.
 struct Capturing<'a> {
     origin: &'a Stream,
-    /// All of the streams that know of the capture so far, for the origin last.
-    told: Vec<&'a Stream>,
+    /// The streams marked as part of the capture, the origin last.
+    streams: Vec<&'a Stream>,
     captured: Arc<Captured>,
     has_begun: bool,
 }
@@ -97,7 +105,7 @@ impl<'a> Capturing<'a> {
     fn begin(origin: &'a Stream, mode: CaptureMode, others: &[&'a Stream]) -> Result<Self, Error> {
         let mut capturing = Self {
             origin,
-            told: Vec::with_capacity(others.len() + 1),
+            streams: Vec::with_capacity(others.len() + 1),
             captured: Arc::new(Captured::new()),
             has_begun: false,
         };
@@ -105,31 +113,32 @@ impl<'a> Capturing<'a> {
             .iter()
             .filter(|stream| !Arc::ptr_eq(stream.inner(), origin.inner()))
         {
-            capturing.tell(stream)?;
+            capturing.add_stream(stream)?;
         }
-        capturing.tell(origin)?;
+        capturing.add_stream(origin)?;
         let mode: c_uint = match mode {
             CaptureMode::ThreadLocal => sys::CAPTURE_THREAD_LOCAL,
             CaptureMode::Relaxed => sys::CAPTURE_RELAXED,
         };
         let driver = origin.driver();
         let _entered = origin.context().enter()?;
-        // SAFETY: the stream is live, and all that goes into it is kept for the graph from now on.
-        let answer = unsafe { (driver.table().stream_begin_capture)(origin.inner().raw(), mode) };
-        origin.check(answer, "cuStreamBeginCapture")?;
+        // SAFETY: the stream is live, and resources of all work enqueued from now on are kept for
+        // the graph.
+        let status = unsafe { (driver.table().stream_begin_capture)(origin.inner().raw(), mode) };
+        origin.check(status, "cuStreamBeginCapture")?;
         capturing.has_begun = true;
         Ok(capturing)
     }
 
-    /// From now on what goes into `stream` is kept for the graph.
-    fn tell(&mut self, stream: &'a Stream) -> Result<(), Error> {
+    /// Marks `stream`: the resources of work enqueued on it are now kept for the graph.
+    fn add_stream(&mut self, stream: &'a Stream) -> Result<(), Error> {
         let mut state = stream.inner().state();
         match &state.capture {
             Some(known) if Arc::ptr_eq(known, &self.captured) => {}
             Some(_) => return Err(Error::Capturing),
             None => {
                 state.capture = Some(Arc::clone(&self.captured));
-                self.told.push(stream);
+                self.streams.push(stream);
             }
         }
         Ok(())
@@ -144,15 +153,17 @@ impl<'a> Capturing<'a> {
         })
     }
 
-    /// Ends the driver's capture. The streams still know of it: whatever goes into them until they are told otherwise is kept, too.
+    /// Ends the driver's capture. The streams stay marked until drop, so that resources of work
+    /// enqueued until then are kept too.
     fn stop(&mut self) -> Result<RawGraph, Error> {
         self.has_begun = false;
         let driver = self.origin.driver();
         let _entered = self.origin.context().enter()?;
         let mut graph = ptr::null_mut();
-        // SAFETY: the capture was begun by this, on this thread; the pointer is to a CUgraph of ours.
-        let answer = unsafe { (driver.table().stream_end_capture)(self.origin.inner().raw(), &raw mut graph) };
-        self.origin.check(answer, "cuStreamEndCapture")?;
+        // SAFETY: the capture was begun by this value, on this thread; the pointer is to a local
+        // CUgraph.
+        let status = unsafe { (driver.table().stream_end_capture)(self.origin.inner().raw(), &raw mut graph) };
+        self.origin.check(status, "cuStreamEndCapture")?;
         Ok(graph)
     }
 }
@@ -164,38 +175,34 @@ impl Drop for Capturing<'_> {
         {
             destroy(self.origin.driver(), graph);
         }
-        for stream in &self.told {
+        for stream in &self.streams {
             stream.inner().state().capture = None;
         }
     }
 }
 
 impl Graph {
-    /// How many pieces of work it has.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The number of its nodes.
+    #[doc(alias = "cuGraphGetNodes")]
     pub fn node_count(&self) -> Result<usize, Error> {
         let mut count = 0;
         let driver = self.context.driver();
-        // SAFETY: with no room for nodes the driver gives their number; the graph is live.
-        let answer = unsafe { (driver.table().graph_get_nodes)(self.raw, ptr::null_mut(), &raw mut count) };
-        driver.check(answer, "cuGraphGetNodes", format_args!("a graph"))?;
+        // SAFETY: with a null node array the driver returns only their number; the graph is live.
+        let status = unsafe { (driver.table().graph_get_nodes)(self.raw, ptr::null_mut(), &raw mut count) };
+        driver.check(status, "cuGraphGetNodes", format_args!("a graph"))?;
         Ok(count)
     }
 
-    /// Makes of it what can be launched.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Instantiates it for launching.
+    #[doc(alias("cuGraphInstantiate", "cudaGraphInstantiate"))]
     pub fn instantiate(&self) -> Result<GraphExec, Error> {
         let driver = self.context.driver();
         let _entered = self.context.enter()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the graph is live, and the pointer is to a CUgraphExec of ours.
-        let answer = unsafe { (driver.table().graph_instantiate)(&raw mut raw, self.raw, 0) };
+        // SAFETY: the graph is live, and the pointer is to a local CUgraphExec.
+        let status = unsafe { (driver.table().graph_instantiate)(&raw mut raw, self.raw, 0) };
         driver.check(
-            answer,
+            status,
             "cuGraphInstantiate",
             format_args!("a graph of {}", self.context.device()),
         )?;
@@ -221,38 +228,37 @@ fn destroy(driver: Driver, graph: RawGraph) {
     if graph.is_null() {
         return;
     }
-    // SAFETY: the graph is of ours, and nobody has it any more; what was made of it is apart from it.
-    let answer = unsafe { (driver.table().graph_destroy)(graph) };
-    if answer != status::SUCCESS && answer != status::DEINITIALIZED {
-        tracing::warn!("a graph was not destroyed: CUDA error {answer}");
+    // SAFETY: this is the graph's last owner; instances do not depend on it.
+    let status = unsafe { (driver.table().graph_destroy)(graph) };
+    if status != status::SUCCESS && status != status::DEINITIALIZED {
+        tracing::warn!("a graph was not destroyed: CUDA error {status}");
     }
 }
 
-/// A graph that can be launched, again and again. Handles are cloned freely.
+/// An executable graph, launchable repeatedly. Handles are reference-counted.
 #[derive(Clone)]
+#[doc(alias("CUgraphExec", "cudaGraphExec_t"))]
 pub struct GraphExec {
     resource: Arc<Resource>,
-    /// The `CUgraphExec`, whose pointer is exposed. The driver does not lock it: this does.
+    /// The `CUgraphExec` as an exposed pointer. The driver does not lock it, so this mutex does.
     raw: Arc<Mutex<usize>>,
 }
 
 impl GraphExec {
-    /// Puts all its work into `stream`, as one piece. A launch waits for the one before, wherever that was.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Enqueues all its work on `stream` as one operation. A launch waits for the previous one, on
+    /// whatever stream that was.
+    #[doc(alias("cuGraphLaunch", "cudaGraphLaunch"))]
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();
         stream.enqueue("cuGraphLaunch", &[&self.resource], |driver, stream| {
-            // SAFETY: both are live; what the work uses is kept by the body of the resource until the work is done.
+            // SAFETY: both are live; the resource's backing keeps what the work uses until the work
+            // is done.
             unsafe { (driver.table().graph_launch)(exec(*raw), stream) }
         })
     }
 
-    /// Brings it to the device, so that the first launch is as quick as the later ones.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Uploads it to the device, so that the first launch is as fast as later ones.
+    #[doc(alias("cuGraphUpload", "cudaGraphUpload"))]
     pub fn upload(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();
         stream.enqueue("cuGraphUpload", &[&self.resource], |driver, stream| {
@@ -266,7 +272,7 @@ fn exec(raw: usize) -> RawGraphExec {
     ptr::with_exposed_provenance_mut(raw)
 }
 
-/// A `CUgraphExec`, and what its work uses.
+/// A `CUgraphExec`, and the resources that its work uses.
 struct Instance {
     raw: usize,
     _captured: Arc<Captured>,
@@ -274,9 +280,9 @@ struct Instance {
 
 impl Body for Instance {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
-        // SAFETY: made by this; nobody has it any more, and its launches are done.
-        let answer = unsafe { (driver.table().graph_exec_destroy)(exec(self.raw)) };
-        driver.check(answer, "cuGraphExecDestroy", format_args!("a graph"))
+        // SAFETY: created by this value, which is its last owner, and its launches are done.
+        let status = unsafe { (driver.table().graph_exec_destroy)(exec(self.raw)) };
+        driver.check(status, "cuGraphExecDestroy", format_args!("a graph"))
     }
 }
 

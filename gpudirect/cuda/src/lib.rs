@@ -1,7 +1,10 @@
-//! CUDA as Doorbell needs it: memory that can be shared between processes, streams, events, copies, kernels and graphs of a GPU, by the driver's API.
+//! A safe subset of the CUDA driver API for Doorbell: memory that processes can share, streams,
+//! events, copies, kernels and graphs.
 //!
-//! Nothing of CUDA is linked. [`Driver::load`] opens the driver at run time, so that a program starts where there is none, and is told in one line what is missing; whatever fails later is an
-//! [`Error`] that names the driver's function, what it was called for and what to do. Nothing here knows of verbs.
+//! Nothing is linked: [`Driver::load`] loads `libcuda.so.1` at run time, so a program starts on a
+//! machine without CUDA and gets a one-line reason. Every other failure is an [`Error`] that names
+//! the driver function, its object and what to do; a `Result` without an *Errors* section has the
+//! driver's errors. This crate does not depend on verbs.
 //!
 //! ```no_run
 //! use doorbell_cuda::{DeviceMemory, Driver, HostMemory, Launch, Memory, Module, Stream};
@@ -14,31 +17,34 @@
 //!
 //! let numbers = DeviceMemory::alloc(&context, 1 << 20)?;
 //! let double = Module::from_ptx(&context, PTX)?.kernel("double")?;
-//! // SAFETY: the kernel takes an address and a count of numbers, which are there.
+//! // SAFETY: the kernel takes an address and an element count within this memory.
 //! unsafe { double.launch(&stream, Launch::linear(1024, 256), &[&numbers.device_ptr(), &(1u32 << 18)], &[numbers.all()])? };
 //! stream.synchronize()?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # What is safe, and how
+//! # Safety model
 //!
-//! Work of a device goes on after the call that began it has returned. What it uses is remembered with the stream, and dropped memory is freed only when the work is done that uses it: dropping does not wait for it and
-//! never frees too early. A device writes host memory beside the processor, so that memory is given as a slice only to its last handle when no work uses it. Ranges are checked.
+//! Work on a device is asynchronous. Each stream operation records the memory it uses, and dropped
+//! memory is freed only when that work is done: dropping neither waits nor frees too early. As
+//! devices write host memory concurrently, a slice of it is given only to its last handle once no
+//! work uses it. Ranges are checked.
 //!
 //! ```compile_fail,E0502
 //! # fn both(stream: &doorbell_cuda::Stream, device: doorbell_cuda::DeviceMemory, mut host: doorbell_cuda::HostMemory) -> Result<(), doorbell_cuda::Error> {
 //! use doorbell_cuda::Memory;
 //! let bytes = host.bytes_mut()?;
-//! stream.copy(host.all(), device.all())?; // It would write what is borrowed.
+//! stream.copy(host.all(), device.all())?; // It would write the borrowed bytes.
 //! bytes[0] = 1;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! What cannot be checked is `unsafe`: what a kernel does with its arguments.
+//! What a kernel does with its arguments cannot be checked: launching is `unsafe`.
 //!
-//! Each call enters the context of what it is called on and leaves the thread as it was, so that this can be used beside PyTorch.
+//! Each call pushes the context of its object and restores the thread's previous one, so this crate
+//! can be used beside PyTorch.
 
 pub mod collective;
 mod context;
@@ -65,10 +71,10 @@ pub use error::{Error, Failure};
 pub use event::{Event, EventHandle};
 pub use graph::{CaptureMode, Graph, GraphExec};
 pub use kernels::KernelFile;
-pub use memop::Until;
+pub use memop::WaitCondition;
 pub use memory::{
-    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, Foreign, Handle, HostMemory, IpcHandle, Memory, MemoryType,
-    Part, PointerInfo, Shareable, Shared, Span,
+    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, ExportedRange, Foreign, HostMemory, IpcHandle, Memory,
+    MemoryHandle, MemoryType, OwnedSpan, PointerInfo, Shareable, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
 pub use small::{SmallCopies, SmallSource};

@@ -1,4 +1,5 @@
-//! Words that streams write and wait for, without a kernel: how a stream and a processor, or two streams of two processes, tell each other how far they are.
+//! Stream memory operations: a stream writes or waits for a word without a kernel. Streams and
+//! processors, or streams of two processes, synchronize through such words.
 
 use core::ffi::c_uint;
 
@@ -7,18 +8,19 @@ use crate::memory::Span;
 use crate::stream::Stream;
 use crate::sys;
 
-/// When a wait for a word is over: `CUstreamWaitValue_flags`.
+/// The condition that ends a wait: `CUstreamWaitValue_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Until<T> {
-    /// It is the value or beyond, by its difference as a signed number: so counters may wrap.
+#[doc(alias = "CUstreamWaitValue_flags")]
+pub enum WaitCondition<T> {
+    /// The word is at least the value, compared by the signed difference, so counters may wrap.
     AtLeast(T),
-    /// It is the value.
+    /// The word equals the value.
     Equal(T),
-    /// It has one of the value's bits.
+    /// The word has at least one of the value's bits.
     AnyBit(T),
 }
 
-impl<T: Copy> Until<T> {
+impl<T: Copy> WaitCondition<T> {
     fn parts(self) -> (T, c_uint) {
         match self {
             Self::AtLeast(value) => (value, sys::WAIT_AT_LEAST),
@@ -29,25 +31,30 @@ impl<T: Copy> Until<T> {
 }
 
 impl Stream {
-    /// Writes `value` to the first 4 bytes of `word` when all that was put into the stream before is done, and can be seen.
+    /// Writes `value` to the first 4 bytes of `word` when all earlier work of the stream is done
+    /// and visible.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or what the driver says.
+    /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
+    /// driver's error.
+    #[doc(alias = "cuStreamWriteValue32")]
     pub fn write_value32(&self, word: Span<'_>, value: u32) -> Result<(), Error> {
         let word = first(word, 4)?;
         let Some(write) = self.driver().table().stream_write_value32 else {
             return Err(self.driver().missing("cuStreamWriteValue32_v2"));
         };
         self.enqueue("cuStreamWriteValue32", &[word.resource()], |_, stream| {
-            // SAFETY: the word lies in memory that is kept until this is done, on its boundary; on the host nobody has a reference to it that is not atomic.
+            // SAFETY: the word lies aligned in memory that is kept until this is done; on the host
+            // it is referenced only as an atomic.
             unsafe { write(stream, word.address(), value, 0) }
         })
     }
 
-    /// As [`Stream::write_value32`], 8 bytes.
+    /// As [`Stream::write_value32`], for 8 bytes.
     ///
     /// # Errors
-    /// As [`Stream::write_value32`]; [`Error::NotSupported`] where the device has only the other.
+    /// As [`Stream::write_value32`]; [`Error::NotSupported`] if the device supports only 32 bits.
+    #[doc(alias = "cuStreamWriteValue64")]
     pub fn write_value64(&self, word: Span<'_>, value: u64) -> Result<(), Error> {
         let word = first(word, 8)?;
         let Some(write) = self.driver().table().stream_write_value64 else {
@@ -59,12 +66,15 @@ impl Stream {
         })
     }
 
-    /// What is put into the stream from now on waits until the first 4 bytes of `word` are so. Whoever is to write them must be able to: a stream that waits for
-    /// ever cannot be drained, nor the device synchronised.
+    /// Later work of the stream waits until the first 4 bytes of `word` satisfy `until`. The writer
+    /// must be able to make progress: a stream that waits forever cannot be drained, nor its device
+    /// synchronized.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or what the driver says.
-    pub fn wait_value32(&self, word: Span<'_>, until: Until<u32>) -> Result<(), Error> {
+    /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
+    /// driver's error.
+    #[doc(alias = "cuStreamWaitValue32")]
+    pub fn wait_value32(&self, word: Span<'_>, until: WaitCondition<u32>) -> Result<(), Error> {
         let word = first(word, 4)?;
         let Some(wait) = self.driver().table().stream_wait_value32 else {
             return Err(self.driver().missing("cuStreamWaitValue32_v2"));
@@ -76,11 +86,12 @@ impl Stream {
         })
     }
 
-    /// As [`Stream::wait_value32`], 8 bytes.
+    /// As [`Stream::wait_value32`], for 8 bytes.
     ///
     /// # Errors
-    /// As [`Stream::wait_value32`]; [`Error::NotSupported`] where the device has only the other.
-    pub fn wait_value64(&self, word: Span<'_>, until: Until<u64>) -> Result<(), Error> {
+    /// As [`Stream::wait_value32`]; [`Error::NotSupported`] if the device supports only 32 bits.
+    #[doc(alias = "cuStreamWaitValue64")]
+    pub fn wait_value64(&self, word: Span<'_>, until: WaitCondition<u64>) -> Result<(), Error> {
         let word = first(word, 8)?;
         let Some(wait) = self.driver().table().stream_wait_value64 else {
             return Err(self.driver().missing("cuStreamWaitValue64_v2"));
@@ -93,7 +104,7 @@ impl Stream {
     }
 }
 
-/// The word that a span begins with.
+/// The word at the start of a span.
 fn first(span: Span<'_>, word: usize) -> Result<Span<'_>, Error> {
     let span = span.span(..word)?;
     if !span.address().is_multiple_of(word as u64) {

@@ -1,4 +1,4 @@
-//! Modules of kernels, compiled by the driver from PTX, and launching them.
+//! Modules of kernels, JIT-compiled by the driver from PTX, and kernel launches.
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::fmt;
@@ -14,17 +14,18 @@ use crate::resource::{Body, Region, Resource};
 use crate::stream::Stream;
 use crate::sys::{self, RawFunction, RawModule, status};
 
-/// How many arguments a launch passes at most.
+/// The maximum number of launch arguments.
 pub const MAX_ARGUMENTS: usize = 64;
 
-/// How many spans a launch is told of without allocating.
-const FEW_USES: usize = 16;
+/// The number of spans that a launch records without allocating.
+const INLINE_USES: usize = 16;
 
-/// Compiled kernels, loaded into a context as long as a handle or one of its [`Kernel`]s is there.
+/// Compiled kernels, loaded in a context as long as a handle or one of its [`Kernel`]s exists.
 #[derive(Clone)]
+#[doc(alias = "CUmodule")]
 pub struct Module(Arc<Resource>, RawModule);
 
-// SAFETY: CUDA's modules may be used by any thread, and the pointer is never followed here.
+// SAFETY: any thread may use a CUDA module, and this crate never dereferences the pointer.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
@@ -33,12 +34,13 @@ impl Module {
     /// Compiles PTX for the device of `context` and loads it.
     ///
     /// # Errors
-    /// [`Error::Compile`] with what the driver's compiler says, [`Error::Nul`], or what the driver says otherwise.
+    /// [`Error::Compile`] with the compiler's log, [`Error::Nul`], or another driver error.
+    #[doc(alias("cuModuleLoadDataEx", "cuModuleLoadData"))]
     pub fn from_ptx(context: &Context, ptx: &str) -> Result<Self, Error> {
         let text = CString::new(ptx).map_err(|_| Error::Nul("the PTX".to_owned()))?;
         let mut log = [0u8; 4096];
         let mut options = [sys::JIT_ERROR_LOG, sys::JIT_ERROR_LOG_BYTES];
-        // The second value is a number in the place of a pointer, as the driver has it.
+        // The second value is a number passed in place of a pointer, as the driver specifies.
         let mut values = [
             log.as_mut_ptr().cast::<c_void>(),
             ptr::without_provenance_mut(log.len()),
@@ -47,8 +49,9 @@ impl Module {
 
         let _entered = context.enter()?;
         let driver = context.driver();
-        // SAFETY: the text ends with a NUL, there are two options with a value each, and the log has so many bytes.
-        let answer = unsafe {
+        // SAFETY: the text is NUL-terminated, there are two options with a value each, and the log
+        // has the given size.
+        let status = unsafe {
             (driver.table().module_load_data_ex)(
                 &raw mut raw,
                 text.as_ptr().cast(),
@@ -57,9 +60,9 @@ impl Module {
                 values.as_mut_ptr(),
             )
         };
-        if answer != status::SUCCESS {
+        if status != status::SUCCESS {
             let failure = driver.failure(
-                answer,
+                status,
                 "cuModuleLoadDataEx",
                 format_args!("PTX for {}", context.device()),
             );
@@ -75,16 +78,17 @@ impl Module {
     /// The kernel of this name.
     ///
     /// # Errors
-    /// What the driver says: `CUDA_ERROR_NOT_FOUND` where there is none of that name.
+    /// The driver's error: `CUDA_ERROR_NOT_FOUND` if there is none of that name.
+    #[doc(alias = "cuModuleGetFunction")]
     pub fn kernel(&self, name: &str) -> Result<Kernel, Error> {
         let text = CString::new(name).map_err(|_| Error::Nul(name.to_owned()))?;
         let context = self.0.context();
         let driver = context.driver();
         let _entered = context.enter()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the module is loaded, and the name ends with a NUL.
-        let answer = unsafe { (driver.table().module_get_function)(&raw mut raw, self.1, text.as_ptr()) };
-        driver.check(answer, "cuModuleGetFunction", format_args!("the kernel {name}"))?;
+        // SAFETY: the module is loaded, and the name is NUL-terminated.
+        let status = unsafe { (driver.table().module_get_function)(&raw mut raw, self.1, text.as_ptr()) };
+        driver.check(status, "cuModuleGetFunction", format_args!("the kernel {name}"))?;
         Ok(Kernel {
             module: Arc::clone(&self.0),
             raw,
@@ -93,7 +97,6 @@ impl Module {
     }
 }
 
-/// The first line that says something.
 fn first_line(log: &CStr) -> Option<String> {
     let log = log.to_string_lossy();
     log.lines()
@@ -102,45 +105,46 @@ fn first_line(log: &CStr) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// A `CUmodule`.
 struct Loaded(usize);
 
 impl Body for Loaded {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
-        // SAFETY: loaded once by this; none of its kernels is there any more, nor runs.
-        let answer = unsafe { (driver.table().module_unload)(ptr::with_exposed_provenance_mut(self.0)) };
-        driver.check(answer, "cuModuleUnload", format_args!("a module"))
+        // SAFETY: loaded once by this value; none of its kernels exists or runs any more.
+        let status = unsafe { (driver.table().module_unload)(ptr::with_exposed_provenance_mut(self.0)) };
+        driver.check(status, "cuModuleUnload", format_args!("a module"))
     }
 }
 
 /// A kernel of a [`Module`].
 #[derive(Clone)]
+#[doc(alias = "CUfunction")]
 pub struct Kernel {
     module: Arc<Resource>,
     raw: RawFunction,
     name: Arc<str>,
 }
 
-// SAFETY: CUDA's functions may be used by any thread, and the pointer is never followed here.
+// SAFETY: any thread may use a CUDA function, and this crate never dereferences the pointer.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// How many threads a kernel is launched with.
+/// A launch configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks, by three dimensions.
+    /// Thread blocks of the grid, in three dimensions.
     pub grid: [u32; 3],
-    /// Threads of each block, by three dimensions.
+    /// Threads per block, in three dimensions.
     pub block: [u32; 3],
-    /// Bytes of shared memory for each block, beside what the kernel names itself.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// All blocks run at once, so that they can wait for each other; refused where there are more than fit.
+    /// Cooperative launch: all thread blocks are resident at once, so they may synchronize; refused
+    /// if they do not fit.
     pub cooperative: bool,
 }
 
 impl Launch {
-    /// `blocks` of `threads` each.
+    /// A one-dimensional grid of `blocks` with `threads` each.
     #[must_use]
     pub const fn linear(blocks: u32, threads: u32) -> Self {
         Self {
@@ -152,33 +156,35 @@ impl Launch {
     }
 }
 
-/// An argument of a kernel: any value whose bytes are the parameter's, such as `u32`, `f64`, [`DevicePtr`](crate::DevicePtr), or a `#[repr(C)]` struct.
+/// A kernel argument: any value with the bytes of the parameter, such as `u32`, `f64`,
+/// [`DevicePtr`](crate::DevicePtr), or a `#[repr(C)]` struct.
 pub trait Argument {
-    /// Where its bytes are.
+    /// The address of its bytes.
     fn bytes(&self) -> *const c_void;
 }
 
-// Of values that borrow nothing: a reference would be passed as its own bytes, an address of the host.
+// Only values without borrows: a reference would be passed as its own bytes, a host address.
 impl<T: Copy + 'static> Argument for T {
     fn bytes(&self) -> *const c_void {
         ptr::from_ref(self).cast()
     }
 }
 
-/// What a kernel can be asked about: `CUfunction_attribute`, whose numbers these are.
+/// A kernel attribute: `CUfunction_attribute`, with its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(i32)]
+#[doc(alias = "CUfunction_attribute")]
 pub enum KernelAttribute {
-    /// Threads that a block can have at most.
+    /// The maximum number of threads per block.
     MaxThreadsPerBlock = 0,
-    /// Bytes of shared memory that it names itself.
+    /// Bytes of static shared memory.
     SharedBytes = 1,
-    /// Bytes of local memory of each thread: more than 0 where registers were spilled.
+    /// Bytes of local memory per thread: more than 0 if registers were spilled.
     LocalBytes = 3,
-    /// Registers of each thread.
+    /// Registers per thread.
     Registers = 4,
-    /// Bytes of shared memory that a launch may ask for.
+    /// Maximum bytes of dynamic shared memory per launch.
     MaxDynamicSharedBytes = 8,
 }
 
@@ -189,14 +195,17 @@ impl Kernel {
         &self.name
     }
 
-    /// Puts a run of it into `stream`. `uses` is kept until the run is done, whoever drops it.
+    /// Enqueues a launch on `stream`. `uses` is kept until the kernel is done, even if dropped.
     ///
     /// # Safety
-    /// The arguments must be those of the kernel, in number, order and type. Whatever it reads and writes with them must be there until it is done, which
-    /// it is for what lies in `uses`, and must be free for it to be read and written: nobody may have a slice of it on the host.
+    /// The arguments must match the kernel's parameters in number, order and type. The memory that
+    /// it accesses through them must stay valid until it is done, which holds for memory in `uses`,
+    /// and must be accessible to it: no host slice of it may exist.
     ///
     /// # Errors
-    /// [`Error::Arguments`], or what the driver says: of more threads, shared memory or registers than there are. What fails while it runs is the error of a later call.
+    /// [`Error::Arguments`], or the driver's error: for more threads, shared memory or registers
+    /// than available. Failures while the kernel runs are reported by a later call.
+    #[doc(alias("cuLaunchKernel", "cuLaunchCooperativeKernel", "cudaLaunchKernel"))]
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -209,7 +218,7 @@ impl Kernel {
             return Err(Error::Arguments(arguments.len()));
         };
         for (parameter, argument) in parameters.iter_mut().zip(arguments) {
-            // Named in full: a reference to the argument is no argument.
+            // Fully qualified: a reference to the argument is itself no `Argument`.
             *parameter = <dyn Argument>::bytes(*argument).cast_mut();
         }
         let parameters = parameters.as_mut_ptr();
@@ -224,7 +233,8 @@ impl Kernel {
             } = launch;
             if cooperative {
                 let launch = table.launch_cooperative_kernel;
-                // SAFETY: the function and the stream are live; the caller answers for the arguments, which the driver copies, and for what they are used for.
+                // SAFETY: the function and the stream are live; the driver copies the arguments,
+                // and the caller vouches for them and their use.
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
             } else {
                 let launch = table.launch_kernel;
@@ -233,8 +243,8 @@ impl Kernel {
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
             }
         };
-        let mut few = [&self.module; FEW_USES];
-        if uses.len() < FEW_USES {
+        let mut few = [&self.module; INLINE_USES];
+        if uses.len() < INLINE_USES {
             for (place, span) in few[1..].iter_mut().zip(uses) {
                 *place = span.resource();
             }
@@ -246,46 +256,45 @@ impl Kernel {
         }
     }
 
-    /// Has it ready on the device. A driver leaves that to the first launch, and waits for all other work of the device then: for ever, if that waits for this kernel, or for another rank that does.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Loads it onto the device now. A driver otherwise does so at the first launch, and then waits
+    /// for all other work of the device: a deadlock if that work waits for this kernel, or for
+    /// another rank that does.
+    #[doc(alias = "cuFuncLoad")]
     pub fn load(&self) -> Result<(), Error> {
         let context = self.module.context();
         let driver = context.driver();
         let Some(load) = driver.table().func_load else {
-            // Before CUDA 12.4: to be asked about, it must be there.
+            // Before CUDA 12.4: querying an attribute forces loading.
             return self.attribute(KernelAttribute::Registers).map(|_| ());
         };
         let _entered = context.enter()?;
         // SAFETY: the function is live.
-        let answer = unsafe { load(self.raw) };
-        driver.check(answer, "cuFuncLoad", format_args!("the kernel {}", self.name))
+        let status = unsafe { load(self.raw) };
+        driver.check(status, "cuFuncLoad", format_args!("the kernel {}", self.name))
     }
 
-    /// What the driver says of `attribute`.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The value of `attribute`.
+    #[doc(alias("cuFuncGetAttribute", "cudaFuncGetAttributes"))]
     pub fn attribute(&self, attribute: KernelAttribute) -> Result<i32, Error> {
         let context = self.module.context();
         let driver = context.driver();
         let _entered = context.enter()?;
         let mut value = 0;
-        // SAFETY: the pointer is to a c_int of ours; the function is live.
-        let answer = unsafe { (driver.table().func_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
+        // SAFETY: the pointer is to a local c_int; the function is live.
+        let status = unsafe { (driver.table().func_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
         driver.check(
-            answer,
+            status,
             "cuFuncGetAttribute",
             format_args!("{attribute:?} of the kernel {}", self.name),
         )?;
         Ok(value)
     }
 
-    /// Lets launches ask for up to `bytes` of shared memory, beyond the 48 KiB that they may by default.
+    /// Allows launches with up to `bytes` of dynamic shared memory, beyond the default of 48 KiB.
     ///
     /// # Errors
-    /// What the driver says, of more than the device has.
+    /// The driver's error, for more than the device has.
+    #[doc(alias("cuFuncSetAttribute", "cudaFuncSetAttribute"))]
     pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), Error> {
         let context = self.module.context();
         let driver = context.driver();
@@ -293,30 +302,32 @@ impl Kernel {
         let attribute = KernelAttribute::MaxDynamicSharedBytes as c_int;
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the function is live.
-        let answer = unsafe { (driver.table().func_set_attribute)(self.raw, attribute, value) };
+        let status = unsafe { (driver.table().func_set_attribute)(self.raw, attribute, value) };
         driver.check(
-            answer,
+            status,
             "cuFuncSetAttribute",
             format_args!("{bytes} bytes of shared memory for the kernel {}", self.name),
         )
     }
 
-    /// How many blocks of `threads`, with `shared_bytes` each, run at once on one multiprocessor.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Occupancy: how many blocks of `threads`, with `shared_bytes` each, one multiprocessor runs
+    /// at once.
+    #[doc(alias(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor"
+    ))]
     pub fn resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32, Error> {
         let context = self.module.context();
         let driver = context.driver();
         let _entered = context.enter()?;
         let mut blocks = 0;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
-        // SAFETY: the pointer is to a c_int of ours; the function is live.
-        let answer = unsafe {
+        // SAFETY: the pointer is to a local c_int; the function is live.
+        let status = unsafe {
             (driver.table().occupancy_max_active_blocks)(&raw mut blocks, self.raw, threads, shared_bytes as usize)
         };
         driver.check(
-            answer,
+            status,
             "cuOccupancyMaxActiveBlocksPerMultiprocessor",
             format_args!("the kernel {}", self.name),
         )?;
@@ -336,7 +347,8 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The PTX of one kernel: what is before the first, and the kernel itself. The kernels share nothing.
+/// The PTX of one kernel: the common header and the kernel itself. Kernels share no other
+/// definitions.
 pub(crate) fn excerpt(ptx: &str, name: &str) -> Option<String> {
     let head = &ptx[..ptx.find(".visible .entry ")?];
     let entry = &ptx[ptx.find(&format!(".visible .entry {name}("))?..];

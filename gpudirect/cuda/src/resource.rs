@@ -1,8 +1,9 @@
-//! What work on a device uses and must not lose: memory, modules, graphs.
+//! Lifetimes of resources used by asynchronous device work: memory, modules, graphs.
 //!
-//! Work is asynchronous: a copy goes on after the call that began it has returned. So each thing that work uses knows the streams it was used on, and when its last handle is dropped it
-//! is freed at once only if those streams have nothing more to do. Otherwise it goes to the context's [`Graves`] with an event of each such stream, and is freed when these have come to
-//! pass. Dropping therefore does not wait for them, as a stream may wait for what never comes, and no safe code can free memory that a copy touches.
+//! Each resource tracks the streams it was used on. When its last handle is dropped it is freed at
+//! once if those streams are idle. Otherwise it moves to its context's [`DeferredFrees`] with an
+//! event recorded on each busy stream, and is freed when these have completed. So dropping never
+//! waits, as a stream may wait indefinitely, and no safe code can free memory that a copy accesses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,39 +17,36 @@ use crate::event::RawEventOwner;
 use crate::stream::StreamInner;
 use crate::sys::{Address, status};
 
-/// How many streams are remembered before those that are idle are forgotten.
-const REMEMBERED: usize = 8;
+/// The number of tracked streams beyond which idle ones are pruned.
+const MAX_TRACKED_STREAMS: usize = 8;
 
-/// The bytes of a resource, where it has any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) address: Address,
     pub(crate) len: usize,
-    pub(crate) place: Place,
+    pub(crate) space: MemorySpace,
 }
 
-/// Where bytes lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemorySpace {
     Device,
-    /// On the host, from `at` on: an address that has been exposed.
+    /// On the host, at the exposed address `at`.
     Host {
         at: usize,
     },
 }
 
 impl Region {
-    /// Of what has no bytes.
     pub(crate) const NONE: Self = Self {
         address: 0,
         len: 0,
-        place: Place::Device,
+        space: MemorySpace::Device,
     };
 }
 
-/// What is freed when a resource goes.
+/// What is released when a resource is freed.
 pub(crate) trait Body: Send + Sync {
-    /// Frees it; its context is current, and no work uses it.
+    /// Releases it; its context is current, and no work uses it.
     fn release(&mut self, driver: Driver) -> Result<(), Error>;
 }
 
@@ -61,7 +59,7 @@ pub(crate) struct Resource {
 
 impl Resource {
     pub(crate) fn new(context: &Context, region: Region, body: impl Body + 'static) -> Arc<Self> {
-        context.graves().reap_a_few(context);
+        context.deferred_frees().reap_some(context);
         Arc::new(Self {
             context: context.clone(),
             region,
@@ -78,35 +76,35 @@ impl Resource {
         self.region
     }
 
-    /// Remembers that work on `stream` uses it. Called when the work has been enqueued, while a handle is held.
-    pub(crate) fn used_on(&self, stream: &Arc<StreamInner>) {
+    /// Records that work on `stream` uses it. Called after the work was enqueued, while a handle is
+    /// held.
+    pub(crate) fn record_use(&self, stream: &Arc<StreamInner>) {
         let mut streams = self.streams.lock();
         if streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
             return;
         }
-        if streams.len() >= REMEMBERED {
+        if streams.len() >= MAX_TRACKED_STREAMS {
             streams.retain(|known| !known.is_idle());
         }
         streams.push(Arc::clone(stream));
     }
 
-    /// Frees it when all work that uses it is done, and waits for that.
+    /// Waits for all work that uses it, then frees it.
     pub(crate) fn free(mut self) -> Result<(), Error> {
-        self.settle()?;
+        self.wait_for_work()?;
         let entered = self.context.enter()?;
         let driver = self.context.driver();
-        let _relaxed = crate::stream::Relaxed::enter(driver);
+        let _relaxed = crate::stream::RelaxedCapture::enter(driver);
         let freed = self.body.take().map_or(Ok(()), |mut body| body.release(driver));
         drop(entered);
         freed
     }
 
-    /// Waits for all work that uses it.
-    pub(crate) fn settle(&self) -> Result<(), Error> {
+    pub(crate) fn wait_for_work(&self) -> Result<(), Error> {
         let streams = std::mem::take(&mut *self.streams.lock());
         for (at, stream) in streams.iter().enumerate() {
             if let Err(error) = stream.synchronize() {
-                // It is not known what the work still does: what was not waited for stays remembered.
+                // The state of the work is unknown: streams not synchronized stay tracked.
                 self.streams.lock().extend_from_slice(&streams[at..]);
                 return Err(error);
             }
@@ -120,59 +118,58 @@ impl Drop for Resource {
         let Some(body) = self.body.take() else { return };
         let streams = std::mem::take(self.streams.get_mut());
         let waits: Vec<_> = streams.into_iter().filter_map(Wait::begin).collect();
-        self.context.graves().bury(Grave { waits, body });
-        self.context.graves().reap_a_few(&self.context);
+        self.context.deferred_frees().push(DeferredFree { waits, body });
+        self.context.deferred_frees().reap_some(&self.context);
     }
 }
 
-/// What has been dropped and waits for the work that uses it.
+/// Dropped resources that wait for the work that uses them.
 #[derive(Default)]
-pub(crate) struct Graves(Mutex<VecDeque<Grave>>);
+pub(crate) struct DeferredFrees(Mutex<VecDeque<DeferredFree>>);
 
-/// How many of what waits are looked at by the way: each costs a question to the driver.
-const A_FEW: usize = 16;
+/// The number of pending frees checked per implicit reap: each costs a driver query.
+const REAP_BATCH: usize = 16;
 
-struct Grave {
+struct DeferredFree {
     waits: Vec<Wait>,
     body: Box<dyn Body>,
 }
 
-/// Work that is to be waited for.
 enum Wait {
-    /// All that was on the stream when the event was recorded. Holds no context, which holds the graves.
+    /// The work on the stream when the event was recorded. Holds no context, as the context holds
+    /// this.
     Event(RawEventOwner),
-    /// All that is on a stream on which no event can be recorded as yet, as it is being captured.
+    /// The work on a stream that is being captured, so that no event can be recorded yet.
     Stream(Arc<StreamInner>),
 }
 
 impl Wait {
-    /// Begins to wait for what is on `stream`; `None` where that is done.
+    /// Starts waiting for the work on `stream`; `None` if it is idle.
     fn begin(stream: Arc<StreamInner>) -> Option<Self> {
         if stream.is_idle() {
             return None;
         }
-        match stream.mark() {
+        match stream.record_event() {
             Some(event) => Some(Self::Event(event)),
             None => Some(Self::Stream(stream)),
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_complete(&self) -> bool {
         match self {
-            Self::Event(event) => event.is_over(),
+            Self::Event(event) => event.is_complete(),
             Self::Stream(stream) => stream.is_idle(),
         }
     }
 }
 
-impl Grave {
-    /// Whether its work is done.
-    fn is_over(&mut self) -> bool {
-        self.waits.retain(|wait| !wait.is_over());
+impl DeferredFree {
+    fn is_complete(&mut self) -> bool {
+        self.waits.retain(|wait| !wait.is_complete());
         self.waits.is_empty()
     }
 
-    /// Frees it; the context is current.
+    /// Releases it; the context is current.
     fn release(mut self, driver: Driver, _: &Entered<'_>) {
         if let Err(error) = self.body.release(driver) {
             let gone = error
@@ -185,17 +182,17 @@ impl Grave {
     }
 }
 
-impl Graves {
-    fn bury(&self, grave: Grave) {
-        self.0.lock().push_back(grave);
+impl DeferredFrees {
+    fn push(&self, pending: DeferredFree) {
+        self.0.lock().push_back(pending);
     }
 
-    /// Frees a few of what can be freed, at no great cost; the next few when it is called again.
-    pub(crate) fn reap_a_few(&self, context: &Context) {
-        self.reap(context, A_FEW);
+    /// Frees a bounded number of resources whose work is done; later calls check the next ones.
+    pub(crate) fn reap_some(&self, context: &Context) {
+        self.reap(context, REAP_BATCH);
     }
 
-    /// Frees what can be; how many are left.
+    /// Frees all resources whose work is done; returns how many are left.
     pub(crate) fn reap_all(&self, context: &Context) -> usize {
         self.reap(context, usize::MAX)
     }
@@ -207,42 +204,46 @@ impl Graves {
         let Ok(entered) = context.enter() else {
             return self.0.lock().len();
         };
-        // Taken out first: to free is to call the driver, and what is freed may drop the last handle of something else.
+        // Removed from the queue first: releasing calls the driver, and may drop the last handle of
+        // another resource.
         let (over, left) = {
-            let mut graves = self.0.lock();
+            let mut deferred_frees = self.0.lock();
             let mut over = Vec::new();
-            for _ in 0..graves.len().min(at_most) {
-                let Some(mut grave) = graves.pop_front() else { break };
-                if grave.is_over() {
-                    over.push(grave);
+            for _ in 0..deferred_frees.len().min(at_most) {
+                let Some(mut pending) = deferred_frees.pop_front() else {
+                    break;
+                };
+                if pending.is_complete() {
+                    over.push(pending);
                 } else {
-                    graves.push_back(grave);
+                    deferred_frees.push_back(pending);
                 }
             }
-            (over, graves.len())
+            (over, deferred_frees.len())
         };
         let driver = context.driver();
-        // A thread that captures a graph may free what the graph knows nothing of.
-        let _relaxed = crate::stream::Relaxed::enter(driver);
-        for grave in over {
-            grave.release(driver, &entered);
+        // A thread that is capturing may still free resources that the graph does not use.
+        let _relaxed = crate::stream::RelaxedCapture::enter(driver);
+        for pending in over {
+            pending.release(driver, &entered);
         }
         left
     }
 
-    /// The context goes: frees what can be and leaves the rest, as it cannot be known when its work ends. The driver frees that with the context.
+    /// On drop of the context: frees resources whose work is done and leaks the others, as the end
+    /// of their work cannot be observed. The driver frees them with the context.
     pub(crate) fn close(&self, driver: Driver) {
-        let graves = std::mem::take(&mut *self.0.lock());
-        for mut grave in graves {
-            if grave.is_over() {
-                if let Err(error) = grave.body.release(driver) {
+        let deferred_frees = std::mem::take(&mut *self.0.lock());
+        for mut pending in deferred_frees {
+            if pending.is_complete() {
+                if let Err(error) = pending.body.release(driver) {
                     tracing::warn!("what was dropped could not be freed: {error}");
                 }
             } else {
                 tracing::warn!(
                     "a context was dropped while work in it went on: what that work uses is left to the driver"
                 );
-                std::mem::forget(grave);
+                std::mem::forget(pending);
             }
         }
     }

@@ -1,8 +1,12 @@
-//! Short copies by a block that stays for a moment: `kernels/copy.cu`, of which the PTX is part of this crate.
+//! Low-latency short copies by a resident thread block: `kernels/copy.cu`, embedded in this crate
+//! as PTX.
 //!
-//! A copy by an engine takes the driver 4 us to begin, and its end is asked of the driver too. A block that is there already looks for commands in pinned memory, and says in pinned memory that they are done: that takes 4 us in all,
-//! without a call. Nobody waits for it longer than a fraction of a millisecond: it leaves when nothing comes, and after some time anyway. What finds no block there launches it, by a graph, which takes half of a launch's time; and where
-//! staying is of no use it leaves at once: contexts of two processes have a GPU by turns, and what one waits for may be what the other's block keeps from running.
+//! A copy engine takes 4 µs to start, and completion requires another driver call. A resident block
+//! polls commands in pinned memory and reports completion in pinned memory: 4 µs in total, without
+//! a driver call. It delays other work by a fraction of a millisecond at most: it exits when idle,
+//! and after a maximum lifetime. If no block is resident, a graph launch (half the cost of a kernel
+//! launch) starts one. If staying resident does not pay off it exits immediately: contexts of two
+//! processes time-slice a GPU, so a resident block can delay the very work it waits for.
 
 use core::fmt;
 use core::hint;
@@ -18,39 +22,45 @@ use crate::memory::{HostMemory, Memory as _, Span};
 use crate::module::{Launch, Module};
 use crate::stream::Stream;
 
-/// Commands on their way at most: a power of two.
+/// The maximum number of outstanding commands: a power of two.
 const SLOTS: u64 = 64;
-/// Words of a command, and which of them are the bytes that it brings along.
-const PARTS: usize = 8;
-const INLINE: usize = 3;
-/// Bytes of a command: a line.
-const LINE: usize = 8 * PARTS;
-/// Above a word's 56 bits stands the turn of the ring, which goes from 1 to this.
-const TURNS: u64 = 255;
-/// Where a launch's beginning lies, behind the commands: these words, of which the first takes it back, and a command.
-const BEGINNING: usize = SLOTS as usize * LINE;
-const FIRST: usize = BEGINNING + 5 * 8;
-/// Where the words lie, which the block writes.
-const DONE: usize = BEGINNING + 2 * LINE;
-const LEFT: usize = DONE + 8;
-const BEGUN: usize = DONE + 16;
+/// Words of a command, and the first of those that carry inline data.
+const COMMAND_WORDS: usize = 8;
+const INLINE_WORD: usize = 3;
+/// Bytes of a command: a cache line.
+const COMMAND_BYTES: usize = 8 * COMMAND_WORDS;
+/// The highest lap number of the ring, from 1; it occupies the 8 bits above a word's 56-bit value.
+const MAX_LAP: u64 = 255;
+/// The offset of the launch header behind the commands: five words, of which the first cancels the
+/// launch, and the first command.
+const LAUNCH_HEADER: usize = SLOTS as usize * COMMAND_BYTES;
+const FIRST_COMMAND: usize = LAUNCH_HEADER + 5 * 8;
+/// The offsets of the words that the block writes: last command done, last launch exited, started.
+const DONE: usize = LAUNCH_HEADER + 2 * COMMAND_BYTES;
+const EXITED: usize = DONE + 8;
+const STARTED: usize = DONE + 16;
 const THREADS: u32 = 256;
-/// Looks for a command in a row before the block leaves, and in all: a look takes the device a microsecond.
-const PATIENCE: u64 = 50;
-const LIFE: u64 = 200;
-/// A command that takes longer was kept waiting: mostly one takes 5 us where the block stays, and 10 where it is launched.
-const SLOW: Duration = Duration::from_micros(20);
-/// So many more that were slow, or that a block stayed in vain for, than were quick, and it is done otherwise; then now and then it is tried again, after so many launches or so long, twice as many and as long each time.
-const VAIN: u32 = 4;
-const SELDOM: [u32; 2] = [64, 1024];
-const REST: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// So many questions may be asked whether a command is done before the driver is asked, now and then, whether the block has failed.
-const DOUBT: u32 = 64;
-const DOUBT_EVERY: u32 = 4;
-/// A launch that has not begun after so long waits for something: mostly it begins within 10 us.
-const STALL: Duration = Duration::from_micros(100);
+/// The number of polls without a command, and in total, after which the block exits: a poll takes
+/// the device a microsecond.
+const MAX_IDLE_POLLS: u64 = 50;
+const MAX_POLLS: u64 = 200;
+/// A command that takes longer was delayed: usually one takes 5 µs with a resident block, 10 µs
+/// with a launch.
+const SLOW_COMMAND: Duration = Duration::from_micros(20);
+/// The policy changes mode when slow outcomes (or idle stays) outnumber fast ones by this many. It
+/// then probes the mode again after a number of launches or a time, doubled each time between these
+/// limits.
+const POLICY_THRESHOLD: u32 = 4;
+const RETRY_LAUNCHES: [u32; 2] = [64, 1024];
+const BACKOFF: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+/// The number of fruitless polls before, and the interval at which, the driver is queried for a
+/// failed block.
+const POLLS_BEFORE_QUERY: u32 = 64;
+const QUERY_INTERVAL: u32 = 4;
+/// A launch that has not started after this time is blocked: usually it starts within 10 µs.
+const START_TIMEOUT: Duration = Duration::from_micros(100);
 
-/// The argument of the kernel, as `copy.cu` has it.
+/// The kernel's parameter, as in `copy.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Arguments {
@@ -60,109 +70,115 @@ struct Arguments {
     slots: u64,
 }
 
-/// What has proved of use: to have the block stay, to launch it for each command, or to leave copies to others. Contexts of two processes have a GPU by turns of half a millisecond, and a block that stays, or is to begin, may wait for its
-/// turn: a copy engine does not.
+/// Chooses between a resident block, a launch per command, and other copy mechanisms. Contexts of
+/// two processes time-slice a GPU in half milliseconds, which can delay a resident or starting
+/// block, but not a copy engine.
 #[derive(Debug)]
-struct Habit {
-    /// Blocks that stayed for nothing, and commands that were slow for one that stayed, more than were quick; the same of commands with a launch. [`VAIN`] at most.
-    vain: u32,
-    slow: u32,
-    /// Launches since one stayed, and after how many one does again.
-    since: u32,
-    seldom: u32,
-    /// Until when copies are left to others, and for how long the next time.
-    until: Option<Instant>,
-    rest: Duration,
+struct LaunchPolicy {
+    /// Saturating scores up to [`POLICY_THRESHOLD`]: idle stays and slow commands minus fast ones
+    /// with a resident block; slow minus fast commands with a launch.
+    resident_score: u32,
+    launch_score: u32,
+    /// Launches since the last resident one, and the number after which the next is resident again.
+    launches_since_resident: u32,
+    retry_after: u32,
+    /// The end of the current backoff, during which copies use other mechanisms, and the duration
+    /// of the next.
+    backoff_until: Option<Instant>,
+    backoff: Duration,
 }
 
-impl Habit {
+impl LaunchPolicy {
     fn new() -> Self {
         Self {
-            vain: 0,
-            slow: 0,
-            since: 0,
-            seldom: SELDOM[0],
-            until: None,
-            rest: REST[0],
+            resident_score: 0,
+            launch_score: 0,
+            launches_since_resident: 0,
+            retry_after: RETRY_LAUNCHES[0],
+            backoff_until: None,
+            backoff: BACKOFF[0],
         }
     }
 
-    /// Whether the block that is launched now stays.
-    fn stays(&mut self) -> bool {
-        let stays = self.vain < VAIN || self.since >= self.seldom;
-        if stays && self.vain >= VAIN {
-            self.seldom = (2 * self.seldom).min(SELDOM[1]);
+    /// Whether the block launched now stays resident.
+    fn stay_resident(&mut self) -> bool {
+        let stay_resident = self.resident_score < POLICY_THRESHOLD || self.launches_since_resident >= self.retry_after;
+        if stay_resident && self.resident_score >= POLICY_THRESHOLD {
+            self.retry_after = (2 * self.retry_after).min(RETRY_LAUNCHES[1]);
         }
-        self.since = if stays { 0 } else { self.since + 1 };
-        stays
+        self.launches_since_resident = if stay_resident {
+            0
+        } else {
+            self.launches_since_resident + 1
+        };
+        stay_resident
     }
 
-    /// A block has stayed and was given nothing.
-    fn stayed_in_vain(&mut self) {
-        self.vain = (self.vain + 1).min(VAIN);
+    fn record_idle_stay(&mut self) {
+        self.resident_score = (self.resident_score + 1).min(POLICY_THRESHOLD);
     }
 
-    /// What a command has taken, of a block that stayed or of one that was launched for it.
-    fn took(&mut self, time: Duration, stayed: bool, now: Instant) {
-        match (time < SLOW, stayed) {
-            (true, true) => (self.vain, self.seldom) = (less(self.vain), SELDOM[0]),
-            (false, true) => self.stayed_in_vain(),
-            (true, false) => (self.slow, self.rest) = (less(self.slow), REST[0]),
+    /// Records the latency of a command, with a resident block or with a launch.
+    fn record_latency(&mut self, time: Duration, was_resident: bool, now: Instant) {
+        match (time < SLOW_COMMAND, was_resident) {
+            (true, true) => {
+                (self.resident_score, self.retry_after) = (decrement(self.resident_score), RETRY_LAUNCHES[0])
+            }
+            (false, true) => self.record_idle_stay(),
+            (true, false) => (self.launch_score, self.backoff) = (decrement(self.launch_score), BACKOFF[0]),
             (false, false) => {
-                self.slow = (self.slow + 1).min(VAIN);
-                if self.slow >= VAIN {
-                    self.until = Some(now + self.rest);
-                    self.rest = (2 * self.rest).min(REST[1]);
+                self.launch_score = (self.launch_score + 1).min(POLICY_THRESHOLD);
+                if self.launch_score >= POLICY_THRESHOLD {
+                    self.backoff_until = Some(now + self.backoff);
+                    self.backoff = (2 * self.backoff).min(BACKOFF[1]);
                 }
             }
         }
     }
 
-    /// Whether copies are left to others.
-    fn rests(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() < until)
+    fn in_backoff(&self) -> bool {
+        self.backoff_until
+            .is_some_and(|backoff_until| Instant::now() < backoff_until)
     }
 }
 
-/// A quick one makes good for a slow one, and no more: where every other is slow it is of no use.
-fn less(count: u32) -> u32 {
+/// One fast outcome offsets one slow one: alternating outcomes are no gain.
+fn decrement(count: u32) -> u32 {
     count.saturating_sub(1)
 }
 
-/// Short copies of a context, in their order.
+/// Short copies of a context, executed in order.
+// fields: the counters of one ring, and the state of its last launch.
 pub struct SmallCopies {
     stream: Stream,
     block: GraphExec,
-    /// Commands, beginning and words.
+    /// Commands, launch header and the block's words.
     ring: HostMemory,
-    /// Commands that were given.
-    given: u64,
-    /// Launches.
+    submitted: u64,
     launches: u64,
-    /// The last launch: what had been given by then, and whether it stays.
-    last: (u64, bool),
-    habit: Habit,
-    /// When something was done last, or given when nothing was to be done; and whether that had the block launched.
+    /// The last launch: commands submitted by then, and whether it is resident.
+    last_launch: (u64, bool),
+    policy: LaunchPolicy,
+    /// The time of the last progress, or of the first submission after idling; and whether a launch
+    /// was needed for it.
     progress_at: Instant,
     by_launch: bool,
-    /// When that was.
     launched_at: Instant,
-    /// Commands up to this one were carried out or taken back when one was taken back last.
-    void: u64,
-    /// The last launch was taken back.
-    revoked: bool,
-    /// Questions in a row that nothing was new at.
-    asked: u32,
-    /// What was done when it was last asked.
-    seen: u64,
+    /// At the last cancellation: commands up to this number were done or cancelled.
+    cancelled: u64,
+    launch_cancelled: bool,
+    /// Consecutive polls without progress.
+    idle_polls: u32,
+    /// Commands done at the last progress.
+    seen_done: u64,
 }
 
-/// What a command copies from.
+/// The source of a short copy.
 #[derive(Clone, Copy, Debug)]
 pub enum SmallSource<'a> {
-    /// Memory that kernels of the context reach.
+    /// Memory accessible to kernels of the context.
     Memory(Span<'a>),
-    /// These bytes: [`SmallCopies::MOST_INLINE`] at most.
+    /// Inline data: at most [`SmallCopies::MOST_INLINE`] bytes.
     Bytes(&'a [u8]),
 }
 
@@ -176,33 +192,31 @@ impl SmallSource<'_> {
 }
 
 impl SmallCopies {
-    /// The most bytes of one copy.
+    /// The maximum bytes per copy.
     pub const LARGEST: usize = 4096;
-    /// The most where addresses or length are no multiples of 8, which takes longer.
-    pub const LARGEST_ODD: usize = 512;
-    /// The most bytes that a command brings along.
-    pub const MOST_INLINE: usize = 4 * (PARTS - INLINE);
+    /// The maximum bytes if addresses or length are not multiples of 8, which is slower.
+    pub const MAX_UNALIGNED: usize = 512;
+    /// The maximum bytes of inline data.
+    pub const MOST_INLINE: usize = 4 * (COMMAND_WORDS - INLINE_WORD);
 
     /// Loads the kernel and runs it once, which takes tens of milliseconds.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn new(context: &Context) -> Result<Self, Error> {
-        // Before whatever else the device has to do.
+        // The highest priority.
         let stream = Stream::with_priority(context, i32::MIN)?;
         let kernel = Module::from_ptx(context, KernelFile::Copy.ptx())?.kernel("small_copies")?;
-        // The first launch may wait for all of the device: not when somebody waits for a copy.
+        // Loading may wait for all work of the device, so it is not left to the first launch.
         kernel.load()?;
-        let ring = HostMemory::alloc(context, BEGUN + 8)?;
+        let ring = HostMemory::alloc(context, STARTED + 8)?;
         let commands = ring.device_ptr().0;
         let arguments = Arguments {
             commands,
-            beginning: commands + BEGINNING as u64,
+            beginning: commands + LAUNCH_HEADER as u64,
             words: commands + DONE as u64,
             slots: SLOTS,
         };
         let block = stream.capture(CaptureMode::ThreadLocal, &[], || {
-            // SAFETY: the kernel takes this argument, and all that it names itself is in the ring, which is kept; of what the commands name whoever gives them promises so.
+            // SAFETY: this is the kernel's parameter, and all memory it names is in the ring, which
+            // is kept; for memory that commands name, the submitter vouches.
             unsafe { kernel.launch(&stream, Launch::linear(1, THREADS), &[&arguments], &[ring.all()]) }
         })?;
         let block = block.instantiate()?;
@@ -211,37 +225,40 @@ impl SmallCopies {
             stream,
             block,
             ring,
-            given: 0,
+            submitted: 0,
             launches: 0,
-            last: (0, false),
+            last_launch: (0, false),
             launched_at: Instant::now(),
-            void: 0,
-            revoked: false,
-            habit: Habit::new(),
+            cancelled: 0,
+            launch_cancelled: false,
+            policy: LaunchPolicy::new(),
             progress_at: Instant::now(),
             by_launch: false,
-            asked: 0,
-            seen: 0,
+            idle_polls: 0,
+            seen_done: 0,
         };
         copies.launch(false)?;
         Ok(copies)
     }
 
-    /// Whether a copy of so many bytes between these addresses is one for this.
+    /// Whether a copy of this length and alignment is supported.
     #[must_use]
     pub fn takes(into: Span<'_>, from: Span<'_>) -> bool {
         let bytes = into.len() as u64;
         let even = (into.device_ptr().0 | from.device_ptr().0 | bytes).is_multiple_of(8);
-        into.len() <= if even { Self::LARGEST } else { Self::LARGEST_ODD }
+        into.len() <= if even { Self::LARGEST } else { Self::MAX_UNALIGNED }
     }
 
-    /// Gives the command to copy. Its number, by which [`done`](Self::done) tells of it; `None` when too many are on their way.
+    /// Submits a copy. Returns its number, to be compared with [`done`](Self::done), or `None` if
+    /// too many are outstanding.
     ///
     /// # Safety
-    /// Both memories are kept until it is done, and kernels of this context reach them: they are of this context, mapped for its device, or pinned memory of the host. Nobody has a slice of them.
+    /// Both memories are kept until it is done, and kernels of this context can access them: they
+    /// belong to this context, are mapped for its device, or are pinned host memory. No slice of
+    /// them exists.
     ///
     /// # Errors
-    /// [`Error::Lengths`], or what the driver says.
+    /// [`Error::Lengths`], or the driver's error.
     pub unsafe fn copy(&mut self, into: Span<'_>, from: SmallSource<'_>) -> Result<Option<u64>, Error> {
         let fits = match from {
             SmallSource::Memory(from) => Self::takes(into, from),
@@ -253,72 +270,70 @@ impl SmallCopies {
                 into: into.len(),
             });
         }
-        if self.given - self.finished()? >= SLOTS {
+        if self.submitted - self.done_or_cancelled()? >= SLOTS {
             return Ok(None);
         }
-        let mut command = [0; PARTS];
+        let mut command = [0; COMMAND_WORDS];
         command[0] = into.device_ptr().0;
         command[2] = into.len() as u64;
         match from {
             SmallSource::Memory(from) => command[1] = from.device_ptr().0,
             SmallSource::Bytes(bytes) => {
-                for (word, few) in command[INLINE..].iter_mut().zip(bytes.chunks(4)) {
+                for (word, few) in command[INLINE_WORD..].iter_mut().zip(bytes.chunks(4)) {
                     let mut padded = [0; 4];
                     padded[..few.len()].copy_from_slice(few);
                     *word = u64::from(u32::from_le_bytes(padded));
                 }
             }
         }
-        let line = (self.given % SLOTS) as usize * LINE;
-        let turn = (self.given / SLOTS) % TURNS + 1;
+        let offset = (self.submitted % SLOTS) as usize * COMMAND_BYTES;
+        let lap = (self.submitted / SLOTS) % MAX_LAP + 1;
         for (place, word) in command.iter().enumerate() {
-            // What was written before, into memory that the command names, is there for whoever sees the word.
+            // Release: earlier writes to memory that the command names are visible to a reader of
+            // the word.
             self.ring
-                .atomic_u64(line + 8 * place)?
-                .store(word | turn << 56, Ordering::Release);
+                .atomic_u64(offset + 8 * place)?
+                .store(word | lap << 56, Ordering::Release);
         }
-        if self.finished()? == self.given {
+        if self.done_or_cancelled()? == self.submitted {
             self.progress_at = Instant::now();
             self.by_launch = false;
         }
-        self.given += 1;
-        self.keep_running()?;
-        Ok(Some(self.given))
+        self.submitted += 1;
+        self.ensure_running()?;
+        Ok(Some(self.submitted))
     }
 
-    /// The number of the last command that was carried out: what it copied, and all before it, is there.
+    /// The number of the last command done, with all earlier ones; their copies are visible.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the block has failed, or what the driver says otherwise.
+    /// [`Error::Lost`] if the block has failed, or another driver error.
     pub fn done(&mut self) -> Result<u64, Error> {
-        let done = self.finished()?;
-        if done != self.seen {
-            self.see(done);
+        let done = self.done_or_cancelled()?;
+        if done != self.seen_done {
+            self.record_progress(done);
         }
-        if done == self.given {
+        if done == self.submitted {
             return Ok(done);
         }
-        self.keep_running()?;
-        self.asked = self.asked.saturating_add(1);
-        // Where it has failed it says nothing any more, and the driver does.
-        let doubtful = self.asked > DOUBT && self.asked.is_multiple_of(DOUBT_EVERY);
-        if doubtful && self.stream.is_idle()? && self.word(LEFT)? < self.launches {
-            // It has ended between the two questions, or without a word, for which there is no way but an error.
+        self.ensure_running()?;
+        self.idle_polls = self.idle_polls.saturating_add(1);
+        // A failed block reports nothing itself; the driver does.
+        let check_driver = self.idle_polls > POLLS_BEFORE_QUERY && self.idle_polls.is_multiple_of(QUERY_INTERVAL);
+        if check_driver && self.stream.is_idle()? && self.word(EXITED)? < self.launches {
+            // It exited between the two checks, or without reporting, which only an error does.
             self.stream.synchronize()?;
         }
         Ok(done)
     }
 
-    /// Waits until a command is done; `false` when it was [taken back](Self::take_back) instead.
-    ///
-    /// # Errors
-    /// As [`done`](Self::done).
+    /// Waits for a command; `false` if it was cancelled instead.
     pub fn wait(&mut self, number: u64) -> Result<bool, Error> {
         while self.done()? < number {
             if self.take_back()? {
                 return Ok(false);
             }
-            if self.asked < DOUBT {
+            if self.idle_polls < POLLS_BEFORE_QUERY {
                 hint::spin_loop();
             } else {
                 thread::yield_now();
@@ -327,100 +342,107 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Launches the block, when it has left and commands are not done.
-    fn keep_running(&mut self) -> Result<(), Error> {
-        if self.word(LEFT)? != self.launches {
+    /// Launches the block if it has exited while commands are pending.
+    fn ensure_running(&mut self) -> Result<(), Error> {
+        if self.word(EXITED)? != self.launches {
             return Ok(());
         }
-        // What it did last it said before it left.
-        let done = self.finished()?;
-        if done == self.given {
+        // Read after the exit word: the block publishes its last completion before it exits.
+        let done = self.done_or_cancelled()?;
+        if done == self.submitted {
             return Ok(());
         }
-        if self.last == (done, true) {
-            self.habit.stayed_in_vain();
+        if self.last_launch == (done, true) {
+            self.policy.record_idle_stay();
         }
-        let stays = self.habit.stays();
-        self.launch(stays)
+        let stay_resident = self.policy.stay_resident();
+        self.launch(stay_resident)
     }
 
-    /// Commands up to this one are done, which is news.
-    fn see(&mut self, done: u64) {
+    fn record_progress(&mut self, done: u64) {
         let now = Instant::now();
-        let count = u32::try_from(done - self.seen).unwrap_or(u32::MAX);
+        let count = u32::try_from(done - self.seen_done).unwrap_or(u32::MAX);
         let each = (now - self.progress_at) / count.max(1);
-        self.habit.took(each, !self.by_launch, now);
+        self.policy.record_latency(each, !self.by_launch, now);
         self.progress_at = now;
-        // What else was given is done by the same launch, or by one that stays.
-        self.by_launch &= !self.last.1;
-        (self.seen, self.asked) = (done, 0);
+        // Other submitted commands are done by the same launch, or by a resident one.
+        self.by_launch &= !self.last_launch.1;
+        (self.seen_done, self.idle_polls) = (done, 0);
     }
 
-    fn launch(&mut self, stays: bool) -> Result<(), Error> {
-        let done = self.finished()?;
-        let waiting = self.given - done;
-        let line = (done % SLOTS) as usize * LINE;
-        for at in (0..LINE).step_by(8) {
+    fn launch(&mut self, stay_resident: bool) -> Result<(), Error> {
+        let done = self.done_or_cancelled()?;
+        let waiting = self.submitted - done;
+        let offset = (done % SLOTS) as usize * COMMAND_BYTES;
+        for at in (0..COMMAND_BYTES).step_by(8) {
             let word = match waiting {
                 0 => 0,
-                _ => self.ring.atomic_u64(line + at)?.load(Ordering::Relaxed) & ((1 << 56) - 1),
+                _ => self.ring.atomic_u64(offset + at)?.load(Ordering::Relaxed) & ((1 << 56) - 1),
             };
-            self.ring.atomic_u64(FIRST + at)?.store(word, Ordering::Relaxed);
+            self.ring.atomic_u64(FIRST_COMMAND + at)?.store(word, Ordering::Relaxed);
         }
-        // Those that are there already are taken in any case; the first of them it need not look for.
-        let looks = waiting.saturating_sub(1);
+        // Commands already in the ring are executed anyway, and the first is in the header.
+        let polls = waiting.saturating_sub(1);
         self.launches += 1;
-        self.last = (self.given, stays);
+        self.last_launch = (self.submitted, stay_resident);
         self.by_launch = true;
-        self.revoked = false;
-        let (patience, life) = if stays { (PATIENCE, LIFE) } else { (looks.min(1), looks) };
-        self.ring.atomic_u64(BEGUN)?.store(0, Ordering::Relaxed);
-        let words = [0, done + 1, patience, life, self.launches];
+        self.launch_cancelled = false;
+        let (idle_polls, max_polls) = if stay_resident {
+            (MAX_IDLE_POLLS, MAX_POLLS)
+        } else {
+            (polls.min(1), polls)
+        };
+        self.ring.atomic_u64(STARTED)?.store(0, Ordering::Relaxed);
+        let words = [0, done + 1, idle_polls, max_polls, self.launches];
         for (place, word) in words.into_iter().enumerate() {
             self.ring
-                .atomic_u64(BEGINNING + 8 * place)?
+                .atomic_u64(LAUNCH_HEADER + 8 * place)?
                 .store(word, Ordering::Release);
         }
         self.launched_at = Instant::now();
         self.block.launch(&self.stream)
     }
 
-    /// Whether commands should be given: not while a launch that was [taken back](Self::take_back) has not ended, nor for some time after several in a row have taken long.
+    /// Whether commands should be submitted: not while a cancelled launch has not exited, nor
+    /// during backoff.
     ///
     /// # Errors
-    /// None that a caller could bring about.
+    /// None that a caller could cause.
     pub fn is_free(&self) -> Result<bool, Error> {
-        Ok(!self.habit.rests() && (!self.revoked || self.word(LEFT)? == self.launches))
+        Ok(!self.policy.in_backoff() && (!self.launch_cancelled || self.word(EXITED)? == self.launches))
     }
 
-    /// Takes back all commands that are not done, where the block should have begun long ago: others' kernels may have all of the device, or what is before it in a queue of the device may wait for what these commands are to bring. `true`
-    /// when that could be done: they never will be carried out, and count as [`done`](Self::done). What was done of them is what was done in their order.
+    /// Cancels all pending commands if the block should have started long ago: other kernels may
+    /// occupy the whole device, or earlier work of its queue may wait for what these commands
+    /// deliver. Returns whether they were cancelled: they then never execute, and count as
+    /// [`done`](Self::done). Those executed before are a prefix of the order.
     ///
     /// # Errors
-    /// None that a caller could bring about.
+    /// None that a caller could cause.
     pub fn take_back(&mut self) -> Result<bool, Error> {
-        let is_waiting = self.asked >= DOUBT && self.word(BEGUN)? == 0 && self.word(LEFT)? != self.launches;
-        if !is_waiting || self.revoked || self.launched_at.elapsed() < STALL {
+        let is_waiting =
+            self.idle_polls >= POLLS_BEFORE_QUERY && self.word(STARTED)? == 0 && self.word(EXITED)? != self.launches;
+        if !is_waiting || self.launch_cancelled || self.launched_at.elapsed() < START_TIMEOUT {
             return Ok(false);
         }
-        self.ring.atomic_u64(BEGINNING)?.store(1, Ordering::SeqCst);
-        // The block sets its word and then looks for this one: one of the two sees the other's.
+        self.ring.atomic_u64(LAUNCH_HEADER)?.store(1, Ordering::SeqCst);
+        // The block sets its started word and then reads this one: with both fences at least one
+        // side sees the other's store.
         fence(Ordering::SeqCst);
-        if self.word(BEGUN)? != 0 {
-            // It may have seen it all the same, and leaves then; so it is launched anew.
+        if self.word(STARTED)? != 0 {
+            // The block may still see the cancellation and exit; it is then launched again.
             return Ok(false);
         }
-        self.void = self.given;
-        self.revoked = true;
-        self.last = (self.given, false);
-        (self.seen, self.asked) = (self.given, 0);
-        self.habit.took(STALL, false, Instant::now());
+        self.cancelled = self.submitted;
+        self.launch_cancelled = true;
+        self.last_launch = (self.submitted, false);
+        (self.seen_done, self.idle_polls) = (self.submitted, 0);
+        self.policy.record_latency(START_TIMEOUT, false, Instant::now());
         Ok(true)
     }
 
-    /// Up to this command all are carried out, or taken back.
-    fn finished(&self) -> Result<u64, Error> {
-        Ok(self.word(DONE)?.max(self.void))
+    fn done_or_cancelled(&self) -> Result<u64, Error> {
+        Ok(self.word(DONE)?.max(self.cancelled))
     }
 
     fn word(&self, at: usize) -> Result<u64, Error> {
@@ -432,7 +454,7 @@ impl fmt::Debug for SmallCopies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SmallCopies")
             .field("device", &self.stream.context().device())
-            .field("given", &self.given)
+            .field("submitted", &self.submitted)
             .finish_non_exhaustive()
     }
 }
@@ -444,55 +466,58 @@ mod tests {
     const QUICK: Duration = Duration::from_micros(5);
 
     #[test]
-    fn a_block_that_stays_for_nothing_is_told_to_seldom() {
-        let mut habit = Habit::new();
-        let mut stays = 0;
-        for _ in 0..VAIN + 3 * SELDOM[0] {
-            if habit.stays() {
-                stays += 1;
-                habit.stayed_in_vain();
+    fn idle_stays_make_residency_rare() {
+        let mut policy = LaunchPolicy::new();
+        let mut stay_resident = 0;
+        for _ in 0..POLICY_THRESHOLD + 3 * RETRY_LAUNCHES[0] {
+            if policy.stay_resident() {
+                stay_resident += 1;
+                policy.record_idle_stay();
             }
         }
-        // The last one after twice as many launches as the one before.
-        assert_eq!(stays, VAIN + 1);
-        while !habit.stays() {}
-        habit.took(QUICK, true, Instant::now());
-        assert!(habit.stays() && habit.stays(), "it was of use");
-        // Now and then one is slow.
+        // Probes: the last one after twice as many launches as the one before.
+        assert_eq!(stay_resident, POLICY_THRESHOLD + 1);
+        while !policy.stay_resident() {}
+        policy.record_latency(QUICK, true, Instant::now());
+        assert!(policy.stay_resident() && policy.stay_resident(), "residency paid off");
+        // Occasionally one is slow.
         for _ in 0..5 {
-            habit.took(QUICK, true, Instant::now());
-            habit.took(QUICK, true, Instant::now());
-            habit.took(SLOW, true, Instant::now());
+            policy.record_latency(QUICK, true, Instant::now());
+            policy.record_latency(QUICK, true, Instant::now());
+            policy.record_latency(SLOW_COMMAND, true, Instant::now());
         }
-        assert!(habit.stays() && habit.stays());
+        assert!(policy.stay_resident() && policy.stay_resident());
     }
 
     #[test]
-    fn commands_that_are_slow_while_it_stays_count_as_well() {
-        let mut habit = Habit::new();
-        for _ in 0..VAIN {
-            assert!(habit.stays());
-            habit.took(SLOW, true, Instant::now());
+    fn slow_commands_of_a_resident_block_count_as_idle_stays() {
+        let mut policy = LaunchPolicy::new();
+        for _ in 0..POLICY_THRESHOLD {
+            assert!(policy.stay_resident());
+            policy.record_latency(SLOW_COMMAND, true, Instant::now());
         }
-        assert!(!habit.stays());
-        habit.took(QUICK, false, Instant::now());
-        assert!(!habit.stays(), "that a launch was quick says nothing of it");
-        assert!(!habit.rests());
+        assert!(!policy.stay_resident());
+        policy.record_latency(QUICK, false, Instant::now());
+        assert!(!policy.stay_resident(), "a fast launch says nothing about residency");
+        assert!(!policy.in_backoff());
     }
 
     #[test]
-    fn where_launches_are_slow_copies_are_left_to_others_for_ever_longer() {
-        let mut habit = Habit::new();
+    fn slow_launches_back_off_exponentially() {
+        let mut policy = LaunchPolicy::new();
         let now = Instant::now();
-        for _ in 0..VAIN {
-            assert!(!habit.rests());
-            habit.took(SLOW, false, now + REST[1]);
+        for _ in 0..POLICY_THRESHOLD {
+            assert!(!policy.in_backoff());
+            policy.record_latency(SLOW_COMMAND, false, now + BACKOFF[1]);
         }
-        assert!(habit.rests());
-        assert_eq!(habit.until, Some(now + REST[1] + REST[0]));
-        habit.took(SLOW, false, now);
-        assert_eq!(habit.until, Some(now + 2 * REST[0]));
-        habit.took(QUICK, false, now);
-        assert_eq!((habit.slow, habit.rest), (VAIN - 1, REST[0]));
+        assert!(policy.in_backoff());
+        assert_eq!(policy.backoff_until, Some(now + BACKOFF[1] + BACKOFF[0]));
+        policy.record_latency(SLOW_COMMAND, false, now);
+        assert_eq!(policy.backoff_until, Some(now + 2 * BACKOFF[0]));
+        policy.record_latency(QUICK, false, now);
+        assert_eq!(
+            (policy.launch_score, policy.backoff),
+            (POLICY_THRESHOLD - 1, BACKOFF[0])
+        );
     }
 }

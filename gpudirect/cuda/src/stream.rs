@@ -1,4 +1,4 @@
-//! Streams: work of a device in order.
+//! CUDA streams: in-order queues of device work.
 
 use core::any::Any;
 use core::ffi::{c_uint, c_void};
@@ -16,58 +16,56 @@ use crate::graph::Captured;
 use crate::resource::Resource;
 use crate::sys::{self, RawStream, Status, status};
 
-/// A queue of work for one device: what is put into it is done in order, beside what is in other streams. Handles are cloned freely.
+/// A stream: its work runs in order, concurrently with other streams'. Handles are
+/// reference-counted.
 ///
-/// It does not wait for the legacy default stream, nor that for it (`CU_STREAM_NON_BLOCKING`).
+/// It does not synchronize with the legacy default stream (`CU_STREAM_NON_BLOCKING`).
 #[derive(Clone)]
+#[doc(alias("CUstream", "cudaStream_t"))]
 pub struct Stream(Arc<StreamInner>);
 
 pub(crate) struct StreamInner {
     context: Context,
     raw: RawStream,
-    /// Whoever answers for a stream that is not of ours; then it is not destroyed.
+    /// The owner of a wrapped stream, which this crate does not destroy.
     owner: Option<Owner>,
-    /// Held while something is put into the stream, so that what captures the stream, if anything, is known for each.
+    /// Locked while work is enqueued, so that each operation's capture is known.
     state: Mutex<State>,
 }
 
-/// What keeps a thing that somebody else has made: any value whose drop lets it go.
+/// Keeps an object created elsewhere: any value whose drop releases it.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// The capture that it is in, or may come to be in by an event.
+    /// The capture that it is in, or may join by an event wait.
     pub(crate) capture: Option<Arc<Captured>>,
 }
 
-// SAFETY: CUDA's streams may be used by any thread, and the pointer is never followed here.
+// SAFETY: any thread may use a CUDA stream, and this crate never dereferences the pointer.
 unsafe impl Send for StreamInner {}
 // SAFETY: as above.
 unsafe impl Sync for StreamInner {}
 
 impl Stream {
-    /// A stream of `context`.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Creates a stream of `context`.
+    #[doc(alias("cuStreamCreate", "cudaStreamCreate"))]
     pub fn new(context: &Context) -> Result<Self, Error> {
         Self::with_priority(context, 0)
     }
 
-    /// A stream of `context` whose work goes before that of streams of greater numbers: 0 is the usual one, −1 and below go before it. The driver
-    /// takes the nearest priority that the device has.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Creates a stream of `context` with a priority: 0 is the default, lower numbers take
+    /// precedence. The driver clamps it to the device's range.
+    #[doc(alias("cuStreamCreateWithPriority", "cudaStreamCreateWithPriority"))]
     pub fn with_priority(context: &Context, priority: i32) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let driver = context.driver();
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a CUstream of ours, and the context is current.
-        let answer =
+        // SAFETY: the pointer is to a local CUstream, and the context is current.
+        let status =
             unsafe { (driver.table().stream_create_with_priority)(&raw mut raw, sys::STREAM_NON_BLOCKING, priority) };
         driver.check(
-            answer,
+            status,
             "cuStreamCreateWithPriority",
             format_args!("{}", context.device()),
         )?;
@@ -79,10 +77,11 @@ impl Stream {
         })))
     }
 
-    /// A stream that somebody else has made (PyTorch's current one), kept by `owner`.
+    /// Wraps a stream created elsewhere, such as PyTorch's current one, kept by `owner`.
     ///
     /// # Safety
-    /// It must be a `CUstream` of `context`, valid until `owner` is dropped. Where somebody else captures it, all memory that is used in it meanwhile must be kept as long as their graph.
+    /// It must be a `CUstream` of `context`, valid until `owner` is dropped. If it is captured
+    /// elsewhere, all memory used in it meanwhile must be kept as long as that graph.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void, owner: Owner) -> Self {
         Self(Arc::new(StreamInner {
@@ -93,63 +92,67 @@ impl Stream {
         }))
     }
 
-    /// The context it is in.
+    /// Its context.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// The `CUstream`, valid as long as a handle.
+    /// The `CUstream`, valid as long as a handle exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
         self.0.raw
     }
 
-    /// Waits until all that was put into it is done, and frees what only waited for that.
+    /// Waits for all its work, and frees resources whose release was deferred until then.
     ///
     /// # Errors
-    /// [`Error::Lost`] when work has failed, or what the driver says otherwise.
+    /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuStreamSynchronize", "cudaStreamSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
         self.0.synchronize()?;
         self.0.context.reap();
         Ok(())
     }
 
-    /// Whether all that was put into it is done.
+    /// Whether all its work is done.
     ///
     /// # Errors
-    /// [`Error::Lost`] when work has failed, or what the driver says otherwise.
+    /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuStreamQuery", "cudaStreamQuery"))]
     pub fn is_idle(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the stream is live.
-        let answer = unsafe { (self.driver().table().stream_query)(self.0.raw) };
-        if answer == status::NOT_READY {
+        let status = unsafe { (self.driver().table().stream_query)(self.0.raw) };
+        if status == status::NOT_READY {
             return Ok(false);
         }
-        self.check(answer, "cuStreamQuery")?;
+        self.check(status, "cuStreamQuery")?;
         Ok(true)
     }
 
-    /// Whether it is being captured, by whomever: what is put into it then is done by launches of the graph, as often as there are.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Whether it is being captured, by any code: operations are then recorded in a graph and run
+    /// at each launch of it.
+    #[doc(alias("cuStreamIsCapturing", "cudaStreamIsCapturing"))]
     pub fn is_capturing(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         let mut capturing = sys::CAPTURE_NONE;
-        // SAFETY: the pointer is to a status of ours; the stream is live.
-        let answer = unsafe { (self.driver().table().stream_is_capturing)(self.0.raw, &raw mut capturing) };
-        self.check(answer, "cuStreamIsCapturing")?;
+        // SAFETY: the pointer is to a local status; the stream is live.
+        let status = unsafe { (self.driver().table().stream_is_capturing)(self.0.raw, &raw mut capturing) };
+        self.check(status, "cuStreamIsCapturing")?;
         Ok(capturing != sys::CAPTURE_NONE)
     }
 
-    /// Work put into it from now on waits until what `event` was recorded after is done. An event that was never recorded is waited for by nobody.
+    /// Makes later work wait for `event`. An event that was never recorded does not block.
     ///
     /// # Errors
-    /// [`Error::Captured`] of an event of a capture that the stream is not in, [`Error::Foreign`] of another process's of another device, or what the driver says.
+    /// [`Error::Captured`] for an event of a capture that the stream is not in,
+    /// [`Error::ForeignEvent`] for another process's event of another device, or the driver's
+    /// error.
+    #[doc(alias("cuStreamWaitEvent", "cudaStreamWaitEvent"))]
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         if event.is_opened() && event.context() != &self.0.context {
-            return Err(Error::Foreign {
+            return Err(Error::ForeignEvent {
                 event: event.context().device().ordinal(),
                 stream: self.0.context.device().ordinal(),
             });
@@ -161,26 +164,27 @@ impl Stream {
             return Err(Error::Captured);
         }
         // SAFETY: both are live; the driver keeps what it needs of the event.
-        let answer = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), 0) };
-        self.check(answer, "cuStreamWaitEvent")
+        let status = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), 0) };
+        self.check(status, "cuStreamWaitEvent")
     }
 
-    /// Records `event`: it comes to pass when all that was put into the stream before is done.
+    /// Records `event`: it completes when all earlier work of the stream is done.
     ///
     /// # Errors
-    /// What the driver says: `CUDA_ERROR_INVALID_HANDLE` of an event of another context.
+    /// The driver's error: `CUDA_ERROR_INVALID_HANDLE` for an event of another context.
+    #[doc(alias("cuEventRecord", "cudaEventRecord"))]
     pub fn record(&self, event: &Event) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         let state = self.0.state.lock();
         let mut captured = event.captured();
         // SAFETY: both are live.
-        let answer = unsafe { (self.driver().table().event_record)(event.raw(), self.0.raw) };
-        self.check(answer, "cuEventRecord")?;
+        let status = unsafe { (self.driver().table().event_record)(event.raw(), self.0.raw) };
+        self.check(status, "cuEventRecord")?;
         *captured = state.capture.as_ref().map(|capture| capture.id());
         Ok(())
     }
 
-    /// Puts work into the stream by one call of the driver, and remembers it with all that it uses.
+    /// Enqueues work by one driver call, and records the resources it uses.
     #[inline]
     pub(crate) fn enqueue(
         &self,
@@ -190,21 +194,22 @@ impl Stream {
     ) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         let state = self.0.state.lock();
-        let answer = function(self.driver(), self.0.raw);
-        // Whatever the answer is: some calls do a part of their work before they fail.
+        let status = function(self.driver(), self.0.raw);
+        // Recorded even on failure: some calls do part of their work before they fail.
         for resource in uses {
-            resource.used_on(&self.0);
+            resource.record_use(&self.0);
         }
         if let Some(capture) = &state.capture {
             capture.keep(uses);
         }
-        self.check(answer, call)
+        self.check(status, call)
     }
 
-    /// Whether batches of copies can be put into it: not while it is captured, and not into the default streams, whose handles are small numbers.
-    pub(crate) fn takes_batches(&self) -> bool {
+    /// Whether batched copies can be enqueued: not while it is captured, and not on the default
+    /// streams, whose handles are small numbers.
+    pub(crate) fn supports_batches(&self) -> bool {
         const PER_THREAD_DEFAULT: usize = 2;
-        self.0.raw.addr() > PER_THREAD_DEFAULT && self.0.at_rest().is_some()
+        self.0.raw.addr() > PER_THREAD_DEFAULT && self.0.lock_uncaptured().is_some()
     }
 
     pub(crate) fn inner(&self) -> &Arc<StreamInner> {
@@ -215,9 +220,9 @@ impl Stream {
         self.0.context.driver()
     }
 
-    pub(crate) fn check(&self, answer: Status, call: &'static str) -> Result<(), Error> {
+    pub(crate) fn check(&self, status: Status, call: &'static str) -> Result<(), Error> {
         self.driver()
-            .check(answer, call, format_args!("a stream of {}", self.0.context.device()))
+            .check(status, call, format_args!("a stream of {}", self.0.context.device()))
     }
 }
 
@@ -226,9 +231,9 @@ impl StreamInner {
         let _entered = self.context.enter()?;
         let driver = self.context.driver();
         // SAFETY: the stream is live.
-        let answer = unsafe { (driver.table().stream_synchronize)(self.raw) };
+        let status = unsafe { (driver.table().stream_synchronize)(self.raw) };
         driver.check(
-            answer,
+            status,
             "cuStreamSynchronize",
             format_args!("a stream of {}", self.context.device()),
         )
@@ -242,44 +247,48 @@ impl StreamInner {
         self.raw
     }
 
-    /// The state, where nothing is being put into the stream and nobody captures it: to look at a stream that is captured would end the capture.
-    fn at_rest(&self) -> Option<MutexGuard<'_, State>> {
+    /// The locked state, if no operation is being enqueued and the stream is not captured: querying
+    /// a captured stream would invalidate the capture.
+    fn lock_uncaptured(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.try_lock().filter(|state| state.capture.is_none())?;
         if self.owner.is_some() {
             let mut capturing = sys::CAPTURE_NONE;
             let _entered = self.context.enter().ok()?;
-            // SAFETY: the pointer is to a status of ours; the stream is live.
-            let answer = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
-            if !sys::is_over(answer) || capturing != sys::CAPTURE_NONE {
+            // SAFETY: the pointer is to a local status; the stream is live.
+            let status = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
+            if !sys::is_complete(status) || capturing != sys::CAPTURE_NONE {
                 return None;
             }
         }
         Some(state)
     }
 
-    /// Whether all that was put into it is done, as far as can be told without waiting. A stream that has failed is idle: it does nothing more.
+    /// Whether all its work is known to be done, without waiting. A failed stream counts as idle:
+    /// it does no more work.
     pub(crate) fn is_idle(&self) -> bool {
-        let Some(_state) = self.at_rest() else { return false };
+        let Some(_state) = self.lock_uncaptured() else {
+            return false;
+        };
         let Ok(_entered) = self.context.enter() else {
             return false;
         };
         let driver = self.context.driver();
-        let _relaxed = Relaxed::enter(driver);
+        let _relaxed = RelaxedCapture::enter(driver);
         // SAFETY: the stream is live.
-        let answer = unsafe { (driver.table().stream_query)(self.raw) };
-        sys::is_over(answer)
+        let status = unsafe { (driver.table().stream_query)(self.raw) };
+        sys::is_complete(status)
     }
 
-    /// An event after all that is in the stream now, where one can be recorded.
-    pub(crate) fn mark(&self) -> Option<RawEventOwner> {
-        let _state = self.at_rest()?;
+    /// An event recorded behind all current work, if one can be recorded.
+    pub(crate) fn record_event(&self) -> Option<RawEventOwner> {
+        let _state = self.lock_uncaptured()?;
         let _entered = self.context.enter().ok()?;
         let driver = self.context.driver();
-        let _relaxed = Relaxed::enter(driver);
+        let _relaxed = RelaxedCapture::enter(driver);
         let event = RawEventOwner::new(driver, sys::EVENT_DISABLE_TIMING).ok()?;
         // SAFETY: both are live.
-        let answer = unsafe { (driver.table().event_record)(event.raw(), self.raw) };
-        (answer == status::SUCCESS).then_some(event)
+        let status = unsafe { (driver.table().event_record)(event.raw(), self.raw) };
+        (status == status::SUCCESS).then_some(event)
     }
 }
 
@@ -290,24 +299,26 @@ impl Drop for StreamInner {
         }
         let Ok(_entered) = self.context.enter() else { return };
         let driver = self.context.driver();
-        // SAFETY: the stream is of ours and nobody has it any more; the driver lets it finish what is in it.
-        let answer = unsafe { (driver.table().stream_destroy)(self.raw) };
-        if answer != status::SUCCESS && answer != status::DEINITIALIZED {
+        // SAFETY: created by this value, which is its last owner; the driver finishes the work
+        // enqueued on it.
+        let status = unsafe { (driver.table().stream_destroy)(self.raw) };
+        if status != status::SUCCESS && status != status::DEINITIALIZED {
             tracing::warn!(
-                "a stream of {} was not destroyed: CUDA error {answer}",
+                "a stream of {} was not destroyed: CUDA error {status}",
                 self.context.device()
             );
         }
     }
 }
 
-/// While this lives, the thread may call what a capture of a graph forbids by default: used for what concerns no capture.
-pub(crate) struct Relaxed {
+/// Guard: while it lives the thread may make calls that a capture forbids by default; for
+/// operations unrelated to any capture.
+pub(crate) struct RelaxedCapture {
     driver: Driver,
     before: c_uint,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     pub(crate) fn enter(driver: Driver) -> Self {
         let mut relaxed = Self {
             driver,
@@ -318,12 +329,13 @@ impl Relaxed {
     }
 
     fn exchange(&mut self) {
-        // SAFETY: the pointer is to a mode of ours, and every number that the driver gives back is one. It answers an error only of a mode that is none.
+        // SAFETY: the pointer is to a local mode, and every number the driver returns is a valid
+        // mode. It fails only for an invalid mode.
         unsafe { (self.driver.table().thread_exchange_capture_mode)(&raw mut self.before) };
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         self.exchange();
     }

@@ -1,38 +1,38 @@
-//! Why there is nothing to ask, in one line.
+//! Why NVML is unavailable, in one line.
 
 use crate::sys::{Status, status};
 
-/// Why the library says nothing of this machine's GPUs.
+/// Why the library cannot report this machine's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Absent {
-    /// The dynamic loader found no usable library; its own words follow.
+    /// The dynamic loader found no usable library; its message follows.
     #[error("no NVML: cannot load {library}: {reason}; it comes with NVIDIA's driver")]
     NoLibrary {
-        /// The file that was looked for.
+        /// The library's path.
         library: String,
-        /// What dlerror(3) said.
+        /// The message of dlerror(3).
         reason: String,
     },
-    /// The library is older than the functions that everything begins with.
+    /// The library is too old for a required function.
     #[error("no NVML: the library here is too old, it has no {symbol}: one of driver version 470 or newer is needed")]
     NoSymbol {
         /// The function's name.
         symbol: &'static str,
     },
-    /// The library did not start, or does not say how many GPUs there are.
+    /// The library failed to initialize, or to count the GPUs.
     #[error("no NVML: {call} answers {code} ({text}){advice}", advice = advice(*code))]
     Refused {
         /// The function.
         call: &'static str,
-        /// What it answered.
+        /// The code it returned.
         code: i32,
-        /// The library's own words for that.
+        /// The library's description of the code.
         text: String,
     },
 }
 
-/// What to do about an answer, where that is known.
+/// Advice for a code, if known.
 fn advice(code: Status) -> &'static str {
     match code {
         status::NO_PERMISSION => "; this process may not open the devices /dev/nvidia*",

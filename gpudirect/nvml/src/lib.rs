@@ -1,12 +1,16 @@
-//! What NVIDIA's management library (NVML) says of a machine's GPUs: which there are, which NVLinks lead where, and which of them reach each other.
+//! The machine's GPUs as reported by NVIDIA's management library (NVML): enumeration, NVLink
+//! topology, and peer access.
 //!
-//! Nothing is linked: [`Machine::read`] opens `libnvidia-ml.so.1` at run time, and says in one line what is missing where it is not there. It starts no GPU and makes no context, so that it can be called before fork(2),
-//! in processes that never compute, and without CUDA. What one call of the library refuses is a note, and the rest is read all the same.
+//! Nothing is linked: [`Machine::read`] loads `libnvidia-ml.so.1` at run time, and its error says
+//! in one line what is missing. It initializes no GPU and creates no context, so it may be called
+//! before fork(2), in processes that never compute, and without CUDA. A failed call of the library
+//! becomes a note, and the rest is read nevertheless.
 //!
-//! The GPUs are those of the machine (or the container), whatever `CUDA_VISIBLE_DEVICES` says; by their PCI addresses they are found again in CUDA, and in sysfs.
+//! The GPUs are those of the machine (or the container), regardless of `CUDA_VISIBLE_DEVICES`;
+//! their PCI addresses identify them in CUDA and in sysfs.
 
 mod absent;
-mod ask;
+mod query;
 mod sys;
 
 use core::fmt;
@@ -14,7 +18,8 @@ use std::path::Path;
 
 pub use absent::Absent;
 
-/// The environment's name for another library than the system's `libnvidia-ml.so.1`. As with `LD_LIBRARY_PATH`, whoever sets it answers for what the library does; programs that run with other rights than their caller's ignore it.
+/// The environment variable that names another library than the system's `libnvidia-ml.so.1`. Like
+/// `LD_LIBRARY_PATH` it is trusted; programs with elevated privileges ignore it.
 pub const LIBRARY_VARIABLE: &str = "DOORBELL_NVML_LIBRARY";
 
 /// The GPUs of a machine.
@@ -22,50 +27,52 @@ pub const LIBRARY_VARIABLE: &str = "DOORBELL_NVML_LIBRARY";
 pub struct Machine {
     /// The driver's version, such as `580.159.03`.
     pub driver: Option<String>,
-    /// The GPUs, as the library counts them.
+    /// The GPUs, in NVML's order.
     pub gpus: Vec<Gpu>,
     /// What could not be read, and why.
     pub notes: Vec<String>,
 }
 
 impl Machine {
-    /// Asks the system's library, or the one that [`LIBRARY_VARIABLE`] names. It takes some ten milliseconds, and seconds where the driver has to start the GPUs first (no persistence daemon).
+    /// Queries the system's library, or the one that [`LIBRARY_VARIABLE`] names. It takes some ten
+    /// milliseconds, and seconds if the driver has to initialize the GPUs first (no persistence
+    /// daemon).
     ///
     /// # Errors
-    /// [`Absent`] when there is no library, or it cannot say which GPUs there are.
+    /// An error if there is no library, or it cannot enumerate the GPUs.
+    #[doc(alias("nvmlInit_v2", "nvmlDeviceGetCount_v2"))]
     pub fn read() -> Result<Self, Absent> {
-        ask::system()
+        query::system()
     }
 
-    /// Asks a library of another name.
+    /// Queries a library at another path.
     ///
     /// # Safety
-    /// The library must be NVML, or do as the "NVML API Reference Guide" says in each of its functions.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
+    /// The library must be NVML, or implement each function as the "NVML API Reference Guide"
+    /// specifies.
     pub unsafe fn read_from(path: &Path) -> Result<Self, Absent> {
         // SAFETY: the caller's promise.
-        unsafe { ask::library(path) }
+        unsafe { query::library(path) }
     }
 }
 
 /// A GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "nvmlDevice_t")]
 pub struct Gpu {
-    /// The library's number of it, as `nvidia-smi` has it.
+    /// NVML's index, as in `nvidia-smi`.
     pub index: u32,
-    /// Its PCI address, as sysfs and CUDA write it: `0000:18:00.0`.
+    /// Its PCI address, as in sysfs and CUDA: `0000:18:00.0`.
     pub address: String,
-    /// What names it and no other: `GPU-` and a UUID.
+    /// Its unique identifier: `GPU-` and a UUID.
     pub uuid: Option<String>,
-    /// Its product's name.
+    /// Its product name.
     pub name: Option<String>,
-    /// Its NVLinks that are active.
+    /// Its active NVLinks.
     pub links: Vec<Link>,
-    /// The other GPUs, as the library counts them.
+    /// The other GPUs, in NVML's order.
     pub peers: Vec<Peer>,
-    /// The processors near it, as sysfs lists them: `0-15,32-47`.
+    /// The CPUs near it, in sysfs list format: `0-15,32-47`.
     pub cpus: Option<String>,
     /// The NUMA nodes near it.
     pub numa_nodes: Vec<u32>,
@@ -73,83 +80,88 @@ pub struct Gpu {
 
 /// An active NVLink of a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "nvmlDeviceGetNvLinkState")]
 pub struct Link {
     /// Its number.
     pub number: u32,
-    /// The version of NVLink, in the library's own count (`nvmlNvlinkVersion_t`: 6 is NVLink 4).
+    /// The NVLink version as numbered by the library (`nvmlNvlinkVersion_t`: 6 is NVLink 4).
     pub version: Option<u32>,
-    /// Bytes/s each way: as links are sold (25 GB/s), where the driver tells what the line has (26.562 GB/s).
+    /// Bytes/s per direction: the nominal rate (25 GB/s), if the driver reports the line rate
+    /// (26.562 GB/s).
     pub bytes_per_s: Option<u64>,
-    /// What is at its other end.
+    /// The device at its remote end.
     pub far: Far,
 }
 
-/// What is at the other end of an NVLink.
+/// The device at the remote end of an NVLink.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Far {
     /// The GPU with this PCI address.
     Gpu(String),
-    /// An NVSwitch, by which all GPUs are reached that have links to one.
+    /// An NVSwitch, through which all GPUs connected to one reach each other.
     Switch,
-    /// A processor.
+    /// A CPU.
     Processor,
-    /// The driver does not say.
+    /// Not reported by the driver.
     Unknown,
 }
 
-/// How a GPU reaches another.
+/// Peer access of a GPU to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "nvmlDeviceGetP2PStatus")]
 pub struct Peer {
-    /// The other's PCI address.
+    /// The other GPU's PCI address.
     pub address: String,
-    /// What the two have in common on the PCIe bus.
+    /// Their common ancestor in the PCIe topology.
     pub ancestor: Option<Ancestor>,
-    /// Whether it reaches the other's memory by NVLink.
+    /// Peer access over NVLink.
     pub nvlink: Option<Reach>,
-    /// Whether it reads the other's memory.
+    /// Peer read access.
     pub read: Option<Reach>,
-    /// Whether it writes the other's memory.
+    /// Peer write access.
     pub write: Option<Reach>,
 }
 
-/// The lowest thing that two GPUs have in common: `nvmlGpuTopologyLevel_t`.
+/// The lowest common ancestor of two GPUs: `nvmlGpuTopologyLevel_t`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[doc(alias("nvmlGpuTopologyLevel_t", "nvmlDeviceGetTopologyCommonAncestor"))]
 pub enum Ancestor {
-    /// Their board.
+    /// The same board.
     Board,
-    /// One PCIe switch.
+    /// A single PCIe switch.
     Switch,
-    /// PCIe switches below one root port.
+    /// Multiple PCIe switches below one root port.
     Switches,
     /// A host bridge.
     Bridge,
     /// A NUMA node.
     Node,
-    /// Nothing but the machine.
+    /// Only the system interconnect.
     System,
 }
 
-/// Whether one GPU reaches another, and why not: `nvmlGpuP2PStatus_t`.
+/// Peer access status of two GPUs: `nvmlGpuP2PStatus_t`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[doc(alias = "nvmlGpuP2PStatus_t")]
 pub enum Reach {
-    /// It does.
+    /// Supported.
     Yes,
-    /// The chipset cannot.
+    /// Not supported by the chipset.
     NoChipset,
-    /// One of the GPUs cannot.
+    /// Not supported by one of the GPUs.
     NoGpu,
-    /// It would go by an I/O hub that cannot.
+    /// Not supported by the I/O hub in between.
     NoHub,
-    /// The driver was told not to.
+    /// Disabled in the driver's configuration.
     Disabled,
-    /// There is no way of this kind.
+    /// No connection of this kind.
     NoWay,
-    /// The driver does not know.
+    /// Unknown to the driver.
     Unknown,
 }
 
 impl Reach {
-    /// Whether it does.
+    /// Whether it is supported.
     #[must_use]
     pub fn is_yes(self) -> bool {
         self == Self::Yes

@@ -1,6 +1,7 @@
-//! NVML as far as this crate uses it: its types and numbers, and the [`Table`] of its functions.
+//! FFI declarations of NVML: types, constants, and the [`Table`] of functions.
 //!
-//! Written by hand, as what a function answers is a plain number here: a library newer than any binding may answer one that no enum has. Numbers and layouts are those of NVIDIA's "NVML API Reference Guide".
+//! Written by hand, as a function's status is a plain number here: a newer library may return one
+//! that no enum has. Numbers and layouts follow NVIDIA's "NVML API Reference Guide".
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::error::Error as _;
@@ -8,12 +9,12 @@ use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// What every function answers: `nvmlReturn_t`.
+/// The status of a call: `nvmlReturn_t`.
 pub(crate) type Status = c_int;
 /// `nvmlDevice_t`.
 pub(crate) type RawDevice = *mut c_void;
 
-/// The answers that are told apart.
+/// The status codes that are distinguished.
 pub(crate) mod status {
     use super::Status;
 
@@ -51,7 +52,7 @@ pub(crate) struct FieldValue {
     timestamp: i64,
     latency_us: i64,
     kind: c_int,
-    answer: Status,
+    status: Status,
     value: u64,
 }
 
@@ -59,18 +60,18 @@ const _: () = assert!(size_of::<FieldValue>() == 40);
 
 impl FieldValue {
     pub(crate) fn of(field: c_uint, scope: c_uint) -> Self {
-        // Whoever answers without filling it in has not succeeded.
+        // A value that the library leaves untouched must not count as a success.
         Self {
             field,
             scope,
-            answer: status::NOT_SUPPORTED,
+            status: status::NOT_SUPPORTED,
             ..Self::default()
         }
     }
 
-    /// A whole number, if it is one.
+    /// The value, if it is a non-negative integer.
     pub(crate) fn number(&self) -> Option<u64> {
-        if self.answer != status::SUCCESS {
+        if self.status != status::SUCCESS {
             return None;
         }
         match self.kind {
@@ -85,13 +86,13 @@ impl FieldValue {
     }
 }
 
-/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: what all active links of a GPU have.
+/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: the common speed of a GPU's active links.
 pub(crate) const FIELD_COMMON_SPEED: c_uint = 90;
-/// `NVML_FI_DEV_NVLINK_GET_SPEED`, of the link that is the scope.
+/// `NVML_FI_DEV_NVLINK_GET_SPEED`, of the link given as the scope.
 pub(crate) const FIELD_LINK_SPEED: c_uint = 164;
 
 /// `nvmlIntNvLinkDeviceType_t`.
-pub(crate) mod far {
+pub(crate) mod remote_device {
     use core::ffi::c_int;
 
     pub(crate) const GPU: c_int = 0;
@@ -111,23 +112,23 @@ pub(crate) mod capability {
 /// `NVML_AFFINITY_SCOPE_NODE`.
 pub(crate) const SCOPE_NODE: c_uint = 0;
 
-/// Makes the table, and `fill`, which looks each function up.
+/// Generates the table, and `fill`, which resolves each function.
 macro_rules! table {
     (
         required { $( fn $req:ident = $rsym:literal ( $($rarg:ident : $rty:ty),* ); )* }
         optional { $( fn $opt:ident = $osym:literal ( $($oarg:ident : $oty:ty),* ); )* }
     ) => {
-        /// The library's functions, each under its name without `nvml`.
+        /// The library's functions, named without `nvml`.
         pub(crate) struct Table {
             pub(crate) error_string: unsafe extern "C" fn(Status) -> *const c_char,
             $( pub(crate) $req: unsafe extern "C" fn($($rarg: $rty),*) -> Status, )*
             $( pub(crate) $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) -> Status>, )*
         }
 
-        /// Looks up every function of the table; the symbol that is missing, where a required one is.
+        /// Resolves every function; returns the first missing required symbol as the error.
         ///
         /// # Safety
-        /// The library must be NVML, or one whose functions do as NVML's.
+        /// The library must be NVML, or implement its functions as specified.
         pub(crate) unsafe fn fill(library: &Library) -> Result<Table, &'static str> {
             Ok(Table {
                 error_string: {
@@ -174,7 +175,8 @@ table! {
     }
 }
 
-/// Opens the library at `path` for the life of the process: what lies behind the pointers taken from it can never be unloaded. What dlerror(3) said, otherwise.
+/// Opens the library at `path` for the life of the process, so that pointers into it never dangle.
+/// On failure, the message of dlerror(3).
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.
@@ -183,9 +185,9 @@ pub(crate) unsafe fn open(path: &Path) -> Result<&'static Library, String> {
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             let prefix = format!("{}: ", path.display());
-            Err(said.strip_prefix(&prefix).unwrap_or(&said).to_owned())
+            Err(message.strip_prefix(&prefix).unwrap_or(&message).to_owned())
         }
     }
 }

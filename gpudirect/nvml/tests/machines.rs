@@ -1,4 +1,4 @@
-//! Machines as the tests' own library (`fake/nvml.c`) describes them.
+//! Machines described to a fake NVML (`fake/nvml.c`).
 
 use std::ffi::CString;
 use std::fs;
@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use doorbell_nvml::{Absent, Ancestor, Far, Link, Machine, Reach};
 use libloading::os::unix::Library;
 
-/// A library that no other test has: the dynamic loader gives each file a copy of its own of what the library knows.
+/// A library of this test alone: the dynamic loader gives each file its own copy of the library's
+/// state.
 struct Fake {
     library: Library,
     path: PathBuf,
@@ -35,7 +36,7 @@ impl Fake {
         let library = unsafe { Library::new(&path) }.unwrap();
         let fake = Self { library, path };
         let description = CString::new(description).unwrap();
-        // SAFETY: nvml.c has it so.
+        // SAFETY: the type is that in nvml.c.
         unsafe {
             let describe = fake
                 .library
@@ -47,9 +48,9 @@ impl Fake {
     }
 
     fn read(&self) -> Result<Machine, Absent> {
-        // SAFETY: the library of the tests does as NVML, in what it is called for here.
+        // SAFETY: the fake library implements the functions called here like NVML.
         let read = unsafe { Machine::read_from(&self.path) };
-        // SAFETY: nvml.c has it so.
+        // SAFETY: the type is that in nvml.c.
         let started = unsafe {
             self.library
                 .get::<unsafe extern "C" fn() -> i32>(b"fake_started")
@@ -62,7 +63,7 @@ impl Fake {
 
 impl Drop for Fake {
     fn drop(&mut self) {
-        // A file that stays behind in the folder of the build harms nobody.
+        // A leftover file in the build folder is harmless.
         drop(fs::remove_file(&self.path));
     }
 }
@@ -118,7 +119,7 @@ fn a_machine_is_read_whole() {
         link(0, Some(6), Some(25), gpu()),
         link(1, Some(6), Some(25), gpu()),
         link(2, Some(3), Some(25), Far::Switch),
-        // All links of a GPU that tells no speed of its own have the common one.
+        // Links without a speed of their own have the GPU's common speed.
         link(4, Some(7), Some(25), Far::Processor),
         link(5, None, Some(25), Far::Unknown),
         link(6, Some(6), Some(31), Far::Unknown),
@@ -136,7 +137,7 @@ fn a_machine_is_read_whole() {
 }
 
 #[test]
-fn a_speed_that_is_not_told_is_the_versions() {
+fn unreported_speed_is_inferred_from_the_version() {
     let speed = |version: &str| {
         let described = format!("gpu 0:18:0 a A\nlinks 0 1 0 {version} switch");
         Fake::new(&described).read().unwrap().gpus[0].links[0].bytes_per_s
@@ -149,7 +150,7 @@ fn a_speed_that_is_not_told_is_the_versions() {
 }
 
 #[test]
-fn a_gpu_without_nvlink_has_no_links_and_nothing_to_note() {
+fn gpu_without_nvlink_has_no_links_and_no_notes() {
     let machine = Fake::new("driver 1\ngpu 0:1:0 a A\ngpu 0:2:0 b B").read().unwrap();
     assert_eq!((machine.notes.len(), machine.gpus[0].links.len()), (0, 0));
     assert_eq!(machine.gpus[0].peers[0].nvlink, Some(Reach::NoWay));
@@ -158,13 +159,13 @@ fn a_gpu_without_nvlink_has_no_links_and_nothing_to_note() {
 }
 
 #[test]
-fn whatever_refuses_is_a_note_and_the_rest_is_read() {
+fn failed_queries_become_notes() {
     let whole = Fake::new(TWO).read().unwrap();
-    // What is left of a machine without a function.
+    // The expected machine when a function is missing.
     type Without = fn(&mut Machine);
     let cases: [(&str, Without); 10] = [
         ("SystemGetDriverVersion", |machine| machine.driver = None),
-        // The versions of links tell speeds too, but for one that has neither.
+        // The versions of links imply speeds too, except for a link that has neither.
         ("DeviceGetFieldValues", |machine| {
             for link in &mut machine.gpus[0].links {
                 link.bytes_per_s = match link.version {
@@ -211,7 +212,7 @@ fn whatever_refuses_is_a_note_and_the_rest_is_read() {
         let machine = Fake::new(&format!("{TWO}fail {function} 999")).read().unwrap();
         assert!(!machine.notes.is_empty(), "{function}");
         for note in &machine.notes {
-            // Of the link that has no version, that matters only now.
+            // For the link without a version, which matters only now.
             if note.contains("nvmlDeviceGetNvLinkVersion answers 3 ") && function == "DeviceGetFieldValues" {
                 continue;
             }
@@ -226,19 +227,19 @@ fn whatever_refuses_is_a_note_and_the_rest_is_read() {
 }
 
 #[test]
-fn the_kind_of_the_other_end_may_be_unknown_where_its_address_is_a_gpus() {
+fn remote_device_type_is_inferred_from_a_gpu_address() {
     let machine = Fake::new(&format!("{TWO}fail DeviceGetNvLinkRemoteDeviceType 999"))
         .read()
         .unwrap();
     let links = &machine.gpus[0].links;
     assert_eq!(links[0].far, Far::Gpu("1a0b2:c1:00.0".to_owned()));
-    // Of a switch no more is known than that it is no GPU.
+    // Only that it is not a GPU is known of a switch.
     assert_eq!(links[2].far, Far::Unknown);
     assert_eq!(machine.notes.len(), 2, "one for each GPU: {:?}", machine.notes);
 }
 
 #[test]
-fn nothing_is_left_when_every_call_refuses() {
+fn nothing_leaks_when_every_call_fails() {
     let refused = Fake::new(&format!("{TWO}fail * 3")).read().unwrap_err();
     assert_eq!(
         refused.to_string(),
@@ -270,8 +271,8 @@ fn what_is_missing_is_said_in_one_line() {
         said.starts_with("no NVML: cannot load /nowhere/libnvidia-ml.so.1: cannot open shared object file"),
         "{said}"
     );
-    // A library that has none of the functions.
-    // SAFETY: the C library's initialisers have no requirements, and nothing of it is called.
+    // A library without any of the functions. SAFETY: the C library's initialisers have no
+    // requirements, and nothing of it is called.
     let other = unsafe { Machine::read_from(Path::new("libc.so.6")) }.unwrap_err();
     assert_eq!(
         other,
@@ -282,7 +283,7 @@ fn what_is_missing_is_said_in_one_line() {
 }
 
 #[test]
-fn an_old_library_says_what_it_can() {
+fn old_library_reports_what_it_supports() {
     let machine = Fake::compiled(&["-DOLD"], TWO).read().unwrap();
     assert_eq!(machine.gpus.len(), 2);
     assert!(

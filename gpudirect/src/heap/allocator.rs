@@ -1,29 +1,27 @@
-//! Which bytes of the heap are whose: the same calls give the same offsets on every rank.
+//! The heap's allocator. It is deterministic: the same calls give the same offsets on every rank.
 
 use std::collections::BTreeMap;
 
-/// What every allocation begins at a multiple of.
 pub(super) const ALIGN: u64 = 256;
 
-/// First fit, by offsets: nothing of it depends on anything but the calls.
+/// First fit by offset; a pure function of the calls.
 #[derive(Debug)]
 pub(super) struct Allocator {
-    /// Lengths of what is free, by offset; neighbours are one.
+    /// Lengths of free ranges by offset; adjacent ones are merged.
     free: BTreeMap<u64, u64>,
-    /// Lengths of what is not.
-    taken: BTreeMap<u64, u64>,
+    allocated: BTreeMap<u64, u64>,
 }
 
 impl Allocator {
     pub(super) fn new(len: u64) -> Self {
         Self {
             free: BTreeMap::from([(0, len)]),
-            taken: BTreeMap::new(),
+            allocated: BTreeMap::new(),
         }
     }
 
-    /// The offset of `len` bytes, rounded up.
-    pub(super) fn take(&mut self, len: u64) -> Option<u64> {
+    /// Allocates `len` bytes, rounded up; returns the offset.
+    pub(super) fn alloc(&mut self, len: u64) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(ALIGN)?;
         let (at, whole) = self
             .free
@@ -34,13 +32,13 @@ impl Allocator {
         if whole > len {
             self.free.insert(at + len, whole - len);
         }
-        self.taken.insert(at, len);
+        self.allocated.insert(at, len);
         Some(at)
     }
 
-    /// Gives back what was taken at `at`; `false` if nothing was.
-    pub(super) fn give_back(&mut self, at: u64) -> bool {
-        let Some(mut len) = self.taken.remove(&at) else {
+    /// Frees the allocation at `at`; `false` if there is none.
+    pub(super) fn free(&mut self, at: u64) -> bool {
+        let Some(mut len) = self.allocated.remove(&at) else {
             return false;
         };
         if let Some(next) = self.free.remove(&(at + len)) {
@@ -55,8 +53,7 @@ impl Allocator {
         true
     }
 
-    /// The longest that can be had now.
-    pub(super) fn longest(&self) -> u64 {
+    pub(super) fn longest_free(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }
 }
@@ -67,45 +64,46 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn neighbours_are_put_together() {
+    fn adjacent_free_ranges_merge() {
         let mut heap = Allocator::new(4 * ALIGN);
-        let all: Vec<_> = (0..4).map(|_| heap.take(ALIGN).unwrap()).collect();
-        assert_eq!(heap.take(1), None);
+        let all: Vec<_> = (0..4).map(|_| heap.alloc(ALIGN).unwrap()).collect();
+        assert_eq!(heap.alloc(1), None);
         for at in [1, 3, 2, 0] {
-            assert!(heap.give_back(all[at]));
+            assert!(heap.free(all[at]));
         }
-        assert!(!heap.give_back(0));
-        assert_eq!(heap.take(4 * ALIGN), Some(0));
-        assert_eq!(heap.take(u64::MAX), None);
+        assert!(!heap.free(0));
+        assert_eq!(heap.alloc(4 * ALIGN), Some(0));
+        assert_eq!(heap.alloc(u64::MAX), None);
     }
 
     proptest! {
-        /// Nothing overlaps, two heaps agree, and all is one again in the end.
+        /// Allocations never overlap, two heaps agree, and the free ranges merge into one in the
+        /// end.
         #[test]
-        fn calls_decide_alone(calls in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
+        fn allocation_is_deterministic(calls in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
             const LEN: u64 = 64 << 10;
             let (mut one, mut other) = (Allocator::new(LEN), Allocator::new(LEN));
-            let mut taken: Vec<(u64, u64)> = Vec::new();
+            let mut allocated: Vec<(u64, u64)> = Vec::new();
             for (takes, number) in calls {
-                if takes || taken.is_empty() {
-                    let at = one.take(number);
-                    prop_assert_eq!(at, other.take(number));
+                if takes || allocated.is_empty() {
+                    let at = one.alloc(number);
+                    prop_assert_eq!(at, other.alloc(number));
                     let Some(at) = at else {
-                        prop_assert!(one.longest() < number.max(1).next_multiple_of(ALIGN));
+                        prop_assert!(one.longest_free() < number.max(1).next_multiple_of(ALIGN));
                         continue;
                     };
                     prop_assert!(at % ALIGN == 0 && at + number <= LEN);
-                    prop_assert!(taken.iter().all(|(start, len)| at + number.max(1) <= *start || start + len <= at));
-                    taken.push((at, number.max(1)));
+                    prop_assert!(allocated.iter().all(|(start, len)| at + number.max(1) <= *start || start + len <= at));
+                    allocated.push((at, number.max(1)));
                 } else {
-                    let (at, _) = taken.swap_remove(number as usize % taken.len());
-                    prop_assert!(one.give_back(at) && other.give_back(at));
+                    let (at, _) = allocated.swap_remove(number as usize % allocated.len());
+                    prop_assert!(one.free(at) && other.free(at));
                 }
             }
-            for (at, _) in taken {
-                prop_assert!(one.give_back(at));
+            for (at, _) in allocated {
+                prop_assert!(one.free(at));
             }
-            prop_assert_eq!(one.longest(), LEN);
+            prop_assert_eq!(one.longest_free(), LEN);
         }
     }
 }

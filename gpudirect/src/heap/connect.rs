@@ -1,4 +1,5 @@
-//! Making a heap: memory, queue pairs to all ranks, and what they tell each other.
+//! Construction of a heap: memory registration, queue pairs to all ranks, and the exchange of their
+//! attributes.
 
 use std::sync::Arc;
 
@@ -7,11 +8,11 @@ use doorbell_verbs::{All, CompletionQueue, Context, Endpoint, PreparedQueuePair,
 
 use super::allocator::Allocator;
 use super::region::{Region, Registered, host_words};
-use super::{BARRIER, Exchange, HeapError, Shared, SymmetricHeap};
-use crate::proxy::{Idle, PeerMemory, Proxy, Queue, Wire};
-use crate::words::{WORD, Words};
+use super::{BARRIER_SIGNALS, Exchange, HeapError, HeapState, SymmetricHeap};
+use crate::proxy::{Connections, IdlePolicy, PeerMemory, Proxy, Queue};
+use crate::words::{SharedWords, WORD};
 
-/// How a [`SymmetricHeap`] is to be.
+/// Options of a [`SymmetricHeap`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing is made until connect() is called"]
 pub struct HeapBuilder<'a> {
@@ -20,20 +21,20 @@ pub struct HeapBuilder<'a> {
     signals: u32,
     depth: u32,
     slots: u32,
-    place: Where<'a>,
-    idle: Idle,
+    placement: Placement<'a>,
+    idle: IdlePolicy,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Where<'a> {
+enum Placement<'a> {
     Host,
     Pinned(&'a CudaContext),
     Gpu(&'a CudaContext),
 }
 
-/// Bytes of an endpoint, and of a key.
-const ENDPOINT: usize = 32;
-const REMOTE: usize = 24;
+/// Bytes of an encoded endpoint, and of a remote key.
+const ENDPOINT_BYTES: usize = 32;
+const REMOTE_KEY_BYTES: usize = 24;
 
 impl<'a> HeapBuilder<'a> {
     pub(super) fn new(device: &'a Context) -> Self {
@@ -43,93 +44,98 @@ impl<'a> HeapBuilder<'a> {
             signals: 1024,
             depth: 256,
             slots: 256,
-            place: Where::Host,
-            idle: Idle::default(),
+            placement: Placement::Host,
+            idle: IdlePolicy::default(),
         }
     }
 
-    /// How many bytes each part has, up to 2 GiB: 64 MiB, if nothing is said.
+    /// Bytes of each rank's part, up to 2 GiB; 64 MiB by default.
     pub fn bytes(mut self, bytes: u64) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// How many signals: 1024, if nothing is said. A [`HeapStream`](super::HeapStream) takes some of them.
+    /// The number of signals, 1024 by default. Each [`HeapStream`](super::HeapStream) uses some of
+    /// them.
     pub fn signals(mut self, signals: u32) -> Self {
         self.signals = signals;
         self
     }
 
-    /// How many requests may be under way to each rank: 256, if nothing is said.
+    /// The maximum number of outstanding requests per rank, 256 by default.
     pub fn depth(mut self, requests: u32) -> Self {
         self.depth = requests;
         self
     }
 
-    /// How many puts the host may have asked for that are not taken yet: 256, if nothing is said.
+    /// Slots of the host's queue: submitted puts that the proxy has not consumed yet; 256 by
+    /// default.
     pub fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
         self
     }
 
-    /// What the thread does that finds nothing to do.
-    pub fn idle(mut self, idle: Idle) -> Self {
+    /// The idle policy of the proxy thread.
+    pub fn idle(mut self, idle: IdlePolicy) -> Self {
         self.idle = idle;
         self
     }
 
-    /// This rank's part lies in the host's memory, where kernels of the device reach it.
+    /// Places this rank's part in pinned host memory, accessible to kernels of the device.
     pub fn pinned(mut self, context: &'a CudaContext) -> Self {
-        self.place = Where::Pinned(context);
+        self.placement = Placement::Pinned(context);
         self
     }
 
-    /// This rank's part lies in the GPU's memory.
+    /// Places this rank's part in GPU memory.
     pub fn gpu(mut self, context: &'a CudaContext) -> Self {
-        self.place = Where::Gpu(context);
+        self.placement = Placement::Gpu(context);
         self
     }
 
-    /// Makes this rank's part, and connects it to all others: each rank calls it, with as many bytes and signals.
+    /// Allocates this rank's part and connects it to all others. Collective: each rank calls it
+    /// with the same bytes and signals.
     ///
     /// # Errors
-    /// [`HeapError::Unlike`], [`HeapError::Exchange`], and what the device or the GPU's driver says. When one rank fails, all do.
+    /// [`HeapError::SizeMismatch`], [`HeapError::Exchange`], and errors of the RDMA device or the
+    /// CUDA driver. If one rank fails, all do.
     pub fn connect<E: Exchange + ?Sized>(self, exchange: &mut E) -> Result<SymmetricHeap, HeapError> {
         let (rank, ranks) = (exchange.rank(), exchange.ranks());
         if rank >= ranks {
             return Err(HeapError::Peer { peer: rank, ranks });
         }
-        // A rank that fails takes part to the end, so that the others hear of it and do not wait.
-        let made = self.prepare(rank, ranks);
-        let said = made
+        // A rank that fails still completes the exchanges, so that the others learn of the failure
+        // instead of waiting.
+        let prepared = self.prepare(rank, ranks);
+        let message = prepared
             .as_ref()
-            .map_or_else(|_| vec![Vec::new(); ranks as usize], Prepared::say);
-        let heard = exchange.all_to_all(said)?;
-        let connected = made.and_then(|made| made.connect(rank, &heard));
+            .map_or_else(|_| vec![Vec::new(); ranks as usize], Prepared::hellos);
+        let messages = exchange.all_to_all(message)?;
+        let connected = prepared.and_then(|prepared| prepared.connect(rank, &messages));
         let all = exchange.all_to_all(vec![vec![u8::from(connected.is_ok())]; ranks as usize])?;
         let connected = connected?;
-        if let Some(peer) = all.iter().position(|said| said != &[1]) {
+        if let Some(peer) = all.iter().position(|message| message != &[1]) {
             return Err(HeapError::PeerFailed { peer: peer as u32 });
         }
         self.start(connected, rank, ranks)
     }
 
-    /// What can be made before anything is known of the others.
+    /// The local part of the construction, before any exchange.
     fn prepare(&self, rank: u32, ranks: u32) -> Result<Prepared, HeapError> {
         let pd = self.device.protection_domain()?;
-        let pinned = match self.place {
-            Where::Host => None,
-            Where::Pinned(context) | Where::Gpu(context) => Some(context),
+        let pinned = match self.placement {
+            Placement::Host => None,
+            Placement::Pinned(context) | Placement::Gpu(context) => Some(context),
         };
-        // A multiple of a word, wherever it lies, so that parts are alike.
+        // A multiple of a word for every placement, so that all parts have the same size.
         let bytes = self.bytes.checked_next_multiple_of(WORD as u64).unwrap_or(self.bytes);
-        let (data, data_keys) = match self.place {
-            Where::Gpu(context) => Region::on_gpu(&pd, context, bytes)?,
-            Where::Host | Where::Pinned(_) => Region::on_host(&pd, pinned, bytes)?,
+        let (data, data_keys) = match self.placement {
+            Placement::Gpu(context) => Region::alloc_gpu(&pd, context, bytes)?,
+            Placement::Host | Placement::Pinned(_) => Region::alloc_host(&pd, pinned, bytes)?,
         };
-        let words = BARRIER as usize + self.signals as usize;
+        let words = BARRIER_SIGNALS as usize + self.signals as usize;
         let (signals, signal_keys) = host_words(&pd, pinned, words * WORD)?;
-        // One for each rank, and the other end of the one to this rank.
+        // One per rank, plus the peer of the loopback queue pair.
         let cq = self
             .device
             .completion_queue((ranks + 1).saturating_mul(self.depth + 1))?;
@@ -148,8 +154,8 @@ impl<'a> HeapBuilder<'a> {
         };
         Ok(Prepared {
             pairs: (0..ranks).map(pair).collect::<Result<_, _>>()?,
-            // Nothing is posted to it, so none of its completions is ever looked for.
-            mirror: pair(rank)?,
+            // Nothing is posted to it, so its completions are never polled.
+            loopback: pair(rank)?,
             cq,
             pd,
             data,
@@ -163,11 +169,11 @@ impl<'a> HeapBuilder<'a> {
         let Connected { wire, data, signals } = connected;
         let proxy = Proxy::new(wire).spawn(self.idle)?;
         Ok(SymmetricHeap {
-            queue: Queue::open(proxy.door(), self.slots),
+            queue: Queue::open(proxy.registry(), self.slots),
             allocator: Allocator::new(data.len()),
-            next_signal: BARRIER,
+            next_signal: BARRIER_SIGNALS,
             epoch: 0,
-            shared: Arc::new(Shared {
+            shared: Arc::new(HeapState {
                 proxy,
                 data,
                 signals,
@@ -178,43 +184,41 @@ impl<'a> HeapBuilder<'a> {
     }
 }
 
-/// What is to be connected.
 struct Prepared {
     pairs: Vec<PreparedQueuePair>,
-    mirror: PreparedQueuePair,
+    loopback: PreparedQueuePair,
     cq: CompletionQueue,
     pd: ProtectionDomain,
     data: Region,
     data_keys: Registered,
-    signals: Words,
+    signals: SharedWords,
     signal_keys: Registered,
 }
 
-/// What is left to be started.
+/// Connected objects, before the proxy is started.
 struct Connected {
-    wire: Wire,
+    wire: Connections,
     data: Region,
-    signals: Words,
+    signals: SharedWords,
 }
 
 impl Prepared {
-    /// For each rank: the endpoint that is for it, and the keys.
-    fn say(&self) -> Vec<Vec<u8>> {
+    fn hellos(&self) -> Vec<Vec<u8>> {
         let keys = [self.data_keys.remote.to_bytes(), self.signal_keys.remote.to_bytes()].concat();
-        let said = |pair: &PreparedQueuePair| [&pair.endpoint().to_bytes(), keys.as_slice()].concat();
-        self.pairs.iter().map(said).collect()
+        let message = |pair: &PreparedQueuePair| [&pair.endpoint().to_bytes(), keys.as_slice()].concat();
+        self.pairs.iter().map(message).collect()
     }
 
-    fn connect(self, rank: u32, heard: &[Vec<u8>]) -> Result<Connected, HeapError> {
-        let mirror = self.mirror.endpoint();
+    fn connect(self, rank: u32, messages: &[Vec<u8>]) -> Result<Connected, HeapError> {
+        let loopback = self.loopback.endpoint();
         let own = self.pairs.get(rank as usize).map(PreparedQueuePair::endpoint);
-        let mut links = Vec::with_capacity(self.pairs.len());
-        for ((peer, pair), said) in (0..).zip(self.pairs).zip(heard) {
-            let (endpoint, memory) = understand(peer, said)?;
-            let unlike = memory.data.len() != self.data_keys.remote.len()
+        let mut connections = Vec::with_capacity(self.pairs.len());
+        for ((peer, pair), message) in (0..).zip(self.pairs).zip(messages) {
+            let (endpoint, memory) = parse_hello(peer, message)?;
+            let differs = memory.data.len() != self.data_keys.remote.len()
                 || memory.signals.len() != self.signal_keys.remote.len();
-            if unlike {
-                return Err(HeapError::Unlike {
+            if differs {
+                return Err(HeapError::SizeMismatch {
                     peer,
                     theirs: memory.data.len(),
                     their_signals: memory.signals.len() / WORD as u64,
@@ -222,34 +226,33 @@ impl Prepared {
                     signals: self.signal_keys.remote.len() / WORD as u64,
                 });
             }
-            let endpoint = if peer == rank { mirror } else { endpoint };
-            links.push((pair.connect(&endpoint)?, memory));
+            let endpoint = if peer == rank { loopback } else { endpoint };
+            connections.push((pair.connect(&endpoint)?, memory));
         }
-        let mirror = own.map(|own| self.mirror.connect(&own)).transpose()?;
+        let loopback = own.map(|own| self.loopback.connect(&own)).transpose()?;
         let local = (self.data_keys.alias, self.data.len());
-        let keep = Box::new((mirror, self.data_keys.keep, self.signal_keys.keep));
+        let keep = Box::new((loopback, self.data_keys.keep, self.signal_keys.keep));
         Ok(Connected {
-            wire: Wire::new(&self.pd, self.cq, links, local, keep)?,
+            wire: Connections::new(&self.pd, self.cq, connections, local, keep)?,
             data: self.data,
             signals: self.signals,
         })
     }
 }
 
-/// What a rank has said.
-fn understand(peer: u32, said: &[u8]) -> Result<(Endpoint, PeerMemory), HeapError> {
-    let nonsense = |what: String| HeapError::Nonsense { peer, what };
-    if said.is_empty() {
+fn parse_hello(peer: u32, message: &[u8]) -> Result<(Endpoint, PeerMemory), HeapError> {
+    let invalid = |what: String| HeapError::InvalidMessage { peer, what };
+    if message.is_empty() {
         return Err(HeapError::PeerFailed { peer });
     }
-    let length = || nonsense(format!("{} bytes", said.len()));
-    let (endpoint, keys) = said.split_first_chunk::<ENDPOINT>().ok_or_else(length)?;
-    let ([data, signals], []) = keys.as_chunks::<REMOTE>() else {
+    let length = || invalid(format!("{} bytes", message.len()));
+    let (endpoint, keys) = message.split_first_chunk::<ENDPOINT_BYTES>().ok_or_else(length)?;
+    let ([data, signals], []) = keys.as_chunks::<REMOTE_KEY_BYTES>() else {
         return Err(length());
     };
-    let remote = |bytes| Remote::<All>::from_bytes(bytes).map_err(|error| nonsense(error.to_string()));
+    let remote = |bytes| Remote::<All>::from_bytes(bytes).map_err(|error| invalid(error.to_string()));
     Ok((
-        Endpoint::from_bytes(endpoint).map_err(|error| nonsense(error.to_string()))?,
+        Endpoint::from_bytes(endpoint).map_err(|error| invalid(error.to_string()))?,
         PeerMemory {
             data: remote(data)?,
             signals: remote(signals)?,

@@ -1,4 +1,4 @@
-//! What goes wrong with a heap.
+//! Errors of the symmetric heap.
 
 use core::time::Duration;
 
@@ -6,151 +6,153 @@ use doorbell_cuda::Error as CudaError;
 use doorbell_verbs::{CompletionQueueError, DeviceError, MemoryError, QueuePairError};
 
 use crate::Flush;
-use crate::proxy::{Failed, ProxyError};
+use crate::proxy::{ProxyError, RequestFailure};
 
-/// Why something with a symmetric heap was not done.
+/// A failed operation on a symmetric heap.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeapError {
-    /// A range does not lie in another.
+    /// A range exceeds another.
     #[error("{len} bytes at {offset} do not lie in {whole}")]
     Range {
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// How many.
+        /// The length.
         len: u64,
-        /// Of how many.
+        /// The length of the enclosing range.
         whole: u64,
     },
-    /// The ends of a put are not equally long.
-    #[error("{here} bytes here and {there} on the peer: both must be equally long")]
+    /// Source and target of a put have different lengths.
+    #[error("{here} local bytes and {there} on the peer: the lengths must be equal")]
     Lengths {
-        /// The range here.
+        /// The local length.
         here: u64,
-        /// The range there.
+        /// The peer's length.
         there: u64,
     },
     /// There is no such rank.
     #[error("there is no rank {peer}: there are {ranks}")]
     Peer {
-        /// The rank asked for.
+        /// The requested rank.
         peer: u32,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
-    /// The heap has not so much left in one piece.
-    #[error("{len} bytes of a heap that has {longest} in one piece: make it larger on every rank")]
+    /// The heap has no free range of this length.
+    #[error(
+        "cannot allocate {len} bytes: the longest free range of the heap is {longest}; make it larger on every rank"
+    )]
     Full {
-        /// What was asked for.
+        /// The requested bytes.
         len: u64,
-        /// What could be had.
+        /// The longest free range.
         longest: u64,
     },
-    /// A range that was not allocated as it is, or was given back.
-    #[error("nothing was allocated at {offset}: give back what alloc has given, once")]
+    /// A free of a range that is not an allocation, or was already freed.
+    #[error("nothing is allocated at {offset}: free each range of alloc once")]
     NotAllocated {
-        /// Where.
+        /// The offset.
         offset: u64,
     },
-    /// All signals are taken.
-    #[error("all {all} signals of the heap are taken: make it with more")]
+    /// All signals are allocated.
+    #[error("all {all} signals of the heap are allocated: build it with more")]
     NoSignal {
-        /// How many there are.
+        /// The number of signals.
         all: u64,
     },
-    /// What was waited for has not come.
-    #[error("waited {after:?} for {what}: is every rank alive, and does each the same in the same order?")]
+    /// A wait timed out.
+    #[error("waited {after:?} for {what}: is every rank alive, and does each make the same calls in the same order?")]
     Timeout {
-        /// For what.
+        /// The awaited condition.
         what: String,
-        /// How long.
+        /// The timeout.
         after: Duration,
     },
-    /// The part lies in a GPU's memory, which the processor does not reach.
-    #[error("this part of the heap lies in a GPU's memory: copy by a stream (SymmetricHeap::span)")]
+    /// The part is in GPU memory, which the host cannot access.
+    #[error("this part of the heap is in GPU memory: copy it on a stream (SymmetricHeap::span)")]
     OnGpu,
-    /// The GPU's memory could only be registered by a mirror of it, which kernels do not see.
+    /// The GPU memory could only be registered through a staging buffer, which kernels do not see.
     #[error(
-        "no adapter reaches this GPU's memory, so a heap there would need copies ({refused}): have it in the host's memory by pinned()"
+        "no adapter has access to this GPU's memory, so a heap there would need copies ({refused}): use host memory with pinned()"
     )]
     Staged {
-        /// The better paths, and why each was not possible.
+        /// The better paths with the reason each failed.
         refused: String,
     },
-    /// Kernels might find a signal and not what was put before it.
+    /// Kernels could see a signal before the data put ahead of it.
     #[error(
-        "this GPU sees an adapter's writes only after a flush ({flush}), and kernels that wait for signals have none: have the heap in the host's memory by pinned()"
+        "this GPU sees an adapter's writes only after a flush ({flush}), and kernels that wait for signals do not flush: use host memory with pinned()"
     )]
     Unordered {
-        /// What would be needed.
+        /// The required flush.
         flush: Flush,
     },
-    /// The GPU's memory was not registered.
+    /// The GPU memory could not be registered.
     #[error(transparent)]
     Register(#[from] Box<crate::Error>),
-    /// A GPU is needed that the heap does not know of.
-    #[error("the heap was made without a GPU: make it by gpu() or pinned()")]
-    NotPinned,
+    /// The operation requires a GPU, and the heap was built without one.
+    #[error("the heap was built without a GPU: build it with gpu() or pinned()")]
+    NoGpu,
     /// The stream is being captured.
     #[error(
-        "the stream is being captured: what a graph asks for must be asked for anew each time it runs, so launch a kernel that puts, or use a RepeatedPost"
+        "the stream is being captured: a graph's requests must be submitted again at each launch, so launch a kernel that puts, or use a RepeatedPost"
     )]
     Capturing,
-    /// Puts in a stream's order, after one of which was not put into the stream.
-    #[error("the stream has refused an earlier put: make another HeapStream")]
+    /// An earlier stream-ordered put could not be enqueued.
+    #[error("an earlier put could not be enqueued on the stream: create another HeapStream")]
     Broken,
-    /// The ranks' parts are not alike.
+    /// The ranks' parts differ in size.
     #[error(
-        "rank {peer} has {theirs} bytes of heap and {their_signals} signals, this rank {here} and {signals}: make them alike on every rank"
+        "rank {peer} has {theirs} bytes of heap and {their_signals} signals, this rank {here} and {signals}: they must be equal on all ranks"
     )]
-    Unlike {
-        /// Which rank.
+    SizeMismatch {
+        /// The rank.
         peer: u32,
         /// Its bytes.
         theirs: u64,
         /// Its signals.
         their_signals: u64,
-        /// The bytes here.
+        /// The local bytes.
         here: u64,
-        /// The signals here.
+        /// The local signals.
         signals: u64,
     },
-    /// A rank has said what no rank says.
-    #[error("rank {peer} has sent what is no description of a heap ({what}): is it of the same version?")]
-    Nonsense {
-        /// Which rank.
+    /// A rank sent a malformed message.
+    #[error("rank {peer} sent an invalid heap description ({what}): is it of the same version?")]
+    InvalidMessage {
+        /// The rank.
         peer: u32,
-        /// What is wrong.
+        /// The defect.
         what: String,
     },
-    /// Some rank could not connect.
-    #[error("rank {peer} could not connect: its own error says why")]
+    /// Another rank could not connect.
+    #[error("rank {peer} could not connect: see its own error")]
     PeerFailed {
-        /// Which rank.
+        /// The rank.
         peer: u32,
     },
-    /// The exchange before connecting.
+    /// The bootstrap exchange failed.
     #[error("the exchange among the ranks: {0}")]
     Exchange(#[from] std::io::Error),
     /// A request failed.
     #[error(transparent)]
-    Failed(#[from] Failed),
-    /// The thread could not be started.
-    #[error("the heap's thread cannot be started: {0}")]
+    Failed(#[from] RequestFailure),
+    /// The proxy thread could not be started.
+    #[error("the heap's proxy thread cannot be started: {0}")]
     Thread(#[source] std::io::Error),
-    /// By the GPU's driver.
+    /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Memory of the device.
+    /// From the RDMA device, for memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The device.
+    /// From the RDMA device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A queue pair.
+    /// From a queue pair.
     #[error(transparent)]
     QueuePair(#[from] QueuePairError),
-    /// A completion queue.
+    /// From a completion queue.
     #[error(transparent)]
     CompletionQueue(#[from] CompletionQueueError),
 }

@@ -1,4 +1,4 @@
-//! How ranks tell each other where their memory is, before they are connected.
+//! The bootstrap: ranks exchange memory keys and endpoints before they are connected.
 
 use core::time::Duration;
 use std::io::{self, Read as _, Write as _};
@@ -6,48 +6,49 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
-/// Gets a message from each rank to each other; every rank calls it equally often, in the same order. A bootstrap of any kind can be this.
+/// An all-to-all exchange of messages; every rank calls it equally often, in the same order. Any
+/// bootstrap can implement it.
 pub trait Exchange {
-    /// This rank, from 0 on.
+    /// This rank, from 0.
     fn rank(&self) -> u32;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn ranks(&self) -> u32;
 
-    /// Sends `outgoing[r]` to each rank r, and gives what each rank has sent here.
+    /// Sends `outgoing[r]` to each rank r and returns the message received from each.
     ///
     /// # Errors
-    /// When a rank does not answer.
+    /// If a rank does not respond.
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> io::Result<Vec<Vec<u8>>>;
 }
 
 /// Ranks that are threads of one process.
 #[derive(Debug)]
-pub struct Threads {
+pub struct ThreadExchange {
     rank: u32,
     to: Vec<Sender<(u32, Vec<u8>)>>,
     from: Receiver<(u32, Vec<u8>)>,
     early: Vec<std::collections::VecDeque<Vec<u8>>>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Threads {
-    /// One for each of so many ranks; each waits for the others as long as `patience`.
+impl ThreadExchange {
+    /// One exchange per rank; each wait is limited by `timeout`.
     #[must_use]
-    pub fn new(ranks: u32, patience: Duration) -> Vec<Self> {
+    pub fn new(ranks: u32, timeout: Duration) -> Vec<Self> {
         let (to, from): (Vec<_>, Vec<_>) = (0..ranks).map(|_| channel()).unzip();
         let end = |(rank, from)| Self {
             rank,
             to: to.clone(),
             from,
             early: vec![std::collections::VecDeque::new(); ranks as usize],
-            patience,
+            timeout,
         };
         (0..).zip(from).map(end).collect()
     }
 }
 
-impl Exchange for Threads {
+impl Exchange for ThreadExchange {
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -62,7 +63,7 @@ impl Exchange for Threads {
             to.send((self.rank, message)).map_err(|_| gone())?;
         }
         while self.early.iter().any(|queue| queue.is_empty()) {
-            let (rank, message) = self.from.recv_timeout(self.patience).map_err(|error| match error {
+            let (rank, message) = self.from.recv_timeout(self.timeout).map_err(|error| match error {
                 RecvTimeoutError::Timeout => io::Error::new(io::ErrorKind::TimedOut, "a rank does not answer"),
                 RecvTimeoutError::Disconnected => gone(),
             })?;
@@ -74,42 +75,43 @@ impl Exchange for Threads {
     }
 }
 
-/// Ranks that are processes, by way of rank 0, which listens. There is no authentication: whoever reaches the port can be a rank, so listen where only friends can.
+/// Ranks that are processes, connected over TCP through rank 0. There is no authentication: any
+/// peer that reaches the port can be a rank, so listen only on a trusted network.
 #[derive(Debug)]
-pub struct Star {
+pub struct TcpExchange {
     rank: u32,
     ranks: u32,
-    /// Of rank 0: one for each other rank. Of others: the one to rank 0.
-    links: Vec<TcpStream>,
+    /// On rank 0: a connection to each other rank. On others: the connection to rank 0.
+    connections: Vec<TcpStream>,
 }
 
-/// The longest message from a rank to another.
-const LONGEST: u32 = 64 << 10;
-/// What a rank begins with, before its number and the number of ranks.
+/// The maximum message length between two ranks.
+const MAX_MESSAGE: u32 = 64 << 10;
+/// The magic number of a hello, before the rank and the number of ranks.
 const HELLO: [u8; 8] = *b"DBELLSYM";
 
-impl Star {
+impl TcpExchange {
     /// Rank 0, which the others [`join`](Self::join).
     ///
     /// # Errors
-    /// When they do not come in time, or do not agree on the number of ranks.
-    pub fn host(listener: &TcpListener, ranks: u32, patience: Duration) -> io::Result<Self> {
-        let until = Instant::now() + patience;
+    /// If they do not connect in time, or disagree on the number of ranks.
+    pub fn host(listener: &TcpListener, ranks: u32, timeout: Duration) -> io::Result<Self> {
+        let until = Instant::now() + timeout;
         listener.set_nonblocking(true)?;
-        let mut links: Vec<Option<TcpStream>> = (1..ranks).map(|_| None).collect();
-        while links.iter().any(Option::is_none) {
+        let mut connections: Vec<Option<TcpStream>> = (1..ranks).map(|_| None).collect();
+        while connections.iter().any(Option::is_none) {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    // A stranger that says nothing, or nonsense, is no rank.
-                    if let Ok((rank, stream)) = admit(stream, ranks, patience)
-                        && let Some(place) = rank.checked_sub(1).and_then(|at| links.get_mut(at as usize))
+                    // A connection without a valid hello is dropped.
+                    if let Ok((rank, stream)) = accept_rank(stream, ranks, timeout)
+                        && let Some(place) = rank.checked_sub(1).and_then(|at| connections.get_mut(at as usize))
                     {
                         place.get_or_insert(stream);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if Instant::now() >= until {
-                        let here = links.iter().flatten().count() + 1;
+                        let here = connections.iter().flatten().count() + 1;
                         let text = format!("{here} of {ranks} ranks have come: are all of them started?");
                         return Err(io::Error::new(io::ErrorKind::TimedOut, text));
                     }
@@ -121,16 +123,16 @@ impl Star {
         Ok(Self {
             rank: 0,
             ranks,
-            links: links.into_iter().flatten().collect(),
+            connections: connections.into_iter().flatten().collect(),
         })
     }
 
-    /// A rank other than 0, which listens at the address, now or soon.
+    /// A rank other than 0; retries until rank 0 listens at the address.
     ///
     /// # Errors
-    /// When it does not answer in time.
-    pub fn join(address: impl ToSocketAddrs, rank: u32, ranks: u32, patience: Duration) -> io::Result<Self> {
-        let until = Instant::now() + patience;
+    /// If it does not respond in time.
+    pub fn join(address: impl ToSocketAddrs, rank: u32, ranks: u32, timeout: Duration) -> io::Result<Self> {
+        let until = Instant::now() + timeout;
         let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
         let mut stream = loop {
             match TcpStream::connect(addresses.as_slice()) {
@@ -139,40 +141,40 @@ impl Star {
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        prepare(&stream, patience)?;
+        prepare(&stream, timeout)?;
         stream.write_all(&HELLO)?;
         stream.write_all(&rank.to_be_bytes())?;
         stream.write_all(&ranks.to_be_bytes())?;
         Ok(Self {
             rank,
             ranks,
-            links: vec![stream],
+            connections: vec![stream],
         })
     }
 }
 
-fn prepare(stream: &TcpStream, patience: Duration) -> io::Result<()> {
+fn prepare(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))
 }
 
-/// Which rank it is that has come.
-fn admit(mut stream: TcpStream, ranks: u32, patience: Duration) -> io::Result<(u32, TcpStream)> {
-    prepare(&stream, patience.min(Duration::from_secs(5)))?;
+/// Reads the hello of an accepted connection.
+fn accept_rank(mut stream: TcpStream, ranks: u32, timeout: Duration) -> io::Result<(u32, TcpStream)> {
+    prepare(&stream, timeout.min(Duration::from_secs(5)))?;
     let mut hello = [0; 16];
     stream.read_exact(&mut hello)?;
     let number = |at: usize| u32::from_be_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
     if hello[..8] != HELLO || number(12) != ranks {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    prepare(&stream, patience)?;
+    prepare(&stream, timeout)?;
     Ok((number(8), stream))
 }
 
 fn send(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
-    let len = u32::try_from(message.len()).ok().filter(|len| *len <= LONGEST);
+    let len = u32::try_from(message.len()).ok().filter(|len| *len <= MAX_MESSAGE);
     let len = len.ok_or(io::ErrorKind::InvalidInput)?;
     let mut whole = len.to_be_bytes().to_vec();
     whole.extend_from_slice(message);
@@ -183,7 +185,7 @@ fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut len = [0; 4];
     stream.read_exact(&mut len)?;
     let len = u32::from_be_bytes(len);
-    if len > LONGEST {
+    if len > MAX_MESSAGE {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "a message longer than any rank sends",
@@ -194,7 +196,7 @@ fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-impl Exchange for Star {
+impl Exchange for TcpExchange {
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -205,7 +207,7 @@ impl Exchange for Star {
 
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> io::Result<Vec<Vec<u8>>> {
         if self.rank != 0 {
-            let [link] = self.links.as_mut_slice() else {
+            let [link] = self.connections.as_mut_slice() else {
                 return Err(io::ErrorKind::NotConnected.into());
             };
             for message in &outgoing {
@@ -215,10 +217,10 @@ impl Exchange for Star {
         }
         // By sender, then by receiver.
         let mut all = vec![outgoing];
-        for link in &mut self.links {
+        for link in &mut self.connections {
             all.push((0..self.ranks).map(|_| receive(link)).collect::<io::Result<_>>()?);
         }
-        for (rank, link) in (1..).zip(&mut self.links) {
+        for (rank, link) in (1..).zip(&mut self.connections) {
             for from in &all {
                 send(link, from.get(rank).map_or(&[][..], Vec::as_slice))?;
             }

@@ -1,54 +1,64 @@
-//! A symmetric heap: memory of which every rank has a part of the same size and division, so that an offset names the same thing on all of them, and any rank puts to any other's part and gets from it.
+//! A symmetric heap: every rank has a part of the same size and layout, so an offset is valid on
+//! all ranks, and any rank puts to and gets from any other's part (as in NVSHMEM and OpenSHMEM).
 //!
-//! The parts lie in the memory of GPUs or in the host's, whichever each rank likes; a machine without a GPU has a heap of host memory with the same API. *Signals* are words beside the heap, in the host's memory, where the processor, streams and kernels
-//! wait for them alike.
+//! Each rank's part is in GPU memory or in host memory, independently; a machine without a GPU has
+//! a heap of host memory with the same API. *Signals* are words beside the heap, in host memory,
+//! where the host, streams and kernels wait for them.
 //!
-//! Who asks for puts: the host ([`SymmetricHeap::put`] and its like), the host in a stream's order ([`HeapStream`]), and kernels ([`SymmetricHeap::kernel_queue`], see [`proxy`](crate::proxy)). A thread of the heap's own posts all of them.
+//! Puts are submitted by the host ([`SymmetricHeap::put`] and others), in stream order
+//! ([`HeapStream`]), or by kernels ([`SymmetricHeap::kernel_queue`], see [`proxy`](crate::proxy)).
+//! The heap's proxy thread posts all of them.
 //!
 //! ```no_run
 //! use core::time::Duration;
-//! use doorbell_gpudirect::heap::{Exchange, SymmetricHeap, Update};
+//! use doorbell_gpudirect::heap::{Exchange, SignalOp, SymmetricHeap};
 //!
 //! # fn example(device: &doorbell_verbs::Context, exchange: &mut dyn Exchange) -> Result<(), Box<dyn std::error::Error>> {
-//! let mut heap = SymmetricHeap::builder(device).bytes(64 << 20).connect(exchange)?; // .gpu(&context) for a part in a GPU's memory
+//! let mut heap = SymmetricHeap::builder(device).bytes(64 << 20).connect(exchange)?; // .gpu(&context) for GPU memory
 //! let inbox = heap.alloc(1 << 20)?; // the same on each rank
 //! let outbox = heap.alloc(1 << 20)?;
 //! let arrived = heap.alloc_signal()?;
 //!
 //! let next = (heap.rank() + 1) % heap.ranks();
 //! heap.write_at(outbox, 0, b"hello")?;
-//! heap.put_signal(outbox.part(0, 5)?, inbox.part(0, 5)?, next, arrived, Update::Add(1))?;
+//! heap.put_signal(outbox.slice(0, 5)?, inbox.slice(0, 5)?, next, arrived, SignalOp::Add(1))?;
 //! heap.wait_signal(arrived, 1, Duration::from_secs(10))?;
 //! let mut text = [0; 5];
 //! heap.read_at(inbox, 0, &mut text)?;
-//! heap.barrier(Duration::from_secs(10))?; // all that was put has arrived, everywhere
+//! heap.barrier(Duration::from_secs(10))?; // all puts have arrived, on all ranks
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! In a stream's order, between kernels that make what is put and use what has come:
+//! In stream order, between kernels that produce and consume the data:
 //!
 //! ```no_run
-//! # use doorbell_gpudirect::heap::{HeapStream, Signal, Symmetric, Update};
-//! # fn example(puts: &mut HeapStream, inbox: Symmetric, outbox: Symmetric, arrived: Signal, next: u32, round: u64) -> Result<(), Box<dyn std::error::Error>> {
-//! // ... a kernel that fills the outbox is launched into the stream ...
-//! puts.put_signal(outbox, inbox, next, arrived, Update::Set(round))?; // when it is done
+//! # use doorbell_gpudirect::heap::{HeapStream, Signal, SignalOp, SymmetricRange};
+//! # fn example(puts: &mut HeapStream, inbox: SymmetricRange, outbox: SymmetricRange, arrived: Signal, next: u32, round: u64) -> Result<(), Box<dyn std::error::Error>> {
+//! // ... a kernel that fills the outbox is launched on the stream ...
+//! puts.put_signal(outbox, inbox, next, arrived, SignalOp::Set(round))?; // when it is done
 //! puts.wait_signal(arrived, round)?;
 //! // ... a kernel that uses the inbox ...
-//! puts.quiet()?; // the outbox may be filled again by what comes after
+//! puts.quiet()?; // later work may overwrite the outbox
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # Order
+//! # Ordering
 //!
-//! What one asks of one peer by one of these ways takes effect there in this order, so that a signal says that what was put before it is there (see [`proxy`](crate::proxy)). Between two ways there is no order: `quiet` first.
-//! A signal is found in the host's memory and what was put perhaps in a GPU's: a GPU that does not keep the order of adapters' writes (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`) is refused a part in its memory, unless a device in software copies.
+//! Requests submitted through one queue (host, stream or kernel queue) to one peer take effect
+//! there in order, so a signal implies that the data put before it has arrived (see
+//! [`proxy`](crate::proxy)). Different queues are unordered: call `quiet` first. Signals are in
+//! host memory, data possibly in GPU memory: a GPU that does not order adapters' writes
+//! (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`) is refused a part in its memory, unless
+//! a software device copies.
 //!
-//! # What fails
+//! # Failures
 //!
-//! Ranges are checked here and by the proxy, keys by the peer's device. The first failure of each way is kept, and all later calls of it give it; streams and kernels that wait are let go. What nobody signals is waited for as long as the caller says; a stream that
-//! waits for a signal of a rank that has gone is let go by [`SymmetricHeap::set_signal`].
+//! Ranges are checked here and by the proxy, keys by the peer's device. The first failure of each
+//! queue is kept and returned by all its later calls; waiting streams and kernels are released. A
+//! wait for a signal ends after the caller's timeout; a stream that waits for a signal of a rank
+//! that has exited is released by [`SymmetricHeap::set_signal`].
 
 mod allocator;
 mod connect;
@@ -66,43 +76,43 @@ pub use connect::HeapBuilder;
 use doorbell_cuda::{Context as CudaContext, DevicePtr, Span, Stream};
 use doorbell_verbs::Context;
 pub use error::HeapError;
-pub use exchange::{Exchange, Star, Threads};
+pub use exchange::{Exchange, TcpExchange, ThreadExchange};
 use region::Region;
 pub use stream::HeapStream;
 
-pub use crate::proxy::Update;
-use crate::proxy::{Descriptor, KernelQueue, Operation, Patience, Place, Queue, Running, Signalling};
-use crate::words::{WORD, Words};
+pub use crate::proxy::SignalOp;
+use crate::proxy::{Backoff, Descriptor, KernelQueue, Operation, ProxyThread, Queue, RankInfo, SignalUpdate};
+use crate::words::{SharedWords, WORD};
 
-/// Words of signals that every heap has for its own barriers: one for each round, of which 2^32 ranks need 32.
-const BARRIER: u64 = 32;
+/// Signals reserved for the heap's barriers: one per dissemination round; 2^32 ranks need 32.
+const BARRIER_SIGNALS: u64 = 32;
 
-/// A range of the heap, the same on every rank.
+/// A range of the heap, at the same offset on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Symmetric {
+pub struct SymmetricRange {
     at: u64,
     len: u64,
 }
 
-impl Symmetric {
-    /// Where it begins in the heap.
+impl SymmetricRange {
+    /// Its offset in the heap.
     #[must_use]
     pub fn offset(self) -> u64 {
         self.at
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks of a range of none")]
+    #[expect(clippy::len_without_is_empty, reason = "empty ranges are not useful")]
     pub fn len(self) -> u64 {
         self.len
     }
 
-    /// The `len` bytes at `offset` of it.
+    /// The `len` bytes at `offset` within it.
     ///
     /// # Errors
-    /// [`HeapError::Range`] where they do not lie in it.
-    pub fn part(self, offset: u64, len: u64) -> Result<Self, HeapError> {
+    /// [`HeapError::Range`] if they exceed it.
+    pub fn slice(self, offset: u64, len: u64) -> Result<Self, HeapError> {
         if offset > self.len || len > self.len - offset {
             return Err(HeapError::Range {
                 offset,
@@ -117,43 +127,44 @@ impl Symmetric {
     }
 }
 
-/// A word of 64 bits on every rank, 0 at first, to be set and added to by others and waited for.
+/// A signal: a 64-bit word on every rank, initially 0, that peers set or add to and this rank waits
+/// for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(u64);
 
 impl Signal {
-    /// Its number, for kernels.
+    /// Its index, for kernels.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
-/// What the ways of asking for puts share.
+/// State shared by the heap and its streams.
 #[derive(Debug)]
-struct Shared {
-    // The thread ends before its memory goes.
-    proxy: Running,
+struct HeapState {
+    // Declared first: the proxy thread ends before its memory is freed.
+    proxy: ProxyThread,
     data: Region,
-    signals: Words,
+    signals: SharedWords,
     rank: u32,
     ranks: u32,
 }
 
-/// This rank's part of a symmetric heap, and the way to the others': see the [module](self).
+/// This rank's part of a symmetric heap and its connections to the others: see the [module](self).
 ///
-/// Dropping it ends what is under way: [`barrier`](Self::barrier) first.
+/// Dropping it aborts outstanding requests: call [`barrier`](Self::barrier) first.
 #[derive(Debug)]
 pub struct SymmetricHeap {
     queue: Queue,
-    shared: Arc<Shared>,
+    shared: Arc<HeapState>,
     allocator: Allocator,
     next_signal: u64,
     epoch: u64,
 }
 
 impl SymmetricHeap {
-    /// To be made on every rank alike, with the part's place as each likes.
+    /// Options of a heap; every rank uses the same, except for the placement of its part.
     pub fn builder(device: &Context) -> HeapBuilder<'_> {
         HeapBuilder::new(device)
     }
@@ -164,108 +175,118 @@ impl SymmetricHeap {
         self.shared.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.shared.ranks
     }
 
-    /// So many bytes of each part, beginning at a multiple of 256: to be called by all ranks in the same order, with the same length.
+    /// Allocates `len` bytes of each part, aligned to 256. Collective: all ranks call it in the
+    /// same order, with the same length.
     ///
     /// # Errors
     /// [`HeapError::Full`], the same on each.
-    pub fn alloc(&mut self, len: u64) -> Result<Symmetric, HeapError> {
-        let at = self.allocator.take(len).ok_or_else(|| HeapError::Full {
+    #[doc(alias("nvshmem_malloc", "shmem_malloc"))]
+    pub fn alloc(&mut self, len: u64) -> Result<SymmetricRange, HeapError> {
+        let at = self.allocator.alloc(len).ok_or_else(|| HeapError::Full {
             len,
-            longest: self.allocator.longest(),
+            longest: self.allocator.longest_free(),
         })?;
-        Ok(Symmetric { at, len })
+        Ok(SymmetricRange { at, len })
     }
 
-    /// Gives back what was allocated: all ranks do, in the same order as they allocate, when nobody puts to it any more.
+    /// Frees an allocation. Collective: all ranks call it in the same order relative to
+    /// allocations, once no rank puts to it any more.
     ///
     /// # Errors
-    /// [`HeapError::NotAllocated`] of anything but what [`alloc`](Self::alloc) gave.
-    pub fn free(&mut self, range: Symmetric) -> Result<(), HeapError> {
+    /// [`HeapError::NotAllocated`] for any range not returned by [`alloc`](Self::alloc).
+    #[doc(alias = "nvshmem_free")]
+    pub fn free(&mut self, range: SymmetricRange) -> Result<(), HeapError> {
         self.allocator
-            .give_back(range.at)
+            .free(range.at)
             .then_some(())
             .ok_or(HeapError::NotAllocated { offset: range.at })
     }
 
-    /// A signal, 0 at first: to be called by all ranks in the same order. Signals are not given back.
+    /// Allocates a signal, initially 0. Collective: all ranks call it in the same order. Signals
+    /// are not freed.
     ///
     /// # Errors
-    /// [`HeapError::NoSignal`]: a heap has as many as it was made with.
+    /// [`HeapError::NoSignal`] beyond the number the heap was built with.
     pub fn alloc_signal(&mut self) -> Result<Signal, HeapError> {
-        self.take_signals(1).map(Signal)
+        self.alloc_signals(1).map(Signal)
     }
 
-    fn take_signals(&mut self, count: u64) -> Result<u64, HeapError> {
+    fn alloc_signals(&mut self, count: u64) -> Result<u64, HeapError> {
         let first = self.next_signal;
         let all = (self.shared.signals.len() / WORD) as u64;
         if count > all - first {
-            return Err(HeapError::NoSignal { all: all - BARRIER });
+            return Err(HeapError::NoSignal {
+                all: all - BARRIER_SIGNALS,
+            });
         }
         self.next_signal += count;
         Ok(first)
     }
 
-    /// Puts the bytes of `from` here to `to` on rank `peer`. When it returns that is asked for, no more: [`quiet`](Self::quiet) waits until `from` may be changed and `to` has it.
+    /// Submits a put of the local range `from` to `to` on rank `peer`. Nonblocking:
+    /// [`quiet`](Self::quiet) waits until `from` may be changed and `to` has the data.
     ///
     /// # Errors
-    /// [`HeapError::Lengths`], [`HeapError::Peer`], or what has failed before.
-    pub fn put(&self, from: Symmetric, to: Symmetric, peer: u32) -> Result<(), HeapError> {
-        self.ask(self.shared.moving(Operation::Put(None), from, to, peer)?)
+    /// [`HeapError::Lengths`], [`HeapError::Peer`], or an earlier failure.
+    #[doc(alias = "nvshmem_putmem_nbi")]
+    pub fn put(&self, from: SymmetricRange, to: SymmetricRange, peer: u32) -> Result<(), HeapError> {
+        self.submit(self.shared.transfer(Operation::Put(None), from, to, peer)?)
     }
 
-    /// As [`put`](Self::put); then the signal on `peer` is updated.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
+    /// As [`put`](Self::put), followed by an update of the signal on `peer`.
+    #[doc(alias = "nvshmem_putmem_signal_nbi")]
     pub fn put_signal(
         &self,
-        from: Symmetric,
-        to: Symmetric,
+        from: SymmetricRange,
+        to: SymmetricRange,
         peer: u32,
         signal: Signal,
-        update: Update,
+        update: SignalOp,
     ) -> Result<(), HeapError> {
-        let signalling = Signalling {
+        let signal_update = SignalUpdate {
             signal: signal.0,
             update,
         };
-        self.ask(self.shared.moving(Operation::Put(Some(signalling)), from, to, peer)?)
+        self.submit(
+            self.shared
+                .transfer(Operation::Put(Some(signal_update)), from, to, peer)?,
+        )
     }
 
-    /// Gets the bytes of `from` on rank `peer` into `into` here. They are there after [`quiet`](Self::quiet).
+    /// Submits a get of `from` on rank `peer` into the local range `into`, complete after
+    /// [`quiet`](Self::quiet).
+    #[doc(alias = "nvshmem_getmem_nbi")]
+    pub fn get(&self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
+        self.submit(self.shared.transfer(Operation::Get, into, from, peer)?)
+    }
+
+    /// Submits a signal update on rank `peer`, ordered behind earlier puts there.
     ///
     /// # Errors
-    /// As [`put`](Self::put).
-    pub fn get(&self, into: Symmetric, from: Symmetric, peer: u32) -> Result<(), HeapError> {
-        self.ask(self.shared.moving(Operation::Get, into, from, peer)?)
+    /// [`HeapError::Peer`], or an earlier failure.
+    #[doc(alias = "nvshmemx_signal_op")]
+    pub fn signal(&self, peer: u32, signal: Signal, update: SignalOp) -> Result<(), HeapError> {
+        self.submit(self.shared.signal_update(peer, signal.0, update)?)
     }
 
-    /// Updates a signal on rank `peer`, behind what was put there before.
-    ///
-    /// # Errors
-    /// [`HeapError::Peer`], or what has failed before.
-    pub fn signal(&self, peer: u32, signal: Signal, update: Update) -> Result<(), HeapError> {
-        self.ask(self.shared.signalling(peer, signal.0, update)?)
-    }
-
-    fn ask(&self, descriptor: Descriptor) -> Result<(), HeapError> {
+    fn submit(&self, descriptor: Descriptor) -> Result<(), HeapError> {
         self.queue.put(&descriptor)?;
         Ok(())
     }
 
-    /// A signal of this rank, now. What was put before an update that this shows is there.
+    /// The current value of a local signal. Data put before the update that produced it is visible.
     #[must_use]
     pub fn signal_value(&self, signal: Signal) -> u64 {
         self.shared.signals.at(signal.0 as usize).load(Ordering::Acquire)
     }
 
-    /// Sets a signal of this rank: to begin anew, or to let go who waits for what will not come.
+    /// Sets a local signal: to reset it, or to release waits that would never end.
     pub fn set_signal(&self, signal: Signal, value: u64) {
         self.shared
             .signals
@@ -273,10 +294,11 @@ impl SymmetricHeap {
             .store(value, Ordering::Release);
     }
 
-    /// Waits until a signal of this rank is `value` or beyond it, by the difference as a signed number; gives what it is.
+    /// Waits until a local signal is at least `value`, by the signed difference; returns its value.
     ///
     /// # Errors
-    /// [`HeapError::Timeout`]; what has failed before.
+    /// [`HeapError::Timeout`]; an earlier failure.
+    #[doc(alias = "nvshmem_signal_wait_until")]
     pub fn wait_signal(
         &self,
         signal: Signal,
@@ -284,7 +306,7 @@ impl SymmetricHeap {
         timeout: impl Into<Option<Duration>>,
     ) -> Result<u64, HeapError> {
         let timeout = timeout.into();
-        let mut patience = Patience::new(timeout);
+        let mut backoff = Backoff::new(timeout);
         loop {
             let now = self.signal_value(signal);
             if now.wrapping_sub(value) as i64 >= 0 {
@@ -293,7 +315,7 @@ impl SymmetricHeap {
             if let Some(failed) = self.queue.failure() {
                 return Err(failed.into());
             }
-            if !patience.wait() {
+            if !backoff.wait() {
                 let what = format!("signal {} to be {value}, and it is {now}", signal.0);
                 return Err(HeapError::Timeout {
                     what,
@@ -303,10 +325,12 @@ impl SymmetricHeap {
         }
     }
 
-    /// Waits until all that this rank's host has asked for is done: what was put is there, and may be changed here; what was got is here.
+    /// Waits until all requests of this rank's host are complete: sources of puts may be changed,
+    /// targets of puts and gets have the data.
     ///
     /// # Errors
-    /// [`HeapError::Timeout`], or what has failed.
+    /// [`HeapError::Timeout`], or a failure.
+    #[doc(alias = "nvshmem_quiet")]
     pub fn quiet(&self, timeout: impl Into<Option<Duration>>) -> Result<(), HeapError> {
         let timeout = timeout.into();
         if self.queue.quiet(timeout)? {
@@ -319,76 +343,78 @@ impl SymmetricHeap {
         })
     }
 
-    /// Waits until every rank's host is here, and all that they have asked for before is done.
+    /// A barrier of all ranks' hosts; earlier requests of all of them are complete.
     ///
     /// # Errors
-    /// [`HeapError::Timeout`], of all in all some multiples of the time, or what has failed.
+    /// [`HeapError::Timeout`], after a small multiple of the time in total, or a failure.
+    #[doc(alias = "nvshmem_barrier_all")]
     pub fn barrier(&mut self, timeout: impl Into<Option<Duration>>) -> Result<(), HeapError> {
         let timeout = timeout.into();
         self.quiet(timeout)?;
         self.epoch += 1;
-        for (round, peer) in self.shared.rounds() {
-            self.signal(peer, Signal(round), Update::Set(self.epoch))?;
+        for (round, peer) in self.shared.barrier_rounds() {
+            self.signal(peer, Signal(round), SignalOp::Set(self.epoch))?;
             self.wait_signal(Signal(round), self.epoch, timeout)?;
         }
-        // Whoever goes now takes its queue pairs along: what it has told the others has to be there before. A peer that has gone already has heard of it, or says so by itself: that is no failure of this barrier, but of what is asked for later.
+        // A rank may drop its queue pairs after this, so its notifications to the others must have
+        // been delivered. A failure of a peer that has already left is reported by later requests,
+        // not by this barrier.
         match self.quiet(timeout) {
             Err(HeapError::Failed(_)) => Ok(()),
             done => done,
         }
     }
 
-    /// Copies `bytes` into this rank's part. What is being put from there meanwhile may go as it was or as it is.
+    /// Copies `bytes` into this rank's part. Concurrent puts from there may send the old or the new
+    /// bytes.
     ///
     /// # Errors
-    /// [`HeapError::Range`]; [`HeapError::OnGpu`] of a part in a GPU's memory.
-    pub fn write_at(&mut self, into: Symmetric, offset: u64, bytes: &[u8]) -> Result<(), HeapError> {
-        let at = into.part(offset, bytes.len() as u64)?.at;
+    /// [`HeapError::Range`]; [`HeapError::OnGpu`] for a part in GPU memory.
+    pub fn write_at(&mut self, into: SymmetricRange, offset: u64, bytes: &[u8]) -> Result<(), HeapError> {
+        let at = into.slice(offset, bytes.len() as u64)?.at;
         self.shared
             .data
             .host()?
-            .copy_in(self.shared.inside(at, bytes.len())?, bytes);
+            .copy_in(self.shared.check_range(at, bytes.len())?, bytes);
         Ok(())
     }
 
-    /// Copies bytes out of this rank's part. Of what others put there meanwhile any part may be seen.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn read_at(&self, from: Symmetric, offset: u64, into: &mut [u8]) -> Result<(), HeapError> {
-        let at = from.part(offset, into.len() as u64)?.at;
+    /// Copies bytes out of this rank's part. Concurrent puts by peers may be seen in part.
+    pub fn read_at(&self, from: SymmetricRange, offset: u64, into: &mut [u8]) -> Result<(), HeapError> {
+        let at = from.slice(offset, into.len() as u64)?.at;
         self.shared
             .data
             .host()?
-            .copy_out(self.shared.inside(at, into.len())?, into);
+            .copy_out(self.shared.check_range(at, into.len())?, into);
         Ok(())
     }
 
-    /// This rank's part of a range, for copies and launches; `None` where no device of CUDA reaches it.
+    /// This rank's part of a range, for copies and launches; `None` if no CUDA device can access
+    /// it.
     #[must_use]
-    pub fn span(&self, range: Symmetric) -> Option<Span<'_>> {
+    pub fn span(&self, range: SymmetricRange) -> Option<Span<'_>> {
         let start = usize::try_from(range.at).ok()?;
         let end = start.checked_add(usize::try_from(range.len).ok()?)?;
         self.shared.data.span()?.span(start..end).ok()
     }
 
-    /// Where kernels find this rank's part of a range; where no device of CUDA reaches it, the processor's own address.
+    /// The device pointer of this rank's part of a range; the host address if no CUDA device can
+    /// access it.
     #[must_use]
-    pub fn device_ptr(&self, range: Symmetric) -> DevicePtr {
+    #[doc(alias = "nvshmem_ptr")]
+    pub fn device_ptr(&self, range: SymmetricRange) -> DevicePtr {
         DevicePtr(self.shared.data.device_ptr().0 + range.at)
     }
 
-    /// All of this rank's part and its signals, for launches that use them.
+    /// All of this rank's part and its signals, as launch resources.
     pub fn uses(&self) -> impl Iterator<Item = Span<'_>> {
         self.shared.data.span().into_iter().chain(self.shared.signals.all())
     }
 
-    /// A queue of so many slots (rounded up to a power of two) by which kernels of the device ask for puts. Without a context, for kernels that the processor runs.
-    ///
-    /// # Errors
-    /// What the GPU's driver says.
+    /// A queue of `slots` slots (rounded up to a power of two) through which kernels of the device
+    /// submit puts. Without a context, for kernels run on the host.
     pub fn kernel_queue(&self, context: Option<&CudaContext>, slots: u32) -> Result<KernelQueue, HeapError> {
-        let place = Place {
+        let rank_info = RankInfo {
             heap: self.shared.data.device_ptr(),
             signals: self.shared.signals.device_ptr(),
             rank: self.shared.rank,
@@ -396,36 +422,37 @@ impl SymmetricHeap {
         };
         let keep = Arc::clone(&self.shared);
         Ok(KernelQueue::open(
-            self.shared.proxy.door(),
+            self.shared.proxy.registry(),
             context,
             slots,
-            place,
+            rank_info,
             keep,
         )?)
     }
 
-    /// Puts in the order of a stream: to be called by all ranks in the same order, with whatever stream each likes.
+    /// Stream-ordered puts. Collective: all ranks call it in the same order, each with any stream.
     ///
     /// # Errors
-    /// [`HeapError::NoSignal`]; [`HeapError::NotPinned`] of a heap that was made without a GPU; what the GPU's driver says.
-    pub fn on(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
-        let rounds = self.shared.rounds().count() as u64;
-        let first = self.take_signals(rounds)?;
+    /// [`HeapError::NoSignal`]; [`HeapError::NoGpu`] for a heap built without a GPU; the CUDA
+    /// driver's error.
+    pub fn on_stream(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
+        let barrier_rounds = self.shared.barrier_rounds().count() as u64;
+        let first = self.alloc_signals(barrier_rounds)?;
         HeapStream::new(Arc::clone(&self.shared), stream, first)
     }
 
-    /// The first thing of what the host has asked for that has failed.
+    /// The first failed request of the host.
     #[must_use]
-    pub fn failure(&self) -> Option<crate::proxy::Failed> {
+    pub fn failure(&self) -> Option<crate::proxy::RequestFailure> {
         self.queue.failure()
     }
 }
 
-impl Shared {
-    /// The rounds of a barrier, and whom this rank tells in each: after the last, everybody has heard of everybody (dissemination).
-    fn rounds(&self) -> impl Iterator<Item = (u64, u32)> + use<> {
+impl HeapState {
+    /// The rounds of a dissemination barrier: each round's index and the rank to notify in it.
+    fn barrier_rounds(&self) -> impl Iterator<Item = (u64, u32)> + use<> {
         let (rank, ranks) = (u64::from(self.rank), u64::from(self.ranks));
-        (0..BARRIER)
+        (0..BARRIER_SIGNALS)
             .take_while(move |round| 1 << round < ranks)
             .map(move |round| (round, ((rank + (1 << round)) % ranks) as u32))
     }
@@ -440,11 +467,11 @@ impl Shared {
         Ok(())
     }
 
-    fn moving(
+    fn transfer(
         &self,
         operation: Operation,
-        here: Symmetric,
-        there: Symmetric,
+        here: SymmetricRange,
+        there: SymmetricRange,
         peer: u32,
     ) -> Result<Descriptor, HeapError> {
         self.check_peer(peer)?;
@@ -464,10 +491,10 @@ impl Shared {
         })
     }
 
-    fn signalling(&self, peer: u32, signal: u64, update: Update) -> Result<Descriptor, HeapError> {
+    fn signal_update(&self, peer: u32, signal: u64, update: SignalOp) -> Result<Descriptor, HeapError> {
         self.check_peer(peer)?;
         Ok(Descriptor {
-            operation: Operation::Signal(Signalling { signal, update }),
+            operation: Operation::Signal(SignalUpdate { signal, update }),
             peer,
             len: 0,
             local: 0,
@@ -476,8 +503,8 @@ impl Shared {
         })
     }
 
-    /// The offset, if so many bytes are there: a range may be of another heap.
-    fn inside(&self, at: u64, len: usize) -> Result<usize, HeapError> {
+    /// The offset, if the bytes are within the part: a range may belong to another heap.
+    fn check_range(&self, at: u64, len: usize) -> Result<usize, HeapError> {
         let whole = self.data.len();
         let end = at.checked_add(len as u64).filter(|end| *end <= whole);
         end.map(|_| at as usize).ok_or(HeapError::Range {

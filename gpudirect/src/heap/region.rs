@@ -1,4 +1,4 @@
-//! Where a rank's part of the heap lies.
+//! The memory of a rank's part of the heap.
 #![expect(
     unsafe_code,
     reason = "memory that is posted again and again, by a protocol that its users keep among themselves"
@@ -10,23 +10,20 @@ use doorbell_cuda::{Context, DevicePtr, Span, Stream};
 use doorbell_verbs::{Alias, All, ProtectionDomain, Remote, RemoteAll};
 
 use super::HeapError;
-use crate::words::Words;
+use crate::words::SharedWords;
 use crate::{Flush, GpuMemory, Path, Scope, register};
 
-/// The memory of a part.
 #[derive(Debug)]
 pub(super) enum Region {
-    /// Memory of the host.
-    Host(Words),
-    /// Memory of a GPU.
+    Host(SharedWords),
     Gpu(GpuMemory),
 }
 
-/// Memory that is registered, as the proxy and the peers name it.
+/// Registered memory: the local buffer, the remote key and their owner.
 pub(super) struct Registered {
     pub(super) alias: Alias,
     pub(super) remote: Remote<All>,
-    /// What keeps it registered.
+    /// Keeps it registered.
     pub(super) keep: Box<dyn Any + Send>,
 }
 
@@ -38,8 +35,7 @@ impl Region {
         }
     }
 
-    /// What the processor reaches.
-    pub(super) fn host(&self) -> Result<&Words, HeapError> {
+    pub(super) fn host(&self) -> Result<&SharedWords, HeapError> {
         match self {
             Self::Host(words) => Ok(words),
             Self::Gpu(_) => Err(HeapError::OnGpu),
@@ -60,8 +56,8 @@ impl Region {
         }
     }
 
-    /// Memory of the host, registered; reached by devices of CUDA, too, where a context is given.
-    pub(super) fn on_host(
+    /// Allocates and registers host memory, mapped for CUDA devices if a context is given.
+    pub(super) fn alloc_host(
         pd: &ProtectionDomain,
         context: Option<&Context>,
         len: u64,
@@ -70,8 +66,13 @@ impl Region {
         Ok((Self::Host(words), registered))
     }
 
-    /// Memory of a GPU, zero at first, registered by a path that leads to the memory itself, and in which kernels find what was put there once they find the signal behind it.
-    pub(super) fn on_gpu(pd: &ProtectionDomain, context: &Context, len: u64) -> Result<(Self, Registered), HeapError> {
+    /// Allocates and registers zeroed GPU memory, by a direct path, if kernels are guaranteed to
+    /// see puts before the signal behind them.
+    pub(super) fn alloc_gpu(
+        pd: &ProtectionDomain,
+        context: &Context,
+        len: u64,
+    ) -> Result<(Self, Registered), HeapError> {
         let memory = GpuMemory::alloc(context, usize::try_from(len).unwrap_or(usize::MAX))?;
         let stream = Stream::new(context)?;
         stream.fill(memory.all(), 0)?;
@@ -88,7 +89,8 @@ impl Region {
         if !matches!(flush, Flush::Copied | Flush::InOrder) {
             return Err(HeapError::Unordered { flush });
         }
-        // SAFETY: as of host_words: the buffer is kept, and these bytes are nobody's but kernels' and copies'.
+        // SAFETY: as in `host_words`: the buffer is kept, and only kernels and copies access these
+        // bytes.
         let alias = unsafe { registered.buffer().alias(..) };
         let keys = Registered {
             alias,
@@ -99,20 +101,22 @@ impl Region {
     }
 }
 
-/// Words for peers to read, write and add to.
+/// Allocates and registers words for remote reads, writes and atomics.
 pub(super) fn host_words(
     pd: &ProtectionDomain,
     context: Option<&Context>,
     len: usize,
-) -> Result<(Words, Registered), HeapError> {
-    let mut words = Words::shared(len)?;
+) -> Result<(SharedWords, Registered), HeapError> {
+    let mut words = SharedWords::shared(len)?;
     if let Some(context) = context {
         words.pin(context)?;
     }
-    // SAFETY: the bytes are zeros at first and stay until their owner is dropped. Nobody has a reference to any of them but to atomics, which devices may change.
+    // SAFETY: the bytes are zeroed and stay valid until their owner is dropped. They are referenced
+    // only as atomics, which devices may change.
     let buffer = unsafe { pd.register_raw(words.start(), words.len(), RemoteAll, words.owner()) }?;
-    // SAFETY: the buffer is kept until the queue pairs are gone that post it. Nothing ever lends a slice of these bytes: whoever writes what is being put, or reads what is being got, has
-    // bytes of either time, as with what peers do to this memory.
+    // SAFETY: the buffer is kept until the queue pairs that post it are gone. No slice of these
+    // bytes is ever given out: a write to a source of a put, or a read of a target of a get, sees
+    // old or new bytes, as with remote accesses to this memory.
     let alias = unsafe { buffer.alias(..) };
     let registered = Registered {
         alias,

@@ -1,152 +1,145 @@
-//! Puts in the order of a stream.
+//! Stream-ordered puts.
 //!
-//! What is asked for is written into a ring at once, and taken by the proxy when the stream has come so far: a *gated* ring, whose count of what may be taken the stream writes (`cuStreamWriteValue64`). What is done the proxy counts in a word that the stream
-//! waits for (`cuStreamWaitValue64`). So neither blocks the host, and no kernel is launched for either.
+//! Requests are written into a *gated* ring immediately, and consumed by the proxy once the stream
+//! releases them: the stream writes the ring's `released` count (`cuStreamWriteValue64`), and waits
+//! for its `completed` count (`cuStreamWaitValue64`). So neither blocks the host nor launches a
+//! kernel.
 
 use core::fmt;
 use std::sync::Arc;
 
-use doorbell_cuda::{Stream, Until};
+use doorbell_cuda::{Stream, WaitCondition};
 
-use super::{HeapError, Shared, Signal, Symmetric, Update};
-use crate::proxy::{COMPLETED, Descriptor, Failed, Operation, Patience, RELEASED, Ring, Signalling};
+use super::{HeapError, HeapState, Signal, SignalOp, SymmetricRange};
+use crate::proxy::{Backoff, COMPLETED, Descriptor, Operation, RELEASED, RequestFailure, Ring, SignalUpdate};
 
-/// How many puts a stream may have in front of it.
+/// Slots of the ring: the maximum number of puts that the stream has not reached.
 const SLOTS: u32 = 1024;
 
-/// A [`SymmetricHeap`](super::SymmetricHeap) in the order of a stream: everything here is put into the stream and returns at once, but where 1024 puts wait in front of it.
+/// A [`SymmetricHeap`](super::SymmetricHeap) in stream order: every operation is enqueued and
+/// returns at once, unless 1024 puts are pending in the stream.
 ///
-/// It must be the only one that puts anything for the heap into the stream while it is used; other work may go into the stream between.
+/// While it is used, no other `HeapStream` may use the stream for this heap; other work may be
+/// enqueued in between.
 pub struct HeapStream {
-    shared: Arc<Shared>,
+    shared: Arc<HeapState>,
     stream: Stream,
     ring: Arc<Ring>,
-    /// Puts asked for.
-    asked: u64,
-    /// Words of its barriers, and how many there were.
+    submitted: u64,
+    /// The first signal of its barriers, and the number of barriers so far.
     words: u64,
     epoch: u64,
-    broken: bool,
+    error_text: bool,
 }
 
 impl HeapStream {
-    pub(super) fn new(shared: Arc<Shared>, stream: &Stream, words: u64) -> Result<Self, HeapError> {
+    pub(super) fn new(shared: Arc<HeapState>, stream: &Stream, words: u64) -> Result<Self, HeapError> {
         if shared.signals.span(0).is_none() {
-            return Err(HeapError::NotPinned);
+            return Err(HeapError::NoGpu);
         }
         let ring = Ring::pinned(stream.context(), SLOTS, true)?;
-        shared.proxy.door().open(Arc::clone(&ring));
+        shared.proxy.registry().open(Arc::clone(&ring));
         Ok(Self {
             shared,
             stream: stream.clone(),
             ring,
-            asked: 0,
+            submitted: 0,
             words,
             epoch: 0,
-            broken: false,
+            error_text: false,
         })
     }
 
-    /// The stream.
+    /// Its stream.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// As [`SymmetricHeap::put`](super::SymmetricHeap::put), when all that is in the stream now is done.
+    /// As [`SymmetricHeap::put`](super::SymmetricHeap::put), after all earlier work of the stream.
     ///
     /// # Errors
-    /// As there; [`HeapError::Capturing`]; what the GPU's driver says.
-    pub fn put(&mut self, from: Symmetric, to: Symmetric, peer: u32) -> Result<(), HeapError> {
-        let descriptor = self.shared.moving(Operation::Put(None), from, to, peer)?;
-        self.ask(&descriptor)
+    /// As there; [`HeapError::Capturing`]; the CUDA driver's error.
+    pub fn put(&mut self, from: SymmetricRange, to: SymmetricRange, peer: u32) -> Result<(), HeapError> {
+        let descriptor = self.shared.transfer(Operation::Put(None), from, to, peer)?;
+        self.submit(&descriptor)
     }
 
-    /// As [`SymmetricHeap::put_signal`](super::SymmetricHeap::put_signal), when all that is in the stream now is done.
-    ///
-    /// # Errors
-    /// As of [`put`](Self::put).
+    /// As [`SymmetricHeap::put_signal`](super::SymmetricHeap::put_signal), after all earlier work
+    /// of the stream.
     pub fn put_signal(
         &mut self,
-        from: Symmetric,
-        to: Symmetric,
+        from: SymmetricRange,
+        to: SymmetricRange,
         peer: u32,
         signal: Signal,
-        update: Update,
+        update: SignalOp,
     ) -> Result<(), HeapError> {
-        let signalling = Signalling {
+        let signal_update = SignalUpdate {
             signal: signal.0,
             update,
         };
-        let descriptor = self.shared.moving(Operation::Put(Some(signalling)), from, to, peer)?;
-        self.ask(&descriptor)
-    }
-
-    /// As [`SymmetricHeap::get`](super::SymmetricHeap::get), when all that is in the stream now is done; what comes after [`quiet`](Self::quiet) finds the bytes.
-    ///
-    /// # Errors
-    /// As of [`put`](Self::put).
-    pub fn get(&mut self, into: Symmetric, from: Symmetric, peer: u32) -> Result<(), HeapError> {
-        let descriptor = self.shared.moving(Operation::Get, into, from, peer)?;
-        self.ask(&descriptor)
-    }
-
-    /// As [`SymmetricHeap::signal`](super::SymmetricHeap::signal), when all that is in the stream now is done.
-    ///
-    /// # Errors
-    /// As of [`put`](Self::put).
-    pub fn signal(&mut self, peer: u32, signal: Signal, update: Update) -> Result<(), HeapError> {
-        let descriptor = self.shared.signalling(peer, signal.0, update)?;
-        self.ask(&descriptor)
-    }
-
-    /// What comes into the stream from now on waits until the signal of this rank is `value` or beyond it, by the difference as a signed number. A stream waits as long as that takes: see [`SymmetricHeap::set_signal`](super::SymmetricHeap::set_signal).
-    ///
-    /// # Errors
-    /// What the GPU's driver says.
-    pub fn wait_signal(&mut self, signal: Signal, value: u64) -> Result<(), HeapError> {
-        let word = self
+        let descriptor = self
             .shared
-            .signals
-            .span(signal.0 as usize)
-            .ok_or(HeapError::NotPinned)?;
-        Ok(self.stream.wait_value64(word, Until::AtLeast(value))?)
+            .transfer(Operation::Put(Some(signal_update)), from, to, peer)?;
+        self.submit(&descriptor)
     }
 
-    /// What comes into the stream from now on waits until all that was asked for here is done, or has failed: [`failure`](Self::failure) says so afterwards.
+    /// As [`SymmetricHeap::get`](super::SymmetricHeap::get), after all earlier work of the stream;
+    /// work after [`quiet`](Self::quiet) sees the bytes.
+    pub fn get(&mut self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
+        let descriptor = self.shared.transfer(Operation::Get, into, from, peer)?;
+        self.submit(&descriptor)
+    }
+
+    /// As [`SymmetricHeap::signal`](super::SymmetricHeap::signal), after all earlier work of the
+    /// stream.
+    pub fn signal(&mut self, peer: u32, signal: Signal, update: SignalOp) -> Result<(), HeapError> {
+        let descriptor = self.shared.signal_update(peer, signal.0, update)?;
+        self.submit(&descriptor)
+    }
+
+    /// Makes later work of the stream wait until the local signal is at least `value`, by the
+    /// signed difference. The wait has no timeout: see
+    /// [`SymmetricHeap::set_signal`](super::SymmetricHeap::set_signal).
+    pub fn wait_signal(&mut self, signal: Signal, value: u64) -> Result<(), HeapError> {
+        let word = self.shared.signals.span(signal.0 as usize).ok_or(HeapError::NoGpu)?;
+        Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(value))?)
+    }
+
+    /// Makes later work of the stream wait until all requests submitted here are complete or
+    /// failed; [`failure`](Self::failure) then reports a failure.
     ///
     /// # Errors
-    /// [`HeapError::Capturing`]; what the GPU's driver says.
+    /// [`HeapError::Capturing`]; the CUDA driver's error.
     pub fn quiet(&mut self) -> Result<(), HeapError> {
         self.check()?;
-        let word = self.ring.words.span(COMPLETED).ok_or(HeapError::NotPinned)?;
-        Ok(self.stream.wait_value64(word, Until::AtLeast(self.asked))?)
+        let word = self.ring.words.span(COMPLETED).ok_or(HeapError::NoGpu)?;
+        Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(self.submitted))?)
     }
 
-    /// What comes into the stream from now on waits until the stream of every rank is here, and all that was asked for in them before is done.
-    ///
-    /// # Errors
-    /// As of [`put`](Self::put).
+    /// A barrier of all ranks' streams; earlier requests in them are complete before later work of
+    /// the stream runs.
     pub fn barrier(&mut self) -> Result<(), HeapError> {
         self.quiet()?;
         self.epoch += 1;
         let shared = Arc::clone(&self.shared);
-        for (round, peer) in shared.rounds() {
+        for (round, peer) in shared.barrier_rounds() {
             let word = Signal(self.words + round);
-            self.signal(peer, word, Update::Set(self.epoch))?;
+            self.signal(peer, word, SignalOp::Set(self.epoch))?;
             self.wait_signal(word, self.epoch)?;
         }
         Ok(())
     }
 
-    /// The first thing that was asked for here and has failed.
+    /// The first failed request.
     #[must_use]
-    pub fn failure(&self) -> Option<Failed> {
+    pub fn failure(&self) -> Option<RequestFailure> {
         self.ring.failure()
     }
 
     fn check(&self) -> Result<(), HeapError> {
-        if self.broken {
+        if self.error_text {
             return Err(HeapError::Broken);
         }
         if self.stream.is_capturing()? {
@@ -155,23 +148,25 @@ impl HeapStream {
         self.failure().map_or(Ok(()), |failed| Err(failed.into()))
     }
 
-    fn ask(&mut self, descriptor: &Descriptor) -> Result<(), HeapError> {
+    fn submit(&mut self, descriptor: &Descriptor) -> Result<(), HeapError> {
         self.check()?;
-        let word = self.ring.words.span(RELEASED).ok_or(HeapError::NotPinned)?;
-        let mut patience = Patience::new(None);
-        // The ring is this one's alone, so it is full only of what the stream has not come to.
+        let word = self.ring.words.span(RELEASED).ok_or(HeapError::NoGpu)?;
+        let mut backoff = Backoff::new(None);
+        // This value is the ring's only writer, so the ring is full only of requests the stream has
+        // not reached.
         while self.ring.try_write(descriptor).is_none() {
             if let Some(failed) = self.failure() {
                 return Err(failed.into());
             }
-            patience.wait();
+            backoff.wait();
         }
-        self.asked += 1;
-        // What was written and is not released would go with the next.
+        self.submitted += 1;
+        // If this fails, a request that was written but not released would be released with the
+        // next one.
         Ok(self
             .stream
-            .write_value64(word, self.asked)
-            .inspect_err(|_| self.broken = true)?)
+            .write_value64(word, self.submitted)
+            .inspect_err(|_| self.error_text = true)?)
     }
 }
 
@@ -185,7 +180,7 @@ impl fmt::Debug for HeapStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HeapStream")
             .field("stream", &self.stream)
-            .field("asked", &self.asked)
+            .field("submitted", &self.submitted)
             .finish_non_exhaustive()
     }
 }

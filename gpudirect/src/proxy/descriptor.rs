@@ -1,77 +1,79 @@
-//! What a put is told by: 64 bytes, each word of which says for which turn of the ring it was written.
+//! The 64-byte request descriptor. Each of its words carries the ring lap for which it was written.
 //!
 //! | word | bits 0–7 | bits 8–63 |
 //! |---|---|---|
-//! | 0 | turn | operation (8), signal's kind (8), peer (32) |
-//! | 1 | turn | length in bytes |
-//! | 2 | turn | offset in the own memory |
-//! | 3 | turn | offset in the peer's memory |
-//! | 4 | turn | which of the peer's signals |
-//! | 5 | turn | the signal's value, its lower 56 bits |
-//! | 6 | turn | the signal's value, its upper 8 bits |
-//! | 7 | turn | a number of the writer's own |
+//! | 0 | lap | operation (8), signal operation (8), peer (32) |
+//! | 1 | lap | length in bytes |
+//! | 2 | lap | offset in local memory |
+//! | 3 | lap | offset in the peer's memory |
+//! | 4 | lap | index of the peer's signal |
+//! | 5 | lap | the signal's value, its lower 56 bits |
+//! | 6 | lap | the signal's value, its upper 8 bits |
+//! | 7 | lap | the writer's request id |
 //!
-//! A word is stored as a whole, so one that has the turn's number is as it was meant; a descriptor of which all words have it is there, in whatever order they came. `gpudirect/cuda/kernels/doorbell.cuh` writes the same.
+//! Words are stored atomically, so a word with the expected lap is valid, and a descriptor is
+//! complete when all its words have it, in whatever order they arrive.
+//! `gpudirect/cuda/kernels/doorbell.cuh` writes the same format (and calls the lap `turn`).
 
 use core::fmt;
 
 /// Words of a descriptor.
 pub const DESCRIPTOR_WORDS: usize = 8;
 
-/// Bits of a word that say the turn.
-const TURN_BITS: u32 = 8;
-/// What a word has besides.
-const FIELD: u64 = u64::MAX >> TURN_BITS;
+const LAP_BITS: u32 = 8;
+/// The payload bits of a word.
+const FIELD: u64 = u64::MAX >> LAP_BITS;
 
-/// What is done with a signal: a word of the peer's, of 64 bits.
+/// A signal operation on a 64-bit word of the peer (NVSHMEM: `NVSHMEM_SIGNAL_SET`,
+/// `NVSHMEM_SIGNAL_ADD`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Update {
-    /// It becomes this value.
+pub enum SignalOp {
+    /// Sets the value.
     Set(u64),
-    /// So much is added, modulo 2^64, atomically with regard to other additions by this device.
+    /// Adds modulo 2^64, atomically with regard to other additions by this device.
     Add(u64),
 }
 
-/// A signal that goes behind what was put before it.
+/// A signal update, ordered behind earlier puts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Signalling {
-    /// Which of the peer's signals.
+pub struct SignalUpdate {
+    /// The index of the peer's signal.
     pub signal: u64,
-    /// What becomes of it.
-    pub update: Update,
+    /// The operation.
+    pub update: SignalOp,
 }
 
-/// What is asked of the proxy.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Bytes of the own memory go to the peer's; then the signal, if there is one.
-    Put(Option<Signalling>),
-    /// Bytes of the peer's memory come to the own.
+    /// Copies local bytes to the peer's memory; then updates the signal, if any.
+    Put(Option<SignalUpdate>),
+    /// Copies bytes of the peer's memory to local memory.
     Get,
-    /// A signal alone.
-    Signal(Signalling),
+    /// Updates a signal alone.
+    Signal(SignalUpdate),
 }
 
-/// One request of the proxy.
+/// A request to the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor {
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
-    /// With whom.
+    /// The peer's rank.
     pub peer: u32,
-    /// How many bytes: at most 2^56 − 1, as all that is written in a word is.
+    /// The length in bytes: at most 2^56 − 1, like every field.
     pub len: u64,
-    /// Where in the own memory.
+    /// The offset in local memory.
     pub local: u64,
-    /// Where in the peer's.
+    /// The offset in the peer's memory.
     pub remote: u64,
-    /// A number of the writer's own, which is in reports of failures.
+    /// The writer's request id, included in failure reports.
     pub id: u64,
 }
 
-/// Words that say nothing that could be done.
+/// Words that encode no valid operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NoOperation;
+pub(crate) struct InvalidDescriptor;
 
 const PUT: u64 = 1;
 const GET: u64 = 2;
@@ -80,28 +82,29 @@ const NO_SIGNAL: u64 = 0;
 const SET: u64 = 1;
 const ADD: u64 = 2;
 
-/// The number of the turn in which the descriptor `index` is written to a ring of `slots`: 1 to 255, never that of the turn before, and never 0, which is what memory is at first.
+/// The lap (generation) in which descriptor `index` is written to a ring of `slots`: 1 to 255,
+/// never equal to that of the previous lap, and never 0, the initial memory.
 #[inline]
-pub(crate) fn turn(index: u64, slots: u64) -> u8 {
+pub(crate) fn lap(index: u64, slots: u64) -> u8 {
     (index / slots % 255 + 1) as u8
 }
 
-/// The number that a slot has before the descriptor `index` is written to it.
+/// The lap stored in a slot before descriptor `index` is written to it.
 #[inline]
-pub(crate) fn turn_before(index: u64, slots: u64) -> u8 {
-    index.checked_sub(slots).map_or(0, |before| turn(before, slots))
+pub(crate) fn previous_lap(index: u64, slots: u64) -> u8 {
+    index.checked_sub(slots).map_or(0, |before| lap(before, slots))
 }
 
-/// The turn that a word was written for.
+/// The lap for which a word was written.
 #[inline]
-pub(crate) fn turn_of(word: u64) -> u8 {
+pub(crate) fn lap_of(word: u64) -> u8 {
     word as u8
 }
 
 impl Descriptor {
-    /// Its words for a turn. What does not fit a word's field is cut off.
+    /// Encodes it for a lap. Values that exceed a field are truncated.
     #[inline]
-    pub(crate) fn encode(&self, turn: u8) -> [u64; DESCRIPTOR_WORDS] {
+    pub(crate) fn encode(&self, lap: u8) -> [u64; DESCRIPTOR_WORDS] {
         let (operation, signalling) = match self.operation {
             Operation::Put(signalling) => (PUT, signalling),
             Operation::Get => (GET, None),
@@ -109,9 +112,9 @@ impl Descriptor {
         };
         let (kind, signal, value) = match signalling {
             None => (NO_SIGNAL, 0, 0),
-            Some(Signalling { signal, update }) => match update {
-                Update::Set(value) => (SET, signal, value),
-                Update::Add(value) => (ADD, signal, value),
+            Some(SignalUpdate { signal, update }) => match update {
+                SignalOp::Set(value) => (SET, signal, value),
+                SignalOp::Add(value) => (ADD, signal, value),
             },
         };
         let head = operation | kind << 8 | u64::from(self.peer) << 16;
@@ -122,30 +125,30 @@ impl Descriptor {
             self.remote,
             signal,
             value & FIELD,
-            value >> (u64::BITS - TURN_BITS),
+            value >> (u64::BITS - LAP_BITS),
             self.id,
         ];
-        fields.map(|field| (field & FIELD) << TURN_BITS | u64::from(turn))
+        fields.map(|field| (field & FIELD) << LAP_BITS | u64::from(lap))
     }
 
-    /// What such words say, whatever turn they were written for. Numbers are not checked here.
+    /// Decodes words of any lap. Ranges are not checked here.
     #[inline]
-    pub(crate) fn decode(words: &[u64; DESCRIPTOR_WORDS]) -> Result<Self, NoOperation> {
-        let [head, len, local, remote, signal, low, high, id] = words.map(|word| word >> TURN_BITS);
-        // The upper bits of the value are 8, whatever else was written beside them.
-        let value = low | high << (u64::BITS - TURN_BITS);
+    pub(crate) fn decode(words: &[u64; DESCRIPTOR_WORDS]) -> Result<Self, InvalidDescriptor> {
+        let [head, len, local, remote, signal, low, high, id] = words.map(|word| word >> LAP_BITS);
+        // The upper part of the value is 8 bits; other bits of its word are shifted out.
+        let value = low | high << (u64::BITS - LAP_BITS);
         let signalling = match head >> 8 & 0xff {
             NO_SIGNAL => None,
-            SET => Some(Update::Set(value)),
-            ADD => Some(Update::Add(value)),
-            _ => return Err(NoOperation),
+            SET => Some(SignalOp::Set(value)),
+            ADD => Some(SignalOp::Add(value)),
+            _ => return Err(InvalidDescriptor),
         }
-        .map(|update| Signalling { signal, update });
+        .map(|update| SignalUpdate { signal, update });
         let operation = match (head & 0xff, signalling) {
             (PUT, signalling) => Operation::Put(signalling),
             (GET, None) => Operation::Get,
             (SIGNAL, Some(signalling)) => Operation::Signal(signalling),
-            _ => return Err(NoOperation),
+            _ => return Err(InvalidDescriptor),
         };
         Ok(Self {
             operation,
@@ -171,7 +174,7 @@ impl fmt::Display for Descriptor {
         match self.operation {
             Operation::Put(_) => write!(f, "put {id} of {len} bytes at {local} to {remote} of rank {peer}"),
             Operation::Get => write!(f, "get {id} of {len} bytes to {local} from {remote} of rank {peer}"),
-            Operation::Signal(Signalling { signal, .. }) => write!(f, "signal {id} to {signal} of rank {peer}"),
+            Operation::Signal(SignalUpdate { signal, .. }) => write!(f, "signal {id} to {signal} of rank {peer}"),
         }
     }
 }

@@ -1,37 +1,37 @@
-//! What is said of a request that failed: to the kernel as a word, to the host as a value.
+//! Failures of requests, reported to kernels as a word and to the host as a value.
 
 use doorbell_cuda::Error as CudaError;
 
-/// Why a request was not done. The numbers are those that a kernel finds in its queue's word of failure, in the lowest 8 bits; above them is the index of the descriptor, plus one.
+/// The cause of a failed request. Kernels find the number in the lowest 8 bits of their queue's
+/// `failed` word; above it is the descriptor's index plus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
-pub enum Cause {
-    /// The descriptor says nothing that could be done.
+pub enum FailureCause {
+    /// The descriptor encodes no valid operation.
     Operation = 1,
     /// There is no such rank.
     Peer = 2,
-    /// The range does not lie in the own memory.
+    /// The range exceeds local memory.
     Local = 3,
-    /// The range does not lie in the peer's memory.
+    /// The range exceeds the peer's memory.
     Remote = 4,
     /// The peer has no such signal.
     Signal = 5,
-    /// The ring was written by something that is no turn of it. Nothing more is taken from it.
+    /// The ring holds a word of an unexpected lap. Nothing more is consumed from it.
     Torn = 6,
     /// The connection to the peer has failed.
     Connection = 7,
-    /// The proxy has gone.
+    /// The proxy has stopped.
     Stopped = 8,
 }
 
-impl Cause {
-    /// The word for kernels.
+impl FailureCause {
     pub(crate) fn word(self, index: u64) -> u64 {
         (index + 1) << 8 | self as u64
     }
 
-    /// What is wrong and what to do.
+    /// Description and advice.
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
@@ -50,17 +50,17 @@ impl Cause {
 /// The first failure of a ring, or of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {}{detail}", cause.advice())]
-pub struct Failed {
-    /// Why.
-    pub cause: Cause,
-    /// What was to be done.
+pub struct RequestFailure {
+    /// The cause.
+    pub cause: FailureCause,
+    /// The failed request.
     pub what: String,
-    /// What the device said, if it did; begins with "; ".
+    /// The device's error, if any; begins with "; ".
     pub detail: String,
 }
 
-impl Failed {
-    pub(crate) fn new(cause: Cause, what: impl ToString) -> Self {
+impl RequestFailure {
+    pub(crate) fn new(cause: FailureCause, what: impl ToString) -> Self {
         Self {
             cause,
             what: what.to_string(),
@@ -69,14 +69,14 @@ impl Failed {
     }
 }
 
-/// What cannot be made.
+/// Failure to create a proxy or queue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProxyError {
-    /// By the GPU's driver.
+    /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The thread could not be started.
-    #[error("the proxy's thread cannot be started: {0}")]
+    /// The proxy thread could not be started.
+    #[error("the proxy thread cannot be started: {0}")]
     Thread(#[source] std::io::Error),
 }

@@ -1,28 +1,36 @@
-//! Puts that a kernel asks for and a thread of the host posts.
+//! The proxy: kernels submit puts, and a host thread (the proxy thread) posts them to queue pairs.
 //!
-//! A kernel cannot ring an adapter's doorbell here; it writes what it wants into a ring of 64-byte descriptors in pinned memory (`ring`, [`Descriptor`]), and the proxy posts it: WRITEs, READs, and *signals*, words of
-//! the peer's that are set or added to behind what was put before. All descriptors that are found at once go by one doorbell for each rank. The device's side is `gpudirect/cuda/kernels/doorbell.cuh`:
+//! A kernel does not ring an adapter's doorbell here; it writes its request into a ring of 64-byte
+//! descriptors in pinned memory (`ring`, [`Descriptor`]), and the proxy posts it: WRITEs, READs,
+//! and *signals*, words of the peer that are set or added to behind earlier puts. All descriptors
+//! found in one pass are posted with one doorbell per rank (doorbell batching). The device side is
+//! `gpudirect/cuda/kernels/doorbell.cuh`:
 //!
 //! ```cuda
 //! #include "doorbell.cuh"
 //!
 //! extern "C" __global__ void push(doorbell::Queue queue, uint64_t bytes, uint32_t peer) {
-//!     fill(queue.heap);                                        // what is to be put, in the own part of the symmetric heap
+//!     fill(queue.heap);                                        // the data to put, in the local part of the symmetric heap
 //!     doorbell::put_signal_block(queue, peer, /*to*/ 0, /*from*/ 0, bytes, /*signal*/ 32, doorbell::ADD, 1);
-//!     if (!doorbell::quiet(queue)) return;                     // the memory may be used again; false: see the host's error
-//!     doorbell::wait_until(queue, 33, 1);                      // what the peer put is here
+//!     if (!doorbell::quiet(queue)) return;                     // the memory may be reused; false: see the host's error
+//!     doorbell::wait_until(queue, 33, 1);                      // the peer's put has arrived
 //! }
 //! ```
 //!
-//! What one queue asks of one peer takes effect there in the order in which it was asked, as all goes by one queue pair (IBTA vol 1, 9.5): so a signal says that what was put before it is there, and there is no fence to call. What several queues ask for
-//! is in no order: `quiet` first.
+//! Requests of one queue to one peer take effect there in submission order, as they share one queue
+//! pair (IBTA vol 1, 9.5): a signal implies that the data put before it has arrived, and no fence
+//! call is needed. Requests of different queues are unordered: call `quiet` first.
 //!
-//! Kernels that wait for other ranks must be on the device before any of them runs ([`Kernel::load`](doorbell_cuda::Kernel::load)): a driver that loads one at its first launch waits for those that run, which may wait for it.
+//! Kernels that wait for other ranks must be loaded on the device before any of them runs
+//! ([`Kernel::load`](doorbell_cuda::Kernel::load)): a driver that loads a kernel at its first
+//! launch waits for running kernels, which may wait for it.
 //!
-//! Nothing in a ring is believed: ranks, ranges and signals are checked, and what is wrong is told by the queue's word of failure and by [`Queue::failure`], while what comes after it goes on. Whoever waits in a kernel is let go when something has failed, or
-//! the proxy goes.
+//! Ring contents are untrusted: ranks, ranges and signals are validated. An invalid request is
+//! reported through the queue's `failed` word and [`Queue::failure`], and later requests continue.
+//! Waiting kernels are released after a failure and when the proxy stops.
 //!
-//! A [`SymmetricHeap`](crate::heap::SymmetricHeap) makes a proxy of its own; this is for those who connect queue pairs by themselves.
+//! A [`SymmetricHeap`](crate::heap::SymmetricHeap) creates its own proxy; use this module directly
+//! with queue pairs that you connect yourself.
 
 mod descriptor;
 mod failure;
@@ -35,49 +43,48 @@ use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-pub use descriptor::{DESCRIPTOR_WORDS, Descriptor, Operation, Signalling, Update};
+pub use descriptor::{DESCRIPTOR_WORDS, Descriptor, Operation, SignalOp, SignalUpdate};
 use doorbell_cuda::Context;
-pub use failure::{Cause, Failed, ProxyError};
+pub use failure::{FailureCause, ProxyError, RequestFailure};
 use parking_lot::Mutex;
-pub(crate) use queue::Patience;
-pub use queue::{DeviceQueue, KernelQueue, Place, Queue, Ticket};
+pub(crate) use queue::Backoff;
+pub use queue::{DeviceQueue, KernelQueue, Queue, RankInfo, Ticket};
 pub(crate) use ring::{COMPLETED, RELEASED, Ring};
-use ring::{Consumer, Next};
-pub(crate) use thread::drive;
-pub use thread::{Idle, Running};
+use ring::{Consumer, Peeked};
+pub(crate) use thread::run_until;
+pub use thread::{IdlePolicy, ProxyThread};
+pub use wire::{Connections, PeerMemory};
 use wire::{Origin, Outcome, Staging};
-pub use wire::{PeerMemory, Wire};
 
-/// What posts for kernels and threads: driven by the caller's calls of [`progress`](Self::progress), or by a thread ([`spawn`](Self::spawn)).
+/// Posts requests of kernels and threads: driven by calls of [`progress`](Self::progress), or by a
+/// proxy thread ([`spawn`](Self::spawn)).
 #[derive(Debug)]
 pub struct Proxy {
-    wire: Wire,
+    wire: Connections,
     rings: Vec<Option<Consumer>>,
-    door: Arc<Door>,
+    registry: Arc<RingRegistry>,
     outcomes: Vec<Outcome>,
 }
 
-/// Where rings come in.
 #[derive(Debug, Default)]
-pub(crate) struct Door {
+pub(crate) struct RingRegistry {
     waiting: AtomicBool,
     rings: Mutex<Rings>,
-    /// Whether the thread is to end.
+    /// Requests the proxy thread to exit.
     pub(crate) stop: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Rings {
     new: Vec<Arc<Ring>>,
-    /// Whether the proxy is gone.
-    gone: bool,
+    stopped: bool,
 }
 
-impl Door {
-    /// Has the proxy take from a ring. One that is gone abandons it at once.
+impl RingRegistry {
+    /// Registers a ring with the proxy. A stopped proxy abandons it at once.
     pub(crate) fn open(&self, ring: Arc<Ring>) {
         let mut rings = self.rings.lock();
-        if rings.gone {
+        if rings.stopped {
             Consumer::new(ring).abandon();
         } else {
             rings.new.push(ring);
@@ -87,66 +94,65 @@ impl Door {
 }
 
 impl Proxy {
-    /// One that posts by these connections.
+    /// A proxy that posts on these connections.
     #[must_use]
-    pub fn new(wire: Wire) -> Self {
+    pub fn new(wire: Connections) -> Self {
         Self {
             wire,
             rings: Vec::new(),
-            door: Arc::default(),
+            registry: Arc::default(),
             outcomes: Vec::new(),
         }
     }
 
-    pub(crate) fn door(&self) -> &Arc<Door> {
-        &self.door
+    pub(crate) fn registry(&self) -> &Arc<RingRegistry> {
+        &self.registry
     }
 
-    /// A queue for threads, of so many slots, rounded up to a power of two.
+    /// A queue for host threads, with `slots` slots, rounded up to a power of two.
     #[must_use]
     pub fn queue(&self, slots: u32) -> Queue {
-        Queue::open(&self.door, slots)
+        Queue::open(&self.registry, slots)
     }
 
-    /// A queue for kernels of the context's device; without one, for kernels that the processor runs. `keep` is kept as long as the queue: what the memory of `place` lies in, for one.
-    ///
-    /// # Errors
-    /// What the GPU's driver says.
+    /// A queue for kernels of the context's device; without a context, for kernels run on the host.
+    /// `keep` lives as long as the queue, such as the owner of the memory in `place`.
     pub fn kernel_queue(
         &self,
         context: Option<&Context>,
         slots: u32,
-        place: Place,
+        place: RankInfo,
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Result<KernelQueue, ProxyError> {
-        KernelQueue::open(&self.door, context, slots, place, keep)
+        KernelQueue::open(&self.registry, context, slots, place, keep)
     }
 
-    /// Takes what is in the rings, posts it, takes completions, and tells the writers. Gives whether there was anything to do. Never waits.
+    /// Consumes ring entries, posts them, polls completions, and publishes progress to the writers.
+    /// Returns whether there was anything to do. Never blocks.
     pub fn progress(&mut self) -> bool {
-        if self.door.waiting.load(Ordering::Acquire) {
+        if self.registry.waiting.load(Ordering::Acquire) {
             self.admit();
         }
         let mut any = false;
         for (number, place) in self.rings.iter_mut().enumerate() {
             let Some(consumer) = place else { continue };
-            while let Next::Descriptor(said) = consumer.peek() {
+            while let Peeked::Descriptor(decoded) = consumer.peek() {
                 let index = consumer.ring_index();
-                let staging = match &said {
+                let staging = match &decoded {
                     Ok(descriptor) => self.wire.stage(descriptor, Origin { ring: number, index }),
-                    Err(_) => Staging::Over(Err(Failed::new(
-                        Cause::Operation,
+                    Err(_) => Staging::Done(Err(RequestFailure::new(
+                        FailureCause::Operation,
                         format_args!("put {index} of a queue"),
                     ))),
                 };
                 match staging {
                     Staging::Full => break,
-                    Staging::Taken => {
+                    Staging::Staged => {
                         consumer.take();
                     }
-                    Staging::Over(result) => {
+                    Staging::Done(result) => {
                         consumer.take();
-                        settle(consumer, index, result);
+                        complete(consumer, index, result);
                     }
                 }
                 any = true;
@@ -159,14 +165,14 @@ impl Proxy {
         }
         for (origin, result) in self.outcomes.drain(..) {
             if let Some(Some(consumer)) = self.rings.get_mut(origin.ring) {
-                settle(consumer, origin.index, result);
+                complete(consumer, origin.index, result);
             }
         }
         for place in &mut self.rings {
             if let Some(consumer) = place {
                 consumer.publish();
-                if consumer.is_over() {
-                    // For kernels that go on without their queue.
+                if consumer.is_finished() {
+                    // For kernels that outlive their queue.
                     consumer.abandon();
                     *place = None;
                 }
@@ -177,8 +183,8 @@ impl Proxy {
 
     #[cold]
     fn admit(&mut self) {
-        let mut rings = self.door.rings.lock();
-        self.door.waiting.store(false, Ordering::Release);
+        let mut rings = self.registry.rings.lock();
+        self.registry.waiting.store(false, Ordering::Release);
         for ring in rings.new.drain(..) {
             let consumer = Some(Consumer::new(ring));
             match self.rings.iter_mut().find(|place| place.is_none()) {
@@ -189,8 +195,8 @@ impl Proxy {
     }
 }
 
-/// A descriptor has come to an end: the failure is told before that.
-fn settle(consumer: &mut Consumer, index: u64, result: Result<(), Failed>) {
+/// Completes a descriptor; a failure is recorded first.
+fn complete(consumer: &mut Consumer, index: u64, result: Result<(), RequestFailure>) {
     if let Err(failed) = result {
         consumer.ring.fail(index, failed);
     }
@@ -200,7 +206,7 @@ fn settle(consumer: &mut Consumer, index: u64, result: Result<(), Failed>) {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.admit();
-        self.door.rings.lock().gone = true;
+        self.registry.rings.lock().stopped = true;
         self.admit();
         self.rings.iter_mut().flatten().for_each(Consumer::abandon);
     }

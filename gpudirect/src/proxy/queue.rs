@@ -1,4 +1,4 @@
-//! Who writes into rings: threads by a [`Queue`], kernels by a [`KernelQueue`].
+//! The producers of rings: host threads through a [`Queue`], kernels through a [`KernelQueue`].
 
 use core::any::Any;
 use core::fmt;
@@ -10,74 +10,73 @@ use std::time::Instant;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Memory as _, Span};
 
-use super::failure::{Cause, Failed, ProxyError};
+use super::failure::{FailureCause, ProxyError, RequestFailure};
 use super::ring::{COMPLETED, CONSUMED, FAILED, HEAD, Ring, SLOTS};
-use super::{Descriptor, Door};
+use super::{Descriptor, RingRegistry};
 use crate::words::WORD;
 
-/// Where threads ask for puts. Any number of them may at once.
+/// A queue of requests from host threads (multi-producer).
 #[derive(Debug)]
 pub struct Queue {
     pub(crate) ring: Arc<Ring>,
 }
 
 impl Queue {
-    /// One of so many slots, which the proxy behind the door takes from.
-    pub(crate) fn open(door: &Door, slots: u32) -> Self {
+    pub(crate) fn open(registry: &RingRegistry, slots: u32) -> Self {
         let ring = Ring::plain(slots);
-        door.open(Arc::clone(&ring));
+        registry.open(Arc::clone(&ring));
         Self { ring }
     }
 
-    /// Asks for what `descriptor` says. Gives its ticket, or `None` while the queue is full.
+    /// Submits a request. Returns its ticket, or `None` if the queue is full.
     pub fn try_put(&self, descriptor: &Descriptor) -> Option<Ticket> {
         self.ring.try_write(descriptor).map(Ticket)
     }
 
-    /// Asks for what `descriptor` says; waits while the queue is full.
+    /// Submits a request; waits while the queue is full.
     ///
     /// # Errors
-    /// When the queue has failed: what it was asked for is not done as it was meant.
-    pub fn put(&self, descriptor: &Descriptor) -> Result<Ticket, Failed> {
-        let mut patience = Patience::new(None);
+    /// If the queue has failed.
+    pub fn put(&self, descriptor: &Descriptor) -> Result<Ticket, RequestFailure> {
+        let mut backoff = Backoff::new(None);
         loop {
             self.check()?;
             if let Some(ticket) = self.try_put(descriptor) {
                 return Ok(ticket);
             }
-            patience.wait();
+            backoff.wait();
         }
     }
 
-    /// How many of its descriptors are done, without a gap.
+    /// The number of its completed descriptors, counted without gaps.
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.ring.completed()
     }
 
-    /// Waits until all that was asked for before is done. `false` when it is not, after so long.
+    /// Waits until all earlier requests are complete; `false` after the timeout.
     ///
     /// # Errors
-    /// When anything of it has failed.
-    pub fn quiet(&self, timeout: Option<Duration>) -> Result<bool, Failed> {
+    /// If any of them has failed.
+    pub fn quiet(&self, timeout: Option<Duration>) -> Result<bool, RequestFailure> {
         let until = self.ring.words.at(HEAD).load(Ordering::Relaxed);
-        let mut patience = Patience::new(timeout);
+        let mut backoff = Backoff::new(timeout);
         loop {
             let done = self.ring.completed() >= until;
             self.check()?;
-            if done || !patience.wait() {
+            if done || !backoff.wait() {
                 return Ok(done);
             }
         }
     }
 
-    /// The first thing that has failed.
+    /// The first failure.
     #[must_use]
-    pub fn failure(&self) -> Option<Failed> {
+    pub fn failure(&self) -> Option<RequestFailure> {
         self.ring.failure()
     }
 
-    fn check(&self) -> Result<(), Failed> {
+    fn check(&self) -> Result<(), RequestFailure> {
         self.failure().map_or(Ok(()), Err)
     }
 }
@@ -88,11 +87,11 @@ impl Drop for Queue {
     }
 }
 
-/// Which of a queue's descriptors, from 0 on.
+/// The index of a descriptor in its queue, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// What kernels are given of a queue, by value: `doorbell::Queue` of `doorbell.cuh`.
+/// A kernel's parameter for a queue, passed by value: `doorbell::Queue` of `doorbell.cuh`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct DeviceQueue {
@@ -100,10 +99,10 @@ pub struct DeviceQueue {
     consumed: DevicePtr,
     completed: DevicePtr,
     failed: DevicePtr,
-    /// Counters of the kernels' own: of descriptors, and of what was last seen of `consumed`.
+    /// The kernels' counters: the head, and the last value read of `consumed`.
     head: DevicePtr,
     seen: DevicePtr,
-    /// The own memory, and the own signals.
+    /// Local memory and local signals.
     heap: DevicePtr,
     signals: DevicePtr,
     mask: u32,
@@ -112,38 +111,41 @@ pub struct DeviceQueue {
     ranks: u32,
 }
 
-/// Where kernels ask for puts: any number of blocks and threads, of one kernel or of several, at once.
+/// A queue of requests from kernels: any number of blocks and threads, of one or more kernels,
+/// concurrently.
 ///
-/// To be kept as long as kernels use it; launches name [`uses`](Self::uses), which keeps the memory until they are done.
+/// Keep it as long as kernels use it; launches list [`uses`](Self::uses), which keeps the memory
+/// until they are done.
 pub struct KernelQueue {
     ring: Arc<Ring>,
-    /// Where kernels count: in the memory of their device.
+    /// The kernels' counters, in memory of their device.
     counters: Option<DeviceMemory>,
     device: DeviceQueue,
-    /// What the proxy lives in.
+    /// The owner of the proxy.
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// What a kernel is told besides of the rank that it runs for.
+/// The rank information passed to kernels.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// Where the memory begins that it puts from.
+pub struct RankInfo {
+    /// The start of the local memory of puts.
     pub heap: DevicePtr,
-    /// Where the signals begin that others update.
+    /// The start of the local signals.
     pub signals: DevicePtr,
     /// The rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
 }
 
 impl KernelQueue {
-    /// One of so many slots for kernels of a device; without one, for kernels that the processor runs.
+    /// Creates a queue of `slots` slots for kernels of a device; without one, for kernels run on
+    /// the host.
     pub(crate) fn open(
-        door: &Door,
+        registry: &RingRegistry,
         context: Option<&Context>,
         slots: u32,
-        place: Place,
+        place: RankInfo,
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, ProxyError> {
         let ring = match context {
@@ -171,7 +173,7 @@ impl KernelQueue {
             rank: place.rank,
             ranks: place.ranks,
         };
-        door.open(Arc::clone(&ring));
+        registry.open(Arc::clone(&ring));
         Ok(Self {
             ring,
             counters,
@@ -180,32 +182,31 @@ impl KernelQueue {
         })
     }
 
-    /// The argument of kernels.
+    /// The kernel parameter.
     #[must_use]
     pub fn device(&self) -> DeviceQueue {
         self.device
     }
 
-    /// What a launch uses of it.
+    /// Its resources for launches.
     pub fn uses(&self) -> impl Iterator<Item = Span<'_>> {
         let counters = self.counters.as_ref().map(|counters| counters.all());
         counters.into_iter().chain(self.ring.words.all())
     }
 
-    /// How many of its descriptors are done, without a gap.
+    /// The number of its completed descriptors, counted without gaps.
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.ring.completed()
     }
 
-    /// The first thing that has failed.
+    /// The first failure.
     #[must_use]
-    pub fn failure(&self) -> Option<Failed> {
+    pub fn failure(&self) -> Option<RequestFailure> {
         self.ring.failure()
     }
 }
 
-/// Two counters in the memory of a device.
 fn zeroed(context: &Context) -> Result<DeviceMemory, ProxyError> {
     let counters = DeviceMemory::alloc(context, 2 * WORD)?;
     let stream = doorbell_cuda::Stream::new(context)?;
@@ -215,11 +216,12 @@ fn zeroed(context: &Context) -> Result<DeviceMemory, ProxyError> {
 }
 
 impl KernelQueue {
-    /// Lets go all kernels that wait for anything of the queue, such as for a signal of a rank that has gone: they are told that it has failed. What was asked for before is done nevertheless.
+    /// Releases all kernels that wait on the queue, such as for a signal of a rank that has exited:
+    /// they see a failure. Earlier requests are still executed.
     pub fn stop(&self) {
         self.ring.fail(
             self.ring.completed(),
-            Failed::new(Cause::Stopped, "a queue of puts, by its host"),
+            RequestFailure::new(FailureCause::Stopped, "a queue of puts, by its host"),
         );
         self.ring.stop();
     }
@@ -240,30 +242,30 @@ impl Drop for KernelQueue {
     }
 }
 
-/// Waits a little longer each time, up to a deadline.
-pub(crate) struct Patience {
+/// Spins, then yields, then sleeps ever longer (exponential backoff), up to a deadline.
+pub(crate) struct Backoff {
     deadline: Option<Instant>,
-    looks: u32,
+    polls: u32,
 }
 
-impl Patience {
+impl Backoff {
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
-            looks: 0,
+            polls: 0,
         }
     }
 
-    /// `false` when the time is over.
+    /// `false` after the deadline.
     pub(crate) fn wait(&mut self) -> bool {
         const SPINS: u32 = 256;
         const YIELDS: u32 = 4096;
-        self.looks = self.looks.saturating_add(1);
-        if self.looks < SPINS {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < SPINS {
             core::hint::spin_loop();
             return true;
         }
-        if self.looks < YIELDS {
+        if self.polls < YIELDS {
             thread::yield_now();
         } else {
             thread::sleep(Duration::from_micros(50));

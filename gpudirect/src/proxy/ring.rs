@@ -1,17 +1,20 @@
-//! The ring between those who ask for puts, a kernel or threads, and the proxy.
+//! The request ring between producers (a kernel, or host threads) and the proxy.
 //!
-//! Who writes takes an index (`head`), waits until its slot is free (`consumed`), and stores the descriptor's words, in any order and without a fence between them. The proxy takes a descriptor when all of its words
-//! have the turn's number ([`descriptor`](super::descriptor)), so that it never takes half of one, and publishes how many it has taken (`consumed`) and how many of those are done, without a gap (`completed`).
+//! A producer takes an index (`head`), waits until its slot is free (`consumed`), and stores the
+//! descriptor's words in any order, without fences between them. The proxy consumes a descriptor
+//! when all of its words have the expected lap ([`descriptor`](super::descriptor)), so never a
+//! partial one, and publishes how many it has consumed (`consumed`) and how many of those are
+//! complete, without gaps (`completed`).
 //!
-//! | word | what | written by |
+//! | word | meaning | written by |
 //! |---|---|---|
 //! | 0 | `consumed` | the proxy |
 //! | 1 | `completed` | the proxy |
-//! | 2 | `failed`: [`Cause`](super::Cause) and index of the first failure; 0 | the proxy |
-//! | 3 | `stopped`: 1 when nothing more is taken | the proxy |
-//! | 16 | `released`: of a ring that is gated, how many may be taken | a stream |
-//! | 32 | `head`, where threads write; that of a kernel lies in the memory of its device | who writes |
-//! | 48… | the slots, 8 words each | who writes |
+//! | 2 | `failed`: [`Cause`](super::Cause) and index of the first failure; 0 if none | the proxy |
+//! | 3 | `stopped`: 1 when nothing more is consumed | the proxy |
+//! | 16 | `released`: for a gated ring, how many may be consumed | a stream |
+//! | 32 | `head` for host threads; that of a kernel is in its device's memory | the producers |
+//! | 48… | the slots, 8 words each | the producers |
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -19,9 +22,9 @@ use std::sync::Arc;
 use doorbell_cuda::Context;
 use parking_lot::Mutex;
 
-use super::descriptor::{DESCRIPTOR_WORDS, Descriptor, NoOperation, turn, turn_before, turn_of};
-use super::failure::{Cause, Failed};
-use crate::words::Words;
+use super::descriptor::{DESCRIPTOR_WORDS, Descriptor, InvalidDescriptor, lap, lap_of, previous_lap};
+use super::failure::{FailureCause, RequestFailure};
+use crate::words::SharedWords;
 
 pub(crate) const CONSUMED: usize = 0;
 pub(crate) const COMPLETED: usize = 1;
@@ -31,33 +34,31 @@ pub(crate) const RELEASED: usize = 16;
 pub(crate) const HEAD: usize = 32;
 pub(crate) const SLOTS: usize = 48;
 
-/// What the two ends of a ring share.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    pub(crate) words: Words,
+    pub(crate) words: SharedWords,
     pub(crate) slots: u64,
-    /// Whether only what a stream has released is taken.
+    /// Whether only descriptors released by a stream are consumed.
     gated: bool,
-    /// Whether nobody writes any more.
+    /// Whether all producers are gone.
     closed: AtomicBool,
-    /// The first failure, in words.
-    failure: Mutex<Option<Failed>>,
+    failure: Mutex<Option<RequestFailure>>,
 }
 
 impl Ring {
-    /// One of `slots`, rounded up to a power of two, for threads.
+    /// A ring of `slots` slots, rounded up to a power of two, for host threads.
     pub(crate) fn plain(slots: u32) -> Arc<Self> {
         let slots = rounded(slots);
-        Self::over(Words::plain(words(slots)), slots, false)
+        Self::over(SharedWords::plain(words(slots)), slots, false)
     }
 
-    /// The same in pinned memory, for kernels or, if it is `gated`, for streams.
+    /// The same in pinned memory, for kernels or, if `gated`, for streams.
     pub(crate) fn pinned(context: &Context, slots: u32, gated: bool) -> Result<Arc<Self>, doorbell_cuda::Error> {
         let slots = rounded(slots);
-        Ok(Self::over(Words::pinned(context, words(slots))?, slots, gated))
+        Ok(Self::over(SharedWords::pinned(context, words(slots))?, slots, gated))
     }
 
-    fn over(words: Words, slots: u64, gated: bool) -> Arc<Self> {
+    fn over(words: SharedWords, slots: u64, gated: bool) -> Arc<Self> {
         Arc::new(Self {
             words,
             slots,
@@ -67,33 +68,30 @@ impl Ring {
         })
     }
 
-    /// The first word of the slot of `index`.
     #[inline]
     pub(crate) fn slot(&self, index: u64) -> usize {
         SLOTS + (index & (self.slots - 1)) as usize * DESCRIPTOR_WORDS
     }
 
-    /// How many are done, without a gap.
+    /// The number of completed descriptors, counted without gaps.
     #[inline]
     pub(crate) fn completed(&self) -> u64 {
         self.words.at(COMPLETED).load(Ordering::Acquire)
     }
 
-    /// Nobody writes any more: the proxy forgets it when what it has is done.
+    /// Marks all producers as gone: the proxy drops it once its requests are complete.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// The first failure.
-    pub(crate) fn failure(&self) -> Option<Failed> {
-        // The word is looked at first: nothing has failed as a rule.
+    pub(crate) fn failure(&self) -> Option<RequestFailure> {
+        // Fast path: usually nothing has failed, and the word says so without the lock.
         (self.words.at(FAILED).load(Ordering::Acquire) != 0)
             .then(|| self.failure.lock().clone())
             .flatten()
     }
 
-    /// Notes a failure, if it is the first.
-    pub(crate) fn fail(&self, index: u64, failed: Failed) {
+    pub(crate) fn fail(&self, index: u64, failed: RequestFailure) {
         let mut first = self.failure.lock();
         if first.is_none() {
             let word = failed.cause.word(index);
@@ -102,19 +100,19 @@ impl Ring {
         }
     }
 
-    /// Nothing more is taken: whoever waits for that is let go.
+    /// Nothing more is consumed: waiting producers are released.
     pub(crate) fn stop(&self) {
         self.words.at(STOPPED).store(1, Ordering::Release);
     }
 
-    /// Writes a descriptor for threads, whose index is not taken yet. `None` while the ring is full.
+    /// Submits a descriptor for a host thread. `None` if the ring is full.
     pub(crate) fn try_write(&self, descriptor: &Descriptor) -> Option<u64> {
         let head = self.words.at(HEAD);
         let mut index = head.load(Ordering::Relaxed);
         loop {
             let consumed = self.words.at(CONSUMED).load(Ordering::Acquire);
             if index.wrapping_sub(consumed) >= self.slots {
-                // By an old head it may only seem full.
+                // A stale head can make the ring seem full.
                 let now = head.load(Ordering::Relaxed);
                 if now == index {
                     return None;
@@ -128,8 +126,9 @@ impl Ring {
             }
         }
         let first = self.slot(index);
-        // What was written before, to be put by this, is seen by whoever takes it: each of the words says so, as any of them may be looked at first.
-        for (at, word) in descriptor.encode(turn(index, self.slots)).into_iter().enumerate() {
+        // Release on every word, as the proxy may read any of them first: the caller's earlier
+        // writes are visible to the consumer.
+        for (at, word) in descriptor.encode(lap(index, self.slots)).into_iter().enumerate() {
             self.words.at(first + at).store(word, Ordering::Release);
         }
         Some(index)
@@ -140,30 +139,27 @@ fn rounded(slots: u32) -> u64 {
     u64::from(slots.clamp(2, 1 << 20).next_power_of_two())
 }
 
-/// The words of a ring of so many slots.
 fn words(slots: u64) -> usize {
     SLOTS + slots as usize * DESCRIPTOR_WORDS
 }
 
-/// What lies next in a ring.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Nothing, or not all of it.
-    Nothing,
-    /// A descriptor; or words that are none, of which the slot is taken as well.
-    Descriptor(Result<Descriptor, NoOperation>),
+pub(crate) enum Peeked {
+    /// None, or an incomplete one.
+    Empty,
+    /// A complete entry; an invalid one consumes its slot too.
+    Descriptor(Result<Descriptor, InvalidDescriptor>),
 }
 
-/// The proxy's end of a ring.
+/// The proxy's consumer of a ring.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     pub(crate) ring: Arc<Ring>,
-    /// The index of what is taken next.
     next: u64,
-    /// As published.
+    /// As last published.
     consumed: u64,
     completed: u64,
-    /// Whether what is in each slot, once taken, is done.
+    /// Per slot: whether its consumed descriptor is complete.
     done: Box<[bool]>,
     torn: bool,
 }
@@ -180,49 +176,50 @@ impl Consumer {
         }
     }
 
-    /// What can be taken now. So many may be under way as there are slots: nothing is taken before the oldest of them is done.
+    /// Reads the next entry. The number in flight is limited to the slots: nothing is consumed
+    /// while the oldest of that many is incomplete.
     #[inline]
-    pub(crate) fn peek(&mut self) -> Next {
+    pub(crate) fn peek(&mut self) -> Peeked {
         let ring = &*self.ring;
         if self.torn || self.next - self.completed >= ring.slots {
-            return Next::Nothing;
+            return Peeked::Empty;
         }
         if ring.gated {
             let released = ring.words.at(RELEASED).load(Ordering::Acquire);
-            // Counters that have wrapped, or nonsense, are nothing to take by.
+            // A wrapped or invalid count releases nothing.
             if released.wrapping_sub(self.next) as i64 <= 0 {
-                return Next::Nothing;
+                return Peeked::Empty;
             }
         }
-        let (expected, before) = (turn(self.next, ring.slots), turn_before(self.next, ring.slots));
+        let (expected, before) = (lap(self.next, ring.slots), previous_lap(self.next, ring.slots));
         let first = ring.slot(self.next);
         let mut words = [0; DESCRIPTOR_WORDS];
         for (at, word) in words.iter_mut().enumerate() {
             *word = ring.words.at(first + at).load(Ordering::Acquire);
-            let turn = turn_of(*word);
-            if turn == expected {
+            let lap = lap_of(*word);
+            if lap == expected {
                 continue;
             }
-            if turn != before {
+            if lap != before {
                 self.torn = true;
                 ring.fail(
                     self.next,
-                    Failed::new(Cause::Torn, format_args!("put {} of a queue", self.next)),
+                    RequestFailure::new(FailureCause::Torn, format_args!("put {} of a queue", self.next)),
                 );
                 ring.stop();
             }
-            return Next::Nothing;
+            return Peeked::Empty;
         }
-        Next::Descriptor(Descriptor::decode(&words))
+        Peeked::Descriptor(Descriptor::decode(&words))
     }
 
-    /// The index of what is taken next.
     #[inline]
     pub(crate) fn ring_index(&self) -> u64 {
         self.next
     }
 
-    /// Takes what was peeked at: gives its index. [`publish`](Self::publish) tells the writers.
+    /// Consumes the peeked entry; returns its index. Producers see it after
+    /// [`publish`](Self::publish).
     #[inline]
     pub(crate) fn take(&mut self) -> u64 {
         let index = self.next;
@@ -231,7 +228,7 @@ impl Consumer {
         index
     }
 
-    /// What was taken as `index` is done. [`publish`](Self::publish) tells the writers.
+    /// Completes the descriptor `index`. Producers see it after [`publish`](Self::publish).
     #[inline]
     pub(crate) fn finish(&mut self, index: u64) {
         self.done[(index & (self.ring.slots - 1)) as usize] = true;
@@ -240,7 +237,6 @@ impl Consumer {
         }
     }
 
-    /// Says how many have been taken, and how many of them are done.
     #[inline]
     pub(crate) fn publish(&mut self) {
         let words = &self.ring.words;
@@ -253,26 +249,29 @@ impl Consumer {
         }
     }
 
-    /// How many have been taken and are not done.
-    pub(crate) fn under_way(&self) -> u64 {
+    /// The number of consumed, incomplete descriptors.
+    pub(crate) fn in_flight(&self) -> u64 {
         self.next - self.completed
     }
 
-    /// Whether it can be forgotten: nobody writes any more, and all that threads have written is done, also what a stream has yet to release.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether it can be dropped: all producers are gone, and everything that threads have written
+    /// is complete, including entries that a stream has yet to release.
+    pub(crate) fn is_finished(&self) -> bool {
         self.ring.closed.load(Ordering::Acquire)
-            && self.under_way() == 0
+            && self.in_flight() == 0
             && self.next >= self.ring.words.at(HEAD).load(Ordering::Acquire)
     }
 
-    /// The proxy goes, or the ring: what is under way has failed, and whoever waits is told so and let go.
+    /// The proxy or the ring stops: requests in flight fail, and waiting producers are released.
     pub(crate) fn abandon(&mut self) {
         let what = "a queue of puts";
-        self.ring.fail(self.next, Failed::new(Cause::Stopped, what));
+        self.ring
+            .fail(self.next, RequestFailure::new(FailureCause::Stopped, what));
         self.ring.stop();
         self.completed = self.next;
         self.publish();
-        // Streams wait for counts alone: beyond all that was ever asked for, by the signed difference, they wait for nothing.
+        // Streams wait for counts only: advance them beyond everything submitted, by the signed
+        // difference, so that no wait remains.
         if self.ring.gated {
             let head = self.ring.words.at(HEAD).load(Ordering::Acquire);
             self.ring.words.at(COMPLETED).store(head, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The proxy's thread.
+//! The proxy thread.
 
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -7,87 +7,85 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use super::{Door, Proxy, ProxyError};
+use super::{Proxy, ProxyError, RingRegistry};
 
-/// What a thread does that finds nothing to do. Kernels cannot wake it.
+/// The idle policy of a polling thread. Kernels cannot wake it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Idle {
-    /// How long it goes on looking without a break.
+pub struct IdlePolicy {
+    /// How long it busy-polls.
     pub spin: Duration,
-    /// How long it then sleeps between looks: what comes meanwhile is late by so much. The system adds some 50 µs.
-    pub nap: Duration,
+    /// How long it then sleeps between polls, which delays requests by as much. The system adds
+    /// some 50 µs.
+    pub sleep: Duration,
 }
 
-impl Default for Idle {
+impl Default for IdlePolicy {
     /// 10 ms, and 50 µs.
     fn default() -> Self {
         Self {
             spin: Duration::from_millis(10),
-            nap: Duration::from_micros(50),
+            sleep: Duration::from_micros(50),
         }
     }
 }
 
-/// How often it looks before it looks at the time, or lets others run.
-const LOOKS: u32 = 64;
+/// Polls between reading the clock or yielding.
+const POLLS_PER_CLOCK_READ: u32 = 64;
 
-/// Calls `progress`, which says whether there was anything to do, until `stop`.
-pub(crate) fn drive(idle: Idle, mut progress: impl FnMut() -> bool, stop: impl Fn() -> bool) {
+/// Calls `progress`, which returns whether there was anything to do, until `stop`.
+pub(crate) fn run_until(idle: IdlePolicy, mut progress: impl FnMut() -> bool, stop: impl Fn() -> bool) {
     let mut since: Option<Instant> = None;
-    let mut looks = 0;
+    let mut polls = 0;
     while !stop() {
         if progress() {
-            (since, looks) = (None, 0);
+            (since, polls) = (None, 0);
             continue;
         }
-        looks += 1;
-        if looks < LOOKS {
+        polls += 1;
+        if polls < POLLS_PER_CLOCK_READ {
             core::hint::spin_loop();
             continue;
         }
-        looks = 0;
+        polls = 0;
         if since.get_or_insert_with(Instant::now).elapsed() < idle.spin {
             thread::yield_now();
         } else {
-            thread::sleep(idle.nap);
+            thread::sleep(idle.sleep);
         }
     }
 }
 
-/// A proxy that a thread drives. Dropping it ends the thread: what is under way fails.
-pub struct Running {
-    door: Arc<Door>,
+/// A proxy with its thread. Dropping it stops the thread: requests in flight fail.
+pub struct ProxyThread {
+    registry: Arc<RingRegistry>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// Has a thread of its own drive it.
-    ///
-    /// # Errors
-    /// When there is no thread to be had.
-    pub fn spawn(mut self, idle: Idle) -> Result<Running, ProxyError> {
-        let door = Arc::clone(self.door());
-        let stop = Arc::clone(&door);
+    /// Starts a proxy thread.
+    pub fn spawn(mut self, idle: IdlePolicy) -> Result<ProxyThread, ProxyError> {
+        let registry = Arc::clone(self.registry());
+        let stop = Arc::clone(&registry);
         let thread = thread::Builder::new()
             .name("doorbell-proxy".to_owned())
-            .spawn(move || drive(idle, || self.progress(), || stop.stop.load(Ordering::Acquire)))
+            .spawn(move || run_until(idle, || self.progress(), || stop.stop.load(Ordering::Acquire)))
             .map_err(ProxyError::Thread)?;
-        Ok(Running {
-            door,
+        Ok(ProxyThread {
+            registry,
             thread: Some(thread),
         })
     }
 }
 
-impl Running {
-    pub(crate) fn door(&self) -> &Arc<Door> {
-        &self.door
+impl ProxyThread {
+    pub(crate) fn registry(&self) -> &Arc<RingRegistry> {
+        &self.registry
     }
 }
 
-impl Drop for Running {
+impl Drop for ProxyThread {
     fn drop(&mut self) {
-        self.door.stop.store(true, Ordering::Release);
+        self.registry.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -96,7 +94,7 @@ impl Drop for Running {
     }
 }
 
-impl fmt::Debug for Running {
+impl fmt::Debug for ProxyThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running").finish_non_exhaustive()
     }

@@ -1,4 +1,5 @@
-//! The proxy's connections: a queue pair to each rank, by which descriptors become requests.
+//! The proxy's connections: a queue pair per rank, on which descriptors are posted as work
+//! requests.
 
 use core::any::Any;
 use std::collections::VecDeque;
@@ -8,118 +9,119 @@ use doorbell_verbs::{
     RemoteWord, Word,
 };
 
-use super::descriptor::{Descriptor, Operation, Signalling, Update};
-use super::failure::{Cause, Failed};
+use super::descriptor::{Descriptor, Operation, SignalOp, SignalUpdate};
+use super::failure::{FailureCause, RequestFailure};
 use crate::words::WORD;
 
-/// The most bytes of one request: ports take 1 GiB and more.
-const PIECE: u64 = 1 << 30;
-/// Requests that a batch has at most, about: the last of them is signalled.
-const BATCH: usize = 64;
+/// The maximum bytes of a work request: ports support 1 GiB and more.
+const MAX_REQUEST: u64 = 1 << 30;
+/// The approximate maximum of work requests per batch; the last one is signaled (selective
+/// signaling).
+const MAX_BATCH: usize = 64;
 
-/// What a peer has given away.
+/// A peer's remote memory.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerMemory {
-    /// The memory that is put to and got from.
+    /// The target of puts and source of gets.
     pub data: Remote<All>,
     /// Its signals, 8 bytes each.
     pub signals: Remote<All>,
 }
 
-/// How to get to the ranks: what a [`Proxy`](super::Proxy) posts by.
-pub struct Wire {
-    // Queue pairs before what they use.
-    links: Vec<Link>,
+/// Connections to all ranks, on which a [`Proxy`](super::Proxy) posts.
+pub struct Connections {
+    // Queue pairs are dropped before their resources.
+    peers: Vec<PeerConnection>,
     cq: CompletionQueue,
     local: Alias,
     local_len: u64,
     _keep: Box<dyn Any + Send>,
 }
 
-/// The connection to a rank.
-struct Link {
+struct PeerConnection {
     qp: QueuePair,
     memory: PeerMemory,
-    /// Where old values of words that are added to come; one for each request that the queue takes.
+    /// Scratch words for the original values that atomics return; one per send queue slot.
     words: Vec<Word>,
-    /// What is posted next, and the values that are written by it.
+    /// Work requests staged for the next doorbell, and their inline values.
     staged: Vec<Request>,
     values: Vec<[u8; WORD]>,
-    flights: VecDeque<Flight>,
-    /// How many of them are staged: the last ones.
-    staged_flights: usize,
-    /// Why nothing goes this way any more.
-    broken: Option<String>,
+    in_flight: VecDeque<InFlight>,
+    /// How many of the in-flight entries are staged: the last ones.
+    staged_in_flight: usize,
+    /// The error that broke the connection.
+    error_text: Option<String>,
 }
 
 enum Request {
     Write(Alias, Remote<All>),
     Read(Alias, Remote<All>),
-    /// The value of this index.
     Set(usize, Remote<All>),
     Add(Word, RemoteWord, u64),
 }
 
-/// Which descriptor: of which ring, and its index there.
+/// The ring of a descriptor, and its index there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) ring: usize,
     pub(crate) index: u64,
 }
 
-/// A descriptor that has become requests.
-struct Flight {
-    /// The sequence of the last of them.
+/// A descriptor posted as work requests.
+struct InFlight {
+    /// The sequence number of its last work request.
     last: u64,
     origin: Origin,
     descriptor: Descriptor,
 }
 
-/// What came of a descriptor.
-pub(crate) type Outcome = (Origin, Result<(), Failed>);
+pub(crate) type Outcome = (Origin, Result<(), RequestFailure>);
 
-/// Whether a descriptor has been taken.
+/// The result of staging a descriptor.
 pub(crate) enum Staging {
-    /// It goes with the next doorbell.
-    Taken,
-    /// There is no room yet.
+    /// It is posted with the next doorbell.
+    Staged,
+    /// There is no free send queue slot.
     Full,
-    /// It is done: there was nothing to do, or it cannot be done.
-    Over(Result<(), Failed>),
+    /// It is complete: nothing to post, or invalid.
+    Done(Result<(), RequestFailure>),
 }
 
-impl Wire {
-    /// Connections to ranks, from 0 on: a queue pair to each, all of whose completions come to `cq`, and of each what it has given away. `local` is the own memory, so many bytes, and `keep` is dropped after all requests are done.
+impl Connections {
+    /// Connections to ranks 0, 1, …: per rank a queue pair, whose completions arrive on `cq`, and
+    /// its remote memory. `local` is the local memory with its length, and `keep` is dropped after
+    /// all requests are complete.
     ///
-    /// Each queue pair was made with room for 8 bytes of inline data, and the rank as its tag; the one to the own rank is connected to another of this process.
+    /// Each queue pair must support 8 bytes of inline data and have the rank as its tag; the one to
+    /// this rank is connected to another of this process.
     ///
     /// # Errors
-    /// When the words that atomics leave old values in cannot be registered.
+    /// If the scratch words for atomics cannot be registered.
     pub fn new(
         pd: &ProtectionDomain,
         cq: CompletionQueue,
-        links: Vec<(QueuePair, PeerMemory)>,
+        peers: Vec<(QueuePair, PeerMemory)>,
         local: (Alias, u64),
         keep: Box<dyn Any + Send>,
     ) -> Result<Self, MemoryError> {
-        let links = links.into_iter().map(|(qp, memory)| {
+        let peers = peers.into_iter().map(|(qp, memory)| {
             let depth = qp.send_room() as usize;
             let chunks = pd.register_chunks(doorbell_verbs::Memory::zeroed(depth * WORD), WORD, Local)?;
-            Ok(Link {
+            Ok(PeerConnection {
                 qp,
                 memory,
                 words: chunks
                     .filter_map(|chunk: Buffer<Local>| chunk.into_word().ok())
                     .collect(),
-                staged: Vec::with_capacity(BATCH + 8),
-                values: Vec::with_capacity(BATCH + 8),
-                flights: VecDeque::with_capacity(depth + 8),
-                staged_flights: 0,
-                broken: None,
+                staged: Vec::with_capacity(MAX_BATCH + 8),
+                values: Vec::with_capacity(MAX_BATCH + 8),
+                in_flight: VecDeque::with_capacity(depth + 8),
+                staged_in_flight: 0,
+                error_text: None,
             })
         });
         Ok(Self {
-            links: links.collect::<Result<_, MemoryError>>()?,
+            peers: peers.collect::<Result<_, MemoryError>>()?,
             cq,
             local: local.0,
             local_len: local.1,
@@ -127,66 +129,67 @@ impl Wire {
         })
     }
 
-    /// Checks a descriptor, whoever wrote it, and makes requests of it, which [`ring_doorbells`](Self::ring_doorbells) posts.
+    /// Validates an untrusted descriptor and stages its work requests, which
+    /// [`ring_doorbells`](Self::ring_doorbells) posts.
     #[inline]
     pub(crate) fn stage(&mut self, descriptor: &Descriptor, origin: Origin) -> Staging {
-        let Some(link) = self.links.get_mut(descriptor.peer as usize) else {
-            return over(Cause::Peer, descriptor);
+        let Some(peer) = self.peers.get_mut(descriptor.peer as usize) else {
+            return failed_staging(FailureCause::Peer, descriptor);
         };
         let (moves, signalling) = match descriptor.operation {
             Operation::Put(signalling) => (true, signalling),
             Operation::Get => (true, None),
             Operation::Signal(signalling) => (false, Some(signalling)),
         };
-        if moves && !fits(descriptor.local, descriptor.len, self.local_len) {
-            return over(Cause::Local, descriptor);
+        if moves && !in_bounds(descriptor.local, descriptor.len, self.local_len) {
+            return failed_staging(FailureCause::Local, descriptor);
         }
-        if moves && !fits(descriptor.remote, descriptor.len, link.memory.data.len()) {
-            return over(Cause::Remote, descriptor);
+        if moves && !in_bounds(descriptor.remote, descriptor.len, peer.memory.data.len()) {
+            return failed_staging(FailureCause::Remote, descriptor);
         }
         let word = match signalling {
             None => None,
-            Some(Signalling { signal, .. }) => {
+            Some(SignalUpdate { signal, .. }) => {
                 let at = signal.checked_mul(WORD as u64);
                 match at.and_then(|at| {
-                    link.memory
+                    peer.memory
                         .signals
                         .word(at)
-                        .zip(link.memory.signals.slice(at, WORD as u64))
+                        .zip(peer.memory.signals.slice(at, WORD as u64))
                 }) {
-                    None => return over(Cause::Signal, descriptor),
+                    None => return failed_staging(FailureCause::Signal, descriptor),
                     word => word,
                 }
             }
         };
-        if link.broken.is_some() {
-            return Staging::Over(Err(link.failure(descriptor)));
+        if peer.error_text.is_some() {
+            return Staging::Done(Err(peer.failure(descriptor)));
         }
 
-        let pieces = if moves { descriptor.len.div_ceil(PIECE) } else { 0 } as usize;
+        let pieces = if moves { descriptor.len.div_ceil(MAX_REQUEST) } else { 0 } as usize;
         let requests = pieces + usize::from(word.is_some());
         let adds = matches!(
             signalling,
-            Some(Signalling {
-                update: Update::Add(_),
+            Some(SignalUpdate {
+                update: SignalOp::Add(_),
                 ..
             })
         );
         if requests == 0 {
-            return Staging::Over(Ok(()));
+            return Staging::Done(Ok(()));
         }
-        let room = (link.qp.send_room() as usize).saturating_sub(link.staged.len());
-        if requests > room || link.staged.len() >= BATCH || (adds && link.words.is_empty()) {
+        let room = (peer.qp.send_room() as usize).saturating_sub(peer.staged.len());
+        if requests > room || peer.staged.len() >= MAX_BATCH || (adds && peer.words.is_empty()) {
             return Staging::Full;
         }
         for piece in 0..pieces as u64 {
-            let at = piece * PIECE;
-            let len = PIECE.min(descriptor.len - at);
+            let at = piece * MAX_REQUEST;
+            let len = MAX_REQUEST.min(descriptor.len - at);
             let local = self.local.slice((descriptor.local + at) as usize, len as usize);
-            let remote = link.memory.data.slice(descriptor.remote + at, len);
-            // Both lie where they should, as the whole does.
+            let remote = peer.memory.data.slice(descriptor.remote + at, len);
+            // Both are within bounds, as the whole ranges are.
             if let (Some(local), Some(remote)) = (local, remote) {
-                link.staged.push(match descriptor.operation {
+                peer.staged.push(match descriptor.operation {
                     Operation::Get => Request::Read(local, remote),
                     _ => Request::Write(local, remote),
                 });
@@ -194,89 +197,93 @@ impl Wire {
         }
         if let (Some((word, remote)), Some(signalling)) = (word, signalling) {
             match signalling.update {
-                Update::Set(value) => {
-                    link.staged.push(Request::Set(link.values.len(), remote));
-                    link.values.push(value.to_ne_bytes());
+                SignalOp::Set(value) => {
+                    peer.staged.push(Request::Set(peer.values.len(), remote));
+                    peer.values.push(value.to_ne_bytes());
                 }
-                Update::Add(value) => {
-                    if let Some(old) = link.words.pop() {
-                        link.staged.push(Request::Add(old, word, value));
+                SignalOp::Add(value) => {
+                    if let Some(old) = peer.words.pop() {
+                        peer.staged.push(Request::Add(old, word, value));
                     }
                 }
             }
         }
-        link.flights.push_back(Flight {
-            last: link.qp.next_send() + link.staged.len() as u64 - 1,
+        peer.in_flight.push_back(InFlight {
+            last: peer.qp.next_send() + peer.staged.len() as u64 - 1,
             origin,
             descriptor: *descriptor,
         });
-        link.staged_flights += 1;
-        Staging::Taken
+        peer.staged_in_flight += 1;
+        Staging::Staged
     }
 
-    /// Posts what is staged: one call of the device for each rank. Notes what has come to an end by that.
+    /// Posts staged requests with one post list per rank. Appends the results of descriptors that
+    /// fail to post.
     #[inline]
     pub(crate) fn ring_doorbells(&mut self, outcomes: &mut Vec<Outcome>) {
-        for link in &mut self.links {
-            if !link.staged.is_empty() {
-                link.post(outcomes);
+        for peer in &mut self.peers {
+            if !peer.staged.is_empty() {
+                peer.post(outcomes);
             }
         }
     }
 
-    /// Takes completions, and notes what has come to an end. Gives whether there were any.
+    /// Polls completions and appends the results. Returns whether there were any.
     ///
     /// # Errors
-    /// What the device says of its completion queue.
+    /// The device's error for its completion queue.
     #[inline]
     pub(crate) fn poll(&mut self, outcomes: &mut Vec<Outcome>) -> Result<bool, CompletionQueueError> {
-        let links = &mut self.links;
+        let peers = &mut self.peers;
         let mut any = false;
         self.cq.poll()?.for_each(|mut done| {
             any = true;
-            let Some(link) = links.get_mut(done.tag() as usize) else {
+            let Some(peer) = peers.get_mut(done.tag() as usize) else {
                 return;
             };
             if let Err(failure) = done.check() {
-                link.broken.get_or_insert_with(|| failure.to_string());
+                peer.error_text.get_or_insert_with(|| failure.to_string());
             }
             if let Some(word) = done.take_word() {
-                link.words.push(word);
+                peer.words.push(word);
             }
-            while link
-                .flights
+            while peer
+                .in_flight
                 .front()
-                .is_some_and(|flight| flight.last <= done.sequence())
-                && let Some(flight) = link.flights.pop_front()
+                .is_some_and(|entry| entry.last <= done.sequence())
+                && let Some(entry) = peer.in_flight.pop_front()
             {
                 let result = if done.is_ok() {
                     Ok(())
                 } else {
-                    Err(link.failure(&flight.descriptor))
+                    Err(peer.failure(&entry.descriptor))
                 };
-                outcomes.push((flight.origin, result));
+                outcomes.push((entry.origin, result));
             }
         });
         Ok(any)
     }
 
-    /// All that is under way has failed.
     pub(crate) fn fail_all(&mut self, why: &str, outcomes: &mut Vec<Outcome>) {
-        for link in &mut self.links {
-            link.broken.get_or_insert_with(|| why.to_owned());
-            while let Some(flight) = link.flights.pop_front() {
-                outcomes.push((flight.origin, Err(link.failure(&flight.descriptor))));
+        for peer in &mut self.peers {
+            peer.error_text.get_or_insert_with(|| why.to_owned());
+            while let Some(entry) = peer.in_flight.pop_front() {
+                outcomes.push((entry.origin, Err(peer.failure(&entry.descriptor))));
             }
         }
     }
 }
 
-impl Link {
+impl PeerConnection {
     #[cold]
-    fn failure(&self, descriptor: &Descriptor) -> Failed {
-        Failed {
-            detail: self.broken.as_ref().map(|why| format!("; {why}")).unwrap_or_default(),
-            ..Failed::new(Cause::Connection, descriptor)
+    fn failure(&self, descriptor: &Descriptor) -> RequestFailure {
+        RequestFailure {
+            detail: self
+                .error_text
+                .as_ref()
+                .map(|why| format!("; {why}"))
+                .unwrap_or_default(),
+            ..RequestFailure::new(FailureCause::Connection, descriptor)
         }
     }
 
@@ -285,7 +292,7 @@ impl Link {
         let values = &*values;
         let mut left = staged.len();
         let posted = qp.post(|batch| {
-            // The last is signalled: it confirms those before.
+            // The last one is signaled: its completion confirms the earlier ones.
             for request in staged.drain(..) {
                 left -= 1;
                 macro_rules! add {
@@ -302,31 +309,31 @@ impl Link {
             }
         });
         self.values.clear();
-        let staged = std::mem::take(&mut self.staged_flights);
+        let staged = std::mem::take(&mut self.staged_in_flight);
         if let Err(refused) = posted {
-            // Completions of some of them may come yet, and find nothing that they belong to.
-            self.broken.get_or_insert_with(|| refused.to_string());
-            for flight in self.flights.split_off(self.flights.len() - staged) {
-                outcomes.push((flight.origin, Err(self.failure(&flight.descriptor))));
+            // Completions of some of them may still arrive, and then match no entry.
+            self.error_text.get_or_insert_with(|| refused.to_string());
+            for entry in self.in_flight.split_off(self.in_flight.len() - staged) {
+                outcomes.push((entry.origin, Err(self.failure(&entry.descriptor))));
             }
         }
     }
 }
 
-/// Whether the range lies in so many bytes.
-fn fits(at: u64, len: u64, whole: u64) -> bool {
+/// Whether the range lies within `whole` bytes.
+fn in_bounds(at: u64, len: u64, whole: u64) -> bool {
     at <= whole && len <= whole - at
 }
 
 #[cold]
-fn over(cause: Cause, descriptor: &Descriptor) -> Staging {
-    Staging::Over(Err(Failed::new(cause, descriptor)))
+fn failed_staging(cause: FailureCause, descriptor: &Descriptor) -> Staging {
+    Staging::Done(Err(RequestFailure::new(cause, descriptor)))
 }
 
-impl core::fmt::Debug for Wire {
+impl core::fmt::Debug for Connections {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Wire")
-            .field("ranks", &self.links.len())
+            .field("ranks", &self.peers.len())
             .finish_non_exhaustive()
     }
 }

@@ -1,35 +1,33 @@
-//! What goes wrong with posts in a stream's order.
+//! Errors of stream-ordered posting.
 
 use doorbell_cuda::Error as CudaError;
 use doorbell_verbs::{CompletionQueueError, QueuePairError};
 
 use super::Posted;
 
-/// A post that failed, in words: by its request's completion, or because it could not be posted.
+/// The message of a failed post: from its work completion, or because it could not be posted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a post in a stream's order: {0}")]
+#[error("a stream-ordered post: {0}")]
 pub struct PostFailed(pub(super) String);
 
-/// Why something was not posted, or not waited for.
+/// A failed operation on a stream queue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The queue pair completes only some of its requests.
-    #[error("the queue pair does not complete each of its requests: make it by QueuePairBuilder::signal_all")]
+    /// The queue pair does not signal all of its requests.
+    #[error("the queue pair does not signal all of its requests: build it with QueuePairBuilder::signal_all")]
     NotSignalled,
-    /// Too many posts.
-    #[error("256 posts are not over: wait for some of them first")]
+    /// Too many pending posts.
+    #[error("256 posts are pending: wait for some of them first")]
     Full,
     /// The stream is being captured.
-    #[error(
-        "the stream is being captured: what a graph posts has to be posted each time it runs, by StreamQueue::repeated"
-    )]
+    #[error("the stream is being captured: a graph must post again at each launch, with StreamQueue::repeated")]
     Capturing,
-    /// The queue's poster has gone.
-    #[error("what posts for the queue has been dropped")]
+    /// The queue's poster was dropped.
+    #[error("the queue's poster has been dropped")]
     Gone,
-    /// It has not come to an end yet; here it is.
-    #[error("the post is not over yet: does the stream that it waits for go on, and is the peer alive?")]
+    /// The post is not complete; it is returned.
+    #[error("the post is not complete: does the stream that it waits for make progress, and is the peer alive?")]
     Timeout(Posted),
     /// A post failed.
     #[error(transparent)]
@@ -37,13 +35,13 @@ pub enum StreamError {
     /// The thread could not be started.
     #[error("the queue's thread cannot be started: {0}")]
     Thread(#[source] std::io::Error),
-    /// By the GPU's driver.
+    /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The queue pair.
+    /// From the queue pair.
     #[error(transparent)]
     QueuePair(#[from] QueuePairError),
-    /// The completion queue.
+    /// From the completion queue.
     #[error(transparent)]
     CompletionQueue(#[from] CompletionQueueError),
 }

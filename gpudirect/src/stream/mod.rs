@@ -1,29 +1,32 @@
-//! Posting in the order of streams: requests that wait for work of a GPU, and work of a GPU that waits for requests.
+//! Stream-ordered posting: work requests that wait for GPU work, and GPU work that waits for work
+//! requests.
 //!
-//! A [`StreamQueue`] has a queue pair. What it is asked to post it posts when an event has come to pass, or all that a stream has before it is done ([`post_after`](StreamQueue::post_after)); and a stream can wait until that has completed
-//! ([`Posted::enqueue_wait`]). Neither keeps the caller waiting: a thread of the queue's own sees to it, by words in pinned memory that streams write and wait for.
+//! A [`StreamQueue`] owns a queue pair. It posts a batch when an event has completed, or when a
+//! stream's current work is done ([`post_after`](StreamQueue::post_after)); and a stream can wait
+//! for the batch's completion ([`Posted::enqueue_wait`]). Neither blocks the caller: the queue's
+//! thread communicates with streams through words in pinned memory that they write and wait for.
 //!
 //! ```no_run
-//! use doorbell_gpudirect::proxy::Idle;
+//! use doorbell_gpudirect::proxy::IdlePolicy;
 //! use doorbell_gpudirect::stream::StreamQueue;
 //! use doorbell_verbs::{Buffer, CompletionQueue, Opaque, QueuePair, Remote, RemoteWrite, Write};
 //!
-//! /// The queue pair was made by `signal_all`, with `cq` for itself.
+//! /// The queue pair was built with `signal_all`, and has `cq` for itself.
 //! fn example(
 //!     stream: &doorbell_cuda::Stream,
 //!     (qp, cq): (QueuePair, CompletionQueue),
 //!     gradients: Buffer<Opaque<RemoteWrite>>,
 //!     theirs: Remote<Write>,
 //! ) -> Result<(), Box<dyn std::error::Error>> {
-//!     let queue = StreamQueue::spawn(stream.context(), qp, cq, Idle::default())?;
-//!     // ... kernels that make the gradients are launched into the stream ...
+//!     let queue = StreamQueue::spawn(stream.context(), qp, cq, IdlePolicy::default())?;
+//!     // ... kernels that compute the gradients are launched on the stream ...
 //!     let posted = queue.post_after(stream, move |batch| {
 //!         batch.write(gradients, theirs); // when they are done
 //!     })?;
 //!     posted.enqueue_wait(stream)?;
-//!     // ... kernels that use the memory anew ...
+//!     // ... kernels that overwrite the memory ...
 //!     stream.synchronize()?;
-//!     let buffers = posted.finish(None)?; // what went wrong, or the buffers back
+//!     let buffers = posted.finish(None)?; // the error, or the buffers back
 //!     # drop(buffers);
 //!     Ok(())
 //! }
@@ -31,13 +34,17 @@
 //!
 //! # Graphs
 //!
-//! What is posted once has a number, which a graph would use again each time it runs: such calls are refused while a stream is captured. [`StreamQueue::repeated`] is what graphs have: a batch that is made anew each time that a stream comes to
-//! [`RepeatedPost::enqueue_post`], so that a graph that is launched twice posts twice.
+//! A single post waits for a value that a graph would reuse at each launch, so these calls are
+//! refused while a stream is captured. Graphs use [`StreamQueue::repeated`]: a batch that is
+//! rebuilt each time a stream reaches [`RepeatedPost::enqueue_post`], so that a graph launched
+//! twice posts twice.
 //!
-//! # What fails
+//! # Failures
 //!
-//! A request that fails is told by [`Posted::finish`], and by [`StreamQueue::failure`], which keeps the first. Streams are never left waiting for it: what they wait for is said to be over, whether it succeeded or not, and also when the queue is dropped. So work behind it runs on what
-//! may not have arrived; look before its results are used.
+//! A failed request is reported by [`Posted::finish`], and by [`StreamQueue::failure`], which keeps
+//! the first. Streams never hang on it: their waits end whether the post succeeded or failed, and
+//! also when the queue is dropped. Work behind the wait may therefore run on missing data; check
+//! for failure before using its results.
 
 mod error;
 mod poster;
@@ -50,7 +57,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use doorbell_cuda::{Context, Event, Stream, Until};
+use doorbell_cuda::{Context, Event, Stream, WaitCondition};
 use doorbell_verbs::{Batch, Buffers, CompletionQueue, QueuePair};
 pub use error::{PostFailed, StreamError};
 use parking_lot::Mutex;
@@ -59,25 +66,22 @@ use poster::Ready;
 use repeated::Repeat;
 pub use repeated::RepeatedPost;
 
-use crate::proxy::{Idle, Patience, drive};
-use crate::words::Words;
+use crate::proxy::{Backoff, IdlePolicy, run_until};
+use crate::words::SharedWords;
 
-/// What builds a batch.
 type Build = Box<dyn for<'q> FnOnce(&mut Batch<'q, 'static>) + Send>;
 
-/// How many posts have come to an end.
-const DONE: usize = 0;
-/// The first of the words by which streams say that they have come so far: one for each post that is not over.
+/// Index of the word that counts completed posts.
+const COMPLETED: usize = 0;
+/// Index of the first word by which streams report that they reached a post: one per pending post.
 const READY: usize = 16;
-/// How many posts may be under way.
-const DEPTH: u64 = 256;
+const MAX_PENDING: u64 = 256;
 
-/// What a queue and its poster share.
+/// State shared by a queue and its poster.
 struct Shared {
-    words: Words,
-    /// Held while a stream is told to say so, so that posts go to the poster in the order of their tickets.
+    words: SharedWords,
+    /// Locked while a stream operation is enqueued, so that posts reach the poster in ticket order.
     incoming: Mutex<Incoming>,
-    /// Whether something has come in.
     waiting: AtomicBool,
     failure: Mutex<Option<PostFailed>>,
     stop: AtomicBool,
@@ -85,59 +89,59 @@ struct Shared {
 
 #[derive(Default)]
 struct Incoming {
-    /// How many tickets were given.
     tickets: u64,
-    posts: VecDeque<Asked>,
+    posts: VecDeque<PendingPost>,
     repeats: Vec<Repeat>,
     gone: bool,
 }
 
-/// A post that was asked for.
-struct Asked {
+struct PendingPost {
     ready: Ready,
     build: Build,
     state: Arc<State>,
 }
 
-/// What became of a post.
 #[derive(Default)]
 struct State {
-    over: AtomicBool,
+    completed: AtomicBool,
     outcome: Mutex<Option<Result<Vec<Buffers>, PostFailed>>>,
 }
 
 /// What a post waits for.
 #[derive(Debug, Clone, Copy)]
-pub enum After<'a> {
-    /// What the event was recorded after, when this is asked for; nothing, if it never was. It must not be recorded again before that. It is asked for again and again, which takes longer than a stream's word.
+pub enum PostTrigger<'a> {
+    /// The work recorded by the event before this call; nothing if it was never recorded. It must
+    /// not be recorded again meanwhile. The event is polled by driver queries, which are slower
+    /// than a stream's word.
     Event(&'a Event),
-    /// All that is in the stream now.
+    /// The stream's current work.
     Stream(&'a Stream),
 }
 
-impl<'a> From<&'a Event> for After<'a> {
+impl<'a> From<&'a Event> for PostTrigger<'a> {
     fn from(event: &'a Event) -> Self {
         Self::Event(event)
     }
 }
 
-impl<'a> From<&'a Stream> for After<'a> {
+impl<'a> From<&'a Stream> for PostTrigger<'a> {
     fn from(stream: &'a Stream) -> Self {
         Self::Stream(stream)
     }
 }
 
-/// A queue pair that posts in the order of streams: see the [module](self). Any thread may ask.
+/// A queue pair that posts in stream order: see the [module](self). Thread-safe.
 ///
-/// Posts go in the order in which they are asked for, so one that waits keeps back those behind it: streams that wait for each other should have a queue each.
+/// Posts are executed in submission order, so a waiting one blocks those behind it: streams that
+/// wait for each other should have separate queues.
 ///
-/// When it is dropped what has not completed has failed.
+/// On drop, incomplete posts fail.
 pub struct StreamQueue {
     shared: Arc<Shared>,
     thread: Option<Arc<Thread>>,
 }
 
-/// The thread, ended with its last handle.
+/// The thread, stopped with its last handle.
 struct Thread {
     shared: Arc<Shared>,
     handle: Option<JoinHandle<()>>,
@@ -155,16 +159,18 @@ impl Drop for Thread {
 }
 
 impl StreamQueue {
-    /// A queue that posts to `qp`, driven by a thread of its own. `cq` has the completions of its requests, and of nothing else.
+    /// A queue that posts to `qp`, driven by its own thread. `cq` must receive its completions
+    /// only.
     ///
     /// # Errors
-    /// [`StreamError::NotSignalled`] of a queue pair that was not made by [`signal_all`](doorbell_verbs::QueuePairBuilder::signal_all); what the driver says.
-    pub fn spawn(context: &Context, qp: QueuePair, cq: CompletionQueue, idle: Idle) -> Result<Self, StreamError> {
-        let (mut queue, mut poster) = Self::driven(context, qp, cq)?;
+    /// [`StreamError::NotSignalled`] for a queue pair not built with
+    /// [`signal_all`](doorbell_verbs::QueuePairBuilder::signal_all); the driver's error.
+    pub fn spawn(context: &Context, qp: QueuePair, cq: CompletionQueue, idle: IdlePolicy) -> Result<Self, StreamError> {
+        let (mut queue, mut poster) = Self::without_thread(context, qp, cq)?;
         let shared = Arc::clone(&queue.shared);
         let handle = thread::Builder::new()
             .name("doorbell-stream".to_owned())
-            .spawn(move || drive(idle, || poster.progress(), || shared.stop.load(Ordering::Acquire)))
+            .spawn(move || run_until(idle, || poster.progress(), || shared.stop.load(Ordering::Acquire)))
             .map_err(StreamError::Thread)?;
         queue.thread = Some(Arc::new(Thread {
             shared: Arc::clone(&queue.shared),
@@ -173,16 +179,17 @@ impl StreamQueue {
         Ok(queue)
     }
 
-    /// The same, driven by whoever calls [`Poster::progress`].
-    ///
-    /// # Errors
-    /// As of [`spawn`](Self::spawn).
-    pub fn driven(context: &Context, qp: QueuePair, cq: CompletionQueue) -> Result<(Self, Poster), StreamError> {
+    /// The same, driven by calls of [`Poster::progress`].
+    pub fn without_thread(
+        context: &Context,
+        qp: QueuePair,
+        cq: CompletionQueue,
+    ) -> Result<(Self, Poster), StreamError> {
         if !qp.query()?.signal_all {
             return Err(StreamError::NotSignalled);
         }
         let shared = Arc::new(Shared {
-            words: Words::pinned(context, READY + DEPTH as usize)?,
+            words: SharedWords::pinned(context, READY + MAX_PENDING as usize)?,
             incoming: Mutex::default(),
             waiting: AtomicBool::new(false),
             failure: Mutex::default(),
@@ -192,19 +199,21 @@ impl StreamQueue {
         Ok((Self { shared, thread: None }, poster))
     }
 
-    /// Posts what `build` makes, when `after` has come to pass. `build` runs on the queue's thread. A batch may have half as many requests as the send queue holds.
+    /// Posts the batch of `build` after `after`. `build` runs on the queue's thread. A batch may
+    /// have half as many requests as the send queue.
     ///
     /// # Errors
-    /// [`StreamError::Full`] of more than 256 posts that are not over; [`StreamError::Capturing`]; [`StreamError::Gone`]; what the driver says.
+    /// [`StreamError::Full`] beyond 256 pending posts; [`StreamError::Capturing`];
+    /// [`StreamError::Gone`]; the driver's error.
     pub fn post_after<'a>(
         &self,
-        after: impl Into<After<'a>>,
+        after: impl Into<PostTrigger<'a>>,
         build: impl for<'q> FnOnce(&mut Batch<'q, 'static>) + Send + 'static,
     ) -> Result<Posted, StreamError> {
         let shared = &self.shared;
         let after = after.into();
         match after {
-            After::Stream(stream) if stream.is_capturing()? => return Err(StreamError::Capturing),
+            PostTrigger::Stream(stream) if stream.is_capturing()? => return Err(StreamError::Capturing),
             _ => {}
         }
         let mut incoming = shared.incoming.lock();
@@ -212,15 +221,15 @@ impl StreamQueue {
             return Err(StreamError::Gone);
         }
         let ticket = incoming.tickets;
-        if ticket - shared.words.at(DONE).load(Ordering::Acquire) >= DEPTH {
+        if ticket - shared.words.at(COMPLETED).load(Ordering::Acquire) >= MAX_PENDING {
             return Err(StreamError::Full);
         }
         let ready = match after {
-            // An event of a capture, or of a context that has failed, is told here.
-            After::Event(event) if event.is_done()? => Ready::Now,
-            After::Event(event) => Ready::Event(event.clone()),
-            After::Stream(stream) => {
-                let word = READY + (ticket % DEPTH) as usize;
+            // An event of a capture, or of a failed context, is an error here.
+            PostTrigger::Event(event) if event.is_done()? => Ready::Now,
+            PostTrigger::Event(event) => Ready::Event(event.clone()),
+            PostTrigger::Stream(stream) => {
+                let word = READY + (ticket % MAX_PENDING) as usize;
                 let span = shared.words.span(word).ok_or(StreamError::Gone)?;
                 stream.write_value64(span, ticket + 1)?;
                 Ready::Word(word, ticket + 1)
@@ -228,7 +237,7 @@ impl StreamQueue {
         };
         let state = Arc::<State>::default();
         incoming.tickets += 1;
-        incoming.posts.push_back(Asked {
+        incoming.posts.push_back(PendingPost {
             ready,
             build: Box::new(build),
             state: Arc::clone(&state),
@@ -241,10 +250,11 @@ impl StreamQueue {
         })
     }
 
-    /// A batch that is posted each time a stream comes to it, in graphs too. `build` makes it anew each time.
+    /// A batch that is posted each time a stream reaches it, in graphs too. `build` rebuilds it
+    /// each time.
     ///
     /// # Errors
-    /// [`StreamError::Gone`]; what the driver says.
+    /// [`StreamError::Gone`]; the driver's error.
     pub fn repeated(
         &self,
         build: impl for<'q> FnMut(&mut Batch<'q, 'static>) + Send + 'static,
@@ -259,14 +269,14 @@ impl StreamQueue {
         Ok(repeated)
     }
 
-    /// The first post that has failed.
+    /// The first failed post.
     #[must_use]
     pub fn failure(&self) -> Option<PostFailed> {
         self.shared.failure.lock().clone()
     }
 }
 
-/// A post that was asked for.
+/// A submitted post.
 #[must_use = "it says what became of the post"]
 pub struct Posted {
     shared: Arc<Shared>,
@@ -275,32 +285,32 @@ pub struct Posted {
 }
 
 impl Posted {
-    /// What comes into the stream from now on waits until the post is over, whether it succeeded or failed.
+    /// Makes later work of the stream wait until the post is complete, successfully or not.
     ///
     /// # Errors
-    /// [`StreamError::Capturing`]; what the driver says.
+    /// [`StreamError::Capturing`]; the driver's error.
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         if stream.is_capturing()? {
             return Err(StreamError::Capturing);
         }
-        let span = self.shared.words.span(DONE).ok_or(StreamError::Gone)?;
-        Ok(stream.wait_value64(span, Until::AtLeast(self.ticket + 1))?)
+        let span = self.shared.words.span(COMPLETED).ok_or(StreamError::Gone)?;
+        Ok(stream.wait_value64(span, WaitCondition::AtLeast(self.ticket + 1))?)
     }
 
-    /// Whether it is over.
+    /// Whether it is complete.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.state.over.load(Ordering::Acquire)
+    pub fn is_complete(&self) -> bool {
+        self.state.completed.load(Ordering::Acquire)
     }
 
-    /// Waits until it is over, and gives back what buffers it had.
+    /// Waits until it is complete, and returns its buffers.
     ///
     /// # Errors
-    /// What has failed; [`StreamError::Timeout`], with the post.
+    /// Its failure; [`StreamError::Timeout`], with the post.
     pub fn finish(self, timeout: Option<Duration>) -> Result<Vec<Buffers>, StreamError> {
-        let mut patience = Patience::new(timeout);
-        while !self.is_over() {
-            if !patience.wait() {
+        let mut backoff = Backoff::new(timeout);
+        while !self.is_complete() {
+            if !backoff.wait() {
                 return Err(StreamError::Timeout(self));
             }
         }
@@ -313,7 +323,7 @@ impl fmt::Debug for Posted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Posted")
             .field("ticket", &self.ticket)
-            .field("over", &self.is_over())
+            .field("over", &self.is_complete())
             .finish_non_exhaustive()
     }
 }

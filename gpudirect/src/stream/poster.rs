@@ -1,4 +1,4 @@
-//! What posts when streams have come so far, and tells them what is over.
+//! The poster: posts when streams are ready, and reports completions to them.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -9,69 +9,68 @@ use doorbell_cuda::Event;
 use doorbell_verbs::{Buffers, CompletionQueue, QueuePair};
 
 use super::repeated::Repeat;
-use super::{Asked, DONE, PostFailed, Shared, State};
+use super::{COMPLETED, PendingPost, PostFailed, Shared, State};
 
-/// When a post may go.
 pub(super) enum Ready {
     Now,
-    /// When the word has the value, or is beyond it.
+    /// When the word is at least the value.
     Word(usize, u64),
     Event(Event),
 }
 
-/// The queue's end that posts: to be driven by calls of [`progress`](Self::progress).
+/// The posting side of a queue, driven by calls of [`progress`](Self::progress).
 pub struct Poster {
     shared: Arc<Shared>,
     qp: QueuePair,
     cq: CompletionQueue,
-    /// Requests that must be free before anything is posted.
-    room: u32,
-    waiting: VecDeque<Asked>,
+    /// Send queue slots that must be free before anything is posted.
+    reserved: u32,
+    waiting: VecDeque<PendingPost>,
     repeats: Vec<Option<Repeat>>,
-    flights: VecDeque<Flight>,
-    /// How many requests are confirmed.
+    in_flight: VecDeque<InFlight>,
+    /// The number of completed requests.
     confirmed: u64,
-    /// How many posts are over.
+    /// The number of completed posts.
     done: u64,
 }
 
-/// A batch that was posted, or refused.
-struct Flight {
-    /// How many requests must be confirmed.
+/// A posted, or refused, batch.
+struct InFlight {
+    /// The number of completed requests at which it is complete.
     until: u64,
-    what: What,
+    owner: BatchOwner,
     buffers: Vec<Buffers>,
     failed: Option<PostFailed>,
 }
 
-enum What {
+enum BatchOwner {
     Once(Arc<State>),
-    /// The repeat of this index.
-    Again(usize),
+    Repeated(usize),
 }
 
 impl Poster {
     pub(super) fn new(shared: Arc<Shared>, qp: QueuePair, cq: CompletionQueue) -> Self {
         Self {
             shared,
-            room: qp.send_room().div_ceil(2),
+            reserved: qp.send_room().div_ceil(2),
             qp,
             cq,
             waiting: VecDeque::new(),
             repeats: Vec::new(),
-            flights: VecDeque::new(),
+            in_flight: VecDeque::new(),
             confirmed: 0,
             done: 0,
         }
     }
 
-    /// Posts what may go, takes completions, and tells streams. Gives whether there was anything to do. Never waits.
+    /// Posts what is ready, polls completions, and updates the streams' words. Returns whether
+    /// there was anything to do. Never blocks.
     pub fn progress(&mut self) -> bool {
         if self.shared.waiting.load(Ordering::Acquire) {
             self.admit();
         }
         let mut any = self.post_once();
-        any |= self.post_again();
+        any |= self.post_repeated();
         any |= self.poll();
         self.retire();
         any
@@ -92,7 +91,7 @@ impl Poster {
 
     fn post_once(&mut self) -> bool {
         let mut any = false;
-        while self.qp.send_room() >= self.room {
+        while self.qp.send_room() >= self.reserved {
             let Some(first) = self.waiting.front() else { break };
             let lost = match &first.ready {
                 Ready::Now => None,
@@ -109,20 +108,20 @@ impl Poster {
                     Err(error) => Some(PostFailed(format!("the event that it waited for: {error}"))),
                 },
             };
-            let Some(Asked { build, state, .. }) = self.waiting.pop_front() else {
+            let Some(PendingPost { build, state, .. }) = self.waiting.pop_front() else {
                 break;
             };
             any = true;
             let failed = lost.or_else(|| self.qp.post(build).err().map(|refused| PostFailed(refused.to_string())));
-            self.launch(What::Once(state), failed);
+            self.launch(BatchOwner::Once(state), failed);
         }
         any
     }
 
-    fn post_again(&mut self) -> bool {
+    fn post_repeated(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.repeats.len() {
-            if self.qp.send_room() < self.room {
+            if self.qp.send_room() < self.reserved {
                 break;
             }
             let place = &mut self.repeats[index];
@@ -132,74 +131,74 @@ impl Poster {
                 let build = &mut repeat.build;
                 let failed = self.qp.post(|batch| build(batch)).err();
                 self.launch(
-                    What::Again(index),
+                    BatchOwner::Repeated(index),
                     failed.map(|refused| PostFailed(refused.to_string())),
                 );
-            } else if repeat.is_over() {
+            } else if repeat.is_complete() {
                 *place = None;
             }
         }
         any
     }
 
-    fn launch(&mut self, what: What, failed: Option<PostFailed>) {
-        self.flights.push_back(Flight {
+    fn launch(&mut self, owner: BatchOwner, failed: Option<PostFailed>) {
+        self.in_flight.push_back(InFlight {
             until: self.qp.next_send(),
-            what,
+            owner,
             buffers: Vec::new(),
             failed,
         });
     }
 
     fn poll(&mut self) -> bool {
-        let (flights, confirmed) = (&mut self.flights, &mut self.confirmed);
+        let (in_flight, confirmed) = (&mut self.in_flight, &mut self.confirmed);
         let mut any = false;
         let polled = self.cq.poll().map(|completions| {
             completions.for_each(|done| {
                 any = true;
                 *confirmed = done.sequence() + 1;
-                // Flights are in order: this is of the first that is not confirmed before it.
-                if let Some(flight) = flights.iter_mut().find(|flight| flight.until >= *confirmed) {
+                // Batches are in order: it belongs to the first one not confirmed before it.
+                if let Some(entry) = in_flight.iter_mut().find(|entry| entry.until >= *confirmed) {
                     if let Err(failure) = done.check() {
-                        flight.failed.get_or_insert_with(|| PostFailed(failure.to_string()));
+                        entry.failed.get_or_insert_with(|| PostFailed(failure.to_string()));
                     }
                     let buffers = done.into_buffers();
                     if !buffers.is_empty() {
-                        flight.buffers.push(buffers);
+                        entry.buffers.push(buffers);
                     }
                 }
             });
         });
         if let Err(error) = polled {
-            // No completion comes any more: what was posted is over, and its buffers stay with the queue pair.
+            // No more completions arrive: posted batches are complete, and their buffers stay with
+            // the queue pair.
             self.confirmed = self.qp.next_send();
-            for flight in &mut self.flights {
-                flight.failed.get_or_insert_with(|| PostFailed(error.to_string()));
+            for entry in &mut self.in_flight {
+                entry.failed.get_or_insert_with(|| PostFailed(error.to_string()));
             }
         }
         any
     }
 
-    /// Tells of what is over.
     fn retire(&mut self) {
         let before = self.done;
         while self
-            .flights
+            .in_flight
             .front()
-            .is_some_and(|flight| flight.until <= self.confirmed)
-            && let Some(Flight {
-                what, buffers, failed, ..
-            }) = self.flights.pop_front()
+            .is_some_and(|entry| entry.until <= self.confirmed)
+            && let Some(InFlight {
+                owner, buffers, failed, ..
+            }) = self.in_flight.pop_front()
         {
             if let Some(failed) = &failed {
                 self.shared.failure.lock().get_or_insert_with(|| failed.clone());
             }
-            match what {
-                What::Once(state) => {
+            match owner {
+                BatchOwner::Once(state) => {
                     self.done += 1;
                     state.finish(failed.map_or(Ok(buffers), Err));
                 }
-                What::Again(index) => {
+                BatchOwner::Repeated(index) => {
                     if let Some(Some(repeat)) = self.repeats.get_mut(index) {
                         repeat.finish(failed.map_or(Ok(()), Err));
                     }
@@ -207,7 +206,7 @@ impl Poster {
             }
         }
         if self.done != before {
-            self.shared.words.at(DONE).store(self.done, Ordering::Release);
+            self.shared.words.at(COMPLETED).store(self.done, Ordering::Release);
         }
     }
 }
@@ -215,7 +214,7 @@ impl Poster {
 impl State {
     fn finish(&self, outcome: Result<Vec<Buffers>, PostFailed>) {
         *self.outcome.lock() = Some(outcome);
-        self.over.store(true, Ordering::Release);
+        self.completed.store(true, Ordering::Release);
     }
 }
 
@@ -228,18 +227,18 @@ impl Drop for Poster {
         };
         self.admit();
         let failed = PostFailed("the queue was dropped before it completed".to_owned());
-        let posted = self.flights.drain(..).filter_map(|flight| match flight.what {
-            What::Once(state) => Some(state),
-            What::Again(_) => None,
+        let posted = self.in_flight.drain(..).filter_map(|entry| match entry.owner {
+            BatchOwner::Once(state) => Some(state),
+            BatchOwner::Repeated(_) => None,
         });
-        for state in posted.chain(self.waiting.drain(..).map(|asked| asked.state)) {
+        for state in posted.chain(self.waiting.drain(..).map(|requested| requested.state)) {
             state.finish(Err(failed.clone()));
             self.shared.failure.lock().get_or_insert_with(|| failed.clone());
         }
         for repeat in self.repeats.iter_mut().flatten() {
             repeat.abandon(&failed);
         }
-        self.shared.words.at(DONE).store(tickets, Ordering::Release);
+        self.shared.words.at(COMPLETED).store(tickets, Ordering::Release);
     }
 }
 
@@ -247,7 +246,7 @@ impl fmt::Debug for Poster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Poster")
             .field("waiting", &self.waiting.len())
-            .field("under_way", &self.flights.len())
+            .field("under_way", &self.in_flight.len())
             .finish_non_exhaustive()
     }
 }

@@ -1,41 +1,44 @@
-//! Posts that a stream repeats, and graphs with it.
+//! Posts that a stream, or a graph, repeats.
 //!
-//! Two words, of which no value is of one time only. A stream that comes to the post waits until `armed` is 0, and sets it to 1. The poster that finds 1 sets `done` to 0, posts, and sets `armed` to 0; when all that was posted so has completed, it sets `done` to 1. A stream
-//! that waits for it waits until `armed` is 0, and then until `done` is 1: what it has armed before has been taken by then, so that the 1 is not of an earlier time. Only the poster writes `done`, so none of that is a race.
+//! Two words suffice, whose values are reused each time. A stream that reaches the post waits until
+//! `armed` is 0, and sets it to 1. The poster, on finding 1, sets `done` to 0, posts, and sets
+//! `armed` to 0; when everything it posted has completed, it sets `done` to 1. A stream that waits
+//! for the post waits until `armed` is 0, and then until `done` is 1: its own arming has been
+//! consumed by then, so the 1 is not a stale one. Only the poster writes `done`, so there is no
+//! race.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use doorbell_cuda::{Stream, Until};
+use doorbell_cuda::{Stream, WaitCondition};
 use doorbell_verbs::Batch;
 use parking_lot::Mutex;
 
 use super::{PostFailed, StreamError, Thread};
-use crate::words::Words;
+use crate::words::SharedWords;
 
 const ARMED: usize = 0;
 const COMPLETED: usize = 16;
 const COUNT: usize = 17;
 
-/// What builds a batch, each time.
-pub(super) type BuildAgain = Box<dyn for<'q> FnMut(&mut Batch<'q, 'static>) + Send>;
+pub(super) type BuildRepeated = Box<dyn for<'q> FnMut(&mut Batch<'q, 'static>) + Send>;
 
-/// The poster's side.
+/// The poster's state of a repeated post.
 pub(super) struct Repeat {
-    words: Words,
-    pub(super) build: BuildAgain,
+    words: SharedWords,
+    pub(super) build: BuildRepeated,
     failure: Arc<Mutex<Option<PostFailed>>>,
-    under_way: u64,
+    in_flight: u64,
 }
 
 impl Repeat {
-    /// Whether nobody has it any more, and nothing of it is under way.
-    pub(super) fn is_over(&self) -> bool {
-        self.under_way == 0 && Arc::strong_count(&self.failure) == 1
+    /// Whether its handle is gone, and nothing of it is in flight.
+    pub(super) fn is_complete(&self) -> bool {
+        self.in_flight == 0 && Arc::strong_count(&self.failure) == 1
     }
 
-    /// Whether a stream has come to it; then it is noted as posted.
+    /// Whether a stream has reached it; it then counts as posted.
     pub(super) fn take(&mut self) -> bool {
         if !self.is_armed() {
             return false;
@@ -49,9 +52,9 @@ impl Repeat {
         self.words.at(ARMED).load(Ordering::Acquire) == 1
     }
 
-    /// It is not done, before it may be waited for.
+    /// Clears `done` before it may be waited for.
     fn begin(&mut self) {
-        self.under_way += 1;
+        self.in_flight += 1;
         self.words.at(COMPLETED).store(0, Ordering::Release);
     }
 
@@ -59,18 +62,16 @@ impl Repeat {
         self.words.at(ARMED).store(0, Ordering::Release);
     }
 
-    /// One of the times that it was posted is over.
     pub(super) fn finish(&mut self, result: Result<(), PostFailed>) {
         if let Err(failed) = result {
             self.failure.lock().get_or_insert(failed);
         }
-        self.under_way = self.under_way.saturating_sub(1);
-        if self.under_way == 0 {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.in_flight == 0 {
             self.words.at(COMPLETED).store(1, Ordering::Release);
         }
     }
 
-    /// The poster goes.
     pub(super) fn abandon(&mut self, failed: &PostFailed) {
         self.failure.lock().get_or_insert_with(|| failed.clone());
         self.words.at(COMPLETED).store(1, Ordering::Release);
@@ -78,19 +79,20 @@ impl Repeat {
     }
 }
 
-/// A batch that is posted each time a stream comes to it. To be kept as long as any graph that has it.
+/// A batch that is posted each time a stream reaches it. Keep it as long as any graph that contains
+/// it.
 ///
-/// The streams that use it do so one after the other, as launches of one graph do.
+/// Streams must use it one after another, as launches of one graph do.
 pub struct RepeatedPost {
-    words: Words,
+    words: SharedWords,
     failure: Arc<Mutex<Option<PostFailed>>>,
-    /// So that streams are served as long as this is kept.
+    /// Serves streams as long as this is kept.
     _thread: Option<Arc<Thread>>,
 }
 
 impl RepeatedPost {
-    pub(super) fn new(like: &Words, thread: Option<Arc<Thread>>) -> Result<Self, StreamError> {
-        let words = like.another(COUNT)?;
+    pub(super) fn new(like: &SharedWords, thread: Option<Arc<Thread>>) -> Result<Self, StreamError> {
+        let words = like.same_kind(COUNT)?;
         words.at(COMPLETED).store(1, Ordering::Release);
         Ok(Self {
             words,
@@ -99,37 +101,33 @@ impl RepeatedPost {
         })
     }
 
-    pub(super) fn repeat(&self, build: BuildAgain) -> Repeat {
+    pub(super) fn repeat(&self, build: BuildRepeated) -> Repeat {
         Repeat {
             words: self.words.clone(),
             build,
             failure: Arc::clone(&self.failure),
-            under_way: 0,
+            in_flight: 0,
         }
     }
 
-    /// Has the batch posted when all that is in the stream now is done; each time, where the stream is captured.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Posts the batch when all earlier work of the stream is done; at each launch, if the stream
+    /// is captured.
     pub fn enqueue_post(&self, stream: &Stream) -> Result<(), StreamError> {
         let armed = self.words.span(ARMED).ok_or(StreamError::Gone)?;
-        stream.wait_value64(armed, Until::Equal(0))?;
+        stream.wait_value64(armed, WaitCondition::Equal(0))?;
         Ok(stream.write_value64(armed, 1)?)
     }
 
-    /// What comes into the stream from now on waits until all that this stream, or those before it, have had posted by this is over, whether it succeeded or failed.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Makes later work of the stream wait until all earlier posts by this stream, and by streams
+    /// before it, are complete, successfully or not.
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         let (armed, done) = (self.words.span(ARMED), self.words.span(COMPLETED));
         let (armed, done) = armed.zip(done).ok_or(StreamError::Gone)?;
-        stream.wait_value64(armed, Until::Equal(0))?;
-        Ok(stream.wait_value64(done, Until::Equal(1))?)
+        stream.wait_value64(armed, WaitCondition::Equal(0))?;
+        Ok(stream.wait_value64(done, WaitCondition::Equal(1))?)
     }
 
-    /// The first time that failed.
+    /// The first failed post.
     #[must_use]
     pub fn failure(&self) -> Option<PostFailed> {
         self.failure.lock().clone()
@@ -150,28 +148,28 @@ mod tests {
 
     use super::*;
 
-    /// What a stream does, word by word, as `enqueue_post` and `enqueue_wait` have it.
+    /// A stream's operations on the words, as in `enqueue_post` and `enqueue_wait`.
     #[derive(Clone, Copy)]
     enum Step {
         AwaitDisarmed,
         Arm,
-        /// All so far must have completed when it goes past this.
+        /// All earlier posts must have completed when this wait ends.
         AwaitCompleted,
     }
 
     const POST: [Step; 2] = [Step::AwaitDisarmed, Step::Arm];
     const WAIT: [Step; 2] = [Step::AwaitDisarmed, Step::AwaitCompleted];
 
-    /// All that there is: the words, how far the stream and the poster are, and what has completed.
+    /// The model's state: the words, the stream's and poster's positions, and the completions.
     #[derive(Clone, Copy, PartialEq, Eq, Hash)]
     struct State {
         armed: u64,
         completed_word: u64,
-        under_way: u64,
+        in_flight: u64,
         stream: usize,
-        /// Between which of its steps the poster is.
+        /// The poster's position between its steps.
         phase: u8,
-        asked: u64,
+        requested: u64,
         posted: u64,
         completed: u64,
     }
@@ -182,19 +180,18 @@ mod tests {
             .words
             .at(COMPLETED)
             .store(state.completed_word, Ordering::Relaxed);
-        repeat.under_way = state.under_way;
+        repeat.in_flight = state.in_flight;
     }
 
     fn store(repeat: &Repeat, state: State) -> State {
         State {
             armed: repeat.words.at(ARMED).load(Ordering::Relaxed),
             completed_word: repeat.words.at(COMPLETED).load(Ordering::Relaxed),
-            under_way: repeat.under_way,
+            in_flight: repeat.in_flight,
             ..state
         }
     }
 
-    /// All states that can come next.
     fn next(repeat: &mut Repeat, program: &[Step], state: State) -> Vec<State> {
         let mut found = Vec::new();
         let moved = State {
@@ -205,11 +202,11 @@ mod tests {
             Some(Step::AwaitDisarmed) if state.armed == 0 => found.push(moved),
             Some(Step::Arm) => found.push(State {
                 armed: 1,
-                asked: state.asked + 1,
+                requested: state.requested + 1,
                 ..moved
             }),
             Some(Step::AwaitCompleted) if state.completed_word == 1 => {
-                assert_eq!(state.completed, state.asked, "a wait that is over too early");
+                assert_eq!(state.completed, state.requested, "a wait that is over too early");
                 found.push(moved);
             }
             _ => {}
@@ -235,7 +232,7 @@ mod tests {
             }
             _ => {}
         }
-        // The poster takes completions when it is not in the middle of that.
+        // The poster polls completions between posts.
         if state.phase == 0 && state.completed < state.posted {
             load(repeat, &state);
             repeat.finish(Ok(()));
@@ -245,9 +242,10 @@ mod tests {
         found
     }
 
-    /// Every order of a stream's words and the poster's steps: no wait is over too early, nothing is lost, and nothing stands still.
+    /// Explores every interleaving of stream operations and poster steps: no wait ends early,
+    /// nothing is lost, and there is no deadlock.
     #[test]
-    fn every_order() {
+    fn every_interleaving() {
         let programs = [
             [POST, WAIT, POST, WAIT].concat(),
             [WAIT, POST, POST, WAIT, WAIT].concat(),
@@ -256,18 +254,18 @@ mod tests {
         for program in programs {
             let posts = program.iter().filter(|step| matches!(step, Step::Arm)).count() as u64;
             let mut repeat = Repeat {
-                words: Words::plain(COUNT),
+                words: SharedWords::plain(COUNT),
                 build: Box::new(|_| {}),
                 failure: Arc::default(),
-                under_way: 0,
+                in_flight: 0,
             };
             let first = State {
                 armed: 0,
                 completed_word: 1,
-                under_way: 0,
+                in_flight: 0,
                 stream: 0,
                 phase: 0,
-                asked: 0,
+                requested: 0,
                 posted: 0,
                 completed: 0,
             };

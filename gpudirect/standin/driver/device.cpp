@@ -80,7 +80,8 @@ EXPORT cuDeviceGetAttribute(int *value, int attribute, int) {
         case 97: *value = 200 << 10; return OK;
         case 117: *value = 1; return OK;
         case 118: *value = 100; return OK;
-        // Of cooperative launches, memory that is mapped and shared, GPUDirect RDMA, words of 64 bits, dma-bufs and events between processes.
+        // Cooperative launch, VMM mapping and sharing, GPUDirect RDMA, 64-bit memory operations,
+        // dma-buf and interprocess events.
         case 95: case 102: case 103: case 110: case 116: case 122: case 124: case 125: *value = 1; return OK;
         default: return INVALID_VALUE;
     }
@@ -94,7 +95,7 @@ EXPORT cuDeviceCanAccessPeer(int *can, int one, int other) {
 
 EXPORT cuDeviceGetP2PAttribute(int *value, int attribute, int, int) {
     ENTER;
-    // All are equally fast, reach each other, and have atomics, as over NVLink.
+    // All are equally fast, have peer access and native atomics, as over NVLink.
     *value = attribute == 1 ? 0 : settings.peers;
     return OK;
 }

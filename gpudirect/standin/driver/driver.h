@@ -1,6 +1,9 @@
-// A driver of CUDA without a GPU: as much of libcuda.so.1 as doorbell-cuda calls, and a little more that tests do. Names and numbers are those of NVIDIA's "CUDA Driver API".
+// A CUDA driver without a GPU: the part of libcuda.so.1 that doorbell-cuda calls, and a little more
+// for tests. Names and numbers are those of NVIDIA's "CUDA Driver API".
 //
-// Everything is under one lock, which is let go of while work is done. Objects that work may use are held by it, so that handles can be destroyed at any time. What is made here is never destroyed with the process: threads of streams may still run then.
+// One lock protects everything; it is released while work executes. Work holds the objects it uses,
+// so handles can be destroyed at any time. Global state is never destroyed at process exit, as
+// stream threads may still run.
 #pragma once
 
 #include <atomic>
@@ -51,46 +54,48 @@ enum : Status {
 constexpr int MOST_DEVICES = 8;
 constexpr size_t GRANULARITY = 2 << 20;
 constexpr size_t DEVICE_MEMORY = size_t(1) << 30;
-// How long work waits before it fails: a word, another process's event, a kernel.
+// The timeout of a wait for a word, another process's event, or a kernel.
 constexpr std::chrono::seconds PATIENCE(120), PATIENCE_LAZY(20);
 constexpr int MULTIPROCESSORS = 4;
 constexpr int THREADS_PER_MULTIPROCESSOR = 2048;
 
-// How work is done.
-enum class Manner {
-    // When somebody waits for it and then only what that needs, so that all that is asynchronous is as late and as unordered as it can be.
+// When work is executed.
+enum class Mode {
+    // When something waits for it, and then only what that needs, so that everything asynchronous
+    // is as late and as unordered as possible.
     LAZY,
-    // At once: each stream has a thread.
+    // Immediately: each stream has a thread.
     PROMPT,
 };
 
 enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT, WORK, COUNTED };
 
 struct Settings {
-    Manner manner = Manner::PROMPT;
+    Mode mode = Mode::PROMPT;
     int devices = 2;
     int version = 13000;
     bool peers = true;
-    // Device addresses can be followed by the processor.
+    // Device addresses are accessible to the host.
     bool open = false;
-    // A kernel's first launch waits for the whole device, as NVIDIA's driver may when kernels are loaded late (CUDA_MODULE_LOADING).
+    // A kernel's first launch waits for the whole device, as NVIDIA's driver may with lazy loading
+    // (CUDA_MODULE_LOADING).
     bool late = false;
-    // Attributes of all devices that are to be others than usual.
+    // Overridden attributes of all devices.
     std::map<int, int> attributes;
 };
 
 extern std::mutex lock;
 extern Settings &settings;
-// Something was done that others may wait for.
+// Notifies waiters of progress.
 extern std::condition_variable &changed;
-// What every call answers once the device is lost.
+// The status of every call once the device is lost.
 extern std::atomic<Status> lost;
 
 void count(Counted what, int by);
-// Counts a call; what it is to answer, as a test has asked for.
+// Counts a call; returns the status injected by a test.
 Status failing(const char *call);
 
-// Begins every function of the driver.
+// The start of every driver function.
 #define ENTER \
     standin::Held held(standin::lock); \
     if (standin::Status failing_ = standin::failing(__func__)) return failing_
@@ -102,31 +107,31 @@ Status failing(const char *call);
 struct Context {
     int device, retained;
 };
-// The context that is current for this thread; none is null.
+// The thread's current context, or null.
 Context *current();
 int current_device();
 
 // Memory.
 
-// Where the processor finds what is at an address of the device's.
+// The host address of a device address.
 template <class T>
 T *at(Address address) {
     if (address - doorbell_window.first < doorbell_window.bytes) address += doorbell_window.shift;
     return reinterpret_cast<T *>(address);
 }
-// Bytes that are mapped of a device by this process.
+// Bytes of a device mapped by this process.
 size_t used(int device);
 
 // Streams.
 
-// How often an event was recorded and how often that has come to pass, which other processes may have mapped, too.
+// An event's counts of records and completions, possibly mapped by other processes.
 struct Passage {
     struct Counts {
         uint64_t recorded, passed;
     };
     Counts own{}, *counts = &own;
     double when = 0;
-    // Of one that is shared: its file.
+    // The file of a shared one.
     int fd = -1;
     ~Passage();
     bool shared() const { return fd >= 0; }
@@ -137,7 +142,7 @@ struct Passage {
 };
 using SharedPassage = std::shared_ptr<Passage>;
 
-// A kernel with its arguments, as it was launched.
+// A launched kernel with its arguments.
 struct Launch {
     const Kernel *kernel;
     unsigned blocks, threads;
@@ -147,7 +152,7 @@ struct Launch {
 struct Program;
 struct Capture;
 
-// A piece of work.
+// An operation of a stream.
 struct Work {
     enum Kind { NOTHING, COPY, FILL, FILL_WORDS, WRITE, WAIT, RECORD, DEPEND, KERNEL, CALL, GRAPH } kind = NOTHING;
     Address to = 0, from = 0;
@@ -161,7 +166,7 @@ struct Work {
     void *argument = nullptr;
 };
 
-// A capture's work, each piece behind others.
+// Captured operations with their dependencies.
 struct Program {
     struct Node {
         Work work;
@@ -170,7 +175,7 @@ struct Program {
     };
     std::vector<Node> nodes;
     int branches = 0;
-    // Of launches, each of which waits for the one before.
+    // Launch counts; each launch waits for the previous one.
     SharedPassage passage = std::make_shared<Passage>();
 };
 
@@ -179,17 +184,18 @@ struct Stream {
     std::deque<Work> queue;
     uint64_t put = 0, done = 0;
     bool running = false, destroyed = false;
-    // Lazy: whether a thread does its work that nobody has asked for. By how many threads it is used.
+    // Lazy: whether a thread executes its work unrequested. The number of threads using it.
     bool urged = false;
     int kept = 0;
     Status failed = OK;
-    // Prompt: for its thread.
+    // Prompt: wakes its thread.
     std::condition_variable more;
-    // Whether somebody in the program waits for it, be it by other streams that wait for its events; and what it waits for now itself.
+    // Whether the program waits for it, directly or through events of other streams; and what it
+    // waits for itself.
     bool wanted = false;
     SharedPassage awaited;
     uint64_t awaited_time = 0;
-    // What it is captured by, and the nodes that its next one is behind.
+    // The capture it is in, and the dependencies of its next node.
     std::shared_ptr<Capture> capture;
     int branch = 0;
     std::vector<size_t> tails;
@@ -205,27 +211,27 @@ struct Capture {
 struct Event {
     int device = current_device();
     SharedPassage passage = std::make_shared<Passage>();
-    // Where it was recorded in a capture.
+    // Its position in a capture.
     std::shared_ptr<Capture> capture;
     std::vector<size_t> tails;
 };
 
 extern std::vector<Stream *> &streams;
-// Whose work this thread does.
+// The stream whose work this thread executes.
 extern thread_local Stream *working;
 
 Status put(Stream &stream, Work work);
-// Does one piece of work, without the lock.
+// Executes one operation, without the lock.
 Status perform(Held &held, const Work &work);
-// Until an event has come to pass so many times, for a stream or for the program itself.
+// Waits until an event has completed this many times, for a stream or for the program.
 Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream *by);
-// Until what is in a stream now is done; what it has failed with since it was asked last.
+// Waits for a stream's current work; returns its error since the last call.
 Status finish(Held &held, Stream &stream);
-// The same of all streams of a device.
+// The same for all streams of a device.
 Status finish_all(Held &held, int device);
 Status run_kernel(const Launch &launch);
 Status run_program(Held &held, Program &program);
-// Lazy: has all work begun that somebody's work may wait for. Without the lock.
+// Lazy: starts all work that other work may wait for. Without the lock.
 void urge();
 
 }  // namespace standin

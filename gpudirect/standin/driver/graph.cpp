@@ -1,4 +1,5 @@
-// Captures, and the graphs that they become. A graph's work is done by as many threads as streams were captured, each piece when those that it is behind are done.
+// Captures, and the graphs they become. A graph is executed by as many threads as streams were
+// captured, each node when its dependencies are done.
 #include <algorithm>
 #include <thread>
 
@@ -76,7 +77,7 @@ EXPORT cuStreamEndCapture(Stream *stream, Graph **graph) {
     const std::shared_ptr<Capture> capture = stream->capture;
     *graph = nullptr;
     if (!capture || capture->origin != stream) return ILLEGAL_STATE;
-    // All that the stream has come to be behind.
+    // All dependencies of the stream's next node.
     const auto &nodes = capture->program->nodes;
     std::vector<bool> joined(nodes.size());
     for (size_t tail : stream->tails) joined[tail] = true;
@@ -109,7 +110,7 @@ EXPORT cuGraphGetNodes(Graph *graph, void **, size_t *n) {
 
 EXPORT cuGraphInstantiateWithFlags(Graph **exec, Graph *graph, unsigned long long) {
     ENTER;
-    // Its launches are counted apart from those of others that are made of the same graph.
+    // Its launches are counted separately from those of other instances of the graph.
     auto program = std::make_shared<Program>(*graph->program);
     program->passage = std::make_shared<Passage>();
     *exec = new Graph{std::move(program)};

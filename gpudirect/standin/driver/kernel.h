@@ -1,4 +1,5 @@
-// What the driver knows of a kernel that was compiled for the processor, and how that is made of the kernel's function.
+// The driver's description of a kernel compiled for the CPU, and its construction from the kernel's
+// function.
 #pragma once
 
 #include <stddef.h>
@@ -11,15 +12,15 @@ namespace standin {
 
 struct Kernel {
     const char *name;
-    // Of arguments: where each is. What a thread knows of itself is set.
+    // Runs a thread with pointers to its arguments. The built-in variables are set.
     void (*run)(void **arguments);
     const size_t *sizes;
     size_t arguments;
-    // Whether its threads are run one after another.
+    // Whether its threads are executed sequentially.
     bool apart;
 };
 
-// The kernels of one source, in a list of all.
+// The kernels of one source, in a linked list of all.
 struct Source {
     const Kernel *kernels;
     size_t count;

@@ -1,4 +1,4 @@
-// One source of kernels, which the build names: the source itself, and a line `ENTRY(NAME)` for each of its kernels.
+// One kernel source, named by the build: the source itself, and a line `ENTRY(NAME)` per kernel.
 #include SOURCE
 
 #include "kernel.h"

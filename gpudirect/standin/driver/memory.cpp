@@ -1,7 +1,9 @@
-// Memory: the device's, which is files that only live in memory, and the host's.
+// Device memory, backed by memfds, and host memory.
 //
-// Device addresses lie in a range in which nothing is mapped, so that whoever follows one without the driver is found out; the driver and the kernels find the bytes at a second range behind the first. What is unmapped or freed is mapped nowhere, and its
-// addresses are given again as late as may be, so that work that comes too late is found out, too.
+// Device addresses lie in an address range with no host mapping, so that host access without the
+// driver faults; the driver and the kernels find the bytes in a second range behind it. Unmapped or
+// freed memory has no mapping, and its addresses are reused as late as possible, so that late work
+// faults, too.
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -21,7 +23,7 @@ namespace {
 constexpr size_t RANGE = size_t(64) << 30;
 constexpr const char *PREFIX = "doorbell-standin";
 
-// The range of device addresses, and what of it is reserved.
+// The range of device addresses, and its reservations.
 Address first, cursor;
 auto &reserved = *new std::map<Address, size_t>;
 auto &mappings = *new std::map<Address, Mapping>;
@@ -36,12 +38,12 @@ bool provide_range() {
     return true;
 }
 
-// Nothing is mapped there any more.
+// Removes the mapping but keeps the reservation.
 void clear(Address address, size_t bytes) {
     mmap(at<void>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }
 
-// A place for so many bytes, from `from` on.
+// A free range of this many bytes, at or after `from`.
 Address place(Address from, size_t bytes, size_t alignment) {
     for (;;) {
         from = (from + alignment - 1) / alignment * alignment;
@@ -193,7 +195,7 @@ struct Access {
     unsigned flags;
 };
 
-// A handle of VMM's, which is a pointer to what it holds.
+// A VMM allocation handle: a pointer to its content.
 Status handle(SharedAllocation **into, SharedAllocation allocation, Status otherwise) {
     if (!allocation) return otherwise;
     *into = new SharedAllocation(std::move(allocation));
@@ -279,7 +281,7 @@ EXPORT cuMemSetAccess(Address address, size_t bytes, const Access *accesses, siz
     return mprotect(at<void>(address), bytes, PROT_READ | PROT_WRITE) ? OPERATING_SYSTEM : OK;
 }
 
-// The older kind, which PyTorch uses.
+// cuMemAlloc, as used by PyTorch.
 EXPORT cuMemAlloc_v2(Address *address, size_t bytes) {
     ENTER;
     if (!current()) return INVALID_CONTEXT;
@@ -289,7 +291,7 @@ EXPORT cuMemAlloc_v2(Address *address, size_t bytes) {
     return made ? map_all(address, bytes, made, Mapping::ALLOCATED) : OPERATING_SYSTEM;
 }
 
-// Waits for the device, as the driver does.
+// Waits for the device, like NVIDIA's driver.
 EXPORT cuMemFree_v2(Address address) {
     ENTER;
     Mapping *mapping = mapping_of(address);
@@ -388,7 +390,7 @@ EXPORT cuPointerGetAttribute(void *into, int attribute, Address address) {
     return attribute_of(into, attribute, address);
 }
 
-// Of an address that is none of CUDA's nothing is written, and that is no error.
+// For an address unknown to CUDA nothing is written, without an error.
 EXPORT cuPointerGetAttributes(unsigned n, const int *attributes, void **into, Address address) {
     ENTER;
     for (unsigned i = 0; i < n; i++) attribute_of(into[i], attributes[i], address);

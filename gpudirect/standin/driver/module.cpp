@@ -1,4 +1,5 @@
-// Modules: PTX says which kernels there are, and the processor's code of the same names is run. A block is a thread of the operating system; kernels whose threads are apart are run one thread after another.
+// Modules: the PTX determines which kernels exist, and the host code of the same name is executed.
+// A thread block is an OS thread; kernels with independent threads run them sequentially.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -21,7 +22,7 @@ struct Module {
     std::map<std::string, Function> functions;
 };
 
-// Null before the first constructor of any source is run.
+// Null until the first constructor of any source has run.
 Source *sources;
 
 const Kernel *find(const std::string &name) {
@@ -84,7 +85,7 @@ Status launch(Held &held, Function *function, unsigned blocks, unsigned threads,
     return put(*stream, std::move(work));
 }
 
-// Ends a block that waits for what does not come: thrown through the kernel.
+// Ends a block whose wait cannot complete: thrown through the kernel.
 struct GivenUp {
     Status code;
 };
@@ -97,22 +98,24 @@ void standin::add(Source &source) {
     source.next = std::exchange(sources, &source);
 }
 
-// What waits in a kernel.
+// The wait loop of kernels.
 extern "C" void doorbell_relax() {
     sched_yield();
     if (++rests % 1024) return;
     if (lost) throw GivenUp{lost};
     urge();
-    // On a GPU, for ever; here a test is to say what hangs.
+    // Forever on a GPU; here a test should report what hangs.
     if (std::chrono::steady_clock::now() - begun < PATIENCE) return;
     fprintf(stderr, "stand-in for a GPU: a kernel has waited for too long\n");
     throw GivenUp{LAUNCH_TIMEOUT};
 }
 
-// What the kernel `spin` of the tests does. They look at what is still to be done meanwhile, on machines with much else to do: so it takes until the program waits for it, and much longer than was asked for otherwise; no time at all where work is late anyhow.
+// The test kernel `spin`. Tests inspect pending work meanwhile, on loaded machines: so it runs
+// until the program waits for it, otherwise much longer than requested; and for no time in lazy
+// mode.
 extern "C" void doorbell_spin(uint64_t nanoseconds) {
     Stream *stream = working;
-    if (settings.manner == Manner::LAZY || !stream) return;
+    if (settings.mode == Mode::LAZY || !stream) return;
     Held held(lock);
     changed.wait_for(held, std::chrono::nanoseconds(60 * nanoseconds), [&] { return stream->wanted || lost; });
 }
@@ -152,7 +155,7 @@ Status standin::run_kernel(const Launch &launch) {
     return code;
 }
 
-// Runs a kernel of a name here and now; -1 where there is none. Addresses may be the processor's.
+// Runs a kernel by name synchronously; -1 if there is none. Addresses may be the host's.
 extern "C" __attribute__((visibility("default"))) int standin_run(const char *name, unsigned blocks, unsigned threads, void **arguments) {
     Launch launch;
     launch.kernel = find(name);
@@ -191,7 +194,7 @@ EXPORT cuModuleGetFunction(Function **function, Module *module, const char *name
     return OK;
 }
 
-// Its first launch waits for nobody then.
+// Its first launch then does not wait.
 EXPORT cuFuncLoad(Function *function) {
     ENTER;
     function->loaded = true;
@@ -219,7 +222,7 @@ EXPORT cuLaunchKernel(
     Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments, void **extra
 ) {
     ENTER;
-    // What has more than one dimension, none of our kernels does.
+    // More than one dimension is not used by our kernels.
     if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return INVALID_VALUE;
     return launch(held, function, gx, bx, stream, arguments);
 }

@@ -1,4 +1,5 @@
-// What processes share besides descriptors of memory: the older handles of memory and of events, which say in whose table of files the thing is, and dma-bufs, for which something else stands.
+// Sharing between processes beyond descriptors: IPC handles of memory and events, which name a
+// process and its descriptor, and dma-bufs, which are emulated.
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -22,7 +23,7 @@ union Handle {
     } of;
 };
 
-// Another process's file; below 0 where there is none such.
+// Another process's file; negative if there is none.
 int open_of(const Handle &handle) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.of.pid, handle.of.fd);
@@ -100,7 +101,8 @@ EXPORT cuIpcOpenEventHandle(Event **event, Handle handle) {
     return OK;
 }
 
-// A file of the right length under a name with "dmabuf" in it stands for the dma-buf. As of NVIDIA's it cannot be mapped to be written, and there is nothing in it: who is given one is given the address, too.
+// A dma-buf is emulated by a file of the right length with "dmabuf" in its name. Like NVIDIA's it
+// cannot be mapped writable, and it is empty: the receiver is given the address, too.
 EXPORT cuMemGetHandleForAddressRange(int *fd, Address address, size_t bytes, unsigned kind, unsigned long long) {
     ENTER;
     const Mapping *mapping = mapping_of(address);

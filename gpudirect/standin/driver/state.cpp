@@ -1,4 +1,4 @@
-// What all of the driver shares, how a process is told what it should be like, and what tests do with it besides.
+// Global state of the driver, its configuration, and the functions for tests.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,13 +17,13 @@ namespace {
 
 const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context", "work"};
 int live[COUNTED];
-// The call that is to fail: of this name, so many calls from now on.
+// The injected failure: a function, and the number of its calls until then.
 struct {
     char call[64];
     int nth;
     Status code;
 } fault;
-// How often each function was called. Its name is one and the same string each time.
+// Call counts by function. The name is the same string literal each time.
 auto &calls = *new std::map<const char *, int>;
 
 void fail(const char *call, int nth, Status code) {
@@ -32,7 +32,7 @@ void fail(const char *call, int nth, Status code) {
     fault.code = code;
 }
 
-// DOORBELL_STANDIN: words with commas between them.
+// DOORBELL_STANDIN: a comma-separated list.
 void configure() {
     const char *text = getenv("DOORBELL_STANDIN");
     std::string words = text ? text : "";
@@ -41,8 +41,8 @@ void configure() {
         const std::string word = words.substr(begin, end - begin);
         int attribute, value;
         char call[64];
-        if (word == "lazy") settings.manner = Manner::LAZY;
-        else if (word == "prompt") settings.manner = Manner::PROMPT;
+        if (word == "lazy") settings.mode = Mode::LAZY;
+        else if (word == "prompt") settings.mode = Mode::PROMPT;
         else if (word == "open") settings.open = true;
         else if (word == "apart") settings.peers = false;
         else if (word.rfind("devices=", 0) == 0) settings.devices = std::max(0, std::min(atoi(word.c_str() + 8), MOST_DEVICES));
@@ -54,7 +54,7 @@ void configure() {
     }
 }
 
-// The environment is read when the library is loaded: what a test says afterwards is stronger.
+// The environment is read when the library is loaded; calls by a test override it.
 struct Configured {
     Configured() { configure(); }
 } configured;
@@ -76,7 +76,7 @@ Status failing(const char *call) {
 
 #define TESTS extern "C" __attribute__((visibility("default")))
 
-// How many of a kind are live; -1 for no kind.
+// The number of live objects of a kind; -1 for an unknown kind.
 TESTS int standin_count(const char *name) {
     Held held(lock);
     for (int i = 0; i < COUNTED; i++) {
@@ -85,19 +85,19 @@ TESTS int standin_count(const char *name) {
     return -1;
 }
 
-// Of the calls of this function from now on, the `nth` answers `code`.
+// The `nth` call of this function from now on returns `code`.
 TESTS void standin_fail(const char *call, int nth, int code) {
     Held held(lock);
     fail(call, nth, code);
 }
 
-// Whether a call is to fail that has not.
+// Whether an injected failure is still pending.
 TESTS int standin_failing() {
     Held held(lock);
     return fault.code != OK;
 }
 
-// How often a function was called, and its name: of one after another of those that were. Below 0 where there are no more.
+// The call count and name of the index-th function called; negative past the last.
 TESTS int standin_calls(int index, const char **name) {
     Held held(lock);
     if (index >= int(calls.size())) return -1;
@@ -106,7 +106,8 @@ TESTS int standin_calls(int index, const char **name) {
     return found->second;
 }
 
-// From now on every call answers `code`, and no work is done any more, as when a kernel has touched memory that it must not.
+// From now on every call returns `code`, and no work is executed, as after a kernel's illegal
+// access.
 TESTS void standin_lose(int code) {
     Held held(lock);
     lost = code;
@@ -124,10 +125,10 @@ TESTS void standin_start(int devices, int version) {
     settings.version = version;
 }
 
-// Before anything is made.
+// Before any object is created.
 TESTS void standin_manner(int prompt) {
     Held held(lock);
-    settings.manner = prompt ? Manner::PROMPT : Manner::LAZY;
+    settings.mode = prompt ? Mode::PROMPT : Mode::LAZY;
 }
 
 TESTS void standin_late(int late) {

@@ -1,4 +1,4 @@
-// Streams: what becomes of work that is put into them, in either manner.
+// Streams: execution of enqueued work, lazy or prompt.
 #include <algorithm>
 #include <thread>
 
@@ -17,15 +17,15 @@ thread_local Stream *working;
 
 namespace {
 
-// Lazy: so many times somebody is told that work is not done, before it is.
-constexpr int QUESTIONS = 4096;
-int asked;
+// Lazy: the number of queries that report pending work before it is executed.
+constexpr int MAX_PENDING_QUERIES = 4096;
+int pending_queries;
 
 std::chrono::seconds patience() {
-    return settings.manner == Manner::LAZY ? PATIENCE_LAZY : PATIENCE;
+    return settings.mode == Mode::LAZY ? PATIENCE_LAZY : PATIENCE;
 }
 
-// Waits for what other processes or the program do, ever less often, and has this process's streams go on meanwhile.
+// Waits for other processes or the program with backoff, while this process's streams progress.
 template <class Done>
 Status poll(Done done) {
     const auto begun = std::chrono::steady_clock::now();
@@ -38,7 +38,7 @@ Status poll(Done done) {
         usleep(std::min(20 + (tries - 1000) / 8, 1000));
         if (tries % 64 == 0) {
             urge();
-            // On a GPU, for ever; here a test is to say what hangs.
+            // Forever on a GPU; here a test should report what hangs.
             if (std::chrono::steady_clock::now() - begun > patience()) {
                 fprintf(stderr, "stand-in for a GPU: a stream has waited for too long\n");
                 return TIMEOUT;
@@ -59,7 +59,7 @@ bool satisfied(const Work &work) {
     }
 }
 
-// Keeps a stream while it is used with the lock let go of. The last lets go of one that is destroyed and has nothing to do any more.
+// Keeps a stream alive while the lock is released. The last user frees a destroyed, idle stream.
 struct Keep {
     Stream &stream;
     explicit Keep(Stream &stream) : stream(stream) { stream.kept++; }
@@ -70,7 +70,7 @@ struct Keep {
     }
 };
 
-// Does the first piece of work of a stream, which nobody does now.
+// Executes the first operation of a stream that no thread is executing.
 void step(Held &held, Stream &stream) {
     stream.running = true;
     count(WORK, 1);
@@ -84,11 +84,11 @@ void step(Held &held, Stream &stream) {
     stream.done++;
     if (stream.idle()) stream.wanted = false;
     if (code && !stream.failed) stream.failed = code;
-    asked = 0;
+    pending_queries = 0;
     changed.notify_all();
 }
 
-// Does the work of a stream until `until`, or until there is none.
+// Executes a stream's work until `until`, or until it is empty.
 template <class Until>
 void drive(Held &held, Stream &stream, Until until) {
     Keep keep(stream);
@@ -103,7 +103,7 @@ void drive(Held &held, Stream &stream, Until until) {
     }
 }
 
-// Prompt: what a stream's thread does.
+// Prompt: the thread of a stream.
 void serve(Held &held, Stream &stream) {
     for (;;) {
         while (stream.queue.empty()) {
@@ -114,13 +114,13 @@ void serve(Held &held, Stream &stream) {
     }
 }
 
-// Lazy: what a thread does with a stream that somebody may wait for.
+// Lazy: a thread for a stream that may be waited for.
 void hurry(Held &held, Stream &stream) {
     drive(held, stream, [] { return false; });
     stream.urged = false;
 }
 
-// A thread that keeps the stream from now on.
+// A thread that keeps the stream alive.
 void start(Stream &stream, void (*work)(Held &, Stream &)) {
     stream.kept++;
     std::thread([&stream, work] {
@@ -131,7 +131,7 @@ void start(Stream &stream, void (*work)(Held &, Stream &)) {
     }).detach();
 }
 
-// The stream that has work in it after which an event has come to pass so many times.
+// The stream with pending work after which an event will have completed this many times.
 Stream *recording(const SharedPassage &passage, uint64_t time) {
     for (Stream *stream : streams) {
         for (const Work &work : stream->queue) {
@@ -141,7 +141,7 @@ Stream *recording(const SharedPassage &passage, uint64_t time) {
     return nullptr;
 }
 
-// The program waits for a stream, and so for those that it waits for.
+// Marks the stream, and those it waits for, as waited for by the program.
 void want(Stream &stream) {
     if (stream.idle() || std::exchange(stream.wanted, true)) return;
     changed.notify_all();
@@ -149,10 +149,10 @@ void want(Stream &stream) {
     if (Stream *other = recording(stream.awaited, stream.awaited_time)) want(*other);
 }
 
-// Whether something is still to be said to be pending.
+// Whether to report work as still pending.
 Status pending() {
-    if (settings.manner == Manner::LAZY && ++asked >= QUESTIONS) {
-        asked = 0;
+    if (settings.mode == Mode::LAZY && ++pending_queries >= MAX_PENDING_QUERIES) {
+        pending_queries = 0;
         std::thread(urge).detach();
     }
     return NOT_READY;
@@ -162,7 +162,7 @@ Status pending() {
 
 void Passage::pass(uint64_t time) {
     static double clock;
-    if (settings.manner == Manner::LAZY) {
+    if (settings.mode == Mode::LAZY) {
         when = clock += 0.5;
     } else {
         when = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -197,7 +197,7 @@ Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream 
         if (stream && (!by || by->wanted)) want(*stream);
         if (lost) {
             code = lost;
-        } else if (stream && settings.manner == Manner::LAZY) {
+        } else if (stream && settings.mode == Mode::LAZY) {
             drive(held, *stream, [&] { return passage->passed() >= time || lost; });
         } else if (passage->shared()) {
             held.unlock();
@@ -216,7 +216,7 @@ Status finish(Held &held, Stream &stream) {
     want(stream);
     const uint64_t until = stream.put;
     auto done = [&] { return stream.done >= until; };
-    if (settings.manner == Manner::LAZY) drive(held, stream, done);
+    if (settings.mode == Mode::LAZY) drive(held, stream, done);
     changed.wait(held, done);
     return std::exchange(stream.failed, OK);
 }
@@ -237,7 +237,7 @@ Status finish_all(Held &held, int device) {
 }
 
 void urge() {
-    if (settings.manner == Manner::PROMPT) return;
+    if (settings.mode == Mode::PROMPT) return;
     Held held(lock);
     for (Stream *stream : streams) {
         if (stream->idle() || stream->running || stream->urged) continue;
@@ -265,7 +265,8 @@ Status perform(Held &held, const Work &work) {
     held.unlock();
     switch (work.kind) {
         case Work::COPY:
-            // A copy of a word writes it once, as an engine does: a processor's memmove may do so twice, and whoever has made it zero in between would be told twice.
+            // A word is copied by a single store, as by a copy engine: a memmove may store it
+            // twice, and a reader that resets it in between would see it set twice.
             if (work.bytes == 4 && work.to % 4 == 0 && work.from % 4 == 0) {
                 __atomic_store_n(at<uint32_t>(work.to), __atomic_load_n(at<uint32_t>(work.from), __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
                 break;
@@ -309,12 +310,12 @@ EXPORT cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
     *stream = new Stream;
     (*stream)->device = current_device();
     streams.push_back(*stream);
-    if (settings.manner == Manner::PROMPT) start(**stream, serve);
+    if (settings.mode == Mode::PROMPT) start(**stream, serve);
     count(STREAM, 1);
     return OK;
 }
 
-// Waits for nobody: what is in it is done as ever.
+// Does not wait: enqueued work is executed as usual.
 EXPORT cuStreamDestroy_v2(Stream *stream) {
     ENTER;
     Keep keep(*stream);
@@ -356,7 +357,7 @@ EXPORT cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
         }
         return OK;
     }
-    // Of an event outside, the capture knows only what had come to pass.
+    // For an event outside the capture, only what had already completed counts.
     if (stream->capture) return put(*stream, {});
     Work work;
     work.kind = Work::DEPEND;
@@ -501,7 +502,7 @@ EXPORT cuMemcpyPeerAsync(Address to, Context *, Address from, Context *, size_t 
 EXPORT cuMemcpyBatchAsync_v2(Address *to, Address *from, size_t *bytes, size_t n, void *, size_t *first, size_t attributes, Stream *stream) {
     ENTER;
     if (attributes != 1 || first[0] || stream->capture) return INVALID_VALUE;
-    // Unordered: the last goes first.
+    // Unordered: the last copy is executed first.
     while (n--) copy(stream, to[n], from[n], bytes[n]);
     return OK;
 }

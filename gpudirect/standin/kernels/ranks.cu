@@ -1,7 +1,9 @@
-// Kernels of the stand-in's own tests: blocks that wait for each other, in one launch and between ranks.
+// Kernels of the stand-in's own tests: blocks that wait for each other, within a launch and between
+// ranks.
 #include "memory.cuh"
 
-// Each block tells the same block of the peer about each round, and waits until it is told. Flags are words of 32 bits, one for each block. In the end `result` has the rounds of each block.
+// Each block signals each round to the same block of the peer, and waits for its signal. Flags are
+// 32-bit words, one per block. In the end `result` has the rounds of each block.
 extern "C" __global__ void meet(uint64_t own, uint64_t peer, uint64_t result, uint32_t rounds) {
     __shared__ uint32_t seen;
     const uint64_t flag = blockIdx.x * sizeof(uint32_t);
@@ -16,7 +18,8 @@ extern "C" __global__ void meet(uint64_t own, uint64_t peer, uint64_t result, ui
     for (uint32_t i = threadIdx.x; i < 1; i += blockDim.x) doorbell::store_raw(result + flag, seen);
 }
 
-// All blocks arrive at a counter, and go on when all have: so all are there at once. Each writes what it saw of the launch.
+// All blocks arrive at a counter, and continue when all have: so all are resident at once. Each
+// writes the launch parameters it saw.
 extern "C" __global__ void gather(uint64_t counter, uint64_t result) {
     doorbell::fetch_add<uint64_t>(counter, 1);
     while (doorbell::load_acquire<uint64_t>(counter) < gridDim.x) doorbell::relax();

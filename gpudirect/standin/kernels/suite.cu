@@ -1,4 +1,4 @@
-// The kernels of the tests of doorbell-cuda (gpudirect/cuda/tests/suite/kernels.ptx), for the processor.
+// The test kernels of doorbell-cuda (gpudirect/cuda/tests/suite/kernels.ptx), for the CPU.
 #define DOORBELL_THREADS_APART
 #include "memory.cuh"
 

@@ -1,6 +1,7 @@
-//! The library, compiled once for each state of its sources.
+//! Builds the stand-in library, once for each state of its sources.
 //!
-//! What is compiled lies in the folder of the build under a name that is a hash of all that it is made of, so that nothing is compiled twice, and nobody takes what is not his. Each source of kernels is compiled by itself.
+//! Build outputs are named by a hash of all their inputs, so nothing is compiled twice and no stale
+//! output is used. Each kernel source is a translation unit of its own.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsStr;
@@ -13,7 +14,7 @@ use std::{env, thread};
 
 use doorbell_cuda::KernelFile;
 
-/// Nothing is fused in the kernels: results are the collectives' bits.
+/// No floating-point contraction in kernels: results must be bit-identical to the collectives'.
 const FLAGS: [&str; 11] = [
     "-std=c++17",
     "-O1",
@@ -25,11 +26,12 @@ const FLAGS: [&str; 11] = [
     "-Wall",
     "-Werror",
     "-Wno-unknown-pragmas",
-    // Without much optimisation it does not see that what is set under a condition is used under the same.
+    // At low optimisation GCC does not see that a variable is set and used under the same
+    // condition.
     "-Wno-maybe-uninitialized",
 ];
 
-/// What lacks for it to be built, where something does.
+/// A missing build prerequisite, if any.
 #[must_use]
 pub fn missing() -> Option<&'static str> {
     match Command::new("c++").arg("--version").output() {
@@ -38,17 +40,16 @@ pub fn missing() -> Option<&'static str> {
     }
 }
 
-/// The library, which is compiled where it has not been yet.
+/// The library, built if necessary.
 ///
 /// # Panics
-/// Where it cannot be compiled, with what the compiler said.
+/// If compilation fails, with the compiler's output.
 #[must_use]
 pub fn build() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(provide).clone()
 }
 
-/// Where what is compiled lies.
 pub(crate) fn folder() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository("target"), PathBuf::from);
     let folder = target.join("standin");
@@ -60,11 +61,10 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A source to be compiled.
 struct Unit {
     source: PathBuf,
     flags: Vec<String>,
-    /// Of all that goes into it.
+    /// Hash of all its inputs.
     hash: u64,
 }
 
@@ -74,13 +74,13 @@ fn provide() -> PathBuf {
     let mut hasher = DefaultHasher::new();
     units.iter().for_each(|unit| unit.hash.hash(&mut hasher));
     let library = folder.join(format!("libcuda-standin-{:016x}.so", hasher.finish()));
-    // One process compiles, and the others find it done.
+    // One process compiles; the others wait for the lock and find the output.
     let lock = File::create(folder.join("lock")).expect("a file in the folder of the build");
     lock.lock().expect("a lock on a file");
     if !library.exists() {
         let objects = thread::scope(|scope| {
             let object = |unit: &Unit| folder.join(format!("{:016x}.o", unit.hash));
-            // Two at a time: others want the machine, too.
+            // Two at a time, to leave the machine some capacity.
             for pair in units.chunks(2) {
                 let threads: Vec<_> = pair
                     .iter()
@@ -101,7 +101,7 @@ fn provide() -> PathBuf {
     library
 }
 
-/// The driver's files, and each of kernels.
+/// The driver's sources, and each kernel source.
 fn units(folder: &Path) -> Vec<Unit> {
     let driver = repository("gpudirect/standin/driver");
     let kernels = repository("gpudirect/cuda/kernels");
@@ -144,7 +144,7 @@ fn units(folder: &Path) -> Vec<Unit> {
         let table = folder.join(format!("{name}-{:016x}.inc", hasher.finish()));
         write(&table, &entries);
         let flags = [
-            // Namesakes in other sources are others.
+            // Keeps symbols of different sources apart.
             format!("-Ddoorbell=doorbell_{name}"),
             format!("-DSOURCE=\"{}\"", source.display()),
             format!("-DENTRIES=\"{}\"", table.display()),
@@ -158,8 +158,7 @@ fn units(folder: &Path) -> Vec<Unit> {
     units
 }
 
-/// The kernels of a source: the entries of its PTX if doorbell-cuda ships it, otherwise those that
-/// the source declares itself.
+/// The kernels of a source: those of its PTX, or without one, those declared in the source itself.
 fn entries(source: &Path, text: &str) -> Vec<String> {
     let name = |rest: &str| {
         rest.trim_start()
@@ -179,7 +178,7 @@ fn entries(source: &Path, text: &str) -> Vec<String> {
     entries.map(name).collect()
 }
 
-/// The files of a folder with this extension, in the order of their names.
+/// The files of a folder with this extension, sorted by name.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut files: Vec<_> = entries
@@ -194,7 +193,6 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Nobody sees half of it.
 fn write(path: &Path, text: &str) {
     let part = path.with_extension(format!("part-{}", std::process::id()));
     fs::write(&part, text)
@@ -202,21 +200,21 @@ fn write(path: &Path, text: &str) {
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// Has the compiler make `output`, which is there only when it is whole.
+/// Runs the compiler; `output` appears only when it is complete.
 fn compile(output: &Path, arguments: impl FnOnce(&mut Command) -> &mut Command) {
     let part = output.with_extension(format!("part-{}", std::process::id()));
     let mut compiler = Command::new("c++");
     compiler.args(FLAGS);
-    let said = arguments(&mut compiler)
+    let result = arguments(&mut compiler)
         .arg("-o")
         .arg(&part)
         .output()
         .expect("a C++ compiler, c++ (g++)");
     assert!(
-        said.status.success(),
+        result.status.success(),
         "c++ cannot make {}:\n{}",
         output.display(),
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&result.stderr)
     );
     fs::rename(&part, output).expect("a file that was just made");
 }

@@ -1,12 +1,19 @@
-//! The processor as a stand-in for a GPU: a driver of CUDA (`driver/`, in C++) that doorbell-cuda loads in the place of `libcuda.so.1`, so that everything above it is tested where there is no GPU. A dependency of tests alone.
+//! A CUDA driver on the CPU, as a stand-in for a GPU (`driver/`, in C++): doorbell-cuda loads it in
+//! place of `libcuda.so.1`, so that everything above it is tested without a GPU. A dev-dependency
+//! only.
 //!
-//! [`Standin::load`] gives a test a driver of its own; a program that is run is given one by [`environment`]. Either has two [manners](Manner) of doing work.
+//! [`Standin::load`] gives a test a driver of its own; [`environment`] configures one for a program
+//! to be run. Either has two execution modes.
 //!
-//! - Device memory is memfds, which go between processes as NVIDIA's descriptors, IPC handles and imports do. Device addresses fault when the program follows one. What is freed is mapped nowhere.
-//! - Kernels are their sources of `gpudirect/cuda/kernels`, compiled for the processor; which of them there are the PTX says that is loaded. `kernels/host.cuh` there has the convention.
-//! - Streams, events, words, batches, host functions, captures and graphs do as CUDA's.
+//! - Device memory consists of memfds, which processes share like NVIDIA's descriptors, IPC handles
+//!   and imports. Host access to device addresses faults. Freed memory is unmapped.
+//! - Kernels are compiled for the CPU from their sources in `gpudirect/cuda/kernels`; the loaded
+//!   PTX determines which exist. `kernels/host.cuh` there defines the convention.
+//! - Streams, events, stream memory operations, batches, host functions, captures and graphs behave
+//!   like CUDA's.
 //!
-//! What it does not show: how long anything takes, what a GPU's weaker order of memory does, that peers see what is written without being told, and how many blocks run at once.
+//! It does not model timing, a GPU's weaker memory order, peers' visibility of writes without
+//! synchronization, or how many thread blocks are resident.
 
 mod build;
 
@@ -23,17 +30,20 @@ use libloading::os::unix::Library;
 
 pub use build::{build, missing};
 
-/// How work is done.
+/// How work is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// When somebody waits for it (or has asked very often), and then only what that needs: all that is asynchronous on a GPU is as late and as unordered as it can be. Finds what is not waited for, and what is freed too early. For one process: what another one
-    /// waits for is not hurried.
+    /// Only when something waits for it (or has polled very often), and then only what that needs:
+    /// everything asynchronous on a GPU is as late and as unordered as possible. Finds missing
+    /// waits and premature frees. For a single process: waits of another process do not trigger
+    /// execution.
     Lazy,
-    /// At once, by a thread for each stream and one for each block of a kernel: several ranks in a process, or several processes, run for real.
+    /// Immediately, by a thread per stream and per thread block: several ranks in a process, or
+    /// several processes, run concurrently.
     Prompt,
 }
 
-/// Everything that the driver counts.
+/// All counters of the driver.
 const COUNTED: [&str; 12] = [
     "allocation",
     "mapping",
@@ -49,15 +59,19 @@ const COUNTED: [&str; 12] = [
     "work",
 ];
 
-/// A driver that no other test has.
+/// A driver private to a test.
 pub struct Standin {
     library: Library,
     path: PathBuf,
 }
 
-/// The environment of a program that is to take the stand-in for its driver, with so many devices (8 at most).
+/// The environment of a program that should use the stand-in driver, with `devices` devices (at
+/// most 8).
 ///
-/// `DOORBELL_STANDIN` has words with commas between them: `lazy` or `prompt`; `devices=N`; `apart`, so that devices do not reach each other's memory; `open` as by [`Standin::open`]; `late` as by [`Standin::set_late_loading`]; `fail=CALL:NTH:CODE` as by [`Standin::fail_nth`]; `ATTRIBUTE=VALUE` as by [`Standin::set_attribute`].
+/// `DOORBELL_STANDIN` is a comma-separated list: `lazy` or `prompt`; `devices=N`; `apart` for no
+/// peer access between devices; `open` as [`Standin::open`]; `late` as
+/// [`Standin::set_late_loading`]; `fail=CALL:NTH:CODE` as [`Standin::fail_nth`]; `ATTRIBUTE=VALUE`
+/// as [`Standin::set_attribute`].
 ///
 /// # Panics
 /// As [`build`].
@@ -74,16 +88,16 @@ pub fn environment(manner: Manner, devices: usize) -> [(&'static str, OsString);
 }
 
 impl Standin {
-    /// One of two devices.
+    /// A driver with two devices.
     ///
     /// # Panics
-    /// As [`build`], and where the library cannot be loaded.
+    /// As [`build`], and if the library cannot be loaded.
     #[must_use]
     pub fn load(manner: Manner) -> Self {
         Self::load_without(manner, &[])
     }
 
-    /// The same, without some of the driver's functions, as an older one is.
+    /// The same without some of the driver's functions, like an older driver.
     ///
     /// # Panics
     /// As [`Standin::load`].
@@ -93,26 +107,26 @@ impl Standin {
         for function in functions {
             rename(&mut bytes, function);
         }
-        let path = unused();
-        // The dynamic loader gives each file a copy of its own of what the library knows.
+        let path = unique_path();
+        // The dynamic loader gives each file its own copy of the library's state.
         fs::write(&path, bytes).expect("a file in the folder of the build");
-        // SAFETY: the library's initialisers read the environment and no more.
+        // SAFETY: the library's initialisers only read the environment.
         let library = unsafe { Library::new(&path) }.expect("the stand-in is a library");
         let standin = Self { library, path };
         standin.call("standin_manner", (manner == Manner::Prompt).into());
         standin
     }
 
-    /// The driver, started.
+    /// The initialized driver.
     ///
     /// # Errors
-    /// As [`Driver::load`], where [`Standin::set_start`] or [`Standin::fail`] make it so.
+    /// As [`Driver::load`], if [`Standin::set_start`] or [`Standin::fail`] cause it.
     pub fn driver(&self) -> Result<Driver, Absent> {
-        // SAFETY: the stand-in does as NVIDIA's driver, in what it is called for.
+        // SAFETY: the stand-in implements the called functions like NVIDIA's driver.
         unsafe { Driver::load_from(&self.path) }
     }
 
-    /// The library's file, of this driver alone.
+    /// The path of the library file, private to this driver.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -133,14 +147,16 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int)>(name)(value) }
     }
 
-    /// How many of a kind are live: "allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context"; and "work", pieces of work that are being done.
+    /// The number of live objects of a kind: "allocation", "mapping", "reservation", "host",
+    /// "registered", "stream", "event", "module", "graph", "exec", "context"; and "work",
+    /// operations in progress.
     ///
     /// # Panics
-    /// Of any other name.
+    /// For any other name.
     #[must_use]
     pub fn count(&self, name: &str) -> i32 {
         let text = CString::new(name).expect("a name");
-        // SAFETY: the function has this type, and the text ends with a NUL.
+        // SAFETY: the function has this type, and the text is NUL-terminated.
         let count =
             unsafe { self.function::<unsafe extern "C" fn(*const c_char) -> c_int>("standin_count")(text.as_ptr()) };
         assert!(
@@ -150,33 +166,33 @@ impl Standin {
         count
     }
 
-    /// The next call of `call`, such as `cuMemCreate`, answers `code`.
+    /// Makes the next call of `call`, such as `cuMemCreate`, return `code`.
     ///
     /// # Panics
-    /// Of a name with a NUL.
+    /// For a name with a NUL.
     pub fn fail(&self, call: &str, code: i32) {
         self.fail_nth(call, 1, code);
     }
 
-    /// Of the calls of `call` from now on, the `nth` answers `code`; 1 is the next.
+    /// Makes the `nth` call of `call` from now on return `code`; 1 is the next.
     ///
     /// # Panics
-    /// Of a name with a NUL.
+    /// For a name with a NUL.
     pub fn fail_nth(&self, call: &str, nth: i32, code: i32) {
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
         let call = CString::new(call).expect("a name");
-        // SAFETY: the function has this type, and the text ends with a NUL.
+        // SAFETY: the function has this type, and the text is NUL-terminated.
         unsafe { self.function::<Fail>("standin_fail")(call.as_ptr(), nth, code) }
     }
 
-    /// Whether a call is to fail that has not failed so far.
+    /// Whether an injected failure is still pending.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn() -> c_int>("standin_failing")() != 0 }
     }
 
-    /// The functions that were called so far, by name, and how often.
+    /// The functions called so far, by name, with their counts.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<String, i32> {
         type Calls = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
@@ -184,75 +200,82 @@ impl Standin {
         let mut all = BTreeMap::new();
         for index in 0.. {
             let mut name = ptr::null();
-            // SAFETY: the function has this type, and the pointer is to one of ours.
+            // SAFETY: the function has this type, and the pointer is to a local one.
             let count = unsafe { calls(index, &raw mut name) };
             if count < 0 {
                 break;
             }
-            // SAFETY: a string of the library's, which ends with a NUL and is there as long as the library.
+            // SAFETY: a NUL-terminated string of the library, valid as long as the library.
             let name = unsafe { CStr::from_ptr(name) };
             all.insert(name.to_string_lossy().into_owned(), count);
         }
         all
     }
 
-    /// From now on every call answers `code` and no work is done, as when a kernel has touched memory that it must not (700).
+    /// From now on every call returns `code` and no work is executed, as after a kernel's illegal
+    /// access (700).
     pub fn lose(&self, code: i32) {
         self.call("standin_lose", code);
     }
 
-    /// Whether devices reach each other's memory, as they do at first.
+    /// Whether devices have peer access, as they do initially.
     pub fn set_peers(&self, can: bool) {
         self.call("standin_peers", can.into());
     }
 
-    /// What the driver says when it is started: how many devices (8 at most), and for which version of CUDA it is (13000 for 13.0).
+    /// What the driver reports at start: the number of devices (at most 8), and its CUDA version
+    /// (13000 for 13.0).
     pub fn set_start(&self, devices: i32, version: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_start")(devices, version) }
     }
 
-    /// What devices answer of an attribute from now on: a `CUdevice_attribute` by its number, such as 124 for dma-bufs.
+    /// Sets a device attribute, by its `CUdevice_attribute` number, such as 124 for dma-buf.
     pub fn set_attribute(&self, attribute: i32, value: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
     }
 
-    /// Whether a kernel's first launch waits for all work of its device, unless `cuFuncLoad` was called before, as NVIDIA's driver may: whoever launches while a stream waits for a peer is found to hang.
+    /// Whether a kernel's first launch waits for all work of its device, unless `cuFuncLoad` was
+    /// called before, as NVIDIA's driver may: a launch while a stream waits for a peer then hangs.
     pub fn set_late_loading(&self, late: bool) {
         self.call("standin_late", late.into());
     }
 
-    /// Lets the program follow device addresses, which fault otherwise. Before any memory is made.
+    /// Makes device addresses accessible to the host, which fault otherwise. Call it before
+    /// allocating memory.
     pub fn open(&self) {
         self.call("standin_open", 1);
     }
 
-    /// How many contexts the calling thread has pushed.
+    /// The depth of the calling thread's context stack.
     #[must_use]
     pub fn depth(&self) -> i32 {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn() -> c_int>("standin_depth")() }
     }
 
-    /// Runs a kernel here and now, with the addresses of its arguments; whether there is one of this name. Addresses in them may be the processor's.
+    /// Runs a kernel synchronously, with the addresses of its arguments; returns whether there is
+    /// one of this name. The arguments may contain host addresses.
     ///
     /// # Safety
-    /// The arguments must be those that the kernel takes.
+    /// The arguments must match the kernel's parameters.
     ///
     /// # Panics
-    /// Of a name with a NUL.
+    /// For a name with a NUL.
     pub unsafe fn run(&self, kernel: &str, blocks: u32, threads: u32, arguments: &mut [*mut c_void]) -> bool {
         type Run = unsafe extern "C" fn(*const c_char, u32, u32, *mut *mut c_void) -> c_int;
         let kernel = CString::new(kernel).expect("a name");
-        // SAFETY: the function has this type, and the text ends with a NUL; for the arguments the caller answers.
+        // SAFETY: the function has this type, and the text is NUL-terminated; the caller vouches
+        // for the arguments.
         unsafe { self.function::<Run>("standin_run")(kernel.as_ptr(), blocks, threads, arguments.as_mut_ptr()) == 0 }
     }
 
-    /// That everything has been given back, and that the calling thread captures as it did at first.
+    /// Asserts that everything has been released, and that the calling thread's capture mode is the
+    /// initial one.
     ///
     /// # Panics
-    /// Where it has not.
+    /// Otherwise.
     pub fn assert_nothing_left(&self, after: &str) {
         let left: Vec<_> = COUNTED
             .into_iter()
@@ -268,12 +291,12 @@ impl Standin {
 
 impl Drop for Standin {
     fn drop(&mut self) {
-        // A file that stays behind in the folder of the build harms nobody.
+        // A leftover file in the build folder is harmless.
         drop(fs::remove_file(&self.path));
     }
 }
 
-/// Gives a function's symbol another name, by which nobody looks for it.
+/// Renames a function's symbol, so that it cannot be resolved.
 fn rename(library: &mut [u8], function: &str) {
     let symbol = [b"\0", function.as_bytes(), b"\0"].concat();
     let mut found = 0;
@@ -286,8 +309,7 @@ fn rename(library: &mut [u8], function: &str) {
     assert!(found > 0, "the stand-in has no {function}");
 }
 
-/// A file's name that no other test has, in the folder of the build.
-fn unused() -> PathBuf {
+fn unique_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     build::folder().join(format!("copy-{}-{next}.so", process::id()))

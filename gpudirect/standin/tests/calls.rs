@@ -1,4 +1,4 @@
-//! What the driver has that doorbell-cuda does not call, for whoever comes to; and what it says of memory.
+//! Driver functions that doorbell-cuda does not call yet, and pointer attributes.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs;
@@ -23,7 +23,7 @@ impl Setting {
         let standin = Standin::load(manner);
         let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
         let stream = Stream::new(&context).unwrap();
-        // SAFETY: it is loaded already.
+        // SAFETY: it is already loaded.
         let library = unsafe { Library::new(standin.path()) }.unwrap();
         Self {
             standin,
@@ -34,18 +34,17 @@ impl Setting {
     }
 
     fn function<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: the callers give functions their types.
+        // SAFETY: the callers name functions with their types.
         unsafe { *self.library.get::<T>(name.as_bytes()).unwrap() }
     }
 }
 
 #[test]
-fn words_are_filled_and_functions_called_in_their_turn() {
+fn fills_and_host_functions_run_in_order() {
     type Fill = unsafe extern "C" fn(u64, c_uint, usize, *mut c_void) -> c_int;
     type Call = unsafe extern "C" fn(*mut c_void, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
-    /// Doubles a word.
     unsafe extern "C" fn double(word: *mut c_void) {
-        // SAFETY: it is the test's.
+        // SAFETY: the word belongs to the test.
         unsafe { *word.cast::<u32>() *= 2 };
     }
     for manner in [Manner::Lazy, Manner::Prompt] {
@@ -54,7 +53,8 @@ fn words_are_filled_and_functions_called_in_their_turn() {
         let memory = DeviceMemory::alloc(&setting.context, 16).unwrap();
         let stream = setting.stream.as_raw();
         let word = host.all().device_ptr().0 as usize;
-        // SAFETY: the memory has four words, and the host's is the test's until the stream is waited for.
+        // SAFETY: the memory has four words, and the host's is owned by the test until the stream
+        // is synchronized.
         unsafe {
             let fill = setting.function::<Fill>("cuMemsetD32Async");
             assert_eq!(fill(memory.device_ptr().0, 0x0102_0304, 4, stream), 0);
@@ -86,19 +86,19 @@ fn memory_is_described() {
         (&raw mut start).cast(),
         (&raw mut size).cast::<c_void>(),
     ];
-    let ask = |address: u64| {
+    let attributes_of = |address: u64| {
         // SAFETY: each attribute is written as its pointer's type.
         unsafe {
             setting.function::<Attributes>("cuPointerGetAttributes")(3, [2, 11, 12].as_ptr(), into.as_ptr(), address)
         }
     };
-    assert_eq!(ask(16), 0);
-    assert_eq!(ask(memory.device_ptr().0 + 7), 0);
+    assert_eq!(attributes_of(16), 0);
+    assert_eq!(attributes_of(memory.device_ptr().0 + 7), 0);
     assert_eq!((kind, start, size), (2, memory.device_ptr().0, memory.mapped_len()));
 }
 
 #[test]
-fn memory_of_the_older_kind_is_opened_by_other_processes_alone() {
+fn ipc_memory_is_opened_by_other_processes_only() {
     let setting = Setting::new(Manner::Prompt);
     setting.context.make_current().unwrap();
     let mut address = 0;
@@ -133,14 +133,14 @@ fn memory_of_the_older_kind_is_opened_by_other_processes_alone() {
 }
 
 #[test]
-fn a_file_stands_for_a_dma_buf() {
+fn dma_buf_is_emulated_by_a_file() {
     let setting = Setting::new(Manner::Prompt);
     let memory = DeviceMemory::alloc(&setting.context, 100_000).unwrap();
     let dma_buf = memory.span(5000..).unwrap().dma_buf().unwrap();
     assert_eq!((dma_buf.start.0, dma_buf.offset), (memory.device_ptr().0 + 4096, 904));
     let name = fs::read_link(format!("/proc/self/fd/{}", dma_buf.fd.as_raw_fd())).unwrap();
     assert!(name.to_string_lossy().contains("/dmabuf"), "{name:?}");
-    // SAFETY: a new mapping is asked for, which is refused.
+    // SAFETY: a new mapping is requested, which is refused.
     let mapped = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -155,12 +155,12 @@ fn a_file_stands_for_a_dma_buf() {
 }
 
 #[test]
-fn modules_have_the_kernels_that_the_text_names() {
+fn modules_contain_the_kernels_of_their_ptx() {
     let setting = Setting::new(Manner::Lazy);
     type Load = unsafe extern "C" fn(*mut *mut c_void, *const c_char) -> c_int;
     type Find = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
     let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the pointers are to what the functions write, and all texts end with a NUL.
+    // SAFETY: the pointers are to what the functions write, and all texts are NUL-terminated.
     unsafe {
         let load = setting.function::<Load>("cuModuleLoadData");
         let find = setting.function::<Find>("cuModuleGetFunction");
@@ -169,7 +169,7 @@ fn modules_have_the_kernels_that_the_text_names() {
         assert_eq!(
             load(
                 &raw mut module,
-                c".visible .entry meet(\n.visible .entry nobody_has_it(\n".as_ptr()
+                c".visible .entry meet(\n.visible .entry not_in_any_source(\n".as_ptr()
             ),
             0
         );
@@ -179,7 +179,7 @@ fn modules_have_the_kernels_that_the_text_names() {
             0
         );
         assert_eq!(find(&raw mut function, module, c"gather".as_ptr()), 500);
-        assert_eq!(find(&raw mut function, module, c"nobody_has_it".as_ptr()), 500);
+        assert_eq!(find(&raw mut function, module, c"not_in_any_source".as_ptr()), 500);
         assert_eq!(
             setting.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuModuleUnload")(module),
             0
@@ -189,7 +189,7 @@ fn modules_have_the_kernels_that_the_text_names() {
 }
 
 #[test]
-fn devices_are_as_a_test_has_them() {
+fn device_attributes_can_be_set() {
     let setting = Setting::new(Manner::Lazy);
     let device = setting.context.device();
     assert!(device.has(Attribute::DmaBufSupported));
@@ -202,7 +202,7 @@ fn devices_are_as_a_test_has_them() {
 }
 
 #[test]
-fn addresses_are_the_processors_where_a_test_asks_for_it() {
+fn device_addresses_are_host_accessible_on_request() {
     let standin = Standin::load(Manner::Prompt);
     standin.open();
     let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
@@ -211,6 +211,6 @@ fn addresses_are_the_processors_where_a_test_asks_for_it() {
     stream.fill(memory.all(), 7).unwrap();
     stream.synchronize().unwrap();
     let at = ptr::with_exposed_provenance::<u8>(usize::try_from(memory.device_ptr().0).unwrap());
-    // SAFETY: the stand-in has mapped it to be read, and no work uses it now.
+    // SAFETY: the stand-in has mapped it readable, and no work uses it now.
     assert_eq!(unsafe { at.add(99).read_volatile() }, 7);
 }

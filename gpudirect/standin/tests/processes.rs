@@ -1,4 +1,6 @@
-//! Several processes on the stand-in: memory by descriptor, words and kernels between them, one that is killed, one that follows a device's address. A program of its own, which runs itself as the second process.
+//! Several processes on the stand-in: memory by descriptor, words and kernels between them, a
+//! killed process, an access to a device address. A program of its own, which runs itself as the
+//! second process.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -8,22 +10,22 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::{env, fs, ptr, thread};
 
-use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Launch, Memory, Module, Stream, Until};
+use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Launch, Memory, Module, Stream, WaitCondition};
 use doorbell_cuda_standin::{Manner, Standin, environment, missing};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
-/// What begins the command line of the second process.
+/// The first argument of the second process.
 const CHILD: &str = "--child";
 const BYTES: usize = 3 << 20;
 const ROUNDS: u32 = 100;
 const BLOCKS: u32 = 2;
 const PTX: &str = ".visible .entry meet(";
-/// Where in the memory each side's flags are, and each side's results.
+/// The offsets of each side's flags and results in the memory.
 const FLAGS: [usize; 2] = [0, 256];
 const RESULTS: [usize; 2] = [512, 768];
 
-/// What the first process does and what the second does.
+/// The functions of the first and the second process.
 type Case = (&'static str, fn(&First) -> Result, fn(&Side) -> Result);
 const CASES: [Case; 4] = [
     (
@@ -40,7 +42,6 @@ const CASES: [Case; 4] = [
     ("addresses", see_it_die, follow_an_address),
 ];
 
-/// One process's: memory that both have, and a stream.
 struct Side {
     stream: Stream,
     context: Context,
@@ -83,7 +84,7 @@ fn said(name: &str, result: Result) -> bool {
     result.is_ok()
 }
 
-/// Runs a case in this process and in another one.
+/// Runs a case in this process and in a second one.
 fn first(name: &str, run: fn(&First) -> Result) -> Result {
     let standin = Standin::load(Manner::Prompt);
     let context = standin.driver()?.device(0)?.context()?;
@@ -117,10 +118,10 @@ fn first(name: &str, run: fn(&First) -> Result) -> Result {
     Ok(())
 }
 
-/// What the second process has, of another device.
+/// The second process's side, on another device.
 fn second() -> Result<Side> {
     let context = Driver::load()?.device(1)?.context()?;
-    // So that addresses differ.
+    // Makes addresses differ.
     let _before = DeviceMemory::alloc(&context, 10 << 20)?;
     let memory = DeviceMemory::import(&context, io::stdin().as_fd(), BYTES)?;
     assert_eq!(memory.device().map(|device| device.ordinal()), Some(0));
@@ -162,19 +163,19 @@ impl Side {
     }
 }
 
-/// Streams of two processes tell each other that it is the other's turn, and each adds a byte to what both have.
+/// Streams of two processes alternate through words, and each adds a byte to shared memory.
 fn words(side: &Side, who: usize) -> Result {
     let (word, other) = (side.memory.span(..4)?, side.memory.span(4..8)?);
     let (own, theirs) = if who == 0 { (word, other) } else { (other, word) };
     for round in 1..=ROUNDS {
         if who == 1 {
-            side.stream.wait_value32(theirs, Until::AtLeast(round))?;
+            side.stream.wait_value32(theirs, WaitCondition::AtLeast(round))?;
         }
         let at = 4096 + 2 * round as usize + who;
         side.stream.fill(side.memory.span(at..at + 1)?, round as u8)?;
         side.stream.write_value32(own, round)?;
         if who == 0 {
-            side.stream.wait_value32(theirs, Until::AtLeast(round))?;
+            side.stream.wait_value32(theirs, WaitCondition::AtLeast(round))?;
         }
     }
     let got = side.words(4096, 51)?;
@@ -185,12 +186,11 @@ fn words(side: &Side, who: usize) -> Result {
     Ok(())
 }
 
-/// Kernels of two processes wait for each other.
 fn kernels(side: &Side, who: usize) -> Result {
     let kernel = Module::from_ptx(&side.context, PTX)?.kernel("meet")?;
     let at = |offset: usize| Ok::<_, Box<dyn Error>>(side.memory.span(offset..)?.device_ptr());
     let (own, theirs, result) = (at(FLAGS[who])?, at(FLAGS[1 - who])?, at(RESULTS[who])?);
-    // SAFETY: the flags and results of so many blocks lie in the memory.
+    // SAFETY: the flags and results of these blocks lie in the memory.
     unsafe {
         kernel.launch(
             &side.stream,
@@ -203,7 +203,8 @@ fn kernels(side: &Side, who: usize) -> Result {
     Ok(())
 }
 
-/// What the other process was to write does not come: whoever waits for it writes it, and the stream ends.
+/// The other process dies before its write: this one writes the word itself, and its stream
+/// completes.
 fn survive(first: &First) -> Result {
     let Side {
         stream,
@@ -213,7 +214,7 @@ fn survive(first: &First) -> Result {
     let mut line = String::new();
     BufReader::new(first.child.borrow_mut().stdout.take().ok_or("no pipe")?).read_line(&mut line)?;
     assert_eq!(line, "ready\n");
-    stream.wait_value32(memory.span(8..12)?, Until::Equal(1))?;
+    stream.wait_value32(memory.span(8..12)?, WaitCondition::Equal(1))?;
     stream.fill(memory.span(4096..8192)?, 9)?;
     first.child.borrow_mut().kill()?;
     assert_eq!(first.wait()?.signal(), Some(libc::SIGKILL));
@@ -221,7 +222,7 @@ fn survive(first: &First) -> Result {
     let other = Stream::new(context)?;
     other.write_value32(memory.span(8..12)?, 1)?;
     stream.synchronize()?;
-    // It has done its part before it was killed.
+    // The other process had done its part before it was killed.
     assert_eq!(first.side.words(0, 1)?, [1]);
     assert_eq!(first.side.words(4096, 2)?, [0x0909_0909; 2]);
     Ok(())
@@ -231,24 +232,25 @@ fn wait_for_the_end(side: &Side) -> Result {
     side.stream.write_value32(side.memory.span(..4)?, 1)?;
     side.stream.synchronize()?;
     println!("ready");
-    // A kernel, too, and a stream that waits for what never comes.
-    side.stream.wait_value32(side.memory.span(12..16)?, Until::Equal(1))?;
+    // Also with a kernel, and a stream wait that never ends.
+    side.stream
+        .wait_value32(side.memory.span(12..16)?, WaitCondition::Equal(1))?;
     loop {
         thread::park();
     }
 }
 
-/// A program cannot follow an address of the device's.
+/// A program cannot access a device address.
 fn see_it_die(first: &First) -> Result {
     assert_eq!(first.wait()?.signal(), Some(libc::SIGSEGV));
     Ok(())
 }
 
 fn follow_an_address(side: &Side) -> Result {
-    // Nobody wants to keep what this leaves.
+    // No core dump is wanted.
     fs::write("/proc/self/coredump_filter", "0")?;
     let at = ptr::with_exposed_provenance::<u8>(usize::try_from(side.memory.device_ptr().0)?);
-    // SAFETY: none: it is seen that this faults.
+    // SAFETY: none: the test verifies that this faults.
     let byte = unsafe { at.read_volatile() };
     Err(format!("there is {byte}").into())
 }

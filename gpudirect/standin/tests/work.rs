@@ -1,17 +1,17 @@
-//! Work of one process: kernels that wait for each other, graphs whose branches do, errors that take the device away.
+//! Work of one process: kernels and graph branches that wait for each other, errors that lose the
+//! device.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_cuda::{
     Argument, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
-    Stream, Until,
+    Stream, WaitCondition,
 };
 use doorbell_cuda_standin::{Manner, Standin};
 
 type Result<T = ()> = std::result::Result<T, Error>;
 
-/// What a PTX must say for the kernels to be found.
 const PTX: &str = ".visible .entry meet()\n.visible .entry gather(\n";
 const BLOCKS: u32 = 3;
 
@@ -71,7 +71,7 @@ fn kernels_of_two_ranks_wait_for_each_other() {
                 peer.memory.device_ptr(),
                 rank.memory.span(1024..).unwrap().device_ptr(),
             );
-            // SAFETY: the flags and results of so many blocks lie in memory that both reach.
+            // SAFETY: the flags and results of these blocks lie in memory accessible to both.
             unsafe {
                 rank.kernel
                     .launch(
@@ -96,7 +96,7 @@ fn kernels_of_two_ranks_wait_for_each_other() {
 }
 
 #[test]
-fn all_blocks_of_a_kernel_are_there_at_once() {
+fn cooperative_blocks_are_all_resident() {
     let standin = Standin::load(Manner::Prompt);
     let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
     let launch = Launch {
@@ -117,14 +117,15 @@ fn all_blocks_of_a_kernel_are_there_at_once() {
         cooperative: true,
         ..Launch::linear(17, 512)
     };
-    // SAFETY: refused, as so many blocks do not fit.
+    // SAFETY: refused, as this many blocks do not fit.
     let refused = unsafe { rank.kernel.launch(&rank.stream, many, &[&counter, &result], &[]) };
     assert_eq!(refused.unwrap_err().failure().unwrap().code, 720);
 }
 
-/// Two branches of a graph hand a word to and fro, so each must go on while the other waits; the last of the one is behind the other's.
+/// Two branches of a graph alternate through a word, so each must progress while the other waits;
+/// the last operation of one depends on the other.
 #[test]
-fn branches_of_a_graph_run_beside_each_other_at_each_launch() {
+fn graph_branches_run_concurrently() {
     for manner in [Manner::Prompt, Manner::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
@@ -134,11 +135,11 @@ fn branches_of_a_graph_run_beside_each_other_at_each_launch() {
         let graph = stream
             .capture(CaptureMode::ThreadLocal, &[&other], || {
                 stream.record(&begun)?;
-                stream.wait_value32(word, Until::Equal(1))?;
+                stream.wait_value32(word, WaitCondition::Equal(1))?;
                 stream.write_value32(word, 2)?;
                 other.wait(&begun)?;
                 other.write_value32(word, 1)?;
-                other.wait_value32(word, Until::Equal(2))?;
+                other.wait_value32(word, WaitCondition::Equal(2))?;
                 other.write_value32(count, 7)?;
                 other.record(&done)?;
                 stream.wait(&done)?;
@@ -154,14 +155,14 @@ fn branches_of_a_graph_run_beside_each_other_at_each_launch() {
             exec.launch(stream).unwrap();
             assert_eq!(rank.words(64, 2).unwrap(), [0, 7], "{manner:?}");
         }
-        // Launches of one graph wait for each other, wherever they are.
+        // Launches of one graph are serialized, on any streams.
         exec.launch(stream).unwrap();
         exec.launch(&other).unwrap();
         exec.launch(stream).unwrap();
         assert_eq!(rank.words(64, 2).unwrap(), [0, 7]);
         other.synchronize().unwrap();
 
-        // Work of a stream that is not behind what the first stream ends with.
+        // Work of a stream that is not joined to the first stream.
         let unjoined = stream.capture(CaptureMode::ThreadLocal, &[&other], || {
             stream.record(&begun)?;
             other.wait(&begun)?;
@@ -176,17 +177,17 @@ fn branches_of_a_graph_run_beside_each_other_at_each_launch() {
 }
 
 #[test]
-fn a_stream_goes_on_when_another_stream_or_the_program_writes_its_word() {
+fn stream_waits_end_on_writes_by_streams_and_host() {
     for manner in [Manner::Prompt, Manner::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
         let host = HostMemory::alloc(&rank.context, 64).unwrap();
         let other = Stream::new(&rank.context).unwrap();
         rank.stream
-            .wait_value64(rank.memory.span(..8).unwrap(), Until::AtLeast(5))
+            .wait_value64(rank.memory.span(..8).unwrap(), WaitCondition::AtLeast(5))
             .unwrap();
         rank.stream
-            .wait_value32(host.span(..4).unwrap(), Until::AnyBit(8))
+            .wait_value32(host.span(..4).unwrap(), WaitCondition::AnyBit(8))
             .unwrap();
         other.write_value64(rank.memory.span(..8).unwrap(), 6).unwrap();
         assert!(!rank.stream.is_idle().unwrap());
@@ -199,11 +200,13 @@ fn a_stream_goes_on_when_another_stream_or_the_program_writes_its_word() {
 }
 
 #[test]
-fn nothing_is_done_any_more_when_the_device_is_lost() {
+fn no_work_after_device_loss() {
     for manner in [Manner::Prompt, Manner::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
-        rank.stream.wait_value32(rank.memory.all(), Until::Equal(1)).unwrap();
+        rank.stream
+            .wait_value32(rank.memory.all(), WaitCondition::Equal(1))
+            .unwrap();
         let event = Event::new(&rank.context).unwrap();
         rank.stream.record(&event).unwrap();
         thread::scope(|scope| {
@@ -217,14 +220,15 @@ fn nothing_is_done_any_more_when_the_device_is_lost() {
     }
 }
 
-/// A kernel that waits for a peer which never comes ends with the device, and its stream with it.
+/// A kernel that waits for a peer that never arrives ends when the device is lost, and so does its
+/// stream.
 #[test]
 fn kernels_end_when_the_device_is_lost() {
     for manner in [Manner::Prompt, Manner::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
         let at = |offset: usize| rank.memory.span(offset..).unwrap().device_ptr();
-        // SAFETY: flags, the peer's and results of so many blocks lie in the memory.
+        // SAFETY: the flags, the peer's flags and the results of these blocks lie in the memory.
         unsafe {
             let arguments: [&dyn Argument; 4] = [&at(0), &at(256), &at(1024), &1u32];
             let uses = &[rank.memory.all()];
@@ -239,7 +243,7 @@ fn kernels_end_when_the_device_is_lost() {
         });
         let begun = Instant::now();
         while standin.count("work") > 0 {
-            // On its own it gives up after two minutes.
+            // By itself it times out after two minutes.
             assert!(begun.elapsed() < Duration::from_secs(60), "the kernel waits yet");
             thread::yield_now();
         }
@@ -247,7 +251,7 @@ fn kernels_end_when_the_device_is_lost() {
 }
 
 #[test]
-fn a_first_launch_waits_for_the_device_where_a_test_has_it_so() {
+fn first_launch_waits_for_the_device_with_late_loading() {
     let standin = Standin::load(Manner::Prompt);
     standin.set_late_loading(true);
     let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
@@ -262,18 +266,18 @@ fn a_first_launch_waits_for_the_device_where_a_test_has_it_so() {
                 .unwrap()
         };
     };
-    other.wait_value32(word, Until::Equal(1)).unwrap();
+    other.wait_value32(word, WaitCondition::Equal(1)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             launch();
             assert!(other.is_idle().unwrap(), "it has not waited");
         });
-        // Long enough that a launch that does not wait is found out, most times.
+        // Long enough that a launch that does not wait is usually detected.
         thread::sleep(Duration::from_millis(20));
         writer.write_value32(word, 1).unwrap();
     });
-    // The second does not.
-    other.wait_value32(word, Until::Equal(2)).unwrap();
+    // The second launch does not wait.
+    other.wait_value32(word, WaitCondition::Equal(2)).unwrap();
     launch();
     rank.stream.synchronize().unwrap();
     assert!(!other.is_idle().unwrap());
@@ -282,7 +286,7 @@ fn a_first_launch_waits_for_the_device_where_a_test_has_it_so() {
 }
 
 #[test]
-fn what_is_of_one_device_is_refused_by_streams_of_another() {
+fn streams_refuse_objects_of_another_device() {
     let standin = Standin::load(Manner::Lazy);
     let driver = standin.driver().unwrap();
     let (here, there) = (
@@ -294,7 +298,7 @@ fn what_is_of_one_device_is_refused_by_streams_of_another() {
     here.stream.record(&event).unwrap();
     there.stream.wait(&event).unwrap();
     let arguments: [&dyn Argument; 2] = [&here.memory.device_ptr(), &here.memory.device_ptr()];
-    // SAFETY: refused before anything is run.
+    // SAFETY: refused before anything runs.
     let refused = unsafe { here.kernel.launch(&there.stream, Launch::linear(1, 1), &arguments, &[]) };
     assert_eq!(refused.unwrap_err().failure().unwrap().code, 400);
     there.stream.synchronize().unwrap();

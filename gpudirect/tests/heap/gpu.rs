@@ -1,10 +1,10 @@
-//! Kernels that put, and what tells them where.
+//! Kernels that put, and their arguments.
 
 use doorbell_cuda::{Context, Driver, HostMemory, Kernel, KernelFile, Launch, Memory as _, Module, Span, Stream};
 use doorbell_gpudirect::heap::SymmetricHeap;
 use doorbell_gpudirect::proxy::KernelQueue;
 
-/// A rank's GPU: its stream, its kernels, and where they report.
+/// A rank's GPU: stream, kernels, and their result words.
 pub(crate) struct Gpu {
     pub(crate) context: Context,
     pub(crate) stream: Stream,
@@ -12,7 +12,6 @@ pub(crate) struct Gpu {
     results: HostMemory,
 }
 
-/// What a kernel has counted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) failures: u64,
@@ -58,7 +57,7 @@ impl Gpu {
         if name != "put_raw" {
             all.push(&results);
         }
-        // SAFETY: the callers give the arguments of put.cu; all memory is named.
+        // SAFETY: the callers pass the arguments of put.cu; all memory is listed as used.
         unsafe {
             self.kernel(name).launch(
                 &self.stream,
@@ -70,7 +69,7 @@ impl Gpu {
         .unwrap();
     }
 
-    /// What has been counted since this was last called, when all is done.
+    /// The counts since the last call, after synchronizing.
     pub(crate) fn results(&self) -> Results {
         self.stream.synchronize().unwrap();
         let take = |at| {

@@ -1,14 +1,14 @@
-//! What the host asks for.
+//! Requests by the host.
 
 use std::thread;
 use std::time::Duration;
 
-use doorbell_gpudirect::heap::{HeapError, SymmetricHeap, Threads, Update};
-use doorbell_gpudirect::proxy::Cause;
+use doorbell_gpudirect::heap::{HeapError, SignalOp, SymmetricHeap, ThreadExchange};
+use doorbell_gpudirect::proxy::FailureCause;
 
-use crate::world::{PATIENCE, device, ranks};
+use crate::world::{TIMEOUT, device, ranks};
 
-/// Bytes that tell who wrote them, when and where.
+/// Bytes that depend on writer, round and offset.
 fn pattern(rank: u32, round: u64, len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (u64::from(rank) * 31 + round * 7 + at as u64) as u8)
@@ -28,16 +28,16 @@ fn a_ring_of_puts_with_signals() {
                 let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
                 for (round, len) in (1..).zip([1, 7, 8, 4096, 69_999, 3, 70_000]) {
                     heap.write_at(from, 0, &pattern(rank, round, len)).unwrap();
-                    // What is there may be overwritten once it has been read.
-                    heap.wait_signal(read, round - 1, PATIENCE).unwrap();
-                    let (from, part) = (from.part(0, len as u64).unwrap(), to.part(0, len as u64).unwrap());
+                    // The target may be overwritten once it has been read.
+                    heap.wait_signal(read, round - 1, TIMEOUT).unwrap();
+                    let (from, part) = (from.slice(0, len as u64).unwrap(), to.slice(0, len as u64).unwrap());
                     let update = if round % 2 == 0 {
-                        Update::Set(round)
+                        SignalOp::Set(round)
                     } else {
-                        Update::Add(1)
+                        SignalOp::Add(1)
                     };
                     heap.put_signal(from, part, next, arrived, update).unwrap();
-                    heap.wait_signal(arrived, round, PATIENCE).unwrap();
+                    heap.wait_signal(arrived, round, TIMEOUT).unwrap();
                     let mut found = vec![0; len];
                     heap.read_at(to, 0, &mut found).unwrap();
                     assert_eq!(
@@ -45,10 +45,10 @@ fn a_ring_of_puts_with_signals() {
                         pattern(before, round, len),
                         "rank {rank} of {ranks}, {len} bytes"
                     );
-                    heap.signal(before, read, Update::Add(1)).unwrap();
-                    heap.quiet(PATIENCE).unwrap();
+                    heap.signal(before, read, SignalOp::Add(1)).unwrap();
+                    heap.quiet(TIMEOUT).unwrap();
                 }
-                heap.barrier(PATIENCE).unwrap();
+                heap.barrier(TIMEOUT).unwrap();
             },
         );
     }
@@ -64,23 +64,23 @@ fn gets_and_barriers() {
             let theirs: Vec<_> = (0..3).map(|_| heap.alloc(1000).unwrap()).collect();
             for round in 0..5 {
                 heap.write_at(mine, 0, &pattern(heap.rank(), round, 1000)).unwrap();
-                heap.barrier(PATIENCE).unwrap();
+                heap.barrier(TIMEOUT).unwrap();
                 for (peer, range) in (0..).zip(&theirs) {
                     heap.get(*range, mine, peer).unwrap();
                 }
-                heap.quiet(PATIENCE).unwrap();
+                heap.quiet(TIMEOUT).unwrap();
                 for (peer, range) in (0..).zip(&theirs) {
                     let mut found = vec![0; 1000];
                     heap.read_at(*range, 0, &mut found).unwrap();
                     assert_eq!(found, pattern(peer, round, 1000));
                 }
-                heap.barrier(PATIENCE).unwrap();
+                heap.barrier(TIMEOUT).unwrap();
             }
         },
     );
 }
 
-/// More puts than queues and rings hold, by several threads, all of them counted.
+/// More puts than queues and rings hold, by several threads; all are counted.
 #[test]
 fn full_queues_and_many_threads() {
     const THREADS: u64 = 3;
@@ -99,36 +99,36 @@ fn full_queues_and_many_threads() {
                     let heap = &heap;
                     scope.spawn(move || {
                         for _ in 0..EACH {
-                            heap.put_signal(*from, *to, peer, counted, Update::Add(1)).unwrap();
+                            heap.put_signal(*from, *to, peer, counted, SignalOp::Add(1)).unwrap();
                         }
                     });
                 }
             });
-            heap.quiet(PATIENCE).unwrap();
+            heap.quiet(TIMEOUT).unwrap();
             assert_eq!(
-                heap.wait_signal(counted, THREADS * EACH, PATIENCE).unwrap(),
+                heap.wait_signal(counted, THREADS * EACH, TIMEOUT).unwrap(),
                 THREADS * EACH
             );
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
             assert_eq!(heap.signal_value(counted), THREADS * EACH);
         },
     );
 }
 
 #[test]
-fn what_cannot_be_asked_for() {
+fn invalid_requests_are_refused() {
     ranks(
         1,
         |heap| heap.bytes(64 << 10).signals(2),
         |mut heap| {
             let range = heap.alloc(100).unwrap();
-            assert!(matches!(range.part(50, 51), Err(HeapError::Range { .. })));
-            assert!(matches!(range.part(u64::MAX, 2), Err(HeapError::Range { .. })));
+            assert!(matches!(range.slice(50, 51), Err(HeapError::Range { .. })));
+            assert!(matches!(range.slice(u64::MAX, 2), Err(HeapError::Range { .. })));
             assert!(matches!(
                 heap.put(range, range, 1),
                 Err(HeapError::Peer { peer: 1, ranks: 1 })
             ));
-            let short = range.part(0, 10).unwrap();
+            let short = range.slice(0, 10).unwrap();
             assert!(matches!(
                 heap.put(range, short, 0),
                 Err(HeapError::Lengths { here: 100, there: 10 })
@@ -145,22 +145,23 @@ fn what_cannot_be_asked_for() {
             assert!(matches!(late, HeapError::Timeout { .. }), "{late}");
             heap.free(range).unwrap();
             assert!(matches!(heap.free(range), Err(HeapError::NotAllocated { .. })));
-            // Nothing of that has harmed it.
+            // None of these errors affects later puts.
             let range = heap.alloc(100).unwrap();
             heap.put(range, range, 0).unwrap();
-            heap.put(range.part(0, 0).unwrap(), range.part(0, 0).unwrap(), 0)
+            heap.put(range.slice(0, 0).unwrap(), range.slice(0, 0).unwrap(), 0)
                 .unwrap();
-            heap.quiet(PATIENCE).unwrap();
+            heap.quiet(TIMEOUT).unwrap();
         },
     );
 }
 
-/// Parts of other sizes are told of by every rank that sees them, and by the others that somebody failed.
+/// Size mismatches are reported by every rank that sees them; other ranks report that a peer
+/// failed.
 #[test]
-fn parts_must_be_alike() {
+fn size_mismatch_fails_on_all_ranks() {
     let device = device();
     thread::scope(|scope| {
-        for mut exchange in Threads::new(2, PATIENCE) {
+        for mut exchange in ThreadExchange::new(2, TIMEOUT) {
             let device = &device;
             scope.spawn(move || {
                 let bytes = 1 << (20 + u64::from(doorbell_gpudirect::heap::Exchange::rank(&exchange)));
@@ -168,34 +169,34 @@ fn parts_must_be_alike() {
                     .bytes(bytes)
                     .connect(&mut exchange)
                     .unwrap_err();
-                assert!(matches!(error, HeapError::Unlike { .. }), "{error}");
+                assert!(matches!(error, HeapError::SizeMismatch { .. }), "{error}");
             });
         }
     });
 }
 
-/// A rank that goes leaves the other with an error and not without an answer.
+/// A rank that exits leaves its peer with an error, not without a completion.
 #[test]
-fn a_rank_goes() {
+fn peer_exit_fails_requests() {
     ranks(
         2,
         |heap| heap.bytes(1 << 20),
         |mut heap| {
             let range = heap.alloc(4096).unwrap();
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
             if heap.rank() == 0 {
                 return;
             }
             let failed = loop {
-                let asked = heap.put(range, range, 0).and_then(|()| heap.quiet(PATIENCE));
-                match asked {
+                let outcome = heap.put(range, range, 0).and_then(|()| heap.quiet(TIMEOUT));
+                match outcome {
                     Ok(()) => thread::sleep(Duration::from_millis(1)),
                     Err(HeapError::Failed(failed)) => break failed,
                     Err(other) => panic!("{other}"),
                 }
             };
-            assert_eq!(failed.cause, Cause::Connection, "{failed}");
-            // All later ones give the same.
+            assert_eq!(failed.cause, FailureCause::Connection, "{failed}");
+            // Later requests return the same error.
             assert!(heap.put(range, range, 1).is_err());
         },
     );

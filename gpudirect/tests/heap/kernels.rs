@@ -1,14 +1,14 @@
-//! What kernels ask for, on the stand-in for a GPU.
+//! Puts by kernels, on the stand-in for a GPU.
 
 use std::thread;
 use std::time::Duration;
 
 use doorbell_cuda_standin::{Manner, Standin};
 use doorbell_gpudirect::heap::SymmetricHeap;
-use doorbell_gpudirect::proxy::{Cause, KernelQueue};
+use doorbell_gpudirect::proxy::{FailureCause, KernelQueue};
 
 use crate::gpu::{Gpu, Results};
-use crate::world::{PATIENCE, gpu_ranks};
+use crate::world::{TIMEOUT, gpu_ranks};
 
 const FINE: Results = Results {
     failures: 0,
@@ -16,7 +16,8 @@ const FINE: Results = Results {
     right: 0,
 };
 
-/// Blocks fill, put and signal; the peer's wait and compare. By queues so short that they are full.
+/// Blocks fill, put and signal; the peer's blocks wait and compare. The queues are short enough to
+/// be full.
 #[test]
 fn blocks_put_and_peers_compare() {
     let standin = Standin::load(Manner::Prompt);
@@ -45,7 +46,7 @@ fn blocks_put_and_peers_compare() {
                         &[&to.offset(), &BYTES, &round, &arrived.number(), &all],
                     );
                     assert_eq!(gpu.results(), Results { right: BYTES, ..FINE }, "{:?}", queue.failure());
-                    heap.barrier(PATIENCE).unwrap();
+                    heap.barrier(TIMEOUT).unwrap();
                 }
             },
         );
@@ -66,7 +67,7 @@ fn kernels_get() {
             let queue = heap.kernel_queue(Some(&gpu.context), 8).unwrap();
             let bytes: Vec<u8> = (0..BYTES).map(|at| (at * (3 + u64::from(heap.rank()))) as u8).collect();
             heap.write_at(mine, 0, &bytes).unwrap();
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
             let peer = 1 - heap.rank();
             gpu.launch(
                 ("put_get", 3, 32),
@@ -82,14 +83,14 @@ fn kernels_get() {
                     .zip(0..)
                     .all(|(byte, at): (_, u64)| *byte == (at * (3 + u64::from(peer))) as u8)
             );
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
         },
     );
 }
 
-/// Kernels of two ranks that wait for each other, and many threads at one queue.
+/// Kernels of two ranks that alternate, and many threads on one queue.
 #[test]
-fn kernels_in_turns_and_many_at_once() {
+fn kernels_alternate_and_many_threads_share_a_queue() {
     let standin = Standin::load(Manner::Prompt);
     gpu_ranks(
         &standin,
@@ -126,28 +127,29 @@ fn kernels_in_turns_and_many_at_once() {
                 &[&peer, &to.offset(), &from.offset(), &16u64, &EACH, &counted.number()],
             );
             assert_eq!(gpu.results(), FINE, "{:?}", queue.failure());
-            heap.wait_signal(counted, 5 * EACH, PATIENCE).unwrap();
+            heap.wait_signal(counted, 5 * EACH, TIMEOUT).unwrap();
             assert_eq!(queue.completed(), 3 * ROUNDS + 5 * EACH);
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
             assert_eq!(heap.signal_value(counted), 5 * EACH);
         },
     );
 }
 
-/// What a kernel should not write: it is told, the host is told which and why, and what comes after is done.
+/// Invalid descriptors from kernels: the kernel sees a failure, the host's error names the
+/// descriptor and cause, and later requests are executed.
 #[test]
-fn nonsense_of_kernels() {
+fn invalid_descriptors_of_kernels() {
     let standin = Standin::load(Manner::Prompt);
-    // Operation, signal's kind and peer; length.
+    // Operation, signal operation and peer; length.
     let cases = [
-        (0u64, 8u64, Cause::Operation),
-        (9, 8, Cause::Operation),
-        (1 | 7 << 8, 8, Cause::Operation),
-        (3, 0, Cause::Operation),
-        (1 | 2 << 16, 8, Cause::Peer),
-        (1 | u64::from(u32::MAX) << 16, 8, Cause::Peer),
-        (1, (1 << 20) + 1, Cause::Local),
-        (2, u64::MAX >> 8, Cause::Local),
+        (0u64, 8u64, FailureCause::Operation),
+        (9, 8, FailureCause::Operation),
+        (1 | 7 << 8, 8, FailureCause::Operation),
+        (3, 0, FailureCause::Operation),
+        (1 | 2 << 16, 8, FailureCause::Peer),
+        (1 | u64::from(u32::MAX) << 16, 8, FailureCause::Peer),
+        (1, (1 << 20) + 1, FailureCause::Local),
+        (2, u64::MAX >> 8, FailureCause::Local),
     ];
     gpu_ranks(
         &standin,
@@ -164,13 +166,13 @@ fn nonsense_of_kernels() {
                     (&heap, &queue),
                     &[&0u32, &range.offset(), &range.offset(), &8u64, &6u64, &arrived.number()],
                 );
-                assert_eq!(gpu.results().failures, 1, "it is told in the end");
+                assert_eq!(gpu.results().failures, 1, "it is reported in the end");
                 let failed = queue.failure().unwrap();
                 assert_eq!(failed.cause, cause, "{failed}");
-                heap.wait_signal(arrived, 6 * number, PATIENCE).unwrap();
+                heap.wait_signal(arrived, 6 * number, TIMEOUT).unwrap();
                 assert_eq!(queue.completed(), 7);
             }
-            // A turn that is not this one, nor the one before: the queue is at its end, and a kernel that waits is let go.
+            // An unexpected lap number: the queue stops, and a waiting kernel is released.
             let queue = heap.kernel_queue(Some(&gpu.context), 4).unwrap();
             gpu.launch(("put_raw", 1, 1), (&heap, &queue), &[&1u64, &8u64, &5u64]);
             gpu.launch(
@@ -179,17 +181,18 @@ fn nonsense_of_kernels() {
                 &[&0u32, &range.offset(), &range.offset(), &8u64, &6u64, &arrived.number()],
             );
             assert_eq!(gpu.results().failures, 2);
-            assert_eq!(queue.failure().unwrap().cause, Cause::Torn);
-            // The heap's other queues go on.
+            assert_eq!(queue.failure().unwrap().cause, FailureCause::Torn);
+            // The heap's other queues continue.
             heap.put(range, range, 0).unwrap();
-            heap.quiet(PATIENCE).unwrap();
+            heap.quiet(TIMEOUT).unwrap();
         },
     );
 }
 
-/// A kernel whose peer has gone is let go, and so is one that waits for what does not come, when its host says so.
+/// A kernel whose peer has exited is released, and so is one whose wait would never end, on its
+/// host's request.
 #[test]
-fn kernels_are_let_go() {
+fn waiting_kernels_are_released() {
     let standin = Standin::load(Manner::Prompt);
     gpu_ranks(
         &standin,
@@ -202,7 +205,7 @@ fn kernels_are_let_go() {
                 heap.kernel_queue(Some(&gpu.context), 4).unwrap(),
                 heap.kernel_queue(Some(&gpu.context), 4).unwrap(),
             );
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
             let rank = heap.rank();
             let ping = |queue: &KernelQueue, to: u32| {
                 gpu.launch(
@@ -220,26 +223,26 @@ fn kernels_are_let_go() {
                     ],
                 );
             };
-            // Nobody begins.
+            // Neither kernel starts the ping-pong.
             ping(&other, rank);
             assert!(!gpu.stream.is_idle().unwrap());
             other.stop();
             assert_eq!(gpu.results().failures, 1);
-            assert_eq!(other.failure().unwrap().cause, Cause::Stopped);
+            assert_eq!(other.failure().unwrap().cause, FailureCause::Stopped);
             if rank == 0 {
                 return;
             }
-            while heap.put(range, range, 0).and_then(|()| heap.quiet(PATIENCE)).is_ok() {
+            while heap.put(range, range, 0).and_then(|()| heap.quiet(TIMEOUT)).is_ok() {
                 thread::sleep(Duration::from_millis(1));
             }
-            // The other has gone, which this finds by asking for a put, and by the next.
+            // The peer has exited, which the put and the next one detect.
             gpu.launch(
                 ("put_many", 1, 1),
                 (&heap, &queue),
                 &[&0u32, &range.offset(), &range.offset(), &8u64, &1u64, &never.number()],
             );
             assert_eq!(gpu.results().failures, 1);
-            assert_eq!(queue.failure().unwrap().cause, Cause::Connection);
+            assert_eq!(queue.failure().unwrap().cause, FailureCause::Connection);
             ping(&queue, rank);
             assert_eq!(gpu.results().failures, 1);
         },

@@ -1,13 +1,14 @@
-//! Puts in the order of streams.
+//! Stream-ordered puts.
 
-use doorbell_cuda::{CaptureMode, HostMemory, Memory as _, Stream, Until};
+use doorbell_cuda::{CaptureMode, HostMemory, Memory as _, Stream, WaitCondition};
 use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_gpudirect::heap::{HeapError, Update};
-use doorbell_gpudirect::proxy::Cause;
+use doorbell_gpudirect::heap::{HeapError, SignalOp};
+use doorbell_gpudirect::proxy::FailureCause;
 
-use crate::world::{PATIENCE, gpu_ranks, ranks};
+use crate::world::{TIMEOUT, gpu_ranks, ranks};
 
-/// What a stream writes is put behind it, what is put is found behind the wait, round by round, and the host does not wait in between.
+/// Puts follow the stream's writes, waits precede the stream's reads, round by round, without
+/// blocking the host.
 #[test]
 fn put_wait_and_barrier() {
     let standin = Standin::load(Manner::Prompt);
@@ -24,25 +25,25 @@ fn put_wait_and_barrier() {
             let kept = HostMemory::alloc(&gpu.context, (2 * ROUNDS * LEN) as usize).unwrap();
             let (rank, ranks) = (heap.rank(), heap.ranks());
             let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-            let mut puts = heap.on(&gpu.stream).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
             for round in 1..=ROUNDS {
                 let value = |rank: u32| (round * 11 + u64::from(rank)) as u8;
                 gpu.stream.fill(heap.span(from).unwrap(), value(rank)).unwrap();
                 let update = if round % 2 == 0 {
-                    Update::Add(1)
+                    SignalOp::Add(1)
                 } else {
-                    Update::Set(round)
+                    SignalOp::Set(round)
                 };
                 puts.put_signal(from, to, next, arrived, update).unwrap();
                 puts.wait_signal(arrived, round).unwrap();
                 let at = |of: u64| ((2 * (round - 1) + of) * LEN) as usize;
                 let kept_at = |of| kept.span(at(of)..at(of) + LEN as usize).unwrap();
                 gpu.stream.copy(kept_at(0), heap.span(to).unwrap()).unwrap();
-                // The neighbour's own is still what it was put from.
+                // The source on the previous rank is still unchanged.
                 puts.get(back, from, before).unwrap();
                 puts.quiet().unwrap();
                 gpu.stream.copy(kept_at(1), heap.span(back).unwrap()).unwrap();
-                // Nobody fills again before all have read.
+                // No rank refills before all have read.
                 puts.barrier().unwrap();
             }
             gpu.stream.synchronize().unwrap();
@@ -54,15 +55,15 @@ fn put_wait_and_barrier() {
                 let expected = (round * 11 + u64::from(before)) as u8;
                 assert!(bytes.iter().all(|byte| *byte == expected), "round {round}, {index}");
             }
-            heap.barrier(PATIENCE).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
         },
     );
     standin.assert_nothing_left("puts in a stream's order");
 }
 
-/// Nothing goes before its stream has come so far.
+/// No request is executed before its stream reaches it.
 #[test]
-fn nothing_goes_too_early() {
+fn no_request_precedes_its_stream() {
     let standin = Standin::load(Manner::Prompt);
     gpu_ranks(
         &standin,
@@ -72,38 +73,38 @@ fn nothing_goes_too_early() {
             let (first, second) = (heap.alloc_signal().unwrap(), heap.alloc_signal().unwrap());
             let gate = HostMemory::alloc(&gpu.context, 8).unwrap();
             let other = Stream::new(&gpu.context).unwrap();
-            let mut puts = heap.on(&gpu.stream).unwrap();
-            let mut others = heap.on(&other).unwrap();
-            gpu.stream.wait_value64(gate.all(), Until::Equal(1)).unwrap();
-            puts.signal(0, first, Update::Set(1)).unwrap();
-            // Another stream goes its own way.
-            others.signal(0, second, Update::Set(1)).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
+            let mut others = heap.on_stream(&other).unwrap();
+            gpu.stream.wait_value64(gate.all(), WaitCondition::Equal(1)).unwrap();
+            puts.signal(0, first, SignalOp::Set(1)).unwrap();
+            // Another stream is independent.
+            others.signal(0, second, SignalOp::Set(1)).unwrap();
             others.quiet().unwrap();
             other.synchronize().unwrap();
             assert_eq!((heap.signal_value(first), heap.signal_value(second)), (0, 1));
             gate.atomic_u64(0)
                 .unwrap()
                 .store(1, std::sync::atomic::Ordering::Release);
-            heap.wait_signal(first, 1, PATIENCE).unwrap();
-            // Dropped with puts that wait for their stream: they go, too.
+            heap.wait_signal(first, 1, TIMEOUT).unwrap();
+            // Dropped with puts that still wait for their stream: they are executed, too.
             gate.atomic_u64(0)
                 .unwrap()
                 .store(0, std::sync::atomic::Ordering::Release);
             gpu.stream.synchronize().unwrap();
-            gpu.stream.wait_value64(gate.all(), Until::Equal(1)).unwrap();
-            puts.signal(0, first, Update::Set(2)).unwrap();
+            gpu.stream.wait_value64(gate.all(), WaitCondition::Equal(1)).unwrap();
+            puts.signal(0, first, SignalOp::Set(2)).unwrap();
             drop(puts);
             gate.atomic_u64(0)
                 .unwrap()
                 .store(1, std::sync::atomic::Ordering::Release);
-            heap.wait_signal(first, 2, PATIENCE).unwrap();
+            heap.wait_signal(first, 2, TIMEOUT).unwrap();
         },
     );
 }
 
-/// A stream that waits for what fails goes on, and the failure is told.
+/// A stream that waits for a failing request continues, and the failure is reported.
 #[test]
-fn failures_let_streams_go() {
+fn failures_release_streams() {
     let standin = Standin::load(Manner::Prompt);
     gpu_ranks(
         &standin,
@@ -111,8 +112,8 @@ fn failures_let_streams_go() {
         |heap| heap.bytes(1 << 20),
         |mut heap, gpu| {
             let range = heap.alloc(4096).unwrap();
-            let mut puts = heap.on(&gpu.stream).unwrap();
-            heap.barrier(PATIENCE).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
+            heap.barrier(TIMEOUT).unwrap();
             if heap.rank() == 0 {
                 return;
             }
@@ -121,7 +122,7 @@ fn failures_let_streams_go() {
                 puts.quiet().unwrap();
                 gpu.stream.synchronize().unwrap();
                 if let Some(failed) = puts.failure() {
-                    assert_eq!(failed.cause, Cause::Connection, "{failed}");
+                    assert_eq!(failed.cause, FailureCause::Connection, "{failed}");
                     break;
                 }
             }
@@ -132,7 +133,7 @@ fn failures_let_streams_go() {
 }
 
 #[test]
-fn what_streams_cannot_have() {
+fn capture_is_refused_and_failures_are_returned() {
     let standin = Standin::load(Manner::Prompt);
     gpu_ranks(
         &standin,
@@ -140,7 +141,7 @@ fn what_streams_cannot_have() {
         |heap| heap.bytes(1 << 20),
         |mut heap, gpu| {
             let range = heap.alloc(8).unwrap();
-            let mut puts = heap.on(&gpu.stream).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
             let captured = gpu.stream.capture(CaptureMode::Relaxed, &[], || {
                 assert!(gpu.stream.is_capturing()?);
                 assert!(matches!(puts.put(range, range, 0), Err(HeapError::Capturing)));
@@ -149,7 +150,7 @@ fn what_streams_cannot_have() {
             });
             drop(captured.unwrap());
             assert!(!gpu.stream.is_capturing().unwrap());
-            // What the driver refuses is not released with what comes after it.
+            // A request that the driver refused is not released with a later one.
             standin.fail("cuStreamWriteValue64_v2", 1);
             assert!(matches!(puts.put(range, range, 0), Err(HeapError::Cuda(_))));
             assert!(matches!(puts.put(range, range, 0), Err(HeapError::Broken)));
@@ -161,7 +162,7 @@ fn what_streams_cannot_have() {
         |heap| heap.bytes(1 << 20),
         |mut heap| {
             let stream = Stream::new(&driver.device(0).unwrap().context().unwrap()).unwrap();
-            assert!(matches!(heap.on(&stream), Err(HeapError::NotPinned)));
+            assert!(matches!(heap.on_stream(&stream), Err(HeapError::NoGpu)));
         },
     );
 }

@@ -1,4 +1,4 @@
-//! Ranks as threads of this process, each with a device of its own address.
+//! Ranks as threads of this process, each with its own device address.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
@@ -6,16 +6,15 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_cuda_standin::Standin;
-use doorbell_gpudirect::heap::{HeapBuilder, SymmetricHeap, Threads};
+use doorbell_gpudirect::heap::{HeapBuilder, SymmetricHeap, ThreadExchange};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Context, Library};
 
 use crate::gpu::Gpu;
 
-/// Longer than anything here takes, on a busy machine too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than anything here takes, even on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The device of this process.
 pub(crate) fn device() -> Context {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -27,7 +26,7 @@ pub(crate) fn device() -> Context {
     Library::new(api()).open("soft0").unwrap()
 }
 
-/// Runs `rank` on a thread for each of so many ranks, with a heap as `make` says.
+/// Runs `rank` on a thread per rank, with a heap built by `make`.
 pub(crate) fn ranks(
     count: u32,
     make: impl for<'a> Fn(HeapBuilder<'a>) -> HeapBuilder<'a> + Sync,
@@ -35,7 +34,7 @@ pub(crate) fn ranks(
 ) {
     let device = device();
     thread::scope(|scope| {
-        for mut exchange in Threads::new(count, PATIENCE) {
+        for mut exchange in ThreadExchange::new(count, TIMEOUT) {
             let (device, make, rank) = (&device, &make, &rank);
             scope.spawn(move || {
                 let heap = make(SymmetricHeap::builder(device)).connect(&mut exchange).unwrap();
@@ -45,7 +44,7 @@ pub(crate) fn ranks(
     });
 }
 
-/// As [`ranks`], each with a GPU of the stand-in, whose kernels reach the heap.
+/// As [`ranks`], each with a GPU of the stand-in, whose kernels access the heap.
 pub(crate) fn gpu_ranks(
     standin: &Standin,
     count: u32,
@@ -55,7 +54,7 @@ pub(crate) fn gpu_ranks(
     let device = device();
     let driver = standin.driver().unwrap();
     thread::scope(|scope| {
-        for (number, mut exchange) in Threads::new(count, PATIENCE).into_iter().enumerate() {
+        for (number, mut exchange) in ThreadExchange::new(count, TIMEOUT).into_iter().enumerate() {
             let (device, make, rank) = (&device, &make, &rank);
             scope.spawn(move || {
                 let gpu = Gpu::new(driver, number);

@@ -15,28 +15,28 @@ pub(crate) use pick::{charts, ids};
 #[cfg(feature = "png")]
 pub(crate) use png::png;
 pub(crate) use scale::Scale;
-pub(crate) use svg::{Form, STYLES, draw};
+pub(crate) use svg::{Layout, STYLES, draw};
 pub(crate) use text::{Unit, escape};
 
-/// As many series are told apart in one chart.
-pub(crate) const MOST_SERIES: usize = 8;
+/// The most series that can be distinguished in one chart.
+pub(crate) const MAX_SERIES: usize = 8;
 
 /// A chart.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Chart {
-    /// What it is called, in links and files.
+    /// Its name in links and files.
     pub(crate) id: String,
-    /// What `--chart` calls it and all of its kind.
-    pub(crate) sort: &'static str,
+    /// Its kind, by the name of `--chart`.
+    pub(crate) kind: &'static str,
     pub(crate) title: String,
-    /// What it shows and where its figures come from, in a sentence.
+    /// What it shows and the source of its values, in a sentence.
     pub(crate) about: String,
     pub(crate) x: Axis,
     pub(crate) y: Axis,
     pub(crate) series: Vec<Series>,
-    /// Lines across it.
+    /// Horizontal lines.
     pub(crate) marks: Vec<Mark>,
-    /// What has to be said wherever it is shown: that a device is no adapter.
+    /// The warning shown with it: that a device is software.
     pub(crate) banner: Option<String>,
     /// Device, link, memory and version, of each file.
     pub(crate) sources: Vec<String>,
@@ -54,38 +54,38 @@ pub(crate) struct Axis {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
-    /// Which colour and marker it has.
+    /// Index of its color and marker.
     pub(crate) style: usize,
     pub(crate) dashed: bool,
-    /// Whether there are so many points that the line alone is seen.
+    /// Whether there are so many points that only the line is visible.
     pub(crate) is_curve: bool,
     pub(crate) points: Vec<Point>,
 }
 
-/// A point, and what it stands for.
+/// A point, and its source.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Point {
     pub(crate) x: f64,
     pub(crate) y: f64,
-    /// Half the width of the confidence interval of `y`.
+    /// Half width of the confidence interval of `y`.
     pub(crate) half_width: Option<f64>,
-    /// Which file, counted from 0.
+    /// Index of the file.
     pub(crate) file: usize,
-    /// Which row of it, counted from 0.
+    /// Index of the row in it.
     pub(crate) row: usize,
-    /// Which figure of the row.
+    /// Metric of the row.
     pub(crate) metric: &'static str,
-    /// The numbers as they were written.
+    /// The numbers as they were written in the file.
     pub(crate) written: (String, String),
 }
 
-/// A line across a chart, at a value of the y axis.
+/// A horizontal line, at a value of the y axis.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Mark {
     pub(crate) name: String,
     pub(crate) value: f64,
-    /// As it was written.
+    /// As it was written in the file.
     pub(crate) written: String,
-    /// What a port could carry, and not what the machine was measured to allow.
+    /// A port's line rate, as opposed to a measured limit of the machine.
     pub(crate) is_line_rate: bool,
 }

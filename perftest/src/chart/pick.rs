@@ -1,18 +1,19 @@
-//! Which charts results make: bandwidth and message rate, latency and its distribution, collectives.
+//! Chooses the charts of results: bandwidth and message rate, latency and its distribution,
+//! collectives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::spread::{distribution, percentiles};
-use super::{Axis, Chart, MOST_SERIES, Mark, Point, Scale, Series, Unit};
-use crate::document::{Document, Figure, Kind, PARAMETERS, Row};
+use super::{Axis, Chart, MAX_SERIES, Mark, Point, Scale, Series, Unit};
+use crate::document::{Document, Kind, Metric, PARAMETERS, Row};
 
-/// What `--chart` may ask for.
+/// The names for `--chart`.
 pub(crate) fn ids() -> [&'static str; 7] {
     ["bandwidth", "rate", "latency", "percentiles", "cdf", "busbw", "time"]
 }
 
-/// A chart of one figure of rows of one kind.
-struct Sort {
+/// A chart of one metric of rows of one kind.
+struct ChartKind {
     id: &'static str,
     kind: Kind,
     title: &'static str,
@@ -23,8 +24,8 @@ struct Sort {
     log: bool,
 }
 
-const SORTS: [Sort; 5] = [
-    Sort {
+const CHART_KINDS: [ChartKind; 5] = [
+    ChartKind {
         id: "bandwidth",
         kind: Kind::Bandwidth,
         title: "Bandwidth",
@@ -34,7 +35,7 @@ const SORTS: [Sort; 5] = [
         unit: Unit::BytesPerS,
         log: false,
     },
-    Sort {
+    ChartKind {
         id: "rate",
         kind: Kind::Bandwidth,
         title: "Message rate",
@@ -44,7 +45,7 @@ const SORTS: [Sort; 5] = [
         unit: Unit::PerS,
         log: true,
     },
-    Sort {
+    ChartKind {
         id: "latency",
         kind: Kind::Latency,
         title: "Median latency",
@@ -54,7 +55,7 @@ const SORTS: [Sort; 5] = [
         unit: Unit::Ns,
         log: true,
     },
-    Sort {
+    ChartKind {
         id: "busbw",
         kind: Kind::Collective,
         title: "Bus bandwidth",
@@ -64,7 +65,7 @@ const SORTS: [Sort; 5] = [
         unit: Unit::BytesPerS,
         log: false,
     },
-    Sort {
+    ChartKind {
         id: "time",
         kind: Kind::Collective,
         title: "Time of a call",
@@ -81,26 +82,26 @@ const SORTS: [Sort; 5] = [
 pub(super) struct Group<'a> {
     pub(super) file: usize,
     pub(super) document: &'a Document,
-    /// Values of [`PARAMETERS`], and of the size where that is none of the x axis.
+    /// Values of [`PARAMETERS`], and of the size where that is not on the x axis.
     pub(super) key: Vec<Option<String>>,
     pub(super) rows: Vec<&'a Row>,
 }
 
-/// All charts that these results make, in the order in which they are shown.
+/// All charts of these results, in order.
 pub(crate) fn charts(documents: &[Document]) -> Vec<Chart> {
     let mut charts = Vec::new();
-    for sort in &SORTS {
+    for kind in &CHART_KINDS {
         let of: Vec<_> = documents
             .iter()
             .enumerate()
-            .filter(|(_, d)| d.kind == sort.kind)
+            .filter(|(_, d)| d.kind == kind.kind)
             .collect();
         if of.is_empty() {
             continue;
         }
         let x = x_axis(&of);
-        charts.extend(of_sort(sort, &of, x));
-        if sort.id == "latency" {
+        charts.extend(of_kind(kind, &of, x));
+        if kind.id == "latency" {
             charts.extend(percentiles(&of, x));
             charts.extend(distribution(&of));
         }
@@ -108,11 +109,12 @@ pub(crate) fn charts(documents: &[Document]) -> Vec<Chart> {
     charts
 }
 
-/// What the x axis is of: the size, unless there is one size only and something else that was swept.
+/// The parameter on the x axis: the size, unless there is a single size and another swept
+/// parameter.
 fn x_axis(of: &[(usize, &Document)]) -> &'static str {
     let distinct = |key: &str| {
         let rows = of.iter().flat_map(|(_, document)| &document.rows);
-        rows.filter_map(|row| x_of(row, key).map(|figure| figure.text))
+        rows.filter_map(|row| x_of(row, key).map(|metric| metric.text))
             .collect::<BTreeSet<_>>()
             .len()
     };
@@ -124,16 +126,16 @@ fn x_axis(of: &[(usize, &Document)]) -> &'static str {
     most.filter(|key| distinct(key) > 1).unwrap_or("bytes")
 }
 
-pub(super) fn x_of(row: &Row, key: &str) -> Option<Figure> {
+pub(super) fn x_of(row: &Row, key: &str) -> Option<Metric> {
     if key == "bytes" {
-        return Some(Figure {
+        return Some(Metric {
             value: row.bytes as f64,
             text: row.bytes.to_string(),
         });
     }
     let value = row.parameter_number(key)?;
     let text = row.parameter(key)?;
-    (value >= 0.0).then_some(Figure { value, text })
+    (value >= 0.0).then_some(Metric { value, text })
 }
 
 pub(super) fn axis(key: &str, values: &[f64]) -> Axis {
@@ -145,7 +147,7 @@ pub(super) fn axis(key: &str, values: &[f64]) -> Axis {
         "inline_bytes" => ("inline up to (bytes)", Unit::Bytes),
         _ => ("ranks", Unit::Count),
     };
-    // 0 has no place on a logarithmic axis.
+    // 0 cannot be on a logarithmic axis.
     let scale = if values.contains(&0.0) {
         Scale::linear(values.iter().copied().fold(0.0, f64::max))
     } else {
@@ -158,7 +160,7 @@ pub(super) fn axis(key: &str, values: &[f64]) -> Axis {
     }
 }
 
-/// Rows that differ in nothing but `x` belong together.
+/// Groups rows that differ only in `x`.
 pub(super) fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for &(file, document) in of {
@@ -184,15 +186,15 @@ pub(super) fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>
     }
     for group in &mut groups {
         group.rows.sort_by(|a, b| {
-            let of = |row| x_of(row, x).map_or(0.0, |figure| figure.value);
+            let of = |row| x_of(row, x).map_or(0.0, |metric| metric.value);
             of(a).total_cmp(&of(b))
         });
     }
     groups
 }
 
-/// Parameters that follow from what the x axis is of, besides that itself: they vary, and still no two rows of one x differ in them. A test makes do with less depth at large sizes, an
-/// algorithm is chosen by size.
+/// Parameters that depend on the one on the x axis: they vary, but no two rows of one x differ in
+/// them. Examples: a smaller depth at large sizes, an algorithm chosen by size.
 fn followers(document: &Document, x: &str) -> Vec<&'static str> {
     let follows = |name: &&str| {
         let mut by_x: BTreeMap<Option<String>, Option<String>> = BTreeMap::new();
@@ -200,7 +202,7 @@ fn followers(document: &Document, x: &str) -> Vec<&'static str> {
         let one_each = document.rows.iter().all(|row| {
             let value = row.parameter(name);
             values.insert(value.clone());
-            let at = x_of(row, x).map(|figure| figure.text);
+            let at = x_of(row, x).map(|metric| metric.text);
             *by_x.entry(at).or_insert_with(|| value.clone()) == value
         });
         *name == x || one_each && values.len() > 1
@@ -208,7 +210,7 @@ fn followers(document: &Document, x: &str) -> Vec<&'static str> {
     PARAMETERS.into_iter().filter(follows).collect()
 }
 
-/// What tells a group from the others, in words.
+/// The parameters that distinguish a group from the others, as text.
 pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
     let mut words = Vec::new();
     if all.iter().any(|other| other.file != group.file) {
@@ -239,10 +241,12 @@ pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
     words.join(" · ")
 }
 
-/// Groups that one chart can hold, each part with what its groups have in common: one after the other it splits by what differs.
+/// Splits the groups into panels of at most [`MAX_SERIES`], by one differing parameter after the
+/// other.
 fn panels<'a>(groups: Vec<Group<'a>>) -> Vec<Vec<Group<'a>>> {
     let mut panels = vec![groups];
-    // The file, then from the last parameter of a sweep to the first: those that stay together are of the parameter that matters most.
+    // By the file, then by the parameters from the last to the first, so that the most important
+    // one varies within a panel.
     let place = |name: &str| {
         PARAMETERS
             .iter()
@@ -254,7 +258,7 @@ fn panels<'a>(groups: Vec<Group<'a>>) -> Vec<Vec<Group<'a>>> {
         panels = panels
             .into_iter()
             .flat_map(|panel| {
-                if panel.len() <= MOST_SERIES {
+                if panel.len() <= MAX_SERIES {
                     return vec![panel];
                 }
                 let mut parts: Vec<Vec<Group<'a>>> = Vec::new();
@@ -272,28 +276,28 @@ fn panels<'a>(groups: Vec<Group<'a>>) -> Vec<Vec<Group<'a>>> {
             })
             .collect();
     }
-    // Whatever else there is too much of.
+    // Splits by number what is still too much.
     panels
         .into_iter()
-        .flat_map(|panel| panel.chunks(MOST_SERIES).map(<[_]>::to_vec).collect::<Vec<_>>())
+        .flat_map(|panel| panel.chunks(MAX_SERIES).map(<[_]>::to_vec).collect::<Vec<_>>())
         .collect()
 }
 
-fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
+fn of_kind(kind: &ChartKind, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
     let all = groups(of, x);
     let point = |group: &Group<'_>, row: &Row| {
-        let (x, y) = (x_of(row, x)?, row.figure(sort.metric)?);
+        let (x, y) = (x_of(row, x)?, row.metric(kind.metric)?);
         Some(Point {
             x: x.value,
             y: y.value,
-            half_width: sort.half_width.and_then(|key| row.figure(key)).map(|half| half.value),
+            half_width: kind.half_width.and_then(|key| row.metric(key)).map(|half| half.value),
             file: group.file,
             row: row.index,
-            metric: sort.metric,
+            metric: kind.metric,
             written: (x.text, y.text),
         })
     };
-    let marks = marks(sort, of);
+    let marks = marks(kind, of);
     let values = |axis: fn(&Point) -> f64| -> Vec<f64> {
         let points = all
             .iter()
@@ -301,7 +305,7 @@ fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
         points.map(|point| axis(&point)).collect()
     };
     let mut ys = values(|point| point.y);
-    // An interval that is much wider than all there is to see is cut off, and does not press the rest to the ground.
+    // An interval much wider than the range of values is cut off, instead of compressing the rest.
     let most = ys.iter().copied().fold(0.0, f64::max);
     ys.extend(
         values(|point| point.y + point.half_width.unwrap_or(0.0))
@@ -310,19 +314,19 @@ fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
     );
     ys.extend(marks.iter().map(|mark| mark.value));
     let y = Axis {
-        label: match sort.unit {
+        label: match kind.unit {
             Unit::BytesPerS => "bytes per second",
             Unit::PerS => "messages per second",
             _ => "time",
         }
         .into(),
-        // A latency of 0, or what else has no place on such an axis, gets one on this.
-        scale: if sort.log && !ys.contains(&0.0) {
+        // A latency of 0 requires a linear axis.
+        scale: if kind.log && !ys.contains(&0.0) {
             Scale::log10(&ys)
         } else {
             Scale::linear(ys.iter().copied().fold(0.0, f64::max))
         },
-        unit: sort.unit,
+        unit: kind.unit,
     };
     let x_axis = axis(x, &values(|point| point.x));
     let panels = panels(all.clone());
@@ -341,10 +345,10 @@ fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
             let what = common(panel, &all);
             let against = if x == "bytes" { "message size" } else { &x_axis.label };
             Chart {
-                id: numbered(sort.id, number, several),
-                sort: sort.id,
-                title: format!("{} by {against}{what}", sort.title),
-                about: about(sort.about, &marks),
+                id: numbered(kind.id, number, several),
+                kind: kind.id,
+                title: format!("{} by {against}{what}", kind.title),
+                about: about(kind.about, &marks),
                 x: x_axis.clone(),
                 y: y.clone(),
                 series: series.collect(),
@@ -375,7 +379,7 @@ pub(super) fn numbered(id: &str, number: usize, several: bool) -> String {
     }
 }
 
-/// What all groups of a panel have in common and others have not.
+/// What the groups of a panel have in common that others have not.
 fn common(panel: &[Group<'_>], all: &[Group<'_>]) -> String {
     if panel.len() == all.len() {
         return String::new();
@@ -396,7 +400,7 @@ fn common(panel: &[Group<'_>], all: &[Group<'_>]) -> String {
 }
 
 /// The line rate, and those of the machine's limits that bound such a link.
-fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
+fn marks(kind: &ChartKind, of: &[(usize, &Document)]) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     let mut add = |mark: Mark| {
         if !marks
@@ -407,7 +411,7 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
         }
     };
     for (_, document) in of {
-        if let ("bandwidth", Some(rate)) = (sort.id, &document.line_rate) {
+        if let ("bandwidth", Some(rate)) = (kind.id, &document.line_rate) {
             add(Mark {
                 name: "line rate".into(),
                 value: rate.value,
@@ -415,7 +419,7 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
                 is_line_rate: true,
             });
         }
-        let bounding: &[&str] = match (sort.id, document.link.as_str()) {
+        let bounding: &[&str] = match (kind.id, document.link.as_str()) {
             ("bandwidth", "soft-local") => &["memcpy", "memcpy_again_64k", "process_vm_writev"],
             ("bandwidth", "soft-udp") => &["udp_gso"],
             ("latency", "soft-local") => &["shm_pingpong"],
@@ -426,11 +430,11 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
             .iter()
             .filter(|limit| bounding.contains(&limit.name.as_str()))
         {
-            if limit.is_time == (sort.id == "latency") {
+            if limit.is_time == (kind.id == "latency") {
                 add(Mark {
                     name: format!("limit {}", limit.name),
-                    value: limit.figure.value,
-                    written: limit.figure.text.clone(),
+                    value: limit.metric.value,
+                    written: limit.metric.text.clone(),
                     is_line_rate: false,
                 });
             }
@@ -439,7 +443,7 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
     marks
 }
 
-/// That something in it is no adapter.
+/// The warning that a device is software.
 pub(super) fn banner(of: &[(usize, &Document)]) -> Option<String> {
     let soft = of.iter().find(|(_, document)| document.is_software())?.1;
     let which = if of.len() > 1 {
@@ -450,7 +454,7 @@ pub(super) fn banner(of: &[(usize, &Document)]) -> Option<String> {
     Some(format!(
         "{which}software device ({}), not an RDMA adapter: {}",
         soft.link,
-        soft.link_in_words()
+        soft.link_description()
     ))
 }
 

@@ -1,4 +1,4 @@
-//! Results that are made up, and the charts of them.
+//! Made-up results, and their charts.
 
 use super::*;
 use crate::document::tests::document;
@@ -72,8 +72,8 @@ fn many_series_are_spread_over_charts_and_none_is_lost() {
         }
     }
     let made = charts(&[document("a.json", "hardware", &rows.join(","))]);
-    let bandwidth: Vec<_> = made.iter().filter(|chart| chart.sort == "bandwidth").collect();
-    assert!(bandwidth.len() > 1 && bandwidth.iter().all(|chart| chart.series.len() <= MOST_SERIES));
+    let bandwidth: Vec<_> = made.iter().filter(|chart| chart.kind == "bandwidth").collect();
+    assert!(bandwidth.len() > 1 && bandwidth.iter().all(|chart| chart.series.len() <= MAX_SERIES));
     let points: BTreeSet<_> = bandwidth
         .iter()
         .flat_map(|chart| {
@@ -87,7 +87,7 @@ fn many_series_are_spread_over_charts_and_none_is_lost() {
     assert_eq!(bandwidth[0].id, "bandwidth-1");
     assert!(
         bandwidth.iter().all(|chart| chart.y == bandwidth[0].y),
-        "charts that are looked at together have one scale"
+        "charts shown together have one scale"
     );
 }
 
@@ -115,7 +115,7 @@ fn lines_that_bound_the_link_are_in_and_others_are_not() {
     let mut result = document("a.json", "soft-udp", &row(64, 1, 1, 0));
     let limit = |name: &str, is_time| crate::document::Limit {
         name: name.into(),
-        figure: Figure {
+        metric: Metric {
             value: 5e9,
             text: "5e9".into(),
         },
@@ -128,7 +128,7 @@ fn lines_that_bound_the_link_are_in_and_others_are_not() {
         ["limit udp_gso"]
     );
     result.link = "hardware".into();
-    result.line_rate = Some(Figure {
+    result.line_rate = Some(Metric {
         value: 12.5e9,
         text: "12500000000.0".into(),
     });
@@ -139,7 +139,7 @@ fn lines_that_bound_the_link_are_in_and_others_are_not() {
 
 #[test]
 fn every_chart_has_a_name_that_can_be_asked_for() {
-    for sort in SORTS {
-        assert!(ids().contains(&sort.id));
+    for kind in CHART_KINDS {
+        assert!(ids().contains(&kind.id));
     }
 }

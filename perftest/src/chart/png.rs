@@ -39,14 +39,14 @@ mod tests {
     use resvg::tiny_skia::PremultipliedColorU8;
 
     use super::*;
-    use crate::chart::{Form, charts, draw};
+    use crate::chart::{Layout, charts, draw};
     use crate::document::tests::document;
 
     #[test]
     fn a_chart_is_dark_on_white() {
         let rows = r#"{"bytes":64,"bw_avg_bytes_per_s":1e9,"msg_rate_per_s":2},{"bytes":128,"bw_avg_bytes_per_s":2e9,"msg_rate_per_s":2}"#;
         let made = charts(&[document("a.json", "hardware", rows)]);
-        let pixels = Pixmap::decode_png(&png(&draw(&made[0], &Form::PICTURE)).unwrap()).unwrap();
+        let pixels = Pixmap::decode_png(&png(&draw(&made[0], &Layout::PICTURE)).unwrap()).unwrap();
         let white = |pixel: &&PremultipliedColorU8| pixel.red() == 255 && pixel.green() == 255 && pixel.blue() == 255;
         let of = pixels.pixels().iter().filter(white).count() as f64 / pixels.pixels().len() as f64;
         assert!((0.8..0.99).contains(&of), "{of}");

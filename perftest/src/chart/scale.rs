@@ -1,32 +1,32 @@
-//! How values lie along an axis, and where it has ticks.
+//! Scales of axes: positions of values, and ticks.
 
-/// A scale: from values to places along the axis, 0 at its begin and 1 at its end.
+/// A scale: from values to positions along the axis, from 0 to 1.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Scale {
     /// From 0.
     Linear {
         /// The value at the end.
         max: f64,
-        /// From tick to tick.
+        /// Distance of ticks.
         step: f64,
     },
-    /// Each doubling takes as much room.
+    /// Logarithmic to base 2.
     Log2 {
-        /// The value at the begin.
+        /// The value at the start.
         min: f64,
         /// The value at the end.
         max: f64,
     },
-    /// Each tenfold takes as much room.
+    /// Logarithmic to base 10.
     Log10 {
-        /// The value at the begin.
+        /// The value at the start.
         min: f64,
         /// The value at the end.
         max: f64,
     },
-    /// Fractions, by how many nines they have: 0.9, 0.99 and 0.999 are as far from each other. 1 has no place of its own and lies at the end.
+    /// Fractions by their number of nines: 0.9, 0.99 and 0.999 are equidistant. 1 lies at the end.
     Nines {
-        /// How many nines there are at the end.
+        /// Number of nines at the end.
         max: f64,
     },
 }
@@ -48,11 +48,11 @@ impl Scale {
         }
     }
 
-    /// Powers of two around these.
+    /// Powers of two around these values.
     pub(crate) fn log2(values: &[f64]) -> Scale {
         let (least, most) = ends(values);
         let (min, max) = (least.log2().floor(), most.log2().ceil());
-        // One value lies in the middle.
+        // A single value lies in the middle.
         let wider = if min >= max { 1.0 } else { 0.0 };
         Scale::Log2 {
             min: (min - wider).exp2(),
@@ -60,7 +60,7 @@ impl Scale {
         }
     }
 
-    /// 1, 2 and 5 times powers of ten around these.
+    /// 1, 2 and 5 times powers of ten around these values.
     pub(crate) fn log10(values: &[f64]) -> Scale {
         let (least, most) = ends(values);
         let below = |value: f64| {
@@ -85,7 +85,7 @@ impl Scale {
         Scale::Log10 { min, max }
     }
 
-    /// As many nines as these fractions have, and a bit for 1.
+    /// As many nines as these fractions have, and some space for 1.
     pub(crate) fn nines(fractions: &[f64]) -> Scale {
         let most = fractions
             .iter()
@@ -95,7 +95,7 @@ impl Scale {
         Scale::Nines { max: most + 0.35 }
     }
 
-    /// Where a value lies, between 0 and 1.
+    /// The position of a value, between 0 and 1.
     pub(crate) fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Scale::Linear { max, .. } => value / max,
@@ -115,7 +115,7 @@ impl Scale {
         place.clamp(0.0, 1.0)
     }
 
-    /// The values of its ticks, about so many at most.
+    /// The values of its ticks, about `most` at most.
     pub(crate) fn ticks(&self, most: usize) -> Vec<f64> {
         let most = most.max(2);
         match *self {
@@ -158,7 +158,7 @@ impl Scale {
         }
     }
 
-    /// Its name, for those who read the chart back.
+    /// Its name, for programs that read the chart.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Scale::Linear { .. } => "linear",
@@ -168,18 +168,18 @@ impl Scale {
     }
 }
 
-/// How many nines a fraction has: 0.9 has 1, 0.5 a third of one.
+/// The number of nines of a fraction: 0.9 has 1, 0.5 a third.
 fn nines(fraction: f64) -> f64 {
     -(1.0 - fraction.clamp(0.0, 1.0 - 1e-12)).log10()
 }
 
-/// The step at which so many come to `most` at most.
+/// The step for at most `most` ticks.
 fn every(count: i32, most: usize) -> i32 {
     let most = i32::try_from(most).unwrap_or(i32::MAX);
     (1..).find(|every| (count - 1) / every < most).unwrap_or(1)
 }
 
-/// The least and the greatest above 0; both 1 where there is none.
+/// The least and the greatest value above 0; both 1 where there is none.
 fn ends(values: &[f64]) -> (f64, f64) {
     let positive = || values.iter().copied().filter(|value| *value > 0.0);
     match (positive().min_by(f64::total_cmp), positive().max_by(f64::total_cmp)) {

@@ -1,10 +1,10 @@
-//! Charts of how latencies are spread: percentiles by size, and distributions.
+//! Charts of the distribution of latencies: percentiles by size, and CDFs.
 
 use super::pick::{Group, axis, banner, groups, name_of, numbered, sources, x_of};
-use super::{Axis, Chart, MOST_SERIES, Point, Scale, Series, Unit};
-use crate::document::{Document, Figure, PARAMETERS, Row};
+use super::{Axis, Chart, MAX_SERIES, Point, Scale, Series, Unit};
+use crate::document::{Document, Metric, PARAMETERS, Row};
 
-/// The percentiles of a latency row, the way they are named and which fraction they stand for.
+/// The percentiles of a latency row: name, field and fraction.
 const PERCENTILES: [(&str, &str, f64); 7] = [
     ("min", "lat_min_ns", 0.0),
     ("p50", "lat_p50_ns", 0.5),
@@ -15,29 +15,29 @@ const PERCENTILES: [(&str, &str, f64); 7] = [
     ("max", "lat_max_ns", 1.0),
 ];
 
-/// Every percentile by size, for each group a chart.
+/// Every percentile by size, a chart for each group.
 pub(super) fn percentiles(of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
     let all: Vec<_> = groups(of, x).into_iter().filter(|group| group.rows.len() > 1).collect();
     let (mut xs, mut ys) = (Vec::new(), Vec::new());
     for row in all.iter().flat_map(|group| &group.rows) {
-        xs.extend(x_of(row, x).map(|figure| figure.value));
+        xs.extend(x_of(row, x).map(|metric| metric.value));
         ys.extend(
             PERCENTILES
                 .iter()
-                .filter_map(|(_, key, _)| row.figure(key))
-                .map(|figure| figure.value),
+                .filter_map(|(_, key, _)| row.metric(key))
+                .map(|metric| metric.value),
         );
     }
     let x_axis = axis(x, &xs);
-    // More than a few of these nobody looks at: the tables have them all.
-    let shown = all.len().min(MOST_SERIES);
+    // More charts than these would not be read: the tables have all values.
+    let shown = all.len().min(MAX_SERIES);
     let several = shown > 1;
     all[..shown]
         .iter()
         .enumerate()
         .map(|(number, group)| Chart {
             id: numbered("percentiles", number, several),
-            sort: "percentiles",
+            kind: "percentiles",
             title: match several {
                 true => format!("Latency percentiles by size: {}", name_of(group, &all)),
                 false => "Latency percentiles by size".into(),
@@ -57,7 +57,7 @@ pub(super) fn percentiles(of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
                         .rows
                         .iter()
                         .filter_map(|row| {
-                            let (x, y) = (x_of(row, x)?, row.figure(metric)?);
+                            let (x, y) = (x_of(row, x)?, row.metric(metric)?);
                             Some(Point {
                                 x: x.value,
                                 y: y.value,
@@ -91,17 +91,17 @@ fn time_axis(values: &[f64]) -> Axis {
     }
 }
 
-/// Which part of the messages took at most how long, for as many rows as one chart can hold, spread over all there are.
+/// The CDFs of as many rows as one chart can hold, evenly selected.
 pub(super) fn distribution(of: &[(usize, &Document)]) -> Option<Chart> {
     let rows: Vec<_> = of
         .iter()
         .flat_map(|(file, document)| document.rows.iter().map(move |row| (*file, *document, row)))
         .collect();
-    let shown = rows.len().min(MOST_SERIES);
+    let shown = rows.len().min(MAX_SERIES);
     let chosen: Vec<_> = (0..shown)
         .map(|n| rows[n * rows.len().saturating_sub(1) / shown.saturating_sub(1).max(1)])
         .collect();
-    // Rows as groups of their own, to be named.
+    // A group per row, for their names.
     let named: Vec<_> = chosen
         .iter()
         .map(|(file, document, row)| Group {
@@ -120,7 +120,7 @@ pub(super) fn distribution(of: &[(usize, &Document)]) -> Option<Chart> {
             let row = group.rows[0];
             let (metric, points) = match row.cdf() {
                 cdf if !cdf.is_empty() => ("lat_cdf", cdf.into_iter().map(|pair| ("lat_cdf", pair)).collect()),
-                // As far as the row's percentiles tell it.
+                // Approximated by the row's percentiles.
                 _ => ("", from_percentiles(row)),
             };
             Series {
@@ -148,7 +148,7 @@ pub(super) fn distribution(of: &[(usize, &Document)]) -> Option<Chart> {
     let left_out = rows.len() - chosen.len();
     Some(Chart {
         id: "cdf".into(),
-        sort: "cdf",
+        kind: "cdf",
         title: "Latency distribution".into(),
         about: format!(
             "Which part of the messages took at most how long; each step up has ten times fewer messages above it{}.",
@@ -174,15 +174,15 @@ pub(super) fn distribution(of: &[(usize, &Document)]) -> Option<Chart> {
     })
 }
 
-fn from_percentiles(row: &Row) -> Vec<(&'static str, (Figure, Figure))> {
+fn from_percentiles(row: &Row) -> Vec<(&'static str, (Metric, Metric))> {
     PERCENTILES
         .iter()
         .filter_map(|(_, key, fraction)| {
-            let fraction = Figure {
+            let fraction = Metric {
                 value: *fraction,
                 text: fraction.to_string(),
             };
-            Some((*key, (fraction, row.figure(key)?)))
+            Some((*key, (fraction, row.metric(key)?)))
         })
         .collect()
 }

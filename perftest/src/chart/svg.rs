@@ -1,19 +1,19 @@
 //! A chart drawn as SVG.
 //!
-//! Colours are attributes, which any viewer shows; a page's style sheet overrides them by class, which is how a page has a dark side. Numbers are in `data-` attributes of the
-//! points and ticks.
+//! Colors are attributes, which any viewer shows; a page's style sheet overrides them by class, for
+//! its dark mode. Numbers are in `data-` attributes of the points and ticks.
 
 use std::fmt::Write;
 
 use super::text::{escape, width};
-use super::{Chart, MOST_SERIES, Mark, Point, Series};
+use super::{Chart, MAX_SERIES, Mark, Point, Series};
 
-/// Colours of series on white, told apart by people who see few of them; markers differ, too.
-const COLOURS: [&str; MOST_SERIES] = [
+/// Colors of series on white, distinguishable with color blindness; markers differ, too.
+const COLOURS: [&str; MAX_SERIES] = [
     "#0b63ce", "#d9480f", "#0a8a5f", "#8f3fbf", "#a87900", "#c2255c", "#0b7f9e", "#5c6470",
 ];
 /// The same on black.
-const DARK: [&str; MOST_SERIES] = [
+const DARK: [&str; MAX_SERIES] = [
     "#6cb0ff", "#ff9a5c", "#4fd1a1", "#cf9bff", "#f0c24b", "#ff8bb3", "#5fd0ea", "#aab4c0",
 ];
 const INK: &str = "#1c2330";
@@ -21,7 +21,8 @@ const MUTED: &str = "#5b6675";
 const GRID: &str = "#e3e7ec";
 const FONT: &str = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif";
 
-/// Rules for a style sheet, by which all that is drawn here follows a page's light and dark: `--s0` and its like are in [`STYLES`]' first part, the second replaces them in the dark.
+/// Style sheet rules for light and dark mode: the variables `--s0` etc. in light mode, in dark
+/// mode, and the rules that use them.
 pub(crate) const STYLES: fn() -> (String, String, String) = || {
     let variables = |colours: &[&str], ink: &str, muted: &str, grid: &str, paper: &str| {
         let mut text = format!("--ink:{ink};--muted:{muted};--grid:{grid};--paper:{paper};");
@@ -33,7 +34,7 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
     let mut rules = String::from(
         ".ink{fill:var(--ink)}.muted{fill:var(--muted)}.grid{stroke:var(--grid)}.axis{stroke:var(--muted)}.paper{fill:var(--paper)}.mark{stroke:var(--ink)}.ring,.halo{stroke:var(--paper)}",
     );
-    for index in 0..MOST_SERIES {
+    for index in 0..MAX_SERIES {
         let _ = write!(
             rules,
             ".l{index}{{stroke:var(--s{index})}}.f{index}{{fill:var(--s{index})}}"
@@ -46,29 +47,29 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
     )
 };
 
-/// The room a chart has.
+/// The layout of a chart.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Form {
-    /// What it is called.
+pub(crate) struct Layout {
+    /// Its name.
     pub(crate) name: &'static str,
     width: f64,
-    /// Of the plot alone.
+    /// Height of the plot.
     plot: f64,
     font: f64,
     left: f64,
-    /// At most so many ticks along each axis.
+    /// The most ticks along each axis.
     ticks: (usize, usize),
-    /// How large markers are.
+    /// Size of markers.
     marker: f64,
-    /// Whether title, device and version are drawn: where nothing around the chart says them.
+    /// Whether title, device and version are drawn, where the page does not have them.
     alone: bool,
     /// Whether it brings a style sheet along, by which it has a dark side; what makes pixels of it has no use for one.
     styled: bool,
 }
 
-impl Form {
+impl Layout {
     /// For a screen.
-    pub(crate) const WIDE: Form = Form {
+    pub(crate) const WIDE: Layout = Layout {
         name: "wide",
         width: 1000.0,
         plot: 330.0,
@@ -79,8 +80,8 @@ impl Form {
         alone: false,
         styled: false,
     };
-    /// For a phone held upright.
-    pub(crate) const NARROW: Form = Form {
+    /// For a phone in portrait.
+    pub(crate) const NARROW: Layout = Layout {
         name: "narrow",
         width: 360.0,
         plot: 250.0,
@@ -92,52 +93,52 @@ impl Form {
         styled: false,
     };
     /// For a file.
-    pub(crate) const ALONE: Form = Form {
+    pub(crate) const ALONE: Layout = Layout {
         name: "alone",
         plot: 380.0,
         alone: true,
         styled: true,
-        ..Form::WIDE
+        ..Layout::WIDE
     };
     /// For a raster.
     #[cfg(any(test, feature = "png"))]
-    pub(crate) const PICTURE: Form = Form {
+    pub(crate) const PICTURE: Layout = Layout {
         name: "picture",
         styled: false,
-        ..Form::ALONE
+        ..Layout::ALONE
     };
 }
 
-/// Draws.
-pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
+/// Draws a chart.
+pub(crate) fn draw(chart: &Chart, layout: &Layout) -> String {
     let mut canvas = Canvas {
         out: String::new(),
-        form: *form,
+        layout: *layout,
         top: 8.0,
     };
-    if form.alone {
+    if layout.alone {
         canvas.head(chart);
     }
     canvas.legend(chart);
     canvas.plot(chart);
     let height = canvas.top;
-    let id = format!("{}-{}", escape(&chart.id), form.name);
+    let id = format!("{}-{}", escape(&chart.id), layout.name);
     let (light, dark, rules) = STYLES();
-    let style = if form.styled {
-        // Not in `:root`, which would be the page's where one has this file inline.
+    let style = if layout.styled {
+        // Not in `:root`, which would be the page's where the file is inlined.
         format!(
             "<style>.doorbell-chart{{{light}}}@media (prefers-color-scheme:dark){{.doorbell-chart{{{dark}}}}}{rules}</style>"
         )
     } else {
         String::new()
     };
-    let w = form.width;
+    let w = layout.width;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"doorbell-chart {}\" viewBox=\"0 0 {w} {height:.0}\" width=\"{w}\" height=\"{height:.0}\" role=\"img\" \
          aria-labelledby=\"{id}-t {id}-d\" font-family=\"{FONT}\" font-size=\"{}\" data-chart=\"{}\" data-x-scale=\"{}\" data-y-scale=\"{}\">\
          <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>{style}{}</svg>\n",
-        form.name,
-        form.font,
+        layout.name,
+        layout.font,
         escape(&chart.id),
         chart.x.scale.name(),
         chart.y.scale.name(),
@@ -149,8 +150,8 @@ pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
 
 struct Canvas {
     out: String,
-    form: Form,
-    /// All above this is drawn.
+    layout: Layout,
+    /// y coordinate where the next part starts.
     top: f64,
 }
 
@@ -168,9 +169,9 @@ impl Canvas {
         ));
     }
 
-    /// What a page would say around the chart.
+    /// Title and sources.
     fn head(&mut self, chart: &Chart) {
-        let Form { width: w, font, .. } = self.form;
+        let Layout { width: w, font, .. } = self.layout;
         self.put(format_args!(
             "<rect class=\"paper\" fill=\"#ffffff\" width=\"{w}\" height=\"2000\"/>"
         ));
@@ -196,9 +197,9 @@ impl Canvas {
         }
     }
 
-    /// Names of the series, in as many lines as they take.
+    /// Names of the series, in as many lines as they need.
     fn legend(&mut self, chart: &Chart) {
-        let Form { width: w, font, .. } = self.form;
+        let Layout { width: w, font, .. } = self.layout;
         let (begin, mut x) = (16.0, 16.0);
         let mut y = self.top + font;
         for series in &chart.series {
@@ -219,15 +220,15 @@ impl Canvas {
     }
 
     fn plot(&mut self, chart: &Chart) {
-        let Form {
+        let Layout {
             width: w,
             plot,
             font,
             left,
             ticks,
             ..
-        } = self.form;
-        // What the y axis is of stands above it, where it can be read without turning the head.
+        } = self.layout;
+        // The y axis label is above the axis, horizontal.
         self.text(8.0, self.top + font, "start", "muted", font, &chart.y.label);
         let (top, right) = (self.top + font + 16.0, w - 18.0);
         let bottom = top + plot;
@@ -285,8 +286,8 @@ impl Canvas {
                 let x = at_x(point.x);
                 if let Some(half) = point.half_width.filter(|half| *half > 0.0) {
                     let (low, high) = (at_y((point.y - half).max(0.0)), at_y(point.y + half));
-                    let style = series.style % MOST_SERIES;
-                    // One that goes on beyond the chart has no end in it.
+                    let style = series.style % MAX_SERIES;
+                    // An interval that continues beyond the chart has no cap.
                     let end = if chart.y.scale.place(point.y + half) < 1.0 {
                         "m-4 0h8"
                     } else {
@@ -305,9 +306,9 @@ impl Canvas {
         self.top = bottom + 2.0 * font + 26.0;
     }
 
-    /// Lines across.
+    /// Horizontal lines.
     fn marks(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64) {
-        let left = self.form.left;
+        let left = self.layout.left;
         for mark in &chart.marks {
             let y = at_y(mark.value);
             let (dash, thick) = if mark.is_line_rate { ("9 4", 2.0) } else { ("3 4", 1.5) };
@@ -321,25 +322,26 @@ impl Canvas {
         }
     }
 
-    /// The names of those, over all else: at the left, where bandwidth leaves room, or at the right where two would lie upon each other.
+    /// The names of the lines, on top of everything: at the left, or at the right where two would
+    /// overlap.
     fn names(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64, top: f64) {
-        let Form { font, left, .. } = self.form;
+        let Layout { font, left, .. } = self.layout;
         let mut marks: Vec<&Mark> = chart.marks.iter().collect();
         marks.sort_by(|a, b| b.value.total_cmp(&a.value));
-        // Where the last name at each side stands.
+        // y coordinate of the last name on each side.
         let mut taken = [f64::NEG_INFINITY; 2];
         for mark in marks {
             let y = at_y(mark.value);
             let size = font - 1.0;
             let name = format!("{}: {}", mark.name, chart.y.unit.show(mark.value));
             let name = shorten(&name, (right - left - 8.0) / size);
-            // Below the line where there is no room above it.
+            // Below the line where there is no space above it.
             let place = if y - size < top - 4.0 { y + size + 2.0 } else { y - 5.0 };
             let room = |side: usize| place - taken[side] >= size + 2.0;
-            let side = match (room(0), room(1) && self.form.name != Form::NARROW.name) {
+            let side = match (room(0), room(1) && self.layout.name != Layout::NARROW.name) {
                 (true, _) => 0,
                 (false, true) => 1,
-                // The line has its name in its title, and the page in its table.
+                // The line has its name in its tooltip, and the page in its table.
                 (false, false) => continue,
             };
             taken[side] = place;
@@ -357,7 +359,7 @@ impl Canvas {
     }
 
     fn line_of(&mut self, series: &Series, path: &str) {
-        let style = series.style % MOST_SERIES;
+        let style = series.style % MAX_SERIES;
         let dash = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
         self.put(format_args!(
             "<path class=\"l{style}\" stroke=\"{}\" stroke-width=\"2.25\" stroke-linejoin=\"round\" fill=\"none\"{dash} d=\"{path}\"/>",
@@ -365,10 +367,10 @@ impl Canvas {
         ));
     }
 
-    /// A marker of the series' shape; `inside` is what else it holds.
+    /// A marker of the series' shape, with the child elements `inside`.
     fn marker(&mut self, style: usize, x: f64, y: f64, inside: &str) {
-        let style = style % MOST_SERIES;
-        let size = self.form.marker;
+        let style = style % MAX_SERIES;
+        let size = self.layout.marker;
         let (round, half, tall, wide) = (4.2 * size, 3.7 * size, 5.0 * size, 4.8 * size);
         let shape = match style % 4 {
             0 => format!(
@@ -398,7 +400,7 @@ impl Canvas {
         }
     }
 
-    /// A marker with what it stands for; of a curve none that is seen, but one that a pointer finds.
+    /// A marker with its values; of a curve an invisible one, for the tooltip.
     fn point(&mut self, chart: &Chart, series: &Series, point: &Point, x: f64, y: f64) {
         let (x_shown, y_shown) = (chart.x.unit.show(point.x), chart.y.unit.show(point.y));
         let interval = point
@@ -427,7 +429,7 @@ impl Canvas {
     }
 }
 
-/// A text that is not wider than so many sizes of its font.
+/// A text shortened to `most` times its font size.
 fn shorten(text: &str, most: f64) -> String {
     if width(text) <= most {
         return text.to_owned();
@@ -458,15 +460,15 @@ mod tests {
         );
         evil.device = "\"><img src=x onerror=alert(1)>&'".into();
         for chart in charts(&[evil]) {
-            for form in [Form::WIDE, Form::NARROW, Form::ALONE, Form::PICTURE] {
-                let svg = draw(&chart, &form);
+            for layout in [Layout::WIDE, Layout::NARROW, Layout::ALONE, Layout::PICTURE] {
+                let svg = draw(&chart, &layout);
                 assert!(!svg.contains("<script") && !svg.contains("<img"), "{svg}");
-                let wanted = match chart.sort {
+                let wanted = match chart.kind {
                     "bandwidth" => "data-y=\"123456789.012345\"",
                     _ => "data-y=\"2.5\"",
                 };
                 assert!(svg.contains(wanted), "{svg}");
-                assert_eq!(form.alone, svg.contains("not an RDMA adapter"), "{}", chart.sort);
+                assert_eq!(layout.alone, svg.contains("not an RDMA adapter"), "{}", chart.kind);
                 roxmltree::Document::parse(&svg).expect(&svg);
             }
         }

@@ -1,6 +1,6 @@
-//! Text in charts and pages: escaped, measured, and numbers in units that people read.
+//! Text in charts and pages: escaping, width, and numbers with units.
 
-/// Text that markup takes for text, wherever it stands: between tags or in an attribute.
+/// Escapes text for markup: between tags and in attributes.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -10,7 +10,7 @@ pub(crate) fn escape(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // XML has no place for these, not even escaped.
+            // Not allowed in XML, even escaped.
             c if c.is_control() && c != '\n' || matches!(c, '\u{fffe}' | '\u{ffff}') => safe.push('\u{fffd}'),
             c => safe.push(c),
         }
@@ -18,7 +18,7 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
-/// About how wide a text is, in the font's size: what decides where a legend breaks.
+/// Approximate width of a text, in units of the font size.
 pub(super) fn width(text: &str) -> f64 {
     text.chars()
         .map(|c| match c {
@@ -31,22 +31,17 @@ pub(super) fn width(text: &str) -> f64 {
         .sum()
 }
 
-/// What a value is of.
+/// The unit of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unit {
     /// A size, in powers of 1024.
     Bytes,
-    /// How many.
     Count,
-    /// Bytes per second.
     BytesPerS,
     /// Messages per second.
     PerS,
-    /// A time in ns.
     Ns,
-    /// A time in microseconds.
     Us,
-    /// A part of all.
     Fraction,
 }
 
@@ -70,7 +65,7 @@ impl Unit {
         }
     }
 
-    /// A tick's value, short.
+    /// A short tick label.
     pub(super) fn tick(self, value: f64) -> String {
         match self {
             Unit::Bytes => size(value),
@@ -112,7 +107,7 @@ fn of<'a>(value: f64, units: &[(f64, &'a str)]) -> (f64, &'a str) {
     fits.or(units.last()).copied().unwrap_or((1.0, ""))
 }
 
-/// Four digits, more before the point where there are more.
+/// Four significant digits, or all before the decimal point.
 fn number(value: f64) -> String {
     match value {
         v if v >= 1000.0 => format!("{v:.0}"),
@@ -122,7 +117,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// As many digits as it has, up to what a tick or a percentile can have.
+/// As many decimals as needed, up to those of a tick or a percentile.
 fn fixed(value: f64) -> String {
     let text = format!("{value:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::flags::{self, FLAGS, Flag, On, Ours};
+use super::flags::{self, FLAGS, Flag, Support, ToolSet};
 use super::tool::Tool;
 
 const BEGIN: &str = "<!-- begin options -->\n";
 const END: &str = "<!-- end options -->";
 
-/// What we have and Debian's build of the C tools does not document: other builds do.
+/// Options that Debian's build of the C tools does not document; other builds do.
 const OTHER_BUILDS: [&str; 4] = ["flow_label", "use_cuda", "use_cuda_bus_id", "use_cuda_dmabuf"];
 
 fn page() -> PathBuf {
@@ -24,15 +24,15 @@ fn row(flag: &Flag) -> String {
     let value = flag.value.map(|value| format!("={value}")).unwrap_or_default();
     names.push(format!("`--{}{value}`", flag.long));
     names.extend(flag.alias.map(|alias| format!("`--{alias}{value}`")));
-    let ours = match flag.ours {
-        Ours::Taken => "yes".to_owned(),
-        Ours::Differs(how) => format!("yes: {how}"),
-        Ours::Refused(why) => format!("**no**: {why}"),
+    let ours = match flag.support {
+        Support::Full => "yes".to_owned(),
+        Support::Differs(how) => format!("yes: {how}"),
+        Support::Refused(why) => format!("**no**: {why}"),
     };
     format!(
         "| {} | {} | {} | {} |\n",
         names.join(" "),
-        flag.on.words(),
+        flag.tools.names(),
         flag.what,
         ours.replace('|', "\\|")
     )
@@ -61,7 +61,7 @@ fn the_page_has_the_table() {
     }
 }
 
-/// The options that a help text begins lines with: (`-s`, `--size`).
+/// The options at the start of the lines of a help text: (`-s`, `--size`).
 fn options(help: &str) -> Vec<(Option<char>, Option<String>)> {
     let long = |word: &str| {
         let name = word.strip_prefix("--")?;
@@ -109,12 +109,12 @@ fn every_option_of_the_c_tools_is_in_the_table() {
                     "{name} {short:?} {long:?}"
                 );
             }
-            assert!(flag.on.has(tool), "{name} has {}", flag.long);
+            assert!(flag.tools.has(tool), "{name} has {}", flag.long);
             seen.insert(flag.long);
         }
         for flag in FLAGS
             .iter()
-            .filter(|flag| flag.on.has(tool) && !OTHER_BUILDS.contains(&flag.long))
+            .filter(|flag| flag.tools.has(tool) && !OTHER_BUILDS.contains(&flag.long))
         {
             assert!(seen.contains(flag.long), "{name} does not document {}", flag.long);
         }
@@ -123,7 +123,7 @@ fn every_option_of_the_c_tools_is_in_the_table() {
 
 #[test]
 fn what_no_tool_documents_is_refused() {
-    for flag in FLAGS.iter().filter(|flag| flag.on == On::NoTool) {
-        assert!(matches!(flag.ours, Ours::Refused(_)), "{}", flag.long);
+    for flag in FLAGS.iter().filter(|flag| flag.tools == ToolSet::NoTool) {
+        assert!(matches!(flag.support, Support::Refused(_)), "{}", flag.long);
     }
 }

@@ -1,34 +1,34 @@
-//! A command line taken apart as getopt_long(3) does it: short options bundled and with their value attached or not, long ones with `=` or a blank and abbreviated where that is unambiguous,
-//! operands anywhere, `--` before what are only operands.
+//! Command line parsing as in getopt_long(3): short options bundled and with their value attached
+//! or not, long ones with `=` or a blank and abbreviated where that is unambiguous, operands
+//! anywhere, `--` before what are only operands.
 
 use super::flags::{self, FLAGS, Flag};
 use super::tool::Tool;
 use crate::failure::{Failure, one_line};
 
-/// An option that was given.
+/// An option of the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Given {
-    /// It.
+pub(crate) struct GivenOption {
     pub(crate) flag: &'static Flag,
-    /// Its value, where it takes one.
+    /// Its value; empty where it takes none.
     pub(crate) value: String,
 }
 
-/// A command line.
+/// A parsed command line.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Line {
-    /// Its options, in their order.
-    pub(crate) options: Vec<Given>,
-    /// What are no options.
+pub(crate) struct ParsedArgs {
+    /// The options, in their order.
+    pub(crate) options: Vec<GivenOption>,
     pub(crate) operands: Vec<String>,
 }
 
-/// Takes a command line apart.
+/// Parses a command line.
 ///
 /// # Errors
-/// [`Failure::Usage`] names the first option that the tool does not have, or that has a value too many or too few.
-pub(crate) fn parse(tool: Tool, arguments: impl IntoIterator<Item = String>) -> Result<Line, Failure> {
-    let mut line = Line::default();
+/// [`Failure::Usage`] names the first option that the tool does not have, or that has a value too
+/// many or too few.
+pub(crate) fn parse(tool: Tool, arguments: impl IntoIterator<Item = String>) -> Result<ParsedArgs, Failure> {
+    let mut line = ParsedArgs::default();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         if argument == "--" {
@@ -38,7 +38,7 @@ pub(crate) fn parse(tool: Tool, arguments: impl IntoIterator<Item = String>) -> 
                 Some((name, value)) => (name, Some(value.to_owned())),
                 None => (long, None),
             };
-            let flag = named(tool, name)?;
+            let flag = by_name(tool, name)?;
             let value = match (flag.value, value) {
                 (None, None) => String::new(),
                 (None, Some(_)) => {
@@ -53,7 +53,7 @@ pub(crate) fn parse(tool: Tool, arguments: impl IntoIterator<Item = String>) -> 
                     .next()
                     .ok_or_else(|| no_value(&format!("--{}", flag.long), kind))?,
             };
-            line.options.push(Given { flag, value });
+            line.options.push(GivenOption { flag, value });
         } else if argument.len() > 1 && argument.starts_with('-') {
             bundle(tool, &argument[1..], &mut arguments, &mut line)?;
         } else {
@@ -68,13 +68,13 @@ fn bundle(
     tool: Tool,
     letters: &str,
     arguments: &mut impl Iterator<Item = String>,
-    line: &mut Line,
+    line: &mut ParsedArgs,
 ) -> Result<(), Failure> {
     for (at, letter) in letters.char_indices() {
         let flag = flags::by_short(letter).ok_or_else(|| unknown(tool, &format!("-{letter}")))?;
         check(tool, flag, &format!("-{letter}"))?;
         let Some(kind) = flag.value else {
-            line.options.push(Given {
+            line.options.push(GivenOption {
                 flag,
                 value: String::new(),
             });
@@ -85,14 +85,14 @@ fn bundle(
             "" => arguments.next().ok_or_else(|| no_value(&format!("-{letter}"), kind))?,
             rest => rest.to_owned(),
         };
-        line.options.push(Given { flag, value });
+        line.options.push(GivenOption { flag, value });
         return Ok(());
     }
     Ok(())
 }
 
-/// The option of a long name, or of a beginning that no other shares.
-fn named(tool: Tool, name: &str) -> Result<&'static Flag, Failure> {
+/// The option of a long name, or of an unambiguous prefix.
+fn by_name(tool: Tool, name: &str) -> Result<&'static Flag, Failure> {
     let flag = match flags::by_long(name) {
         Some(flag) => flag,
         None => {
@@ -118,20 +118,20 @@ fn named(tool: Tool, name: &str) -> Result<&'static Flag, Failure> {
     check(tool, flag, &format!("--{}", flag.long)).map(|()| flag)
 }
 
-/// Refuses what is not for this tool, or not taken.
+/// Refuses an option that this tool does not have or that is not supported.
 fn check(tool: Tool, flag: &Flag, written: &str) -> Result<(), Failure> {
-    if let flags::Ours::Refused(why) = flag.ours {
+    if let flags::Support::Refused(why) = flag.support {
         return Err(Failure::usage(format!(
             "{written} ({}) is not supported: {why}",
             flag.what
         )));
     }
-    if flag.on.has(tool) {
+    if flag.tools.has(tool) {
         return Ok(());
     }
     let tools: Vec<&str> = Tool::ALL
         .into_iter()
-        .filter(|tool| flag.on.has(*tool))
+        .filter(|tool| flag.tools.has(*tool))
         .map(Tool::name)
         .collect();
     Err(Failure::usage(format!(
@@ -168,7 +168,7 @@ mod tests {
         kind: Kind::Lat,
     };
 
-    fn line(tool: Tool, line: &str) -> Result<Line, String> {
+    fn line(tool: Tool, line: &str) -> Result<ParsedArgs, String> {
         parse(tool, line.split_whitespace().map(str::to_owned)).map_err(|e| {
             assert_eq!(e.status(), 2);
             e.to_string()
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_stands_where_getopt_finds_it() {
+    fn values_are_found_as_in_getopt() {
         for text in [
             "-s64",
             "-s 64",
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn operands_stand_anywhere() {
+    fn operands_may_be_anywhere() {
         for text in ["host -s 64 -F", "-s 64 host -F", "-s64 -F -- host"] {
             let line = line(BW, text).unwrap();
             assert_eq!(
@@ -228,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_is_enough_where_it_is_one_options() {
+    fn an_unambiguous_prefix_is_enough() {
         assert_eq!(options(BW, "--bidi"), [("bidirectional", String::new())]);
-        // Whole names win over longer ones that begin so.
+        // An exact name wins over longer ones that start with it.
         assert_eq!(options(BW, "--out_json"), [("out_json", String::new())]);
         assert_eq!(options(BW, "--port 7"), [("port", "7".to_owned())]);
         let ambiguous = line(BW, "--report").unwrap_err();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn unknown_options_are_named() {
         for (tool, text, says) in [
             (BW, "--frobnicate", "there is no option --frobnicate: ib_send_bw --help"),
             (BW, "--", ""),

@@ -1,22 +1,22 @@
 //! `--help` and `--version` of the classic tools.
 
-use super::flags::{FLAGS, Flag, Ours};
+use super::flags::{FLAGS, Flag, Support};
 use super::tool::{Tool, Verb};
 
-/// The version of the C tools whose conversation and layout these are.
+/// The version of the C tools whose protocol and layout are implemented.
 pub(crate) const SPEAKS: &str = "6.06";
 
-/// Columns of a line of help.
+/// Width of the help.
 const WIDTH: usize = 100;
-/// Where explanations begin.
+/// Column where explanations begin.
 const INDENT: usize = 34;
 
-/// What `--version` prints.
 pub(crate) fn version() -> String {
     format!("Version: {SPEAKS} (doorbell {})", env!("CARGO_PKG_VERSION"))
 }
 
-/// What `--help` prints: the options that the tool has, and what the C tools have besides.
+/// The text of `--help`: the options that the tool has, and those of the C tools that are not
+/// supported.
 pub(crate) fn text(tool: Tool) -> String {
     let name = tool.name();
     let does = match tool.verb {
@@ -35,8 +35,8 @@ pub(crate) fn text(tool: Tool) -> String {
     );
     let (refused, taken): (Vec<&Flag>, Vec<&Flag>) = FLAGS
         .iter()
-        .filter(|flag| flag.on.has(tool))
-        .partition(|flag| matches!(flag.ours, Ours::Refused(_)));
+        .filter(|flag| flag.tools.has(tool))
+        .partition(|flag| matches!(flag.support, Support::Refused(_)));
     for flag in taken {
         text += &line(flag);
     }
@@ -87,7 +87,7 @@ mod tests {
                     line.split(|c: char| c == '=' || c.is_whitespace())
                         .any(|word| word == format!("--{}", flag.long))
                 });
-                assert_eq!(listed, flag.on.has(tool), "{} of {}", flag.long, tool.name());
+                assert_eq!(listed, flag.tools.has(tool), "{} of {}", flag.long, tool.name());
             }
             assert!(
                 text.lines()

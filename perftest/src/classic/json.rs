@@ -1,19 +1,20 @@
-//! The report of `--out_json`: what the C tools write, as valid JSON.
+//! The report of `--out_json`: that of the C tools, as valid JSON.
 //!
-//! Names and units are theirs, and like theirs it has `test_info` and `results`. Names that they write with a space or in several ways have one here, strings are quoted, `results` is an array that
-//! keeps every size of `-a`, and figures that they leave out are there.
+//! Names and units are theirs, and so are `test_info` and `results`. Names that they spell with a
+//! space or in several ways have one spelling here, strings are quoted, `results` is an array that
+//! keeps every size of `-a`, and values that they leave out are there.
 
 use serde_json::{Map, Value, json};
 
 use super::layout::{self, Header, Latencies, Rates};
-use super::printer::{Directions, Line};
+use super::printer::{Directions, ResultRow};
 use super::settings::{Exchange, Settings};
 use super::tool::{Kind, Verb};
 use crate::failure::Failure;
 use crate::output::Output;
 
 /// The report of a run.
-pub(crate) fn report(settings: &Settings, header: &Header, lines: &[Line], cycles_per_ns: f64) -> Value {
+pub(crate) fn report(settings: &Settings, header: &Header, lines: &[ResultRow], cycles_per_ns: f64) -> Value {
     let results: Vec<Value> = lines
         .iter()
         .map(|line| Value::Object(result(settings, line, cycles_per_ns)))
@@ -64,13 +65,13 @@ fn test_info(settings: &Settings, header: &Header) -> Value {
     fact(
         true,
         "rdma_cm_QPs",
-        on_off(settings.exchange == Exchange::Managed).into(),
+        on_off(settings.exchange == Exchange::RdmaCm).into(),
     );
-    let way = match settings.exchange {
-        Exchange::Socket => "Ethernet",
-        Exchange::Managed | Exchange::OverManaged => "rdma_cm",
+    let method = match settings.exchange {
+        Exchange::Tcp => "Ethernet",
+        Exchange::RdmaCm | Exchange::OverRdmaCm => "rdma_cm",
     };
-    fact(true, "Data_ex_method", way.into());
+    fact(true, "Data_ex_method", method.into());
     fact(
         settings.type_of_service.is_some(),
         "TOS",
@@ -86,21 +87,21 @@ fn test_info(settings: &Settings, header: &Header) -> Value {
     Value::Object(info)
 }
 
-fn result(settings: &Settings, line: &Line, cycles_per_ns: f64) -> Map<String, Value> {
+fn result(settings: &Settings, line: &ResultRow, cycles_per_ns: f64) -> Map<String, Value> {
     match line {
-        Line::Rates {
+        ResultRow::Rates {
             total,
-            apart,
+            directions,
             cpu_percent,
         } => {
             let mut result = rates(settings, total);
-            if let Some(Directions { local, remote }) = apart {
+            if let Some(Directions { local, remote }) = directions {
                 result.insert("Local".into(), Value::Object(rates(settings, local)));
                 result.insert("Remote".into(), Value::Object(rates(settings, remote)));
             }
             with_cpu(settings, result, *cpu_percent)
         }
-        Line::Latencies { figures, cpu_percent } => {
+        ResultRow::Latencies { figures, cpu_percent } => {
             with_cpu(settings, latencies(settings, figures, cycles_per_ns), *cpu_percent)
         }
     }

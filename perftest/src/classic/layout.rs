@@ -1,7 +1,8 @@
-//! What the classic tools print, to the column: pure functions from values to text.
+//! The output of the classic tools, to the column: pure functions from values to text.
 //!
-//! The heads of columns, the widths and the tabs are the C tools' interface, which scripts cut by position; each function here gives the text of one part of a run. The numbers in it are ours:
-//! docs/CLASSIC.md names each place where the C tools' differ.
+//! The column heads, widths and tabs are the C tools' interface, which scripts cut by position;
+//! each function here gives the text of one part of a run. docs/CLASSIC.md lists where the C tools'
+//! numbers differ.
 
 use std::fmt::Write as _;
 
@@ -11,96 +12,83 @@ use super::tool::{Kind, Verb};
 /// The line between the parts.
 pub(crate) const RULE: &str = "---------------------------------------------------------------------------------------";
 
-/// What the head of a run says that the command line does not.
+/// The facts of a run's header that are not on the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
-    /// The device's name.
     pub(crate) device: String,
-    /// What carries the packets is an InfiniBand fabric; else Ethernet.
+    /// InfiniBand link layer; else Ethernet.
     pub(crate) infiniband: bool,
-    /// Path MTU in bytes, after both ends have told theirs.
+    /// Path MTU in bytes that both ends agreed on.
     pub(crate) mtu: u32,
-    /// Index of the GID in use; none on an InfiniBand fabric without `-x`.
+    /// GID index in use; none on an InfiniBand fabric without `-x`.
     pub(crate) gid_index: Option<u32>,
-    /// Messages of up to so many bytes travel inline.
+    /// Messages of up to so many bytes are sent inline.
     pub(crate) inline_bytes: u32,
-    /// READs or atomics outstanding on each queue pair.
+    /// Outstanding READs or atomics of each queue pair.
     pub(crate) outstanding: u32,
-    /// Whether memory is registered with PCIe relaxed ordering.
+    /// PCIe relaxed ordering of memory regions.
     pub(crate) relaxed_ordering: bool,
     /// Whether requests are posted by `ibv_wr_*`.
     pub(crate) new_post: bool,
 }
 
-/// Where one end's queue pair and memory are.
+/// The address of one end's queue pair and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
-    /// Local identifier of the port; 0 on Ethernet.
+    /// LID of the port; 0 on Ethernet.
     pub(crate) lid: u16,
-    /// Queue pair number.
     pub(crate) qpn: u32,
-    /// First packet sequence number.
+    /// Initial packet sequence number.
     pub(crate) psn: u32,
-    /// READs or atomics that the end takes at once.
+    /// Outstanding READs or atomics that the end serves.
     pub(crate) outstanding: u32,
-    /// Key of its memory.
     pub(crate) rkey: u32,
     /// Address of its memory.
     pub(crate) vaddr: u64,
-    /// Its GID, if it told one.
+    /// Its GID, if it sent one.
     pub(crate) gid: Option<[u8; 16]>,
 }
 
-/// Whose address it is.
+/// The end an address belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
-    /// This end's.
     Local,
-    /// The other's.
     Remote,
 }
 
-/// One line of bandwidth.
+/// A row of bandwidth.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Rates {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Messages, over all queue pairs.
     pub(crate) iterations: u64,
-    /// Best stretch, bytes per second; none where it was not asked for.
+    /// Peak bandwidth in bytes per second; none with `-N`.
     pub(crate) peak_bytes_per_s: Option<f64>,
-    /// Whole measurement, bytes per second.
+    /// Average bandwidth in bytes per second.
     pub(crate) average_bytes_per_s: f64,
-    /// Whole measurement, messages per second.
+    /// Average message rate.
     pub(crate) messages_per_s: f64,
 }
 
-/// One line of latency. Times are of one message: half a round trip where the other end answers.
+/// A row of latency, per message: half round trips in a ping-pong.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Latencies {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Samples.
     pub(crate) iterations: u64,
-    /// Shortest, ns.
     pub(crate) min_ns: f64,
-    /// Longest, ns.
     pub(crate) max_ns: f64,
-    /// Median, ns.
     pub(crate) p50_ns: f64,
-    /// Mean, ns.
     pub(crate) avg_ns: f64,
     /// Standard deviation, ns.
     pub(crate) stddev_ns: f64,
-    /// 99th percentile, ns.
     pub(crate) p99_ns: f64,
-    /// 99.9th percentile, ns.
     pub(crate) p999_ns: f64,
     /// Samples per second: round trips of a ping-pong.
     pub(crate) trips_per_s: f64,
 }
 
-/// A number as C's `%#0WIDTHx` has it: zero has no prefix.
+/// C's `%#0WIDTHx`: zero has no prefix.
 fn hex(value: u64, width: usize) -> String {
     match value {
         0 => "0".repeat(width),
@@ -108,20 +96,20 @@ fn hex(value: u64, width: usize) -> String {
     }
 }
 
-/// The box of a server that waits.
+/// The box of a waiting server.
 pub(crate) fn waiting() -> String {
     let stars = "*".repeat(36);
     format!("\n{stars}\n* Waiting for client to connect... *\n{stars}")
 }
 
-/// What a server says that waits for the test's queue pairs to be connected (`-R`).
+/// The line of a server that waits for the test's queue pairs to be connected (`-R`).
 pub(crate) fn waiting_for_queue_pairs() -> String {
     format!(
         " Waiting for client rdma_cm QP to connect\n Please run the same command with the IB/RoCE interface IP\n{RULE}"
     )
 }
 
-/// What is said before anything else where requests are posted in lists and `-Q` is not given.
+/// The notice before the header, where requests are posted in lists and `-Q` is not given.
 pub(crate) fn post_list_notice() -> String {
     format!("{RULE}\nPost List requested - CQ moderation will be the size of the post list")
 }
@@ -149,7 +137,7 @@ pub(crate) fn title(settings: &Settings) -> String {
     title
 }
 
-/// The block that says what is tested, from rule to rule.
+/// The header, from rule to rule.
 pub(crate) fn header(settings: &Settings, header: &Header) -> String {
     let mut text = format!("{RULE}\n{:20}{}\n", "", title(settings));
     for (name, value) in facts(settings, header) {
@@ -175,7 +163,6 @@ fn on_off(value: bool) -> &'static str {
     if value { "ON" } else { "OFF" }
 }
 
-/// The name of a transport.
 pub(crate) fn transport(transport: Transport) -> &'static str {
     match transport {
         Transport::Rc => "RC",
@@ -188,7 +175,7 @@ pub(crate) fn transport(transport: Transport) -> &'static str {
 fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
     let verb = settings.tool.verb;
     let sends = !settings.receives() || settings.bidirectional;
-    let takes = settings.receives() || settings.bidirectional;
+    let receives = settings.receives() || settings.bidirectional;
     let mut facts = Vec::new();
     let mut fact = |when: bool, name: &'static str, value: String| {
         if when {
@@ -212,7 +199,11 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
         "Recv Post List",
         settings.recv_post_list.to_string(),
     );
-    fact(verb == Verb::Send && takes, "RX depth", settings.rx_depth.to_string());
+    fact(
+        verb == Verb::Send && receives,
+        "RX depth",
+        settings.rx_depth.to_string(),
+    );
     fact(
         settings.tool.kind == Kind::Bw,
         "CQ Moderation",
@@ -231,21 +222,21 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
     fact(
         true,
         "rdma_cm QPs",
-        on_off(settings.exchange == Exchange::Managed).to_owned(),
+        on_off(settings.exchange == Exchange::RdmaCm).to_owned(),
     );
-    let way = match settings.exchange {
-        Exchange::Socket => "Ethernet",
-        Exchange::Managed | Exchange::OverManaged => "rdma_cm",
+    let method = match settings.exchange {
+        Exchange::Tcp => "Ethernet",
+        Exchange::RdmaCm | Exchange::OverRdmaCm => "rdma_cm",
     };
     let service = settings
         .type_of_service
         .map(|value| format!(" \tTOS    : {value}"))
         .unwrap_or_default();
-    fact(true, "Data ex. method", format!("{way}{service}"));
+    fact(true, "Data ex. method", format!("{method}{service}"));
     facts
 }
 
-/// The line or two of one queue pair.
+/// The one or two lines of a queue pair's address.
 pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> String {
     let side = match side {
         Side::Local => "local",
@@ -261,7 +252,7 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     if verb == Verb::Read {
         text += &format!(" OUT {}", hex(address.outstanding.into(), 4));
     }
-    if matches!(verb, Verb::Write | Verb::Read) && settings.exchange != Exchange::Managed {
+    if matches!(verb, Verb::Write | Verb::Read) && settings.exchange != Exchange::RdmaCm {
         text += &format!(" RKey {} VAddr {}", hex(address.rkey.into(), 8), hex(address.vaddr, 16));
     }
     if let Some(gid) = address.gid {
@@ -272,8 +263,8 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     text
 }
 
-/// The heads of the columns.
-pub(crate) fn heads(settings: &Settings) -> String {
+/// The column heads.
+pub(crate) fn column_heads(settings: &Settings) -> String {
     let output = &settings.output;
     let text = match settings.tool.kind {
         Kind::Bw => {
@@ -289,7 +280,7 @@ pub(crate) fn heads(settings: &Settings) -> String {
     text + if output.cpu { "    CPU_Util[%]" } else { "" }
 }
 
-/// A bandwidth in the unit that was asked for.
+/// A bandwidth in the unit of the output.
 pub(crate) fn bandwidth(output: &Output, bytes_per_s: f64) -> f64 {
     if output.gbits {
         bytes_per_s * 8.0 / 1e9
@@ -298,7 +289,7 @@ pub(crate) fn bandwidth(output: &Output, bytes_per_s: f64) -> f64 {
     }
 }
 
-/// CPU use of this end as the last column, where it was asked for.
+/// The column of `--cpu_util`.
 fn cpu(output: &Output, percent: f64) -> String {
     if output.cpu {
         format!("\t    {percent:<3.2}")
@@ -307,13 +298,13 @@ fn cpu(output: &Output, percent: f64) -> String {
     }
 }
 
-/// Averages of fewer Gb/s have six decimals, and columns of their own.
-const FINE: f64 = 0.1;
+/// Averages below this many Gb/s have six decimals and other column widths.
+const FINE_GBITS: f64 = 0.1;
 
-/// A line of bandwidth.
+/// A row of bandwidth.
 pub(crate) fn rates(output: &Output, row: &Rates, cpu_percent: f64) -> String {
     let average = bandwidth(output, row.average_bytes_per_s);
-    if output.gbits && average < FINE {
+    if output.gbits && average < FINE_GBITS {
         return format!(
             " {:<7}    {:<10}    {:<7.6}            {average:<7.6}            {:<7.6}{}",
             row.bytes,
@@ -334,12 +325,12 @@ pub(crate) fn rates(output: &Output, row: &Rates, cpu_percent: f64) -> String {
     )
 }
 
-/// Nanoseconds in the unit of the columns: microseconds, or with `-C` cycles.
+/// Nanoseconds in the unit of the columns: microseconds, or cycles with `-C`.
 pub(crate) fn time(output: &Output, ns: f64, cycles_per_ns: f64) -> f64 {
     if output.cycles { ns * cycles_per_ns } else { ns / 1e3 }
 }
 
-/// A line of latency.
+/// A row of latency.
 pub(crate) fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64, cpu_percent: f64) -> String {
     let output = &settings.output;
     let time = |ns| time(output, ns, cycles_per_ns);
@@ -368,12 +359,12 @@ pub(crate) fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64
     text + &cpu(output, cpu_percent)
 }
 
-/// One figure alone, as `--output` prints it.
-pub(crate) fn only(value: f64) -> String {
+/// The single value of `--output`.
+pub(crate) fn single_value(value: f64) -> String {
     format!("{value:.6}")
 }
 
-/// All samples of `-H` (from the shortest to the longest) or `-U` (as they came), numbered.
+/// All samples of `-H` (sorted) or `-U` (in the order of measurement), numbered.
 pub(crate) fn samples(output: &Output, samples_ns: &[f64], cycles_per_ns: f64) -> String {
     let unit = if output.cycles { "cycles" } else { "usec" };
     let mut text = format!("#, {unit}");
@@ -396,7 +387,8 @@ pub(crate) fn samples(output: &Output, samples_ns: &[f64], cycles_per_ns: f64) -
     text
 }
 
-/// A number as C's `%g` has it: six significant digits, no zeros at the end, an exponent where the number is very large or small.
+/// C's `%g`: six significant digits, no trailing zeros, an exponent where the number is very large
+/// or small.
 fn significant(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");

@@ -1,4 +1,5 @@
-//! What is printed against what the C tools print: each expected text is theirs, of a run on the userspace device, and the values are those that stand in it.
+//! The layout against the C tools': each expected text is theirs, from a run on the userspace
+//! device, and the values are those in it.
 
 use super::getopt;
 use super::layout::{self, Address, Header, Latencies, RULE, Rates, Side};
@@ -8,8 +9,8 @@ use super::tool::Tool;
 
 fn settings(line: &str) -> Settings {
     let mut words = line.split_whitespace().map(str::to_owned);
-    let tool = Tool::called(words.next().unwrap().as_ref()).unwrap();
-    match options::understand(tool, getopt::parse(tool, words).unwrap()).unwrap() {
+    let tool = Tool::from_program_name(words.next().unwrap().as_ref()).unwrap();
+    match options::interpret(tool, getopt::parse(tool, words).unwrap()).unwrap() {
         Request::Test(settings) => *settings,
         other => panic!("{line}: {other:?}"),
     }
@@ -32,7 +33,7 @@ fn header(line: &str) -> String {
     layout::header(&settings(line), &soft())
 }
 
-fn managed(line: &str, exchange: Exchange, type_of_service: Option<u8>) -> Settings {
+fn with_exchange(line: &str, exchange: Exchange, type_of_service: Option<u8>) -> Settings {
     Settings {
         exchange,
         type_of_service,
@@ -94,7 +95,7 @@ fn headers_of_clients() {
     );
     assert_eq!(
         layout::header(
-            &managed("ib_write_bw h -n 100 -q 2", Exchange::Managed, Some(32)),
+            &with_exchange("ib_write_bw h -n 100 -q 2", Exchange::RdmaCm, Some(32)),
             &soft()
         ),
         like_write_bw(&[
@@ -107,7 +108,7 @@ fn headers_of_clients() {
         ])
     );
     assert_eq!(
-        layout::header(&managed("ib_write_bw h", Exchange::OverManaged, None), &soft()),
+        layout::header(&with_exchange("ib_write_bw h", Exchange::OverRdmaCm, None), &soft()),
         like_write_bw(&[("method : Ethernet", "method : rdma_cm")])
     );
 }
@@ -174,7 +175,11 @@ fn addresses() {
         " remote address: LID 0000 QPN 0x8927d PSN 0x78ca19"
     );
     assert_eq!(
-        layout::address(&managed("ib_write_bw", Exchange::Managed, None), Side::Remote, &address),
+        layout::address(
+            &with_exchange("ib_write_bw", Exchange::RdmaCm, None),
+            Side::Remote,
+            &address
+        ),
         " remote address: LID 0000 QPN 0x8927d PSN 0x78ca19"
     );
     address.lid = 0x11;
@@ -228,7 +233,7 @@ fn lines_of_bandwidth() {
         row(8_388_608, 100, Some(3475.98), 3475.98, 0.000_434, mib),
         0.0,
     );
-    for (line, heads) in [
+    for (line, column_heads) in [
         (
             "ib_write_bw",
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]",
@@ -242,7 +247,7 @@ fn lines_of_bandwidth() {
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]    CPU_Util[%]",
         ),
     ] {
-        assert_eq!(layout::heads(&settings(line)), heads);
+        assert_eq!(layout::column_heads(&settings(line)), column_heads);
     }
 }
 
@@ -278,7 +283,7 @@ fn lines_of_latency() {
         ),
         " 4096    20          1.34           34.47        1.87     \t       3.47        \t2.79   \t\t34.47   \t\t34.47  "
     );
-    // 2.5 cycles to a nanosecond.
+    // 2.5 cycles per nanosecond.
     assert_eq!(
         line(
             "ib_send_lat -C",
@@ -316,7 +321,7 @@ fn lines_of_latency() {
         ),
         " 2             77071            12.98          77066.15\t    99.00"
     );
-    for (line, heads) in [
+    for (line, column_heads) in [
         (
             "ib_read_lat",
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] ",
@@ -330,12 +335,12 @@ fn lines_of_latency() {
             " #bytes        #iterations       t_avg[usec]    tps average    CPU_Util[%]",
         ),
     ] {
-        assert_eq!(layout::heads(&settings(line)), heads);
+        assert_eq!(layout::column_heads(&settings(line)), column_heads);
     }
 }
 
 #[test]
-fn samples_are_numbered_in_the_order_asked_for() {
+fn samples_are_numbered_sorted_or_as_measured() {
     let samples = [1_945_820.0, 951.777, 1082.02, 1_000_000_000.0, 0.0, 0.012_345_678];
     assert_eq!(
         layout::samples(&settings("ib_send_lat -U").output, &samples, 1.0),
@@ -352,12 +357,12 @@ fn samples_are_numbered_in_the_order_asked_for() {
 }
 
 #[test]
-fn one_figure_alone() {
-    assert_eq!(layout::only(4_461.509_635), "4461.509635");
-    assert_eq!(layout::only(0.042_398), "0.042398");
+fn a_single_value() {
+    assert_eq!(layout::single_value(4_461.509_635), "4461.509635");
+    assert_eq!(layout::single_value(0.042_398), "0.042398");
 }
 
-/// Theirs, of a run that was slowed down: below a tenth of a Gb/s there are more decimals, in other columns.
+/// The C tool's output of a slowed run: below 0.1 Gb/s there are more decimals, in other columns.
 #[test]
 fn slow_gigabits_have_more_decimals() {
     let settings = settings("ib_write_bw --report_gbits -s 4096");

@@ -1,11 +1,14 @@
-//! The classic tools: `ib_write_bw` and its seven relatives, by those names, with their flags and their layout, and interchangeable with the C tools at the other end.
+//! The classic tools: `ib_write_bw` and its seven relatives, with their names, flags and layout,
+//! interoperable with the C tools (perftest) as the peer.
 //!
-//! `tool` knows the names, `flags` the options of each, `settings` is what they come to; `wire` is the C tools' conversation over TCP, `station` sets up and connects
-//! queue pairs by what it brought, `bw` and `lat` are the loops, and `printer` prints what they found: `layout` as text, `json` as a report. What is measured is measured as `doorbell bw` and `doorbell lat` do (`stats`), so none of the C tools'
-//! figures that are known to be wrong is reproduced; docs/CLASSIC.md names each.
+//! `tool` has the names, `flags` the options of each, `settings` the test parameters; `wire` is the
+//! C tools' protocol on the control connection, `test_end` creates and connects the queue pairs,
+//! `bw` and `lat` are the measuring loops, and `printer` prints the results: `layout` as text,
+//! `json` as a report. Results are computed as in `doorbell bw` and `doorbell lat` (`stats`), so
+//! none of the C tools' values known to be wrong is reproduced; docs/CLASSIC.md lists each.
 
-mod begin;
 mod bw;
+mod control;
 #[cfg(test)]
 mod documented;
 mod flags;
@@ -22,8 +25,8 @@ mod options_tests;
 pub(crate) mod printer;
 mod run;
 pub(crate) mod settings;
-mod spin;
-pub(crate) mod station;
+mod spin_wait;
+pub(crate) mod test_end;
 pub(crate) mod tool;
 pub(crate) mod wire;
 

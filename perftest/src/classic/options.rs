@@ -1,6 +1,9 @@
-//! From a command line to [`Settings`]: values read, defaults filled in, contradictions refused.
+//! From a command line to [`Settings`]: values parsed, defaults filled in, contradictions refused.
 //!
-//! Defaults and ranges are the C tools', found by looking at what they print for each option. Where they only correct a value or hang, this refuses it, with what to do.
+//! Defaults and ranges are the C tools', observed in their output for each option. Where they
+//! silently correct a value or hang, it is refused here with advice.
+
+mod defaults;
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -8,40 +11,37 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::flags::Ours;
-use super::getopt::{Given, Line};
-use super::settings::{Atomic, Cuda, Exchange, Length, Only, Output, Rate, Settings, Transport};
+use super::flags::Support;
+use super::getopt::{GivenOption, ParsedArgs};
+use super::settings::{Atomic, Settings, SingleMetric, Transport};
 use super::tool::{Kind, Tool, Verb};
-use crate::device::Which;
 use crate::failure::{Failure, one_line};
 use crate::units::parse_bytes;
 
-/// Requests or receives that fit in a queue.
+/// Queue depths.
 const DEPTH: RangeInclusive<u32> = 1..=15_000;
-/// Messages longer than this complete one by one, unless `-Q` says otherwise.
-const MODERATED: u64 = 8192;
-/// What each duration of `--run_infinitely` is without `-D`.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
+/// Messages longer than this complete one by one (cq_mod 1), unless `-Q` is given.
+const CQ_MOD_MAX_SIZE: u64 = 8192;
+/// Duration of each report of `--run_infinitely` without `-D`.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a command line asks for.
+/// What a command line requests.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// `--help`.
     Help,
-    /// `--version`.
     Version,
-    /// A test.
     Test(Box<Settings>),
 }
 
-/// What was given; what was not has its default later.
+/// The options given; the others get their defaults later.
 #[derive(Default)]
-struct Raw {
+// fields: one per option of the C tools
+struct RawOptions {
     host: Option<String>,
     port: Option<u16>,
     source: Option<IpAddr>,
-    managed: bool,
-    over_managed: bool,
+    rdma_cm: bool,
+    over_rdma_cm: bool,
     device: Option<String>,
     device_port: Option<u8>,
     gid_index: Option<u8>,
@@ -97,19 +97,19 @@ struct Raw {
     histogram: bool,
     unsorted: bool,
     both: bool,
-    only: Option<Only>,
+    only: Option<SingleMetric>,
     cpu: bool,
     no_peak: bool,
     json: bool,
     json_file: Option<PathBuf>,
 }
 
-/// Understands a command line.
+/// Interprets a command line.
 ///
 /// # Errors
-/// [`Failure::Usage`] names the option that cannot be met, and what to do.
-pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
-    // As the C tools do, whatever else is there.
+/// [`Failure::Usage`] names the option that cannot be met, with advice.
+pub(crate) fn interpret(tool: Tool, line: ParsedArgs) -> Result<Request, Failure> {
+    // As in the C tools, these win over all other options.
     for given in &line.options {
         match given.flag.long {
             "help" => return Ok(Request::Help),
@@ -117,9 +117,9 @@ pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
             _ => {}
         }
     }
-    let mut raw = Raw::default();
+    let mut raw = RawOptions::default();
     for given in &line.options {
-        take(&mut raw, tool, given)?;
+        apply(&mut raw, tool, given)?;
     }
     let mut operands = line.operands.into_iter();
     raw.host = operands.next();
@@ -130,18 +130,18 @@ pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
         )));
     }
     contradictions(&raw, tool)?;
-    settle(raw, tool).map(|settings| Request::Test(Box::new(settings)))
+    defaults::with_defaults(raw, tool).map(|settings| Request::Test(Box::new(settings)))
 }
 
-/// Reads one option.
-fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
+/// Applies one option.
+fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Failure> {
     match given.flag.long {
         "all" => raw.all = true,
         "atomic_type" => {
             raw.atomic = Some(match given.value.as_str() {
                 "FETCH_AND_ADD" => Atomic::FetchAdd,
                 "CMP_AND_SWAP" => Atomic::CompareSwap,
-                _ => return Err(wrong(given, "FETCH_AND_ADD or CMP_AND_SWAP")),
+                _ => return Err(invalid_value(given, "FETCH_AND_ADD or CMP_AND_SWAP")),
             });
         }
         "bidirectional" => raw.bidirectional = true,
@@ -162,7 +162,7 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "hop_limit" => raw.hop_limit = Some(number(given, 0..=255)?),
         "mtu" => match number(given, 256..=4096)? {
             mtu @ (256 | 512 | 1024 | 2048 | 4096) => raw.mtu = Some(mtu),
-            _ => return Err(wrong(given, "256, 512, 1024, 2048 or 4096")),
+            _ => return Err(invalid_value(given, "256, 512, 1024, 2048 or 4096")),
         },
         "iters" => raw.iterations = Some(number(given, 5..=100_000_000)?),
         "noPeak" => raw.no_peak = true,
@@ -170,13 +170,14 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "port" => raw.port = Some(number(given, 1..=65_535)?),
         "qp" => raw.qps = Some(number(given, 1..=16_384)?),
         "cq-mod" => raw.cq_mod = Some(number(given, 1..=1024)?),
-        "rdma_cm" => raw.managed = true,
+        "rdma_cm" => raw.rdma_cm = true,
         "rx-depth" => raw.rx_depth = Some(number(given, DEPTH)?),
         "size" => {
             let size = parse_bytes(&given.value)
                 .ok()
                 .filter(|size| (1..1 << 31).contains(size));
-            raw.size = Some(size.ok_or_else(|| wrong(given, "bytes from 1 to 2147483647, such as 64, 4K or 1M"))?);
+            raw.size =
+                Some(size.ok_or_else(|| invalid_value(given, "bytes from 1 to 2147483647, such as 64, 4K or 1M"))?);
         }
         "sl" => raw.service_level = Some(number(given, 0..=15)?),
         "tx-depth" => raw.tx_depth = Some(number(given, DEPTH)?),
@@ -185,14 +186,14 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "limit_bw" => raw.least_bandwidth = Some(fraction(given)?),
         "gid-index" => raw.gid_index = Some(number(given, 0..=255)?),
         "limit_msgrate" => raw.least_rate = Some(fraction(given)?),
-        "com_rdma_cm" => raw.over_managed = true,
+        "com_rdma_cm" => raw.over_rdma_cm = true,
         "out_json" => raw.json = true,
         "out_json_file" => raw.json_file = Some(PathBuf::from(&given.value)),
         "cpu_util" => raw.cpu = true,
         "force-link" => match given.value.to_ascii_lowercase().as_str() {
             "ib" => raw.link = Some(true),
             "ethernet" => raw.link = Some(false),
-            _ => return Err(wrong(given, "IB or Ethernet")),
+            _ => return Err(invalid_value(given, "IB or Ethernet")),
         },
         "ipv6" => raw.ipv6 = true,
         "source_ip" => {
@@ -200,13 +201,13 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
                 given
                     .value
                     .parse()
-                    .map_err(|_| wrong(given, "an IP address, such as 10.0.0.1"))?,
+                    .map_err(|_| invalid_value(given, "an IP address, such as 10.0.0.1"))?,
             );
         }
         "latency_gap" => raw.gap = Some(number(given, 0..=u64::from(u32::MAX))?),
         "mr_per_qp" => raw.region_per_qp = true,
         "output" => raw.only = Some(only(given, tool)?),
-        // What it asks for is what is done.
+        // The default here anyway.
         "use_old_post_send" => {}
         "perform_warm_up" => raw.warm_up = true,
         "flow_label" => raw.flow_label = Some(number(given, 0..=0xf_ffff)?),
@@ -230,32 +231,35 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
             raw.rate = Some(
                 Some(rate)
                     .filter(|rate| *rate > 0.0)
-                    .ok_or_else(|| wrong(given, "more than 0"))?,
+                    .ok_or_else(|| invalid_value(given, "more than 0"))?,
             );
         }
         "rate_units" => match given.value.as_str() {
             "M" | "g" | "p" => raw.rate_unit = given.value.chars().next(),
-            _ => return Err(wrong(given, "M (MiB/s), g (Gb/s) or p (messages/s)")),
+            _ => return Err(invalid_value(given, "M (MiB/s), g (Gb/s) or p (messages/s)")),
         },
         "rate_limit_type" => match given.value.as_str() {
             "SW" => {}
-            _ => return Err(wrong(given, "SW: adapters' own limiters are not set up here")),
+            _ => return Err(invalid_value(given, "SW: adapters' own limiters are not set up here")),
         },
         other => {
-            debug_assert!(matches!(given.flag.ours, Ours::Refused(_)), "nothing takes --{other}");
+            debug_assert!(
+                matches!(given.flag.support, Support::Refused(_)),
+                "nothing takes --{other}"
+            );
         }
     }
     Ok(())
 }
 
-/// A whole number of a range.
-fn number<T>(given: &Given, range: RangeInclusive<T>) -> Result<T, Failure>
+/// A whole number within a range.
+fn number<T>(given: &GivenOption, range: RangeInclusive<T>) -> Result<T, Failure>
 where
     T: FromStr + PartialOrd + std::fmt::Display,
 {
     let value = given.value.parse().ok().filter(|value| range.contains(value));
     value.ok_or_else(|| {
-        wrong(
+        invalid_value(
             given,
             &format!("a whole number from {} to {}", range.start(), range.end()),
         )
@@ -263,16 +267,16 @@ where
 }
 
 /// A number that is not negative.
-fn fraction(given: &Given) -> Result<f64, Failure> {
+fn fraction(given: &GivenOption) -> Result<f64, Failure> {
     let value = given
         .value
         .parse()
         .ok()
         .filter(|value: &f64| value.is_finite() && *value >= 0.0);
-    value.ok_or_else(|| wrong(given, "a number of at least 0"))
+    value.ok_or_else(|| invalid_value(given, "a number of at least 0"))
 }
 
-fn wrong(given: &Given, wanted: &str) -> Failure {
+fn invalid_value(given: &GivenOption, wanted: &str) -> Failure {
     Failure::usage(format!(
         "{} {} ({}): give {wanted}",
         given.flag.name(),
@@ -281,7 +285,7 @@ fn wrong(given: &Given, wanted: &str) -> Failure {
     ))
 }
 
-fn transport(given: &Given, tool: Tool) -> Result<Transport, Failure> {
+fn transport(given: &GivenOption, tool: Tool) -> Result<Transport, Failure> {
     match (given.value.as_str(), tool.verb) {
         ("RC", _) => Ok(Transport::Rc),
         ("UC", Verb::Write | Verb::Send) => Ok(Transport::Uc),
@@ -299,22 +303,22 @@ fn transport(given: &Given, tool: Tool) -> Result<Transport, Failure> {
             "-c {} is not supported: it is an extension of one vendor's library, use RC",
             given.value
         ))),
-        _ => Err(wrong(given, "RC, UC or UD")),
+        _ => Err(invalid_value(given, "RC, UC or UD")),
     }
 }
 
-fn only(given: &Given, tool: Tool) -> Result<Only, Failure> {
+fn only(given: &GivenOption, tool: Tool) -> Result<SingleMetric, Failure> {
     match (given.value.as_str(), tool.kind) {
-        ("bandwidth", Kind::Bw) => Ok(Only::Bandwidth),
-        ("message_rate", Kind::Bw) => Ok(Only::MessageRate),
-        ("latency", Kind::Lat) => Ok(Only::Latency),
-        (_, Kind::Bw) => Err(wrong(given, "bandwidth or message_rate")),
-        (_, Kind::Lat) => Err(wrong(given, "latency")),
+        ("bandwidth", Kind::Bw) => Ok(SingleMetric::Bandwidth),
+        ("message_rate", Kind::Bw) => Ok(SingleMetric::MessageRate),
+        ("latency", Kind::Lat) => Ok(SingleMetric::Latency),
+        (_, Kind::Bw) => Err(invalid_value(given, "bandwidth or message_rate")),
+        (_, Kind::Lat) => Err(invalid_value(given, "latency")),
     }
 }
 
 /// Refuses options that do not go together.
-fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
+fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
     let timed = raw.duration.is_some() || raw.forever;
     let send = tool.verb == Verb::Send;
     let gpu = raw.gpu.is_some() || raw.gpu_bus.is_some();
@@ -352,15 +356,15 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
         ),
         (
             gpu && tool.verb == Verb::Atomic,
-            "--use_cuda: what atomics come back to is read by the processor: leave it out",
+            "--use_cuda: the results of atomics are read by the CPU: leave it out",
         ),
         (
             gpu && tool.verb == Verb::Write && tool.kind == Kind::Lat,
-            "--use_cuda: ib_write_lat sees a message by looking at its last byte, which the processor cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu",
+            "--use_cuda: ib_write_lat polls the last byte of a message, which the CPU cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu",
         ),
         (
             gpu && raw.inline.is_some_and(|bytes| bytes > 0),
-            "-I does not go with --use_cuda: it is the processor that copies what travels inline",
+            "-I does not go with --use_cuda: the CPU copies the inline payload",
         ),
         (
             gpu && raw.huge_pages,
@@ -372,19 +376,19 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
         ),
         (raw.vector.is_some() && !raw.events, "-X goes with -e"),
         (
-            raw.managed && raw.over_managed,
+            raw.rdma_cm && raw.over_rdma_cm,
             "-R and -z are two ways to connect: leave one out",
         ),
         (
-            raw.managed && raw.transport == Some(Transport::Uc),
-            "-R connects RC and UD: the connection manager knows no UC",
+            raw.rdma_cm && raw.transport == Some(Transport::Uc),
+            "-R connects RC and UD: the connection manager connects no UC",
         ),
         (
-            raw.managed && raw.transport == Some(Transport::Ud),
+            raw.rdma_cm && raw.transport == Some(Transport::Ud),
             "-R connects RC here: datagrams find each other by -z, or over TCP",
         ),
         (
-            raw.type_of_service.is_some() && !raw.managed,
+            raw.type_of_service.is_some() && !raw.rdma_cm,
             "-T goes with -R; --tclass sets the traffic class of other queue pairs",
         ),
         (
@@ -407,200 +411,5 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
     match refused.iter().find(|(is, _)| *is) {
         Some((_, why)) => Err(Failure::usage(*why)),
         None => Ok(()),
-    }
-}
-
-/// Fills in what was not given, as the C tools do.
-fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
-    let bw = tool.kind == Kind::Bw;
-    let length = length(&raw, tool)?;
-    let iterations = match length {
-        Length::Iterations(count) => Some(u32::try_from(count).unwrap_or(u32::MAX)),
-        Length::Duration { .. } => None,
-    };
-    let at_most_all = |depth: u32| iterations.map_or(depth, |iterations| depth.min(iterations));
-    let (post_list, recv_post_list) = (raw.post_list.unwrap_or(1), raw.recv_post_list.unwrap_or(1));
-    let tx_depth = match (bw, raw.tx_depth) {
-        (true, Some(depth)) => at_most_all(depth),
-        (true, None) => at_most_all(post_list.max(128)),
-        (false, _) => 1,
-    };
-    let transport = raw.transport.unwrap_or(Transport::Rc);
-    let rx_depth = match (raw.rx_depth, transport, iterations) {
-        (Some(depth), ..) => at_most_all(depth),
-        // What no receive waits for is lost: as many as there are messages.
-        (None, Transport::Ud, Some(iterations)) => iterations.min(*DEPTH.end()),
-        (None, ..) => at_most_all(recv_post_list.max(512)),
-    };
-    lists(&raw, iterations, tx_depth, rx_depth)?;
-    let qps = raw.qps.unwrap_or(1);
-    if raw.shared_receive && rx_depth < qps {
-        return Err(Failure::usage(format!(
-            "--use-srq with {qps} queue pairs needs at least as many receives: -r {qps}"
-        )));
-    }
-    let size = raw.size.unwrap_or(match (tool.verb, tool.kind) {
-        (Verb::Atomic, _) => 8,
-        (_, Kind::Bw) => 65_536,
-        (_, Kind::Lat) => 2,
-    });
-    let sizes = if raw.all {
-        (1..=23).map(|power| 1 << power).collect()
-    } else {
-        vec![size]
-    };
-    let cq_mod = match raw.cq_mod {
-        _ if !bw => 1,
-        Some(cq_mod) => cq_mod,
-        None if post_list > 1 => post_list,
-        None if size > MODERATED && !raw.all && !raw.events => 1,
-        None => 100,
-    };
-    let rate = raw.rate.map(|rate| {
-        let (value, per_message) = match raw.rate_unit {
-            Some('p') => (rate, true),
-            Some('M') => (rate * f64::from(1 << 20), false),
-            _ => (rate * 1e9 / 8.0, false),
-        };
-        let burst = raw.burst.unwrap_or(tx_depth);
-        Rate {
-            value,
-            per_message,
-            burst,
-        }
-    });
-    Ok(Settings {
-        tool,
-        host: raw.host,
-        port: raw.port.unwrap_or(18_515),
-        source: raw.source,
-        exchange: match (raw.managed, raw.over_managed) {
-            (true, _) => Exchange::Managed,
-            (_, true) => Exchange::OverManaged,
-            _ => Exchange::Socket,
-        },
-        device: raw.device,
-        device_port: raw.device_port.unwrap_or(1),
-        gid_index: raw.gid_index,
-        ipv6: raw.ipv6,
-        infiniband: raw.link,
-        transport,
-        mtu: raw.mtu,
-        timeout: raw.timeout.unwrap_or(14),
-        retry: raw.retry.unwrap_or(7),
-        service_level: raw.service_level.unwrap_or(0),
-        traffic_class: raw.traffic_class.or(raw.type_of_service).unwrap_or(0),
-        type_of_service: raw.type_of_service,
-        hop_limit: raw.hop_limit.unwrap_or(64),
-        flow_label: raw.flow_label.unwrap_or(0),
-        pkey_index: raw.pkey_index.unwrap_or(0),
-        sizes,
-        all: raw.all,
-        length,
-        forever: raw.forever,
-        bidirectional: raw.bidirectional,
-        reversed: raw.reversed,
-        qps,
-        tx_depth,
-        rx_depth,
-        post_list,
-        recv_post_list,
-        cq_mod: cq_mod.min(tx_depth),
-        list_moderates: post_list > 1 && raw.cq_mod.is_none(),
-        inline: raw.inline,
-        outstanding: raw.outstanding,
-        atomic: raw.atomic.unwrap_or(Atomic::FetchAdd),
-        events: raw.events,
-        vector: raw.vector.unwrap_or(0),
-        shared_receive: raw.shared_receive,
-        cuda: match (raw.gpu, raw.gpu_bus) {
-            (Some(number), _) => Some(Which::Number(number)),
-            (None, bus) => bus.map(Which::Bus),
-        }
-        .map(|gpu| Cuda {
-            gpu,
-            dmabuf: raw.dmabuf,
-        }),
-        region_per_qp: raw.region_per_qp,
-        huge_pages: raw.huge_pages,
-        // The last byte of a message is what a WRITE latency test waits for: it must come last.
-        relaxed_ordering: !raw.strict_ordering && (tool.verb != Verb::Write || bw),
-        warm_up: raw.warm_up,
-        rate,
-        gap: raw.gap.map(Duration::from_micros),
-        no_frequency_warning: raw.quiet,
-        least_bandwidth: raw.least_bandwidth,
-        least_rate: raw.least_rate,
-        wait_destroy: Duration::from_secs(raw.wait_destroy.unwrap_or(0)),
-        output: Output {
-            gbits: raw.gbits,
-            cycles: raw.cycles,
-            histogram: raw.histogram,
-            unsorted: raw.unsorted,
-            both: raw.both,
-            only: raw.only,
-            cpu: raw.cpu,
-            no_peak: raw.no_peak,
-            json: match (raw.json_file, raw.json) {
-                (Some(file), _) => Some(file),
-                (None, true) => Some(PathBuf::from("perftest_out.json")),
-                (None, false) => None,
-            },
-        },
-    })
-}
-
-fn length(raw: &Raw, tool: Tool) -> Result<Length, Failure> {
-    if raw.forever {
-        let duration = raw.duration.map_or(REPORT_EVERY, Duration::from_secs);
-        return Ok(Length::Duration {
-            duration,
-            margin: Duration::ZERO,
-        });
-    }
-    let Some(seconds) = raw.duration else {
-        let default = if tool.kind == Kind::Bw && tool.verb == Verb::Write {
-            5000
-        } else {
-            1000
-        };
-        return Ok(Length::Iterations(raw.iterations.unwrap_or(default)));
-    };
-    let margin = raw.margin.unwrap_or(seconds / 4);
-    if margin * 2 >= seconds {
-        return Err(Failure::usage(format!(
-            "-f {margin} leaves nothing of -D {seconds}: give a margin of less than half of it"
-        )));
-    }
-    Ok(Length::Duration {
-        duration: Duration::from_secs(seconds),
-        margin: Duration::from_secs(margin),
-    })
-}
-
-/// Whether lists fit in queues and divide what is sent.
-fn lists(raw: &Raw, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
-    for (flag, list, queue, depth) in [
-        ("-l", raw.post_list, "-t", tx_depth),
-        ("--recv_post_list", raw.recv_post_list, "-r", rx_depth),
-    ] {
-        let Some(list) = list else { continue };
-        if list > depth {
-            return Err(Failure::usage(format!(
-                "{flag} {list} is more than {queue} {depth} holds: make that {list}, or the list shorter"
-            )));
-        }
-        if let Some(iterations) = iterations.filter(|iterations| iterations % list != 0) {
-            return Err(Failure::usage(format!(
-                "{flag} {list} does not divide -n {iterations}: make that {}",
-                iterations.next_multiple_of(list)
-            )));
-        }
-    }
-    match (raw.post_list, raw.cq_mod) {
-        (Some(list), Some(cq_mod)) if list > 1 && list % cq_mod != 0 => Err(Failure::usage(format!(
-            "-Q {cq_mod} does not divide -l {list}: make it {list}, or leave it out"
-        ))),
-        _ => Ok(()),
     }
 }

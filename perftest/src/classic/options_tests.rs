@@ -1,18 +1,18 @@
-//! What command lines come to: the defaults of each tool, and what is refused.
+//! Command lines and their settings: the defaults of each tool, and what is refused.
 
 use std::time::Duration;
 
-use super::flags::{FLAGS, Ours};
-use super::getopt::{self, Given, Line};
+use super::flags::{FLAGS, Support};
+use super::getopt::{self, GivenOption, ParsedArgs};
 use super::options::{self, Request};
-use super::settings::{Atomic, Exchange, Length, Only, Settings, Transport};
+use super::settings::{Atomic, Exchange, Settings, SingleMetric, TestLength, Transport};
 use super::tool::{Kind, Tool, Verb};
 
-fn understand(line: &str) -> Result<Request, String> {
+fn interpret(line: &str) -> Result<Request, String> {
     let mut words = line.split_whitespace().map(str::to_owned);
-    let tool = Tool::called(words.next().unwrap().as_ref()).unwrap();
+    let tool = Tool::from_program_name(words.next().unwrap().as_ref()).unwrap();
     getopt::parse(tool, words)
-        .and_then(|line| options::understand(tool, line))
+        .and_then(|line| options::interpret(tool, line))
         .map_err(|e| {
             assert_eq!(e.status(), 2, "{line}");
             e.to_string()
@@ -20,7 +20,7 @@ fn understand(line: &str) -> Result<Request, String> {
 }
 
 fn settings(line: &str) -> Settings {
-    match understand(line) {
+    match interpret(line) {
         Ok(Request::Test(settings)) => *settings,
         other => panic!("{line}: {other:?}"),
     }
@@ -38,7 +38,7 @@ fn defaults_are_the_c_tools() {
         };
         assert_eq!(settings.sizes, [size], "{tool:?}");
         let count = if bw && tool.verb == Verb::Write { 5000 } else { 1000 };
-        assert_eq!(settings.length, Length::Iterations(count), "{tool:?}");
+        assert_eq!(settings.length, TestLength::Iterations(count), "{tool:?}");
         assert_eq!(settings.tx_depth, if bw { 128 } else { 1 }, "{tool:?}");
         assert_eq!(settings.rx_depth, 512, "{tool:?}");
         // Atomics are small, so they are moderated.
@@ -50,14 +50,15 @@ fn defaults_are_the_c_tools() {
         );
         assert_eq!(
             (settings.hop_limit, settings.transport, settings.exchange),
-            (64, Transport::Rc, Exchange::Socket)
+            (64, Transport::Rc, Exchange::Tcp)
         );
         assert!(settings.is_server() && settings.receives() && !settings.is_timed());
         assert_eq!(settings.relaxed_ordering, bw || tool.verb != Verb::Write, "{tool:?}");
     }
 }
 
-/// What stock prints in its header for these lines: TX depth, RX depth, CQ moderation.
+/// What the C tools print in their header for these command lines: TX depth, RX depth, CQ
+/// moderation.
 #[test]
 fn depths_follow_from_each_other_as_in_the_c_tools() {
     for (line, tx, rx, cq_mod) in [
@@ -88,7 +89,7 @@ fn depths_follow_from_each_other_as_in_the_c_tools() {
 }
 
 #[test]
-fn each_option_arrives() {
+fn each_option_sets_its_field() {
     let s = settings(
         "ib_send_bw -d mlx5_0 -i 2 -p 7 -x 3 -s 4K -n 96 -b -q 4 -t 32 -r 64 -l 8 --recv_post_list 4 -Q 8 -I 60 -c UC -m 1024 -u 10 -S 3 -L 9 -N -F -w 2.5 -y 1 host",
     );
@@ -104,7 +105,7 @@ fn each_option_arrives() {
     );
     assert_eq!(
         (s.sizes, s.length, s.bidirectional, s.qps),
-        (vec![4096], Length::Iterations(96), true, 4)
+        (vec![4096], TestLength::Iterations(96), true, 4)
     );
     assert_eq!(
         (s.tx_depth, s.rx_depth, s.post_list, s.recv_post_list, s.cq_mod),
@@ -120,13 +121,13 @@ fn each_option_arrives() {
     let s = settings(
         "ib_write_bw -D 9 -f 2 --cpu_util --report_gbits --ipv6 --tclass 96 --pkey_index 1 --retry_count 3 --wait_destroy 2 --perform_warm_up --mr_per_qp --use_hugepages --disable_pcie_relaxed --source_ip ::1",
     );
-    let nine = Length::Duration {
+    let nine = TestLength::Duration {
         duration: Duration::from_secs(9),
         margin: Duration::from_secs(2),
     };
     assert_eq!(
         (s.length, s.exchange, s.traffic_class, s.pkey_index, s.retry),
-        (nine, Exchange::Socket, 96, 1, 3)
+        (nine, Exchange::Tcp, 96, 1, 3)
     );
     assert!(
         s.output.cpu && s.output.gbits && s.ipv6 && s.warm_up && s.region_per_qp && s.huge_pages && !s.relaxed_ordering
@@ -144,7 +145,7 @@ fn each_option_arrives() {
     let s = settings("ib_atomic_bw -A CMP_AND_SWAP -o 4 --output message_rate --out_json_file=x.json");
     assert_eq!(
         (s.atomic, s.outstanding, s.output.only),
-        (Atomic::CompareSwap, Some(4), Some(Only::MessageRate))
+        (Atomic::CompareSwap, Some(4), Some(SingleMetric::MessageRate))
     );
     assert_eq!(s.output.json, Some("x.json".into()));
 
@@ -188,9 +189,9 @@ fn sizes_are_powers_of_two_with_all() {
 }
 
 #[test]
-fn a_margin_is_a_quarter_unless_given() {
+fn the_default_margin_is_a_quarter() {
     for (line, margin) in [("-D 3", 0), ("-D 5", 1), ("-D 20", 5), ("-D 20 -f 2", 2)] {
-        let Length::Duration { margin: is, .. } = settings(&format!("ib_write_bw {line}")).length else {
+        let TestLength::Duration { margin: is, .. } = settings(&format!("ib_write_bw {line}")).length else {
             panic!("{line}")
         };
         assert_eq!(is, Duration::from_secs(margin), "{line}");
@@ -198,7 +199,7 @@ fn a_margin_is_a_quarter_unless_given() {
 }
 
 #[test]
-fn what_cannot_be_met_is_refused_with_what_to_do() {
+fn invalid_values_are_refused_with_advice() {
     for (line, says) in [
         ("ib_write_bw -n 4", "-n 4 (messages on each queue pair"),
         ("ib_write_bw -n 1k", "a whole number from 5 to 100000000"),
@@ -264,31 +265,32 @@ fn what_cannot_be_met_is_refused_with_what_to_do() {
         ("ib_write_bw --force-link=x", "IB or Ethernet"),
         ("ib_write_bw a b", "'b' is one operand too many"),
     ] {
-        let error = understand(line).expect_err(line);
+        let error = interpret(line).expect_err(line);
         assert!(error.contains(says) && !error.contains('\n'), "{line}: {error}");
     }
 }
 
 #[test]
 fn help_and_version_win() {
-    assert!(matches!(understand("ib_write_bw -s 0 --help"), Ok(Request::Help)));
-    assert!(matches!(understand("ib_write_bw a b -V"), Ok(Request::Version)));
+    assert!(matches!(interpret("ib_write_bw -s 0 --help"), Ok(Request::Help)));
+    assert!(matches!(interpret("ib_write_bw a b -V"), Ok(Request::Version)));
 }
 
-/// An option that is taken but read nowhere would be one that silently does nothing.
+/// An option that is accepted but read nowhere would silently do nothing.
 #[test]
-fn every_option_that_is_taken_is_read() {
-    for flag in FLAGS.iter().filter(|flag| !matches!(flag.ours, Ours::Refused(_))) {
-        let tool = Tool::ALL.into_iter().find(|tool| flag.on.has(*tool)).unwrap();
-        let given = |value: &str| Line {
-            options: vec![Given {
+fn every_supported_option_is_read() {
+    for flag in FLAGS.iter().filter(|flag| !matches!(flag.support, Support::Refused(_))) {
+        let tool = Tool::ALL.into_iter().find(|tool| flag.tools.has(*tool)).unwrap();
+        let given = |value: &str| ParsedArgs {
+            options: vec![GivenOption {
                 flag,
                 value: value.to_owned(),
             }],
             operands: Vec::new(),
         };
-        // No option takes this value, and one without a value changes something, or is one of the three that need not.
-        let outcome = options::understand(tool, given("\u{1}"));
+        // No option accepts this value. One without a value changes some setting, or is one of
+        // those that need not.
+        let outcome = options::interpret(tool, given("\u{1}"));
         let known = ["use_old_post_send", "help", "version", "CPU-freq", "com_rdma_cm"].contains(&flag.long);
         match (flag.value, outcome) {
             (Some(_), Ok(_)) => assert!(
@@ -297,7 +299,7 @@ fn every_option_that_is_taken_is_read() {
                 flag.long
             ),
             (None, Ok(Request::Test(settings))) => {
-                let Ok(Request::Test(default)) = options::understand(tool, Line::default()) else {
+                let Ok(Request::Test(default)) = options::interpret(tool, ParsedArgs::default()) else {
                     panic!("{tool:?}")
                 };
                 assert!(known || settings != default, "{} does nothing", flag.long);

@@ -1,39 +1,41 @@
-//! Prints a run as it goes: what the C tools print, on stdout, and at the end a report in JSON and whether limits were kept.
+//! Prints a run as it goes: the C tools' layout on stdout, and at the end a JSON report and whether
+//! limits were met.
 //!
-//! The loops call this and know nothing of columns: [`Printer::waiting`] while a server waits, [`Printer::header`] when the ends have agreed, [`Printer::addresses`] when they are connected,
-//! [`Printer::heads`] before the first figures, then [`Printer::rates`] or [`Printer::latencies`] for each size, and [`Printer::finish`], also where Ctrl-C ended the test: what was measured is kept.
+//! The order of calls: [`Printer::waiting`] while a server waits, [`Printer::header`] when the ends
+//! have agreed on the parameters, [`Printer::addresses`] when they are connected,
+//! [`Printer::column_heads`] before the first row, [`Printer::rates`] or [`Printer::latencies`] for
+//! each size, and [`Printer::finish`], also after Ctrl-C.
 
 use super::json;
 use super::layout::{self, Address, Header, Latencies, Rates, Side};
-use super::settings::{Only, Settings};
+use super::settings::{Settings, SingleMetric};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::report::print_line;
 
-/// Both directions of a bidirectional test by themselves.
+/// Both directions of a bidirectional test.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Directions {
     /// What this end sent.
     pub(crate) local: Rates,
-    /// What the other end sent.
+    /// What the peer sent.
     pub(crate) remote: Rates,
 }
 
-/// One line of results, of either kind, with this end's CPU use.
+/// A row of results, with this end's CPU use.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Line {
+pub(crate) enum ResultRow {
     /// Of a bandwidth test.
     Rates {
         /// Both directions together.
         total: Rates,
-        /// Each by itself, where there are two.
-        apart: Option<Directions>,
+        /// Each direction, in a bidirectional test.
+        directions: Option<Directions>,
         /// CPU use of this end in percent of one core.
         cpu_percent: f64,
     },
     /// Of a latency test.
     Latencies {
-        /// The figures.
         figures: Latencies,
         /// CPU use of this end in percent of one core.
         cpu_percent: f64,
@@ -44,19 +46,17 @@ pub(crate) enum Line {
 #[derive(Debug)]
 pub(crate) struct Printer<'a> {
     settings: &'a Settings,
-    /// The report to be.
+    /// The file of the JSON report.
     report: Option<Output>,
     header: Option<Header>,
-    lines: Vec<Line>,
+    lines: Vec<ResultRow>,
     cycles_per_ns: f64,
     headed: bool,
 }
 
 impl<'a> Printer<'a> {
-    /// A run of which nothing is printed yet.
-    ///
     /// # Errors
-    /// [`Failure::Test`] where there is no place for the report that is asked for.
+    /// [`Failure::Test`] where the report file cannot be created.
     pub(crate) fn new(settings: &'a Settings) -> Result<Printer<'a>, Failure> {
         let report = settings.output.json.as_deref().map(Output::begin).transpose()?;
         Ok(Printer {
@@ -69,90 +69,78 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// Says how fast the clock of `-C` counts.
+    /// Sets the rate of the clock, for `-C`.
     pub(crate) fn set_cycles_per_ns(&mut self, cycles_per_ns: f64) {
         self.cycles_per_ns = cycles_per_ns;
     }
 
-    /// Says what goes before the header, after this end listens and before it accepts: what `-l` means for completions, and that this end waits, where it does.
-    ///
-    /// # Errors
-    /// As [`print_line`]; so do all that print.
+    /// Prints what precedes the header, after this end listens and before it accepts: the notice of
+    /// `-l`, and that this end waits.
     pub(crate) fn waiting(&self) -> Result<(), Failure> {
         if self.settings.list_moderates {
-            self.say(&layout::post_list_notice())?;
+            self.print(&layout::post_list_notice())?;
         }
-        // With --reversed the C tools' client says so.
+        // With --reversed the C tools' client prints it.
         if self.settings.receives() {
-            self.say(&layout::waiting())
+            self.print(&layout::waiting())
         } else {
             Ok(())
         }
     }
 
-    /// Prints that a server waits for the queue pairs of the test, which the connection manager connects.
-    ///
-    /// # Errors
-    /// As [`print_line`].
+    /// Prints that a server waits for the queue pairs of the test (`-R`).
     pub(crate) fn waiting_for_queue_pairs(&self) -> Result<(), Failure> {
-        self.say(&layout::waiting_for_queue_pairs())
+        self.print(&layout::waiting_for_queue_pairs())
     }
 
-    /// Prints what is tested.
-    ///
-    /// # Errors
-    /// As [`print_line`].
+    /// Prints the header.
     pub(crate) fn header(&mut self, header: &Header) -> Result<(), Failure> {
-        self.say(&layout::header(self.settings, header))?;
+        self.print(&layout::header(self.settings, header))?;
         self.header = Some(header.clone());
         Ok(())
     }
 
-    /// Prints where both ends' queue pairs are.
-    ///
-    /// # Errors
-    /// As [`print_line`].
+    /// Prints the addresses of both ends' queue pairs.
     pub(crate) fn addresses(&self, local: &[Address], remote: &[Address]) -> Result<(), Failure> {
         for (side, addresses) in [(Side::Local, local), (Side::Remote, remote)] {
             for address in addresses {
-                self.say(&layout::address(self.settings, side, address))?;
+                self.print(&layout::address(self.settings, side, address))?;
             }
         }
-        self.say(layout::RULE)
+        self.print(layout::RULE)
     }
 
-    /// Prints the heads of the columns, where this end has figures. (The passive end of READs and atomics has none for latency.)
-    ///
-    /// # Errors
-    /// As [`print_line`].
-    pub(crate) fn heads(&mut self) -> Result<(), Failure> {
+    /// Prints the column heads. The passive end of READs and atomics prints none for latency.
+    pub(crate) fn column_heads(&mut self) -> Result<(), Failure> {
         self.headed = true;
-        self.say(&layout::heads(self.settings))
+        self.print(&layout::column_heads(self.settings))
     }
 
-    /// Prints a line of bandwidth.
-    ///
-    /// # Errors
-    /// As [`print_line`].
-    pub(crate) fn rates(&mut self, total: Rates, apart: Option<Directions>, cpu_percent: f64) -> Result<(), Failure> {
+    /// Prints a row of bandwidth.
+    pub(crate) fn rates(
+        &mut self,
+        total: Rates,
+        directions: Option<Directions>,
+        cpu_percent: f64,
+    ) -> Result<(), Failure> {
         let output = &self.settings.output;
-        self.lines.push(Line::Rates {
+        self.lines.push(ResultRow::Rates {
             total,
-            apart,
+            directions,
             cpu_percent,
         });
         match output.only {
-            Some(Only::Bandwidth) => print_line(&layout::only(layout::bandwidth(output, total.average_bytes_per_s))),
-            Some(Only::MessageRate) => print_line(&layout::only(total.messages_per_s / 1e6)),
-            Some(Only::Latency) => Ok(()),
-            None => self.say(&layout::rates(output, &total, cpu_percent)),
+            Some(SingleMetric::Bandwidth) => print_line(&layout::single_value(layout::bandwidth(
+                output,
+                total.average_bytes_per_s,
+            ))),
+            Some(SingleMetric::MessageRate) => print_line(&layout::single_value(total.messages_per_s / 1e6)),
+            Some(SingleMetric::Latency) => Ok(()),
+            None => self.print(&layout::rates(output, &total, cpu_percent)),
         }
     }
 
-    /// Prints a line of latency, and before it every sample where `-H` or `-U` asks for them.
-    ///
-    /// # Errors
-    /// As [`print_line`].
+    /// Prints a row of latency, and with `-H` or `-U` every sample before it.
     pub(crate) fn latencies(
         &mut self,
         figures: Latencies,
@@ -160,16 +148,20 @@ impl<'a> Printer<'a> {
         cpu_percent: f64,
     ) -> Result<(), Failure> {
         let output = &self.settings.output;
-        self.lines.push(Line::Latencies { figures, cpu_percent });
+        self.lines.push(ResultRow::Latencies { figures, cpu_percent });
         if output.only.is_some() {
-            return print_line(&layout::only(layout::time(output, figures.avg_ns, self.cycles_per_ns)));
+            return print_line(&layout::single_value(layout::time(
+                output,
+                figures.avg_ns,
+                self.cycles_per_ns,
+            )));
         }
         if let Some(samples) = samples_ns {
-            self.say(&layout::samples(output, samples, self.cycles_per_ns))?;
-            // The heads are repeated, because thousands of lines may lie between.
-            self.say(&format!("{}\n{}", layout::RULE, layout::heads(self.settings)))?;
+            self.print(&layout::samples(output, samples, self.cycles_per_ns))?;
+            // The column heads are repeated, because thousands of lines may lie between.
+            self.print(&format!("{}\n{}", layout::RULE, layout::column_heads(self.settings)))?;
         }
-        self.say(&layout::latencies(
+        self.print(&layout::latencies(
             self.settings,
             &figures,
             self.cycles_per_ns,
@@ -177,28 +169,29 @@ impl<'a> Printer<'a> {
         ))
     }
 
-    /// Ends the run: the last rule, both directions by themselves, the report in JSON, the limits of `-w` and `-y`.
+    /// Ends the run: the last rule, both directions, the JSON report, the limits of `-w` and `-y`.
     ///
     /// # Errors
-    /// [`Failure::Test`] where a limit was not kept or the report cannot be written; as [`print_line`].
+    /// [`Failure::Test`] where a limit was missed or the report cannot be written; as
+    /// [`print_line`].
     pub(crate) fn finish(self) -> Result<(), Failure> {
         let settings = self.settings;
         if self.headed {
-            self.say(layout::RULE)?;
+            self.print(layout::RULE)?;
         }
         if settings.output.both
             && !settings.all
-            && let Some(Line::Rates {
-                apart: Some(apart),
+            && let Some(ResultRow::Rates {
+                directions: Some(directions),
                 cpu_percent,
                 ..
             }) = self.lines.last()
         {
-            for (name, rates) in [("Local", &apart.local), ("Remote", &apart.remote)] {
-                self.say(&format!("\n {name} results: \n{}", layout::RULE))?;
-                self.say(&layout::heads(settings))?;
-                self.say(&layout::rates(&settings.output, rates, *cpu_percent))?;
-                self.say(layout::RULE)?;
+            for (name, rates) in [("Local", &directions.local), ("Remote", &directions.remote)] {
+                self.print(&format!("\n {name} results: \n{}", layout::RULE))?;
+                self.print(&layout::column_heads(settings))?;
+                self.print(&layout::rates(&settings.output, rates, *cpu_percent))?;
+                self.print(layout::RULE)?;
             }
         }
         let limits = if settings.is_server() {
@@ -212,17 +205,17 @@ impl<'a> Printer<'a> {
         limits
     }
 
-    /// Whether every size kept what `-w` and `-y` ask for.
+    /// Whether every size met the limits of `-w` and `-y`.
     fn check_limits(&self) -> Result<(), Failure> {
         let (settings, output) = (self.settings, &self.settings.output);
         for line in &self.lines {
-            let Line::Rates { total, .. } = line else { continue };
+            let ResultRow::Rates { total, .. } = line else { continue };
             let (average, rate) = (
                 layout::bandwidth(output, total.average_bytes_per_s),
                 total.messages_per_s / 1e6,
             );
             let below = |name: &str, limit: Option<f64>, value: f64, unit: &str| match limit {
-                // Not `value < limit`: what is no number is no success.
+                // Not `value < limit`: NaN is a miss.
                 Some(limit) if value < limit || value.is_nan() => Err(Failure::test(format!(
                     "{name} of {} B messages is {value:.6} {unit}, below the limit of {limit} {unit}",
                     total.bytes
@@ -236,8 +229,8 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Prints lines, unless one figure is all that was asked for.
-    fn say(&self, text: &str) -> Result<(), Failure> {
+    /// Prints lines, unless `--output` restricts the output to one value.
+    fn print(&self, text: &str) -> Result<(), Failure> {
         match self.settings.output.only {
             Some(_) => Ok(()),
             None => print_line(text),

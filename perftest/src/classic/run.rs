@@ -11,7 +11,7 @@ use super::settings::{Cuda, Settings, Transport};
 use super::tool::{Kind, Tool, Verb};
 use super::{bw, getopt, help, lat};
 use crate::cli::SoftArgs;
-use crate::device::{self, Device, Gpu, Reach, Which};
+use crate::device::{self, Device, Gpu, GpuSelector, Reach};
 use crate::diagnose::{self, Port, Sources, Subject};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -37,7 +37,7 @@ fn run(tool: Tool) -> Result<(), Failure> {
                 .map_err(|argument| Failure::usage(format!("'{}' is not UTF-8", one_line(&argument.to_string_lossy()))))
         })
         .collect::<Result<_, _>>()?;
-    match options::understand(tool, getopt::parse(tool, arguments)?)? {
+    match options::interpret(tool, getopt::parse(tool, arguments)?)? {
         Request::Help => print_line(help::text(tool).trim_end()),
         Request::Version => print_line(&help::version()),
         Request::Test(settings) => test(*settings),
@@ -60,7 +60,7 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
     }
 }
 
-/// Opens the device that `-d` names, or the first one whose port is up, or the userspace one.
+/// Opens the device of `-d`, or the first one whose port is active, or the userspace one.
 fn open(settings: &Settings) -> Result<Device, Failure> {
     let names: Vec<String> = settings.device.iter().cloned().collect();
     let devices = device::open_all(&names, &SoftArgs::default(), 0, Reach::Elsewhere)?;
@@ -70,17 +70,17 @@ fn open(settings: &Settings) -> Result<Device, Failure> {
         .ok_or_else(|| Failure::usage("there is no RDMA device: see doorbell devices"))
 }
 
-/// The GPU that messages lie in.
+/// The GPU of `--use_cuda`.
 fn gpu(cuda: &Cuda, device: &Device) -> Result<Gpu, Failure> {
     let flag = match &cuda.gpu {
-        Which::Number(number) => format!("--use_cuda {number}"),
-        Which::Bus(id) => format!("--use_cuda_bus_id {}", one_line(id)),
+        GpuSelector::Number(number) => format!("--use_cuda {number}"),
+        GpuSelector::Bus(id) => format!("--use_cuda_bus_id {}", one_line(id)),
     };
     let forced = cuda.dmabuf.then_some(Path::DmaBuf);
     Gpu::choose(&flag, &cuda.gpu, forced, &device.context)
 }
 
-/// Checks the settings against the port, and shortens what datagrams cannot carry.
+/// Checks the settings against the port, and shortens messages to what a datagram carries.
 fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
     let name = device.context.name();
     let port = device.context.port(settings.device_port).map_err(|e| {
@@ -122,7 +122,7 @@ fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What casts doubt on figures that are taken here.
+/// The warnings of the conditions under which this test measures.
 fn warnings(settings: &Settings, device: &Device) -> Vec<Warning> {
     let subject = Subject {
         gid_index: settings.gid_index.map(u32::from),

@@ -1,40 +1,32 @@
-//! The names, and what each stands for.
+//! The names of the tools.
 
 use std::path::Path;
 
-/// What a tool does over and over.
+/// The operation that a tool measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verb {
-    /// RDMA WRITE.
     Write,
-    /// RDMA READ.
     Read,
-    /// SEND.
     Send,
     /// Fetch-and-add, or compare-and-swap.
     Atomic,
 }
 
-/// What a tool measures.
+/// Bandwidth or latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Bandwidth.
     Bw,
-    /// Latency.
     Lat,
 }
 
-/// One of the eight.
+/// One of the eight tools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tool {
-    /// What it does.
     pub(crate) verb: Verb,
-    /// What it measures.
     pub(crate) kind: Kind,
 }
 
 impl Tool {
-    /// All of them.
     pub(crate) const ALL: [Tool; 8] = {
         const fn tool(verb: Verb, kind: Kind) -> Tool {
             Tool { verb, kind }
@@ -51,7 +43,7 @@ impl Tool {
         ]
     };
 
-    /// The name that people know it by.
+    /// The program name.
     pub(crate) fn name(self) -> &'static str {
         match (self.verb, self.kind) {
             (Verb::Write, Kind::Bw) => "ib_write_bw",
@@ -65,8 +57,8 @@ impl Tool {
         }
     }
 
-    /// The tool that a program of this path is called as, if it is one.
-    pub(crate) fn called(program: &Path) -> Option<Tool> {
+    /// The tool of a program path, by its last component.
+    pub(crate) fn from_program_name(program: &Path) -> Option<Tool> {
         let name = program.file_name()?.to_str()?;
         Tool::ALL.into_iter().find(|tool| tool.name() == name)
     }
@@ -79,11 +71,14 @@ mod tests {
     #[test]
     fn a_tool_is_known_by_the_last_part_of_its_path() {
         for tool in Tool::ALL {
-            assert_eq!(Tool::called(Path::new(tool.name())), Some(tool));
-            assert_eq!(Tool::called(&Path::new("/usr/local/bin").join(tool.name())), Some(tool));
+            assert_eq!(Tool::from_program_name(Path::new(tool.name())), Some(tool));
+            assert_eq!(
+                Tool::from_program_name(&Path::new("/usr/local/bin").join(tool.name())),
+                Some(tool)
+            );
         }
         for other in ["doorbell", "ib_write_bw.old", "ib_write", "", "/"] {
-            assert_eq!(Tool::called(Path::new(other)), None, "{other}");
+            assert_eq!(Tool::from_program_name(Path::new(other)), None, "{other}");
         }
     }
 }

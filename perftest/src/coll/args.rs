@@ -1,4 +1,4 @@
-//! What `doorbell coll` may be asked: nccl-tests' options by their letters, and our own.
+//! The arguments of `doorbell coll`: nccl-tests' options by their letters, and Doorbell's own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,12 +17,12 @@ Examples:
   doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 2   a table over sizes
   mpirun -n 8 doorbell coll alltoall --device mlx5_0   ranks of a launcher: mpirun, srun, torchrun
   doorbell coll allreduce --ranks 4 --gpu -b 8 -e 1G -f 8   on GPUs, a process each
-  doorbell coll allreduce --ranks 8 -b 1M --explain    why it is done how, and the plan
-  doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modelled fabric
-  doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   what is predicted here, beside what it takes
+  doorbell coll allreduce --ranks 8 -b 1M --explain    the choice of the algorithm, and the plan
+  doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modeled fabric
+  doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   predictions beside measurements
 
-Columns and formulas are nccl-tests': size is what was asked for, of which a part that does not divide by the ranks is left out; count the elements of the whole of \
-allreduce, broadcast, reduce and sendrecv, else of one rank's part; algbw is size by time; busbw is algbw by what a link has to carry of it: 2(p-1)/p for \
+Columns and formulas are nccl-tests': size is the requested one, rounded down to a multiple of the ranks; count the elements of the whole of \
+allreduce, broadcast, reduce and sendrecv, else of one rank's part; algbw is size / time; busbw is algbw times the share that a link carries: 2(p-1)/p for \
 allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl-tests' options there are -b -e -i -f -o -d -r -n -w and -c; the time is the \
 mean over the ranks, as with its -a 1.
 
@@ -35,24 +35,26 @@ Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
 /// Whether mailboxes are mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Mapped {
-    /// Where all ranks are on one host, on userspace devices whose link nothing was done to
+    /// Where all ranks are on one host, on userspace devices without faults or a forced link
     Auto,
     /// Wherever it is possible
     Yes,
-    /// Nowhere: devices carry everything
+    /// Never: devices carry everything
     No,
 }
 
-/// What `doorbell coll` takes.
+/// The arguments of `doorbell coll`.
 #[derive(Args, Debug, Clone)]
+// fields: one per command line option
 pub(crate) struct CollArgs {
-    /// allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, alltoall, alltoallv, sendrecv or barrier
+    /// allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, alltoall,
+    /// alltoallv, sendrecv or barrier
     #[arg(value_parser = parse_collective)]
     pub(crate) operation: Collective,
-    /// Start so many ranks here, a process each; without it this process is one of a launcher's
+    /// Start this many ranks here, a process each; without it this process is a rank of a launcher
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: Option<u32>,
-    /// Be this one of the ranks that the process at the other end of stdin has started
+    /// Be this rank, started by the process at the other end of stdin
     #[arg(long, hide = true, requires = "ranks")]
     pub(crate) rank: Option<u32>,
 
@@ -62,17 +64,18 @@ pub(crate) struct CollArgs {
     /// Largest size [default: the smallest, or 32M]
     #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Sizes", visible_alias = "maxbytes")]
     pub(crate) max_bytes: Option<u64>,
-    /// From one size to the next, by adding
+    /// Step between sizes, added
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1M", conflicts_with = "step_factor", help_heading = "Sizes", visible_alias = "stepbytes")]
     pub(crate) step_bytes: u64,
-    /// From one size to the next, by multiplying
+    /// Step between sizes, as a factor
     #[arg(short = 'f', long, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(2..), help_heading = "Sizes", visible_alias = "stepfactor")]
     pub(crate) step_factor: Option<u64>,
 
     /// Operator: sum, prod, min, max, avg, premulsum, or all of them
     #[arg(short = 'o', long, value_name = "OP", value_parser = parse_ops, default_value = "sum", help_heading = "Operation")]
     pub(crate) op: Choices<ReduceOp>,
-    /// Type of the elements: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2 (or nccl-tests' names of them), or all of them
+    /// Type of the elements: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2 (or nccl-tests'
+    /// names of them), or all of them
     #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_types, default_value = "f32", help_heading = "Operation", visible_alias = "datatype")]
     pub(crate) dtype: Choices<DataType>,
     /// The root of broadcast, reduce, gather and scatter
@@ -85,10 +88,11 @@ pub(crate) struct CollArgs {
     )]
     pub(crate) root: u32,
 
-    /// Operations measured of each size [default: for about a tenth of a second, from 10 to 5000]
+    /// Iterations: operations measured per size [default: for about a tenth of a second, from 10 to
+    /// 5000]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Test", visible_alias = "iters")]
     pub(crate) iterations: Option<u32>,
-    /// Operations before that [default: a tenth of as many, and two]
+    /// Warm-up operations before that [default: a tenth of as many, and two]
     #[arg(
         short = 'w',
         long,
@@ -98,33 +102,35 @@ pub(crate) struct CollArgs {
         visible_alias = "warmup-iters"
     )]
     pub(crate) warmup: Option<u32>,
-    /// Operations whose results are checked on every rank; 0 is none
+    /// Operations whose results are checked on every rank; 0 for none
     #[arg(short = 'c', long, value_name = "N", default_value_t = 1, help_heading = "Test")]
     pub(crate) check: u32,
-    /// How long an operation may take before it fails on all ranks
+    /// Deadline of an operation, after which it fails on all ranks
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s", help_heading = "Test")]
     pub(crate) deadline: Duration,
     /// Seed of the data, and of the faults
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Test")]
     pub(crate) seed: u64,
 
-    /// ring, tree, double-binary-tree, recursive-doubling, halving-doubling, bruck, full-mesh, one-shot or auto
+    /// ring, tree, double-binary-tree, recursive-doubling, halving-doubling, bruck, full-mesh,
+    /// one-shot or auto
     #[arg(long, value_name = "NAME", value_parser = parse_choice::<Algorithm>, default_value = "auto", help_heading = "How it is done")]
     pub(crate) algorithm: Choice<Algorithm>,
     /// simple, ll, ll128 or auto
     #[arg(long, value_name = "NAME", value_parser = parse_choice::<Protocol>, default_value = "auto", help_heading = "How it is done")]
     pub(crate) protocol: Choice<Protocol>,
-    /// Copies of the plan that run beside each other, on queue pairs of their own
+    /// Channels: copies of the plan that run in parallel, on queue pairs of their own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "How it is done")]
     pub(crate) channels: Option<u32>,
-    /// Whether ranks of one host store short messages into each other's mailboxes, past the device
+    /// Whether ranks of one host store short messages directly into each other's mailboxes, past
+    /// the device
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = Mapped::Auto, help_heading = "How it is done")]
     pub(crate) mapped: Mapped,
-    /// Only algorithms whose results have the same bits however the data is cut
+    /// Only algorithms whose results have the same bits however the data is chunked
     #[arg(long, help_heading = "How it is done")]
     pub(crate) deterministic: bool,
 
-    /// What ranks that are started here are bound to
+    /// What ranks started here are bound to
     #[arg(
         long,
         value_name = "WHAT",
@@ -135,7 +141,8 @@ pub(crate) struct CollArgs {
     )]
     pub(crate) bind: Bind,
 
-    /// Memory of GPUs: the ranks of a host take one after another. Times are those between events of a stream
+    /// Memory of GPUs: the ranks of a host take one after another. Times are between events of a
+    /// stream
     #[arg(long, help_heading = "GPU")]
     pub(crate) gpu: bool,
     /// Measure launches of a graph of 20 operations
@@ -145,30 +152,33 @@ pub(crate) struct CollArgs {
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
-    /// Measure nothing: say how the ranks would do it and why, and draw the plan of the smallest size
+    /// Measure nothing: show the choice for each size with its reasons, and draw the plan of the
+    /// smallest size
     #[arg(long, help_heading = "Output", conflicts_with = "simulate")]
     pub(crate) explain: bool,
-    /// Start nothing: print the time by algorithm, simulated
+    /// Start nothing: print the simulated time by algorithm
     #[arg(long, help_heading = "Output", requires = "ranks")]
     pub(crate) simulate: bool,
-    /// With --simulate: start the ranks and measure, too, every algorithm and protocol at each size, beside what the costs measured at the start predict
+    /// With --simulate: also start the ranks and measure every algorithm and protocol at each size,
+    /// beside the predictions from costs measured at the start
     #[arg(long, help_heading = "Output", requires = "simulate", conflicts_with_all = ["svg", "deterministic"])]
     pub(crate) measure: bool,
     /// Draw the plan (--explain) or the chart (--simulate) into this file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) svg: Option<PathBuf>,
 
-    /// Ranks of a host, each with an adapter of its own
+    /// Ranks per host, each with an adapter of its own
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Simulated fabric")]
     pub(crate) per_host: u32,
-    /// Hosts of a leaf switch; without it the network is never full
+    /// Hosts per leaf switch; without it the network is never congested
     #[arg(long, value_name = "HOSTS", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Simulated fabric")]
     pub(crate) leaf: Option<u32>,
-    /// How many times more a leaf's hosts can send than its uplinks carry
+    /// Oversubscription of a leaf's uplinks, as a factor
     #[arg(long, value_name = "TIMES", value_parser = parse_times, default_value = "1", requires = "leaf", help_heading = "Simulated fabric")]
     pub(crate) oversubscription: f64,
 
-    /// Devices to use, from `doorbell devices`: connections are spread over them [default: soft0 with --ranks, else the first active one]
+    /// Devices to use, from `doorbell devices`: connections are spread over them [default: soft0
+    /// with --ranks, else the first active one]
     #[arg(long, value_name = "NAME[,NAME]", value_delimiter = ',', help_heading = "Device")]
     pub(crate) device: Vec<String>,
     #[command(flatten)]
@@ -176,7 +186,7 @@ pub(crate) struct CollArgs {
 }
 
 impl CollArgs {
-    /// The root; none of operations without one.
+    /// The root; none for operations without one.
     pub(crate) fn root(&self) -> Option<u32> {
         self.operation.has_root().then_some(self.root)
     }
@@ -189,7 +199,7 @@ impl CollArgs {
         let (first, last) = (self.min_bytes, self.last_size());
         let mut sizes = vec![first];
         let next = |size: u64| match self.step_factor {
-            // Nothing grows by multiplying.
+            // 0 would stay 0.
             Some(factor) => size.max(1).checked_mul(factor),
             None => size.checked_add(self.step_bytes),
         };
@@ -199,17 +209,17 @@ impl CollArgs {
         sizes
     }
 
-    /// The largest size that is asked for.
+    /// The largest size.
     pub(crate) fn last_size(&self) -> u64 {
         self.max_bytes.unwrap_or(self.min_bytes.max(32 << 20))
     }
 }
 
-/// One of several, or whatever is best.
+/// One value, or auto.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Choice<T>(pub(crate) Option<T>);
 
-/// One of several, or all.
+/// One value, or all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Choices<T>(pub(crate) Vec<T>);
 

@@ -1,6 +1,8 @@
-//! A processor for each rank, as `mpirun` gives one to each of its processes: a rank that is moved from one to another leaves its caches behind, and where two share one, each waits for the other's time slice.
+//! CPU binding of ranks, as `mpirun` does: a rank that migrates loses its caches, and ranks that
+//! share a CPU wait for each other's time slice.
 //!
-//! Only the thread that runs the operations is bound, after the threads beside it have been started: these do little, and the kernel finds them a place.
+//! Only the thread that runs the operations is bound, after the helper threads were started: these
+//! do little, and the kernel places them.
 
 use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -14,31 +16,33 @@ const SELF: Pid = Pid::from_raw(0);
 /// What a rank is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Bind {
-    /// Each rank to a processor of its own, if there are as many
+    /// Each rank to a processor of its own, if there are enough
     Processor,
-    /// None to anything
+    /// No binding
     None,
 }
 
-/// Binds this thread, which is rank `rank` of `ranks` on this host. Where there are fewer processors than ranks, or the system does not let us choose, nothing changes.
+/// Binds this thread, rank `rank` of `ranks` on this host. With fewer CPUs than ranks, or without
+/// permission, nothing changes.
 pub(super) fn bind(to: Bind, rank: u32, ranks: u32) {
     if to == Bind::None {
         return;
     }
     let allowed = sched_getaffinity(SELF).ok();
-    if let Some(own) = allowed.and_then(|allowed| own(&allowed, rank as usize, ranks as usize)) {
-        // What cannot be bound runs anywhere.
-        let _ = sched_setaffinity(SELF, &own);
+    if let Some(own_cpu) = allowed.and_then(|allowed| own_cpu(&allowed, rank as usize, ranks as usize)) {
+        // A failure only leaves the thread unbound.
+        let _ = sched_setaffinity(SELF, &own_cpu);
     }
 }
 
-/// The processor of a rank, among those allowed; `None` where they are fewer than the ranks.
-fn own(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
+/// The CPU of a rank, among those allowed; `None` where they are fewer than the ranks.
+fn own_cpu(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
     let processors = processors(allowed);
-    let mut own = CpuSet::new();
-    own.set(*processors.get(rank).filter(|_| ranks <= processors.len())?)
+    let mut own_cpu = CpuSet::new();
+    own_cpu
+        .set(*processors.get(rank).filter(|_| ranks <= processors.len())?)
         .ok()?;
-    Some(own)
+    Some(own_cpu)
 }
 
 #[cfg(test)]
@@ -52,16 +56,16 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_has_its_own_of_those_allowed() {
+    fn each_rank_has_its_own_allowed_cpu() {
         let allowed = of(&[1, 4, 6]);
-        assert_eq!(own(&allowed, 0, 3), Some(of(&[1])));
-        assert_eq!(own(&allowed, 2, 3), Some(of(&[6])));
-        assert_eq!(own(&allowed, 1, 2), Some(of(&[4])));
-        assert_eq!(own(&allowed, 0, 4), None);
+        assert_eq!(own_cpu(&allowed, 0, 3), Some(of(&[1])));
+        assert_eq!(own_cpu(&allowed, 2, 3), Some(of(&[6])));
+        assert_eq!(own_cpu(&allowed, 1, 2), Some(of(&[4])));
+        assert_eq!(own_cpu(&allowed, 0, 4), None);
     }
 
     #[test]
-    fn a_rank_that_is_to_be_bound_to_nothing_is_not() {
+    fn no_binding_changes_nothing() {
         let before = sched_getaffinity(SELF).unwrap();
         bind(Bind::None, 0, 1);
         assert_eq!(sched_getaffinity(SELF).unwrap(), before);
@@ -69,6 +73,6 @@ mod tests {
             bind(Bind::Processor, 0, 1);
             sched_getaffinity(SELF).unwrap()
         });
-        assert_eq!(Some(bound.join().unwrap()), own(&before, 0, 1));
+        assert_eq!(Some(bound.join().unwrap()), own_cpu(&before, 0, 1));
     }
 }

@@ -1,4 +1,4 @@
-//! Why an operation is done as it is: what was chosen from by which predictions, and the plan.
+//! `--explain`: the choice for an operation with the predictions behind it, and its plan.
 
 use std::fs;
 use std::path::Path;
@@ -34,9 +34,6 @@ struct Row {
 }
 
 /// Explains every size, and draws the plan of the first.
-///
-/// # Errors
-/// When there is no way of doing it, or a file or stdout does not take what is written.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let data = args.dtype.0[0];
     let root = Rank(args.root().unwrap_or(0));
@@ -45,7 +42,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     for bytes in args.sizes() {
         let case = traffic::case(args.operation, comm.size(), root, bytes, data);
         let moved = match args.operation {
-            // Its counts are each pair's own, so that sizes choose nothing.
+            // Its counts differ per pair of ranks, so sizes do not determine the choice.
             Collective::AllToAllV => 0,
             other => case.count * data.bytes() as u64 * traffic::parts(other, case.ranks),
         };
@@ -90,9 +87,6 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
 }
 
 /// Writes a drawing.
-///
-/// # Errors
-/// When the file cannot be written.
 pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {
     fs::write(file, text).map_err(|e| Failure::test(format!("cannot write {}: {e}", one_line(&file.to_string_lossy()))))
 }

@@ -1,4 +1,5 @@
-//! `doorbell coll --gpu`: the same test on memory of GPUs, one for each rank. Times are those of the stream, between two events.
+//! `doorbell coll --gpu`: the same test on GPU memory, one GPU per rank. Times are between two
+//! events of a stream.
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuOptions, as_bytes, as_bytes_mut};
@@ -8,20 +9,20 @@ use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, Reduc
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, Graph, HostMemory, Memory, Span, Stream};
 
 use super::CollArgs;
-use super::measure::{Typed, everyone, print, typed};
-use super::table::{Figures, Report, Row};
+use super::measure::{TypedJob, all_values, dispatch, print};
+use super::table::{Measurement, Report, Row};
 use super::traffic;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::report::LinkKind;
 
-/// Seconds that a size is measured for, about, where nothing is said.
+/// Default duration of a size, seconds.
 const SECONDS: f64 = 0.2;
-/// Operations whose time decides how many that is.
-const TRIAL: u32 = 3;
+/// Operations that are timed to choose the iterations.
+const TRIAL_OPERATIONS: u32 = 3;
 /// Operations in a graph.
-const CAPTURED: u32 = 20;
-/// Bytes that are copied between the host and a GPU at a time.
+const GRAPH_OPERATIONS: u32 = 20;
+/// Bytes copied between the host and a GPU at a time.
 const CHUNK: usize = 16 << 20;
 
 /// Why a size could not be measured.
@@ -45,11 +46,8 @@ fn failed(e: &dyn std::fmt::Display) -> Failure {
     Failure::test(one_line(&e.to_string()))
 }
 
-/// What cannot be asked of GPUs.
-///
-/// # Errors
-/// [`Failure::Usage`].
-pub(super) fn refuse(args: &CollArgs) -> Result<(), Failure> {
+/// Refuses options that do not go with GPUs.
+pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
     if args.graph && !args.gpu {
         return Err(Failure::usage("--graph is for GPUs: give --gpu too"));
     }
@@ -98,10 +96,11 @@ struct Job<'a> {
     iterations: u32,
 }
 
-/// Measures all that was asked for; rank 0 prints.
+/// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop.
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
+/// rank was requested to stop.
 pub(super) fn run(
     args: &CollArgs,
     comm: Communicator,
@@ -153,18 +152,18 @@ fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report
             op,
             iterations: 0,
         };
-        typed(data, &mut job).map_err(|e| failed(&e))
+        dispatch(data, &mut job).map_err(|e| failed(&e))
     };
     print(args, gpu.host(), interrupt, report, row)
 }
 
-impl Typed for Job<'_> {
+impl TypedJob for Job<'_> {
     type Out = Result<Row, Stop>;
 
     fn with<T: Number>(&mut self) -> Self::Out {
-        let figures = self.figures::<T>(false)?;
+        let measurement = self.measurement::<T>(false)?;
         let in_place = match self.case.collective.runs_in_place() {
-            true => Some(self.figures::<T>(true)?),
+            true => Some(self.measurement::<T>(true)?),
             false => None,
         };
         let (executor, algorithm) = self
@@ -185,31 +184,31 @@ impl Typed for Job<'_> {
             channels: 1,
             ranks: self.case.ranks,
             iterations: self.iterations,
-            figures,
+            measurement,
             in_place,
         })
     }
 }
 
-/// Where input and output of a rank are.
-struct Places<'a> {
+/// Input and output of a rank.
+struct Operands<'a> {
     input: Option<Span<'a>>,
     output: Option<Span<'a>>,
 }
 
 impl Job<'_> {
-    fn places<T: Number>(&self, in_place: bool) -> Result<Places<'_>, Stop> {
+    fn operands<T: Number>(&self, in_place: bool) -> Result<Operands<'_>, Stop> {
         let (case, rank) = (&self.case, self.gpu.rank());
         let bytes = |elements: u64| elements as usize * size_of::<T>();
         let (gives, gets) = (bytes(case.input(rank)), bytes(case.output(rank)));
-        let own = rank.index() * bytes(case.count);
+        let own_offset = rank.index() * bytes(case.count);
         let [first, second] = self.memories;
         let (input, output) = match (in_place, case.collective) {
             (false, _) => return Self::at((first, 0, gives), (second, 0, gets)),
-            (true, Collective::AllGather) => (own, 0),
-            (true, Collective::Gather) if rank == case.root => (own, 0),
-            (true, Collective::ReduceScatter) => (0, own),
-            (true, Collective::Scatter) if rank == case.root => (0, own),
+            (true, Collective::AllGather) => (own_offset, 0),
+            (true, Collective::Gather) if rank == case.root => (own_offset, 0),
+            (true, Collective::ReduceScatter) => (0, own_offset),
+            (true, Collective::Scatter) if rank == case.root => (0, own_offset),
             _ => (0, 0),
         };
         Self::at((first, input, gives), (first, output, gets))
@@ -218,7 +217,7 @@ impl Job<'_> {
     fn at<'m>(
         input: (&'m DeviceMemory, usize, usize),
         output: (&'m DeviceMemory, usize, usize),
-    ) -> Result<Places<'m>, Stop> {
+    ) -> Result<Operands<'m>, Stop> {
         let span = |(memory, start, len): (&'m DeviceMemory, usize, usize)| -> Result<Option<Span<'m>>, Stop> {
             Ok(if len > 0 {
                 Some(memory.span(start..start + len)?)
@@ -226,45 +225,45 @@ impl Job<'_> {
                 None
             })
         };
-        Ok(Places {
+        Ok(Operands {
             input: span(input)?,
             output: span(output)?,
         })
     }
 
-    fn figures<T: Number>(&mut self, in_place: bool) -> Result<Figures, Stop> {
+    fn measurement<T: Number>(&mut self, in_place: bool) -> Result<Measurement, Stop> {
         let rank = self.gpu.rank();
         let mut wrong = 0;
         for turn in 0..u64::from(self.args.check) {
             let seed = self.args.seed ^ turn << 32;
-            let places = self.places::<T>(in_place)?;
-            self.fill::<T>(&places, seed)?;
-            self.enqueue::<T>(&places)?;
-            let output = self.read::<T>(&places)?;
+            let operands = self.operands::<T>(in_place)?;
+            self.fill::<T>(&operands, seed)?;
+            self.enqueue::<T>(&operands)?;
+            let output = self.read::<T>(&operands)?;
             wrong += self.case.wrong(self.op, rank, seed, &output);
         }
-        let wrong = everyone(self.gpu.host(), wrong as f64)?.iter().sum::<f64>() as u64;
-        // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
+        let wrong = all_values(self.gpu.host(), wrong as f64)?.iter().sum::<f64>() as u64;
+        // Repeated in-place reductions would overflow; zeros stay zeros.
         for memory in self.memories {
             self.stream.fill(memory.all(), 0)?;
         }
         self.count::<T>(in_place)?;
         let graph = self.graph::<T>(in_place)?;
-        let each = if graph.is_some() { CAPTURED } else { 1 };
+        let each = if graph.is_some() { GRAPH_OPERATIONS } else { 1 };
         let exec = graph.as_ref().map(Graph::instantiate).transpose()?;
         let go = |times: u32| -> Result<(), Stop> {
-            let places = self.places::<T>(in_place)?;
+            let operands = self.operands::<T>(in_place)?;
             for _ in 0..times.div_ceil(each) {
                 match &exec {
                     Some(exec) => exec.launch(self.stream)?,
-                    None => self.enqueue::<T>(&places)?,
+                    None => self.enqueue::<T>(&operands)?,
                 }
             }
             Ok(())
         };
         go(self.args.warmup.unwrap_or(self.iterations / 10 + 2))?;
         self.stream.synchronize()?;
-        everyone(self.gpu.host(), 0.0)?;
+        all_values(self.gpu.host(), 0.0)?;
         let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
         self.stream.record(&began)?;
         go(self.iterations)?;
@@ -272,10 +271,10 @@ impl Job<'_> {
         self.stream.synchronize()?;
         self.gpu.check()?;
         let mine = ended.since(&began)?.as_secs_f64() / f64::from(self.iterations.div_ceil(each) * each);
-        let all = everyone(self.gpu.host(), mine)?;
+        let all = all_values(self.gpu.host(), mine)?;
         let mean = all.iter().sum::<f64>() / all.len() as f64;
         let (algorithm, bus) = traffic::bandwidths(&self.case, T::TYPE, mean);
-        Ok(Figures {
+        Ok(Measurement {
             time_us: mean * 1e6,
             algbw_bytes_per_s: algorithm,
             busbw_bytes_per_s: bus,
@@ -283,7 +282,7 @@ impl Job<'_> {
         })
     }
 
-    /// Decides how often the operation is measured, if nothing was said: all ranks alike, by the slowest.
+    /// Chooses the number of iterations unless given: the same on all ranks, by the slowest.
     fn count<T: Number>(&mut self, in_place: bool) -> Result<(), Stop> {
         if self.iterations > 0 {
             return Ok(());
@@ -292,38 +291,38 @@ impl Job<'_> {
             self.iterations = iterations;
             return Ok(());
         }
-        let places = self.places::<T>(in_place)?;
-        self.enqueue::<T>(&places)?;
+        let operands = self.operands::<T>(in_place)?;
+        self.enqueue::<T>(&operands)?;
         let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
         self.stream.record(&began)?;
-        for _ in 0..TRIAL {
-            self.enqueue::<T>(&places)?;
+        for _ in 0..TRIAL_OPERATIONS {
+            self.enqueue::<T>(&operands)?;
         }
         self.stream.record(&ended)?;
         self.stream.synchronize()?;
-        let mine = ended.since(&began)?.as_secs_f64() / f64::from(TRIAL);
-        let slowest = everyone(self.gpu.host(), mine)?.into_iter().fold(1e-9, f64::max);
+        let mine = ended.since(&began)?.as_secs_f64() / f64::from(TRIAL_OPERATIONS);
+        let slowest = all_values(self.gpu.host(), mine)?.into_iter().fold(1e-9, f64::max);
         self.iterations = ((SECONDS / slowest) as u32).clamp(10, 5000);
         Ok(())
     }
 
-    /// The operation a number of times in a graph, if that was asked for.
+    /// A graph of the operations, with `--graph`.
     fn graph<T: Number>(&self, in_place: bool) -> Result<Option<Graph>, Stop> {
         if !self.args.graph {
             return Ok(None);
         }
-        let places = self.places::<T>(in_place)?;
-        // What has to be prepared is, by now; all ranks' streams are empty.
-        self.enqueue::<T>(&places)?;
+        let operands = self.operands::<T>(in_place)?;
+        // Prepares everything and empties all ranks' streams before the capture.
+        self.enqueue::<T>(&operands)?;
         self.stream.synchronize()?;
         let graph = self.gpu.capture(self.stream, || {
-            let call = self.call::<T>(&places);
-            (0..CAPTURED).try_for_each(|_| self.gpu.enqueue(&call, self.stream))
+            let call = self.call::<T>(&operands);
+            (0..GRAPH_OPERATIONS).try_for_each(|_| self.gpu.enqueue(&call, self.stream))
         })?;
         Ok(Some(graph))
     }
 
-    fn call<'p, T: Number>(&self, places: &Places<'p>) -> GpuCall<'p> {
+    fn call<'p, T: Number>(&self, operands: &Operands<'p>) -> GpuCall<'p> {
         GpuCall {
             collective: self.case.collective,
             root: self.case.root,
@@ -333,21 +332,21 @@ impl Job<'_> {
                 ReduceOp::PreMulSum => PreMulSum(T::scalar(self.gpu.rank())).into(),
                 op => Reduction::from(op),
             },
-            input: places.input,
-            output: places.output,
+            input: operands.input,
+            output: operands.output,
         }
     }
 
-    fn enqueue<T: Number>(&self, places: &Places<'_>) -> Result<(), Stop> {
-        Ok(self.gpu.enqueue(&self.call::<T>(places), self.stream)?)
+    fn enqueue<T: Number>(&self, operands: &Operands<'_>) -> Result<(), Stop> {
+        Ok(self.gpu.enqueue(&self.call::<T>(operands), self.stream)?)
     }
 
-    /// Draws the input, and spoils the rest.
-    fn fill<T: Number>(&self, places: &Places<'_>, seed: u64) -> Result<(), Stop> {
+    /// Fills the input with its pattern, and the rest with wrong values.
+    fn fill<T: Number>(&self, operands: &Operands<'_>, seed: u64) -> Result<(), Stop> {
         for memory in self.memories {
             self.stream.fill(memory.all(), 0x5a)?;
         }
-        let Some(input) = places.input else { return Ok(()) };
+        let Some(input) = operands.input else { return Ok(()) };
         let host = HostMemory::alloc(self.gpu.context(), CHUNK.min(input.len()))?;
         for start in (0..input.len()).step_by(CHUNK) {
             let len = CHUNK.min(input.len() - start);
@@ -361,9 +360,9 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// What is in the output, when all that is in the stream is done.
-    fn read<T: Number>(&self, places: &Places<'_>) -> Result<Vec<T>, Stop> {
-        let Some(output) = places.output else {
+    /// Reads the output, after the stream has completed.
+    fn read<T: Number>(&self, operands: &Operands<'_>) -> Result<Vec<T>, Stop> {
+        let Some(output) = operands.output else {
             self.stream.synchronize()?;
             return Ok(Vec::new());
         };

@@ -1,7 +1,9 @@
-//! Ranks of this host, a process each, started by this one.
+//! Starts the ranks of this host, a process each.
 //!
-//! A rank is this program again, with the same arguments and its `--rank`. Its stdin is a pipe: by it comes the id of the group, so that nobody else gets in, and it stays open as long as this process lives, however that ends: a rank
-//! whose stdin closes ends. Rank 0 prints the results, to the stdout that all share; what is wrong each rank says for itself.
+//! A rank is this program again, with the same arguments and `--rank`. Its stdin is a pipe, which
+//! carries the id of the group, so that no other process can join, and stays open as long as this
+//! process lives: a rank whose stdin closes ends. Rank 0 prints the results to the common stdout;
+//! each rank reports its own failures.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,22 +18,23 @@ use crate::device::{self, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// Between two looks at processes.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Interval between two polls of the processes.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How much longer than the deadline ranks have to end when one has failed.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long ranks that are asked to stop have to finish a size and print what they have.
-const STOP: Duration = Duration::from_secs(2);
-/// How long ranks that are told to end have.
-const END: Duration = Duration::from_secs(2);
+/// Time limit for ranks that are requested to stop, to finish a size and print.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for ranks to exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts the ranks and waits for them.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the device is none; [`Failure::Test`] when a rank fails, which it says itself; [`Failure::Interrupted`].
+/// [`Failure::Usage`] when the device is invalid; [`Failure::Test`] when a rank fails, which it
+/// reports itself; [`Failure::Interrupted`].
 pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
-    // What is wrong with the device is said once, and not by every rank.
+    // Opens the device here first, so that its errors are reported once and not by every rank.
     let mut soft = args.soft.clone();
     soft.pcap = None;
     drop(device::open_all(&args.device, &soft, args.seed, Reach::Here)?);
@@ -42,21 +45,21 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     let id = serving.id().to_string();
     let mut all = Vec::new();
     for rank in 0..ranks {
-        all.push(Started::new(rank, &id).map_err(|e| cannot(e.to_string()))?);
+        all.push(RankProcess::new(rank, &id).map_err(|e| cannot(e.to_string()))?);
     }
     wait(&mut all, args.deadline, &interrupt)
 }
 
-/// A rank. Dropping it ends it.
-struct Started {
+/// A rank's process. Dropping it ends it.
+struct RankProcess {
     rank: u32,
     child: Child,
-    /// Closing it tells the process to end.
-    life_line: Option<ChildStdin>,
+    /// Closing it makes the process end.
+    stdin_pipe: Option<ChildStdin>,
     ended: Option<ExitStatus>,
 }
 
-impl Started {
+impl RankProcess {
     fn new(rank: u32, id: &str) -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -64,57 +67,58 @@ impl Started {
             .args(["--rank", &rank.to_string()])
             .stdin(Stdio::piped());
         if rank > 0 {
-            // A capture is of one process.
+            // A capture file is for one process.
             command.stdout(Stdio::null()).env_remove("DOORBELL_PCAP");
         }
         let mut child = command.spawn()?;
-        let life_line = child.stdin.take();
-        let mut started = Self {
+        let stdin_pipe = child.stdin.take();
+        let mut rank_process = Self {
             rank,
             child,
-            life_line,
+            stdin_pipe,
             ended: None,
         };
-        if let Some(life_line) = &mut started.life_line {
-            writeln!(life_line, "{id}")?;
+        if let Some(stdin_pipe) = &mut rank_process.stdin_pipe {
+            writeln!(stdin_pipe, "{id}")?;
         }
-        Ok(started)
+        Ok(rank_process)
     }
 
     /// Whether it has ended.
-    fn look(&mut self) -> Result<Option<ExitStatus>, Failure> {
+    fn poll(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.ended.is_none() {
-            let looked = self.child.try_wait();
-            self.ended = looked.map_err(|e| Failure::test(format!("cannot wait for rank {}: {e}", self.rank)))?;
+            let status = self.child.try_wait();
+            self.ended = status.map_err(|e| Failure::test(format!("cannot wait for rank {}: {e}", self.rank)))?;
         }
         Ok(self.ended)
     }
 }
 
-impl Drop for Started {
+impl Drop for RankProcess {
     fn drop(&mut self) {
-        drop(self.life_line.take());
-        let deadline = Instant::now() + END;
-        while matches!(self.look(), Ok(None)) {
+        drop(self.stdin_pipe.take());
+        let deadline = Instant::now() + EXIT_TIMEOUT;
+        while matches!(self.poll(), Ok(None)) {
             if Instant::now() > deadline {
                 // Fails only if it is gone.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// Waits for all of them. When one has failed the others have the deadline, and a little more, to find out and say so.
-fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
+/// Waits for all of them. After a failure the others have the deadline, and [`GRACE`], to detect
+/// and report it.
+fn wait(all: &mut [RankProcess], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut until = None;
     let mut stopping: Option<Instant> = None;
     loop {
         let mut running = 0;
         for one in &mut *all {
-            match one.look()? {
+            match one.poll()? {
                 None => running += 1,
                 Some(status) if !status.success() => {
                     until.get_or_insert_with(|| Instant::now() + deadline + GRACE);
@@ -123,26 +127,26 @@ fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Resul
             }
         }
         if interrupt.requested() && stopping.is_none() {
-            stopping = Some(Instant::now() + STOP);
-            for life_line in all.iter_mut().filter_map(|one| one.life_line.as_mut()) {
-                // Who has ended need not be asked.
-                let _ = writeln!(life_line, "stop");
+            stopping = Some(Instant::now() + STOP_TIMEOUT);
+            for stdin_pipe in all.iter_mut().filter_map(|one| one.stdin_pipe.as_mut()) {
+                // A rank that has ended needs no request.
+                let _ = writeln!(stdin_pipe, "stop");
             }
         }
         if stopping.is_some_and(|until| running == 0 || Instant::now() > until) {
-            // All at once, and not one after another as they are dropped.
-            all.iter_mut().for_each(|one| one.life_line = None);
+            // All at once, instead of one after another as they are dropped.
+            all.iter_mut().for_each(|one| one.stdin_pipe = None);
             return Err(Failure::Interrupted);
         }
         if running == 0 || until.is_some_and(|until| Instant::now() > until) {
             return outcome(all);
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What became of them.
-fn outcome(all: &[Started]) -> Result<(), Failure> {
+/// The result of all ranks.
+fn outcome(all: &[RankProcess]) -> Result<(), Failure> {
     let failed: Vec<String> = all
         .iter()
         .filter_map(|one| match one.ended {

@@ -1,4 +1,5 @@
-//! The test itself, on all ranks together: for each size checks, warms up and measures, out of place and in place.
+//! The measurement, on all ranks together: for each size checks, warms up and measures, out of
+//! place and in place.
 
 use std::time::Instant;
 
@@ -10,16 +11,16 @@ use doorbell_collectives::tune::Choice;
 use doorbell_collectives::{CollectiveError, CommBuffer, Communicator, DataType, PreMulSum, Rank, ReduceOp};
 
 use super::CollArgs;
-use super::table::{Figures, Report, Row};
+use super::table::{Measurement, Report, Row};
 use super::traffic;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
-/// Seconds that a size is measured for, about, where nothing is said.
+/// Default duration of a size, seconds.
 const SECONDS: f64 = 0.2;
-/// Operations whose time decides how many that is.
-const TRIAL: u32 = 3;
+/// Operations that are timed to choose the iterations.
+const TRIAL_OPERATIONS: u32 = 3;
 
 /// One size of a type and an operator.
 struct Job<'a> {
@@ -31,10 +32,11 @@ struct Job<'a> {
     iterations: u32,
 }
 
-/// Measures all that was asked for; rank 0 prints.
+/// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop. What was measured until then is printed.
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
+/// rank was requested to stop, after printing what was measured until then.
 pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
     let row = |case, data, bytes, op| {
         let mut job = Job {
@@ -45,15 +47,12 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, r
             op,
             iterations: 0,
         };
-        typed(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))
+        dispatch(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))
     };
     print(args, comm, interrupt, report, row)
 }
 
-/// The same, by whoever measures one size.
-///
-/// # Errors
-/// As [`run`].
+/// As [`run`], with the function that measures one size.
 pub(super) fn print(
     args: &CollArgs,
     comm: &Communicator,
@@ -79,7 +78,7 @@ pub(super) fn print(
     outcome?;
     let wrong: u64 = report.results.iter().map(Row::wrong).sum();
     if wrong > 0 {
-        return Err(Failure::test(format!("{wrong} elements are not what they should be")));
+        return Err(Failure::test(format!("{wrong} elements are wrong")));
     }
     Ok(())
 }
@@ -101,9 +100,13 @@ fn rows(
         for &op in ops {
             for bytes in args.sizes() {
                 let case = traffic::case(args.operation, comm.size(), Rank(args.root), bytes, data);
-                // All of them stop at the same size.
-                let asked = f64::from(u8::from(interrupt.requested()));
-                if everyone(comm, asked).map_err(failed)?.iter().any(|&asked| asked > 0.0) {
+                // All ranks stop at the same size.
+                let requested = f64::from(u8::from(interrupt.requested()));
+                if all_values(comm, requested)
+                    .map_err(failed)?
+                    .iter()
+                    .any(|&requested| requested > 0.0)
+                {
                     return Err(Failure::Interrupted);
                 }
                 done(row(case, data, bytes, op)?)?;
@@ -113,17 +116,15 @@ fn rows(
     Ok(())
 }
 
-/// Something that is done with elements of a type.
-pub(super) trait Typed {
-    /// What comes out.
+/// A generic operation on elements of a type.
+pub(super) trait TypedJob {
     type Out;
 
-    /// Does it.
     fn with<T: Number>(&mut self) -> Self::Out;
 }
 
-/// Does it with elements of this type.
-pub(super) fn typed<J: Typed>(data: DataType, job: &mut J) -> J::Out {
+/// Runs a job with elements of this type.
+pub(super) fn dispatch<J: TypedJob>(data: DataType, job: &mut J) -> J::Out {
     match data {
         DataType::I8 => job.with::<i8>(),
         DataType::U8 => job.with::<u8>(),
@@ -140,15 +141,15 @@ pub(super) fn typed<J: Typed>(data: DataType, job: &mut J) -> J::Out {
     }
 }
 
-impl Typed for Job<'_> {
+impl TypedJob for Job<'_> {
     type Out = Result<Row, CollectiveError>;
 
     fn with<T: Number>(&mut self) -> Self::Out {
         let Self { comm, case, .. } = *self;
         let collective = case.collective;
-        let figures = self.figures(Buffers::<T>::apart(comm, &case)?)?;
+        let measurement = self.measurement(Buffers::<T>::apart(comm, &case)?)?;
         let in_place = if collective.runs_in_place() {
-            Some(self.figures(Buffers::<T>::in_place(comm, &case)?)?)
+            Some(self.measurement(Buffers::<T>::in_place(comm, &case)?)?)
         } else {
             None
         };
@@ -166,15 +167,15 @@ impl Typed for Job<'_> {
             channels: 0,
             ranks: case.ranks,
             iterations: self.iterations,
-            figures,
+            measurement,
             in_place,
         };
-        Ok(row.done_by(&choice))
+        Ok(row.chosen_by(&choice))
     }
 }
 
 impl Job<'_> {
-    fn figures<T: Number>(&mut self, mut buffers: Buffers<T>) -> Result<Figures, CollectiveError> {
+    fn measurement<T: Number>(&mut self, mut buffers: Buffers<T>) -> Result<Measurement, CollectiveError> {
         let Self {
             comm, case, op, args, ..
         } = *self;
@@ -190,8 +191,8 @@ impl Job<'_> {
             buffers.run(comm, &case, &reduction, None)?;
             wrong += case.wrong(op, rank, seed, buffers.output(&case, rank));
         }
-        let wrong = everyone(self.comm, wrong as f64)?.iter().sum::<f64>() as u64;
-        // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
+        let wrong = all_values(self.comm, wrong as f64)?.iter().sum::<f64>() as u64;
+        // Repeated in-place reductions would overflow; zeros stay zeros.
         buffers.clear();
         self.count(|| buffers.run(comm, &case, &reduction, None))?;
         for _ in 0..args.warmup.unwrap_or(self.iterations / 10 + 2) {
@@ -203,10 +204,10 @@ impl Job<'_> {
             buffers.run(comm, &case, &reduction, None)?;
         }
         let mine = began.elapsed().as_secs_f64() / f64::from(self.iterations);
-        let all = everyone(self.comm, mine)?;
+        let all = all_values(self.comm, mine)?;
         let mean = all.iter().sum::<f64>() / all.len() as f64;
         let (algorithm, bus) = traffic::bandwidths(&case, T::TYPE, mean);
-        Ok(Figures {
+        Ok(Measurement {
             time_us: mean * 1e6,
             algbw_bytes_per_s: algorithm,
             busbw_bytes_per_s: bus,
@@ -214,7 +215,7 @@ impl Job<'_> {
         })
     }
 
-    /// Decides how often the operation is measured, if nothing was said: all ranks alike, by the slowest.
+    /// Chooses the number of iterations unless given: the same on all ranks, by the slowest.
     fn count(&mut self, mut run: impl FnMut() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         if self.iterations > 0 {
             return Ok(());
@@ -224,11 +225,11 @@ impl Job<'_> {
             None => {
                 run()?;
                 let began = Instant::now();
-                for _ in 0..TRIAL {
+                for _ in 0..TRIAL_OPERATIONS {
                     run()?;
                 }
-                let mine = began.elapsed().as_secs_f64() / f64::from(TRIAL);
-                let slowest = everyone(self.comm, mine)?.into_iter().fold(1e-9, f64::max);
+                let mine = began.elapsed().as_secs_f64() / f64::from(TRIAL_OPERATIONS);
+                let slowest = all_values(self.comm, mine)?.into_iter().fold(1e-9, f64::max);
                 ((SECONDS / slowest) as u32).clamp(10, 5000)
             }
         };
@@ -236,28 +237,28 @@ impl Job<'_> {
     }
 }
 
-/// What each rank says.
-pub(super) fn everyone(comm: &Communicator, mine: f64) -> Result<Vec<f64>, CollectiveError> {
+/// The values of all ranks.
+pub(super) fn all_values(comm: &Communicator, mine: f64) -> Result<Vec<f64>, CollectiveError> {
     let mut all = vec![0.0; comm.size() as usize];
     comm.all_gather_into(&[mine], &mut all).wait()?;
     Ok(all)
 }
 
-/// Has a call done this way.
-fn by<'c, B>(call: Call<'c, B>, way: Option<&Choice>) -> Call<'c, B> {
-    match way {
+/// Forces the algorithm of a call.
+fn with_choice<'c, B>(call: Call<'c, B>, choice: Option<&Choice>) -> Call<'c, B> {
+    match choice {
         None => call,
-        Some(way) => call
-            .algorithm(way.algorithm)
-            .protocol(way.protocol)
-            .channels(way.channels)
-            .slice(way.slice_bytes),
+        Some(choice) => call
+            .algorithm(choice.algorithm)
+            .protocol(choice.protocol)
+            .channels(choice.channels)
+            .slice(choice.slice_bytes),
     }
 }
 
 /// The memory of a rank's operation.
 pub(super) enum Buffers<T: Number> {
-    Apart {
+    OutOfPlace {
         input: CommBuffer<T>,
         output: CommBuffer<T>,
         /// Elements to and from each rank, of all-to-all-v.
@@ -270,7 +271,7 @@ impl<T: Number> Buffers<T> {
     pub(super) fn apart(comm: &Communicator, case: &Case) -> Result<Self, CollectiveError> {
         let rank = comm.rank();
         let all = || (0..case.ranks).map(Rank);
-        Ok(Self::Apart {
+        Ok(Self::OutOfPlace {
             input: comm.alloc(case.input(rank) as usize)?,
             output: comm.alloc(case.output(rank) as usize)?,
             parts: [
@@ -287,8 +288,8 @@ impl<T: Number> Buffers<T> {
         ))
     }
 
-    /// Where in memory that is one the input is, and the output.
-    fn own(case: &Case, rank: Rank) -> [usize; 2] {
+    /// Offsets of input and output in one buffer, in place.
+    fn own_offset(case: &Case, rank: Rank) -> [usize; 2] {
         let part = rank.index() * case.count as usize;
         match case.collective {
             Collective::AllGather => [part, 0],
@@ -299,17 +300,17 @@ impl<T: Number> Buffers<T> {
         }
     }
 
-    /// Draws the input, and spoils the output.
+    /// Fills the input with its pattern, and the output with wrong values.
     fn fill(&mut self, case: &Case, rank: Rank, seed: u64) {
-        let spoilt: T = given(!seed, rank, u64::MAX);
+        let wrong_value: T = given(!seed, rank, u64::MAX);
         let input = match self {
-            Self::Apart { input, output, .. } => {
-                output.fill(spoilt);
+            Self::OutOfPlace { input, output, .. } => {
+                output.fill(wrong_value);
                 &mut input[..]
             }
             Self::InPlace(memory) => {
-                memory.fill(spoilt);
-                let first = Self::own(case, rank)[0];
+                memory.fill(wrong_value);
+                let first = Self::own_offset(case, rank)[0];
                 &mut memory[first..first + case.input(rank) as usize]
             }
         };
@@ -320,9 +321,9 @@ impl<T: Number> Buffers<T> {
 
     fn output(&self, case: &Case, rank: Rank) -> &[T] {
         match self {
-            Self::Apart { output, .. } => output,
+            Self::OutOfPlace { output, .. } => output,
             Self::InPlace(memory) => {
-                let first = Self::own(case, rank)[1];
+                let first = Self::own_offset(case, rank)[1];
                 &memory[first..first + case.output(rank) as usize]
             }
         }
@@ -334,17 +335,17 @@ impl<T: Number> Buffers<T> {
         }
     }
 
-    /// Does the operation once; `way` says how, if it is not to be chosen.
+    /// Runs the operation once; `choice` forces its algorithm.
     pub(super) fn run(
         &mut self,
         comm: &Communicator,
         case: &Case,
         op: &Reduction,
-        way: Option<&Choice>,
+        choice: Option<&Choice>,
     ) -> Result<(), CollectiveError> {
         let root = case.root;
         match self {
-            Self::Apart { input, output, parts } => {
+            Self::OutOfPlace { input, output, parts } => {
                 let call: Call<'_, (&CommBuffer<T>, &mut CommBuffer<T>)> = match case.collective {
                     Collective::AllReduce => comm.all_reduce_into(&*input, output, op.clone()),
                     Collective::AllGather => comm.all_gather_into(&*input, output),
@@ -358,9 +359,9 @@ impl<T: Number> Buffers<T> {
                     Collective::SendRecv => comm.send_receive(&*input, output),
                     Collective::Barrier => return comm.barrier().wait(),
                 };
-                by(call, way).wait()
+                with_choice(call, choice).wait()
             }
-            Self::InPlace(memory) => by(
+            Self::InPlace(memory) => with_choice(
                 match case.collective {
                     Collective::AllReduce => comm.all_reduce(memory, op.clone()),
                     Collective::AllGather => comm.all_gather(memory),
@@ -371,7 +372,7 @@ impl<T: Number> Buffers<T> {
                     // The others do not run in place, and have no such buffers.
                     _ => comm.broadcast(memory, root),
                 },
-                way,
+                choice,
             )
             .wait(),
         }

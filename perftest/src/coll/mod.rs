@@ -1,15 +1,18 @@
-//! `doorbell coll`: collectives, measured as nccl-tests does.
+//! `doorbell coll`: collective tests in the style of nccl-tests.
 //!
-//! `args` says what may be asked; `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's; `measure` times and checks on all ranks together; `gpu` does so on memory of GPUs; `traffic` has the formulas and `table`
-//! prints. `explain` says how an operation is done and why, `simulate` how long it would take elsewhere, and `beside` has what is predicted beside what is measured.
+//! `args` is the command line; `launch` starts ranks of this host as processes; `rank` is one of
+//! them, or of a launcher's; `measure` times and checks on all ranks together; `gpu` does so in GPU
+//! memory; `traffic` has the formulas and `table` prints. `explain` shows the choice of the
+//! algorithm, `simulate` predicts times on a modeled fabric, and `model_check` compares predictions
+//! with measurements.
 
 mod args;
-mod beside;
 mod bind;
 mod explain;
 mod gpu;
 mod launch;
 mod measure;
+mod model_check;
 mod rank;
 mod simulate;
 mod table;
@@ -24,12 +27,12 @@ use crate::failure::Failure;
 /// The most ranks that are started here.
 const MAX_RANKS: u32 = 64;
 
-/// Does what was asked, in whatever role the command line and the environment give this process.
+/// Runs the test, in the role given by the command line and the environment.
 ///
 /// # Errors
 /// The test's, with its exit status.
 pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
-    refuse(args)?;
+    check_options(args)?;
     match (args.ranks, args.rank) {
         (Some(ranks), _) if args.simulate && !args.measure => simulate::run(args, ranks),
         (Some(ranks), None) => {
@@ -45,9 +48,9 @@ pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
     }
 }
 
-/// What does not go together.
-fn refuse(args: &CollArgs) -> Result<(), Failure> {
-    gpu::refuse(args)?;
+/// Refuses options that do not go together.
+fn check_options(args: &CollArgs) -> Result<(), Failure> {
+    gpu::check_options(args)?;
     let operation = args.operation;
     if args.last_size() < args.min_bytes {
         return Err(Failure::usage(format!(
@@ -58,7 +61,7 @@ fn refuse(args: &CollArgs) -> Result<(), Failure> {
     }
     if args.step_factor.is_none() && args.step_bytes == 0 {
         return Err(Failure::usage(
-            "-i 0 never comes to the largest size: give 1 at least, or a factor with -f",
+            "-i 0 never reaches the largest size: give 1 at least, or a factor with -f",
         ));
     }
     if args.deadline.is_zero() {
@@ -94,7 +97,7 @@ fn refuse(args: &CollArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The algorithms for it.
+/// The names of the algorithms for an operation.
 fn names(operation: Collective, deterministic: bool) -> String {
     let all = doorbell_collectives::Algorithm::of(operation);
     let those = all.filter(|algorithm| !deterministic || algorithm.deterministic(operation));

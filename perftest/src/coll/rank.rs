@@ -1,4 +1,4 @@
-//! One rank: how it comes to its group, and what it does there.
+//! One rank: how it joins its group, and what it does there.
 
 use doorbell_collectives::bootstrap::{self, BootstrapError, Exchange, Group, Launch, UniqueId};
 use doorbell_collectives::executor::Config;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::args::Mapped;
 use super::bind::bind;
 use super::table::Report;
-use super::{CollArgs, beside, explain, gpu, measure};
+use super::{CollArgs, explain, gpu, measure, model_check};
 use crate::device::{self, Device, Reach};
 use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
@@ -17,10 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::orchestrate;
 use crate::report::{LinkKind, Warning};
 
-/// A rank that the process at the other end of stdin has started.
-///
-/// # Errors
-/// What went wrong, on this rank.
+/// A rank started by the process at the other end of stdin.
 pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failure> {
     let interrupt = Interrupt::leave_to_parent()?;
     let token = orchestrate::adopt_until(interrupt.clone())
@@ -30,22 +27,22 @@ pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failur
         .map_err(|_| Failure::usage("--rank is for doorbell itself: use --ranks"))?;
     let join = || Group::join(&id, Rank(rank), ranks, &bootstrap::Options::default());
     let own_processor = || {
-        // Threads that look after a GPU need processors of their own.
+        // The threads for a GPU need CPUs of their own.
         if !args.gpu {
             bind(args.bind, rank, ranks);
         }
     };
     match begin(args, rank, (Reach::Here, &interrupt), join, own_processor) {
-        // Whoever has started it says so.
+        // The parent process reports it.
         Err(Failure::Interrupted) => Ok(()),
-        done => named(rank, done),
+        done => with_rank(rank, done),
     }
 }
 
 /// A rank of a launcher.
 ///
 /// # Errors
-/// [`Failure::Usage`] if nobody has launched it; else what went wrong, on this rank.
+/// [`Failure::Usage`] without a launcher; else those of this rank.
 pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
     let launch = Launch::from_env().map_err(|e| match e {
         BootstrapError::NotLaunched => Failure::usage(
@@ -57,12 +54,12 @@ pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
     let options = bootstrap::Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
     let interrupt = Interrupt::catch()?;
     let join = || launch.join(&options);
-    // Its launcher has bound it, or not.
-    named(rank, begin(args, rank, (Reach::Elsewhere, &interrupt), join, || {}))
+    // Binding is up to the launcher.
+    with_rank(rank, begin(args, rank, (Reach::Elsewhere, &interrupt), join, || {}))
 }
 
-/// Says whose failure it is.
-fn named<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
+/// Prefixes a failure with the rank.
+fn with_rank<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
     result.map_err(|failure| match failure {
         Failure::Test(what) => Failure::Test(format!("rank {rank}: {what}")),
         Failure::Usage(what) => Failure::Usage(format!("rank {rank}: {what}")),
@@ -70,9 +67,9 @@ fn named<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
     })
 }
 
-/// What a rank tells the others of its device.
+/// A rank's link and device, sent to the other ranks.
 #[derive(Serialize, Deserialize)]
-struct Reached {
+struct ReachedBy {
     link: LinkKind,
     group: Option<u64>,
 }
@@ -97,9 +94,9 @@ fn begin(
             group.ranks()
         )));
     }
-    let link = agree(&devices, &mut group)?;
+    let link = agree_on_link(&devices, &mut group)?;
     if rank == 0 {
-        // What carries the data of GPUs they say themselves.
+        // GPU communicators report their own links.
         warn(&devices, if args.gpu { LinkKind::Hardware } else { link }, &group);
     }
     let clean = link == LinkKind::SoftLocal && devices.iter().all(|device| device.faults.is_none());
@@ -116,7 +113,7 @@ fn begin(
             explain::run(args, &comm)?;
         }
     } else if args.measure {
-        beside::run(args, &comm)?;
+        model_check::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
         let report = Report::new(args.operation.name(), names.join(","), link, comm.mapped());
@@ -128,7 +125,7 @@ fn begin(
     comm.destroy().map_err(|e| failed(&e))
 }
 
-/// How the communicator is made: as the options say, and where they don't, the environment.
+/// The communicator's options: those of the command line, else of the environment.
 fn options(args: &CollArgs) -> Result<Options, Failure> {
     let from_env = Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
     let mine = Overrides {
@@ -151,10 +148,10 @@ fn options(args: &CollArgs) -> Result<Options, Failure> {
     })
 }
 
-/// What carries the packets between all ranks: the softest of what there is.
-fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
+/// What carries the packets between all ranks: the softest link of any.
+fn agree_on_link(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
     let softest = devices.iter().max_by_key(|device| device.link);
-    let mine = Reached {
+    let mine = ReachedBy {
         link: softest.map_or(LinkKind::SoftUdp, |device| device.link),
         group: softest.and_then(|device| device.group),
     };
@@ -163,10 +160,10 @@ fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
         .control_mut()
         .all_gather(&text)
         .map_err(|e| Failure::test(one_line(&e.to_string())))?;
-    let all: Option<Vec<Reached>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
+    let all: Option<Vec<ReachedBy>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
     let Some(all) = all else {
         return Err(Failure::test(
-            "another rank says what this release does not understand: run the same one everywhere",
+            "another rank sent a message of an unknown version: run the same one everywhere",
         ));
     };
     if mine.group.is_some() && all.iter().all(|one| one.group == mine.group) {
@@ -175,7 +172,7 @@ fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
     Ok(all.iter().map(|one| one.link).max().unwrap_or(mine.link))
 }
 
-/// Says on stderr what casts doubt on figures.
+/// Prints warnings on stderr.
 fn warn(devices: &[Device], link: LinkKind, group: &Group) {
     let host = group.members().first().map(|member| &member.host);
     let here = group

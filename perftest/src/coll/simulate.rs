@@ -1,4 +1,4 @@
-//! How long an operation would take elsewhere: all algorithms, simulated on a modelled fabric.
+//! `--simulate`: predicted times of all algorithms, simulated on a modeled fabric.
 
 use doorbell_collectives::cost::{Compute, Link};
 use doorbell_collectives::simulate::{Fabric, Leaves, Row, chart, quickest, table};
@@ -9,11 +9,11 @@ use super::{CollArgs, explain, traffic};
 use crate::failure::{Failure, one_line};
 use crate::report::{print_json, print_line};
 
-/// More are more than a simulation takes.
+/// The most ranks that a simulation can handle.
 const MAX_RANKS: u32 = 16_384;
 /// Channels that choices may use.
 const CHANNELS: u32 = 4;
-/// Latency that switches above the leaves add, ns.
+/// Latency of the switches above the leaves, ns.
 const SPINE_NS: f64 = 600.0;
 
 #[derive(Serialize)]
@@ -23,7 +23,7 @@ struct Simulated<'a> {
     test: &'static str,
     ranks: u32,
     per_host: u32,
-    /// Everything else is measured; this is not.
+    /// The link kind of results that are not measured.
     link: &'static str,
     results: Vec<Line<'a>>,
 }
@@ -37,7 +37,7 @@ struct Line<'a> {
     slice_bytes: u64,
     time_us: f64,
     busbw_bytes_per_s: f64,
-    /// Whether the plan was run; else it is the closed form.
+    /// Whether the plan was simulated; else the closed form was used.
     simulated: bool,
     quickest: bool,
 }
@@ -45,7 +45,8 @@ struct Line<'a> {
 /// Simulates and prints.
 ///
 /// # Errors
-/// [`Failure::Usage`] for what cannot be simulated; [`Failure::Test`] when stdout or a file does not take what is written.
+/// [`Failure::Usage`] for what cannot be simulated; [`Failure::Test`] when stdout or a file cannot
+/// be written.
 pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     if ranks > MAX_RANKS {
         return Err(Failure::usage(format!(

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::report::{LinkKind, print_json, print_line};
 
-/// What was measured, and on what.
+/// The result of a test, and what it was measured on.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     tool: &'static str,
@@ -14,20 +14,20 @@ pub(crate) struct Report {
     test: &'static str,
     pub(crate) device: String,
     pub(crate) link: LinkKind,
-    /// `host`; of GPUs `peer` where they reach each other, or `staged`.
+    /// `host`; for GPUs `peer` with peer access, or `staged`.
     pub(crate) memory: &'static str,
-    /// Ranks to which rank 0 stores short messages, past the device.
+    /// Ranks whose mailboxes rank 0 has mapped, and stores short messages to past the device.
     pub(crate) mapped_peers: usize,
     pub(crate) results: Vec<Row>,
 }
 
-/// The figures of one size, out of place.
+/// The result of one size, out of place.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) bytes: u64,
     pub(crate) count: u64,
     pub(crate) dtype: &'static str,
-    /// `none` where nothing is reduced.
+    /// `none` without a reduction.
     pub(crate) op: &'static str,
     /// -1 where there is none.
     pub(crate) root: i64,
@@ -37,36 +37,36 @@ pub(crate) struct Row {
     pub(crate) ranks: u32,
     pub(crate) iterations: u32,
     #[serde(flatten)]
-    pub(crate) figures: Figures,
-    /// The same in place, where the operation can be.
+    pub(crate) measurement: Measurement,
+    /// The result in place, where the operation supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) in_place: Option<Figures>,
+    pub(crate) in_place: Option<Measurement>,
 }
 
-/// What came out.
+/// The measurements of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct Measurement {
     /// The mean over all ranks.
     pub(crate) time_us: f64,
     pub(crate) algbw_bytes_per_s: f64,
     pub(crate) busbw_bytes_per_s: f64,
-    /// Elements that were not what they should be, on all ranks; none if none was checked.
+    /// Wrong elements on all ranks; none where nothing was checked.
     pub(crate) wrong: Option<u64>,
 }
 
 impl Row {
-    /// How it was done.
-    pub(crate) fn done_by(mut self, choice: &tune::Choice) -> Self {
+    /// Sets the algorithm and protocol.
+    pub(crate) fn chosen_by(mut self, choice: &tune::Choice) -> Self {
         self.algorithm = choice.algorithm.name();
         self.protocol = choice.protocol.name();
         self.channels = choice.channels;
         self
     }
 
-    /// Elements that were wrong, in place or out of it.
+    /// Wrong elements, in and out of place.
     pub(crate) fn wrong(&self) -> u64 {
-        let of = |figures: &Figures| figures.wrong.unwrap_or(0);
-        of(&self.figures) + self.in_place.as_ref().map_or(0, of)
+        let of = |measurement: &Measurement| measurement.wrong.unwrap_or(0);
+        of(&self.measurement) + self.in_place.as_ref().map_or(0, of)
     }
 }
 
@@ -84,18 +84,12 @@ impl Report {
         }
     }
 
-    /// Prints all of it as JSON.
-    ///
-    /// # Errors
-    /// When stdout does not take it.
+    /// Prints the report as JSON.
     pub(crate) fn print(&self) -> Result<(), Failure> {
         print_json(self)
     }
 
-    /// Prints what comes before the table's rows.
-    ///
-    /// # Errors
-    /// When stdout does not take it.
+    /// Prints the table's head.
     pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
         print_line(&format!(
             "# doorbell coll {}: {ranks} ranks on {}, {}{}\n{}",
@@ -110,20 +104,17 @@ impl Report {
         ))
     }
 
-    /// Prints what comes after them: whether all was right, and the mean of the bus bandwidths.
-    ///
-    /// # Errors
-    /// When stdout does not take it.
+    /// Prints the table's foot: whether all results were right, and the mean bus bandwidth.
     pub(crate) fn print_foot(&self) -> Result<(), Failure> {
         let all = || {
             self.results
                 .iter()
-                .flat_map(|row| [Some(row.figures), row.in_place])
+                .flat_map(|row| [Some(row.measurement), row.in_place])
                 .flatten()
         };
-        let mean = all().map(|figures| figures.busbw_bytes_per_s).sum::<f64>() / (all().count().max(1) as f64);
+        let mean = all().map(|measurement| measurement.busbw_bytes_per_s).sum::<f64>() / (all().count().max(1) as f64);
         let wrong: u64 = self.results.iter().map(Row::wrong).sum();
-        let checked = if all().any(|figures| figures.wrong.is_none()) {
+        let checked = if all().any(|measurement| measurement.wrong.is_none()) {
             "not checked".to_owned()
         } else {
             format!("{wrong} {}", if wrong == 0 { "OK" } else { "FAILED" })
@@ -136,16 +127,16 @@ impl Report {
 }
 
 fn head() -> String {
-    let figures = format!(" {:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
+    let measurement = format!(" {:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
     let units = format!(" {:>9} {:>7} {:>7} {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
     format!(
-        "#{:>57}{:^33}{:^33}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {figures}{figures}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {units}{units}",
+        "#{:>57}{:^33}{:^33}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {measurement}{measurement}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {units}{units}",
         "", "out-of-place", "in-place", "size", "count", "type", "redop", "root", "(B)", "(elements)", "", "", ""
     )
 }
 
 impl Row {
-    /// As a line of the table.
+    /// A row of the table.
     pub(crate) fn line(&self) -> String {
         let Self {
             bytes,
@@ -157,19 +148,19 @@ impl Row {
         } = self;
         let in_place = self.in_place.as_ref().map_or_else(
             || format!(" {:>9} {:>7} {:>7} {:>6}", "N/A", "N/A", "N/A", "N/A"),
-            Figures::columns,
+            Measurement::columns,
         );
         format!(
             " {bytes:>12} {count:>13} {dtype:>8} {op:>10} {root:>7}   {}{in_place}",
-            self.figures.columns()
+            self.measurement.columns()
         )
     }
 }
 
-impl Figures {
+impl Measurement {
     fn columns(&self) -> String {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
-        // Four digits, as far as there are so many.
+        // Up to four digits.
         let time = match self.time_us {
             us if us < 100.0 => format!("{us:.2}"),
             us if us < 1000.0 => format!("{us:.1}"),
@@ -188,7 +179,7 @@ mod tests {
     use super::*;
 
     fn row() -> Row {
-        let figures = Figures {
+        let measurement = Measurement {
             time_us: 34.56,
             algbw_bytes_per_s: 1e9,
             busbw_bytes_per_s: 2e9,
@@ -205,7 +196,7 @@ mod tests {
             channels: 1,
             ranks: 2,
             iterations: 20,
-            figures,
+            measurement,
             in_place: None,
         }
     }
@@ -220,7 +211,7 @@ mod tests {
             ]
         );
         let both = Row {
-            in_place: Some(row().figures),
+            in_place: Some(row().measurement),
             ..row()
         };
         for head in head().lines() {
@@ -232,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_the_contracts() {
+    fn json_keys_are_as_documented() {
         let value = serde_json::to_value(row()).unwrap();
         for key in [
             "bytes",

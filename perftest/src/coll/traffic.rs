@@ -1,10 +1,10 @@
-//! Counts of a size, and the bandwidths of a time, by nccl-tests' formulas.
+//! The counts of a size, and algorithm and bus bandwidth, by nccl-tests' formulas.
 
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{DataType, Rank};
 
-/// The operation on so many bytes, of which what does not divide is left out.
+/// The operation on `bytes` bytes, rounded down to whole elements and parts.
 pub(crate) fn case(collective: Collective, ranks: u32, root: Rank, bytes: u64, data: DataType) -> Case {
     Case {
         collective,
@@ -14,7 +14,7 @@ pub(crate) fn case(collective: Collective, ranks: u32, root: Rank, bytes: u64, d
     }
 }
 
-/// Into how many parts the size is divided.
+/// The number of parts that the size is divided into.
 pub(crate) fn parts(collective: Collective, ranks: u32) -> u64 {
     match collective {
         Collective::AllReduce
@@ -26,14 +26,14 @@ pub(crate) fn parts(collective: Collective, ranks: u32) -> u64 {
     }
 }
 
-/// Bytes per second of an operation that takes so long: of its size, and of what a link has to carry of that at least.
+/// Algorithm bandwidth and bus bandwidth in bytes per second.
 pub(crate) fn bandwidths(case: &Case, data: DataType, seconds: f64) -> (f64, f64) {
     let bytes = case.count * data.bytes() as u64 * parts(case.collective, case.ranks);
     let algorithm = if seconds > 0.0 { bytes as f64 / seconds } else { 0.0 };
     (algorithm, algorithm * factor(case.collective, case.ranks))
 }
 
-/// Which part of the size the busiest link carries at least.
+/// The factor of the bus bandwidth: the part of the size that the busiest link carries at least.
 pub(crate) fn factor(collective: Collective, ranks: u32) -> f64 {
     let p = f64::from(ranks.max(1));
     match collective {

@@ -1,4 +1,4 @@
-//! Which rows of two results are of the same point.
+//! Matches the rows of two results by their parameters.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub(super) struct Matched<'a> {
     pub(super) only_after: Vec<String>,
 }
 
-/// Finds the rows that belong together. A parameter that only one of the results knows at all does not keep rows apart: an older version did not write it. Nor do names of
-/// algorithms: which one was chosen is part of what is compared.
+/// Matches rows. A parameter that only one of the results has is ignored, as an older version did
+/// not write it. So are names of algorithms: the choice is part of what is compared.
 pub(super) fn matched<'a>(before: &'a Document, after: &'a Document) -> Matched<'a> {
     let knows = |document: &Document, name: &str| document.rows.iter().any(|row| row.parameter(name).is_some());
     let shared: Vec<_> = PARAMETERS
@@ -30,7 +30,7 @@ pub(super) fn matched<'a>(before: &'a Document, after: &'a Document) -> Matched<
     let (mut both, mut only_before) = (Vec::new(), Vec::new());
     for row in &before.rows {
         let key = key(row, &shared);
-        // A point that was measured twice in each is compared in the order of both.
+        // A point measured several times in each is matched in order.
         match rest.get_mut(&key).and_then(Vec::pop) {
             Some(same) => both.push((parameters(&key, &shared), row, same)),
             None => only_before.push(name(&key, &shared)),
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_the_same_point_meet_and_the_others_are_named() {
+    fn rows_of_the_same_point_are_matched_and_the_others_are_named() {
         let before = document(
             "a",
             "soft-udp",
@@ -103,7 +103,7 @@ mod tests {
             .join(","),
         );
         let found = matched(&before, &after);
-        let bw = |row: &Row| row.figure("bw_avg_bytes_per_s").unwrap().value;
+        let bw = |row: &Row| row.metric("bw_avg_bytes_per_s").unwrap().value;
         let pairs: Vec<_> = found
             .both
             .iter()
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_one_version_did_not_write_keeps_nothing_apart() {
+    fn a_parameter_missing_in_one_result_is_ignored() {
         let (before, after) = (
             document("a", "soft-udp", &row(64, "", 1)),
             document("b", "soft-udp", &row(64, ",\"qps\":1", 2)),

@@ -1,7 +1,8 @@
 //! `doorbell compare`: what changed between two results, and whether that is more than noise.
 //!
-//! Rows are of the same point when size and all parameters are the same. Where both were measured several times, what those repeats came to says how much of a difference is noise:
-//! Welch's t, which asks neither for as many repeats nor for the same noise in both. Where they were not, nobody knows, and a stated share of the figure is taken for noise.
+//! Rows with the same size and parameters are compared. If both were repeated, the repeats give the
+//! noise of the difference by Welch's t-test, which requires neither equal numbers of repeats nor
+//! equal variances. Otherwise the noise is unknown, and a given percentage is taken for it.
 
 mod matching;
 mod table;
@@ -28,28 +29,28 @@ figures that a result does not have of each repeat: it has p50 and p99.
 
 Exit status: 0 done, 1 something is worse by more than --fail-over or a file cannot be read, 2 bad usage, no result, or nothing to compare.";
 
-/// What `doorbell compare` takes.
+/// The arguments of `doorbell compare`.
 #[derive(Args, Debug)]
 pub(crate) struct CompareArgs {
-    /// The result that was before
+    /// The earlier result
     #[arg(value_name = "A.json")]
     pub(crate) before: PathBuf,
-    /// The result that is held against it
+    /// The result to compare with it
     #[arg(value_name = "B.json")]
     pub(crate) after: PathBuf,
     /// Exit with status 1 when a row is worse by more than this, as 5%, and by more than noise
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub(crate) fail_over: Option<f64>,
-    /// Rows that were measured once: a change is more than noise from this on, as 10%
+    /// For rows without repeats: changes below this are taken for noise, as 10%
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent)]
     pub(crate) noise: f64,
-    /// How sure to be that a change of repeated rows is none by chance
+    /// Confidence that a change of repeated rows is not noise
     #[arg(long, value_name = "PERCENT", default_value = "95%", value_parser = parse_confidence)]
     pub(crate) confidence: f64,
-    /// Of latencies: the figure compared
+    /// For latency: the metric to compare
     #[arg(long, value_name = "FIGURE")]
-    pub(crate) figure: Option<Figure>,
-    /// Compare what is not alike: other kinds of link, other memory
+    pub(crate) figure: Option<LatencyMetric>,
+    /// Compare results that are not alike: other kinds of link, other memory
     #[arg(long)]
     pub(crate) force: bool,
     /// Print one JSON object
@@ -57,9 +58,9 @@ pub(crate) struct CompareArgs {
     pub(crate) json: bool,
 }
 
-/// What rows of latency can be compared by.
+/// The metric of latency rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum Figure {
+pub(crate) enum LatencyMetric {
     /// The shortest
     Min,
     /// The median
@@ -81,11 +82,11 @@ pub(crate) enum Figure {
     Max,
 }
 
-/// What became of a row.
+/// The verdict on a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
-    /// Nothing that is more than noise.
+    /// No change beyond noise.
     Same,
     Better,
     Worse,
@@ -95,15 +96,15 @@ enum Verdict {
 #[derive(Debug, Serialize)]
 struct Change {
     bytes: u64,
-    /// What else the point is, as both results have it.
+    /// The other parameters, as both results have them.
     point: String,
     metric: &'static str,
     before: f64,
     after: f64,
-    /// What is added, as a part of what was; absent where that was 0.
+    /// The relative change; absent where the value was 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     change: Option<f64>,
-    /// The confidence interval of that; absent where the noise is unknown.
+    /// The confidence interval of the change; absent where the noise is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     change_interval: Option<[f64; 2]>,
     /// `measured` or `unknown`.
@@ -113,7 +114,7 @@ struct Change {
     failed: bool,
 }
 
-/// What a comparison is of.
+/// One of the two results.
 #[derive(Debug, Serialize)]
 struct Side {
     file: String,
@@ -123,13 +124,13 @@ struct Side {
     version: String,
 }
 
-/// All that is said of two results.
+/// The comparison of two results.
 #[derive(Debug, Serialize)]
 struct Comparison {
     tool: &'static str,
     version: &'static str,
     test: &'static str,
-    /// The test that both are of.
+    /// The test of both.
     of: String,
     before: Side,
     after: Side,
@@ -144,27 +145,27 @@ struct Comparison {
     only_after: Vec<String>,
 }
 
-/// The figure that rows of a kind are compared by.
+/// The metric that rows of a kind are compared by.
 struct Metric {
     name: &'static str,
-    /// It in each repeat; empty where results do not have that.
+    /// Its value in each repeat; empty where results do not have that.
     samples: &'static str,
     more_is_better: bool,
 }
 
 impl Metric {
-    fn of(kind: Kind, figure: Figure) -> Metric {
+    fn of(kind: Kind, figure: LatencyMetric) -> Metric {
         let (name, samples, more_is_better) = match kind {
             Kind::Bandwidth => ("bw_avg_bytes_per_s", "bw_samples_bytes_per_s", true),
             Kind::Latency => match figure {
-                Figure::Min => ("lat_min_ns", "", false),
-                Figure::P50 => ("lat_p50_ns", "lat_samples_ns", false),
-                Figure::Avg => ("lat_avg_ns", "", false),
-                Figure::P90 => ("lat_p90_ns", "", false),
-                Figure::P99 => ("lat_p99_ns", "lat_p99_samples_ns", false),
-                Figure::P999 => ("lat_p999_ns", "", false),
-                Figure::P9999 => ("lat_p9999_ns", "", false),
-                Figure::Max => ("lat_max_ns", "", false),
+                LatencyMetric::Min => ("lat_min_ns", "", false),
+                LatencyMetric::P50 => ("lat_p50_ns", "lat_samples_ns", false),
+                LatencyMetric::Avg => ("lat_avg_ns", "", false),
+                LatencyMetric::P90 => ("lat_p90_ns", "", false),
+                LatencyMetric::P99 => ("lat_p99_ns", "lat_p99_samples_ns", false),
+                LatencyMetric::P999 => ("lat_p999_ns", "", false),
+                LatencyMetric::P9999 => ("lat_p9999_ns", "", false),
+                LatencyMetric::Max => ("lat_max_ns", "", false),
             },
             // Calls are timed together, and have no samples.
             Kind::Collective => ("time_us", "", false),
@@ -180,10 +181,11 @@ impl Metric {
 /// Compares and prints.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is nothing to compare; [`Failure::Test`] when something is worse by more than it may be, or a file cannot be read.
+/// [`Failure::Usage`] when there is nothing to compare; [`Failure::Test`] when a row is worse by
+/// more than `--fail-over`, or a file cannot be read.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
-    alike(args, &before, &after)?;
+    check_comparable(args, &before, &after)?;
     let comparison = compare(args, &before, &after)?;
     if args.json {
         print_json(&comparison)?;
@@ -204,8 +206,8 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
 }
 
-/// Whether they can be compared at all.
-fn alike(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), Failure> {
+/// Whether the results can be compared at all.
+fn check_comparable(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), Failure> {
     if before.test != after.test || before.kind != after.kind {
         return Err(Failure::usage(format!(
             "{} is of {} and {} of {}: there is nothing to compare",
@@ -224,7 +226,7 @@ fn alike(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), 
     ] {
         if a != b && !args.force {
             return Err(Failure::usage(format!(
-                "the {what} of {} is {a} and that of {} is {b}: these are not alike (--force compares them all the same)",
+                "the {what} of {} is {a} and that of {} is {b}: these are not alike (--force compares them anyway)",
                 before.file, after.file
             )));
         }
@@ -248,7 +250,7 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
     let results: Vec<_> = both
         .into_iter()
         .filter_map(|(point, a, b)| {
-            let figures = (a.figure(metric.name)?.value, b.figure(metric.name)?.value);
+            let figures = (a.metric(metric.name)?.value, b.metric(metric.name)?.value);
             let interval =
                 Interval::of_difference(&a.samples(metric.samples), &b.samples(metric.samples), args.confidence);
             Some(judge(args, &metric, (a.bytes, point), figures, interval))
@@ -293,7 +295,7 @@ fn judge(
     (before, after): (f64, f64),
     interval: Option<Interval>,
 ) -> Change {
-    // The figures of repeats are what the interval is around.
+    // The interval is around the means of the repeats.
     let (before, after) = interval.as_ref().map_or((before, after), |interval| interval.means);
     let of = |difference: f64| (before > 0.0).then_some(difference / before);
     let change = of(after - before);
@@ -311,7 +313,8 @@ fn judge(
     let past = args
         .fail_over
         .is_some_and(|most| change.is_none_or(|change| change.abs() > most));
-    // Where noise is unknown the threshold asked for decides alone: it would be of no use below --noise.
+    // With unknown noise only the given threshold counts: below --noise it would have no effect
+    // otherwise.
     let failed = past && !is_better && after != before && (interval.is_none() || verdict == Verdict::Worse);
     Change {
         bytes,
@@ -329,7 +332,7 @@ fn judge(
     }
 }
 
-/// Reads `5%`, `5` or `0.5 %` as a part of 1.
+/// Parses `5%`, `5` or `0.5 %` as a fraction.
 fn parse_percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim();
     match number.parse::<f64>() {
@@ -348,7 +351,7 @@ fn parse_confidence(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A part of 1 as people write it.
+/// A fraction as a percentage.
 fn percent(part: f64) -> String {
     let text = format!("{:.2}", part * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
@@ -388,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_say_what_is_noise() {
+    fn repeats_give_the_noise() {
         let quiet = result(100.0, &[99.0, 100.0, 101.0]);
         let slower = result(94.0, &[93.0, 94.0, 95.0]);
         let wild = result(94.0, &[70.0, 94.0, 118.0]);
@@ -415,13 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_alike_is_refused() {
+    fn results_that_are_not_alike_are_refused() {
         let soft = result(1.0, &[]);
         let hard = Document {
             link: "hardware".into(),
             ..soft.clone()
         };
-        let refused = alike(&args(None), &soft, &hard).unwrap_err();
+        let refused = check_comparable(&args(None), &soft, &hard).unwrap_err();
         assert!(
             refused.status() == 2 && refused.to_string().contains("--force"),
             "{refused}"
@@ -430,12 +433,12 @@ mod tests {
             force: true,
             ..args(None)
         };
-        assert!(alike(&forced, &soft, &hard).is_ok());
+        assert!(check_comparable(&forced, &soft, &hard).is_ok());
         let other = Document {
             test: "read_bw".into(),
             ..soft.clone()
         };
-        assert_eq!(alike(&forced, &soft, &other).unwrap_err().status(), 2);
+        assert_eq!(check_comparable(&forced, &soft, &other).unwrap_err().status(), 2);
     }
 
     #[test]

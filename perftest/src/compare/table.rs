@@ -5,10 +5,7 @@ use crate::chart::Unit;
 use crate::failure::Failure;
 use crate::report::print_line;
 
-/// Prints all of it.
-///
-/// # Errors
-/// When stdout does not take it.
+/// Prints the comparison.
 pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
     for (name, side) in [("before", &comparison.before), ("after ", &comparison.after)] {
         print_line(&format!(
@@ -83,13 +80,13 @@ fn line(row: &Change) -> String {
     .to_owned()
 }
 
-/// How much changed, in words.
+/// The change, as text.
 pub(super) fn change(row: &Change) -> String {
     row.change
         .map_or_else(|| "from 0".to_owned(), |change| format!("{:+.2} %", change * 100.0))
 }
 
-/// Which point it is, in words.
+/// The point, as text.
 pub(super) fn point(row: &Change) -> String {
     if row.point.is_empty() {
         format!("{} B", row.bytes)

@@ -1,4 +1,4 @@
-//! Welch's t: how far the means of two samples are apart, and how far that could be by chance.
+//! Welch's t-test: the confidence interval of the difference of two means.
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
@@ -7,21 +7,22 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 pub(super) struct Interval {
     /// The two means.
     pub(super) means: (f64, f64),
-    /// The least that is likely to be added to the first to make the second.
+    /// Lower bound of the second mean less the first.
     pub(super) low: f64,
-    /// The greatest.
+    /// Upper bound.
     pub(super) high: f64,
 }
 
 impl Interval {
-    /// Of the second's mean less the first's; none unless both have two values at least.
+    /// The interval of the second mean less the first; none unless both samples have at least two
+    /// values.
     pub(super) fn of_difference(first: &[f64], second: &[f64], confidence: f64) -> Option<Interval> {
         let (a, b) = (Sample::of(first)?, Sample::of(second)?);
         let difference = b.mean - a.mean;
         let means = (a.mean, b.mean);
         let squared = a.error_squared + b.error_squared;
         if squared <= 0.0 {
-            // Not one of the values differs from the others of its sample.
+            // Both samples have zero variance.
             return Some(Interval {
                 means,
                 low: difference,
@@ -45,7 +46,7 @@ impl Interval {
 struct Sample {
     count: f64,
     mean: f64,
-    /// The square of the mean's standard error.
+    /// The square of the standard error of the mean.
     error_squared: f64,
 }
 
@@ -71,24 +72,25 @@ mod tests {
 
     use super::*;
 
-    /// Two samples of unequal size and noise; what t and its degrees of freedom are was worked out by hand, the quantile is that of printed tables.
+    /// Two samples of unequal size and variance; t and the degrees of freedom computed by hand, the
+    /// quantile from printed tables.
     #[test]
     fn a_known_example() {
-        // Means 10 and 14, variances 4 and 1, counts 4 and 9: the error is sqrt(4/4 + 1/9) = 1.0541, the degrees of freedom
-        // (10/9)^2 / (1/3 + (1/9)^2/8) = 3.6866.
+        // Means 10 and 14, variances 4 and 1, counts 4 and 9: the error is sqrt(4/4 + 1/9) =
+        // 1.0541, the degrees of freedom (10/9)^2 / (1/3 + (1/9)^2/8) = 3.6866.
         let first = [8.0, 9.0, 11.0, 12.0].map(|v: f64| 10.0 + (v - 10.0) * (4.0f64 / (10.0 / 3.0)).sqrt());
         let second: Vec<f64> = (-4..=4).map(|v| 14.0 + f64::from(v) * (1.0f64 / 7.5).sqrt()).collect();
         let interval = Interval::of_difference(&first, &second, 0.95).unwrap();
         assert!((interval.means.0 - 10.0).abs() < 1e-9 && (interval.means.1 - 14.0).abs() < 1e-9);
         let half = (interval.high - interval.low) / 2.0;
-        // Tables have t(0.975) 3.1824 at 3 degrees and 2.7764 at 4.
+        // Tables: t(0.975) is 3.1824 at 3 degrees of freedom and 2.7764 at 4.
         let t = half / (10.0f64 / 9.0).sqrt();
         assert!((2.7764..3.1824).contains(&t), "{t}");
     }
 
     #[test]
     fn quantiles_are_those_of_printed_tables() {
-        // Two samples of the same size and noise have 2 (n - 1) degrees of freedom.
+        // Two samples of the same size and variance have 2 (n - 1) degrees of freedom.
         for (count, confidence, quantile) in [
             (2, 0.95, 4.3027),
             (3, 0.95, 2.7764),

@@ -9,70 +9,70 @@ use doorbell_verbs::{Local, ProtectionDomain};
 
 use crate::failure::{Failure, one_line};
 
-/// Where the messages of one end lie.
+/// The memory that one end's messages lie in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
-    /// In the host's memory.
+pub(crate) enum MemoryPlace {
+    /// Host memory.
     Host,
-    /// In that of this GPU, as this process counts them.
+    /// Memory of the GPU with this ordinal.
     Gpu(usize),
 }
 
-impl FromStr for Place {
+impl FromStr for MemoryPlace {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<MemoryPlace, String> {
         match text.parse() {
-            _ if text == "host" => Ok(Place::Host),
-            Ok(number) => Ok(Place::Gpu(number)),
+            _ if text == "host" => Ok(MemoryPlace::Host),
+            Ok(number) => Ok(MemoryPlace::Gpu(number)),
             Err(_) => Err(format!("'{text}' is no GPU: give its number, from 0, or host")),
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MemoryPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Host => f.write_str("host"),
-            Place::Gpu(number) => number.fmt(f),
+            MemoryPlace::Host => f.write_str("host"),
+            MemoryPlace::Gpu(number) => number.fmt(f),
         }
     }
 }
 
-/// How a GPU is named.
+/// How a GPU is selected.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Which {
-    /// By its number, as this process counts them.
+pub(crate) enum GpuSelector {
+    /// By its ordinal in this process.
     Number(usize),
-    /// By its address on the PCIe bus.
+    /// By its PCI address.
     Bus(String),
 }
 
-impl Which {
+impl GpuSelector {
     fn find(&self, driver: Driver) -> Result<CudaDevice, String> {
-        let tell = |e: doorbell_cuda::Error| one_line(&e.to_string());
+        let error = |e: doorbell_cuda::Error| one_line(&e.to_string());
         let wanted = match self {
-            Which::Number(number) => return driver.device(*number).map_err(tell),
-            Which::Bus(id) => long_bus_id(id),
+            GpuSelector::Number(number) => return driver.device(*number).map_err(error),
+            GpuSelector::Bus(id) => long_bus_id(id),
         };
-        let mut there = Vec::new();
-        for device in driver.devices().map_err(tell)? {
-            let id = device.pci_bus_id().map_err(tell)?;
+        let mut known = Vec::new();
+        for device in driver.devices().map_err(error)? {
+            let id = device.pci_bus_id().map_err(error)?;
             if long_bus_id(&id) == wanted {
                 return Ok(device);
             }
-            there.push(id);
+            known.push(id);
         }
-        Err(format!("there is no such GPU: there is {}", there.join(", ")))
+        Err(format!("there is no such GPU: there is {}", known.join(", ")))
     }
 }
 
-/// A PCI address with its domain, and in small letters: `0000:18:00.0`.
+/// A PCI address with its domain, in lower case: `0000:18:00.0`.
 fn long_bus_id(id: &str) -> String {
     let id = id.to_ascii_lowercase();
     match id.matches(':').count() {
         1 => format!("0000:{id}"),
-        // NVIDIA's own tools write the domain with eight digits.
+        // NVIDIA's tools print the domain with eight digits.
         _ => id
             .strip_prefix("0000")
             .filter(|rest| rest.find(':') == Some(4))
@@ -83,36 +83,32 @@ fn long_bus_id(id: &str) -> String {
 /// A GPU, and how its memory is registered.
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu {
-    /// Where its work is done.
     pub(crate) context: Context,
-    /// What the command line calls it.
+    /// Its ordinal in this process.
     pub(crate) number: usize,
-    /// What no other GPU has.
     pub(crate) uuid: String,
-    /// Its product's name.
+    /// Its product name.
     pub(crate) name: String,
-    /// The best path that works, or the one that is forced.
+    /// The best path that works, or the forced one.
     pub(crate) path: Path,
-    /// Whether it is the command line that forces it.
+    /// Whether the command line forces the path.
     forced: bool,
 }
 
 impl Gpu {
-    /// The GPU of this number, of whose memory some is registered to learn by which path that goes.
+    /// Opens the GPU with this ordinal, and registers some of its memory to determine the path.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when there is no such GPU, or the environment forces a path that is none; [`Failure::Test`] when no path works.
+    /// [`Failure::Usage`] when there is no such GPU, or the environment forces an unknown path;
+    /// [`Failure::Test`] when no path works.
     pub(crate) fn open(number: usize, device: &doorbell_verbs::Context) -> Result<Gpu, Failure> {
-        Gpu::choose(&format!("--gpu {number}"), &Which::Number(number), None, device)
+        Gpu::choose(&format!("--gpu {number}"), &GpuSelector::Number(number), None, device)
     }
 
-    /// As [`Gpu::open`], of a GPU that `flag` names, by this path or not at all.
-    ///
-    /// # Errors
-    /// As [`Gpu::open`].
+    /// As [`Gpu::open`], for the GPU of `flag`, with a forced path.
     pub(crate) fn choose(
         flag: &str,
-        which: &Which,
+        which: &GpuSelector,
         forced: Option<Path>,
         device: &doorbell_verbs::Context,
     ) -> Result<Gpu, Failure> {
@@ -120,20 +116,20 @@ impl Gpu {
         let refused = |reason: &str| Failure::usage(format!("{flag}: {}", one_line(reason)));
         let driver = Driver::load().map_err(|e| refused(&e.to_string()))?;
         let found = which.find(driver).map_err(|e| refused(&e))?;
-        let tell = |e: &dyn fmt::Display| Failure::test(one_line(&e.to_string()));
+        let error = |e: &dyn fmt::Display| Failure::test(one_line(&e.to_string()));
         let identity = || Ok::<_, doorbell_cuda::Error>((found.context()?, found.uuid()?.to_string(), found.name()?));
-        let (context, uuid, name) = identity().map_err(|e| tell(&e))?;
-        // The thread that measures: each call is a little quicker so.
-        context.make_current().map_err(|e| tell(&e))?;
-        let memory = GpuMemory::alloc(&context, BYTES).map_err(|e| tell(&e))?;
-        let pd: ProtectionDomain = device.protection_domain().map_err(|e| tell(&e))?;
+        let (context, uuid, name) = identity().map_err(|e| error(&e))?;
+        // In the thread that measures: a current context makes each call slightly faster.
+        context.make_current().map_err(|e| error(&e))?;
+        let memory = GpuMemory::alloc(&context, BYTES).map_err(|e| error(&e))?;
+        let pd: ProtectionDomain = device.protection_domain().map_err(|e| error(&e))?;
         let registration = match forced {
             Some(path) => GpuRegistration::new(&pd).path(path),
             None => GpuRegistration::from_environment(&pd).map_err(|e| Failure::usage(one_line(&e.to_string())))?,
         };
         let path = registration
             .register(&memory, Local)
-            .map_err(|e| tell(&e))?
+            .map_err(|e| error(&e))?
             .region()
             .path();
         Ok(Gpu {
@@ -146,10 +142,7 @@ impl Gpu {
         })
     }
 
-    /// How its memory is to be registered.
-    ///
-    /// # Errors
-    /// When the environment forces a path that is none.
+    /// A registration by the path of this GPU.
     pub(crate) fn registration<'a>(&self, pd: &'a ProtectionDomain) -> Result<GpuRegistration<'a>, Failure> {
         if self.forced {
             return Ok(GpuRegistration::new(pd).path(self.path));

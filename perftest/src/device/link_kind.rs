@@ -1,15 +1,16 @@
-//! Whether a device of the system's library is an adapter, or something the kernel does in software.
+//! Whether a device of the system's library is an adapter or a software device of the kernel.
 
 use std::fs;
 use std::path::Path;
 
 use crate::report::LinkKind;
 
-/// Where the kernel shows its RDMA devices.
+/// The kernel's RDMA devices.
 const CLASS: &str = "/sys/class/infiniband";
 
-/// What carries the packets of a system device. The kernel's software devices are known by what they say of themselves: rxe names its
-/// parent interface and describes itself as `rxe`, siw as a software stack, and both live among the virtual devices on newer kernels.
+/// What carries the packets of a system device. The kernel's software devices identify themselves:
+/// rxe names its parent interface and describes itself as `rxe`, siw as a software stack, and both
+/// are virtual devices on newer kernels.
 pub(crate) fn of_system_device(name: &str) -> LinkKind {
     of_entry(Path::new(CLASS), name)
 }

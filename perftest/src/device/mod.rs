@@ -1,4 +1,4 @@
-//! Which device a test runs on: one of the system's library, or a userspace one.
+//! The device of a test: one of the system's library, or a userspace one.
 
 mod gpu;
 mod link_kind;
@@ -12,9 +12,9 @@ use crate::cli::{ConnectionArgs, SoftArgs};
 use crate::failure::{Failure, one_line};
 use crate::report::LinkKind;
 
-pub(crate) use gpu::{Gpu, Place, Which};
+pub(crate) use gpu::{Gpu, GpuSelector, MemoryPlace};
 pub(crate) use link_kind::of_system_device;
-pub(crate) use soft::{Side, Soft, explain, movers};
+pub(crate) use soft::{Side, Soft, copy_modes, explain};
 
 /// The port a test uses.
 pub(crate) const PORT: u8 = 1;
@@ -22,34 +22,29 @@ pub(crate) const PORT: u8 = 1;
 /// An open device.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// It.
     pub(crate) context: Context,
     /// What carries its packets.
     pub(crate) link: LinkKind,
-    /// The processes that it reaches without its link, if it does: a number that no others have.
+    /// The process group that it reaches by the shared-memory link, as a unique number.
     pub(crate) group: Option<u64>,
-    /// The faults it was asked to add, if any.
+    /// The faults injected, if any.
     pub(crate) faults: Option<String>,
-    /// The connection manager that leads to it.
+    /// The connection manager for it.
     pub(crate) manager: Manager,
-    /// The GPU in whose memory this end's messages lie, if they do.
+    /// The GPU in whose memory this end's messages lie.
     pub(crate) gpu: Option<Gpu>,
 }
 
-/// Whose connection manager leads to a device.
+/// The connection manager of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manager {
     /// The system's.
     System,
-    /// The one of this process's own devices.
+    /// That of this process's userspace devices.
     Own,
 }
 
 impl Manager {
-    /// Gets it.
-    ///
-    /// # Errors
-    /// When the system has none.
     pub(crate) fn get(self) -> Result<ConnectionManager, CmError> {
         match self {
             Manager::System => ConnectionManager::system(),
@@ -58,20 +53,21 @@ impl Manager {
     }
 }
 
-/// How much a command knows about where its peer is, which decides the default device.
+/// Where the peer may be, which decides the default device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
-    /// Both ends run here.
+    /// Both ends run on this machine.
     Here,
-    /// The other end may be on another machine.
+    /// The peer may be on another machine.
     Elsewhere,
 }
 
-/// Opens the device that the command line names, or the default one: `soft0` when both ends run here, else the first system device whose
-/// port is active, else `soft0`.
+/// Opens the device that the command line names, or the default one: `soft0` when both ends run
+/// here, else the first system device whose port is active, else `soft0`.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is no such device or options do not fit it; [`Failure::Test`] when it cannot be opened.
+/// [`Failure::Usage`] when there is no such device or options do not fit it; [`Failure::Test`] when
+/// it cannot be opened.
 pub(crate) fn open(
     connection: &ConnectionArgs,
     soft: &SoftArgs,
@@ -104,10 +100,8 @@ pub(crate) fn open(
     }
 }
 
-/// Opens several devices, for one process to spread its connections over; without names the default one, as [`open`] does.
-///
-/// # Errors
-/// As [`open`].
+/// Opens several devices, for one process to spread its connections over; without names the default
+/// one, as [`open`] does.
 pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reach) -> Result<Vec<Device>, Failure> {
     let soft_devices = Soft::configured(soft, seed, Side::Every)?;
     let named: Vec<String> = match names {
@@ -136,7 +130,7 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
         .collect()
 }
 
-/// That flags for userspace devices were given for another.
+/// The failure for options of userspace devices given with another device.
 pub(crate) fn not_userspace(name: &str) -> Failure {
     Failure::usage(format!(
         "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"
@@ -192,7 +186,8 @@ fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
     })
 }
 
-/// The first device of the system's library whose port can carry a test. No library, no device and no permission all mean: none.
+/// The first device of the system's library with an active port; none without a library, a device
+/// or permission.
 fn first_active() -> Option<String> {
     let library = Library::system().ok()?;
     let devices = library.devices().ok()?;

@@ -1,7 +1,8 @@
-//! The userspace device, as the command line and the environment set it up.
+//! The userspace device, configured by the command line and the environment.
 //!
-//! The environment (`DOORBELL_SOFT_ADDR` and its like) says what there is, flags override it. With both ends here the first address is the
-//! client's and the second the server's; one address is for both, which share it as any two processes of a user may. Where there is none they share the default one.
+//! The environment (`DOORBELL_SOFT_ADDR` and others) defines the devices, options override it. With
+//! both ends here the first address is the client's and the second the server's; with one address,
+//! or with none and the default one, the two processes share it as any two processes of a user may.
 
 use std::net::IpAddr;
 
@@ -12,14 +13,14 @@ use doorbell_verbs::{DeviceError, Library};
 use crate::cli::SoftArgs;
 use crate::failure::{Failure, one_line};
 
-/// Which addresses are this process's.
+/// Which of the addresses this process uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
-    /// All of them: the other end is another command.
-    Alone,
-    /// The first: this process has started another for the other end.
+    /// All of them: the peer is another command.
+    Single,
+    /// The first: this process has started another one for the other end.
     First,
-    /// All of them, as devices of a process that has as many as there are.
+    /// All of them, as devices of one process.
     Every,
 }
 
@@ -30,7 +31,7 @@ pub(crate) struct Soft {
 }
 
 impl SoftArgs {
-    /// Whether any flag for userspace devices is given.
+    /// Whether any option for userspace devices is given.
     pub(crate) fn is_set(&self) -> bool {
         !self.soft_address.is_empty() || self.soft_port.is_some() || self.pcap.is_some() || self.has_faults()
     }
@@ -44,10 +45,10 @@ impl SoftArgs {
 }
 
 impl Soft {
-    /// What environment and flags ask for.
+    /// The devices of the environment and the options.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when they cannot be understood or contradict each other.
+    /// [`Failure::Usage`] when they are invalid or contradict each other.
     pub(crate) fn configured(args: &SoftArgs, seed: u64, side: Side) -> Result<Soft, Failure> {
         let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
         Soft::over(devices, args, seed, side)
@@ -66,7 +67,7 @@ impl Soft {
         }
         if side == Side::First {
             devices.truncate(1);
-        } else if side == Side::Alone && args.soft_address.len() > 1 {
+        } else if side == Side::Single && args.soft_address.len() > 1 {
             return Err(Failure::usage(
                 "--soft-address takes a second address only when both ends run here",
             ));
@@ -92,10 +93,10 @@ impl Soft {
         Ok(Soft { devices })
     }
 
-    /// The address for the process that this one starts for the other end; `None` leaves it the default.
+    /// The address for the process of the other end; `None` is the default one.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when the environment cannot be understood.
+    /// [`Failure::Usage`] when the environment is invalid.
     pub(crate) fn second_address(args: &SoftArgs) -> Result<Option<IpAddr>, Failure> {
         let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
         let from_env: Vec<_> = devices.iter().filter_map(|device| device.address).collect();
@@ -107,23 +108,21 @@ impl Soft {
         Ok(addresses.get(1).or(addresses.first()).copied())
     }
 
-    /// Whether there is a device of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.devices.iter().any(|device| device.name == name)
     }
 
-    /// The names there are.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.devices.iter().map(|device| device.name.as_str()).collect()
     }
 
-    /// The faults they add, if any.
+    /// The faults they inject, if any.
     pub(crate) fn faults(&self) -> Option<String> {
         let faults = self.devices.first()?.faults;
         faults.is_active().then(|| faults.to_string())
     }
 
-    /// Makes them this process's, as a library of verbs.
+    /// Configures them for this process, as a library of verbs.
     ///
     /// # Errors
     /// [`Failure::Test`] when they are in use already, which is a bug of this program.
@@ -133,13 +132,15 @@ impl Soft {
     }
 }
 
-/// How payloads get from the device of this name, which is open, to other processes of this host, the best way first; none where all goes over UDP.
-pub(crate) fn movers(name: &str) -> Vec<&'static str> {
-    let movers = local_movers(name);
-    movers.into_iter().map(Mover::name).collect()
+/// The copy modes between this open device and other processes of the host, best first; none where
+/// everything goes over UDP.
+pub(crate) fn copy_modes(name: &str) -> Vec<&'static str> {
+    let copy_modes = local_movers(name);
+    copy_modes.into_iter().map(Mover::name).collect()
 }
 
-/// Why a userspace device could not be opened: the device knows better than `errno`.
+/// Why a userspace device could not be opened: the device's own reason, which is more precise than
+/// `errno`.
 pub(crate) fn explain(name: &str, error: &DeviceError) -> Failure {
     match last_open_error() {
         Some(reason) => Failure::test(one_line(&reason)),
@@ -176,7 +177,7 @@ mod tests {
     fn flags_override_what_there_is() {
         let soft = soft(
             "--soft-address 127.0.0.7 --soft-port 14791 --drop 0.05 --delay 1ms --pcap x.pcap",
-            Side::Alone,
+            Side::Single,
         )
         .unwrap();
         let device = &soft.devices[0];
@@ -193,14 +194,14 @@ mod tests {
 
     #[test]
     fn nothing_set_is_one_device_without_faults() {
-        let soft = soft("", Side::Alone).unwrap();
+        let soft = soft("", Side::Single).unwrap();
         assert_eq!((soft.names(), soft.faults()), (vec!["soft0"], None));
     }
 
     #[test]
     fn a_second_address_is_for_a_second_process() {
         assert_eq!(soft("--soft-address ::1,::2", Side::First).unwrap().devices.len(), 1);
-        assert_eq!(soft("--soft-address ::1,::2", Side::Alone).unwrap_err().status(), 2);
+        assert_eq!(soft("--soft-address ::1,::2", Side::Single).unwrap_err().status(), 2);
         for (addresses, second) in [("::1,::2", "::2"), ("::1", "::1")] {
             let args = arguments(&format!("--soft-address {addresses}"));
             assert_eq!(Soft::second_address(&args).unwrap(), Some(second.parse().unwrap()));

@@ -1,7 +1,9 @@
-//! `doorbell diagnose`: what a test on a device would be warned of, without a test.
+//! `doorbell diagnose`: the warnings that a test on a device would print, without a test.
 //!
-//! System devices are asked through the system's library; where that does not open one, and for a folder that stands for another machine, sysfs has to say what it can. With no device named it
-//! looks at all that the system has; the userspace devices it looks at only by name, since there is nothing about them that is not the machine's.
+//! System devices are queried through the system's library; where that does not open one, and for
+//! the folder of another machine, sysfs is used instead. Without a device all of the system's
+//! devices are checked; userspace devices only by name, since all that concerns them concerns the
+//! machine.
 
 use std::thread;
 use std::time::Duration;
@@ -10,39 +12,41 @@ use doorbell_verbs::{Context, Library};
 use serde::Serialize;
 
 use super::sources::is_file_name;
-use super::{Peer, Port, Sources, Subject, Watch, of_device, of_machine, of_moment};
+use super::{NoiseMonitor, Peer, Port, Sources, Subject, of_device, of_machine, of_present_load};
 use crate::cli::{DiagnoseArgs, SoftArgs};
 use crate::device::{self, Side, Soft};
 use crate::failure::{Failure, one_line};
 use crate::plan::MEMORY_BUDGET;
-use crate::report::{self, Code, LinkKind, Noted, Warning};
+use crate::report::{self, Code, LinkKind, ReportedWarning, Warning};
 
-/// How long the machine is watched for what others do: the kernel counts in hundredths of a second.
-const WATCH: Duration = Duration::from_millis(300);
-/// What is about no device in particular.
+/// How long the machine is observed for the activity of others: the kernel's counters have a
+/// resolution of 10 ms.
+const OBSERVATION: Duration = Duration::from_millis(300);
+/// The subject of findings about no particular device.
 const MACHINE: &str = "machine";
 
 #[derive(Debug, Serialize)]
 struct Diagnosis {
     tool: &'static str,
     version: &'static str,
-    /// The devices that were looked at.
+    /// The devices that were checked.
     devices: Vec<String>,
-    warnings: Vec<Found>,
+    warnings: Vec<Finding>,
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
-    /// The device that it is about, or `machine`.
+struct Finding {
+    /// The device that it concerns, or `machine`.
     about: String,
     #[serde(flatten)]
-    warning: Noted,
+    warning: ReportedWarning,
 }
 
-/// Looks, and says what it finds.
+/// Checks, and prints the findings.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is no such device or code; [`Failure::Test`] with `--strict` when there is anything to say, and when stdout does not take it.
+/// [`Failure::Usage`] when there is no such device or code; [`Failure::Test`] with `--strict` when
+/// there is a warning, and when stdout cannot be written.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
     if args.codes {
         return report::print_line(&report::warning_table());
@@ -59,17 +63,17 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
         warnings
             .iter()
             .filter(|warning| !ignored.contains(&warning.code))
-            .map(|warning| Found {
+            .map(|warning| Finding {
                 about: name.clone(),
-                warning: Noted::from(warning),
+                warning: ReportedWarning::from(warning),
             })
             .collect::<Vec<_>>()
     };
     let mut warnings = about(MACHINE, &of_machine(&sources, 1));
-    let watch = Watch::begin(&sources, Peer::Elsewhere);
-    thread::sleep(WATCH);
-    warnings.extend(about(MACHINE, &watch.judge()));
-    warnings.extend(about(MACHINE, &of_moment(&sources)));
+    let monitor = NoiseMonitor::begin(&sources, Peer::Elsewhere);
+    thread::sleep(OBSERVATION);
+    warnings.extend(about(MACHINE, &monitor.evaluate()));
+    warnings.extend(about(MACHINE, &of_present_load(&sources)));
     for subject in &subjects {
         warnings.extend(about(&subject.device, &of_device(&sources, subject)));
     }
@@ -110,7 +114,7 @@ fn text(diagnosis: &Diagnosis) -> String {
         diagnosis
             .warnings
             .iter()
-            .map(|Found { about, warning }| format!("{about:<12} {:<20} {}", warning.code, warning.message)),
+            .map(|Finding { about, warning }| format!("{about:<12} {:<20} {}", warning.code, warning.message)),
     );
     if diagnosis.warnings.is_empty() {
         let looked_at: Vec<&str> = std::iter::once(MACHINE)
@@ -121,10 +125,10 @@ fn text(diagnosis: &Diagnosis) -> String {
     lines.join("\n")
 }
 
-/// What to look at: the device that was named, or all that the system has.
+/// The devices to check: the given one, or all of the system.
 fn subjects(sources: &Sources, args: &DiagnoseArgs) -> Result<Vec<Subject>, Failure> {
-    // Of another machine's folder this one's library knows nothing.
-    let library = match sources.faked() {
+    // This machine's library does not concern the folder of another machine.
+    let library = match sources.fake() {
         None => Library::system().ok(),
         Some(_) => None,
     };
@@ -138,7 +142,7 @@ fn subjects(sources: &Sources, args: &DiagnoseArgs) -> Result<Vec<Subject>, Fail
         names.dedup();
         return Ok(names.iter().map(|name| system(name)).collect());
     };
-    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     if soft.has(named) {
         let context = soft.library()?.open(named).map_err(|e| device::explain(named, &e))?;
         return Ok(vec![subject(named, LinkKind::SoftUdp, Port::of_context(&context))]);

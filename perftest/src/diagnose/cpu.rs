@@ -1,6 +1,7 @@
-//! The processor: how fast its cores run, and how many there are.
+//! Checks of the CPU: the frequency of its cores, and their number.
 //!
-//! What is not looked at, because it does not make a figure wrong: whether turbo is off (`no_turbo`, `boost`: steadier, and the maximum above is then the lower one), and idle states (both ends spin, so
+//! Not checked, because they do not distort results: whether turbo is off (`no_turbo`, `boost`:
+//! steadier, and the maximum above is then the lower one), and idle states (both ends busy-poll, so
 //! no core sleeps).
 
 use std::num::NonZero;
@@ -9,17 +10,17 @@ use std::thread;
 use super::sources::{Sources, list, show_list};
 use crate::report::{Code, Warning};
 
-/// A core that runs at less than this share of its base frequency, in percent, is slow: the reading itself is off by some.
-const OF_BASE: u64 = 95;
-/// The same of its maximum, which where one core may be faster than all together is not what all can do.
-const OF_MAXIMUM: u64 = 67;
+/// A core below this percentage of its base frequency is slow; the reading itself is inexact.
+const MIN_OF_BASE_PERCENT: u64 = 95;
+/// The same of its maximum frequency, which all cores together may not reach.
+const MIN_OF_MAXIMUM_PERCENT: u64 = 67;
 
 /// The cores that this process may use.
 pub(super) fn allowed(sources: &Sources) -> Vec<usize> {
     status(sources, "Cpus_allowed_list").map_or_else(Vec::new, |text| list(&text))
 }
 
-/// A line of `/proc/self/status`, of the thread that measures.
+/// A line of `/proc/self/status`, of the measuring thread.
 pub(super) fn status(sources: &Sources, key: &str) -> Option<String> {
     sources.lines("proc/self/status").into_iter().find_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix(':')?.trim();
@@ -27,7 +28,7 @@ pub(super) fn status(sources: &Sources, key: &str) -> Option<String> {
     })
 }
 
-/// What the settings of the cores are, and how many there are for so many spinning threads.
+/// The warnings about the settings and the number of cores, for so many busy-polling threads.
 pub(super) fn settings(sources: &Sources, spinning: usize) -> Vec<Warning> {
     let cores = allowed(sources);
     let mut warnings = Vec::new();
@@ -38,9 +39,9 @@ pub(super) fn settings(sources: &Sources, spinning: usize) -> Vec<Warning> {
     warnings
 }
 
-/// How many of the cores it may have at a time: of this machine, the limits of its container count too.
+/// How many of the cores it may use at a time, by the limits of its container on this machine.
 fn usable(sources: &Sources, cores: &[usize]) -> usize {
-    let limit = match sources.faked() {
+    let limit = match sources.fake() {
         None => thread::available_parallelism().map_or(usize::MAX, NonZero::get),
         Some(_) => usize::MAX,
     };
@@ -51,17 +52,17 @@ fn few(have: usize, want: usize) -> Option<Warning> {
     (have > 0 && have < want).then(|| {
         Warning::new(
             Code::FewCores,
-            format!("{want} threads spin on {have} cores and take turns: give the test {want} cores, or run the ends on two machines"),
+            format!("{want} threads busy-poll on {have} cores (oversubscribed): give the test {want} cores, or run the ends on two machines"),
         )
     })
 }
 
-/// An attribute of a core's frequency.
+/// The sysfs path of a cpufreq attribute.
 fn attribute(core: usize, name: &str) -> String {
     format!("sys/devices/system/cpu/cpu{core}/cpufreq/{name}")
 }
 
-/// A machine that shows no governor (a guest, a container) gives no cause for complaint.
+/// No warning on a machine without a governor (a guest, a container).
 fn governor(sources: &Sources, cores: &[usize]) -> Option<Warning> {
     let slow = |core: &usize| {
         let name = sources.text(&attribute(*core, "scaling_governor"))?;
@@ -118,15 +119,15 @@ fn load(sources: &Sources) -> Option<Warning> {
     })
 }
 
-/// How fast the core runs that this thread is on; to be asked when it has spun for a while.
+/// The frequency of this thread's core; to be called after busy-polling for a while.
 pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
     let core = current(sources)?;
     let now_khz: u64 = sources.number(&attribute(core, "scaling_cur_freq"))?;
     let base = sources.number::<u64>(&attribute(core, "base_frequency"));
     let most = sources.number::<u64>(&attribute(core, "cpuinfo_max_freq"));
     let (what, of_khz, percent) = match (base, most) {
-        (Some(base_khz), _) => ("base frequency", base_khz, OF_BASE),
-        (None, Some(most_khz)) => ("maximum", most_khz, OF_MAXIMUM),
+        (Some(base_khz), _) => ("base frequency", base_khz, MIN_OF_BASE_PERCENT),
+        (None, Some(most_khz)) => ("maximum", most_khz, MIN_OF_MAXIMUM_PERCENT),
         (None, None) => return None,
     };
     let slow = u128::from(now_khz) * 100 < u128::from(of_khz) * u128::from(percent);
@@ -134,7 +135,7 @@ pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
         Warning::new(
             Code::CpuFrequency,
             format!(
-                "core {core}, which the test is on, runs at {} though it spins, its {what} is {}: set the governor (cpupower frequency-set -g performance), else look at cooling and power limits (turbostat)",
+                "core {core}, which the test is on, runs at {} under load, its {what} is {}: set the governor (cpupower frequency-set -g performance), else check cooling and power limits (turbostat)",
                 show_khz(now_khz),
                 show_khz(of_khz)
             ),
@@ -142,7 +143,8 @@ pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
     })
 }
 
-/// The core that this thread is on (proc_pid_stat(5), field 39). The name, in parentheses, may hold anything.
+/// The core of this thread (proc_pid_stat(5), field 39). The name, in parentheses, may contain
+/// anything.
 fn current(sources: &Sources) -> Option<usize> {
     let stat = sources.text("proc/self/stat")?;
     stat.rsplit(')').next()?.split_whitespace().nth(36)?.parse().ok()
@@ -155,7 +157,7 @@ fn show_khz(khz: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     const STATUS: (&str, &str) = (
         "proc/self/status",
@@ -168,21 +170,21 @@ mod tests {
 
     #[test]
     fn few_cores_are_noticed() {
-        let sources = Machine::with([STATUS]);
+        let sources = FakeMachine::with([STATUS]);
         let few = |spinning| codes(&settings(&sources.sources(), spinning));
         assert_eq!((few(3), few(2)), (vec![Code::FewCores], vec![]));
     }
 
     #[test]
-    fn a_machine_that_shows_nothing_gives_no_cause_for_complaint() {
-        let machine = Machine::with([]);
+    fn a_machine_that_shows_nothing_has_no_warning() {
+        let machine = FakeMachine::with([]);
         assert_eq!(settings(&machine.sources(), 64), []);
         assert_eq!(frequency(&machine.sources()), None);
     }
 
     #[test]
     fn a_slow_governor_is_noticed_where_the_process_may_run() {
-        let machine = Machine::with([STATUS]);
+        let machine = FakeMachine::with([STATUS]);
         let governor = |core| format!("sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor");
         machine.put(&governor(0), "powersave\n");
         machine.put(&governor(2), "performance\n");
@@ -205,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_limited_frequency_is_noticed() {
-        let machine = Machine::with([STATUS]);
+        let machine = FakeMachine::with([STATUS]);
         for (core, limit) in [(2, "3700000"), (3, "2000000")] {
             machine.put(&attribute(core, "scaling_max_freq"), limit);
             machine.put(&attribute(core, "cpuinfo_max_freq"), "3700000\n");
@@ -235,7 +237,7 @@ mod tests {
     #[test]
     fn a_core_that_is_slow_now_is_noticed() {
         let fields = "S 1 ".to_owned() + &"0 ".repeat(34) + "3 0 0";
-        let machine = Machine::with([("proc/self/stat", format!("7 (a) b ( 9) {fields}").as_str())]);
+        let machine = FakeMachine::with([("proc/self/stat", format!("7 (a) b ( 9) {fields}").as_str())]);
         machine.put(&attribute(3, "cpuinfo_max_freq"), "4000000");
         for (now, slow) in [("3999999", false), ("2700000", false), ("2600000", true), ("x", false)] {
             machine.put(&attribute(3, "scaling_cur_freq"), now);
@@ -247,7 +249,7 @@ mod tests {
                     .contains("core 3, which the test is on, runs at 2.60 GHz")
             }));
         }
-        // Where it is told what all cores can do together, that is what counts.
+        // The base frequency, which all cores can reach together, takes precedence.
         for (base, slow) in [("2500000", false), ("2800000", true)] {
             machine.put(&attribute(3, "scaling_cur_freq"), "2600000");
             machine.put(&attribute(3, "base_frequency"), base);
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_high_load_is_noticed() {
-        let machine = Machine::with([("sys/devices/system/cpu/online", "0-3\n")]);
+        let machine = FakeMachine::with([("sys/devices/system/cpu/online", "0-3\n")]);
         for (load, high) in [
             ("3.99 1 1 2/120 99", false),
             ("4.25 1 1 2/120 99", true),

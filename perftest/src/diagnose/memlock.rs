@@ -1,14 +1,15 @@
-//! Whether the process may lock as much memory as a test registers.
+//! Whether the memlock limit allows the memory that a test registers.
 
 use super::cpu::status;
 use super::sources::Sources;
 use crate::report::{Code, Warning};
 use crate::units::show_bytes;
 
-/// The number of `CAP_IPC_LOCK` (capabilities(7)), whose holders no limit binds.
+/// The number of `CAP_IPC_LOCK` (capabilities(7)), which overrides the limit.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Whether so many bytes are more than may be locked. It matters for devices of the kernel: the userspace device locks nothing.
+/// Whether so many bytes exceed the limit. Only for kernel devices: the userspace device locks no
+/// memory.
 pub(super) fn limit(sources: &Sources, registers_bytes: u64) -> Option<Warning> {
     if may_lock_all(sources) {
         return None;
@@ -33,7 +34,7 @@ pub(super) fn limit(sources: &Sources, registers_bytes: u64) -> Option<Warning> 
     })
 }
 
-/// Whether the process has the capability where it counts, which is not in a user namespace of its own.
+/// Whether the process has the capability in the initial user namespace, where it counts.
 fn may_lock_all(sources: &Sources) -> bool {
     let capabilities = status(sources, "CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok());
     let has_it = capabilities.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1);
@@ -45,13 +46,13 @@ fn may_lock_all(sources: &Sources) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     const HEAD: &str = "Limit                     Soft Limit           Hard Limit           Units\n";
 
     #[test]
-    fn a_limit_below_what_is_registered_is_noticed() {
-        let machine = Machine::with([("proc/self/status", "CapEff:\t0000000000000000\n")]);
+    fn a_memlock_limit_below_the_registered_size_is_noticed() {
+        let machine = FakeMachine::with([("proc/self/status", "CapEff:\t0000000000000000\n")]);
         for (soft, low) in [
             ("8388608", true),
             ("268435456", false),
@@ -71,8 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn the_capability_counts_where_it_is_the_hosts() {
-        let machine = Machine::with([
+    fn the_capability_counts_in_the_initial_namespace_only() {
+        let machine = FakeMachine::with([
             ("proc/self/limits", "Max locked memory 65536 65536 bytes\n"),
             ("proc/self/status", "CapEff:\t000001ffffffffff\n"),
             ("proc/self/uid_map", "         0          0 4294967295\n"),
@@ -83,6 +84,6 @@ mod tests {
         machine.put("proc/self/status", "CapEff:\t000001ffffffbfff\n");
         machine.put("proc/self/uid_map", "0 0 4294967295\n");
         assert_eq!(limit(&machine.sources(), 1 << 20).unwrap().code, Code::Memlock);
-        assert_eq!(limit(&Machine::with([]).sources(), 1 << 20), None);
+        assert_eq!(limit(&FakeMachine::with([]).sources(), 1 << 20), None);
     }
 }

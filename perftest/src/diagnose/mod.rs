@@ -1,24 +1,25 @@
-//! What of this machine, its devices and the test itself casts doubt on figures, found by looking and by measuring.
+//! Checks of this machine, its devices and the test for conditions that distort results.
 //!
-//! A command that measures asks twice, and prints what it gets on stderr:
+//! A command that measures calls it before and after, and prints the warnings on stderr:
 //!
 //! ```text
 //! let sources = Sources::of_this_machine();
-//! let subject = Subject::of(name, link, Port::of_context(&context));   // and what the test wants of it
-//! warnings.extend(diagnose::before(&sources, &subject));               // looks at files, spins for 20 ms
-//! let watch = Watch::begin(&sources, peer);
+//! let subject = Subject::of(name, link, Port::of_context(&context));   // and the test's parameters
+//! warnings.extend(diagnose::before(&sources, &subject));               // reads files, busy-polls for 20 ms
+//! let monitor = NoiseMonitor::begin(&sources, peer);
 //! …                                                                    // the test
-//! warnings.extend(diagnose::after(&watch, &Measured { … }));
+//! warnings.extend(diagnose::after(&monitor, &Measured { … }));
 //! ```
 //!
-//! [`Sources`] is where it looks, so that a test can make a machine up; each other module holds the checks of one area, as functions from what was found to warnings. `command` is `doorbell diagnose`.
-//! The codes, with what is behind each, are [`Code`]'s table.
+//! [`Sources`] are the files it reads, so that a test can make up a machine; each other module has
+//! the checks of one area, as functions from findings to warnings. `command` is
+//! `doorbell diagnose`. [`Code`] has the table of the codes.
 
 mod command;
 mod cpu;
+mod location;
 mod memlock;
 mod noise;
-mod place;
 mod port;
 mod samples;
 mod sources;
@@ -26,7 +27,7 @@ mod sources;
 use crate::report::{Code, LinkKind, PERCENTILES, Row, Warning};
 
 pub(crate) use command::run;
-pub(crate) use noise::{Peer, Watch};
+pub(crate) use noise::{NoiseMonitor, Peer};
 pub(crate) use port::Port;
 pub(crate) use sources::Sources;
 
@@ -37,20 +38,20 @@ pub(crate) struct Subject {
     pub(crate) device: String,
     /// What carries its packets.
     pub(crate) link: LinkKind,
-    /// Its port, if that can be asked.
+    /// Its port, if it can be queried.
     pub(crate) port: Option<Port>,
-    /// The GID that was asked for; `None` for the best.
+    /// The GID index given; `None` for the best.
     pub(crate) gid_index: Option<u32>,
-    /// The path MTU that was asked for; `None` for the port's.
+    /// The path MTU given; `None` for the port's.
     pub(crate) mtu_bytes: Option<u32>,
-    /// The memory that the test registers at this end, at most.
+    /// The most memory that the test registers at this end.
     pub(crate) registers_bytes: u64,
-    /// Threads that spin on this machine while the test runs, of both ends where both are here.
+    /// Busy-polling threads on this machine during the test, of both ends where both are here.
     pub(crate) spinning: usize,
 }
 
 impl Subject {
-    /// A test on this device, that asks for nothing in particular and has one thread.
+    /// A test on this device, without special parameters and with one thread.
     pub(crate) fn of(device: impl Into<String>, link: LinkKind, port: Option<Port>) -> Subject {
         Subject {
             device: device.into(),
@@ -64,37 +65,36 @@ impl Subject {
     }
 }
 
-/// What there is to say before a test. It spins for 20 ms to see whether anything disturbs it.
+/// The warnings before a test. Busy-polls for 20 ms to measure jitter.
 pub(crate) fn before(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if subject.link != LinkKind::Hardware {
         warnings.push(Warning::not_hardware(subject.link));
     }
     warnings.extend(standing(sources, subject));
-    warnings.extend(of_moment(sources));
+    warnings.extend(of_present_load(sources));
     warnings
 }
 
-/// What there is to say whatever is measured later, as by a server that does not know its client yet.
+/// The warnings that do not depend on the test, for a server that does not know its client yet.
 pub(crate) fn standing(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     let mut warnings = of_machine(sources, subject.spinning);
     warnings.extend(of_device(sources, subject));
     warnings
 }
 
-/// What a test has shown, as far as warnings depend on it.
+/// The results of a test, as far as warnings depend on them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured<'a> {
-    /// The fewest round trips of a size whose percentiles are shown; `None` where none are.
+    /// The fewest samples of a size whose percentiles are shown; `None` where none are.
     pub(crate) samples: Option<u64>,
     /// The percentiles that are shown: names, and quantiles in order.
     pub(crate) percentiles: &'a [(&'a str, f64)],
-    /// Of each size the bytes, and each repeat's figure.
+    /// For each size the bytes, and a value per repeat.
     pub(crate) repeats: Vec<(u64, &'a [f64])>,
 }
 
 impl<'a> Measured<'a> {
-    /// What these rows show.
     pub(crate) fn of(rows: &'a [Row]) -> Measured<'a> {
         let samples = rows.iter().filter_map(|row| match row {
             Row::Latency(row) => Some(row.iterations),
@@ -112,16 +112,16 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// What there is to say after it.
-pub(crate) fn after(watch: &Watch, measured: &Measured<'_>) -> Vec<Warning> {
-    let mut warnings = watch.judge();
+/// The warnings after a test.
+pub(crate) fn after(monitor: &NoiseMonitor, measured: &Measured<'_>) -> Vec<Warning> {
+    let mut warnings = monitor.evaluate();
     let samples = measured.samples;
     warnings.extend(samples.and_then(|samples| samples::few(samples, measured.percentiles)));
     warnings.extend(samples::spread(measured.repeats.iter().copied()));
     warnings
 }
 
-/// What there is to say about the build and the machine, for so many spinning threads.
+/// The warnings about the build and the machine, for so many busy-polling threads.
 pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cfg!(debug_assertions) {
@@ -130,11 +130,11 @@ pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
             "this is a debug build: build with --release before you believe a figure",
         ));
     }
-    if let Some(root) = sources.faked() {
+    if let Some(root) = sources.fake() {
         warnings.push(Warning::new(
             Code::FakedMachine,
             format!(
-                "what is said of this machine comes from {}, not from itself: unset DOORBELL_DIAGNOSE_ROOT",
+                "the diagnosis of this machine is read from {}, not from its own files: unset DOORBELL_DIAGNOSE_ROOT",
                 root.display()
             ),
         ));
@@ -143,14 +143,14 @@ pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
     warnings
 }
 
-/// What there is to say about a device, its port and its place.
+/// The warnings about a device, its port and its location.
 fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     let device = subject.device.as_str();
-    // A userspace device's name may be one of sysfs too.
+    // A userspace device may have the name of a device in sysfs.
     let is_system = matches!(subject.link, LinkKind::Hardware | LinkKind::KernelSoft) && sources::is_file_name(device);
     let mut warnings = Vec::new();
     if let Some(port) = &subject.port {
-        let wanted = port::Use {
+        let wanted = port::PortUse {
             device,
             is_system,
             gid_index: subject.gid_index,
@@ -160,22 +160,22 @@ fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     }
     if is_system {
         let rate = subject.port.as_ref().and_then(|port| port.bits_per_s);
-        warnings.extend(place::of_device(sources, device, rate));
+        warnings.extend(location::of_device(sources, device, rate));
         warnings.extend(memlock::limit(sources, subject.registers_bytes));
     }
     warnings
 }
 
-/// What there is to say about this moment.
-fn of_moment(sources: &Sources) -> Vec<Warning> {
-    // The core is asked for its frequency when it has worked.
+/// The warnings about the present load.
+fn of_present_load(sources: &Sources) -> Vec<Warning> {
+    // A core reports its frequency under load only after it has worked.
     let jitter = noise::probe();
     jitter.into_iter().chain(cpu::frequency(sources)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::sources::faked::Machine;
+    use super::sources::fake::FakeMachine;
     use super::*;
 
     fn subject(link: LinkKind) -> Subject {
@@ -189,8 +189,8 @@ mod tests {
         }
     }
 
-    fn machine() -> Machine {
-        let machine = Machine::with([
+    fn machine() -> FakeMachine {
+        let machine = FakeMachine::with([
             ("proc/self/limits", "Max locked memory 65536 65536 bytes\n"),
             ("sys/devices/pci0000:00/0000:00:01.0/iommu_group/type", "DMA\n"),
         ]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_systems_is_asked_of_system_devices_only() {
+    fn only_system_devices_are_checked_in_sysfs() {
         let machine = machine();
         let of = |link| codes(&of_device(&machine.sources(), &subject(link)));
         assert_eq!(of(LinkKind::Hardware), [Code::Mtu, Code::Iommu, Code::Memlock]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_no_system_device() {
+    fn a_name_with_a_path_is_no_system_device() {
         let machine = machine();
         for name in ["../infiniband/mlx5_0", "", ".."] {
             let subject = Subject::of(name, LinkKind::Hardware, None);
@@ -225,15 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_test_has_shown_is_judged() {
-        let watch = Watch::begin(&machine().sources(), Peer::Elsewhere);
+    fn results_of_a_test_are_checked() {
+        let monitor = NoiseMonitor::begin(&machine().sources(), Peer::Elsewhere);
         let of = |samples, figures| {
             let measured = Measured {
                 samples,
                 percentiles: &PERCENTILES,
                 repeats: vec![(64, figures)],
             };
-            let found = codes(&after(&watch, &measured));
+            let found = codes(&after(&monitor, &measured));
             [Code::FewSamples, Code::Spread].map(|code| found.contains(&code))
         };
         assert_eq!(of(Some(99_999), &[1.0, 2.0]), [true, true]);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn software_and_folders_are_told() {
+    fn software_devices_and_fake_machines_are_reported() {
         let machine = machine();
         let found = codes(&before(&machine.sources(), &subject(LinkKind::SoftUdp)));
         assert!(

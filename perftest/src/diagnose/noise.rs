@@ -1,10 +1,15 @@
-//! What disturbs a test on this machine, measured: before it by reading the clock for a moment, during it by what the kernel counts.
+//! Measures disturbances of a test on this machine: before it by reading the clock, during it by
+//! the kernel's counters.
 //!
-//! - **Jitter** ([`probe`]): a thread that does nothing but read the clock sees a gap when something else has its core: an interrupt, another program, the hypervisor. 20 ms of it are cheap, and find what comes
-//!   often; what comes once a second is found by the counters, or not at all, which is why nothing found means no more than that.
-//! - **Preemption**: `nivcsw` of getrusage(2) counts each time that another thread got the core while ours could have gone on; a yield that found nobody to yield to is not counted.
-//! - **Others**: on the cores that we may use, time that was neither idle nor ours. The kernel keeps it in hundredths of a second, so it is not asked of short tests.
-//! - **Steal**: time in which the hypervisor ran something else though a core of ours had work.
+//! - **Jitter** ([`probe`]): a thread that only reads the clock sees a gap when its core runs
+//!   something else: an interrupt, another program, the hypervisor. 20 ms are cheap and find
+//!   frequent disturbances; rarer ones show in the counters, or not at all, so no finding is no
+//!   proof.
+//! - **Preemption**: `nivcsw` of getrusage(2) counts involuntary context switches; a yield without
+//!   another runnable thread is not counted.
+//! - **Others**: time of the allowed cores that was neither idle nor ours. The kernel's resolution
+//!   is 10 ms, so short tests are not judged by it.
+//! - **Steal**: time in which the hypervisor ran something else though one of these cores had work.
 
 use std::time::{Duration, Instant};
 
@@ -17,23 +22,24 @@ use crate::report::{Code, Warning};
 
 /// How long the clock is read before a test.
 const PROBE: Duration = Duration::from_millis(20);
-/// A gap between two readings that something else must have filled.
+/// A gap between two readings that indicates a disturbance.
 const GAP: Duration = Duration::from_micros(10);
-/// One gap of this length is too much.
-const LONG: Duration = Duration::from_millis(1);
-/// So many of a hundred parts of the time may be gaps.
-const GAP_PERCENT: f64 = 1.0;
-/// Preemptions that a test may have: all told, and in a second. The kernel's own threads come to some tens a second on a quiet machine; at a hundred they are in the 99.9th percentile.
-const PREEMPTIONS: f64 = 10.0;
-const PREEMPTIONS_PER_S: f64 = 100.0;
-/// Tests below this length are not judged by counters of hundredths of a second.
-const LONG_ENOUGH: Duration = Duration::from_millis(200);
-/// Others may use so many cores, and such a share of those that there are.
-const OTHERS: f64 = 0.5;
-const OTHERS_SHARE: f64 = 0.125;
-/// Stolen time that does not count: two ticks, and such a share of the time worked.
-const STOLEN: Duration = Duration::from_millis(20);
-const STOLEN_PERCENT: f64 = 1.0;
+/// A single gap of this length is a warning.
+const LONG_GAP: Duration = Duration::from_millis(1);
+/// Largest percentage of the time in gaps.
+const MAX_GAP_PERCENT: f64 = 1.0;
+/// Preemptions that a test may have: in total, and per second. The kernel's own threads cause some
+/// tens a second on a quiet machine; a hundred show in the 99.9th percentile.
+const MAX_PREEMPTIONS: f64 = 10.0;
+const MAX_PREEMPTIONS_PER_S: f64 = 100.0;
+/// Shorter tests are not judged by counters with a resolution of 10 ms.
+const MIN_DURATION: Duration = Duration::from_millis(200);
+/// CPU use of others without a warning: cores, and their share of the allowed cores.
+const MAX_OTHERS: f64 = 0.5;
+const MAX_OTHERS_SHARE: f64 = 0.125;
+/// Steal time without a warning: two ticks, and a percentage of the time worked.
+const MIN_STOLEN: Duration = Duration::from_millis(20);
+const MAX_STOLEN_PERCENT: f64 = 1.0;
 
 /// Gaps in the readings of a clock.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -55,9 +61,9 @@ impl Gaps {
         }
     }
 
-    fn judge(&self) -> Option<Warning> {
+    fn evaluate(&self) -> Option<Warning> {
         let percent = 100.0 * self.sum.as_secs_f64() / self.over.as_secs_f64().max(f64::MIN_POSITIVE);
-        (percent > GAP_PERCENT || self.longest > LONG).then(|| {
+        (percent > MAX_GAP_PERCENT || self.longest > LONG_GAP).then(|| {
             Warning::new(
                 Code::Jitter,
                 format!(
@@ -71,7 +77,7 @@ impl Gaps {
     }
 }
 
-/// Reads the clock for a moment.
+/// Reads the clock for [`PROBE`].
 pub(super) fn probe() -> Option<Warning> {
     let mut gaps = Gaps::default();
     let began = Instant::now();
@@ -81,13 +87,13 @@ pub(super) fn probe() -> Option<Warning> {
         gaps.add(now.duration_since(last));
         last = now;
     }
-    gaps.judge()
+    gaps.evaluate()
 }
 
-/// Where the other end of a test is.
+/// Where the peer of a test is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Peer {
-    /// A process that this one started.
+    /// A child process of this one.
     Child(u32),
     /// Another process of this machine.
     Here,
@@ -95,20 +101,20 @@ pub(crate) enum Peer {
     Elsewhere,
 }
 
-/// What the kernel has counted so far.
+/// A snapshot of the kernel's counters.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct Counters {
-    /// Since some moment in the past.
+    /// CLOCK_MONOTONIC.
     at: Duration,
     /// Involuntary context switches of this process.
     preemptions: u64,
-    /// Time that both ends worked; `None` where the other's is not known.
+    /// CPU time of both ends; `None` where the peer's is not known.
     ours: Option<Duration>,
-    /// Time that our cores worked, for us and for others.
+    /// Busy time of the allowed cores, of all processes.
     worked: Duration,
-    /// Time that they could have, but for the hypervisor.
+    /// Steal time of these cores.
     stolen: Duration,
-    /// How many they are.
+    /// Number of these cores.
     cores: usize,
 }
 
@@ -136,12 +142,12 @@ impl Counters {
     }
 }
 
-/// A count of the kernel's in hundredths of a second, which is what it shows whatever its own tick is.
+/// A counter of the kernel in units of 10 ms (USER_HZ).
 fn ticks(field: Option<&str>) -> Option<Duration> {
     field?.parse::<u64>().ok()?.checked_mul(10).map(Duration::from_millis)
 }
 
-/// The time that the cores we may use worked, that was stolen of them, and how many they are (proc_stat(5)).
+/// Busy time, steal time and number of the allowed cores (proc_stat(5)).
 fn of_cores(sources: &Sources) -> (Duration, Duration, usize) {
     let cores = cpu::allowed(sources);
     let (mut worked, mut stolen, mut found) = (Duration::ZERO, Duration::ZERO, 0);
@@ -155,7 +161,8 @@ fn of_cores(sources: &Sources) -> (Duration, Duration, usize) {
         }
         let fields: Vec<Option<Duration>> = fields.map(|field| ticks(Some(field))).collect();
         let of = |index: usize| fields.get(index).copied().flatten().unwrap_or_default();
-        // user, nice, system; idle and iowait are none; irq, softirq; steal. Guests are in user and nice.
+        // user, nice, system; without idle and iowait; irq, softirq; steal. Guest time is in user
+        // and nice.
         worked = [0, 1, 2, 5, 6]
             .into_iter()
             .fold(worked, |sum, index| sum.saturating_add(of(index)));
@@ -165,43 +172,43 @@ fn of_cores(sources: &Sources) -> (Duration, Duration, usize) {
     (worked, stolen, found)
 }
 
-/// The time that a process has worked (proc_pid_stat(5), fields 14 and 15).
+/// The CPU time of a process (proc_pid_stat(5), fields 14 and 15).
 fn of_process(sources: &Sources, process: u32) -> Option<Duration> {
     let stat = sources.text(&format!("proc/{process}/stat"))?;
     let mut fields = stat.rsplit(')').next()?.split_whitespace().skip(11);
     ticks(fields.next())?.checked_add(ticks(fields.next())?)
 }
 
-/// A test under watch.
+/// Observes a test.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct NoiseMonitor {
     sources: Sources,
     peer: Peer,
     began: Counters,
 }
 
-impl Watch {
-    /// Begins one; the test follows.
-    pub(crate) fn begin(sources: &Sources, peer: Peer) -> Watch {
-        Watch {
+impl NoiseMonitor {
+    /// Takes the first snapshot; the test follows.
+    pub(crate) fn begin(sources: &Sources, peer: Peer) -> NoiseMonitor {
+        NoiseMonitor {
             sources: sources.clone(),
             peer,
             began: Counters::read(sources, peer),
         }
     }
 
-    /// What has disturbed the test until now.
-    pub(super) fn judge(&self) -> Vec<Warning> {
-        judge(&self.began, &Counters::read(&self.sources, self.peer))
+    /// The disturbances until now.
+    pub(super) fn evaluate(&self) -> Vec<Warning> {
+        evaluate(&self.began, &Counters::read(&self.sources, self.peer))
     }
 }
 
-fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
+fn evaluate(began: &Counters, ended: &Counters) -> Vec<Warning> {
     let over = ended.at.saturating_sub(began.at);
     let seconds = over.as_secs_f64();
     let mut warnings = Vec::new();
     let preemptions = ended.preemptions.saturating_sub(began.preemptions);
-    if preemptions as f64 > PREEMPTIONS.max(PREEMPTIONS_PER_S * seconds) {
+    if preemptions as f64 > MAX_PREEMPTIONS.max(MAX_PREEMPTIONS_PER_S * seconds) {
         warnings.push(Warning::new(
             Code::Preempted,
             format!(
@@ -210,13 +217,13 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
         ));
     }
     let worked = ended.worked.saturating_sub(began.worked);
-    if over >= LONG_ENOUGH
+    if over >= MIN_DURATION
         && seconds > 0.0
         && let (Some(before), Some(after)) = (began.ours, ended.ours)
     {
         let others = worked.saturating_sub(after.saturating_sub(before)).as_secs_f64() / seconds;
         let cores = ended.cores;
-        if others > OTHERS && others > OTHERS_SHARE * cores as f64 {
+        if others > MAX_OTHERS && others > MAX_OTHERS_SHARE * cores as f64 {
             warnings.push(Warning::new(
                 Code::BusyMachine,
                 format!("other programs used {others:.1} of the {cores} cores that there are for the test, in {seconds:.1} s: stop what top shows"),
@@ -225,7 +232,7 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
     }
     let stolen = ended.stolen.saturating_sub(began.stolen);
     let percent = 100.0 * stolen.as_secs_f64() / worked.saturating_add(stolen).as_secs_f64().max(f64::MIN_POSITIVE);
-    if stolen >= STOLEN && percent > STOLEN_PERCENT {
+    if stolen >= MIN_STOLEN && percent > MAX_STOLEN_PERCENT {
         warnings.push(Warning::new(
             Code::Steal,
             format!(
@@ -239,18 +246,18 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
     fn codes(began: Counters, ended: Counters) -> Vec<Code> {
-        judge(&began, &ended).iter().map(|warning| warning.code).collect()
+        evaluate(&began, &ended).iter().map(|warning| warning.code).collect()
     }
 
     #[test]
-    fn gaps_are_counted_and_judged() {
+    fn gaps_are_counted_and_evaluated() {
         let quiet = |steps: &[u64]| {
             let mut gaps = Gaps::default();
             // 20 ms of readings every 50 ns.
@@ -258,10 +265,10 @@ mod tests {
             steps.iter().for_each(|us| gaps.add(Duration::from_micros(*us)));
             gaps
         };
-        assert_eq!((quiet(&[]).judge(), quiet(&[]).count), (None, 0));
-        // A timer's interrupt.
-        assert_eq!((quiet(&[11, 9, 12]).count, quiet(&[11, 9, 12]).judge()), (2, None));
-        let often = quiet(&[30; 10]).judge().unwrap();
+        assert_eq!((quiet(&[]).evaluate(), quiet(&[]).count), (None, 0));
+        // A timer interrupt.
+        assert_eq!((quiet(&[11, 9, 12]).count, quiet(&[11, 9, 12]).evaluate()), (2, None));
+        let often = quiet(&[30; 10]).evaluate().unwrap();
         assert!(
             often
                 .to_string()
@@ -269,14 +276,14 @@ mod tests {
             "{often}"
         );
         assert_eq!(
-            (often.code, quiet(&[1001]).judge().unwrap().code),
+            (often.code, quiet(&[1001]).evaluate().unwrap().code),
             (Code::Jitter, Code::Jitter)
         );
-        assert_eq!(Gaps::default().judge(), None);
+        assert_eq!(Gaps::default().evaluate(), None);
     }
 
     #[test]
-    fn a_quiet_test_has_no_complaint() {
+    fn a_quiet_test_has_no_warning() {
         let began = Counters {
             at: ms(5000),
             ours: Some(ms(100)),
@@ -293,12 +300,12 @@ mod tests {
         };
         assert_eq!(codes(began, ended), []);
         assert_eq!(codes(began, began), []);
-        // Counters that go back are no reason to fall over.
+        // Counters that decrease are not an error.
         assert_eq!(codes(ended, began), []);
     }
 
     #[test]
-    fn preemptions_are_judged_by_time() {
+    fn preemptions_are_evaluated_per_second() {
         let with = |preemptions, over| Counters {
             at: ms(over),
             preemptions,
@@ -312,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn others_count_only_where_all_of_ours_is_known_and_the_time_is_long_enough() {
+    fn others_count_only_with_known_own_time_in_a_long_test() {
         let with = |ours, worked, over| Counters {
             at: ms(over),
             ours,
@@ -322,7 +329,7 @@ mod tests {
         };
         let began = with(Some(ms(0)), 0, 0);
         assert_eq!(codes(began, with(Some(ms(1000)), 2000, 1000)), [Code::BusyMachine]);
-        let text = judge(&began, &with(Some(ms(1000)), 2500, 1000))[0].to_string();
+        let text = evaluate(&began, &with(Some(ms(1000)), 2500, 1000))[0].to_string();
         assert!(text.starts_with("other programs used 1.5 of the 4 cores"), "{text}");
         assert_eq!(codes(began, with(Some(ms(2000)), 2100, 1000)), []);
         assert_eq!(codes(began, with(Some(ms(100)), 1000, 199)), []);
@@ -347,13 +354,13 @@ mod tests {
         assert_eq!(codes(nothing, with(1000, 10)), []);
         assert_eq!(codes(nothing, with(10_000, 50)), []);
         assert_eq!(codes(nothing, with(900, 100)), [Code::Steal]);
-        let text = judge(&nothing, &with(900, 100))[0].to_string();
+        let text = evaluate(&nothing, &with(900, 100))[0].to_string();
         assert!(text.starts_with("the hypervisor took 10 % of the time"), "{text}");
     }
 
     #[test]
-    fn the_kernels_counters_are_those_of_our_cores() {
-        let machine = Machine::with([
+    fn counters_are_of_the_allowed_cores() {
+        let machine = FakeMachine::with([
             ("proc/self/status", "Cpus_allowed_list:\t1-2\n"),
             (
                 "proc/stat",
@@ -369,7 +376,7 @@ mod tests {
         assert_eq!(of_cores(&sources), (ms(0), ms(0), 1));
     }
 
-    /// Of this machine, whatever it is.
+    /// On this machine, whatever it is.
     #[test]
     fn counters_of_this_process_grow() {
         let sources = Sources::of_this_machine();

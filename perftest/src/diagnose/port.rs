@@ -1,6 +1,8 @@
-//! A port: whether it is up, its MTU beside what it could have, and the GID that a test uses.
+//! Checks of a port: whether it is active, its MTU and the largest possible one, and the GID of the
+//! test.
 //!
-//! A [`Port`] is what the device's library says, or as much of it as sysfs has where the library does not open the device. So the checks take values, and know neither.
+//! A [`Port`] comes from the device's library, or partly from sysfs where the library does not open
+//! the device; the checks depend on neither.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,26 +12,25 @@ use super::sources::Sources;
 use crate::device::PORT;
 use crate::report::{Code, Warning};
 
-/// The bytes of an Ethernet packet that are neither the payload of an InfiniBand one nor Ethernet's own: as many as the kernel leaves for the GRH, UDP, BTH, the longest extended headers and the ICRC
-/// when it derives the port's MTU from the interface's.
+/// Bytes of an Ethernet frame that are neither InfiniBand payload nor Ethernet's own header: what
+/// the kernel reserves for the GRH, UDP, BTH, the longest extended headers and the ICRC when it
+/// derives the port's MTU from the interface's.
 const HEADERS: u32 = 96;
-/// An interface's MTU that the largest path MTU fits in, as it is usually given.
-const ENOUGH: u32 = 4200;
-/// The most GIDs of a table that are looked at in sysfs.
+/// The usual interface MTU for the largest path MTU.
+const RECOMMENDED_MTU: u32 = 4200;
+/// The most GID table entries that are read from sysfs.
 const GIDS: u32 = 1024;
 
-/// What is known of a port.
+/// The attributes of a port.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Port {
-    /// Its state in a word, if it is not active.
+    /// Its state as a word, if it is not active.
     pub(super) inactive: Option<String>,
     /// Whether it is RoCE.
     pub(super) is_ethernet: bool,
-    /// The MTU in force, and the largest that it could have.
+    /// The active MTU, and the largest possible one.
     pub(super) mtus_bytes: Option<(u32, u32)>,
-    /// Its rate.
     pub(super) bits_per_s: Option<u64>,
-    /// Its GIDs.
     pub(super) gids: Vec<PortGid>,
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct Port {
 pub(super) struct PortGid {
     pub(super) index: u32,
     pub(super) address: IpAddr,
-    /// RoCE version 1; where nothing is said, it is not.
+    /// RoCE v1; false where the type is unknown.
     pub(super) is_v1: bool,
 }
 
@@ -47,7 +48,8 @@ impl PortGid {
         matches!(self.address, IpAddr::V6(address) if address.is_unicast_link_local())
     }
 
-    /// The better the greater, in the order in which the safe API prefers them: version 2 first, IPv4, routable IPv6, link-local. Of equals the first entry.
+    /// Greater is better, in the order in which the safe API prefers them: RoCE v2 first, then
+    /// IPv4, routable IPv6, link-local. Of equal ones the first entry.
     fn preference(&self) -> impl Ord + use<> {
         (
             !self.is_v1,
@@ -66,7 +68,7 @@ impl std::fmt::Display for PortGid {
 }
 
 impl Port {
-    /// What the library says of an open device's port; `None` where it says nothing.
+    /// The port of an open device; `None` where the library does not report it.
     pub(crate) fn of_context(context: &Context) -> Option<Port> {
         let port = context.port(PORT).ok()?;
         let gids = context.gids(PORT).unwrap_or_default();
@@ -87,7 +89,7 @@ impl Port {
         })
     }
 
-    /// What sysfs says of a device's port: not its MTUs.
+    /// The port according to sysfs, which lacks the MTUs.
     pub(super) fn of_sysfs(sources: &Sources, device: &str) -> Option<Port> {
         let of = |file: &str| format!("sys/class/infiniband/{device}/ports/{PORT}/{file}");
         // "4: ACTIVE".
@@ -117,7 +119,7 @@ impl Port {
         })
     }
 
-    /// The GID that a test uses: of the index that was asked for, or the best.
+    /// The GID that a test uses: that of the index given, or the best.
     fn chosen(&self, index: Option<u32>) -> Option<PortGid> {
         match index {
             Some(index) => self.gids.iter().copied().find(|gid| gid.index == index),
@@ -130,36 +132,35 @@ impl Port {
     }
 }
 
-/// What a test makes of a port.
+/// How a test uses a port.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use<'a> {
-    /// The device.
+pub(super) struct PortUse<'a> {
     pub(super) device: &'a str,
-    /// Whether the system knows it, with its network interfaces.
+    /// Whether it is a system device, with network interfaces.
     pub(super) is_system: bool,
-    /// The GID that was asked for.
+    /// The GID index given.
     pub(super) gid_index: Option<u32>,
-    /// The path MTU that was asked for.
+    /// The path MTU given.
     pub(super) mtu_bytes: Option<u32>,
 }
 
-/// What there is to say about a port, for what a test makes of it.
-pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Vec<Warning> {
+/// The warnings about a port, for how a test uses it.
+pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Vec<Warning> {
     let device = wanted.device;
     let mut warnings = Vec::new();
     if let Some(state) = &port.inactive {
         warnings.push(Warning::new(
             Code::PortNotActive,
-            format!("port {PORT} of {device} is {state}: look at the cable, at ip link and, on InfiniBand, at the subnet manager (sminfo)"),
+            format!("port {PORT} of {device} is {state}: check the cable, ip link and, on InfiniBand, the subnet manager (sminfo)"),
         ));
     }
     warnings.extend(mtu(sources, port, wanted));
-    if let (Some(asked), Some((active, _))) = (wanted.mtu_bytes, port.mtus_bytes)
-        && asked < active
+    if let (Some(requested), Some((active, _))) = (wanted.mtu_bytes, port.mtus_bytes)
+        && requested < active
     {
         warnings.push(Warning::new(
             Code::PathMtu,
-            format!("the path MTU is {asked} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest"),
+            format!("the path MTU is {requested} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest"),
         ));
     }
     if port.is_ethernet {
@@ -168,7 +169,7 @@ pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Vec<W
     warnings
 }
 
-fn mtu(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<Warning> {
+fn mtu(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
     let device = wanted.device;
     let interface = if port.is_ethernet {
         interface(sources, port, wanted)
@@ -185,9 +186,9 @@ fn mtu(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<Warning> {
     }
     let what = format!("the MTU of {device}'s port is {active} B of {most} B");
     let advice = match interface {
-        Some((name, mtu)) if mtu < ENOUGH => {
+        Some((name, mtu)) if mtu < RECOMMENDED_MTU => {
             format!(
-                ", as interface {name} has {mtu} B: ip link set dev {name} mtu {ENOUGH} on both hosts, and let the switches pass that"
+                ", as interface {name} has {mtu} B: ip link set dev {name} mtu {RECOMMENDED_MTU} on both hosts, and let the switches pass that"
             )
         }
         _ if port.is_ethernet => {
@@ -198,14 +199,14 @@ fn mtu(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<Warning> {
     Some(Warning::new(Code::Mtu, format!("{what}{advice}")))
 }
 
-/// The largest path MTU for an interface's.
+/// The largest path MTU for an interface's MTU.
 fn fitting(interface_bytes: u32) -> Option<u32> {
     let fits = |mtu: &u32| mtu + HEADERS <= interface_bytes;
     [4096, 2048, 1024, 512, 256].into_iter().find(fits)
 }
 
 /// The interface of the GID that a test uses, with its MTU.
-fn interface(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<(String, u32)> {
+fn interface(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Option<(String, u32)> {
     if !wanted.is_system {
         return None;
     }
@@ -213,7 +214,7 @@ fn interface(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<(String
     let of_gid = port
         .chosen(wanted.gid_index)
         .and_then(|gid| sources.text(&format!("{folder}/ports/{PORT}/gid_attrs/ndevs/{}", gid.index)));
-    // rxe names its interface so, too.
+    // rxe also names its interface here.
     let name = of_gid.or_else(|| sources.text(&format!("{folder}/parent")))?;
     if !super::sources::is_file_name(&name) {
         return None;
@@ -222,7 +223,7 @@ fn interface(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<(String
     Some((name, mtu))
 }
 
-fn gid(port: &Port, wanted: &Use<'_>) -> Option<Warning> {
+fn gid(port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
     let device = wanted.device;
     let gid = port.chosen(wanted.gid_index)?;
     let instead = |better: PortGid| format!("--gid-index {0} (-x {0}) is {better}", better.index);
@@ -232,10 +233,7 @@ fn gid(port: &Port, wanted: &Use<'_>) -> Option<Warning> {
             .map_or_else(|| "give its network interface an IP address".into(), instead);
         return Some(Warning::new(
             Code::GidRoceV1,
-            format!(
-                "GID {} of {device} ({gid}) is of the version that is not routed: {advice}",
-                gid.index
-            ),
+            format!("GID {} of {device} ({gid}) is not routable: {advice}", gid.index),
         ));
     }
     if gid.is_link_local()
@@ -258,7 +256,7 @@ fn gid(port: &Port, wanted: &Use<'_>) -> Option<Warning> {
     })
 }
 
-/// A rate in the unit that adapters are sold by.
+/// A rate in Gbit/s.
 pub(super) fn show_gbit(bits_per_s: u64) -> String {
     format!("{:.1} Gbit/s", bits_per_s as f64 / 1e9)
 }

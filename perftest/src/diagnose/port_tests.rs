@@ -1,9 +1,9 @@
-//! Ports that are made up, and what is said of each.
+//! Made-up ports, and the warnings about each.
 
 use super::*;
-use crate::diagnose::sources::faked::Machine;
+use crate::diagnose::sources::fake::FakeMachine;
 
-const USE: Use<'static> = Use {
+const PORT_USE: PortUse<'static> = PortUse {
     device: "mlx5_0",
     is_system: true,
     gid_index: None,
@@ -27,7 +27,7 @@ fn port(gids: &[(&str, bool)]) -> Port {
     }
 }
 
-fn told(machine: &Machine, port: &Port, wanted: &Use<'_>) -> Vec<(Code, String)> {
+fn warnings_of(machine: &FakeMachine, port: &Port, wanted: &PortUse<'_>) -> Vec<(Code, String)> {
     let warnings = of_port(&machine.sources(), port, wanted);
     warnings
         .into_iter()
@@ -36,29 +36,30 @@ fn told(machine: &Machine, port: &Port, wanted: &Use<'_>) -> Vec<(Code, String)>
 }
 
 #[test]
-fn a_port_as_it_should_be_gives_no_cause_for_complaint() {
+fn a_good_port_has_no_warning() {
     let good = port(&[("fe80::1", V1), ("fe80::1", V2), ("10.0.0.1", V1), ("10.0.0.1", V2)]);
-    assert_eq!(told(&Machine::with([]), &good, &USE), []);
+    assert_eq!(warnings_of(&FakeMachine::with([]), &good, &PORT_USE), []);
     assert_eq!(
-        told(
-            &Machine::with([]),
+        warnings_of(
+            &FakeMachine::with([]),
             &good,
-            &Use {
+            &PortUse {
                 gid_index: Some(3),
-                ..USE
+                ..PORT_USE
             }
         ),
         []
     );
-    // Without a table there is no GID to complain of, and none of that index is the device's to refuse.
-    assert_eq!(told(&Machine::with([]), &port(&[]), &USE), []);
+    // Without a GID table there is nothing to warn of; a missing index is left to the device to
+    // refuse.
+    assert_eq!(warnings_of(&FakeMachine::with([]), &port(&[]), &PORT_USE), []);
     assert_eq!(
-        told(
-            &Machine::with([]),
+        warnings_of(
+            &FakeMachine::with([]),
             &good,
-            &Use {
+            &PortUse {
                 gid_index: Some(9),
-                ..USE
+                ..PORT_USE
             }
         ),
         []
@@ -71,14 +72,14 @@ fn a_port_that_is_down_is_noticed() {
         inactive: Some("down".into()),
         ..port(&[])
     };
-    let [(Code::PortNotActive, text)] = &told(&Machine::with([]), &down, &USE)[..] else {
+    let [(Code::PortNotActive, text)] = &warnings_of(&FakeMachine::with([]), &down, &PORT_USE)[..] else {
         panic!()
     };
     assert!(text.starts_with("port 1 of mlx5_0 is down: "), "{text}");
 }
 
 #[test]
-fn gids_that_others_are_better_than_are_noticed() {
+fn gids_worse_than_others_are_noticed() {
     let all = port(&[
         ("fe80::1", V1),
         ("fe80::1", V2),
@@ -90,7 +91,7 @@ fn gids_that_others_are_better_than_are_noticed() {
         (
             0,
             Code::GidRoceV1,
-            "GID 0 of mlx5_0 (RoCE v1, fe80::1) is of the version that is not routed: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
+            "GID 0 of mlx5_0 (RoCE v1, fe80::1) is not routable: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
         ),
         (
             1,
@@ -100,33 +101,39 @@ fn gids_that_others_are_better_than_are_noticed() {
         (
             2,
             Code::GidRoceV1,
-            "GID 2 of mlx5_0 (RoCE v1, 10.0.0.1) is of the version that is not routed: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
+            "GID 2 of mlx5_0 (RoCE v1, 10.0.0.1) is not routable: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
         ),
     ] {
-        let wanted = Use {
+        let wanted = PortUse {
             gid_index: Some(index),
-            ..USE
+            ..PORT_USE
         };
-        assert_eq!(told(&Machine::with([]), &all, &wanted), [(code, advice.to_owned())]);
+        assert_eq!(
+            warnings_of(&FakeMachine::with([]), &all, &wanted),
+            [(code, advice.to_owned())]
+        );
     }
     let old = port(&[("fe80::1", V1)]);
-    let [(Code::GidRoceV1, text)] = &told(&Machine::with([]), &old, &USE)[..] else {
+    let [(Code::GidRoceV1, text)] = &warnings_of(&FakeMachine::with([]), &old, &PORT_USE)[..] else {
         panic!()
     };
     assert!(text.ends_with("give its network interface an IP address"), "{text}");
-    // A link-local one is all right where there is nothing better, and so is any on InfiniBand.
-    assert_eq!(told(&Machine::with([]), &port(&[("fe80::1", V2)]), &USE), []);
+    // A link-local one is fine where there is nothing better, and so is any on InfiniBand.
+    assert_eq!(
+        warnings_of(&FakeMachine::with([]), &port(&[("fe80::1", V2)]), &PORT_USE),
+        []
+    );
     let infiniband = Port {
         is_ethernet: false,
         ..all
     };
     assert_eq!(
-        told(
-            &Machine::with([]),
+        warnings_of(
+            &FakeMachine::with([]),
             &infiniband,
-            &Use {
+            &PortUse {
                 gid_index: Some(0),
-                ..USE
+                ..PORT_USE
             }
         ),
         []
@@ -136,17 +143,17 @@ fn gids_that_others_are_better_than_are_noticed() {
 #[test]
 fn a_loopback_gid_of_a_system_device_is_noticed() {
     let loopback = port(&[("127.0.0.1", V2)]);
-    let [(Code::GidLoopback, text)] = &told(&Machine::with([]), &loopback, &USE)[..] else {
+    let [(Code::GidLoopback, text)] = &warnings_of(&FakeMachine::with([]), &loopback, &PORT_USE)[..] else {
         panic!()
     };
     assert!(text.contains("(RoCE v2, 127.0.0.1) never leaves this host"), "{text}");
-    // The userspace device is there unless it is told otherwise.
-    let soft = Use {
+    // The userspace device is on loopback by default.
+    let soft = PortUse {
         device: "soft0",
         is_system: false,
-        ..USE
+        ..PORT_USE
     };
-    assert_eq!(told(&Machine::with([]), &loopback, &soft), []);
+    assert_eq!(warnings_of(&FakeMachine::with([]), &loopback, &soft), []);
 }
 
 #[test]
@@ -155,35 +162,38 @@ fn an_mtu_below_the_ports_is_noticed_with_its_interface() {
         mtus_bytes: Some((1024, 4096)),
         ..port(&[("10.0.0.1", V2)])
     };
-    let machine = Machine::with([
+    let machine = FakeMachine::with([
         ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "ens1f0\n"),
         ("sys/class/net/ens1f0/mtu", "1500\n"),
     ]);
     assert_eq!(
-        told(&machine, &small, &USE),
+        warnings_of(&machine, &small, &PORT_USE),
         [(
             Code::Mtu,
             "the MTU of mlx5_0's port is 1024 B of 4096 B, as interface ens1f0 has 1500 B: ip link set dev ens1f0 mtu 4200 on both hosts, and let the switches pass that".into()
         )]
     );
-    // sysfs knows no port's MTU, but the interface's says as much.
+    // sysfs has no port MTU, but the interface's is as good.
     let unknown = Port {
         mtus_bytes: None,
         ..small.clone()
     };
-    assert_eq!(told(&machine, &unknown, &USE), told(&machine, &small, &USE));
+    assert_eq!(
+        warnings_of(&machine, &unknown, &PORT_USE),
+        warnings_of(&machine, &small, &PORT_USE)
+    );
     machine.put("sys/class/net/ens1f0/mtu", "4200");
-    assert_eq!(told(&machine, &unknown, &USE), []);
-    assert_eq!(told(&Machine::with([]), &unknown, &USE), []);
-    // An interface that is large enough is not what holds it back.
-    let text = &told(&machine, &small, &USE)[0].1;
+    assert_eq!(warnings_of(&machine, &unknown, &PORT_USE), []);
+    assert_eq!(warnings_of(&FakeMachine::with([]), &unknown, &PORT_USE), []);
+    // An interface with a large enough MTU is not the cause.
+    let text = &warnings_of(&machine, &small, &PORT_USE)[0].1;
     assert!(text.contains("raise that of its network interface"), "{text}");
     let infiniband = Port {
         is_ethernet: false,
         ..small
     };
     assert!(
-        told(&machine, &infiniband, &USE)[0]
+        warnings_of(&machine, &infiniband, &PORT_USE)[0]
             .1
             .ends_with("at the subnet manager")
     );
@@ -191,34 +201,34 @@ fn an_mtu_below_the_ports_is_noticed_with_its_interface() {
 
 #[test]
 fn a_path_mtu_below_the_ports_is_noticed() {
-    let wanted = |mtu| Use {
+    let wanted = |mtu| PortUse {
         mtu_bytes: Some(mtu),
-        ..USE
+        ..PORT_USE
     };
-    let [(Code::PathMtu, text)] = &told(&Machine::with([]), &port(&[]), &wanted(1024))[..] else {
+    let [(Code::PathMtu, text)] = &warnings_of(&FakeMachine::with([]), &port(&[]), &wanted(1024))[..] else {
         panic!()
     };
     assert!(
         text.starts_with("the path MTU is 1024 B, below the 4096 B of mlx5_0's port"),
         "{text}"
     );
-    assert_eq!(told(&Machine::with([]), &port(&[]), &wanted(4096)), []);
+    assert_eq!(warnings_of(&FakeMachine::with([]), &port(&[]), &wanted(4096)), []);
 }
 
 #[test]
-fn an_interfaces_name_leads_nowhere_else() {
+fn an_interface_name_cannot_be_a_path() {
     let small = Port {
         mtus_bytes: None,
         ..port(&[])
     };
-    let machine = Machine::with([
+    let machine = FakeMachine::with([
         ("sys/class/infiniband/mlx5_0/parent", "../../mtu1500\n"),
         ("mtu1500/mtu", "1500"),
     ]);
-    assert_eq!(told(&machine, &small, &USE), []);
+    assert_eq!(warnings_of(&machine, &small, &PORT_USE), []);
     machine.put("sys/class/infiniband/mlx5_0/parent", "eth\u{1b}[0m");
     machine.put("sys/class/net/eth [0m/mtu", "1500");
-    let text = &told(&machine, &small, &USE)[0].1;
+    let text = &warnings_of(&machine, &small, &PORT_USE)[0].1;
     assert!(text.contains("eth [0m") && !text.contains(char::is_control), "{text}");
 }
 
@@ -236,9 +246,9 @@ fn the_largest_path_mtu_leaves_room_for_headers() {
 }
 
 #[test]
-fn sysfs_tells_what_it_knows() {
+fn sysfs_gives_what_it_has() {
     let ports = "sys/class/infiniband/mlx5_0/ports/1";
-    let machine = Machine::with([]);
+    let machine = FakeMachine::with([]);
     assert_eq!(Port::of_sysfs(&machine.sources(), "mlx5_0"), None);
     for (file, content) in [
         ("state", "4: ACTIVE\n"),

@@ -1,15 +1,17 @@
-//! Whether there are enough samples for what is said about them: percentiles, and the spread of repeats.
+//! Whether there are enough samples for percentiles, and whether repeats agree.
 //!
-//! Of n samples about n × (1 − q) lie above the true q-quantile. With one of them the percentile is that sample's accident; with ten, whose number varies by about √10 from one test to the
-//! next, it is right within a third of what lies above it. So a percentile is believed from n ≥ 10 ÷ (1 − q) on.
+//! Of n samples about n × (1 − q) lie above the true q-quantile. With one of them the percentile is
+//! a single outlier; with ten, whose number varies by about √10 from one test to the next, it is
+//! right within a third of what lies above it. So a percentile needs n ≥ 10 ÷ (1 − q) samples.
 
 use crate::report::{Code, Warning};
 use crate::stats::samples_needed;
 
-/// Repeats whose coefficient of variation is above this, in percent, do not agree.
+/// Largest coefficient of variation of repeats that agree, in percent.
 const SPREAD: f64 = 5.0;
 
-/// Which of these percentiles, names and quantiles in order, rest on too few of so many samples.
+/// A warning of the percentiles (names and quantiles in order) that have too few of `samples`
+/// samples.
 pub(super) fn few(samples: u64, percentiles: &[(&str, f64)]) -> Option<Warning> {
     let weak = percentiles
         .iter()
@@ -31,7 +33,7 @@ pub(super) fn few(samples: u64, percentiles: &[(&str, f64)]) -> Option<Warning> 
     ))
 }
 
-/// The worst of the sizes whose repeats differ by more than they should; of each size the bytes and a figure per repeat.
+/// A warning of the size whose repeats differ most; of each size the bytes and a value per repeat.
 pub(super) fn spread<'a>(sizes: impl IntoIterator<Item = (u64, &'a [f64])>) -> Option<Warning> {
     let worst = sizes
         .into_iter()
@@ -48,7 +50,8 @@ pub(super) fn spread<'a>(sizes: impl IntoIterator<Item = (u64, &'a [f64])>) -> O
     })
 }
 
-/// Coefficient of variation in percent: the sample's standard deviation by its mean; `None` of fewer than two, or of what is no number.
+/// Coefficient of variation in percent: sample standard deviation over mean; `None` for fewer than
+/// two values, or without a number.
 fn variation(figures: &[f64]) -> Option<f64> {
     let n = figures.len();
     let mean = figures.iter().sum::<f64>() / n as f64;
@@ -62,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_believed_from_ten_samples_above_on() {
+    fn percentiles_need_ten_samples_above_them() {
         let shown = [("p99", 0.99), ("p99.9", 0.999)];
         let text = |samples| few(samples, &shown).map(|warning| warning.to_string());
         assert_eq!(text(10_000), None);

@@ -1,7 +1,8 @@
-//! Where the diagnosis reads: `/sys` and `/proc`, of this machine or below a folder.
+//! The files that the diagnosis reads: `/sys` and `/proc`, of this machine or below a folder.
 //!
-//! Nothing that is read is trusted: containers hide files, hypervisors make values up, and a folder of a test holds whatever it holds. A file is read to a bound and never waited for, a value
-//! that makes no sense is as good as none, and text becomes one line without what a terminal would obey.
+//! Nothing read is trusted: containers hide files, hypervisors make up values, and a test's folder
+//! may contain anything. Files are read up to a limit and never block, an invalid value counts as
+//! missing, and text is made one line without control characters.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -14,11 +15,12 @@ use nix::fcntl::OFlag;
 
 use crate::failure::one_line;
 
-/// The folder that holds `sys` and `proc` in tests of the whole command. It is for those: a figure that was judged by it says so.
+/// The folder that holds `sys` and `proc` in tests of the whole command. Results judged by it carry
+/// a warning.
 const ROOT: &str = "DOORBELL_DIAGNOSE_ROOT";
-/// The longest attribute that is looked at.
+/// Size limit of an attribute.
 const ATTRIBUTE: u64 = 4096;
-/// How much of a file of many lines is looked at: `/proc/stat` has the cores first.
+/// How much of a file with many lines is read: `/proc/stat` has the cores first.
 const FILE: u64 = 1 << 20;
 /// The most entries of a folder.
 const ENTRIES: usize = 4096;
@@ -27,17 +29,17 @@ const ENTRIES: usize = 4096;
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     root: PathBuf,
-    faked: bool,
+    fake: bool,
 }
 
 impl Sources {
-    /// This machine's, or what the environment puts in their place.
+    /// This machine's, or those of `DOORBELL_DIAGNOSE_ROOT`.
     pub(crate) fn of_this_machine() -> Sources {
         match env::var_os(ROOT) {
             Some(root) => Sources::below(root),
             None => Sources {
                 root: "/".into(),
-                faked: false,
+                fake: false,
             },
         }
     }
@@ -46,27 +48,27 @@ impl Sources {
     pub(super) fn below(root: impl Into<PathBuf>) -> Sources {
         Sources {
             root: root.into(),
-            faked: true,
+            fake: true,
         }
     }
 
     /// The folder, if these are not this machine's files.
-    pub(super) fn faked(&self) -> Option<&Path> {
-        self.faked.then_some(self.root.as_path())
+    pub(super) fn fake(&self) -> Option<&Path> {
+        self.fake.then_some(self.root.as_path())
     }
 
-    /// An attribute, as one line; `None` where there is none, or nothing in it.
+    /// An attribute, as one line; `None` if it is missing or empty.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         let text = one_line(&self.read(path, ATTRIBUTE)?);
         (!text.is_empty()).then_some(text)
     }
 
-    /// An attribute that is a number.
+    /// A numeric attribute.
     pub(super) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// The lines of a file; those that are longer than what is read are cut.
+    /// The lines of a file, cut at the size limit.
     pub(super) fn lines(&self, path: &str) -> Vec<String> {
         let text = self.read(path, FILE).unwrap_or_default();
         text.lines().map(one_line).collect()
@@ -83,7 +85,8 @@ impl Sources {
         names
     }
 
-    /// What a link leads to, all links followed, as a path that [`Sources::text`] takes; `None` where that is not below the root.
+    /// The target of a symbolic link, fully resolved, as a path for [`Sources::text`]; `None` where
+    /// that is not below the root.
     pub(super) fn resolved(&self, path: &str) -> Option<String> {
         let root = fs::canonicalize(&self.root).ok()?;
         let target = fs::canonicalize(self.root.join(path)).ok()?;
@@ -91,7 +94,7 @@ impl Sources {
     }
 
     fn read(&self, path: &str, most: u64) -> Option<String> {
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         let file: File = OpenOptions::new()
             .read(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
@@ -101,27 +104,28 @@ impl Sources {
             return None;
         }
         let mut bytes = Vec::new();
-        // Where the kernel fails half-way, what it gave before is not the value.
+        // After a read error, what was read before is not the value.
         file.take(most).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
-/// Whether a name is one of a file: then no path that it is put in leads elsewhere.
+/// Whether a name is a single path component, so that it cannot lead out of a folder.
 pub(crate) fn is_file_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// The numbers of a list as the kernel writes them: `0-3,8,10-11`. What is no number is left out, and so is what is beyond the largest machines.
+/// Parses a list in the kernel's notation: `0-3,8,10-11`. Invalid and very large numbers are left
+/// out.
 pub(super) fn list(text: &str) -> Vec<usize> {
-    const MOST: usize = 1 << 16;
+    const MAX_NUMBER: usize = 1 << 16;
     let mut numbers = Vec::new();
     for part in text.split(',') {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         if let (Ok(from), Ok(to)) = (from.trim().parse::<usize>(), to.trim().parse::<usize>())
             && from <= to
-            && to < MOST
+            && to < MAX_NUMBER
         {
             numbers.extend(from..=to);
         }
@@ -131,7 +135,7 @@ pub(super) fn list(text: &str) -> Vec<usize> {
     numbers
 }
 
-/// The numbers as [`list`] reads them.
+/// Formats the numbers as [`list`] parses them.
 pub(super) fn show_list(numbers: &[usize]) -> String {
     let mut parts = Vec::new();
     for run in numbers.chunk_by(|one, next| one + 1 == *next) {
@@ -144,19 +148,19 @@ pub(super) fn show_list(numbers: &[usize]) -> String {
     parts.join(",")
 }
 
-/// A machine that a test makes up.
+/// A machine made up by a test.
 #[cfg(test)]
-pub(super) mod faked {
+pub(super) mod fake {
     use super::*;
 
-    pub(crate) struct Machine {
+    pub(crate) struct FakeMachine {
         folder: tempfile::TempDir,
     }
 
-    impl Machine {
-        /// One with these files.
-        pub(crate) fn with<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Machine {
-            let machine = Machine {
+    impl FakeMachine {
+        /// A machine with these files.
+        pub(crate) fn with<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> FakeMachine {
+            let machine = FakeMachine {
                 folder: tempfile::tempdir().unwrap(),
             };
             for (path, content) in files {
@@ -192,10 +196,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     #[test]
-    fn lists_are_read_as_they_are_shown() {
+    fn lists_are_parsed_as_formatted() {
         for (text, numbers) in [
             ("0-3", vec![0, 1, 2, 3]),
             ("0,2-3,8", vec![0, 2, 3, 8]),
@@ -212,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_file_is_a_value_is_one_line_and_short() {
-        let machine = Machine::with([
+    fn every_value_is_one_short_line() {
+        let machine = FakeMachine::with([
             ("sys/a", "one\n\u{1b}[2Jtwo\n"),
             ("sys/empty", " \n"),
             ("sys/n", "12\n"),
@@ -228,13 +232,13 @@ mod tests {
         assert_eq!(sources.number::<u64>("sys/huge"), None);
         assert!(!sources.text("sys/bytes").unwrap().contains(char::is_control));
         assert!(sources.lines("sys/huge").iter().all(|line| line.len() <= 1 << 20));
-        // A folder and a pipe are no attributes, and nobody waits for the pipe's other end.
+        // A folder and a pipe are no attributes, and opening the pipe does not block.
         assert_eq!(sources.text("sys"), None);
         nix::unistd::mkfifo(&machine.path().join("sys/pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert_eq!(sources.text("sys/pipe"), None);
         std::os::unix::fs::symlink("/dev/zero", machine.path().join("sys/zero")).unwrap();
         assert_eq!(sources.text("sys/zero"), None);
-        // Root reads what nobody may.
+        // Root can read a file without read permission.
         if !nix::unistd::geteuid().is_root() {
             fs::set_permissions(machine.path().join("sys/n"), fs::Permissions::from_mode(0o0)).unwrap();
             assert_eq!(sources.number::<u32>("sys/n"), None);
@@ -243,7 +247,7 @@ mod tests {
 
     #[test]
     fn links_are_followed_to_what_is_below_the_root() {
-        let machine = Machine::with([("sys/devices/pci/0000:00:01.0/numa_node", "1")]);
+        let machine = FakeMachine::with([("sys/devices/pci/0000:00:01.0/numa_node", "1")]);
         machine.link("sys/class/x/device", "sys/devices/pci/0000:00:01.0");
         std::os::unix::fs::symlink("/etc", machine.path().join("sys/out")).unwrap();
         let sources = machine.sources();
@@ -258,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_none() {
+    fn names_with_paths_are_refused() {
         assert!(is_file_name("mlx5_0") && is_file_name("rocep23s0f0"));
         for name in ["", ".", "..", "../x", "a/b", "/etc", "a/"] {
             assert!(!is_file_name(name), "{name}");

@@ -1,6 +1,7 @@
-//! Runs a command in this program's place: signals go to it, and this program ends as it does.
+//! Runs a command in place of this program: signals are forwarded to it, and this program ends as
+//! it does.
 //!
-//! This program stays, as the folder has to be removed afterwards.
+//! This program does not exec, as it has to remove the folder afterwards.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -22,14 +23,15 @@ use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
 use super::{OWN_FAILURE, Variable, own};
 use crate::failure::{Failure, one_line};
 
-/// What is passed on. The rest either cannot be caught or stops and continues the whole job.
+/// The signals that are forwarded. The others cannot be caught, or stop and continue the whole job.
 const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// How a command ended.
 #[derive(Debug)]
-pub(crate) struct Ended(ExitStatus);
+pub(crate) struct ExitedCommand(ExitStatus);
 
-/// Runs the command with these variables added to the environment, to its end; its process is told to `started`.
+/// Runs the command with these variables added to its environment, until it ends; passes its
+/// process id to `started`.
 ///
 /// # Errors
 /// [`Failure::NotRun`] when it could not be started.
@@ -38,16 +40,18 @@ pub(crate) fn run(
     arguments: &[OsString],
     variables: impl IntoIterator<Item = Variable>,
     started: impl FnOnce(i32),
-) -> Result<Ended, Failure> {
+) -> Result<ExitedCommand, Failure> {
     let cannot = |what: &str, e: &dyn std::fmt::Display| own(format!("cannot {what}: {e}"));
-    // Caught before the command starts, so that none ends this program alone. What this program was told to ignore, the command ignores too: execve(2) keeps
-    // that, and makes what is caught the default again.
+    // Caught before the command starts, so that none ends this program alone. Signals that this
+    // program ignores stay ignored in the command: execve(2) keeps that, and resets caught ones to
+    // the default.
     let ignored = ignored();
     let caught = SIGNALS.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(caught).map_err(|e| cannot("catch signals", &e))?;
     let mut command = Command::new(name);
     command.args(arguments).envs(variables);
-    // Whoever kills this program means the command: it would hold its device, and a test that has failed would never end. This thread waits for the command below.
+    // Killing this program shall kill the command, which would otherwise keep its device, and a
+    // failed test would never end. This thread waits for the command below.
     kill_with_parent(&mut command);
     let mut child = command.spawn().map_err(|e| {
         let status = if e.kind() == ErrorKind::NotFound { 127 } else { 126 };
@@ -61,10 +65,11 @@ pub(crate) fn run(
     let handle = signals.handle();
     let passing = thread::Builder::new().name("signals".into()).spawn(move || {
         for info in &mut signals {
-            // A signal from the terminal has reached the command already, which is of the same job; one from a process was for this one alone.
+            // A signal from the terminal has reached the command already, which is in the same
+            // process group; one from a process was sent to this one only.
             let from_a_process = info.si_code <= 0;
             if from_a_process && let Ok(signal) = Signal::try_from(info.si_signo) {
-                // It may have ended a moment ago; it is not reaped, so that nobody else has its number.
+                // It may just have ended; it is not reaped, so no other process has its number.
                 let _ = kill(pid, signal);
             }
         }
@@ -76,16 +81,20 @@ pub(crate) fn run(
         }
     }
     handle.close();
-    // It ends with the handle; whether it panicked is no matter to the command.
+    // The thread ends with the handle; whether it panicked does not matter to the command.
     let _ = passing.join();
-    child.wait().map(Ended).map_err(|e| cannot("wait for the command", &e))
+    child
+        .wait()
+        .map(ExitedCommand)
+        .map_err(|e| cannot("wait for the command", &e))
 }
 
-impl Ended {
+impl ExitedCommand {
     /// Ends this process as the command ended: with its exit status, or by its signal.
-    pub(crate) fn end_alike(self) -> ! {
+    pub(crate) fn exit_alike(self) -> ! {
         if let Some(signal) = self.0.signal() {
-            // The command has left a core where it may; nobody wants this program's too. What fails here leaves the exit status that shells give.
+            // The command may have dumped core; this program shall not as well. A failure here
+            // leaves the exit status that shells give.
             let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             exit(128 + signal);
@@ -94,7 +103,8 @@ impl Ended {
     }
 }
 
-/// The signals that this process ignores, as bits: what `nohup` and shells' background jobs leave to their children.
+/// The signals that this process ignores, as bits: what `nohup` and shells' background jobs leave
+/// to their children.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

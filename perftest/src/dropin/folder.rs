@@ -1,4 +1,5 @@
-//! The folder that stands before the system's libraries: a temporary one for `doorbell run`, a lasting one of the user's for `doorbell env`.
+//! The folder that precedes the system's libraries: a temporary one for `doorbell run`, a permanent
+//! one per user for `doorbell env`.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,10 +15,11 @@ use tempfile::TempDir;
 use super::sysfs::{Content, File};
 use super::{Variable, after, before, library, owner};
 
-/// Others may read: the command may become another user, who needs the libraries too.
+/// World-readable: the command may become another user, who needs the libraries too.
 const MODE: u32 = 0o755;
 
-/// A folder for one command, gone when it is dropped. Nobody else can write to it: a library that another user put there would run as us.
+/// A folder for one command, removed when dropped. Only this user can write to it: a library placed
+/// there by another user would run as this one.
 pub(crate) fn temporary() -> Result<TempDir, String> {
     let parent = env::temp_dir();
     owner::sweep(&parent);
@@ -31,8 +33,8 @@ pub(crate) fn temporary() -> Result<TempDir, String> {
         })
 }
 
-/// The user's own folder, the same one every time: in `XDG_RUNTIME_DIR`, or else where temporary files are.
-pub(crate) fn lasting() -> Result<PathBuf, String> {
+/// The user's permanent folder: in `XDG_RUNTIME_DIR`, or else where temporary files are.
+pub(crate) fn permanent() -> Result<PathBuf, String> {
     let user = Uid::current();
     let runtime = env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
@@ -61,7 +63,8 @@ pub(crate) fn lasting() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Puts the links into the folder, and the files for sysfs, and gives the variables that make programs look there. What is there already stays right while it is replaced.
+/// Creates the links and the sysfs files in the folder, and returns the variables that make
+/// programs use it. Existing entries stay valid while they are replaced.
 pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> io::Result<Vec<Variable>> {
     let folder = folder.canonicalize()?;
     let links = folder.join("lib");
@@ -80,7 +83,8 @@ pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> i
     let mut variables = vec![("LD_LIBRARY_PATH", before(&links, "LD_LIBRARY_PATH"))];
     if let Some(files) = files {
         link(library::SYSFS, library::SYSFS)?;
-        // Where the library itself is outlives the folder; but the list is split at spaces and colons.
+        // The library's own folder outlives the temporary one, but LD_PRELOAD is split at spaces
+        // and colons.
         let itself = libraries.join(library::SYSFS);
         let splits = itself.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
         let preload = if splits { links.join(library::SYSFS) } else { itself };
@@ -90,7 +94,8 @@ pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> i
     Ok(variables)
 }
 
-/// Writes the files into a folder whose name tells what is in it, unless it is there already: so it never changes, whoever reads it.
+/// Writes the files into a folder named by their hash, unless it exists: so it never changes while
+/// it is read.
 fn write(folder: &Path, files: &[File]) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
@@ -112,7 +117,7 @@ fn write(folder: &Path, files: &[File]) -> io::Result<PathBuf> {
             Content::Link(to) => symlink(to, file)?,
         }
     }
-    // Somebody else may have been as fast: then it is there, and ours goes.
+    // Another process may have created it first: then ours is removed.
     match fs::rename(new.path(), &place) {
         Err(_) if place.is_dir() => {}
         renamed => renamed?,
@@ -155,7 +160,7 @@ mod tests {
             fs::read_dir(path.join("lib")).unwrap().count(),
             library::NAMES.len() + 1
         );
-        // The links, the files, and whose they are.
+        // The links, the files, and the owners.
         assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o022, 0);
     }

@@ -1,4 +1,5 @@
-//! Where the drop-in library is: beside this program after a build, in `../lib/doorbell` after an installation, or where `DOORBELL_LIBRARY_DIR` says.
+//! Finds the drop-in library: beside this program after a build, in `../lib/doorbell` after an
+//! installation, or in `DOORBELL_LIBRARY_DIR`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,12 +9,12 @@ use crate::failure::Failure;
 
 /// The library's file.
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
-/// The one that shows its devices in sysfs, beside it.
+/// The library that presents the devices in sysfs.
 pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
-/// The names under which programs ask for it.
+/// The names under which programs load it.
 pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
 
-/// The folder that has the library, and the one for sysfs too if that is wanted.
+/// The folder of the library, and of the one for sysfs if that is wanted.
 ///
 /// # Errors
 /// [`Failure::NotRun`] when there is none.
@@ -23,7 +24,8 @@ pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {
     let folders = match env::var_os("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![PathBuf::from(folder)],
         None => {
-            let program = env::current_exe().map_err(|e| own(format!("cannot tell where this program is: {e}")))?;
+            let program =
+                env::current_exe().map_err(|e| own(format!("cannot determine where this program is: {e}")))?;
             let beside = program.parent().map(PathBuf::from).unwrap_or_default();
             let installed = beside.join("../lib/doorbell");
             vec![beside, installed]

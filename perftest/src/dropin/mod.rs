@@ -1,12 +1,15 @@
-//! `doorbell run` and `doorbell env`: programs that know nothing of this toolkit on the userspace device.
+//! `doorbell run` and `doorbell env`: unmodified libibverbs programs on the userspace device.
 //!
-//! A dynamically linked program takes its `libibverbs.so.1` from the first folder of `LD_LIBRARY_PATH` that has one. So there is a folder with links to the drop-in
-//! library under the names that programs ask for, and the variables that say which device it is. Nothing of this needs a privilege, and it holds for whatever
-//! the program starts.
+//! A dynamically linked program loads `libibverbs.so.1` from the first folder of `LD_LIBRARY_PATH`
+//! that has one. So a folder is created with links to the drop-in library under the expected names,
+//! and variables configure the device. This needs no privilege, and is inherited by child
+//! processes.
 //!
-//! Programs also read sysfs: a second library, loaded into each of them by `LD_PRELOAD`, shows them files for our devices there.
+//! Programs also read sysfs: a second library, preloaded by `LD_PRELOAD`, presents files for the
+//! soft devices there.
 //!
-//! `library` finds the libraries, `folder` makes the folder, `owner` tells whose it is, `sysfs` what is shown, `program` looks at what is to be run, `child` runs it.
+//! `library` finds the libraries, `folder` creates the folder, `owner` records its owners, `sysfs`
+//! has the files, `program` checks the program, `child` runs it.
 
 mod child;
 mod folder;
@@ -25,46 +28,49 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
-use sysfs::Shown;
+use sysfs::ShownDevice;
 
-/// What env(1) exits with when it fails itself.
+/// The exit status of env(1) for its own failures.
 const OWN_FAILURE: u8 = 125;
 
 /// A variable and its value.
 type Variable = (&'static str, OsString);
 
-/// Runs the command to its end, and ends as it did.
+/// Runs the command until it ends, and ends as it did.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the device cannot be as it is asked for; [`Failure::NotRun`] when the command was not started.
+/// [`Failure::Usage`] when the device options are invalid; [`Failure::NotRun`] when the command was
+/// not started.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let (device, configs) = device(&args.device)?;
     let (name, arguments) = args
         .command
         .split_first()
         .ok_or_else(|| Failure::usage("which command?"))?;
-    if let Some(warning) = program::find(name).and_then(|path| program::obstacle(&path)) {
+    if let Some(warning) = program::find(name).and_then(|path| program::why_not_usable(&path)) {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
     let folder = folder::temporary().map_err(own)?;
-    let variables = surroundings(folder.path(), &args.device, &configs)?;
+    let variables = environment(folder.path(), &args.device, &configs)?;
     let ended = child::run(name, arguments, variables.into_iter().chain(device), |pid| {
-        // What is not said is at worst that the folder is needed when this program is killed and the command is not.
+        // Without this record, the folder may be removed when this program is killed and the
+        // command is not.
         let _ = owner::add(folder.path(), pid);
     })?;
     // Before this process ends, which may be by a signal.
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
-    ended.end_alike()
+    ended.exit_alike()
 }
 
 /// Prints the variables.
 ///
 /// # Errors
-/// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be made; [`Failure::Test`] when stdout does not take the lines.
+/// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be created;
+/// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
     let (device, configs) = device(&args.device)?;
-    let folder = folder::lasting().map_err(own)?;
-    let variables = surroundings(&folder, &args.device, &configs)?;
+    let folder = folder::permanent().map_err(own)?;
+    let variables = environment(&folder, &args.device, &configs)?;
     let lines: Result<Vec<String>, Failure> = variables
         .into_iter()
         .chain(device)
@@ -77,8 +83,8 @@ fn own(message: impl Into<String>) -> Failure {
     Failure::NotRun(message.into(), OWN_FAILURE)
 }
 
-/// Sets the folder up, and gives the variables that make programs look there.
-fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
+/// Sets up the folder, and returns the variables that make programs use it.
+fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
         folder::fill(folder, &libraries, files).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
@@ -86,19 +92,21 @@ fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> R
     if args.no_sysfs {
         return fill(None);
     }
-    let (shown, warnings) = sysfs::look(configs).map_err(own)?;
+    let (shown, warnings) = sysfs::query(configs).map_err(own)?;
     for warning in warnings {
         eprintln!("doorbell: warning: {warning}");
     }
     let mut variables = fill(Some(&sysfs::files(&shown)))?;
-    // A device that may have one of several addresses has the one that is shown, in every process.
-    if let ([DeviceConfig { address: None, .. }], Some(address)) = (configs, shown.first().and_then(Shown::address)) {
+    // A device with several possible addresses gets the same one in every process.
+    if let ([DeviceConfig { address: None, .. }], Some(address)) =
+        (configs, shown.first().and_then(ShownDevice::address))
+    {
         variables.push(("DOORBELL_SOFT_ADDR", address.to_string().into()));
     }
     Ok(variables)
 }
 
-/// The variables that the flags stand for, and the devices that they and those that are set already make together.
+/// The variables for the options, and the devices that result together with the environment.
 fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failure> {
     let mut variables: Vec<Variable> = Vec::new();
     if !args.address.is_empty() {
@@ -121,7 +129,8 @@ fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failu
     Ok((variables, configs))
 }
 
-/// `folder` before what a variable such as `LD_LIBRARY_PATH` has already; an empty entry would stand for the working directory.
+/// `folder` before the present value of a variable such as `LD_LIBRARY_PATH`; an empty entry would
+/// mean the working directory.
 fn before(folder: &Path, name: &str) -> OsString {
     let mut value = folder.as_os_str().to_owned();
     if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
@@ -134,7 +143,8 @@ fn before(folder: &Path, name: &str) -> OsString {
     value
 }
 
-/// `library` after what a variable such as `LD_PRELOAD` has already: some libraries there must be the first.
+/// `library` after the present value of a variable such as `LD_PRELOAD`: some libraries there must
+/// come first.
 fn after(name: &str, library: &Path) -> OsString {
     let mut value = OsString::new();
     if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {

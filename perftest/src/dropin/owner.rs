@@ -1,7 +1,9 @@
-//! Whose a folder of `doorbell run` is: written into it, so that the next `doorbell run` removes what one that was killed could not.
+//! The owners of a folder of `doorbell run`, recorded in it, so that the next `doorbell run`
+//! removes the folder of one that was killed.
 //!
-//! A folder is needed as long as the program that made it lives, or the command: each has a line of its process number and when it started, which together are no other process's. Numbers mean
-//! something in one PID namespace only, so that this is told too: folders of others are left alone, as are those that say nothing.
+//! A folder is needed while the program that created it or its command lives: each has a line with
+//! its PID and start time, which together are unique. PIDs are valid in one PID namespace only, so
+//! that is recorded too: folders of other namespaces, or without a record, are left alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,13 +15,13 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, Uid};
 
-/// How the folders' names begin.
+/// Prefix of the folders' names.
 pub(super) const PREFIX: &str = "doorbell-run-";
 
 /// The file in a folder.
 const FILE: &str = "owners";
 
-/// A process, as long as it lives.
+/// A process that needs the folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Owner {
     namespace: String,
@@ -51,7 +53,8 @@ impl Owner {
         if namespace().as_ref() != Some(&self.namespace) {
             return false;
         }
-        // It may have become another user's: then it cannot be sent a signal, and may not be shown in /proc.
+        // It may have become another user's: then it cannot be signaled, and may not be visible in
+        // /proc.
         kill(Pid::from_raw(self.pid), None) == Err(Errno::ESRCH)
             || life_of(self.pid).is_some_and(|(is_over, start)| is_over || start != self.start)
     }
@@ -63,8 +66,9 @@ fn namespace() -> Option<String> {
     Some(link.to_string_lossy().into_owned())
 }
 
-/// Whether a process has ended, and nobody has waited for it yet, which in some containers nobody ever does; and when it started, in ticks since the host did. The 3rd and the 22nd field of
-/// proc(5), the first and the 20th after the name in brackets, which may hold anything.
+/// Whether a process is a zombie, which some containers never reap, and its start time in ticks
+/// since boot: fields 3 and 22 of proc(5), counted from the end of the name in parentheses, which
+/// may contain anything.
 fn life_of(pid: i32) -> Option<(bool, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
@@ -72,32 +76,32 @@ fn life_of(pid: i32) -> Option<(bool, u64)> {
     Some((rest.starts_with(['Z', 'X']), start))
 }
 
-/// Says in the folder that a process needs it.
+/// Records that a process needs the folder.
 pub(super) fn add(folder: &Path, pid: i32) -> io::Result<()> {
-    // Without /proc nobody can tell, and nothing is swept.
+    // Without /proc owners cannot be identified, and no folder is removed.
     let Some(owner) = Owner::of(pid) else {
         return Ok(());
     };
     let mut file: File = OpenOptions::new().append(true).create(true).open(folder.join(FILE))?;
-    // In one piece, as somebody may be reading.
+    // In one write, as another process may be reading.
     file.write_all(format!("{} {} {}\n", owner.namespace, owner.pid, owner.start).as_bytes())
 }
 
-/// The same of this process.
+/// Records this process.
 pub(super) fn add_self(folder: &Path) -> io::Result<()> {
     add(folder, process::id().cast_signed())
 }
 
-/// Removes the folders of this user in `parent` that nobody needs any more. What cannot be removed stays.
+/// Removes the folders of this user in `parent` whose owners are gone. Errors are ignored.
 pub(super) fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_left(&entry.path()) {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_unneeded(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-fn is_left(folder: &Path) -> bool {
+fn is_unneeded(folder: &Path) -> bool {
     let is_ours = |there: &fs::Metadata| there.is_dir() && there.uid() == Uid::current().as_raw();
     if !fs::symlink_metadata(folder).is_ok_and(|there| is_ours(&there)) {
         return false;
@@ -113,7 +117,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_nobody_needs_is_removed() {
+    fn unneeded_folders_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let folder = |name: &str| {
             let folder = parent.path().join(name);
@@ -132,7 +136,7 @@ mod tests {
         fs::write(kept[4].join(FILE), format!("pid:[1] {} 1\n", gone.id())).unwrap();
         add(&other, gone.id().cast_signed()).unwrap();
         gone.wait().unwrap();
-        // The number of a process that was: it is another's now.
+        // An earlier process with a PID that another one has now.
         let mut earlier = Owner::of(process::id().cast_signed()).unwrap();
         assert!(!earlier.is_gone());
         earlier.start -= 1;

@@ -1,4 +1,5 @@
-//! What can be told of a program before it is run: whether the dynamic loader will take our library for it.
+//! Checks of a program before it is run: whether the dynamic loader will load the drop-in library
+//! for it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
 
-/// The file that execvp(3) takes for a command's name.
+/// The file of a command's name, as in execvp(3).
 pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());
@@ -21,23 +22,22 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Why a program will not be on the userspace device, if it can be told from its file.
-pub(crate) fn obstacle(path: &Path) -> Option<&'static str> {
+/// Why a program will not use the userspace device, as far as its file shows.
+pub(crate) fn why_not_usable(path: &Path) -> Option<&'static str> {
     let file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
     const SET_USER: u32 = 0o4000;
     if about.mode() & SET_USER != 0 && about.uid() != Uid::current().as_raw() {
-        return Some(
-            "it runs as another user, so that the dynamic loader does not look for libraries where it is told to",
-        );
+        return Some("it runs as another user, so that the dynamic loader ignores LD_LIBRARY_PATH");
     }
     let mut header = [0; 64];
     (&file).read_exact(&mut header).ok()?;
-    elf_obstacle(&header, |at, to| file.read_exact_at(to, at).is_ok())
+    why_elf_not_usable(&header, |at, to| file.read_exact_at(to, at).is_ok())
 }
 
-/// As [`obstacle`], of an ELF file's header and whatever else `read` can give of it, from a place in it; `None` for what is no ELF file, such as a script.
-fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<&'static str> {
+/// As [`why_not_usable`], for the header of an ELF file, of which `read` reads more at an offset;
+/// `None` for other files, such as scripts.
+fn why_elf_not_usable(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<&'static str> {
     let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let long = |bytes: &[u8], at: usize| {
         let mut long = [0; 8];
@@ -56,7 +56,7 @@ fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Opt
     if header[4] != CLASS_64 || own.is_ok_and(|own| own[18..20] != header[18..20]) {
         return Some("it is for another kind of processor than the drop-in library");
     }
-    // The program headers: one of them names the dynamic loader, if there is any (elf(5)).
+    // The program headers: PT_INTERP names the dynamic loader, if there is one (elf(5)).
     const INTERP: u32 = 3;
     let (start, size, count) = (long(header, 32), u64::from(half(54)), u64::from(half(56)));
     for index in 0..count {
@@ -71,14 +71,14 @@ fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Opt
         let musl = read(long(&entry, 8), &mut loader) && loader.windows(4).any(|four| four == b"musl");
         return musl.then_some("it is linked with musl, and the drop-in library with glibc");
     }
-    Some("it is linked statically, so that it looks for no library")
+    Some("it is linked statically, so that it loads no library")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// An ELF header with one program header after it, and a loader's name after that.
+    /// An ELF header followed by one program header and a loader's name.
     fn elf(kind: u32, loader: &str) -> Vec<u8> {
         let own = std::fs::read("/proc/self/exe").unwrap();
         let mut file = own[..64].to_vec();
@@ -95,7 +95,7 @@ mod tests {
 
     fn judged(file: &[u8]) -> Option<&'static str> {
         let header: &[u8; 64] = file[..64].try_into().unwrap();
-        elf_obstacle(header, |at, to| {
+        why_elf_not_usable(header, |at, to| {
             let from = usize::try_from(at)
                 .ok()
                 .and_then(|at| file.get(at..at.checked_add(to.len())?));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_apart() {
+    fn kinds_of_program_files_are_distinguished() {
         assert_eq!(judged(&elf(3, "/lib64/ld-linux-x86-64.so.2")), None);
         assert!(judged(&elf(3, "/lib/ld-musl-x86_64.so.1")).unwrap().contains("musl"));
         assert!(judged(&elf(1, "")).unwrap().contains("statically"));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_promises_more_than_it_has_is_nobodys_fault() {
+    fn a_truncated_elf_file_is_accepted() {
         let mut file = elf(1, "");
         file[56..58].copy_from_slice(&u16::MAX.to_ne_bytes());
         assert_eq!(judged(&file), None);
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn this_very_program_can_be_served() {
-        assert_eq!(obstacle(&env::current_exe().unwrap()), None);
-        assert!(find(OsStr::new("sh")).is_some_and(|path| obstacle(&path).is_none()));
+        assert_eq!(why_not_usable(&env::current_exe().unwrap()), None);
+        assert!(find(OsStr::new("sh")).is_some_and(|path| why_not_usable(&path).is_none()));
         assert_eq!(find(OsStr::new("no such command")), None);
     }
 }

@@ -1,6 +1,8 @@
-//! The files that the kernel would have under `/sys/class`, and `/dev`, for the soft devices, as rxe's look.
+//! The files that the kernel would have under `/sys/class`, and `/dev`, for the soft devices,
+//! modeled on rxe's.
 //!
-//! They are made once, from the devices as they are at the start: an interface that goes down later still has an active port here. What the library says is right.
+//! They are written once, from the state of the devices at the start: an interface that goes down
+//! later still has an active port here. The library's answers are authoritative.
 
 use std::net::IpAddr;
 
@@ -11,9 +13,9 @@ use nix::ifaddrs::getifaddrs;
 use crate::device::PORT;
 use crate::failure::one_line;
 
-/// What is shown of a device.
+/// The attributes of a device.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct ShownDevice {
     name: String,
     guid: u64,
     active: bool,
@@ -30,17 +32,18 @@ struct Address {
     kind: &'static str,
 }
 
-/// Looks at the devices of this configuration, and at why one does not open here, which is no more than a warning: the command may run elsewhere, as in another network namespace.
+/// Queries the devices of this configuration. A device that does not open here is only a warning,
+/// as the command may run elsewhere, such as in another network namespace.
 ///
 /// # Errors
-/// When the devices of this process are chosen already, which is a bug of this program.
-pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>), String> {
+/// When this process's devices are configured already, which is a bug of this program.
+pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<String>), String> {
     configure(configs.to_vec()).map_err(|e| e.to_string())?;
     let library = Library::new(api());
     let mut warnings = Vec::new();
     let shown = configs.iter().map(|config| {
-        let asked = library.open(&config.name).and_then(ask);
-        let (active, bits_per_s, gids) = asked.unwrap_or_else(|error| {
+        let queried = library.open(&config.name).and_then(query_device);
+        let (active, bits_per_s, gids) = queried.unwrap_or_else(|error| {
             let why = last_open_error().unwrap_or_else(|| error.to_string());
             warnings.push(one_line(&why));
             (true, RATE, config.address.into_iter().map(Address::alone).collect())
@@ -49,7 +52,7 @@ pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>)
             address: config.address.or(gids.first().map(|gid| gid.address)),
             ..config.clone()
         };
-        Shown {
+        ShownDevice {
             name: config.name.clone(),
             guid: found.guid(),
             active,
@@ -61,11 +64,11 @@ pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>)
     Ok((shown, warnings))
 }
 
-/// What a device that cannot be asked is said to have.
+/// The rate of a device that cannot be queried.
 const RATE: u64 = 40_000_000_000;
 const ROCE_V2: &str = "RoCE v2";
 
-fn ask(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
+fn query_device(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
     let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
     let gids = context.gids(PORT)?.iter().map(Address::of).collect();
     Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))
@@ -92,7 +95,7 @@ impl Address {
         }
     }
 
-    /// As sysfs writes it: eight groups of four digits.
+    /// In the notation of sysfs: eight groups of four digits.
     fn groups(&self) -> String {
         let address = match self.address {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -101,7 +104,7 @@ impl Address {
         address.segments().map(|group| format!("{group:04x}")).join(":")
     }
 
-    /// The name of the network interface that has it, or on whose network it is, as with all of 127.0.0.0/8.
+    /// The network interface that has the address or its network, as with all of 127.0.0.0/8.
     fn interface(&self) -> Option<String> {
         let all = || getifaddrs().into_iter().flatten();
         let ip = |address: Option<nix::sys::socket::SockaddrStorage>| {
@@ -123,34 +126,35 @@ impl Address {
     }
 }
 
-/// A file that is shown, by its path below `/`, and what is there.
+/// A file, by its path below `/`, and its content.
 pub(crate) type File = (String, Content);
 
-/// What is there.
+/// The content of a file.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Content {
     /// A line of text.
     Line(String),
-    /// What the path leads to.
+    /// The target of a symbolic link.
     Link(&'static str),
 }
 
 /// The files of these devices.
-pub(crate) fn files(devices: &[Shown]) -> Vec<File> {
+pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
     let mut files = Vec::new();
     put(&mut files, "sys/class/infiniband_verbs", "abi_version", "6");
     for (number, device) in devices.iter().enumerate() {
         let uverbs = format!("sys/class/infiniband_verbs/uverbs{number}");
         put(&mut files, &uverbs, "ibdev", &device.name);
         put(&mut files, &uverbs, "abi_version", "1");
-        // UCX takes no device without a character device that it may read and write. Nobody but rdma-core's library opens it, which is not there.
+        // UCX requires a readable and writable character device. Only rdma-core's own library opens
+        // it, which is not used here.
         files.push((format!("dev/infiniband/uverbs{number}"), Content::Link("/dev/null")));
         device.put(&mut files);
     }
     files
 }
 
-impl Shown {
+impl ShownDevice {
     /// The address of its first GID.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.gids.first().map(|gid| gid.address)
@@ -189,7 +193,7 @@ impl Shown {
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
             ("sm_sl", "0"),
-            // GIDs are IP addresses.
+            // IsIPBasedGids: GIDs are IP addresses.
             ("cap_mask", "0x04000000"),
             ("link_layer", "Ethernet"),
             ("pkeys/0", "0xffff"),
@@ -218,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_device_is_shown_as_the_kernel_shows_one() {
-        let shown = Shown {
+        let shown = ShownDevice {
             name: "soft0".into(),
             guid: 0x02db_12b7_7f00_0001,
             active: true,
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_nobody_has_no_interface() {
+    fn an_unassigned_address_has_no_interface() {
         assert_eq!(Address::alone([240, 1, 2, 3].into()).interface(), None);
         let loopback = Address::alone([127, 9, 8, 7].into()).interface();
         assert_eq!(loopback, Address::alone([127, 0, 0, 1].into()).interface());

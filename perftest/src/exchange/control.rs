@@ -1,7 +1,8 @@
-//! The TCP connection between the two ends of a test.
+//! The control connection (TCP) between the two ends of a test.
 //!
-//! A thread reads it all the time, so that a peer that fails, or is gone, is noticed in the middle of a measurement: hot loops look at one
-//! flag ([`Control::attention`]) and only ask what happened when it is up.
+//! A thread reads it all the time, so that a peer that fails or is gone is noticed during a
+//! measurement: hot loops check one flag ([`Control::attention`]) and call [`Control::poll`] only
+//! when it is set.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -17,22 +18,22 @@ use super::{Message, frame};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// How long the other side may take over an answer that it has at hand.
-pub(crate) const ANSWER: Duration = Duration::from_secs(30);
-/// How long a connection attempt may take, refusals while the server starts included.
-const CONNECT: Duration = Duration::from_secs(3);
-/// How long a client waits between attempts.
-const RETRY: Duration = Duration::from_millis(50);
-/// How long a silent connection may hold the server up before it says `DOORBELL`.
-const PREAMBLE: Duration = Duration::from_secs(5);
-/// How often a wait looks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
-/// What is said of a connection that ended.
-const CLOSED: &str = "it closed the connection, or its process ended";
-/// Messages that may have arrived and not been looked at; a peer that sends more has to wait.
+/// Time limit for a reply that the peer can send at once.
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client retries while the server refuses, as it may still be starting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Delay between attempts.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// Time limit for the preamble of an accepted connection.
+const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a wait checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The reason reported for a connection that ended.
+const CLOSED_REASON: &str = "it closed the connection, or its process ended";
+/// Messages received and not yet read; further ones wait in the socket.
 const BACKLOG: usize = 16;
 
-/// The connection to the other end.
+/// The control connection.
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: TcpStream,
@@ -45,26 +46,26 @@ pub(crate) struct Control {
 impl Control {
     fn new(stream: TcpStream, interrupt: &Interrupt) -> io::Result<Control> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         let keepalive = TcpKeepalive::new()
             .with_time(Duration::from_secs(5))
             .with_interval(Duration::from_secs(2))
             .with_retries(3);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         let peer = stream.peer_addr()?;
-        greet(&stream, peer)?;
+        exchange_preambles(&stream, peer)?;
         let attention = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(BACKLOG);
         let mut reader = stream.try_clone()?;
         let raise = Arc::clone(&attention);
         thread::Builder::new().name("control".into()).spawn(move || {
             loop {
-                let (got, last) = match frame::read(&mut reader) {
+                let (received, last) = match frame::read(&mut reader) {
                     Ok(Some(message)) => (Ok(message), false),
-                    Ok(None) => (Err(CLOSED.to_owned()), true),
+                    Ok(None) => (Err(CLOSED_REASON.to_owned()), true),
                     Err(e) => (Err(one_line(&e.to_string())), true),
                 };
-                let listening = sender.send(got).is_ok();
+                let listening = sender.send(received).is_ok();
                 raise.store(true, Ordering::Release);
                 if last || !listening {
                     return;
@@ -80,13 +81,13 @@ impl Control {
         })
     }
 
-    /// Where the other end is.
+    /// The peer's address.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Whether it is on this machine, as far as addresses tell.
-    pub(crate) fn is_here(&self) -> bool {
+    /// Whether the peer is on this machine, judging by the addresses.
+    pub(crate) fn is_local(&self) -> bool {
         let ours = self.stream.local_addr().ok();
         ours.is_some_and(|ours| ours.ip() == self.peer.ip())
     }
@@ -94,7 +95,8 @@ impl Control {
     /// Sends a message.
     ///
     /// # Errors
-    /// [`Failure::Test`] that names the peer: what it said before it went, if it said something.
+    /// [`Failure::Test`] that names the peer, with the failure it reported before it closed, if it
+    /// did.
     pub(crate) fn send(&self, message: &Message) -> Result<(), Failure> {
         frame::write(&mut &self.stream, message).map_err(|e| {
             match self.receive(Some(Duration::from_secs(1)), "a reason") {
@@ -104,28 +106,29 @@ impl Control {
         })
     }
 
-    /// Tells the other end why this one gives up, as far as it can still hear it.
+    /// Reports a failure of this end to the peer, if it is still connected.
     pub(crate) fn send_failure(&self, failure: &Failure) {
         let reason = match failure {
             Failure::Interrupted => "it was interrupted".to_owned(),
             other => other.to_string(),
         };
-        // There is nobody else to tell.
+        // A failed report cannot be reported.
         let _ = frame::write(&mut &self.stream, &Message::Failed(reason));
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Waits for the next message; `None` waits as long as the peer lives.
+    /// Waits for the next message; without a time limit as long as the peer lives.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`]; else [`Failure::Test`] that names the peer: it failed, is gone, or did not answer in time.
+    /// [`Failure::Interrupted`]; else [`Failure::Test`] that names the peer: it failed, is gone, or
+    /// did not answer in time.
     pub(crate) fn receive(&self, within: Option<Duration>, awaited: &str) -> Result<Message, Failure> {
         let deadline = within.map(|within| Instant::now() + within);
         let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match incoming.recv_timeout(LOOK) {
-                Ok(got) => return self.judge(got),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.lost(CLOSED)),
+            match incoming.recv_timeout(POLL_INTERVAL) {
+                Ok(received) => return self.check(received),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lost(CLOSED_REASON)),
                 Err(RecvTimeoutError::Timeout) if self.interrupt.requested() => return Err(Failure::Interrupted),
                 Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(self.lost(&format!("it did not send {awaited} in time")));
@@ -135,43 +138,41 @@ impl Control {
         }
     }
 
-    /// Whether something may have happened that [`Control::look`] can tell: one relaxed load or two, for hot loops.
+    /// Whether there may be something for [`Control::poll`]: one or two relaxed loads, for hot
+    /// loops.
     #[inline]
     pub(crate) fn attention(&self) -> bool {
         self.attention.load(Ordering::Relaxed) || self.interrupt.requested()
     }
 
-    /// What happened: a message that has arrived, or nothing. Several may have: ask until there is nothing.
-    ///
-    /// # Errors
-    /// As [`Control::receive`].
-    pub(crate) fn look(&self) -> Result<Option<Message>, Failure> {
+    /// A message that has arrived, if any. Call it until it returns none.
+    pub(crate) fn poll(&self) -> Result<Option<Message>, Failure> {
         if self.interrupt.requested() {
             return Err(Failure::Interrupted);
         }
         self.attention.store(false, Ordering::Relaxed);
         let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
         match incoming.try_recv() {
-            Ok(got) => self.judge(got).map(Some),
+            Ok(received) => self.check(received).map(Some),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(self.lost(CLOSED)),
+            Err(TryRecvError::Disconnected) => Err(self.lost(CLOSED_REASON)),
         }
     }
 
-    fn judge(&self, got: Result<Message, String>) -> Result<Message, Failure> {
-        match got {
+    fn check(&self, received: Result<Message, String>) -> Result<Message, Failure> {
+        match received {
             Ok(Message::Failed(reason)) => Err(Failure::test(format!("peer {}: {}", self.peer, one_line(&reason)))),
             Ok(message) => Ok(message),
             Err(reason) => Err(self.lost(&reason)),
         }
     }
 
-    /// The failure for a message that does not belong here.
-    pub(crate) fn unexpected(&self, got: &Message, awaited: &str) -> Failure {
+    /// The failure for a message out of sequence.
+    pub(crate) fn unexpected(&self, received: &Message, awaited: &str) -> Failure {
         Failure::test(format!(
             "peer {} sent '{}' where '{awaited}' belongs: are both ends the same doorbell?",
             self.peer,
-            got.name()
+            received.name()
         ))
     }
 
@@ -185,14 +186,14 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Ends the reader's wait; fails only where the connection is gone already.
+        // Ends the reader thread; fails only where the connection is gone already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 /// Exchanges the preambles.
-fn greet(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
-    stream.set_read_timeout(Some(PREAMBLE))?;
+fn exchange_preambles(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
+    stream.set_read_timeout(Some(PREAMBLE_TIMEOUT))?;
     (&mut &*stream).write_all(&frame::PREAMBLE)?;
     let mut theirs = [0; frame::PREAMBLE.len()];
     let greeted = (&mut &*stream)
@@ -200,7 +201,7 @@ fn greet(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
         .map(|()| theirs == frame::PREAMBLE);
     if !matches!(greeted, Ok(true)) {
         let said = if greeted.is_ok() {
-            "speaks another language"
+            "does not speak the doorbell protocol"
         } else {
             "does not answer"
         };
@@ -212,16 +213,17 @@ fn greet(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_read_timeout(None)
 }
 
-/// Connects to a server, trying again for a moment while it starts.
+/// Connects to a server, retrying while it may still be starting.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the name cannot be resolved; [`Failure::Test`] when nobody answers there.
+/// [`Failure::Usage`] when the name cannot be resolved; [`Failure::Test`] when no server answers
+/// there.
 pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Control, Failure> {
     let addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
-        .map_err(|e| Failure::usage(format!("cannot find the peer '{}': {e}", one_line(host))))?
+        .map_err(|e| Failure::usage(format!("cannot resolve the peer '{}': {e}", one_line(host))))?
         .collect();
-    let deadline = Instant::now() + CONNECT;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for address in &addresses {
@@ -244,11 +246,11 @@ pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Co
                 one_line(host)
             )));
         }
-        thread::sleep(RETRY);
+        thread::sleep(RETRY_DELAY);
     }
 }
 
-/// Where a server waits.
+/// A server's listening socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     listener: TcpListener,
@@ -280,15 +282,16 @@ impl Listener {
         Ok(Listener { listener, address })
     }
 
-    /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for a client. Whoever connects and is none is turned away, with a line about it, and the wait goes on.
+    /// Waits for a client. Connections that do not speak the protocol are refused with a line on
+    /// stderr.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Test`] when nobody came in time or the socket failed.
+    /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
+    /// failed.
     pub(crate) fn accept(&self, within: Option<Duration>, interrupt: &Interrupt) -> Result<Control, Failure> {
         let deadline = within.map(|within| Instant::now() + within);
         loop {
@@ -301,11 +304,14 @@ impl Listener {
                     .and_then(|()| Control::new(stream, interrupt))
                 {
                     Ok(control) => return Ok(control),
-                    Err(e) => eprintln!("doorbell: turned {peer} away: {}", one_line(&e.to_string())),
+                    Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),
                 },
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        return Err(Failure::test(format!("nobody connected to {} in time", self.address)));
+                        return Err(Failure::test(format!(
+                            "no client connected to {} in time",
+                            self.address
+                        )));
                     }
                     thread::sleep(Duration::from_millis(10));
                 }

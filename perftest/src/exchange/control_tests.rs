@@ -1,4 +1,4 @@
-//! Two ends over a real loopback connection, and strangers who are neither.
+//! Two ends over a real loopback connection, and peers of other protocols.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +11,7 @@ fn pair() -> (Control, Control) {
     let listener = Listener::bind(LOOPBACK, 0).unwrap();
     let port = listener.address().port();
     let client = thread::spawn(move || connect("127.0.0.1", port, &Interrupt::default()).unwrap());
-    let server = listener.accept(Some(ANSWER), &interrupt).unwrap();
+    let server = listener.accept(Some(REPLY_TIMEOUT), &interrupt).unwrap();
     (client.join().unwrap(), server)
 }
 
@@ -20,9 +20,9 @@ fn messages_arrive_in_order() {
     let (client, server) = pair();
     client.send(&Message::Ready).unwrap();
     client.send(&Message::Bye).unwrap();
-    assert_eq!(server.receive(Some(ANSWER), "ready").unwrap(), Message::Ready);
-    assert_eq!(server.receive(Some(ANSWER), "bye").unwrap(), Message::Bye);
-    assert_eq!(server.look().unwrap(), None);
+    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
+    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "bye").unwrap(), Message::Bye);
+    assert_eq!(server.poll().unwrap(), None);
 }
 
 #[test]
@@ -31,21 +31,21 @@ fn a_peer_that_goes_raises_the_flag_and_is_named() {
     assert!(!server.attention());
     let peer = server.peer();
     drop(client);
-    let deadline = Instant::now() + ANSWER;
+    let deadline = Instant::now() + REPLY_TIMEOUT;
     while !server.attention() {
         assert!(Instant::now() < deadline, "the flag never came up");
         thread::yield_now();
     }
-    let said = server.look().unwrap_err();
+    let said = server.poll().unwrap_err();
     assert_eq!(said.status(), 1);
     assert!(said.to_string().contains(&peer.to_string()), "{said}");
 }
 
 #[test]
-fn a_peers_reason_is_told_as_one_line() {
+fn a_peers_reason_is_one_line() {
     let (client, server) = pair();
     server.send_failure(&Failure::test("the disk\nis full"));
-    let said = client.receive(Some(ANSWER), "ready").unwrap_err().to_string();
+    let said = client.receive(Some(REPLY_TIMEOUT), "ready").unwrap_err().to_string();
     assert!(
         said.ends_with("the disk is full") && said.contains("127.0.0.1"),
         "{said}"
@@ -53,7 +53,7 @@ fn a_peers_reason_is_told_as_one_line() {
 }
 
 #[test]
-fn silence_ends_a_wait() {
+fn a_wait_ends_at_the_deadline() {
     let (client, _server) = pair();
     let said = client
         .receive(Some(Duration::from_millis(1)), "ready")
@@ -63,18 +63,18 @@ fn silence_ends_a_wait() {
 }
 
 #[test]
-fn strangers_are_turned_away_and_the_next_is_served() {
+fn connections_of_other_protocols_are_refused_and_the_next_is_served() {
     let listener = Listener::bind(LOOPBACK, 0).unwrap();
     let address = listener.address();
-    let stranger = thread::spawn(move || {
+    let other_protocol = thread::spawn(move || {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         connect("127.0.0.1", address.port(), &Interrupt::default()).unwrap()
     });
-    let server = listener.accept(Some(ANSWER), &Interrupt::default()).unwrap();
-    let client = stranger.join().unwrap();
+    let server = listener.accept(Some(REPLY_TIMEOUT), &Interrupt::default()).unwrap();
+    let client = other_protocol.join().unwrap();
     client.send(&Message::Ready).unwrap();
-    assert_eq!(server.receive(Some(ANSWER), "ready").unwrap(), Message::Ready);
+    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use super::Message;
 
-/// The bytes of JSON in a frame at most. A thousand queue pairs need about a third of it.
+/// The most bytes of JSON in a frame. A thousand queue pairs need about a third of it.
 pub(crate) const LIMIT: u32 = 1 << 20;
 
 /// What each side sends before its first frame.
@@ -28,15 +28,16 @@ pub(crate) fn write(stream: &mut impl Write, message: &Message) -> io::Result<()
 /// Reads one message; `None` when the stream ended between frames.
 ///
 /// # Errors
-/// Those of the stream, `UnexpectedEof` when it ended inside a frame, `InvalidData` when the frame is too long or is not a message.
+/// Those of the stream, `UnexpectedEof` when it ended inside a frame, `InvalidData` when the frame
+/// is too long or is not a message.
 pub(crate) fn read(stream: &mut impl Read) -> io::Result<Option<Message>> {
     let mut length = [0; 4];
-    let mut got = 0;
-    while got < length.len() {
-        match stream.read(&mut length[got..]) {
-            Ok(0) if got == 0 => return Ok(None),
+    let mut received = 0;
+    while received < length.len() {
+        match stream.read(&mut length[received..]) {
+            Ok(0) if received == 0 => return Ok(None),
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => got += n,
+            Ok(n) => received += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
@@ -48,7 +49,7 @@ pub(crate) fn read(stream: &mut impl Read) -> io::Result<Option<Message>> {
             format!("a frame of {length} bytes is over the limit of {LIMIT}"),
         ));
     }
-    // The buffer grows with what really arrives, so a length alone costs nothing.
+    // The buffer grows with what arrives, so a large length alone allocates nothing.
     let mut body = Vec::new();
     stream.take(length.into()).read_to_end(&mut body)?;
     if body.len() < length as usize {

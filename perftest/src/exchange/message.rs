@@ -1,4 +1,4 @@
-//! What the two ends say to each other.
+//! The messages of the control connection.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,35 +7,35 @@ use crate::failure::one_line;
 use crate::plan::Plan;
 use crate::report::LinkKind;
 
-/// The version of this exchange; ends of different versions do not test together.
+/// The version of this protocol; ends of different versions do not test together.
 pub(crate) const PROTOCOL: u32 = 1;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Message {
-    /// Who is there.
+    /// Identifies the program.
     Hello(Hello),
-    /// What the client wants to run.
+    /// The test that the client requests.
     Plan(Plan),
-    /// The server will run it.
+    /// The server accepts it.
     Accepted(Accepted),
-    /// One side's queue pairs and memory for the next size.
+    /// One end's queue pairs and memory for the next size.
     Setup(Setup),
-    /// The sender can be sent to.
+    /// The sender's queue pairs are connected and its receives posted.
     Ready,
-    /// The client has sent all of a size.
+    /// The client has sent all messages of a size.
     Finish(Finish),
-    /// The server has seen all of a size.
+    /// The server has received all messages of a size.
     Outcome(Outcome),
-    /// The client needs no more.
+    /// The client is done.
     Bye,
-    /// The sender gives up, and why.
+    /// The sender aborts, with the reason.
     Failed(String),
 }
 
 impl Message {
-    /// What to call it in an error.
+    /// Its name in an error message.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Message::Hello(_) => "hello",
@@ -51,20 +51,20 @@ impl Message {
     }
 }
 
-/// Who is there. Later versions may add to it; what is here stays.
+/// Identifies the program. Later versions may add fields; these stay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// Version of this exchange.
+    /// Version of this protocol.
     pub(crate) protocol: u32,
     /// Version of the program.
     pub(crate) version: String,
-    /// What a server that was started by its client alone waits for, so that nobody else gets in.
+    /// The secret of a server that serves only the process that started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) token: Option<String>,
 }
 
 impl Hello {
-    /// What this program says.
+    /// This program's hello.
     pub(crate) fn ours(token: Option<String>) -> Hello {
         Hello {
             protocol: PROTOCOL,
@@ -74,7 +74,7 @@ impl Hello {
     }
 }
 
-/// Judges the other side's hello.
+/// Checks the peer's hello.
 ///
 /// # Errors
 /// One line that names both versions.
@@ -94,14 +94,13 @@ pub(crate) fn check_hello(theirs: &Hello) -> Result<(), String> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Accepted {
-    /// Its name.
     pub(crate) device: String,
     /// What carries its packets.
     pub(crate) link: LinkKind,
-    /// The processes that it reaches without that.
+    /// The process group that it reaches by the shared-memory link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<u64>,
-    /// The GPU in whose memory its messages lie, if they do.
+    /// The GPU in whose memory its messages lie.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gpu: Option<GpuEnd>,
 }
@@ -109,18 +108,17 @@ pub(crate) struct Accepted {
 /// One end's GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GpuEnd {
-    /// Its number, as its process counts them.
+    /// Its ordinal in its process.
     pub(crate) number: usize,
-    /// Its identity, which no other has.
     pub(crate) uuid: String,
-    /// Its product's name.
+    /// Its product name.
     pub(crate) name: String,
     /// How its memory is registered.
     pub(crate) memory: String,
 }
 
 impl GpuEnd {
-    /// Of the GPU that this end has opened.
+    /// The GPU that this end has opened.
     pub(crate) fn of(gpu: &Gpu) -> GpuEnd {
         GpuEnd {
             number: gpu.number,
@@ -132,38 +130,39 @@ impl GpuEnd {
 }
 
 impl Accepted {
-    /// What carries the packets between it and our device, of these two.
+    /// What carries the packets between the server's device and ours.
     pub(crate) fn link_to(&self, link: LinkKind, group: Option<u64>) -> LinkKind {
         if group.is_some() && group == self.group {
             return LinkKind::SoftLocal;
         }
-        // A figure is of the softer of the two ends.
+        // The result is attributed to the softer of the two links.
         link.max(self.link)
     }
 }
 
-/// One side's queue pairs for one size.
+/// One end's queue pairs for one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Setup {
-    /// The size, to make sure that both mean the same.
+    /// The size, to make sure that both ends measure the same.
     pub(crate) bytes: u64,
     /// One entry per queue pair.
-    pub(crate) lanes: Vec<Lane>,
+    #[serde(rename = "lanes")]
+    pub(crate) qps: Vec<QpSetup>,
 }
 
-/// Where one queue pair is, and the memory the other side may reach through it.
+/// The endpoint of a queue pair, and the memory that the peer may access.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Lane {
-    /// It, 32 bytes in hexadecimal.
+pub(crate) struct QpSetup {
+    /// 32 bytes in hexadecimal.
     pub(crate) endpoint: String,
-    /// Messages that fit in its memory, or receives it has posted.
+    /// Messages that fit in its memory, or receives posted.
     pub(crate) slots: u32,
-    /// Where messages go to or come from, 24 bytes in hexadecimal.
+    /// Key of the memory for messages, 24 bytes in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<String>,
-    /// Where counters go to that keep the two ends in step, 24 bytes in hexadecimal.
+    /// Key of the credit counter, 24 bytes in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) counter: Option<String>,
 }
@@ -172,15 +171,15 @@ pub(crate) struct Lane {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Finish {
-    /// Messages, warm-up and all, per queue pair.
+    /// Messages per queue pair, warm-up included.
     pub(crate) messages: Vec<u64>,
 }
 
-/// What the server has seen.
+/// What the server has received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outcome {
-    /// Messages that arrived, where the operation lets the server see them, per queue pair.
+    /// Messages per queue pair, where the operation lets the server see them.
     pub(crate) messages: Vec<u64>,
     /// Messages of which the server checked every byte.
     pub(crate) checked: u64,

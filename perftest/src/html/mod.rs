@@ -1,7 +1,10 @@
-//! `doorbell report`: charts of results, as one page that needs nothing but itself, or one chart as SVG or PNG.
+//! `doorbell report`: charts of results, as one page that needs nothing but itself, or one chart as
+//! SVG or PNG.
 //!
-//! The page has no script and loads nothing: its own policy forbids both, so it can be mailed, archived and opened anywhere. Each chart is in it twice, once drawn for a screen and
-//! once for a phone, as text in a drawing does not flow; the page's style shows one of them. Below each chart are its figures as a table.
+//! The page has no script and loads nothing: its own policy forbids both, so it can be mailed,
+//! archived and opened anywhere. Each chart is in it twice, once drawn for a screen and once for a
+//! phone, as text in a drawing does not flow; the page's style shows one of them. Below each chart
+//! are its figures as a table.
 
 mod page;
 
@@ -9,7 +12,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::chart::{Chart, Form, charts, draw, ids};
+use crate::chart::{Chart, Layout, charts, draw, ids};
 use crate::document::Document;
 use crate::failure::{Failure, one_line};
 use crate::output::Output;
@@ -25,7 +28,7 @@ Examples:
 Results are what doorbell bw, lat, coll --json and doorbell sweep write.
 Exit status: 0 done, 1 a file cannot be read or written, 2 bad usage or a file that is no result.";
 
-/// What `doorbell report` takes.
+/// The arguments of `doorbell report`.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
     /// Results, as bw, lat, coll --json and sweep write them
@@ -34,7 +37,8 @@ pub(crate) struct ReportArgs {
     /// What to write: a page where it ends in .html, one chart where it ends in .svg (or .png, in a build with the feature png)
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// Which chart an SVG or PNG is of: bandwidth, rate, latency, percentiles, cdf, busbw or time [default: the first there is]
+    /// Which chart an SVG or PNG is of: bandwidth, rate, latency, percentiles, cdf, busbw or time
+    /// [default: the first there is]
     #[arg(long, value_name = "NAME")]
     pub(crate) chart: Option<String>,
 }
@@ -51,7 +55,8 @@ enum Format {
 /// Reads, draws and writes.
 ///
 /// # Errors
-/// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`] when a file cannot be read or written.
+/// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`]
+/// when a file cannot be read or written.
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let extension = args.output.extension().and_then(|extension| extension.to_str());
     let format = match extension.map(str::to_ascii_lowercase).as_deref() {
@@ -78,10 +83,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let charts = charts(&documents);
     let bytes = match format {
         Format::Html => page::page(&documents, &charts).into_bytes(),
-        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE).into_bytes(),
+        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Layout::ALONE).into_bytes(),
         #[cfg(feature = "png")]
         Format::Png => {
-            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::PICTURE);
+            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Layout::PICTURE);
             crate::chart::png(&drawn)
                 .map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
         }
@@ -90,11 +95,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     print_line(&one_line(&args.output.display().to_string()))
 }
 
-/// The chart of a name, of itself or of its sort.
+/// The chart of a name: its own or that of its kind.
 fn chosen<'a>(charts: &'a [Chart], name: Option<&str>) -> Result<&'a Chart, Failure> {
     let found = match name {
         None => charts.first(),
-        Some(name) => charts.iter().find(|chart| chart.id == name || chart.sort == name),
+        Some(name) => charts.iter().find(|chart| chart.id == name || chart.kind == name),
     };
     found.ok_or_else(|| {
         let name = name.unwrap_or("any");

@@ -1,18 +1,19 @@
-//! The page.
+//! The HTML page.
 
 use std::fmt::Write;
 
-use crate::chart::{Chart, Form, STYLES, Unit, draw, escape};
+use crate::chart::{Chart, Layout, STYLES, Unit, draw, escape};
 use crate::document::{Document, Kind, PARAMETERS, Row};
 
 /// Nothing is loaded and nothing runs, whatever gets into the page.
 const POLICY: &str = include_str!("policy.txt");
-/// What browsers would ask the server for.
+/// The icon, which browsers would otherwise request from the server.
 const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1a5 5 0 0 0-5 5v4l-2 3h14l-2-3V6a5 5 0 0 0-5-5z' fill='%230b63ce'/%3E%3C/svg%3E";
 
 const STYLE: &str = include_str!("page.css");
 
-/// Columns of the tables, those first that say which row it is: the field, the column's head, what they are of, and what the figure is.
+/// Columns of the tables, parameters first: the field, the column's head, its unit and its
+/// description.
 const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ("qps", "QPs", Unit::Count, "queue pairs"),
     ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
@@ -124,7 +125,7 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ("repeats", "Repeats", Unit::Count, "measurements of this row"),
 ];
 
-/// Settings, and what people call them.
+/// Settings, and their names.
 const SETTINGS: [(&str, &str); 11] = [
     ("bytes", "Sizes (bytes)"),
     ("qps", "Queue pairs"),
@@ -139,7 +140,7 @@ const SETTINGS: [(&str, &str); 11] = [
     ("mtu", "MTU (bytes)"),
 ];
 
-/// Writes it.
+/// Renders the page.
 pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     let mut out = String::new();
     let (light, dark, rules) = STYLES();
@@ -165,7 +166,7 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     }
     out.push_str("</section>\n");
     for chart in charts {
-        figure(&mut out, chart);
+        metric(&mut out, chart);
     }
     out.push_str("<section aria-label=\"All figures\">\n<h2>All figures</h2>\n");
     for (number, document) in documents.iter().enumerate() {
@@ -187,7 +188,7 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// The tests and devices, as few words as tell.
+/// The tests and devices, in few words.
 fn title(documents: &[Document]) -> String {
     let mut names: Vec<_> = documents
         .iter()
@@ -201,7 +202,7 @@ fn title(documents: &[Document]) -> String {
     escape(&names.join(", "))
 }
 
-/// What no reader may miss: for each kind of software device, which results are of it.
+/// The banner of software devices: for each link kind, the results measured on it.
 fn banner(out: &mut String, documents: &[Document]) {
     let mut links: Vec<(&Document, Vec<&str>)> = Vec::new();
     for document in documents.iter().filter(|document| document.is_software()) {
@@ -221,7 +222,7 @@ fn banner(out: &mut String, documents: &[Document]) {
                 "<p class=\"banner\" role=\"note\"><strong>{}Software device ({}).</strong> These figures are of {}, not of an RDMA adapter.</p>\n",
                 escape(&which),
                 escape(&document.link),
-                document.link_in_words()
+                document.link_description()
             ),
         );
     }
@@ -264,7 +265,7 @@ fn warnings(out: &mut String, documents: &[Document]) {
     out.push_str("</section>\n");
 }
 
-/// Where the figures of a file come from, and the best of them.
+/// The source of a file's results, and the best of them.
 fn source(out: &mut String, document: &Document, named: bool) {
     let class = if document.is_software() { "soft" } else { "hard" };
     put(out, format_args!("<article class=\"source {class}\">\n"));
@@ -307,7 +308,7 @@ fn source(out: &mut String, document: &Document, named: bool) {
         .collect();
     more.extend(document.limits.iter().map(|limit| {
         let unit = if limit.is_time { Unit::Ns } else { Unit::BytesPerS };
-        (format!("Limit {}", limit.name), unit.show(limit.figure.value))
+        (format!("Limit {}", limit.name), unit.show(limit.metric.value))
     }));
     if !more.is_empty() {
         out.push_str("<details><summary>Settings and limits</summary>\n");
@@ -329,7 +330,8 @@ fn list(out: &mut String, facts: &[(String, String)]) {
     out.push_str("</dl>\n");
 }
 
-/// A setting in words. Of many values, as the sizes of a sweep are, the first, the last and how many.
+/// A setting as text. Of a long list, such as the sizes of a sweep, the first, the last and the
+/// number.
 fn setting(name: &str, value: &str) -> (String, String) {
     let name = SETTINGS
         .iter()
@@ -343,12 +345,12 @@ fn setting(name: &str, value: &str) -> (String, String) {
     (name.to_owned(), value)
 }
 
-/// A few figures to begin with: what they are, they, and where they were measured.
+/// The headline results: name, value, and where they were measured.
 fn best(document: &Document) -> Vec<(&'static str, String, String)> {
     let extreme = |key: &str, greatest: bool| {
-        let figures = document.rows.iter().filter_map(|row| Some((row.figure(key)?, row)));
+        let figures = document.rows.iter().filter_map(|row| Some((row.metric(key)?, row)));
         let by =
-            |a: &(crate::document::Figure, &Row), b: &(crate::document::Figure, &Row)| a.0.value.total_cmp(&b.0.value);
+            |a: &(crate::document::Metric, &Row), b: &(crate::document::Metric, &Row)| a.0.value.total_cmp(&b.0.value);
         if greatest {
             figures.max_by(by)
         } else {
@@ -373,21 +375,21 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
     wanted
         .iter()
         .filter_map(|(name, key, unit, greatest)| {
-            let (figure, row) = extreme(key, *greatest)?;
+            let (metric, row) = extreme(key, *greatest)?;
             let mut at = format!("at {}", Unit::Bytes.show(row.bytes as f64));
             for (key, before, after) in [("qps", "", " QPs"), ("tx_depth", "depth ", ""), ("ranks", "", " ranks")] {
-                // One of each is what there is at least.
+                // 1 is the minimum of each parameter.
                 if let Some(value) = row.parameter(key).filter(|value| value != "1") {
                     let _ = write!(at, ", {before}{value}{after}");
                 }
             }
-            Some((*name, unit.show(figure.value), at))
+            Some((*name, unit.show(metric.value), at))
         })
         .collect()
 }
 
-/// A chart, for a screen and for a phone, and its figures.
-fn figure(out: &mut String, chart: &Chart) {
+/// A chart, for a screen and for a phone, and its values.
+fn metric(out: &mut String, chart: &Chart) {
     put(
         out,
         format_args!(
@@ -395,8 +397,8 @@ fn figure(out: &mut String, chart: &Chart) {
             escape(&chart.id),
             escape(&chart.title),
             escape(&chart.about),
-            draw(chart, &Form::WIDE),
-            draw(chart, &Form::NARROW)
+            draw(chart, &Layout::WIDE),
+            draw(chart, &Layout::NARROW)
         ),
     );
     put(
@@ -438,7 +440,7 @@ fn figure(out: &mut String, chart: &Chart) {
     out.push_str("</tbody></table></div>\n</details>\n</figure>\n");
 }
 
-/// All rows of a file, with every figure they have.
+/// All rows of a file, with every metric they have.
 fn table(out: &mut String, number: usize, document: &Document) {
     let columns: Vec<_> = COLUMNS
         .iter()
@@ -478,18 +480,18 @@ fn table(out: &mut String, number: usize, document: &Document) {
             ),
         );
         for (key, _, unit, _) in &columns {
-            match row.figure(key) {
+            match row.metric(key) {
                 None => out.push_str("<td></td>"),
-                Some(figure) => {
+                Some(metric) => {
                     let shown = match unit {
-                        Unit::Count if figure.value.fract() == 0.0 => format!("{:.0}", figure.value),
-                        unit => unit.show(figure.value),
+                        Unit::Count if metric.value.fract() == 0.0 => format!("{:.0}", metric.value),
+                        unit => unit.show(metric.value),
                     };
                     put(
                         out,
                         format_args!(
                             "<td data-metric=\"{key}\" data-value=\"{}\">{}</td>",
-                            escape(&figure.text),
+                            escape(&metric.text),
                             escape(&shown)
                         ),
                     );

@@ -1,7 +1,8 @@
-//! Two processors for both ends of what is measured.
+//! A pair of CPUs for the two ends of a measurement.
 //!
-//! On a virtual machine one processor may be a third slower than another, and which one it is changes from second to second. Two measurements that are held against each other therefore use
-//! the same two, and each round another two.
+//! On a virtual machine one CPU may be a third slower than another, and which one changes from
+//! second to second. So two measurements that are compared use the same pair, and each round
+//! another one.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -9,15 +10,15 @@ use nix::unistd::Pid;
 /// This thread.
 const SELF: Pid = Pid::from_raw(0);
 
-/// While it lives, this thread and the threads and processes that it starts run on two processors only.
-pub(super) struct Pair {
-    /// What they might run on before; `None` where nothing was changed.
+/// While it lives, this thread and the threads and processes it starts are bound to two CPUs.
+pub(super) struct CpuPair {
+    /// The previous affinity; `None` where nothing was changed.
     before: Option<CpuSet>,
 }
 
-impl Pair {
-    /// Takes the pair of a round. Where there are not two processors, or the system does not let us choose, nothing changes.
-    pub(super) fn take(round: usize) -> Self {
+impl CpuPair {
+    /// Binds to the pair of a round. Without two CPUs or the permission, nothing changes.
+    pub(super) fn bind(round: usize) -> Self {
         let before = sched_getaffinity(SELF).ok().filter(|before| {
             let pair = pair_of(before, round);
             pair.is_some_and(|pair| sched_setaffinity(SELF, &pair).is_ok())
@@ -26,23 +27,23 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for CpuPair {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // Where one of them is gone meanwhile the kernel takes the others.
+            // If one of them is gone meanwhile, the kernel uses the others.
             let _ = sched_setaffinity(SELF, before);
         }
     }
 }
 
-/// The processors in a set, in order.
+/// The CPUs in a set, in order.
 pub(crate) fn processors(set: &CpuSet) -> Vec<usize> {
     (0..CpuSet::count())
         .filter(|&cpu| set.is_set(cpu) == Ok(true))
         .collect()
 }
 
-/// Two neighbours of those in `set`, other ones each round; `None` when it has fewer.
+/// Two adjacent CPUs of `set`, different ones each round; `None` when it has fewer.
 fn pair_of(set: &CpuSet, round: usize) -> Option<CpuSet> {
     let processors = processors(set);
     if processors.len() < 2 {
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_has_other_processors_of_those_allowed() {
+    fn each_round_has_another_pair_of_the_allowed_cpus() {
         let allowed = of(&[1, 4, 6]);
         for (round, pair) in [(0, [1, 4]), (1, [4, 6]), (2, [6, 1]), (3, [1, 4])] {
             assert_eq!(pair_of(&allowed, round), Some(of(&pair)), "round {round}");
@@ -75,11 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_allowed_is_allowed_again() {
+    fn the_previous_affinity_is_restored() {
         let before = sched_getaffinity(SELF).unwrap();
         let expected = pair_of(&before, 1);
         {
-            let _pair = Pair::take(1);
+            let _pair = CpuPair::bind(1);
             let now = sched_getaffinity(SELF).unwrap();
             assert_eq!(now, expected.unwrap_or(before));
         }

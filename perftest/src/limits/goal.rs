@@ -1,30 +1,28 @@
-//! What a figure is meant to come to.
+//! The goal of a measurement.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A goal, for the figure in its unit or for its ratio to a limit.
+/// A goal for the value in its unit, or for its ratio to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Goal {
-    /// The ratio is at least this.
     RatioAtLeast(f64),
-    /// The ratio is at most this.
     RatioAtMost(f64),
-    /// The figure is at least this.
+    /// The value is at least this.
     AtLeast(f64),
-    /// The figure is at most this.
+    /// The value is at most this.
     AtMost(f64),
 }
 
 impl Goal {
-    pub(super) fn is_met(self, figure: f64, ratio: f64) -> bool {
+    pub(super) fn is_met(self, value: f64, ratio: f64) -> bool {
         match self {
             Goal::RatioAtLeast(least) => ratio >= least,
             Goal::RatioAtMost(most) => ratio <= most,
-            Goal::AtLeast(least) => figure >= least,
-            Goal::AtMost(most) => figure <= most,
+            Goal::AtLeast(least) => value >= least,
+            Goal::AtMost(most) => value <= most,
         }
     }
 }
@@ -45,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_looks_at_what_it_is_of() {
+    fn each_goal_checks_value_or_ratio() {
         for (goal, met, missed) in [
             (Goal::RatioAtLeast(0.9), (0.0, 0.9), (9.0, 0.89)),
             (Goal::RatioAtMost(0.1), (9.0, 0.1), (0.0, 0.2)),

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use doorbell_softroce::limits::{self, LimitError};
 
-use super::Figure;
+use super::Measurement;
 
 /// A limit.
 pub(super) struct Limit {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
-    pub(super) measure: fn(Duration) -> Result<Figure, String>,
-    /// It and what is held against it have one processor for each end.
+    pub(super) measure: fn(Duration) -> Result<Measurement, String>,
+    /// It and the test compared with it have one CPU per end.
     pub(super) one_core_a_side: bool,
 }
 
-const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> Result<Figure, String>) -> Limit {
+const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> Result<Measurement, String>) -> Limit {
     Limit {
         name,
         what,
@@ -24,10 +24,10 @@ const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> 
     }
 }
 
-/// All of them. The first four names are a contract.
+/// All limits. The first four names are a contract.
 pub(super) const LIMITS: [Limit; 9] = [
     limit("memcpy", "one thread copies 1 MiB blocks", |duration| {
-        Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s))
+        Ok(Measurement::BytesPerS(limits::memcpy(duration).bytes_per_s))
     }),
     Limit {
         one_core_a_side: true,
@@ -39,9 +39,9 @@ pub(super) const LIMITS: [Limit; 9] = [
     },
     limit(
         "shm_pingpong",
-        "half a round trip of two threads that spin on shared memory",
+        "half round trip of two threads that busy-poll shared memory",
         |duration| match limits::shm_pingpong(duration) {
-            Ok(limit) => Ok(Figure::Ns(limit.ns)),
+            Ok(limit) => Ok(Measurement::Ns(limit.ns)),
             Err(error) => Err(reason(&error)),
         },
     ),
@@ -75,18 +75,20 @@ pub(super) const LIMITS: [Limit; 9] = [
     ),
 ];
 
-fn again(duration: Duration, block: usize) -> Result<Figure, String> {
-    Ok(Figure::BytesPerS(limits::memcpy_again(duration, block).bytes_per_s))
+fn again(duration: Duration, block: usize) -> Result<Measurement, String> {
+    Ok(Measurement::BytesPerS(
+        limits::memcpy_again(duration, block).bytes_per_s,
+    ))
 }
 
-fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Figure, String> {
+fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Measurement, String> {
     match measured {
-        Ok(bandwidth) => Ok(Figure::BytesPerS(bandwidth.bytes_per_s)),
+        Ok(bandwidth) => Ok(Measurement::BytesPerS(bandwidth.bytes_per_s)),
         Err(error) => Err(reason(&error)),
     }
 }
 
-/// An error and what lies under it.
+/// An error and its source.
 pub(super) fn reason(error: &LimitError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

@@ -1,8 +1,10 @@
-//! `doorbell limits`: how far the machine itself could go, and how near to that the userspace device comes.
+//! `doorbell limits`: the machine's own limits, and how close the userspace device comes to them.
 //!
-//! Both are measured in one run, by turns: a round measures each limit and right after it what is held against it, so that whatever else the machine does befalls
-//! both. Rounds are short and many, as a shared machine is of another speed from one second to the next. A figure is the median of its rounds, a ratio the median of the
-//! rounds' ratios, with the least and the greatest of them beside it: where those are far apart, the machine was not at rest.
+//! Both are measured in one run, alternately: a round measures each limit and right after it the
+//! device's test that is compared with it, so that disturbances affect both. Rounds are short and
+//! many, as the speed of a shared machine changes from second to second. A value is the median of
+//! its rounds, a ratio the median of the rounds' ratios, printed with the minimum and maximum:
+//! where those are far apart, the machine was not idle.
 
 mod cores;
 mod goal;
@@ -18,15 +20,16 @@ use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
 use crate::report;
 
-use cores::Pair;
+use cores::CpuPair;
 pub(crate) use cores::processors;
 use goal::Goal;
-use soft::Subject;
+use soft::DeviceTest;
 
-/// Rounds, unless `--quick` asks for one.
+/// Rounds, unless `--quick` requests one.
 const ROUNDS: u32 = 7;
 
-/// The limits that go with a sweep: those whose names are a contract, and what a copy comes to that stays in a cache, as a repeated WRITE between processes does.
+/// The limits in the report of a sweep: those whose names are a contract, and a copy within caches,
+/// as a repeated WRITE between processes is.
 const CEILINGS: [&str; 5] = [
     "memcpy",
     "memcpy_again_64k",
@@ -35,14 +38,14 @@ const CEILINGS: [&str; 5] = [
     "process_vm_writev",
 ];
 
-/// How long a device is left alone to see what it uses, and with `--quick`.
+/// How long an idle device is observed, and with `--quick`.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_QUICK: Duration = Duration::from_secs(1);
 
-/// A measured value, under its unit.
+/// A measured value, by its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Figure {
+enum Measurement {
     /// Bytes per second.
     BytesPerS(f64),
     /// Nanoseconds.
@@ -51,46 +54,46 @@ enum Figure {
     PerS(f64),
 }
 
-impl Figure {
+impl Measurement {
     const fn value(self) -> f64 {
         match self {
-            Figure::BytesPerS(value) | Figure::Ns(value) | Figure::PerS(value) => value,
+            Measurement::BytesPerS(value) | Measurement::Ns(value) | Measurement::PerS(value) => value,
         }
     }
 
     const fn with(self, value: f64) -> Self {
         match self {
-            Figure::BytesPerS(_) => Figure::BytesPerS(value),
-            Figure::Ns(_) => Figure::Ns(value),
-            Figure::PerS(_) => Figure::PerS(value),
+            Measurement::BytesPerS(_) => Measurement::BytesPerS(value),
+            Measurement::Ns(_) => Measurement::Ns(value),
+            Measurement::PerS(_) => Measurement::PerS(value),
         }
     }
 
     fn text(self) -> String {
         match self {
-            Figure::BytesPerS(rate) => format!("{:.2} GB/s", rate / 1e9),
-            Figure::Ns(ns) => format!("{ns:.1} ns"),
-            Figure::PerS(rate) => format!("{:.2} M/s", rate / 1e6),
+            Measurement::BytesPerS(rate) => format!("{:.2} GB/s", rate / 1e9),
+            Measurement::Ns(ns) => format!("{ns:.1} ns"),
+            Measurement::PerS(rate) => format!("{:.2} M/s", rate / 1e6),
         }
     }
 }
 
-/// One line of the result: a limit of the machine, which is a name and a figure, or what the device comes to.
+/// One line of the result: a limit of the machine, or a value of the device.
 #[derive(Debug, PartialEq, Serialize)]
 struct Entry {
     name: &'static str,
     #[serde(flatten)]
-    figure: Figure,
+    value: Measurement,
     #[serde(flatten)]
-    held: Option<Held>,
+    compared: Option<Comparison>,
 }
 
-/// What makes a figure the device's.
+/// The parts of a line that only a value of the device has.
 #[derive(Debug, PartialEq, Serialize)]
-struct Held {
+struct Comparison {
     /// Message size; 0 where there are no messages.
     bytes: u64,
-    /// The limit that it is held against.
+    /// The limit that it is compared with.
     against: &'static str,
     #[serde(flatten)]
     ratio: Ratio,
@@ -98,10 +101,10 @@ struct Held {
     met: bool,
 }
 
-/// What a figure comes to, of its limit.
+/// The ratio of a value to its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Ratio {
-    /// The median of the rounds'.
+    /// The median of the rounds.
     #[serde(rename = "ratio")]
     median: f64,
     #[serde(rename = "ratio_min")]
@@ -130,12 +133,12 @@ struct Report {
     results: Vec<Entry>,
 }
 
-/// What one line is made of while it is measured.
+/// One line while it is measured.
 #[derive(Debug)]
 struct Column {
-    figures: Vec<Figure>,
+    figures: Vec<Measurement>,
     ratios: Vec<f64>,
-    /// Why it cannot be measured here; said once.
+    /// It cannot be measured here; reported once.
     refused: bool,
 }
 
@@ -146,12 +149,12 @@ impl Column {
         refused: false,
     };
 
-    /// Takes a measurement; the figure, if it is one.
-    fn take(&mut self, name: &str, measured: Result<Figure, String>) -> Option<Figure> {
+    /// Adds a measurement. Returns its value, if it succeeded.
+    fn record(&mut self, name: &str, measured: Result<Measurement, String>) -> Option<Measurement> {
         match measured {
-            Ok(figure) => {
-                self.figures.push(figure);
-                Some(figure)
+            Ok(value) => {
+                self.figures.push(value);
+                Some(value)
             }
             Err(reason) => {
                 self.refused = true;
@@ -161,41 +164,42 @@ impl Column {
         }
     }
 
-    fn figure(&self) -> Option<Figure> {
+    fn value(&self) -> Option<Measurement> {
         let unit = *self.figures.first()?;
-        let values = self.figures.iter().map(|figure| figure.value()).collect();
+        let values = self.figures.iter().map(|value| value.value()).collect();
         median(values).map(|value| unit.with(value))
     }
 }
 
-/// Measures and prints. What cannot be measured here is left out, with a line on stderr that says why.
+/// Measures and prints. What cannot be measured here is left out, with a line on stderr.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is nothing of a name asked for; [`Failure::Test`] when nothing could be measured or printed.
+/// [`Failure::Usage`] for an unknown name; [`Failure::Test`] when nothing could be measured or
+/// printed.
 pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
-    let wanted = Wanted::new(&args.only)?;
+    let selection = Selection::new(&args.only)?;
     for warning in diagnose::of_machine(&Sources::of_this_machine(), 2) {
         warning.print();
     }
     let rounds = if args.quick { 1 } else { ROUNDS };
-    let turn = Duration::from_secs_f64(args.duration) / rounds;
+    let round_time = Duration::from_secs_f64(args.duration) / rounds;
     let mut limits = machine::LIMITS.map(|_| Column::NEW);
-    let mut subjects = soft::SUBJECTS.map(|_| Column::NEW);
+    let mut subjects = soft::DEVICE_TESTS.map(|_| Column::NEW);
     for round in 0..rounds {
         for (limit, column) in machine::LIMITS.iter().zip(&mut limits) {
-            if column.refused || !wanted.limit(limit.name) {
+            if column.refused || !selection.limit(limit.name) {
                 continue;
             }
-            let _pair = limit.one_core_a_side.then(|| Pair::take(round as usize));
-            let figure = column.take(limit.name, (limit.measure)(turn));
-            let held = soft::SUBJECTS.iter().zip(&mut subjects);
-            for (subject, column) in held.filter(|(subject, _)| subject.against == limit.name) {
-                if column.refused || !wanted.subject(subject) {
+            let _pair = limit.one_core_a_side.then(|| CpuPair::bind(round as usize));
+            let value = column.record(limit.name, (limit.measure)(round_time));
+            let compared = soft::DEVICE_TESTS.iter().zip(&mut subjects);
+            for (device_test, column) in compared.filter(|(device_test, _)| device_test.against == limit.name) {
+                if column.refused || !selection.device_test(device_test) {
                     continue;
                 }
-                let of = column.take(subject.name, subject.measure(turn));
-                if let (Some(figure), Some(of)) = (figure, of) {
-                    column.ratios.push(subject.ratio(of.value(), figure.value()));
+                let of = column.record(device_test.name, device_test.measure(round_time));
+                if let (Some(value), Some(of)) = (value, of) {
+                    column.ratios.push(device_test.ratio(of.value(), value.value()));
                 }
             }
         }
@@ -203,22 +207,25 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     let limits = machine::LIMITS.iter().zip(&limits).filter_map(|(limit, column)| {
         Some(Entry {
             name: limit.name,
-            figure: column.figure()?,
-            held: None,
+            value: column.value()?,
+            compared: None,
         })
     });
-    let held = soft::SUBJECTS.iter().zip(&subjects).filter_map(|(subject, column)| {
-        entry(
-            subject.name,
-            subject.bytes,
-            subject.against,
-            subject.goal,
-            column.figure()?,
-            Ratio::of(&column.ratios)?,
-        )
-    });
-    let mut results: Vec<_> = limits.chain(held).collect();
-    if wanted.named(soft::IDLE) {
+    let compared = soft::DEVICE_TESTS
+        .iter()
+        .zip(&subjects)
+        .filter_map(|(device_test, column)| {
+            entry(
+                device_test.name,
+                device_test.bytes,
+                device_test.against,
+                device_test.goal,
+                column.value()?,
+                Ratio::of(&column.ratios)?,
+            )
+        });
+    let mut results: Vec<_> = limits.chain(compared).collect();
+    if selection.named(soft::IDLE) {
         results.extend(idle(if args.quick { IDLE_QUICK } else { IDLE }));
     }
     if results.is_empty() {
@@ -227,21 +234,22 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     print(args, results)
 }
 
-/// The machine's own limits that a result is held against, the median of three turns each. What cannot be measured here is left out.
-pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
+/// The machine's own limits that a result is compared with, the median of three rounds each. What
+/// cannot be measured here is left out.
+pub(crate) fn ceilings(round_time: Duration) -> Vec<report::Limit> {
     let named = machine::LIMITS.iter().filter(|limit| CEILINGS.contains(&limit.name));
     named
         .filter_map(|limit| {
             let mut column = Column::NEW;
             for round in 0..3 {
-                let _pair = limit.one_core_a_side.then(|| Pair::take(round));
-                column.take(limit.name, (limit.measure)(turn))?;
+                let _pair = limit.one_core_a_side.then(|| CpuPair::bind(round));
+                column.record(limit.name, (limit.measure)(round_time))?;
             }
-            let figure = column.figure()?;
-            let (bytes_per_s, ns) = match figure {
-                Figure::BytesPerS(rate) => (Some(rate), None),
-                Figure::Ns(ns) => (None, Some(ns)),
-                Figure::PerS(_) => return None,
+            let value = column.value()?;
+            let (bytes_per_s, ns) = match value {
+                Measurement::BytesPerS(rate) => (Some(rate), None),
+                Measurement::Ns(ns) => (None, Some(ns)),
+                Measurement::PerS(_) => return None,
             };
             Some(report::Limit {
                 name: limit.name.to_owned(),
@@ -252,12 +260,12 @@ pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
         .collect()
 }
 
-/// The processor time of a device at rest: held against the time that passed.
+/// The CPU use of an idle device, compared with elapsed time.
 fn idle(period: Duration) -> Option<Entry> {
     let mut column = Column::NEW;
-    let figure = column.take(soft::IDLE, soft::idle(period))?;
-    let ratio = Ratio::of(&[figure.value() / period.as_nanos() as f64])?;
-    entry(soft::IDLE, 0, "elapsed_time", soft::IDLE_GOAL, figure, ratio)
+    let value = column.record(soft::IDLE, soft::idle(period))?;
+    let ratio = Ratio::of(&[value.value() / period.as_nanos() as f64])?;
+    entry(soft::IDLE, 0, "elapsed_time", soft::IDLE_GOAL, value, ratio)
 }
 
 fn entry(
@@ -265,11 +273,11 @@ fn entry(
     bytes: u64,
     against: &'static str,
     goal: Goal,
-    figure: Figure,
+    value: Measurement,
     ratio: Ratio,
 ) -> Option<Entry> {
-    let met = goal.is_met(figure.value(), ratio.median);
-    let held = Held {
+    let met = goal.is_met(value.value(), ratio.median);
+    let compared = Comparison {
         bytes,
         against,
         ratio,
@@ -278,8 +286,8 @@ fn entry(
     };
     Some(Entry {
         name,
-        figure,
-        held: Some(held),
+        value,
+        compared: Some(compared),
     })
 }
 
@@ -307,42 +315,46 @@ fn line(entry: &Entry) -> String {
     let what = machine::LIMITS
         .iter()
         .map(|limit| (limit.name, limit.what))
-        .chain(soft::SUBJECTS.iter().map(|subject| (subject.name, subject.what)))
+        .chain(
+            soft::DEVICE_TESTS
+                .iter()
+                .map(|device_test| (device_test.name, device_test.what)),
+        )
         .chain([(soft::IDLE, soft::IDLE_WHAT)])
         .find_map(|(name, what)| (name == entry.name).then_some(what))
         .unwrap_or_default();
-    let (name, figure) = (entry.name, entry.figure.text());
-    match &entry.held {
+    let (name, value) = (entry.name, entry.value.text());
+    match &entry.compared {
         None => format!(
-            "{name:<28} {:>9} {figure:>12} {:>8} {:>15}  {:<22} {:<14} {what}",
+            "{name:<28} {:>9} {value:>12} {:>8} {:>15}  {:<22} {:<14} {what}",
             "-", "-", "-", "-", "-"
         ),
-        Some(held) => {
-            let bytes = if held.bytes == 0 {
+        Some(compared) => {
+            let bytes = if compared.bytes == 0 {
                 "-".to_owned()
             } else {
-                held.bytes.to_string()
+                compared.bytes.to_string()
             };
-            let goal = format!("{} {}", held.goal, if held.met { "met" } else { "no" });
-            let (ratio, against) = (held.ratio.median, held.against);
-            let rounds = format!("{:.2}..{:.2}", held.ratio.least, held.ratio.greatest);
-            format!("{name:<28} {bytes:>9} {figure:>12} {ratio:>8.2} {rounds:>15}  {against:<22} {goal:<14} {what}")
+            let goal = format!("{} {}", compared.goal, if compared.met { "met" } else { "no" });
+            let (ratio, against) = (compared.ratio.median, compared.against);
+            let rounds = format!("{:.2}..{:.2}", compared.ratio.least, compared.ratio.greatest);
+            format!("{name:<28} {bytes:>9} {value:>12} {ratio:>8.2} {rounds:>15}  {against:<22} {goal:<14} {what}")
         }
     }
 }
 
-/// Which lines are wanted.
-struct Wanted<'a> {
-    /// Names; none for all.
+/// The lines that are wanted.
+struct Selection<'a> {
+    /// Names; empty for all.
     only: &'a [String],
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> Selection<'a> {
     fn new(only: &'a [String]) -> Result<Self, Failure> {
         let names: Vec<_> = machine::LIMITS
             .iter()
             .map(|limit| limit.name)
-            .chain(soft::SUBJECTS.iter().map(|subject| subject.name))
+            .chain(soft::DEVICE_TESTS.iter().map(|device_test| device_test.name))
             .chain([soft::IDLE])
             .collect();
         match only.iter().find(|name| !names.contains(&name.as_str())) {
@@ -363,16 +375,16 @@ impl<'a> Wanted<'a> {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
-    fn subject(&self, subject: &Subject) -> bool {
-        self.named(subject.name)
+    fn device_test(&self, device_test: &DeviceTest) -> bool {
+        self.named(device_test.name)
     }
 
-    /// A limit is measured for its own sake, or for what is held against it.
+    /// A limit is measured if it is wanted, or a value compared with it is.
     fn limit(&self, name: &str) -> bool {
         self.named(name)
-            || soft::SUBJECTS
+            || soft::DEVICE_TESTS
                 .iter()
-                .any(|subject| subject.against == name && self.subject(subject))
+                .any(|device_test| device_test.against == name && self.device_test(device_test))
     }
 }
 
@@ -393,51 +405,53 @@ mod tests {
     fn keys_are_the_contracts() {
         let raw = Entry {
             name: "memcpy",
-            figure: Figure::BytesPerS(1.5),
-            held: None,
+            value: Measurement::BytesPerS(1.5),
+            compared: None,
         };
         assert_eq!(
             serde_json::to_string(&raw).unwrap(),
             r#"{"name":"memcpy","bytes_per_s":1.5}"#
         );
-        let held = entry(
+        let compared = entry(
             "soft_local_msg_rate",
             64,
             "shm_pingpong",
             Goal::AtLeast(2e6),
-            Figure::PerS(3e6),
+            Measurement::PerS(3e6),
             Ratio::of(&[0.5, 0.75, 0.25]).unwrap(),
         );
         assert_eq!(
-            serde_json::to_string(&held).unwrap(),
+            serde_json::to_string(&compared).unwrap(),
             r#"{"name":"soft_local_msg_rate","per_s":3000000.0,"bytes":64,"against":"shm_pingpong","ratio":0.5,"ratio_min":0.25,"ratio_max":0.75,"goal":{"at_least":2000000.0},"met":true}"#
         );
     }
 
     #[test]
-    fn the_names_that_scripts_rely_on_are_there() {
+    fn the_contracts_names_are_there() {
         let names = machine::LIMITS.map(|limit| limit.name);
         for name in ["memcpy", "udp_gso", "shm_pingpong", "process_vm_writev"] {
             assert!(names.contains(&name), "{name}");
         }
-        for subject in &soft::SUBJECTS {
-            assert!(names.contains(&subject.against), "{}", subject.name);
+        for device_test in &soft::DEVICE_TESTS {
+            assert!(names.contains(&device_test.against), "{}", device_test.name);
         }
     }
 
     #[test]
-    fn a_name_asked_for_brings_its_limit_along() {
+    fn a_selected_test_selects_its_limit() {
         let only = ["soft_udp_write_bw".to_owned()];
-        let wanted = Wanted::new(&only).unwrap();
+        let selection = Selection::new(&only).unwrap();
         let limits: Vec<_> = machine::LIMITS
             .iter()
-            .filter(|limit| wanted.limit(limit.name))
+            .filter(|limit| selection.limit(limit.name))
             .map(|limit| limit.name)
             .collect();
         assert_eq!(limits, ["udp_gso"]);
-        assert!(!wanted.named(soft::IDLE));
+        assert!(!selection.named(soft::IDLE));
         assert_eq!(
-            Wanted::new(&["speed".to_owned()]).err().map(|failure| failure.status()),
+            Selection::new(&["speed".to_owned()])
+                .err()
+                .map(|failure| failure.status()),
             Some(2)
         );
     }

@@ -1,4 +1,5 @@
-//! What the userspace device comes to: each figure by a test of this command, with both ends as processes of their own.
+//! The performance of the userspace device: each value from a test of this command, with both ends
+//! as separate processes.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -6,73 +7,73 @@ use std::time::Duration;
 use doorbell_softroce::{DeviceConfig, limits};
 use serde_json::Value;
 
-use super::Figure;
+use super::Measurement;
 use super::goal::Goal;
 use super::machine::reason;
 use crate::report::LinkKind;
 
-/// The name of what a device at rest uses.
+/// The name of the CPU use of an idle device.
 pub(super) const IDLE: &str = "idle_cpu";
-pub(super) const IDLE_WHAT: &str = "processor time of a process whose device nobody uses";
-/// A thousandth of one processor is what the clock's own grain and one look at the port may come to.
+pub(super) const IDLE_WHAT: &str = "CPU time of a process with an idle device";
+/// A thousandth of a CPU: the resolution of the clock plus one poll of the port.
 pub(super) const IDLE_GOAL: Goal = Goal::RatioAtMost(0.001);
 
-/// A figure of the device.
-pub(super) struct Subject {
+/// A measurement of the device.
+pub(super) struct DeviceTest {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) bytes: u64,
-    /// The name of the limit that it is held against.
+    /// The name of the limit that it is compared with.
     pub(super) against: &'static str,
     pub(super) goal: Goal,
     test: Test,
-    path: Path,
+    path: MessagePath,
 }
 
-/// Which test gives the figure.
+/// The test that measures it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Test {
     Bandwidth,
-    /// The rate of messages posted 32 at a time.
+    /// Message rate with a post list of 32.
     Rate,
     Latency,
 }
 
-/// Which way the messages take.
+/// The path of the messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Path {
+enum MessagePath {
     /// UDP over loopback.
     Udp,
-    /// Between processes of this host, the memory being shared.
+    /// Between processes of this host, in shared memory.
     Shared,
-    /// The same, the memory being one process's own.
-    Foreign,
+    /// Between processes of this host, in private memory.
+    Private,
 }
 
-impl Path {
+impl MessagePath {
     const fn link(self) -> (LinkKind, &'static str) {
         match self {
-            Path::Udp => (LinkKind::SoftUdp, "udp"),
-            Path::Shared | Path::Foreign => (LinkKind::SoftLocal, "local"),
+            MessagePath::Udp => (LinkKind::SoftUdp, "udp"),
+            MessagePath::Shared | MessagePath::Private => (LinkKind::SoftLocal, "local"),
         }
     }
 }
 
-const fn write_bw(path: Path, bytes: u64, against: &'static str) -> Subject {
+const fn write_bw(path: MessagePath, bytes: u64, against: &'static str) -> DeviceTest {
     let (name, what, goal) = match path {
-        Path::Udp => ("soft_udp_write_bw", "WRITE over UDP", Goal::RatioAtLeast(0.8)),
-        Path::Shared => (
+        MessagePath::Udp => ("soft_udp_write_bw", "WRITE over UDP", Goal::RatioAtLeast(0.8)),
+        MessagePath::Shared => (
             "soft_local_write_bw",
             "WRITE between processes, shared memory",
             Goal::RatioAtLeast(0.9),
         ),
-        Path::Foreign => (
+        MessagePath::Private => (
             "soft_local_write_bw_foreign",
-            "WRITE between processes, memory of their own",
+            "WRITE between processes, private memory",
             Goal::RatioAtLeast(0.9),
         ),
     };
-    Subject {
+    DeviceTest {
         name,
         what,
         bytes,
@@ -84,54 +85,54 @@ const fn write_bw(path: Path, bytes: u64, against: &'static str) -> Subject {
 }
 
 /// All of them.
-pub(super) const SUBJECTS: [Subject; 10] = [
-    write_bw(Path::Shared, 64 << 10, "memcpy"),
-    write_bw(Path::Shared, 256 << 10, "memcpy"),
-    write_bw(Path::Shared, 1 << 20, "memcpy"),
-    write_bw(Path::Foreign, 64 << 10, "process_vm_writev_64k"),
-    write_bw(Path::Foreign, 256 << 10, "process_vm_writev_256k"),
-    write_bw(Path::Foreign, 1 << 20, "process_vm_writev"),
-    write_bw(Path::Udp, 1 << 20, "udp_gso"),
-    Subject {
+pub(super) const DEVICE_TESTS: [DeviceTest; 10] = [
+    write_bw(MessagePath::Shared, 64 << 10, "memcpy"),
+    write_bw(MessagePath::Shared, 256 << 10, "memcpy"),
+    write_bw(MessagePath::Shared, 1 << 20, "memcpy"),
+    write_bw(MessagePath::Private, 64 << 10, "process_vm_writev_64k"),
+    write_bw(MessagePath::Private, 256 << 10, "process_vm_writev_256k"),
+    write_bw(MessagePath::Private, 1 << 20, "process_vm_writev"),
+    write_bw(MessagePath::Udp, 1 << 20, "udp_gso"),
+    DeviceTest {
         name: "soft_local_write_lat",
-        what: "half a round trip of WRITEs between processes, shared memory",
+        what: "half round trip of WRITEs between processes, shared memory",
         bytes: 2,
         against: "shm_pingpong",
         goal: Goal::AtMost(500.0),
         test: Test::Latency,
-        path: Path::Shared,
+        path: MessagePath::Shared,
     },
-    Subject {
+    DeviceTest {
         name: "soft_local_write_lat_foreign",
-        what: "half a round trip of WRITEs between processes, memory of their own",
+        what: "half round trip of WRITEs between processes, private memory",
         bytes: 2,
         against: "shm_pingpong",
         goal: Goal::AtMost(2500.0),
         test: Test::Latency,
-        path: Path::Foreign,
+        path: MessagePath::Private,
     },
-    Subject {
+    DeviceTest {
         name: "soft_local_msg_rate",
         what: "WRITEs between processes, posted 32 at a time; the ratio is of one message per ping-pong",
         bytes: 64,
         against: "shm_pingpong",
         goal: Goal::AtLeast(2e6),
         test: Test::Rate,
-        path: Path::Shared,
+        path: MessagePath::Shared,
     },
 ];
 
-impl Subject {
-    /// The ratio of a figure of this to that of the limit it is held against.
-    pub(super) fn ratio(&self, figure: f64, limit: f64) -> f64 {
+impl DeviceTest {
+    /// The ratio of a value to that of its limit.
+    pub(super) fn ratio(&self, value: f64, limit: f64) -> f64 {
         match self.test {
-            Test::Bandwidth | Test::Latency => figure / limit,
-            Test::Rate => figure * limit / 1e9,
+            Test::Bandwidth | Test::Latency => value / limit,
+            Test::Rate => value * limit / 1e9,
         }
     }
 
-    /// Runs the test for about so long.
-    pub(super) fn measure(&self, duration: Duration) -> Result<Figure, String> {
+    /// Runs the test for about `duration`.
+    pub(super) fn measure(&self, duration: Duration) -> Result<Measurement, String> {
         let (kind, key) = match self.test {
             Test::Bandwidth => ("bw", "bw_avg_bytes_per_s"),
             Test::Rate => ("bw", "msg_rate_per_s"),
@@ -149,7 +150,7 @@ impl Subject {
                 &self.bytes.to_string(),
             ])
             .args(["--duration", &duration.as_secs_f64().to_string()])
-            // What else the environment asks of devices would be measured, too.
+            // Faults and captures of the environment would distort the measurement.
             .env_remove("DOORBELL_FAULTS")
             .env_remove("DOORBELL_PCAP")
             .env_remove("DOORBELL_COPY")
@@ -159,7 +160,7 @@ impl Subject {
         if self.test == Test::Rate {
             command.args(["--post-list", "32"]);
         }
-        if self.path == Path::Foreign {
+        if self.path == MessagePath::Private {
             command.arg("--private-memory");
         }
         let output = command
@@ -173,34 +174,34 @@ impl Subject {
                 .unwrap_or("no reason");
             return Err(format!("the test failed: {last}"));
         }
-        self.figure(&output.stdout, key)
+        self.value(&output.stdout, key)
     }
 
-    fn figure(&self, json: &[u8], key: &str) -> Result<Figure, String> {
+    fn value(&self, json: &[u8], key: &str) -> Result<Measurement, String> {
         let report: Value = serde_json::from_slice(json).map_err(|e| format!("the test's result: {e}"))?;
-        let (link, wanted) = (report["link"].as_str(), self.path.link().0.name());
-        if link != Some(wanted) {
+        let (link, selection) = (report["link"].as_str(), self.path.link().0.name());
+        if link != Some(selection) {
             return Err(format!(
-                "the test went over {}, not {wanted}",
+                "the test went over {}, not {selection}",
                 link.unwrap_or("nothing")
             ));
         }
         let value = report["results"][0][key].as_f64();
         let value = value.ok_or_else(|| format!("the test's result has no {key}"))?;
         Ok(match self.test {
-            Test::Bandwidth => Figure::BytesPerS(value),
-            Test::Rate => Figure::PerS(value),
-            Test::Latency => Figure::Ns(value),
+            Test::Bandwidth => Measurement::BytesPerS(value),
+            Test::Rate => Measurement::PerS(value),
+            Test::Latency => Measurement::Ns(value),
         })
     }
 }
 
-/// The processor time of a device that is left alone for so long.
-pub(super) fn idle(period: Duration) -> Result<Figure, String> {
+/// The CPU use of an idle device over `period`.
+pub(super) fn idle(period: Duration) -> Result<Measurement, String> {
     let devices = DeviceConfig::from_env().map_err(|e| e.to_string())?;
-    let config = devices.first().ok_or("the environment asks for no device")?;
+    let config = devices.first().ok_or("the environment configures no device")?;
     match limits::idle(config, period) {
-        Ok(idle) => Ok(Figure::Ns(idle.used.as_nanos() as f64)),
+        Ok(idle) => Ok(Measurement::Ns(idle.used.as_nanos() as f64)),
         Err(error) => Err(reason(&error)),
     }
 }
@@ -210,12 +211,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_that_took_another_way_gives_no_figure() {
-        let udp = SUBJECTS.iter().find(|subject| subject.path == Path::Udp).unwrap();
+    fn a_test_over_another_link_gives_no_value() {
+        let udp = DEVICE_TESTS
+            .iter()
+            .find(|device_test| device_test.path == MessagePath::Udp)
+            .unwrap();
         let json = |link: &str| format!(r#"{{"link":"{link}","results":[{{"bw_avg_bytes_per_s":5.0}}]}}"#);
-        let figure = |link: &str| udp.figure(json(link).as_bytes(), "bw_avg_bytes_per_s");
-        assert_eq!(figure("soft-udp"), Ok(Figure::BytesPerS(5.0)));
-        assert!(figure("soft-local").is_err_and(|reason| reason.contains("soft-udp")));
-        assert!(udp.figure(b"{}", "bw_avg_bytes_per_s").is_err());
+        let value = |link: &str| udp.value(json(link).as_bytes(), "bw_avg_bytes_per_s");
+        assert_eq!(value("soft-udp"), Ok(Measurement::BytesPerS(5.0)));
+        assert!(value("soft-local").is_err_and(|reason| reason.contains("soft-udp")));
+        assert!(udp.value(b"{}", "bw_avg_bytes_per_s").is_err());
     }
 }

@@ -1,45 +1,44 @@
-//! The columns of the tables: their heads, what they show, and what each means.
+//! The columns of the tables: head, value and meaning.
 //!
-//! One list has all three, so that the table, `--help` and docs/PERFORMANCE.md cannot say different things; a test compares the last.
+//! The table, `--help` and docs/PERFORMANCE.md are all generated from this list; a test compares
+//! the last.
 
 use super::{BandwidthRow, LatencyRow};
 use crate::plan::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Columns that are not always there.
+/// The optional columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Extra {
-    /// How well the mean over repeats is known.
+pub(crate) struct OptionalColumns {
+    /// Confidence interval of the mean over repeats.
     pub(crate) repeats: bool,
-    /// Processor time.
     pub(crate) cpu: bool,
 }
 
-/// When a column is there.
+/// When a column is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum When {
+enum Shown {
     Always,
     /// With `--repeat`.
     Repeated,
-    /// With `--cpu-util`.
     CpuUtil,
 }
 
-impl When {
-    fn holds(self, extra: Extra) -> bool {
+impl Shown {
+    fn is_shown(self, extra: OptionalColumns) -> bool {
         match self {
-            When::Always => true,
-            When::Repeated => extra.repeats,
-            When::CpuUtil => extra.cpu,
+            Shown::Always => true,
+            Shown::Repeated => extra.repeats,
+            Shown::CpuUtil => extra.cpu,
         }
     }
 
     fn option(self) -> &'static str {
         match self {
-            When::Always => "",
-            When::Repeated => " (--repeat)",
-            When::CpuUtil => " (--cpu-util)",
+            Shown::Always => "",
+            Shown::Repeated => " (--repeat)",
+            Shown::CpuUtil => " (--cpu-util)",
         }
     }
 }
@@ -48,9 +47,9 @@ impl When {
 struct Column<R> {
     head: &'static str,
     width: usize,
-    when: When,
+    shown: Shown,
     cell: fn(&R) -> String,
-    /// The same in JSON.
+    /// Its key in JSON.
     key: &'static str,
     meaning: &'static str,
 }
@@ -59,7 +58,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "#bytes",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.bytes.to_string(),
         key: "bytes",
         meaning: "message size",
@@ -67,7 +66,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "#iterations",
         width: 12,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.iterations.to_string(),
         key: "iterations",
         meaning: "messages measured, over all queue pairs and repeats, without those of the warm-up",
@@ -75,7 +74,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "BW peak[MiB/s]",
         width: 16,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB),
         key: "bw_peak_bytes_per_s",
         meaning: "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average",
@@ -83,7 +82,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "BW average[MiB/s]",
         width: 19,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB),
         key: "bw_avg_bytes_per_s",
         meaning: "messages * bytes / (last completion - clock before the first measured post); the mean over repeats",
@@ -91,7 +90,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "MsgRate[Mpps]",
         width: 15,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| format!("{:.6}", row.msg_rate_per_s / 1e6),
         key: "msg_rate_per_s",
         meaning: "messages / the same time; the mean over repeats",
@@ -99,7 +98,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "±95%[MiB/s]",
         width: 13,
-        when: When::Repeated,
+        shown: Shown::Repeated,
         cell: |row| interval(row.bw_ci95_bytes_per_s, MIB),
         key: "bw_ci95_bytes_per_s",
         meaning: "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
@@ -107,7 +106,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "CPU user[cores]",
         width: 16,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_user_cores),
         key: "cpu_user_cores",
         meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
@@ -115,7 +114,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "CPU system[cores]",
         width: 18,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_system_cores),
         key: "cpu_system_cores",
         meaning: "the same in the kernel",
@@ -126,7 +125,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "#bytes",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.bytes.to_string(),
         key: "bytes",
         meaning: "message size",
@@ -134,7 +133,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "#iterations",
         width: 12,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.iterations.to_string(),
         key: "iterations",
         meaning: "messages measured, over all repeats, without those of the warm-up",
@@ -142,7 +141,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "min[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_min_ns),
         key: "lat_min_ns",
         meaning: "the shortest. A message's time is (answer - post) / 2 of a ping-pong for write and send, completion - post for read and atomic; with --rate it begins when the message was due, and what it was late counts whole",
@@ -150,7 +149,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p50[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p50_ns),
         key: "lat_p50_ns",
         meaning: "the median: half of all messages took no longer. Percentiles are of the messages of all repeats together, from a histogram of three significant digits (0.1 %)",
@@ -158,7 +157,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "avg[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_avg_ns),
         key: "lat_avg_ns",
         meaning: "the mean, exact",
@@ -166,7 +165,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "stddev[us]",
         width: 12,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_stddev_ns),
         key: "lat_stddev_ns",
         meaning: "sqrt(sum((x - mean)^2) / (n - 1)), exact",
@@ -174,7 +173,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p90[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p90_ns),
         key: "lat_p90_ns",
         meaning: "nine of ten took no longer",
@@ -182,7 +181,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p99_ns),
         key: "lat_p99_ns",
         meaning: "99 of 100 took no longer; stands on ten messages or more from n = 1000",
@@ -190,7 +189,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99.9[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p999_ns),
         key: "lat_p999_ns",
         meaning: "999 of 1000 took no longer; from n = 10000",
@@ -198,7 +197,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99.99[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p9999_ns),
         key: "lat_p9999_ns",
         meaning: "9999 of 10000 took no longer; from n = 100000",
@@ -206,7 +205,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "max[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_max_ns),
         key: "lat_max_ns",
         meaning: "the longest, exact",
@@ -214,7 +213,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "±95%[us]",
         width: 10,
-        when: When::Repeated,
+        shown: Shown::Repeated,
         cell: |row| interval(row.lat_ci95_ns, 1e3),
         key: "lat_ci95_ns",
         meaning: "half width of the 95 % confidence interval of the mean of k repeats' medians: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
@@ -222,7 +221,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "CPU user[cores]",
         width: 16,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_user_cores),
         key: "cpu_user_cores",
         meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
@@ -230,7 +229,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "CPU system[cores]",
         width: 18,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_system_cores),
         key: "cpu_system_cores",
         meaning: "the same in the kernel",
@@ -241,14 +240,14 @@ fn us(ns: f64) -> String {
     format!("{:.2}", ns / 1e3)
 }
 
-/// Of a repeat that was interrupted there is none.
+/// An interrupted repeat has none.
 fn interval(half_width: Option<f64>, unit: f64) -> String {
     half_width.map_or_else(|| "-".to_owned(), |half| format!("{:.2}", half / unit))
 }
 
-/// The line of heads.
-pub(super) fn head(kind: Kind, extra: Extra) -> String {
-    fn of<R>(columns: &[Column<R>], extra: Extra) -> String {
+/// The line of column heads.
+pub(super) fn head(kind: Kind, extra: OptionalColumns) -> String {
+    fn of<R>(columns: &[Column<R>], extra: OptionalColumns) -> String {
         join(columns, extra, |column| column.head.to_owned())
     }
     match kind {
@@ -257,8 +256,8 @@ pub(super) fn head(kind: Kind, extra: Extra) -> String {
     }
 }
 
-/// A row's line.
-pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
+/// A row of a bandwidth test.
+pub(super) fn bandwidth(row: &BandwidthRow, extra: OptionalColumns) -> String {
     let line = join(BANDWIDTH, extra, |column| (column.cell)(row));
     match row.raw_copy_bytes_per_s {
         Some(raw) => format!(
@@ -270,20 +269,20 @@ pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
     }
 }
 
-/// A row's line.
-pub(super) fn latency(row: &LatencyRow, extra: Extra) -> String {
+/// A row of a latency test.
+pub(super) fn latency(row: &LatencyRow, extra: OptionalColumns) -> String {
     join(LATENCY, extra, |column| (column.cell)(row))
 }
 
-fn join<R>(columns: &[Column<R>], extra: Extra, text: impl Fn(&Column<R>) -> String) -> String {
-    let there = columns.iter().filter(|column| column.when.holds(extra));
+fn join<R>(columns: &[Column<R>], extra: OptionalColumns, text: impl Fn(&Column<R>) -> String) -> String {
+    let there = columns.iter().filter(|column| column.shown.is_shown(extra));
     let cells: Vec<_> = there
         .map(|column| format!("{:>1$}", text(column), column.width))
         .collect();
     cells.join(" ")
 }
 
-/// What `--help` says of the columns.
+/// The description of the columns in `--help`.
 pub(crate) fn help(kind: Kind) -> String {
     fn of<R>(columns: &[Column<R>]) -> Vec<String> {
         let line = |column: &Column<R>| {
@@ -291,10 +290,10 @@ pub(crate) fn help(kind: Kind) -> String {
                 head,
                 meaning,
                 key,
-                when,
+                shown,
                 ..
             } = column;
-            format!("  {head}{}\n          {meaning} [JSON: {key}]", when.option())
+            format!("  {head}{}\n          {meaning} [JSON: {key}]", shown.option())
         };
         columns.iter().map(line).collect()
     }
@@ -324,7 +323,7 @@ mod tests {
                 format!(
                     "| `{}`{} | `{}` | {formula} |\n",
                     column.head,
-                    column.when.option(),
+                    column.shown.option(),
                     column.key
                 )
             };
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn every_column_is_in_json_under_its_key() {
+    fn every_column_is_in_json() {
         let keys = |row: serde_json::Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let bandwidth = BandwidthRow {
             bw_ci95_bytes_per_s: Some(1.0),
@@ -376,7 +375,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         for (repeats, cpu) in [(false, false), (true, false), (false, true), (true, true)] {
-            let extra = Extra { repeats, cpu };
+            let extra = OptionalColumns { repeats, cpu };
             for (kind, line) in [
                 (Kind::Bw, bandwidth(&rows::bandwidth(), extra)),
                 (Kind::Lat, latency(&rows::latency(), extra)),

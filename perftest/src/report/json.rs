@@ -5,9 +5,6 @@ use serde::Serialize;
 use crate::failure::Failure;
 
 /// Prints a value as one line of JSON.
-///
-/// # Errors
-/// As [`print_line`](super::print_line).
 pub(crate) fn print(value: &impl Serialize) -> Result<(), Failure> {
     let text =
         serde_json::to_string(value).map_err(|e| Failure::test(format!("cannot write the results as JSON: {e}")))?;

@@ -1,7 +1,8 @@
-//! A measurement as a value: one [`Report`], and the ways to print it.
+//! A measurement as a value: one [`Report`], and its exporters (text, JSON, Prometheus).
 //!
-//! Where a number comes from is part of it: the device, the kind of link and the memory path are in every report, so a figure of a
-//! software device can never pass for one of hardware. What casts doubt on a figure is a [`Warning`], a value too, with what to do.
+//! The origin of a number is part of it: every report has the device, the link kind and the memory
+//! path, so a result of a software device cannot be mistaken for one of hardware. A caveat is a
+//! value too, a [`Warning`] with advice.
 
 mod columns;
 mod json;
@@ -14,34 +15,34 @@ mod warning;
 use serde::{Deserialize, Serialize};
 
 use crate::exchange::GpuEnd;
-use crate::plan::{Extent, Plan};
+use crate::plan::{Plan, TestLength};
 use crate::stats::ClockReport;
-use crate::sweep::{Skipped, Swept};
+use crate::sweep::{Skipped, SweepSettings};
 
-pub(crate) use columns::{Extra, help as column_help};
+pub(crate) use columns::{OptionalColumns, help as column_help};
 pub(crate) use json::print as print_json;
 pub(crate) use prometheus::{Metrics, exposition};
-pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, Shape};
+pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, RowParams};
 pub(crate) use text::{Table, print_line};
 pub(crate) use threshold::Thresholds;
 pub(crate) use warning::{Code, Warning, table as warning_table};
 
-/// What carries the packets; the later, the softer.
+/// What carries the packets; ordered from hardware to software.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LinkKind {
     /// An RDMA adapter.
     Hardware,
-    /// A device that the kernel does in software: rxe, siw.
+    /// A software device of the kernel: rxe, siw.
     KernelSoft,
-    /// The userspace device, between two processes of one host.
+    /// The userspace device's shared-memory link between two processes of one host.
     SoftLocal,
     /// The userspace device over UDP.
     SoftUdp,
 }
 
 impl LinkKind {
-    /// The name that results carry.
+    /// The name in results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             LinkKind::Hardware => "hardware",
@@ -52,46 +53,45 @@ impl LinkKind {
     }
 }
 
-/// What a test measured, and on what.
+/// The result of a test, and what it was measured on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct Report {
-    /// `doorbell`.
     pub(crate) tool: String,
-    /// Of the program.
     pub(crate) version: String,
-    /// As `write_bw`.
+    /// Such as `write_bw`.
     pub(crate) test: String,
     /// This end's device.
     pub(crate) device: String,
-    /// What carries the packets: of two ends that differ, the softer.
+    /// What carries the packets: the softer of the two ends' links.
     pub(crate) link: LinkKind,
-    /// How this end's messages are reached; of a GPU's memory, how that is registered.
+    /// Memory path of this end's messages: `host`, or how GPU memory is registered.
     pub(crate) memory: String,
-    /// The other end's address.
+    /// The peer's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<String>,
-    /// What was asked for.
+    /// The test parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) settings: Option<Settings>,
-    /// What a sweep was asked for, which has no one setting.
+    /// The parameters of a sweep, in place of `settings`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sweep: Option<Swept>,
-    /// What time was read from.
+    pub(crate) sweep: Option<SweepSettings>,
+    /// The clock in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) clock: Option<ClockReport>,
-    /// What casts doubt on the figures.
+    /// Caveats of the results.
     #[serde(default)]
-    pub(crate) warnings: Vec<Noted>,
-    /// What the link itself can carry in one direction, bytes per second, where it has such a limit.
+    pub(crate) warnings: Vec<ReportedWarning>,
+    /// Line rate of the link in one direction, bytes per second, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) line_rate_bytes_per_s: Option<f64>,
-    /// What the machine itself can do, by the names of `doorbell limits`.
+    /// The machine's own limits, by the names of `doorbell limits`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) limits: Vec<Limit>,
     /// The GPU in whose memory this end's messages lie.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gpu: Option<GpuEnd>,
-    /// The same of the other end.
+    /// The GPU in whose memory the peer's messages lie.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer_gpu: Option<GpuEnd>,
     /// One row per size, in the order they ran.
@@ -101,44 +101,42 @@ pub(crate) struct Report {
     pub(crate) skipped: Vec<Skipped>,
 }
 
-/// What a test was asked for.
+/// The parameters of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// Queue pairs.
     pub(crate) qps: u32,
-    /// Requests in flight per queue pair.
+    /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
     /// Requests per doorbell.
     pub(crate) post_list: u32,
-    /// A completion is asked for once in so many requests.
+    /// CQ moderation: one request in so many is signaled.
     pub(crate) cq_mod: u32,
-    /// Messages up to so many bytes travel inline.
+    /// Messages of up to so many bytes are sent inline.
     pub(crate) inline_bytes: u32,
     /// Path MTU in bytes; none where it is the port's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<u32>,
-    /// Messages per size, queue pair and repeat; at large sizes a default may be fewer.
+    /// Messages per size, queue pair and repeat; a default may be lower at large sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) iterations: Option<u64>,
     /// Seconds per size and repeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) duration_s: Option<f64>,
-    /// Messages per queue pair before measuring starts, where that was asked for.
+    /// Warm-up messages per queue pair, where given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) warmup: Option<u64>,
-    /// Messages per second, over all queue pairs.
+    /// Rate limit in messages per second, over all queue pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_per_s: Option<f64>,
-    /// How often each size was measured.
     pub(crate) repeat: u32,
 }
 
 impl Settings {
-    /// Those of a plan.
+    /// The settings of a plan.
     pub(crate) fn of(plan: &Plan) -> Settings {
         let (iterations, duration_s) = match plan.extent {
-            Extent::Iterations(n) | Extent::DefaultIterations(n) => (Some(n), None),
-            Extent::Seconds(seconds) => (None, Some(seconds)),
+            TestLength::Iterations(n) | TestLength::DefaultIterations(n) => (Some(n), None),
+            TestLength::Seconds(seconds) => (None, Some(seconds)),
         };
         Settings {
             qps: plan.qps,
@@ -156,30 +154,28 @@ impl Settings {
     }
 }
 
-/// A warning as results carry it.
+/// A warning in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Noted {
-    /// Which it is, for programs.
+pub(crate) struct ReportedWarning {
+    /// Its code, for programs.
     pub(crate) code: String,
-    /// What it says, and what to do.
+    /// The message with advice.
     pub(crate) message: String,
 }
 
-/// What a machine can do, by the name that `doorbell limits` has for it; one of the two figures is there.
+/// A limit of the machine, by its name in `doorbell limits`; one of the two values is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limit {
-    /// As `memcpy`.
+    /// Such as `memcpy`.
     pub(crate) name: String,
-    /// Bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_s: Option<f64>,
-    /// Nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ns: Option<f64>,
 }
 
 impl Report {
-    /// A report with no rows yet, of messages in host memory.
+    /// A report without rows, of messages in host memory.
     pub(crate) fn new(test: String, device: String, link: LinkKind) -> Report {
         Report {
             tool: "doorbell".into(),

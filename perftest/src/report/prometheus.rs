@@ -1,6 +1,8 @@
-//! Results as Prometheus' text exposition (version 0.0.4), for node_exporter's textfile collector or a push gateway.
+//! The Prometheus exporter: text exposition format 0.0.4, for node_exporter's textfile collector or
+//! a push gateway.
 //!
-//! Base units only, in the names: seconds, bytes, bytes per second. A file is replaced whole, so that a collector never reads half of it.
+//! Base units only, in the names: seconds, bytes, bytes per second. A file is replaced atomically,
+//! so that a collector never reads half of it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,14 +12,14 @@ use super::{BandwidthRow, LatencyRow, Report, Row};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Values, each with a label of its own if it has one.
+/// Values, each with an additional label if it has one.
 type Samples = Vec<(Option<(&'static str, &'static str)>, Option<f64>)>;
 
-/// A metric that rows of one kind have.
+/// A metric of rows of one kind.
 struct Metric<R> {
     name: &'static str,
     help: &'static str,
-    /// Rows that lack a value have no sample.
+    /// Rows without a value have no sample.
     samples: fn(&R) -> Samples,
 }
 
@@ -118,7 +120,7 @@ fn cpu(user: f64, system: f64) -> Samples {
     ]
 }
 
-/// The exposition of a report that was finished at this time.
+/// The exposition of a report finished at this time.
 pub(crate) fn exposition(report: &Report, finished: SystemTime) -> String {
     let of_all = format!(
         "test=\"{}\",device=\"{}\",link=\"{}\",memory=\"{}\"",
@@ -179,24 +181,20 @@ fn sample(text: &mut String, name: &str, labels: &str, value: f64) {
     let _ = writeln!(text, "{name}{{{labels}}} {value}");
 }
 
-/// A label's value as the format has it.
+/// Escapes a label value.
 fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
-/// Where `--prometheus` says that an exposition goes.
+/// Destination of `--prometheus`.
 #[derive(Debug)]
 pub(crate) enum Metrics {
-    /// `-`.
     Stdout,
     File(Output),
 }
 
 impl Metrics {
-    /// Finds the place, before anything is measured.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file, when there is no place for it.
+    /// Opens the destination, before anything is measured.
     pub(crate) fn begin(path: &Path) -> Result<Metrics, Failure> {
         if path == Path::new("-") {
             Ok(Metrics::Stdout)
@@ -206,9 +204,6 @@ impl Metrics {
     }
 
     /// Writes an exposition.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file, when it cannot be written; what was there before is there still.
     pub(crate) fn finish(self, text: &str) -> Result<(), Failure> {
         match self {
             Metrics::Stdout => super::print_line(text.trim_end()),

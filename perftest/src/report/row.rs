@@ -1,47 +1,43 @@
-//! The rows of a result: the figures of one size, with where they were taken.
+//! The rows of a report: the result of one message size, with its parameters.
 //!
-//! A row says what it was measured with (queue pairs, depth, inline), because rows of a sweep are told apart by that. Every figure's formula is in docs/PERFORMANCE.md; the units are in the
-//! names. What a test may lack is an `Option`, and is left out of JSON then.
+//! A row has its own parameters (queue pairs, depth, inline), because the rows of a sweep differ in
+//! them. Every formula is in docs/PERFORMANCE.md; the units are in the names. What a test may lack
+//! is an `Option`, and left out of the JSON.
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{Bandwidth, CpuUse, LatencyFigures, Spread};
+use crate::stats::{Bandwidth, CpuUse, LatencySummary, Spread};
 
-/// The figures of one size.
+/// The result of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Row {
-    /// Of a bandwidth test.
     Bandwidth(BandwidthRow),
-    /// Of a latency test.
     Latency(LatencyRow),
 }
 
-/// What a row was measured with.
+/// The parameters of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Message size in bytes.
+pub(crate) struct RowParams {
     pub(crate) bytes: u64,
-    /// Queue pairs.
     pub(crate) qps: u32,
-    /// Requests in flight per queue pair.
+    /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
-    /// Messages up to so many bytes traveled inline.
+    /// Messages of up to so many bytes were sent inline.
     pub(crate) inline_bytes: u32,
     /// Requests per doorbell.
     pub(crate) post_list: u32,
 }
 
-/// The figures of one size of a bandwidth test.
+/// The result of one size of a bandwidth test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct BandwidthRow {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Queue pairs.
     pub(crate) qps: u32,
-    /// Requests in flight per queue pair, at most.
+    /// tx depth: the most requests in flight per queue pair.
     pub(crate) tx_depth: u32,
-    /// Messages up to so many bytes travel inline; 0 where none do.
+    /// Messages of up to so many bytes are sent inline; 0 where none are.
     pub(crate) inline_bytes: u32,
     /// Requests per doorbell.
     pub(crate) post_list: u32,
@@ -53,28 +49,28 @@ pub(crate) struct BandwidthRow {
     pub(crate) bw_avg_bytes_per_s: f64,
     /// The same in messages per second.
     pub(crate) msg_rate_per_s: f64,
-    /// How often the size was measured.
     pub(crate) repeats: u32,
     /// Each repeat's average, bytes per second.
     pub(crate) bw_samples_bytes_per_s: Vec<f64>,
     /// Half width of the 95 % confidence interval of their mean, bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bw_ci95_bytes_per_s: Option<f64>,
-    /// Processor time of this end in user mode over elapsed time.
+    /// CPU time of this end in user mode over elapsed time.
     pub(crate) cpu_user_cores: f64,
-    /// The same in the kernel.
+    /// CPU time of this end in the kernel over elapsed time.
     pub(crate) cpu_system_cores: f64,
-    /// The messages per second that were asked for, over all queue pairs.
+    /// Rate limit in messages per second, over all queue pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) paced_rate_per_s: Option<f64>,
-    /// What the two GPUs' own copies of so many bytes come to, where both ends' messages lie in GPU memory that this process sees, bytes per second.
+    /// Bandwidth of copies of the same size between the two GPUs, bytes per second, where both
+    /// ends' messages lie in GPU memory that this process sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) raw_copy_bytes_per_s: Option<f64>,
 }
 
 impl BandwidthRow {
     /// The row of these repeats, in the order they ran; `None` without one.
-    pub(crate) fn new(shape: Shape, repeats: &[Bandwidth], cpu: CpuUse) -> Option<BandwidthRow> {
+    pub(crate) fn new(shape: RowParams, repeats: &[Bandwidth], cpu: CpuUse) -> Option<BandwidthRow> {
         let bytes = shape.bytes as f64;
         let samples: Vec<f64> = repeats.iter().map(|repeat| repeat.average_per_s * bytes).collect();
         let rates: Vec<f64> = repeats.iter().map(|repeat| repeat.average_per_s).collect();
@@ -101,17 +97,19 @@ impl BandwidthRow {
     }
 }
 
-/// What is known of messages that should have started while an earlier one was late.
+/// Whether coordinated omission is corrected: the treatment of messages that were due while an
+/// earlier one stalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CoordinatedOmission {
-    /// Messages start by a timetable, and their time counts from there: a stall counts in each of them.
+    /// Open loop: messages start on a schedule, and their latency counts from there, so a stall
+    /// counts in each of them.
     Corrected,
-    /// A message starts when the one before is done: a stall counts once.
+    /// Closed loop: a message starts when the previous one is done, so a stall counts once.
     ClosedLoop,
 }
 
-/// Percentiles of a row, by the names that people know.
+/// The percentiles of a row, by their usual names.
 pub(crate) const PERCENTILES: [(&str, f64); 5] = [
     ("p50", 0.5),
     ("p90", 0.9),
@@ -120,24 +118,20 @@ pub(crate) const PERCENTILES: [(&str, f64); 5] = [
     ("p99.99", 0.9999),
 ];
 
-/// The figures of one size of a latency test, over all repeats together.
+/// The result of one size of a latency test, over all repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct LatencyRow {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Queue pairs.
     pub(crate) qps: u32,
-    /// Requests in flight, at most.
+    /// The most requests in flight.
     pub(crate) tx_depth: u32,
-    /// Messages up to so many bytes travel inline; 0 where none do.
+    /// Messages of up to so many bytes are sent inline; 0 where none are.
     pub(crate) inline_bytes: u32,
     /// Messages measured.
     pub(crate) iterations: u64,
-    /// Shortest, ns.
     pub(crate) lat_min_ns: f64,
-    /// Median, ns.
     pub(crate) lat_p50_ns: f64,
-    /// Mean, ns.
     pub(crate) lat_avg_ns: f64,
     /// Standard deviation, ns.
     pub(crate) lat_stddev_ns: f64,
@@ -149,37 +143,36 @@ pub(crate) struct LatencyRow {
     pub(crate) lat_p999_ns: f64,
     /// 99.99th percentile, ns.
     pub(crate) lat_p9999_ns: f64,
-    /// Longest, ns.
     pub(crate) lat_max_ns: f64,
-    /// How often the size was measured.
     pub(crate) repeats: u32,
     /// Each repeat's median, ns.
     pub(crate) lat_samples_ns: Vec<f64>,
     /// Each repeat's 99th percentile, ns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) lat_p99_samples_ns: Vec<f64>,
-    /// Half width of the 95 % confidence interval of their mean, ns.
+    /// Half width of the 95 % confidence interval of the mean of the medians, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lat_ci95_ns: Option<f64>,
-    /// Processor time of this end in user mode over elapsed time.
+    /// CPU time of this end in user mode over elapsed time.
     pub(crate) cpu_user_cores: f64,
-    /// The same in the kernel.
+    /// CPU time of this end in the kernel over elapsed time.
     pub(crate) cpu_system_cores: f64,
-    /// Whether a stall counts once or in every message that it held up.
+    /// Whether a stall counts once or in every message that it delayed.
     pub(crate) coordinated_omission: CoordinatedOmission,
-    /// The messages per second that were asked for.
+    /// Rate limit in messages per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) paced_rate_per_s: Option<f64>,
-    /// The distribution: fractions of the messages, each with the time in ns that they did not exceed; the last fraction is 1.
+    /// The distribution: fractions of the messages, each with the time in ns that they did not
+    /// exceed; the last fraction is 1.
     pub(crate) lat_cdf: Vec<(f64, f64)>,
 }
 
 impl LatencyRow {
-    /// The row of these figures of all messages, with those of each repeat; `None` without one.
+    /// The row of all messages, with the results of each repeat; `None` without one.
     pub(crate) fn new(
-        shape: Shape,
-        figures: LatencyFigures,
-        repeats: &[LatencyFigures],
+        shape: RowParams,
+        figures: LatencySummary,
+        repeats: &[LatencySummary],
         cpu: CpuUse,
     ) -> Option<LatencyRow> {
         let medians: Vec<f64> = repeats.iter().map(|repeat| repeat.p50).collect();
@@ -217,7 +210,7 @@ pub(super) mod tests {
     use super::*;
     use crate::stats::{Latency, Trip};
 
-    const SHAPE: Shape = Shape {
+    const SHAPE: RowParams = RowParams {
         bytes: 8 << 20,
         qps: 1,
         tx_depth: 128,
@@ -225,7 +218,7 @@ pub(super) mod tests {
         post_list: 1,
     };
 
-    /// A row as tests need one.
+    /// A sample row.
     pub(crate) fn bandwidth() -> BandwidthRow {
         let figures = Bandwidth {
             messages: 5000,
@@ -239,7 +232,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A row as tests need one.
+    /// A sample row.
     pub(crate) fn latency() -> LatencyRow {
         let mut latency = Latency::new(Trip::Half);
         (1..=1000).for_each(|ns| latency.record(2000 + ns));
@@ -257,7 +250,7 @@ pub(super) mod tests {
                     peak_per_s,
                 }
             });
-        let row = BandwidthRow::new(Shape { bytes: 10, ..SHAPE }, &repeats, CpuUse::default()).unwrap();
+        let row = BandwidthRow::new(RowParams { bytes: 10, ..SHAPE }, &repeats, CpuUse::default()).unwrap();
         assert_eq!((row.iterations, row.repeats, row.msg_rate_per_s), (600, 3, 2.0));
         assert_eq!((row.bw_avg_bytes_per_s, row.bw_peak_bytes_per_s), (20.0, 50.0));
         assert_eq!(row.bw_samples_bytes_per_s, [10.0, 20.0, 30.0]);

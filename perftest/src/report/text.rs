@@ -1,32 +1,27 @@
-//! Results as a table on stdout, one row as each size completes; the unit is in every column's name.
+//! Results as a table on stdout, one row as each size completes; the unit is in every column's
+//! name.
 
 use std::io::{self, Write};
 
-use super::{Extra, Row, columns};
+use super::{OptionalColumns, Row, columns};
 use crate::failure::Failure;
 use crate::plan::Kind;
 
-/// A table under way.
+/// A table that is being printed.
 #[derive(Debug)]
 pub(crate) struct Table {
     kind: Kind,
-    extra: Extra,
+    extra: OptionalColumns,
 }
 
 impl Table {
-    /// Prints what is measured and the column heads.
-    ///
-    /// # Errors
-    /// As [`print_line`].
-    pub(crate) fn begin(kind: Kind, extra: Extra, about: &str) -> Result<Table, Failure> {
+    /// Prints the description of the test and the column heads.
+    pub(crate) fn begin(kind: Kind, extra: OptionalColumns, about: &str) -> Result<Table, Failure> {
         print_line(&format!("# {about}\n{}", columns::head(kind, extra)))?;
         Ok(Table { kind, extra })
     }
 
     /// Prints a row.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn row(&self, row: &Row) -> Result<(), Failure> {
         debug_assert_eq!(matches!(row, Row::Bandwidth(_)), self.kind == Kind::Bw);
         print_line(&line(row, self.extra))
@@ -36,7 +31,8 @@ impl Table {
 /// Prints a line on stdout.
 ///
 /// # Errors
-/// [`Failure::Test`] when stdout does not take it. A reader that closed the pipe has seen what it wanted: not an error.
+/// [`Failure::Test`] when stdout cannot be written. A closed pipe is no error: the reader needs no
+/// more.
 pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -45,7 +41,7 @@ pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn line(row: &Row, extra: Extra) -> String {
+fn line(row: &Row, extra: OptionalColumns) -> String {
     match row {
         Row::Bandwidth(row) => columns::bandwidth(row, extra),
         Row::Latency(row) => columns::latency(row, extra),
@@ -58,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_people_know_them() {
-        let none = Extra::default();
+    fn columns_are_perftests() {
+        let none = OptionalColumns::default();
         assert_eq!(
             format!(
                 "{}\n{}",

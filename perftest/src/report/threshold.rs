@@ -1,19 +1,21 @@
-//! What a figure has to come to, for whoever looks after many machines: a size that misses it is named, and the test has failed.
+//! Thresholds (`--min-bw`, `--min-msg-rate`, `--max-p99`): a size that misses one is reported, and
+//! the test has failed.
 //!
-//! Judged is what is printed: with `--repeat` the mean over repeats, and percentiles of all messages.
+//! The printed values are compared: with `--repeat` the mean over repeats, and percentiles of all
+//! messages.
 
 use std::time::Duration;
 
 use super::{Report, Row};
 
-/// What is asked of every size.
+/// The thresholds of every size.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Thresholds {
-    /// Bytes per second at least, on average.
+    /// Least average, bytes per second.
     pub(crate) min_bytes_per_s: Option<f64>,
-    /// Messages per second at least, on average.
+    /// Least average, messages per second.
     pub(crate) min_msg_per_s: Option<f64>,
-    /// 99th percentile at most.
+    /// Largest 99th percentile.
     pub(crate) max_p99: Option<Duration>,
 }
 
@@ -68,7 +70,7 @@ impl Thresholds {
     }
 }
 
-/// In both of the units that people give.
+/// In both of the usual units.
 fn bandwidth(bytes_per_s: f64) -> String {
     format!("{:.3} GB/s ({:.3} Gb/s)", bytes_per_s / 1e9, bytes_per_s * 8.0 / 1e9)
 }
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_held_against_its_limit() {
+    fn p99_is_compared_with_its_threshold() {
         let row = LatencyRow {
             lat_p99_ns: 12_001.0,
             ..rows::latency()

@@ -1,24 +1,26 @@
-//! What casts doubt on a figure, as values that say what to do about it.
+//! Warnings: caveats of a result, as values with advice.
 //!
-//! A [`Warning`] is a stable code, for scripts, and one line for people. The codes and what stands behind each are [`Code`]'s table, which `doorbell diagnose --codes` and
-//! docs/DIAGNOSIS.md show; [`crate::diagnose`] looks for most of them.
+//! A [`Warning`] has a stable code, for scripts, and a one-line message. [`Code`] is the table of
+//! the codes with their conditions, which `doorbell diagnose --codes` and docs/DIAGNOSIS.md show;
+//! [`crate::diagnose`] checks most of them.
 
 use std::fmt;
 
-use super::{LinkKind, Noted};
+use super::{LinkKind, ReportedWarning};
 use crate::failure::one_line;
 
-/// A reason not to take a figure at face value.
+/// A caveat of a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Warning {
-    /// Which, for scripts.
+    /// Its code, for scripts.
     pub(crate) code: Code,
-    /// What was found and what to do, in one line.
+    /// The finding and the advice, in one line.
     message: String,
 }
 
 impl Warning {
-    /// One of this kind. Whatever the message quotes, it stays one line.
+    /// A warning of this code. Control characters in the message are removed, so that it is one
+    /// line.
     pub(crate) fn new(code: Code, message: impl AsRef<str>) -> Warning {
         Warning {
             code,
@@ -29,7 +31,7 @@ impl Warning {
     /// The device is not hardware.
     pub(crate) fn not_hardware(link: LinkKind) -> Warning {
         let what = match link {
-            // Some tests say so before they know where their peer is.
+            // Some tests warn before they know whether the peer is on this host.
             LinkKind::SoftUdp => "the userspace device is",
             LinkKind::SoftLocal => "the userspace device between processes of this host is",
             LinkKind::KernelSoft | LinkKind::Hardware => "a software device of the kernel is",
@@ -40,7 +42,7 @@ impl Warning {
         )
     }
 
-    /// The packets were tampered with on purpose.
+    /// Faults are injected.
     pub(crate) fn faults(faults: &str) -> Warning {
         Warning::new(
             Code::Faults,
@@ -48,7 +50,8 @@ impl Warning {
         )
     }
 
-    /// Messages lie in GPU memory that the device does not reach, at this end or the other. `target`: whether the target of a WRITE lies there, so that nobody copies what has come.
+    /// GPU memory is staged through the host, at this end or the other. `target`: whether the
+    /// target of a WRITE lies there, whose incoming data is never copied.
     pub(crate) fn staged(target: bool) -> Warning {
         let but = if target {
             ", but for those out of the mirror that the peer writes: that end does not know when"
@@ -63,7 +66,7 @@ impl Warning {
         )
     }
 
-    /// Every byte was filled and checked while the clock ran.
+    /// Every byte was filled and checked during the measurement.
     pub(crate) fn verifying() -> Warning {
         Warning::new(
             Code::Verifying,
@@ -71,7 +74,7 @@ impl Warning {
         )
     }
 
-    /// The processor's counter went wrong, by such a fraction.
+    /// The processor's counter drifted by this fraction.
     pub(crate) fn clock_drift(drift: f64) -> Warning {
         Warning::new(
             Code::ClockDrift,
@@ -94,26 +97,25 @@ impl fmt::Display for Warning {
     }
 }
 
-impl From<&Warning> for Noted {
-    fn from(warning: &Warning) -> Noted {
-        Noted {
+impl From<&Warning> for ReportedWarning {
+    fn from(warning: &Warning) -> ReportedWarning {
+        ReportedWarning {
             code: warning.code.name().to_owned(),
             message: warning.message.clone(),
         }
     }
 }
 
-/// Defines [`Code`] with what is told of each: its name, what is looked at, when it warns, what to do.
+/// Defines [`Code`] with the table of each code: name, what is checked, when it warns, advice.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $name:literal, $looks:literal, $when:literal, $todo:literal;)*) => {
-        /// What a warning is about. The names are part of the JSON, and stay.
+    ($($(#[$doc:meta])* $code:ident = $name:literal, $checks:literal, $shown:literal, $todo:literal;)*) => {
+        /// The code of a warning. The names are part of the JSON, and stable.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub(crate) enum Code {
             $($(#[$doc])* $code,)*
         }
 
         impl Code {
-            /// All of them.
             pub(crate) const ALL: &[Code] = &[$(Code::$code,)*];
 
             /// The name in results.
@@ -121,61 +123,61 @@ macro_rules! codes {
                 match self { $(Code::$code => $name,)* }
             }
 
-            /// What is looked at, when that is a warning, and what to do then.
+            /// What is checked, when it warns, and the advice.
             pub(crate) fn explanation(self) -> [&'static str; 3] {
-                match self { $(Code::$code => [$looks, $when, $todo],)* }
+                match self { $(Code::$code => [$checks, $shown, $todo],)* }
             }
         }
     };
 }
 
 codes! {
-    /// The command was built without optimisation.
+    /// The command was built without optimization.
     DebugBuild = "debug-build",
         "how the command was built",
         "without optimisation",
         "`cargo build --release`";
-    /// The machine's files come from a folder.
+    /// The machine's files are read from a folder.
     FakedMachine = "faked-machine",
         "`DOORBELL_DIAGNOSE_ROOT`",
         "it is set: /sys and /proc of a folder are read, for tests of the diagnosis itself",
         "unset it";
-    /// More threads spin than there are cores for.
+    /// More threads busy-poll than there are cores.
     FewCores = "few-cores",
         "the cores that the process may use",
-        "fewer than threads that spin in the test on this machine",
+        "fewer than the busy-polling threads of the test on this machine",
         "more cores (`taskset`, the container's limit), or the ends on two machines";
-    /// The CPU does not run at full speed all the time.
+    /// The CPU does not always run at full speed.
     CpuGovernor = "cpu-governor",
         "`scaling_governor` of each core that the process may use",
         "any is not `performance`",
         "`cpupower frequency-set -g performance`";
-    /// The CPU is kept from its full speed.
+    /// The CPU frequency is capped.
     CpuFrequencyCapped = "cpu-frequency-capped",
         "`scaling_max_freq` and `cpuinfo_max_freq` of those cores",
         "a core's limit is below what it can do",
         "`cpupower frequency-set -u` with the frequency it names";
     /// The CPU runs slowly now.
     CpuFrequency = "cpu-frequency",
-        "`scaling_cur_freq` of the core that the test is on, after 20 ms of spinning, against `base_frequency`, or where there is none `cpuinfo_max_freq`",
+        "`scaling_cur_freq` of the core that the test is on, after 20 ms of busy-polling, against `base_frequency`, or where there is none `cpuinfo_max_freq`",
         "below 95 % of the base, or 67 % of the maximum",
         "the governor; cooling and power limits (`turbostat`, the BMC)";
-    /// There is more to do than there are cores.
+    /// The load exceeds the cores.
     Load = "load",
         "the load average over a minute, before the test",
         "above the number of cores",
         "wait, or stop what `top` shows";
-    /// Something takes the core away for a moment.
+    /// The test's core is interrupted.
     Jitter = "jitter",
         "gaps of more than 10 µs in 20 ms of reading the clock before the test",
-        "they come to over 1 % of that time, or one is over 1 ms",
+        "they exceed 1 % of that time in total, or one is over 1 ms",
         "idle cores for the test (`isolcpus=`, `nohz_full=`, interrupts moved away); a hypervisor that does not share them";
     /// The device is not hardware.
     NotHardware = "not-hardware",
         "what carries the packets",
         "it is no adapter",
         "`--device` with one of `doorbell devices`";
-    /// Packets are tampered with.
+    /// Faults are injected.
     Faults = "faults",
         "`--drop` and its like, `DOORBELL_FAULTS`",
         "any is set",
@@ -192,90 +194,90 @@ codes! {
         "`ip link set dev DEV mtu 4200` on both hosts, and on the switches; on InfiniBand the partition's MTU at the subnet manager";
     /// The test uses less than the MTU in force.
     PathMtu = "path-mtu",
-        "the path MTU that was asked for",
+        "the requested path MTU",
         "it is below the port's",
         "leave `--mtu` (`-m`) out";
-    /// A GID of the old version.
+    /// A RoCE v1 GID.
     GidRoceV1 = "gid-roce-v1",
         "the type of the GID that the test uses (`gid_attrs/types`)",
         "RoCE v1, which is not routed and is often slower in switches",
         "`--gid-index` (`-x`) with the RoCE v2 entry that it names, or an address for the interface";
-    /// A GID that reaches the own segment only.
+    /// A link-local GID.
     GidLinkLocal = "gid-link-local",
         "the address of that GID",
         "link-local, where the table has a routable one of the same type",
         "`--gid-index` (`-x`) with the entry that it names";
-    /// A GID that leaves the host never.
+    /// A loopback GID.
     GidLoopback = "gid-loopback",
         "the address of that GID, of a system device",
         "a loopback address",
         "an address for the interface, or another GID";
-    /// The threads may run far from the adapter.
+    /// Threads may run on another NUMA node than the adapter's.
     NumaCpus = "numa-cpus",
         "`numa_node` of the adapter, and the nodes of the cores that the process may use",
         "any of these is another node's",
         "`numactl --cpunodebind=N --membind=N`, or `taskset -c` with the cores that it names";
-    /// The memory may lie far from the adapter.
+    /// Memory may lie on another NUMA node than the adapter's.
     NumaMemory = "numa-memory",
         "`Mems_allowed_list`, and policies in `/proc/self/numa_maps`",
         "memory may not come from the adapter's node, or is bound to another",
         "`numactl --membind=N`, or the container's `cpuset.mems`";
-    /// The adapter's link is slower than the adapter.
+    /// The adapter's PCIe link is slower than the adapter.
     PcieLink = "pcie-link",
         "`current_link_speed`, `current_link_width` of the adapter against `max_link_speed`, `max_link_width`",
         "either is less",
         "seat it again, or move it to a slot that is wide and fast enough; see the BIOS for bifurcation and link speed";
-    /// The way to the adapter is slower than its port.
+    /// The PCIe path to the adapter is slower than its port.
     PcieBandwidth = "pcie-bandwidth",
         "the slowest PCIe link between the host bridge and the adapter (lanes × rate × line code) against the port's rate",
         "less than the port's rate: no test can reach it",
         "another slot";
-    /// Each access of the adapter is translated.
+    /// The IOMMU translates the adapter's accesses.
     Iommu = "iommu",
         "`iommu_group/type` of the adapter",
         "`DMA` or `DMA-FQ`: every address that it uses is translated",
         "`iommu=pt` on the kernel's command line, where the host is trusted";
-    /// Memory cannot be registered.
+    /// The memlock limit prevents registration.
     Memlock = "memlock",
         "`Max locked memory` in `/proc/self/limits`, for system devices, without `CAP_IPC_LOCK`",
         "less than the test registers (`doorbell diagnose`: than the largest default test, 256 MiB)",
         "`ulimit -l unlimited`, or `* - memlock unlimited` in /etc/security/limits.conf; `LimitMEMLOCK=infinity` of a service";
-    /// Copies through the host are in the figures.
+    /// Copies through the host are in the results.
     Staged = "staged",
         "how GPU memory is reached",
         "by copies through the host",
         "`doorbell gpu` says what the better paths lack";
-    /// Checking is in the figures.
+    /// Verification is in the results.
     Verifying = "verifying",
         "`--verify`",
         "it is set",
         "leave it out to measure speed";
-    /// Percentiles that rest on too little.
+    /// Percentiles with too few samples.
     FewSamples = "few-samples",
         "how many round trips each percentile rests on",
         "fewer than ten lie above it: n < 10 ÷ (1 − q)",
         "`-n` with the number it names, or `-D`";
-    /// The processor's counter cannot be relied on.
+    /// The processor's counter drifted.
     ClockDrift = "clock-drift",
         "the processor's counter against `clock_gettime`, over each size",
         "they differ by more than 0.1 %",
         "`--clock system`";
-    /// Others took the test's cores.
+    /// The test's threads were preempted.
     Preempted = "preempted",
         "involuntary context switches during the test (`getrusage`), of this end's threads",
         "more than ten, and more than a hundred a second",
         "stop other programs; `taskset -c` with cores of its own, `chrt -f 1`";
-    /// Others were busy meanwhile.
+    /// Other processes were busy during the test.
     BusyMachine = "busy-machine",
         "processor time on the cores that the process may use (`/proc/stat`), less that of both ends, in tests of 0.2 s and more; not when the peer is another command of this host",
         "other programs used more than half a core and an eighth of these cores",
         "stop what `top` shows";
-    /// The hypervisor took cores away.
+    /// The hypervisor took CPU time away (steal time).
     Steal = "steal",
         "stolen time of those cores during the test (`/proc/stat`)",
         "over 1 % of the time that they worked, and 20 ms at least",
         "a host that is not shared, or cores that are the guest's alone";
-    /// Repeats differ.
+    /// The repeats differ.
     Spread = "spread",
         "the averages (medians of latencies) of `--repeat`, per size",
         "their coefficient of variation is over 5 %",
@@ -284,10 +286,10 @@ codes! {
 
 /// The table of docs/DIAGNOSIS.md.
 pub(crate) fn table() -> String {
-    let mut lines = vec!["| code | looked at | warns when | what to do |\n|---|---|---|---|".to_owned()];
+    let mut lines = vec!["| code | checked | warns when | what to do |\n|---|---|---|---|".to_owned()];
     lines.extend(Code::ALL.iter().map(|code| {
-        let [looks, when, what] = code.explanation();
-        format!("| `{}` | {looks} | {when} | {what} |", code.name())
+        let [checks, shown, what] = code.explanation();
+        format!("| `{}` | {checks} | {shown} | {what} |", code.name())
     }));
     lines.join("\n")
 }
@@ -297,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_told_apart_and_fit_a_script() {
+    fn codes_are_distinct_and_scriptable() {
         let mut names: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
         for name in &names {
             assert!(
@@ -325,7 +327,7 @@ mod tests {
     fn a_warning_is_one_line_and_two_keys() {
         let warning = Warning::new(Code::CpuGovernor, "a\nb\u{1b}[2J");
         assert_eq!(
-            serde_json::to_string(&Noted::from(&warning)).unwrap(),
+            serde_json::to_string(&ReportedWarning::from(&warning)).unwrap(),
             r#"{"code":"cpu-governor","message":"a b [2J"}"#
         );
     }

@@ -1,55 +1,55 @@
-//! Messages in the memory of a GPU: filled and looked at by copies of the GPU's, which are waited for; only what is between them is RDMA.
+//! Messages in GPU memory: filled and checked by copies of the GPU, each waited for; only what is
+//! between them is RDMA.
 //!
-//! Where the memory is staged, what is sent is copied to its mirror first and what has come is copied from it, one after the other, so that a figure has the copies in it; but the target of a
-//! WRITE is only written: its end does not know when.
+//! Where the memory is staged, a message is copied to the host mirror before it is sent, and from
+//! the mirror after it has arrived, so the results include these copies. The target of a WRITE is
+//! only written: its end does not know when.
 
 use doorbell_cuda::{HostMemory, Memory, Stream};
 use doorbell_gpudirect::{Arrivals, GpuMemory, GpuRegion, Scope};
 use doorbell_verbs::{Buffer, Kind, Local, Opaque, ProtectionDomain, Rights};
 
 use super::pattern::Pattern;
-use super::station::refused;
+use super::test_end::refused;
 use crate::device::Gpu;
 use crate::failure::Failure;
 
-/// Memory for messages.
+/// Registered GPU memory for messages.
 #[derive(Debug)]
-pub(crate) struct Messages {
+pub(crate) struct GpuMessages {
     region: GpuRegion,
     arrivals: Arrivals,
     stream: Stream,
-    /// One message, on its way to or from the GPU.
+    /// Pinned host memory for one message, to copy from or to.
     pinned: HostMemory,
     len: usize,
 }
 
-impl Messages {
-    /// Memory for `slots` messages of `len` bytes, and its buffers: of one message each, or one of all.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU or the device refuses.
+impl GpuMessages {
+    /// Memory for `slots` messages of `len` bytes, and its buffers: one per message, or one for
+    /// all.
     pub(crate) fn new<R: Rights>(
         gpu: &Gpu,
         pd: &ProtectionDomain,
         (len, slots): (usize, usize),
-        cut: Cut,
+        chunking: Chunking,
         rights: R,
-    ) -> Result<(Messages, Buffers<R>), Failure> {
+    ) -> Result<(GpuMessages, Buffers<R>), Failure> {
         let memory = GpuMemory::alloc(&gpu.context, len * slots).map_err(refused)?;
         let stream = Stream::new(&gpu.context).map_err(refused)?;
         stream
             .fill(memory.all(), 0x5a)
             .and_then(|()| stream.synchronize())
             .map_err(refused)?;
-        let chunk = match cut {
-            Cut::Each => len,
-            Cut::Whole => len * slots,
+        let chunk = match chunking {
+            Chunking::PerMessage => len,
+            Chunking::Whole => len * slots,
         };
         let (chunks, region) = gpu
             .registration(pd)?
             .register_chunks(&memory, chunk, rights)
             .map_err(refused)?;
-        let messages = Messages {
+        let messages = GpuMessages {
             arrivals: Arrivals::new(pd, &region, Scope::Owner).map_err(refused)?,
             region,
             stream,
@@ -59,10 +59,7 @@ impl Messages {
         Ok((messages, chunks.collect()))
     }
 
-    /// Writes message `slot`, for the device to send.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU refuses.
+    /// Writes message `slot`, to be sent.
     pub(crate) fn write(&mut self, slot: usize, bytes: &[u8]) -> Result<(), Failure> {
         let at = slot * self.len;
         let copy = || {
@@ -74,10 +71,7 @@ impl Messages {
         copy().map_err(refused)
     }
 
-    /// Reads message `slot`, which has come.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU or the device refuses.
+    /// Reads message `slot` after it has arrived.
     pub(crate) fn read(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), Failure> {
         let at = slot * self.len;
         self.arrivals
@@ -92,7 +86,8 @@ impl Messages {
         copy().map_err(refused)
     }
 
-    /// Has message `slot`, as it is, ready to be sent.
+    /// Prepares message `slot` for sending without changing it: copies it to the mirror if it is
+    /// staged.
     fn push(&self, slot: usize) -> Result<(), Failure> {
         if self.region.path().is_direct() {
             return Ok(());
@@ -102,10 +97,7 @@ impl Messages {
         pushed.and_then(doorbell_gpudirect::Transfer::wait).map_err(refused)
     }
 
-    /// Has message `slot`, which has come, where kernels find it.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU or the device refuses.
+    /// Makes message `slot`, which has arrived, visible to kernels.
     pub(crate) fn pull(&mut self, slot: usize) -> Result<(), Failure> {
         if self.region.path().is_direct() && !self.arrivals.flushes() {
             return Ok(());
@@ -127,47 +119,45 @@ pub(crate) type Buffers<R> = Vec<Buffer<Opaque<R>>>;
 
 /// How memory for messages is cut into buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Cut {
+pub(crate) enum Chunking {
     /// A buffer for each message.
-    Each,
-    /// One buffer, which the peer reaches.
+    PerMessage,
+    /// One buffer for all, which the peer accesses.
     Whole,
 }
 
-/// What a message is to hold before it is posted.
+/// The content of a message before it is posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
-    /// Anything, to be sent as it is.
+    /// Any content, to be sent as it is.
     Any,
-    /// Anything, to be received over.
+    /// Any content, to be overwritten by a receive.
     Nothing,
     /// A pattern, to be sent.
-    Right(Pattern),
-    /// Bytes that differ from a pattern, to be received over.
-    Wrong(Pattern),
+    Pattern(Pattern),
+    /// The inverse of a pattern, to be overwritten by a receive.
+    Inverse(Pattern),
 }
 
-/// Messages of a GPU that nothing is done with just now.
+/// A pool of message buffers in GPU memory.
 ///
-/// The first failure of the GPU is kept, and told by [`Pool::failed`]: a batch that is being built cannot end early.
+/// The first error of the GPU is kept for [`GpuPool::take_error`], since a batch that is being
+/// built cannot fail.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    messages: Messages,
+pub(crate) struct GpuPool {
+    messages: GpuMessages,
     free: Vec<Buffer<Opaque<Local>>>,
     scratch: Vec<u8>,
     failure: Option<Failure>,
 }
 
-impl Pool {
+impl GpuPool {
     /// `slots` messages of `len` bytes.
-    ///
-    /// # Errors
-    /// As [`Messages::new`].
-    pub(crate) fn new(gpu: &Gpu, pd: &ProtectionDomain, len: usize, slots: usize) -> Result<Pool, Failure> {
-        let (messages, mut free) = Messages::new(gpu, pd, (len, slots), Cut::Each, Local)?;
-        // They are taken from the end: the first is to come first.
+    pub(crate) fn new(gpu: &Gpu, pd: &ProtectionDomain, len: usize, slots: usize) -> Result<GpuPool, Failure> {
+        let (messages, mut free) = GpuMessages::new(gpu, pd, (len, slots), Chunking::PerMessage, Local)?;
+        // Buffers are popped from the end: the first one shall come first.
         free.reverse();
-        Ok(Pool {
+        Ok(GpuPool {
             messages,
             free,
             scratch: vec![0; len],
@@ -175,13 +165,13 @@ impl Pool {
         })
     }
 
-    /// How many there are.
+    /// Free buffers.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.free.len()
     }
 
-    /// Takes one to be sent or received into, with this content.
+    /// Takes a buffer to be sent from or received into, with this content.
     #[inline]
     pub(crate) fn take(&mut self, content: Content) -> Option<Buffer<Opaque<Local>>> {
         let buffer = self.free.pop()?;
@@ -189,12 +179,12 @@ impl Pool {
         let done = match content {
             Content::Any => self.messages.push(slot),
             Content::Nothing => Ok(()),
-            Content::Right(pattern) => {
+            Content::Pattern(pattern) => {
                 pattern.fill(&mut self.scratch);
                 self.messages.write(slot, &self.scratch)
             }
-            Content::Wrong(pattern) => {
-                pattern.fill_wrong(&mut self.scratch);
+            Content::Inverse(pattern) => {
+                pattern.fill_inverse(&mut self.scratch);
                 self.messages.write(slot, &self.scratch)
             }
         };
@@ -204,12 +194,9 @@ impl Pool {
         Some(buffer)
     }
 
-    /// Looks at a message that has come: the first byte that is not the pattern's.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU refuses.
+    /// Checks a received message. Returns the first byte that differs from the pattern.
     #[inline]
-    pub(crate) fn look(
+    pub(crate) fn check(
         &mut self,
         buffer: &Buffer<Opaque<Local>>,
         pattern: Option<Pattern>,
@@ -224,15 +211,16 @@ impl Pool {
         }
     }
 
-    /// Gives one back.
+    /// Returns a buffer to the pool.
     #[inline]
-    pub(crate) fn give(&mut self, buffer: Buffer<Opaque<Local>>) {
+    pub(crate) fn release(&mut self, buffer: Buffer<Opaque<Local>>) {
         self.free.push(buffer);
     }
 
-    /// Gives one back that something has come into: what the GPU refuses of it, [`Pool::failed`] tells.
+    /// Returns the buffer of a received message to the pool; an error of the GPU is kept for
+    /// [`GpuPool::take_error`].
     #[inline]
-    pub(crate) fn give_filled(&mut self, buffer: Buffer<Opaque<Local>>) {
+    pub(crate) fn release_received(&mut self, buffer: Buffer<Opaque<Local>>) {
         let slot = self.messages.slot(&buffer);
         if let Err(failure) = self.messages.pull(slot) {
             self.failure.get_or_insert(failure);
@@ -240,9 +228,9 @@ impl Pool {
         self.free.push(buffer);
     }
 
-    /// What the GPU has refused, once.
+    /// The first error of the GPU, once.
     #[inline]
-    pub(crate) fn failed(&mut self) -> Option<Failure> {
+    pub(crate) fn take_error(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 }

@@ -1,15 +1,14 @@
-//! What a loop measures with: the clock, the processor time, and the record of what it finds.
+//! What a measuring loop records with: the clock, the CPU time, and the samples.
 
 use crate::stats::{Clock, CpuMeter, Latency, Pacer, Timeline};
 
-/// The measuring of one repeat; `figures` are a [`Timeline`] or a [`Latency`].
+/// Measures one repeat; `figures` is a [`Timeline`] or a [`Latency`].
 #[derive(Debug)]
 pub(crate) struct Meter<'a, T> {
-    /// Where time comes from.
     pub(crate) clock: &'a Clock,
-    /// Adds up over the repeats of a size.
+    /// Accumulates over the repeats of a size.
     pub(crate) cpu: &'a mut CpuMeter,
-    /// What is found.
+    /// The recorded samples.
     pub(crate) figures: &'a mut T,
 }
 
@@ -22,22 +21,23 @@ impl Meter<'_, Timeline> {
         now
     }
 
-    /// Nothing more is measured, after `done` messages.
+    /// The measurement is over, after `done` messages.
     pub(crate) fn finish(&mut self, done: u64) {
         self.figures.finish(self.clock.now(), done);
         self.cpu.stop();
     }
 }
 
-/// The measuring of one message after another.
+/// Measures one message after another.
 ///
-/// Without a rate a message begins when the one before has ended, at the same reading of the clock. With one it begins when it is due, and if the one before ends later than that, its time counts
-/// from when it was due all the same.
+/// Closed loop (no rate): a message begins when the previous one ends, at the same clock reading.
+/// Open loop (with a rate): it begins when it is due, and if the previous one ends later, its
+/// latency still counts from when it was due, which corrects coordinated omission.
 #[derive(Debug)]
-pub(crate) struct Turns<'a, 'm> {
+pub(crate) struct LatencyMeter<'a, 'm> {
     meter: &'m mut Meter<'a, Latency>,
     rate_per_s: Option<f64>,
-    /// Of the measured messages, from the first of them.
+    /// Schedule of the measured messages.
     pacer: Option<Pacer>,
     measured: u64,
     measuring: bool,
@@ -45,11 +45,11 @@ pub(crate) struct Turns<'a, 'm> {
     began_ns: u64,
 }
 
-impl<'a, 'm> Turns<'a, 'm> {
-    /// For a test at so many messages per second, or as they come.
-    pub(crate) fn new(meter: &'m mut Meter<'a, Latency>, rate_per_s: Option<f64>) -> Turns<'a, 'm> {
+impl<'a, 'm> LatencyMeter<'a, 'm> {
+    /// For an open loop at `rate_per_s` messages per second, or a closed loop.
+    pub(crate) fn new(meter: &'m mut Meter<'a, Latency>, rate_per_s: Option<f64>) -> LatencyMeter<'a, 'm> {
         let now = meter.clock.now();
-        Turns {
+        LatencyMeter {
             meter,
             rate_per_s,
             pacer: None,
@@ -70,7 +70,8 @@ impl<'a, 'm> Turns<'a, 'm> {
         now
     }
 
-    /// Whether the next message is due; it begins when this says so, and has to be asked until it does.
+    /// Whether the next message is due; it begins when this returns true, and is to be polled until
+    /// then.
     #[inline]
     pub(crate) fn is_due(&mut self) -> bool {
         let Some(pacer) = &self.pacer else { return true };
@@ -97,8 +98,8 @@ impl<'a, 'm> Turns<'a, 'm> {
     }
 }
 
-impl Drop for Turns<'_, '_> {
-    /// However a test ends, its processor time is counted to there.
+impl Drop for LatencyMeter<'_, '_> {
+    /// CPU time is counted to the end of the test, however it ends.
     fn drop(&mut self) {
         self.meter.cpu.stop();
     }
@@ -107,10 +108,11 @@ impl Drop for Turns<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{LatencyFigures, Trip};
+    use crate::stats::{LatencySummary, Trip};
 
-    /// 10,000 messages of 10 µs each, of which the hundredth takes 100 ms, by a clock that goes only while a message is under way or none is due.
-    fn with_a_stall(rate_per_s: Option<f64>) -> LatencyFigures {
+    /// 10,000 messages of 10 µs each, of which number 100 takes 100 ms; the clock advances only
+    /// during a message or while none is due.
+    fn with_a_stall(rate_per_s: Option<f64>) -> LatencySummary {
         let (clock, time) = Clock::fake();
         let (mut cpu, mut latency) = (CpuMeter::default(), Latency::new(Trip::Full));
         let mut meter = Meter {
@@ -118,32 +120,33 @@ mod tests {
             cpu: &mut cpu,
             figures: &mut latency,
         };
-        let mut turns = Turns::new(&mut meter, rate_per_s);
-        turns.start();
+        let mut latency_meter = LatencyMeter::new(&mut meter, rate_per_s);
+        latency_meter.start();
         for message in 0..10_000 {
-            while !turns.is_due() {
+            while !latency_meter.is_due() {
                 time.set(time.get() + 1000);
             }
             let takes = if message == 100 { 100_000_000 } else { 10_000 };
             time.set(time.get() + takes);
-            turns.end();
+            latency_meter.end();
         }
-        drop(turns);
+        drop(latency_meter);
         latency.figures().unwrap()
     }
 
     #[test]
-    fn a_stall_hides_where_nobody_asks_meanwhile() {
+    fn coordinated_omission_is_corrected_in_an_open_loop_only() {
         let hidden = with_a_stall(None);
         assert!(hidden.p999 < 11_000.0 && hidden.max == 1e8, "{hidden:?}");
-        // 1000 messages were due while nothing was answered, and those after them waited for these: a tenth of all and more.
+        // 1000 messages were due during the stall, and later ones waited for these: more than a
+        // tenth of all.
         let seen = with_a_stall(Some(10_000.0));
         assert!(seen.p99 > 8e7 && seen.p90 > 1e6 && seen.p50 < 12_000.0, "{seen:?}");
         assert_eq!(seen.max, 1e8);
     }
 
     #[test]
-    fn messages_of_a_timetable_are_as_quick_as_others() {
+    fn messages_on_time_have_the_latency_of_a_closed_loop() {
         let (clock, time) = Clock::fake();
         let (mut cpu, mut latency) = (CpuMeter::default(), Latency::new(Trip::Half));
         let mut meter = Meter {
@@ -151,20 +154,20 @@ mod tests {
             cpu: &mut cpu,
             figures: &mut latency,
         };
-        let mut turns = Turns::new(&mut meter, Some(1e6));
-        // A warm-up is not paced, and not counted.
-        assert!(turns.is_due());
+        let mut latency_meter = LatencyMeter::new(&mut meter, Some(1e6));
+        // The warm-up is neither paced nor counted.
+        assert!(latency_meter.is_due());
         time.set(5_000);
-        turns.end();
-        turns.start();
+        latency_meter.end();
+        latency_meter.start();
         for _ in 0..100 {
-            while !turns.is_due() {
+            while !latency_meter.is_due() {
                 time.set(time.get() + 100);
             }
             time.set(time.get() + 600);
-            turns.end();
+            latency_meter.end();
         }
-        drop(turns);
+        drop(latency_meter);
         let figures = latency.figures().unwrap();
         assert_eq!((figures.count, figures.min, figures.max), (100, 300.0, 300.0));
         assert_eq!(time.get(), 5_000 + 99_000 + 600);

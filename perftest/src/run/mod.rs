@@ -1,15 +1,15 @@
-//! Running a test: one [`session`] with the other end, in it one [`station`] per message size, in that one of the tests of [`bw`] or
-//! [`lat`].
+//! Running a test: one [`session`] with the peer; in it one [`test_end`] per message size, which
+//! runs a test of [`bw`] or [`lat`].
 
 mod bw;
 pub(crate) mod gpu;
 mod lat;
 mod meter;
+mod monitor;
 mod pattern;
 pub(crate) mod raw;
 pub(crate) mod session;
-mod station;
-mod watch;
+mod test_end;
 
 #[cfg(test)]
 mod wrong_data_tests;

@@ -1,5 +1,5 @@
-//! The payload of a verified test: bytes that follow from a seed, the message's number and the offset, so the other end can tell what
-//! each byte of each message has to be without having seen it.
+//! The payload of a verified test: bytes derived from a seed, the message's number and the offset,
+//! so the receiver can compute every expected byte.
 
 use std::fmt;
 
@@ -9,29 +9,31 @@ pub(crate) struct Pattern {
     base: u64,
 }
 
-/// A byte that is not what was sent.
+/// A wrong byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mismatch {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Queue pair, counted from 0.
-    pub(crate) lane: usize,
+    pub(crate) qp_index: usize,
     /// Message, counted from 0 on its queue pair, warm-up included.
     pub(crate) iteration: u64,
-    /// The first wrong byte.
+    /// Offset of the first wrong byte.
     pub(crate) offset: u64,
-    /// What it has to be.
     pub(crate) expected: u8,
-    /// What it is.
     pub(crate) found: u8,
 }
 
 impl Mismatch {
-    /// What [`Pattern::check`] found, in which message.
-    pub(crate) fn at(bytes: u64, lane: usize, iteration: u64, (offset, expected, found): (u64, u8, u8)) -> Mismatch {
+    /// The result of [`Pattern::check`] for a message.
+    pub(crate) fn at(
+        bytes: u64,
+        qp_index: usize,
+        iteration: u64,
+        (offset, expected, found): (u64, u8, u8),
+    ) -> Mismatch {
         Mismatch {
             bytes,
-            lane,
+            qp_index,
             iteration,
             offset,
             expected,
@@ -45,16 +47,16 @@ impl fmt::Display for Mismatch {
         write!(
             f,
             "wrong data: size {} B, queue pair {}, iteration {}, offset {}: expected {:#04x}, found {:#04x}",
-            self.bytes, self.lane, self.iteration, self.offset, self.expected, self.found
+            self.bytes, self.qp_index, self.iteration, self.offset, self.expected, self.found
         )
     }
 }
 
 impl Pattern {
-    /// The payload of message `iteration` on queue pair `lane`.
-    pub(crate) fn new(seed: u64, lane: usize, iteration: u64) -> Pattern {
+    /// The payload of message `iteration` on queue pair `qp`.
+    pub(crate) fn new(seed: u64, qp_index: usize, iteration: u64) -> Pattern {
         Pattern {
-            base: mix(mix(mix(seed) ^ lane as u64) ^ iteration),
+            base: mix(mix(mix(seed) ^ qp_index as u64) ^ iteration),
         }
     }
 
@@ -70,21 +72,21 @@ impl Pattern {
         }
     }
 
-    /// What the last byte of a payload of `bytes` bytes is; there is one at least.
+    /// The last byte of a payload of `bytes` bytes (at least one).
     pub(crate) fn last_byte(self, bytes: u64) -> u8 {
         let last = bytes.saturating_sub(1);
         self.word(last / 8)[(last % 8) as usize]
     }
 
-    /// Writes what differs from the payload in every byte.
-    pub(crate) fn fill_wrong(self, payload: &mut [u8]) {
+    /// Writes bytes that all differ from the payload, so that a byte that never arrived is found.
+    pub(crate) fn fill_inverse(self, payload: &mut [u8]) {
         self.fill(payload);
         for byte in payload {
             *byte = !*byte;
         }
     }
 
-    /// Finds the first wrong byte: its offset, what it has to be and what it is.
+    /// Finds the first wrong byte: its offset, the expected and the actual value.
     pub(crate) fn check(self, payload: &[u8]) -> Option<(u64, u8, u8)> {
         for (index, found) in (0..).zip(payload.chunks(8)) {
             let expected = self.word(index);
@@ -98,7 +100,7 @@ impl Pattern {
     }
 }
 
-/// The finaliser of splitmix64: every input bit moves every output bit.
+/// The finalizer of splitmix64: every input bit affects every output bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_filled_checks_and_every_flip_is_found() {
+    fn a_filled_payload_passes_and_every_flip_is_found() {
         for len in [1, 7, 8, 9, 64, 100] {
             let pattern = Pattern::new(1, 0, 5);
             let mut payload = vec![0; len];
@@ -119,7 +121,7 @@ mod tests {
             assert_eq!(pattern.last_byte(len as u64), payload[len - 1]);
             assert_eq!(pattern.check(&payload), None);
             let mut wrong = payload.clone();
-            pattern.fill_wrong(&mut wrong);
+            pattern.fill_inverse(&mut wrong);
             assert!(wrong.iter().zip(&payload).all(|(wrong, right)| wrong != right));
             for at in 0..len {
                 let right = payload[at];
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_differ_by_seed_lane_and_iteration() {
+    fn messages_differ_by_seed_qp_and_iteration() {
         let mut first = [0; 64];
         Pattern::new(1, 0, 0).fill(&mut first);
         for other in [Pattern::new(2, 0, 0), Pattern::new(1, 1, 0), Pattern::new(1, 0, 1)] {
@@ -143,7 +145,7 @@ mod tests {
     fn a_mismatch_names_everything() {
         let said = Mismatch {
             bytes: 64,
-            lane: 2,
+            qp_index: 2,
             iteration: 7,
             offset: 9,
             expected: 1,

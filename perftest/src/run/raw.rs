@@ -1,4 +1,5 @@
-//! What the GPUs themselves do with messages of a size: copies from the one's memory to the other's, in one process and with no RDMA about them. The ceiling that a figure is held against.
+//! The bandwidth of copies between the two GPUs in one process, without RDMA: the upper bound that
+//! a result is compared with.
 
 use doorbell_cuda::{DeviceMemory, Error, Event, Memory, Stream};
 
@@ -7,20 +8,20 @@ use crate::exchange::GpuEnd;
 
 /// Repeats, of which the median counts.
 const REPEATS: usize = 5;
-/// How long each is to take, seconds.
+/// Target duration of a repeat, seconds.
 const REPEAT: f64 = 0.02;
-/// Copies of one repeat at most.
+/// The most copies in one repeat.
 const MOST: f64 = 1000.0;
 
-/// Bytes per second of copies of `bytes` from the memory of `gpu` to that of the GPU `peer`, one behind the other; `None` where this process does not see that one, or the two do not reach each
-/// other.
+/// Bytes per second of back-to-back copies of `bytes` from the memory of `gpu` to that of the GPU
+/// `peer`; `None` where this process does not see that GPU, or the two have no peer access.
 pub(crate) fn peer_copy(gpu: &Gpu, peer: &GpuEnd, bytes: u64) -> Option<f64> {
     let devices = gpu.context.driver().devices().ok()?;
     let other = devices
         .into_iter()
         .find(|device| device.uuid().is_ok_and(|uuid| uuid.to_string() == peer.uuid))?;
     let measured = measure(gpu, other, usize::try_from(bytes).ok()?);
-    // What the GPUs cannot do is said by what is missing in the report; the test itself is done.
+    // A failed copy only leaves the value out of the report; the test itself is done.
     measured
         .inspect_err(|error| tracing::debug!("no raw copy: {error}"))
         .ok()?
@@ -37,7 +38,7 @@ fn measure(gpu: &Gpu, other: doorbell_cuda::Device, bytes: usize) -> Result<Opti
     let stream = Stream::new(&gpu.context)?;
     let mut copies = 4u64;
     let mut rates = Vec::with_capacity(REPEATS);
-    // The first two warm up, and say how many copies one repeat can have.
+    // The first two are warm-up and determine the number of copies in a repeat.
     for repeat in 0..REPEATS + 2 {
         let (start, end) = (Event::timed(&gpu.context)?, Event::timed(&gpu.context)?);
         stream.record(&start)?;

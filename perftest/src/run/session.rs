@@ -1,67 +1,69 @@
-//! A test from hello to bye: the client's side and the server's.
+//! The protocol of a test from `hello` to `bye`: the client's side and the server's.
 
-use super::bw::{self, atomic::Count, inspect::Slots, passive::Lent, pull::Pull, push::Push, receive::Receives};
-use super::lat::{self, pingpong::Ball};
+use super::bw::{
+    self, atomic::AtomicRequester, passive::PassiveMemory, read::ReadRequester, receive::ReceiveRing,
+    verify::VerifiedSlots, write_send::WriteSendRequester,
+};
+use super::lat::{self, pingpong::PingPongMemory};
 use super::meter::Meter;
-use super::station::{Own, Station, Test, usable_inline};
+use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
-use crate::exchange::{ANSWER, Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, check_hello};
+use crate::exchange::{Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, REPLY_TIMEOUT, check_hello};
 use crate::failure::{Failure, one_line};
 use crate::plan::{Kind, Plan, Verb};
-use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, Shape};
+use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 
-/// What a session needs to know beside the plan.
+/// What a session needs besides the plan.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Local<'a> {
-    /// The connection to the other end.
+pub(crate) struct SessionContext<'a> {
     pub(crate) control: &'a Control,
-    /// The device.
     pub(crate) device: &'a Device,
-    /// Index of the GID to use, if one was asked for.
+    /// GID index, if one was given.
     pub(crate) gid_index: Option<u8>,
 }
 
-/// What a client's session has to tell while it runs.
+/// What a client's session reports while it runs.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The server will run the test.
+    /// The server has accepted the test.
     Accepted(Accepted),
-    /// A size begins.
-    Begins(u64),
-    /// A size is done.
+    /// The measurement of a size starts.
+    SizeStarted(u64),
+    /// The result of a size.
     Row(Row),
-    /// The clock was off by this fraction while the last size was measured, and is not used any more.
-    Drifted(f64),
+    /// The clock drifted by this fraction during the last size, and is not used any more.
+    ClockDrift(f64),
 }
 
-/// Runs the client's side. A size that was interrupted gives a row too, of what was measured until then.
+/// Runs the client's side. An interrupted size yields a row as well, of what was measured until
+/// then.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
 pub(crate) fn client(
-    local: Local<'_>,
+    local: SessionContext<'_>,
     plan: &Plan,
     token: Option<String>,
     clock: &mut Clock,
-    mut tell: impl FnMut(Event),
+    mut report: impl FnMut(Event),
 ) -> Result<(), Failure> {
     let control = local.control;
     let mut run = || {
         control.send(&Message::Hello(Hello::ours(token.clone())))?;
-        match control.receive(Some(ANSWER), "its hello")? {
-            Message::Hello(theirs) => check_hello(&theirs).map_err(Failure::Test)?,
+        match control.receive(Some(REPLY_TIMEOUT), "its hello")? {
+            Message::Hello(peer) => check_hello(&peer).map_err(Failure::Test)?,
             other => return Err(control.unexpected(&other, "hello")),
         }
         control.send(&Message::Plan(plan.clone()))?;
-        let answer = control.receive(Some(ANSWER), "its answer to the plan");
+        let answer = control.receive(Some(REPLY_TIMEOUT), "its answer to the plan");
         match answer.map_err(Failure::before_measuring)? {
-            Message::Accepted(accepted) => tell(Event::Accepted(accepted)),
+            Message::Accepted(accepted) => report(Event::Accepted(accepted)),
             other => return Err(control.unexpected(&other, "accepted")),
         }
         let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
-            tell(Event::Begins(bytes));
+            report(Event::SizeStarted(bytes));
             let test = Test {
                 plan,
                 bytes,
@@ -72,12 +74,12 @@ pub(crate) fn client(
             };
             let (measured, failure) = measure(&test, clock);
             if let Some(drift) = clock.check() {
-                tell(Event::Drifted(drift));
+                report(Event::ClockDrift(drift));
             }
             if let Some(measured) = measured
                 && matches!(failure, None | Some(Failure::Interrupted))
             {
-                tell(Event::Row(measured));
+                report(Event::Row(measured));
             }
             failure.map_or(Ok(()), Err)?;
         }
@@ -86,7 +88,7 @@ pub(crate) fn client(
     run().inspect_err(|failure| control.send_failure(failure))
 }
 
-/// Measures one size, as often as the plan says: what came out of it, and why it ended early, if it did.
+/// Measures one size, with its repeats. Returns the row, and the failure if it ended early.
 pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Failure>) {
     let mut cpu = CpuMeter::default();
     match test.plan.kind {
@@ -141,8 +143,8 @@ fn meter<'a, T>(clock: &'a Clock, cpu: &'a mut CpuMeter, figures: &'a mut T) -> 
     Meter { clock, cpu, figures }
 }
 
-fn shape(test: &Test<'_>) -> Shape {
-    Shape {
+fn shape(test: &Test<'_>) -> RowParams {
+    RowParams {
         bytes: test.bytes,
         qps: test.plan.qps,
         tx_depth: match test.plan.kind {
@@ -157,40 +159,47 @@ fn shape(test: &Test<'_>) -> Shape {
 fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Failure> {
     let meter = &mut meter;
     match test.plan.verb {
-        Verb::Write | Verb::Send => with_station::<Push>(test, |station| bw::stream::run(test, station, meter)),
-        Verb::Read => with_station::<Pull>(test, |station| bw::stream::run(test, station, meter)),
-        Verb::Atomic(_) => with_station::<Count>(test, |station| bw::stream::run(test, station, meter)),
+        Verb::Write | Verb::Send => {
+            with_test_end::<WriteSendRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter))
+        }
+        Verb::Read => with_test_end::<ReadRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter)),
+        Verb::Atomic(_) => with_test_end::<AtomicRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter)),
     }
 }
 
 fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failure> {
     let meter = &mut meter;
     match test.plan.verb {
-        Verb::Write | Verb::Send => with_station::<Ball>(test, |station| lat::pingpong::run(test, station, meter)),
-        Verb::Read => with_station::<Pull>(test, |station| lat::single::run(test, station, meter)),
-        Verb::Atomic(_) => with_station::<Count>(test, |station| lat::single::run(test, station, meter)),
+        Verb::Write | Verb::Send => {
+            with_test_end::<PingPongMemory>(test, |test_end| lat::pingpong::run(test, test_end, meter))
+        }
+        Verb::Read => with_test_end::<ReadRequester>(test, |test_end| lat::single::run(test, test_end, meter)),
+        Verb::Atomic(_) => with_test_end::<AtomicRequester>(test, |test_end| lat::single::run(test, test_end, meter)),
     }
 }
 
-/// Sets up, runs, and hears from the server that it has seen all.
-fn with_station<O: Own>(
+/// Sets up, runs, and waits for the server's outcome.
+fn with_test_end<O: QpMemory>(
     test: &Test<'_>,
-    run: impl FnOnce(&mut Station<O>) -> Result<Vec<u64>, Failure>,
+    run: impl FnOnce(&mut TestEnd<O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut station = Station::<O>::establish(test).map_err(Failure::before_measuring)?;
-    let messages = run(&mut station).map_err(|failure| station.explain(failure, test.plan))?;
+    let mut test_end = TestEnd::<O>::establish(test).map_err(Failure::before_measuring)?;
+    let messages = run(&mut test_end).map_err(|failure| test_end.explain_lost_peer(failure, test.plan))?;
     test.control.send(&Message::Finish(Finish {
         messages: messages.clone(),
     }))?;
-    // The queue pairs stay until the server has seen everything: it may still want something of them.
-    match test.control.receive(Some(ANSWER + ANSWER), "its outcome")? {
-        Message::Outcome(outcome) => judge(test, &messages, &outcome),
+    // The queue pairs stay until the server is done: it may still access their memory.
+    match test
+        .control
+        .receive(Some(REPLY_TIMEOUT + REPLY_TIMEOUT), "its outcome")?
+    {
+        Message::Outcome(outcome) => check_outcome(test, &messages, &outcome),
         other => Err(test.control.unexpected(&other, "outcome")),
     }
 }
 
-/// Compares what the server has seen with what was sent.
-fn judge(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(), Failure> {
+/// Compares the server's outcome with what was sent.
+fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(), Failure> {
     let seen_by_server = match (test.plan.verb, test.plan.kind) {
         (Verb::Atomic(_), _) | (Verb::Send, _) | (Verb::Write, Kind::Lat) => true,
         (Verb::Write, Kind::Bw) => test.plan.verify,
@@ -207,7 +216,7 @@ fn judge(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(), Failure
     let checked_by_server = test.plan.verify && matches!(test.plan.verb, Verb::Write | Verb::Send);
     if checked_by_server && outcome.checked != sent.iter().sum::<u64>() {
         return Err(Failure::test(format!(
-            "not verified: size {} B: the peer {} has looked at {} messages of {sent:?}",
+            "not verified: size {} B: the peer {} has checked {} messages of {sent:?}",
             test.bytes,
             test.control.peer(),
             outcome.checked
@@ -218,34 +227,29 @@ fn judge(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(), Failure
 
 /// What a server expects of a client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected<'a> {
-    /// Bandwidth or latency.
+pub(crate) struct ExpectedTest<'a> {
     pub(crate) kind: Kind,
-    /// The operation, by its name.
+    /// The name of the operation.
     pub(crate) verb: &'static str,
-    /// What the client has to show, if anything.
+    /// The token that the client must send, if any.
     pub(crate) token: Option<&'a str>,
 }
 
-/// Greets a client: whether it is one to be served at all.
+/// The handshake with a client: whether it may be served.
 ///
 /// # Errors
-/// [`Failure::Test`] when it is not; then the server may go on waiting. [`Failure::Interrupted`].
-pub(crate) fn welcome(control: &Control, expected: &Expected<'_>) -> Result<(), Failure> {
-    let greeted = match control.receive(Some(ANSWER), "its hello") {
-        Ok(Message::Hello(theirs))
-            if expected
-                .token
-                .is_some_and(|token| theirs.token.as_deref() != Some(token)) =>
-        {
+/// [`Failure::Test`] when it may not; the server may continue to wait. [`Failure::Interrupted`].
+pub(crate) fn handshake(control: &Control, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
+    let greeted = match control.receive(Some(REPLY_TIMEOUT), "its hello") {
+        Ok(Message::Hello(peer)) if expected.token.is_some_and(|token| peer.token.as_deref() != Some(token)) => {
             Err(Failure::test(format!(
                 "peer {} is not the process that started this one",
                 control.peer()
             )))
         }
-        Ok(Message::Hello(theirs)) => {
+        Ok(Message::Hello(peer)) => {
             control.send(&Message::Hello(Hello::ours(None)))?;
-            check_hello(&theirs).map_err(Failure::Test)
+            check_hello(&peer).map_err(Failure::Test)
         }
         Ok(other) => Err(control.unexpected(&other, "hello")),
         Err(failure) => Err(failure),
@@ -253,14 +257,14 @@ pub(crate) fn welcome(control: &Control, expected: &Expected<'_>) -> Result<(), 
     greeted.inspect_err(|failure| control.send_failure(failure))
 }
 
-/// Serves a client that was welcomed.
+/// Serves a client after the handshake.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
-pub(crate) fn serve(local: Local<'_>, expected: &Expected<'_>) -> Result<(), Failure> {
+pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
     let control = local.control;
     let run = || {
-        let plan = match control.receive(Some(ANSWER), "its plan")? {
+        let plan = match control.receive(Some(REPLY_TIMEOUT), "its plan")? {
             Message::Plan(plan) => plan,
             other => return Err(control.unexpected(&other, "plan")),
         };
@@ -291,7 +295,7 @@ pub(crate) fn serve(local: Local<'_>, expected: &Expected<'_>) -> Result<(), Fai
                 serve_size(&test)?;
             }
         }
-        match control.receive(Some(ANSWER), "its goodbye")? {
+        match control.receive(Some(REPLY_TIMEOUT), "its goodbye")? {
             Message::Bye => Ok(()),
             other => Err(control.unexpected(&other, "bye")),
         }
@@ -299,8 +303,8 @@ pub(crate) fn serve(local: Local<'_>, expected: &Expected<'_>) -> Result<(), Fai
     run().inspect_err(|failure| control.send_failure(failure))
 }
 
-/// Judges a client's plan.
-fn accept(plan: &Plan, expected: &Expected<'_>) -> Result<(), String> {
+/// Checks a client's plan.
+fn accept(plan: &Plan, expected: &ExpectedTest<'_>) -> Result<(), String> {
     if plan.kind != expected.kind || plan.verb.name() != expected.verb {
         let ours = Plan::command(expected.kind, expected.verb);
         return Err(format!(
@@ -315,33 +319,41 @@ fn accept(plan: &Plan, expected: &Expected<'_>) -> Result<(), String> {
 pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
     let plan = test.plan;
     match (plan.kind, plan.verb) {
-        (Kind::Lat, Verb::Write | Verb::Send) => active::<Ball>(test, |station| lat::pingpong::serve(test, station)),
-        (Kind::Bw, Verb::Send) => active::<Receives>(test, |station| bw::receive::serve(test, station)),
-        (Kind::Bw, Verb::Write) if plan.verify => active::<Slots>(test, |station| bw::inspect::serve(test, station)),
-        (Kind::Bw, Verb::Write) | (_, Verb::Read | Verb::Atomic(_)) => passive(test),
+        (Kind::Lat, Verb::Write | Verb::Send) => {
+            serve_active::<PingPongMemory>(test, |test_end| lat::pingpong::serve(test, test_end))
+        }
+        (Kind::Bw, Verb::Send) => serve_active::<ReceiveRing>(test, |test_end| bw::receive::serve(test, test_end)),
+        (Kind::Bw, Verb::Write) if plan.verify => {
+            serve_active::<VerifiedSlots>(test, |test_end| bw::verify::serve(test, test_end))
+        }
+        (Kind::Bw, Verb::Write) | (_, Verb::Read | Verb::Atomic(_)) => serve_passive(test),
     }
 }
 
-fn active<O: Own>(
+fn serve_active<O: QpMemory>(
     test: &Test<'_>,
-    serve: impl FnOnce(&mut Station<O>) -> Result<Vec<u64>, Failure>,
+    serve: impl FnOnce(&mut TestEnd<O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut station = Station::<O>::establish(test)?;
-    let messages = serve(&mut station).map_err(|failure| station.explain(failure, test.plan))?;
+    let mut test_end = TestEnd::<O>::establish(test)?;
+    let messages = serve(&mut test_end).map_err(|failure| test_end.explain_lost_peer(failure, test.plan))?;
     let checked = if test.plan.verify { messages.iter().sum() } else { 0 };
     test.control.send(&Message::Outcome(Outcome { messages, checked }))
 }
 
-fn passive(test: &Test<'_>) -> Result<(), Failure> {
-    let mut station = Station::<Lent>::establish(test)?;
+fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
+    let mut test_end = TestEnd::<PassiveMemory>::establish(test)?;
     match test
         .control
         .receive(None, "its finish")
-        .map_err(|failure| station.explain(failure, test.plan))?
+        .map_err(|failure| test_end.explain_lost_peer(failure, test.plan))?
     {
         Message::Finish(_) => {}
         other => return Err(test.control.unexpected(&other, "finish")),
     }
-    let messages = station.lanes.iter().filter_map(|lane| lane.own.counted()).collect();
+    let messages = test_end
+        .qps
+        .iter()
+        .filter_map(|test_qp| test_qp.memory.atomic_count())
+        .collect();
     test.control.send(&Message::Outcome(Outcome { messages, checked: 0 }))
 }

@@ -1,5 +1,5 @@
-//! Wrong data is found and named: both ends run in this process on two userspace devices, and the server's payload is of another seed than the
-//! client expects, or the other way round.
+//! Wrong data is found and reported: both ends run in this process on two userspace devices with
+//! payloads of different seeds.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::Library;
 
 use super::session::{measure, serve_size};
-use super::station::Test;
+use super::test_end::Test;
 use crate::cli::{Cli, Command};
 use crate::device::{Device, Manager};
 use crate::exchange::{Control, Listener, connect};
@@ -55,15 +55,15 @@ fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control) -> Test<'a
     }
 }
 
-/// Runs a test in which the two ends expect payloads of different seeds; gives what each side says of it.
+/// Runs a test whose two ends expect payloads of different seeds. Returns the failure of each side.
 fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
     let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
     let port = listener.address().port();
-    let theirs = Plan { seed: 2, ..plan(line) };
+    let peer = Plan { seed: 2, ..plan(line) };
     let server = thread::spawn(move || {
         let device = device("soft1");
         let control = listener.accept(None, &Interrupt::default()).unwrap();
-        let failure = serve_size(&test(&theirs, &device, &control)).err();
+        let failure = serve_size(&test(&peer, &device, &control)).err();
         if let Some(failure) = &failure {
             control.send_failure(failure);
         }
@@ -84,7 +84,7 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
 }
 
 #[test]
-fn the_end_that_looks_names_size_iteration_offset_and_bytes() {
+fn the_checking_end_names_size_iteration_offset_and_bytes() {
     for line in [
         "bw write -s 100",
         "bw send -s 100",

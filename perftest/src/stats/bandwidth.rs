@@ -1,20 +1,23 @@
 //! Bandwidth from a timeline of completions.
 //!
-//! A [`Timeline`] keeps *(time, messages completed)* pairs in a fixed number of records. When they are used up, every second one goes
-//! and the distance between records doubles, so a test of any length fits, and its memory and cost per message stay the same.
+//! A [`Timeline`] keeps *(time, messages completed)* pairs in a fixed number of records. When they
+//! are used up, every second one is dropped and the distance between records doubles, so a test of
+//! any length fits, with constant memory and cost per message.
 //!
-//! - **Average**: messages completed between the first and the last record, times their size, over the time between the two. The first
-//!   record is the start (the clock before the first post) or, after a warm-up, the completion that ended it.
-//! - **Peak**: the best rate over any stretch of the timeline that completes at least [`WINDOW_SHARE`]⁻¹ of all messages and at least four
-//!   windows of requests in flight. One window of a stretch's messages is not counted, because those may have been on their way before it
-//!   began: completions that are merely reported late and together never look like speed. One pass with two indices finds it, so its cost is
-//!   linear in the records. A peak is never below the average.
+//! - **Average**: messages completed between the first and the last record, times their size, over
+//!   the time between the two. The first record is the start (the clock before the first post) or,
+//!   after a warm-up, the completion that ended it.
+//! - **Peak**: the best rate over any stretch of the timeline that completes at least
+//!   [`WINDOW_SHARE`]⁻¹ of all messages and at least four windows of requests in flight. One window
+//!   of a stretch's messages is not counted, because those may have been in flight before it began:
+//!   completions that are only reported late and together never raise the peak. One pass with two
+//!   indices finds it, linear in the records. A peak is never below the average.
 
 use super::clock::Clock;
 
-/// Records a timeline holds at most.
+/// The most records of a timeline.
 const RECORDS: usize = 4096;
-/// A peak is measured over at least this fraction's worth of the messages.
+/// A peak is measured over at least this fraction of the messages.
 const WINDOW_SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +35,7 @@ pub(crate) struct Timeline {
     in_flight: u64,
 }
 
-/// What a timeline comes to.
+/// The result of a timeline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Bandwidth {
     /// Messages measured.
@@ -54,7 +57,8 @@ impl Timeline {
         }
     }
 
-    /// Starts, or after a warm-up restarts, the measurement: `done` messages have completed by `at_ns`.
+    /// Starts, or after a warm-up restarts, the measurement: `done` messages have completed by
+    /// `at_ns`.
     pub(crate) fn start(&mut self, at_ns: u64, done: u64) {
         self.records.clear();
         self.stride = 1;
@@ -62,7 +66,7 @@ impl Timeline {
         self.next = done + 1;
     }
 
-    /// Notes that `done` messages have completed; reads the clock only when a record is due.
+    /// Records that `done` messages have completed; reads the clock only when a record is due.
     #[inline]
     pub(crate) fn note(&mut self, clock: &Clock, done: u64) {
         if done >= self.next {
@@ -90,12 +94,12 @@ impl Timeline {
         self.next = done + self.stride;
     }
 
-    /// The figures, or `None` when nothing was measured.
+    /// The bandwidth, or `None` when nothing was measured.
     pub(crate) fn bandwidth(&self) -> Option<Bandwidth> {
         self.bandwidth_in(&mut 0)
     }
 
-    /// The same, and in `steps` how far the two indices of the peak went.
+    /// As [`Timeline::bandwidth`]; counts the steps of the two indices in `steps`.
     fn bandwidth_in(&self, steps: &mut u64) -> Option<Bandwidth> {
         let (first, last) = (self.records.first()?, self.records.last()?);
         let average_per_s = rate(first, last, 0)?;
@@ -178,15 +182,16 @@ mod tests {
     }
 
     #[test]
-    fn messages_already_on_their_way_are_not_speed() {
-        // 1e5 per second, but after half of them everything in flight is held up for 1 ms and then reported at once.
+    fn messages_in_flight_do_not_raise_the_peak() {
+        // 1e5 per second, but half way everything in flight is delayed by 1 ms and then reported at
+        // once.
         let points = (1..=1000).filter(|i| !(501..564).contains(i)).map(|i| (i * 10, i));
         let figures = timeline(64, points).bandwidth().unwrap();
         assert!((figures.peak_per_s - 1e5).abs() < 1.0, "{figures:?}");
     }
 
     #[test]
-    fn a_burst_of_reports_is_not_speed() {
+    fn a_burst_of_completions_does_not_raise_the_peak() {
         // 64 completions are reported at once every 640 us: the true rate is 1e5.
         let figures = timeline(64, (1..=100).map(|i| (i * 640, i * 64))).bandwidth().unwrap();
         assert!((figures.peak_per_s - 1e5).abs() < 1.0, "{figures:?}");
@@ -208,7 +213,8 @@ mod tests {
         assert!((figures.peak_per_s - 1e6).abs() < 1.0);
     }
 
-    /// 64 queue pairs of 5000 messages each: what took perftest a minute and a half. However many messages there are, no record is passed more than once by each index.
+    /// 64 queue pairs of 5000 messages each, for which the C tool computes a minute and a half.
+    /// Each index passes each record at most once.
     #[test]
     fn the_peak_takes_two_steps_a_record() {
         let mut at = 0;

@@ -1,11 +1,14 @@
-//! The clock that every figure of time comes from.
+//! The clock of all measurements.
 //!
-//! Where the processor has a counter that ticks at one rate whatever it does (an invariant TSC on x86-64, the system counter on aarch64), reading that costs a third of what
-//! clock_gettime(2) costs. A counter's rate is nowhere to be read, so it is measured against CLOCK_MONOTONIC when the clock is made, and what came of it is checked against the same at the
-//! end of each size: the two may differ by [`MOST_DRIFT`], which is twice what NTP slews. A counter that fails is not used again, and what was measured by it is marked.
+//! A processor's counter with a constant rate (the invariant TSC on x86-64, the system counter on
+//! aarch64) costs a third of clock_gettime(2) to read. Its rate is not reliably published, so it is
+//! calibrated against CLOCK_MONOTONIC when the clock is created, and checked against it at the end
+//! of each size: the two may differ by [`MAX_DRIFT`], twice the rate at which NTP slews. A counter
+//! that fails the check is not used again, and what it measured is marked by a warning.
 //!
-//! The counter is read without waiting for instructions before it, so a reading may be early or late by some tens of cycles. The reading itself is done by the crate `quanta`; its own
-//! calibration, which cannot be checked, is not used.
+//! The counter is read without serializing instructions, so a reading may be off by some tens of
+//! cycles. It is read by the crate `quanta`, without that crate's own calibration, which cannot be
+//! checked.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,18 +16,18 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How far the counter and CLOCK_MONOTONIC may be apart, as a fraction.
-const MOST_DRIFT: f64 = 1e-3;
-/// How long the counter is measured.
+/// The largest accepted drift between the counter and CLOCK_MONOTONIC, as a fraction.
+const MAX_DRIFT: f64 = 1e-3;
+/// Duration of the calibration.
 const CALIBRATION: Duration = Duration::from_millis(10);
-/// A check over less than this says more about the two readings than about the counter.
-const LEAST_CHECKED: Duration = Duration::from_millis(5);
-/// Looks at both clocks at once, of which the quickest counts.
-const LOOKS: u32 = 32;
-/// Where the kernel lists the counters that it trusts; it strikes the TSC off when it has seen it err.
+/// Over less than this, the check measures the reading errors instead of the counter.
+const MIN_CHECKED: Duration = Duration::from_millis(5);
+/// Readings of both clocks, of which the quickest counts.
+const READINGS: u32 = 32;
+/// The counters that the kernel trusts; it removes the TSC when it has observed it to be wrong.
 const TRUSTED: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-/// Which clock is asked for.
+/// The clock of `--clock`.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum ClockChoice {
     /// The processor's counter where it can be trusted, else clock_gettime
@@ -36,28 +39,26 @@ pub(crate) enum ClockChoice {
     System,
 }
 
-/// Which clock is used.
+/// The clock in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ClockSource {
     /// The processor's counter.
     Tsc,
-    /// CLOCK_MONOTONIC.
     ClockGettime,
 }
 
-/// What is known of a clock.
+/// Properties of a clock.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct ClockReport {
-    /// Which it is.
     pub(crate) source: ClockSource,
-    /// The least that two readings differ by when they do, ns.
+    /// The smallest difference between two readings, ns.
     pub(crate) resolution_ns: f64,
-    /// What a reading takes, ns.
+    /// Cost of a reading, ns.
     pub(crate) overhead_ns: f64,
 }
 
-/// A clock that counts ns from when it was made.
+/// A clock that counts ns from its creation.
 #[derive(Debug)]
 pub(crate) struct Clock {
     began: Instant,
@@ -77,36 +78,37 @@ enum Source {
 struct Counter {
     ticks: quanta::Clock,
     first: u64,
-    /// ns of a tick, times 2^32.
+    /// ns per tick, times 2^32.
     scale: u64,
 }
 
-/// A moment by both clocks.
+/// A simultaneous reading of both clocks.
 #[derive(Clone, Copy, Debug)]
-struct Moment {
+struct Reading {
     ticks: u64,
     at: Instant,
 }
 
-impl Moment {
-    /// Reads the one between two readings of the other, several times, and takes the time when that went quickest.
-    fn look(ticks: &quanta::Clock) -> Moment {
+impl Reading {
+    /// Reads CLOCK_MONOTONIC between two readings of the counter, several times, and takes the
+    /// quickest.
+    fn read(ticks: &quanta::Clock) -> Reading {
         let mut best = (u64::MAX, None);
-        for _ in 0..LOOKS {
+        for _ in 0..READINGS {
             let before = ticks.raw();
             let at = Instant::now();
             let between = ticks.raw().wrapping_sub(before);
             if between < best.0 {
                 best = (
                     between,
-                    Some(Moment {
+                    Some(Reading {
                         ticks: before + between / 2,
                         at,
                     }),
                 );
             }
         }
-        best.1.unwrap_or_else(|| Moment {
+        best.1.unwrap_or_else(|| Reading {
             ticks: ticks.raw(),
             at: Instant::now(),
         })
@@ -114,12 +116,12 @@ impl Moment {
 }
 
 impl Counter {
-    /// Measures the counter's rate.
-    fn measured() -> Option<Counter> {
+    /// Calibrates the counter.
+    fn calibrate() -> Option<Counter> {
         let ticks = quanta::Clock::new();
-        let from = Moment::look(&ticks);
+        let from = Reading::read(&ticks);
         std::thread::sleep(CALIBRATION);
-        let to = Moment::look(&ticks);
+        let to = Reading::read(&ticks);
         let elapsed = (to.at - from.at).as_nanos() as f64;
         let counted = to.ticks.checked_sub(from.ticks).filter(|&counted| counted > 0)?;
         let scale = elapsed / counted as f64 * (1u64 << 32) as f64;
@@ -136,12 +138,12 @@ impl Counter {
     }
 }
 
-/// Why there is no counter to be used here; `None` where there is one.
+/// Why the counter cannot be used; `None` if it can.
 fn no_counter(trusted: Option<&str>) -> Option<&'static str> {
     if !has_invariant_counter() {
         return Some("this processor has no counter of one rate");
     }
-    // The kernel names it so on x86; a list that is not there forbids nothing.
+    // The kernel's name of it; a missing list excludes nothing.
     let name = if cfg!(target_arch = "x86_64") {
         "tsc"
     } else {
@@ -157,7 +159,8 @@ fn no_counter(trusted: Option<&str>) -> Option<&'static str> {
 
 #[cfg(target_arch = "x86_64")]
 fn has_invariant_counter() -> bool {
-    // What quanta asks for too, before it reads it: otherwise it reads CLOCK_MONOTONIC, and does not say so.
+    // The condition under which quanta reads the counter; otherwise it silently reads
+    // CLOCK_MONOTONIC.
     let cpu = raw_cpuid::CpuId::new();
     cpu.get_advanced_power_mgmt_info()
         .is_some_and(|power| power.has_invariant_tsc())
@@ -172,13 +175,10 @@ fn has_invariant_counter() -> bool {
 }
 
 impl Clock {
-    /// The clock that was asked for.
-    ///
-    /// # Errors
-    /// Why there is no counter, where it was asked for by name.
+    /// The clock that is requested.
     pub(crate) fn new(choice: ClockChoice) -> Result<Clock, &'static str> {
         let counter = || match no_counter(fs::read_to_string(TRUSTED).ok().as_deref()) {
-            None => Counter::measured().ok_or("this processor's counter does not count"),
+            None => Counter::calibrate().ok_or("this processor's counter does not count"),
             Some(why) => Err(why),
         };
         let source = match choice {
@@ -195,7 +195,7 @@ impl Clock {
             source,
         };
         if let Source::Counter(counter) = &mut clock.source {
-            let moment = Moment::look(&counter.ticks);
+            let moment = Reading::read(&counter.ticks);
             (counter.first, clock.began) = (moment.ticks, moment.at);
         }
         clock
@@ -208,7 +208,7 @@ impl Clock {
         (Clock::of(Source::Fake(std::rc::Rc::clone(&time))), time)
     }
 
-    /// ns since it was made.
+    /// ns since its creation.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         match &self.source {
@@ -220,7 +220,6 @@ impl Clock {
         }
     }
 
-    /// Which clock it is.
     pub(crate) fn source(&self) -> ClockSource {
         match self.source {
             Source::Counter(_) => ClockSource::Tsc,
@@ -230,7 +229,7 @@ impl Clock {
         }
     }
 
-    /// How often the processor's counter ticks in a ns; `None` where it is not used.
+    /// Ticks of the counter per ns; `None` where it is not used.
     pub(crate) fn cycles_per_ns(&self) -> Option<f64> {
         match &self.source {
             Source::Counter(counter) => Some((1u64 << 32) as f64 / counter.scale as f64),
@@ -238,26 +237,27 @@ impl Clock {
         }
     }
 
-    /// Holds the counter against CLOCK_MONOTONIC, over all the time since it was measured. One that is too far off is not used any more, and the fraction by which it is off is returned.
+    /// Checks the counter against CLOCK_MONOTONIC over the time since its calibration. If it has
+    /// drifted too far, switches to CLOCK_MONOTONIC and returns the drift as a fraction.
     pub(crate) fn check(&mut self) -> Option<f64> {
         let Source::Counter(counter) = &self.source else {
             return None;
         };
-        let moment = Moment::look(&counter.ticks);
+        let moment = Reading::read(&counter.ticks);
         let elapsed = moment.at - self.began;
-        if elapsed < LEAST_CHECKED {
+        if elapsed < MIN_CHECKED {
             return None;
         }
         let counted = counter.ns(moment.ticks.saturating_sub(counter.first)) as f64;
         let drift = counted / elapsed.as_nanos() as f64 - 1.0;
-        if drift.abs() <= MOST_DRIFT {
+        if drift.abs() <= MAX_DRIFT {
             return None;
         }
         self.source = Source::System;
         Some(drift)
     }
 
-    /// What this clock can tell apart, and what it costs: of some thousands of readings.
+    /// Measures resolution and overhead with some thousands of readings.
     pub(crate) fn report(&self) -> ClockReport {
         const BLOCK: u32 = 256;
         let (mut step, mut overhead) = (0, f64::INFINITY);
@@ -269,7 +269,7 @@ impl Clock {
                 step = greatest_common_divisor(step, next.saturating_sub(last));
                 last = next;
             }
-            // The quickest: nothing else ran then.
+            // The quickest block: nothing else ran then.
             overhead = overhead.min(began.elapsed().as_nanos() as f64 / f64::from(BLOCK));
         }
         let unit = match &self.source {
@@ -285,7 +285,7 @@ impl Clock {
         }
     }
 
-    /// In the unit in which the clock steps.
+    /// A reading in the clock's own unit.
     #[inline]
     fn reading(&self) -> u64 {
         match &self.source {
@@ -295,7 +295,7 @@ impl Clock {
     }
 }
 
-/// With 0 as the neutral one.
+/// With 0 as the neutral element.
 fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_clocks_tell_the_same_time() {
+    fn both_clocks_agree() {
         for choice in [ClockChoice::Auto, ClockChoice::System] {
             let mut clock = Clock::new(choice).unwrap();
             let source = clock.source();
@@ -317,9 +317,10 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let (inner, to) = (began.elapsed(), clock.now());
-            // The one was read within the other's readings, which other processes may hold apart: only the lower bound is certain.
+            // One clock is read within the other's interval, which scheduling may extend: only the
+            // lower bound is certain.
             assert!(
-                to - from >= (inner.as_nanos() as f64 * (1.0 - MOST_DRIFT)) as u64,
+                to - from >= (inner.as_nanos() as f64 * (1.0 - MAX_DRIFT)) as u64,
                 "{to} {from} {inner:?}"
             );
             assert_eq!(clock.check(), None);
@@ -328,25 +329,25 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_errs_is_not_used_again() {
-        let Some(mut counter) = Counter::measured().filter(|_| no_counter(None).is_none()) else {
+    fn a_drifting_counter_is_not_used_again() {
+        let Some(mut counter) = Counter::calibrate().filter(|_| no_counter(None).is_none()) else {
             assert!(Clock::new(ClockChoice::Tsc).is_err());
             return;
         };
-        // As of a counter that has slowed down by a fiftieth since it was measured.
+        // Simulates a counter that has slowed down by 2 % since its calibration.
         counter.scale -= counter.scale / 50;
         let mut clock = Clock::of(Source::Counter(counter));
-        std::thread::sleep(2 * LEAST_CHECKED);
+        std::thread::sleep(2 * MIN_CHECKED);
         let drift = clock.check().expect("it is noticed");
         assert!((drift + 0.02).abs() < 0.01, "{drift}");
         assert_eq!(clock.source(), ClockSource::ClockGettime);
         assert_eq!(clock.check(), None);
-        // Time goes on from where it was by the other clock.
-        assert!(clock.now() >= 2 * LEAST_CHECKED.as_nanos() as u64);
+        // Time continues by the other clock.
+        assert!(clock.now() >= 2 * MIN_CHECKED.as_nanos() as u64);
     }
 
     #[test]
-    fn what_the_kernel_does_not_trust_is_not_used() {
+    fn a_counter_the_kernel_distrusts_is_not_used() {
         if has_invariant_counter() {
             assert_eq!(no_counter(None), None);
             assert_eq!(no_counter(Some("kvm-clock tsc arch_sys_counter acpi_pm\n")), None);
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_knows_itself() {
+    fn a_clock_reports_resolution_and_overhead() {
         for choice in [ClockChoice::Auto, ClockChoice::System] {
             let report = Clock::new(choice).unwrap().report();
             assert!(report.resolution_ns > 0.0 && report.overhead_ns > 0.0, "{report:?}");

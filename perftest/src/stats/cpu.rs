@@ -1,14 +1,15 @@
-//! The processor time of this process while it measures, the kernel's part with it.
+//! The CPU time of this process during a measurement, in user mode and in the kernel.
 //!
-//! It counts every thread of the process, so the userspace device's own threads are in it, and divides by elapsed time: 1.0 is one core all the time. getrusage(2) counts by the scheduler's
-//! clock, which is exact to a tick at worst (4 ms), so a measurement of a few milliseconds says little.
+//! It counts all threads of the process, the userspace device's own among them, and divides by
+//! elapsed time: 1.0 is one core all the time. getrusage(2) may have the resolution of a scheduler
+//! tick (4 ms), so a measurement of a few milliseconds says little.
 
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
-/// Processor time over elapsed time.
+/// CPU time over elapsed time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuUse {
     /// In user mode.
@@ -17,7 +18,7 @@ pub(crate) struct CpuUse {
     pub(crate) system_cores: f64,
 }
 
-/// Processor time that adds up over the measured stretches of a test.
+/// Accumulates CPU time over the measured stretches of a test.
 #[derive(Debug, Default)]
 pub(crate) struct CpuMeter {
     running: Option<Reading>,
@@ -34,7 +35,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// `None` where the kernel does not say.
+    /// `None` where the kernel does not report it.
     fn now() -> Option<Reading> {
         let usage = getrusage(UsageWho::RUSAGE_SELF).ok()?;
         Some(Reading {
@@ -52,12 +53,12 @@ fn duration(time: TimeVal) -> Duration {
 }
 
 impl CpuMeter {
-    /// A stretch begins.
+    /// Starts a stretch.
     pub(crate) fn start(&mut self) {
         self.running = Reading::now();
     }
 
-    /// It ends; without a start nothing happens.
+    /// Ends it; does nothing without a start.
     pub(crate) fn stop(&mut self) {
         let (Some(from), Some(to)) = (self.running.take(), Reading::now()) else {
             return;
@@ -67,7 +68,7 @@ impl CpuMeter {
         self.elapsed += to.at - from.at;
     }
 
-    /// What the stretches come to together.
+    /// The total of all stretches.
     pub(crate) fn used(&self) -> CpuUse {
         let elapsed = self.elapsed.as_secs_f64();
         if elapsed == 0.0 {
@@ -94,7 +95,8 @@ mod tests {
         assert_eq!(meter.used(), CpuUse::default());
     }
 
-    /// Runs until this process has had some time of the kind that `of` picks, however busy the machine is.
+    /// Repeats `work` until this process has used enough CPU time of the kind `of`, however busy
+    /// the machine is.
     fn used_by(work: &mut dyn FnMut(), of: fn(&CpuMeter) -> Duration) -> CpuMeter {
         let mut meter = CpuMeter::default();
         while of(&meter) < Duration::from_millis(60) {

@@ -1,27 +1,29 @@
-//! Latency figures from single round trips.
+//! Latency percentiles of round trips.
 //!
-//! Round trips are recorded in whole nanoseconds. Minimum, maximum, average and standard deviation are exact (Welford's recurrence);
-//! percentiles come from a high dynamic range histogram with three significant digits, so they are right within 0.1 %. The histogram
-//! covers 1 ns to one minute and is allocated at once: recording never allocates.
+//! Round trips are recorded in whole nanoseconds. Minimum, maximum, average and standard deviation
+//! are exact (Welford's algorithm); percentiles come from an HDR histogram with three significant
+//! digits, so they are within 0.1 %. The histogram covers 1 ns to one minute and is allocated at
+//! once: recording never allocates.
 //!
-//! A ping-pong (write, send) reports half of each round trip; an operation that the peer's software takes no part in (read, atomic)
-//! reports all of it. What a message was late by its timetable ([`Pacer`](super::Pacer)) it was late at one end only, so that counts whole in both.
+//! A ping-pong (write, send) reports half round trips; a one-sided operation (read, atomic) whole
+//! ones. In an open loop ([`Pacer`](super::Pacer)) only the sender is late, so its lateness counts
+//! whole in both.
 
 use hdrhistogram::Histogram;
 
-/// The longest round trip the histogram tells apart, in ns; longer ones count as this in percentiles.
+/// The longest round trip of the histogram, in ns; longer ones count as this in percentiles.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// How much of a round trip is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trip {
-    /// Half: the two directions of a ping-pong are alike.
+    /// Half round trip: the two directions of a ping-pong are alike.
     Half,
-    /// All of it.
+    /// The whole round trip.
     Full,
 }
 
-/// Round trips, as they are measured.
+/// Round trips, as they are recorded.
 #[derive(Debug)]
 pub(crate) struct Latency {
     histogram: Histogram<u64>,
@@ -33,41 +35,32 @@ pub(crate) struct Latency {
     squares: f64,
 }
 
-/// Messages that have to be measured before a percentile stands on ten of them: the fraction of messages beyond it, times that many, is ten.
+/// The samples needed for ten of them to lie above a percentile.
 pub(crate) fn samples_needed(quantile: f64) -> u64 {
     // 1 − 0.999 is not 0.001, but nearly.
     (10.0 / (1.0 - quantile) - 1e-6).ceil() as u64
 }
 
-/// What the round trips come to; times in ns.
+/// The result of the round trips; times in ns.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct LatencyFigures {
+pub(crate) struct LatencySummary {
     /// Round trips measured.
     pub(crate) count: u64,
-    /// Shortest.
     pub(crate) min: f64,
-    /// Median.
     pub(crate) p50: f64,
-    /// Mean.
     pub(crate) avg: f64,
     /// Standard deviation of the sample.
     pub(crate) stddev: f64,
-    /// 90th percentile.
     pub(crate) p90: f64,
-    /// 99th percentile.
     pub(crate) p99: f64,
-    /// 99.9th percentile.
     pub(crate) p999: f64,
-    /// 99.99th percentile.
     pub(crate) p9999: f64,
-    /// Longest.
     pub(crate) max: f64,
-    /// The distribution: fractions, and what they did not exceed.
+    /// The distribution: fractions, and the values they did not exceed.
     pub(crate) cdf: Vec<(f64, f64)>,
 }
 
 impl Latency {
-    /// An empty record that reports so much of each round trip.
     pub(crate) fn new(trip: Trip) -> Latency {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("constant bounds that the histogram takes");
         Latency {
@@ -81,7 +74,7 @@ impl Latency {
         }
     }
 
-    /// Adds a round trip that began `late_ns` after it was due.
+    /// Records a round trip that began `late_ns` after it was due.
     #[inline]
     pub(crate) fn record_late(&mut self, late_ns: u64, ns: u64) {
         let whole = match self.trip {
@@ -91,7 +84,7 @@ impl Latency {
         self.record(whole.saturating_add(ns));
     }
 
-    /// Adds a round trip of so many ns.
+    /// Records a round trip.
     #[inline]
     pub(crate) fn record(&mut self, ns: u64) {
         self.histogram.saturating_record(ns.max(1));
@@ -103,13 +96,13 @@ impl Latency {
         self.squares += from_mean * (ns as f64 - self.mean);
     }
 
-    /// Adds all that another record of the same kind holds (Chan's sums of squares).
+    /// Merges another record of the same kind (Chan's sums of squares).
     pub(crate) fn absorb(&mut self, other: &Latency) {
         debug_assert_eq!(self.trip, other.trip);
         if other.count == 0 {
             return;
         }
-        // Both have the same bounds, so nothing of the one is out of the other's.
+        // Both have the same bounds, so every value fits.
         let added = self.histogram.add(&other.histogram);
         debug_assert_eq!(added, Ok(()));
         let (ours, theirs) = (self.count as f64, other.count as f64);
@@ -137,8 +130,8 @@ impl Latency {
         self.histogram.value_at_quantile(quantile).clamp(self.min, self.max) as f64 * self.share()
     }
 
-    /// The distribution in a hundred steps of one percent, then in nine for each decade nearer to all, as far as a step holds a message. Begins with the shortest at 0 and ends with the
-    /// longest at 1.
+    /// The distribution in a hundred steps of one percent, then in nine per decade towards 1, as
+    /// far as a step holds a message. Starts with the minimum at 0 and ends with the maximum at 1.
     fn cdf(&self) -> Vec<(f64, f64)> {
         let share = self.share();
         let mut steps = fractions(self.count).into_iter().peekable();
@@ -155,8 +148,8 @@ impl Latency {
         points
     }
 
-    /// The figures, or `None` when nothing was measured.
-    pub(crate) fn figures(&self) -> Option<LatencyFigures> {
+    /// The result, or `None` when nothing was measured.
+    pub(crate) fn figures(&self) -> Option<LatencySummary> {
         if self.count == 0 {
             return None;
         }
@@ -166,7 +159,7 @@ impl Latency {
         } else {
             0.0
         };
-        Some(LatencyFigures {
+        Some(LatencySummary {
             count: self.count,
             min: self.min as f64 * share,
             p50: self.percentile(0.5),
@@ -182,7 +175,7 @@ impl Latency {
     }
 }
 
-/// Where the distribution of so many messages is looked at, between 0 and 1.
+/// The fractions at which the distribution of so many samples is sampled, between 0 and 1.
 fn fractions(count: u64) -> Vec<f64> {
     let percents = (1..=99).map(|percent| f64::from(percent) / 100.0);
     let tails = [1e3, 1e4, 1e5, 1e6]
@@ -270,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentile_stands_on_ten_samples_beyond_it() {
+    fn a_percentile_needs_ten_samples_above_it() {
         for (quantile, needed) in [(0.5, 20), (0.9, 100), (0.99, 1000), (0.999, 10_000), (0.9999, 100_000)] {
             assert_eq!(samples_needed(quantile), needed);
         }
@@ -288,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_late_counts_whole() {
+    fn lateness_counts_whole() {
         for (trip, want) in [(Trip::Half, 600.0), (Trip::Full, 700.0)] {
             let mut latency = Latency::new(trip);
             latency.record_late(500, 200);

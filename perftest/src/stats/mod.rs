@@ -1,4 +1,5 @@
-//! Statistics that cost a test's hot loop next to nothing: fixed memory, no allocation after the start, one clock reading per sample.
+//! Statistics with negligible cost in a test's hot loop: fixed memory, no allocation after the
+//! start, one clock reading per sample.
 
 mod bandwidth;
 mod clock;
@@ -10,6 +11,6 @@ mod repeats;
 pub(crate) use bandwidth::{Bandwidth, Timeline};
 pub(crate) use clock::{Clock, ClockChoice, ClockReport};
 pub(crate) use cpu::{CpuMeter, CpuUse};
-pub(crate) use latency::{Latency, LatencyFigures, Trip, samples_needed};
+pub(crate) use latency::{Latency, LatencySummary, Trip, samples_needed};
 pub(crate) use pace::Pacer;
 pub(crate) use repeats::Spread;

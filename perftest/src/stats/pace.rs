@@ -1,8 +1,11 @@
-//! A timetable: messages start when it says, and not when the one before is done.
+//! The schedule of an open loop: messages start at fixed intervals, independent of when earlier
+//! ones complete.
 //!
-//! A test that sends its next message when the last one is answered stops asking while the other end stalls, so a stall of which many users would have suffered is one sample. With a timetable
-//! the messages that should have started meanwhile are late, and their time counts from when they were due. Message i is due i ÷ rate after the start; a late one starts at once, and the next
-//! is not moved by it.
+//! A closed loop sends its next message when the previous one is answered, so during a stall of the
+//! peer it sends nothing, and the stall is one sample (coordinated omission). In an open loop the
+//! messages due during the stall are late, and their latency counts from when they were due.
+//! Message i is due i ÷ rate after the start; a late one starts at once and does not delay the
+//! next.
 
 /// When messages are due.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,7 +15,7 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// So many messages per second from `start_ns` on.
+    /// `per_s` messages per second from `start_ns` on.
     pub(crate) fn new(start_ns: u64, per_s: f64) -> Pacer {
         Pacer {
             start_ns,
@@ -26,7 +29,7 @@ impl Pacer {
         self.start_ns.saturating_add((index as f64 * self.interval_ns) as u64)
     }
 
-    /// How many messages are due by now.
+    /// Messages due by `now_ns`.
     #[inline]
     pub(crate) fn due_by(&self, now_ns: u64) -> u64 {
         match now_ns.checked_sub(self.start_ns) {
@@ -41,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timetable_holds_over_days() {
+    fn the_schedule_is_exact_over_days() {
         let pacer = Pacer::new(500, 3e6);
         assert_eq!(
             (pacer.due_ns(0), pacer.due_ns(3), pacer.due_ns(3_000_000)),
@@ -55,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_moves_nothing_after_it() {
+    fn a_late_message_does_not_delay_later_ones() {
         let pacer = Pacer::new(0, 1000.0);
         assert_eq!(pacer.due_by(10_000_000), 11);
         assert_eq!(pacer.due_ns(11), 11_000_000);

@@ -1,21 +1,21 @@
-//! What repeats of a measurement say of how far its figure can be trusted.
+//! The confidence of a result, from repeated measurements.
 //!
-//! Repeats are few, so their mean is judged by Student's t: the 95 % confidence interval of the mean of n samples is mean ± t(0.975, n − 1) · s ÷ √n, with s the standard deviation of the
-//! sample. It says how well the mean of such runs is known on this machine as it was, and nothing about another day.
+//! Repeats are few, so Student's t distribution is used: the 95 % confidence interval of the mean
+//! of n samples is mean ± t(0.975, n − 1) · s ÷ √n, with s the standard deviation of the sample. It
+//! covers the variation between runs on this machine in its present state only.
 
 use std::f64::consts::FRAC_2_PI;
 
-/// The mean of repeats, and how well it is known.
+/// The mean of repeats, with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
-    /// Their mean.
     pub(crate) mean: f64,
-    /// Half width of its 95 % confidence interval; `None` of a single one.
+    /// Half width of the 95 % confidence interval; `None` for a single sample.
     pub(crate) ci95: Option<f64>,
 }
 
 impl Spread {
-    /// Of these samples; `None` without any.
+    /// `None` without samples.
     pub(crate) fn of(samples: &[f64]) -> Option<Spread> {
         let n = samples.len();
         if n == 0 {
@@ -32,9 +32,9 @@ impl Spread {
     }
 }
 
-/// The t that a variable with so many degrees of freedom exceeds in 2.5 % of all cases.
+/// The quantile t(0.975) for so many degrees of freedom.
 fn student_t975(freedom: u32) -> f64 {
-    // Beyond these the terms of the series are many and the difference to the next is less than 1e-5.
+    // Beyond this, the series is long and t changes by less than 1e-5 per degree.
     let freedom = freedom.min(1000);
     let (mut low, mut high) = (1.9, 13.0);
     for _ in 0..60 {
@@ -48,12 +48,14 @@ fn student_t975(freedom: u32) -> f64 {
     (low + high) / 2.0
 }
 
-/// The probability that Student's t lies between −t and t: for whole degrees of freedom a finite sum (Abramowitz and Stegun 26.7.3, 26.7.4).
+/// The probability that Student's t lies between −t and t: for whole degrees of freedom a finite
+/// sum (Abramowitz and Stegun 26.7.3, 26.7.4).
 fn within(t: f64, freedom: u32) -> f64 {
     let angle = (t / f64::from(freedom).sqrt()).atan();
     let (sin, cos) = angle.sin_cos();
     let odd = freedom % 2 == 1;
-    // Each term is the one before by cos² and the next fraction: of even over odd numbers for odd degrees of freedom, the other way round for even ones.
+    // Each term is the previous one times cos² and the next fraction: even over odd numbers for odd
+    // degrees of freedom, odd over even ones for even degrees.
     let (mut term, mut sum, first) = if odd { (cos, 0.0, 2) } else { (1.0, 0.0, 1) };
     for step in (first..).step_by(2).take((freedom / 2) as usize) {
         sum += term;
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_is_known_as_well_as_its_samples_agree() {
+    fn the_interval_follows_the_spread_of_the_samples() {
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(Spread::of(&[3.0]), Some(Spread { mean: 3.0, ci95: None }));
         let same = Spread::of(&[5.0; 4]).unwrap();

@@ -1,4 +1,4 @@
-//! What `doorbell sweep` takes.
+//! The arguments of `doorbell sweep`.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ Ctrl-C ends a sweep early: what is measured by then is written all the same. A p
 
 Exit status: 0 done, 1 a point failed while it was measured or none could be, 2 bad usage, 130 interrupted.";
 
-/// What is swept.
+/// The kind of test.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SweepKind {
     /// Bandwidth, as doorbell bw measures it
@@ -30,12 +30,13 @@ pub(crate) enum SweepKind {
     Lat,
 }
 
-/// Numbers as a list, as `64,4K,1M`, or as a range of powers of two, as `2..8M`.
+/// A list of numbers as `64,4K,1M`, or a range of powers of two as `2..8M`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List(pub(crate) Vec<u64>);
 
-/// What `doorbell sweep` takes.
+/// The arguments of `doorbell sweep`.
 #[derive(Args, Debug)]
+// fields: one per command line option
 pub(crate) struct SweepArgs {
     /// What to measure
     #[arg(value_enum)]
@@ -43,60 +44,64 @@ pub(crate) struct SweepArgs {
     /// The operation to measure
     #[arg(value_enum)]
     pub(crate) operation: Operation,
-    /// Host name or address of the machine where the same test waits with --server --forever; without it both ends run here
+    /// Host name or address of the machine where the same test waits with --server --forever;
+    /// without it both ends run here
     pub(crate) peer: Option<String>,
 
-    /// Message sizes, as 64,4K,1M; 2..8M is every power of two between [default: 2..8M, 8 for atomic]
+    /// Message sizes, as 64,4K,1M; 2..8M is every power of two between [default: 2..8M, 8 for
+    /// atomic]
     #[arg(short, long, value_name = "SIZES", value_parser = parse_list, help_heading = "Sweep")]
     pub(crate) sizes: Option<List>,
     /// Numbers of queue pairs, as 1,2,8 or 1..64 [default: 1]
     #[arg(short, long, value_name = "LIST", value_parser = parse_list, help_heading = "Sweep")]
     pub(crate) qps: Option<List>,
-    /// Requests in flight per queue pair, as 1,16,128 or 1..128 [default: 128]
+    /// tx depth: requests in flight per queue pair, as 1,16,128 or 1..128 [default: 128]
     #[arg(long, value_name = "LIST", value_parser = parse_list, help_heading = "Sweep")]
     pub(crate) tx_depth: Option<List>,
-    /// Sizes up to which messages are copied into the request, as 0,64 [default: 0 for bw, 220 for lat]
+    /// Inline sizes: messages up to this size are sent inline, as 0,64 [default: 0 for bw, 220 for
+    /// lat]
     #[arg(long, value_name = "SIZES", value_parser = parse_list, help_heading = "Sweep")]
     pub(crate) inline: Option<List>,
-    /// Requests handed over with one doorbell, as 1,16 [default: 1]
+    /// Requests posted with one doorbell, as 1,16 [default: 1]
     #[arg(long, value_name = "LIST", value_parser = parse_list, help_heading = "Sweep")]
     pub(crate) post_list: Option<List>,
 
-    /// Messages measured per point and queue pair [default: as doorbell bw and lat have it]
+    /// Iterations: messages measured per point and queue pair [default: as doorbell bw and lat]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "duration", help_heading = "Test")]
     pub(crate) iterations: Option<u64>,
     /// Measure each point for a time instead of a number of messages
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, help_heading = "Test")]
     pub(crate) duration: Option<f64>,
-    /// Messages sent before measuring starts [default: 100, at most a tenth of the iterations]
+    /// Warm-up messages before measuring starts [default: 100, at most a tenth of the iterations]
     #[arg(long, value_name = "N", help_heading = "Test")]
     pub(crate) warmup: Option<u64>,
-    /// Messages per second over all queue pairs, each started when it is due, as 5000, 20k or 1M
+    /// Rate limit in messages per second over all queue pairs, in an open loop, as 5000, 20k or 1M
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Test")]
     pub(crate) rate: Option<f64>,
-    /// Measure each point so often, so that doorbell compare can tell changes from noise
+    /// Repeat each point so often, so that doorbell compare can distinguish changes from noise
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Test")]
     pub(crate) repeat: u32,
-    /// Where time is read
+    /// Clock to measure with
     #[arg(long, value_enum, value_name = "CLOCK", default_value_t = ClockChoice::Auto, help_heading = "Test")]
     pub(crate) clock: ClockChoice,
     /// Check every byte of every message
     #[arg(long, help_heading = "Test")]
     pub(crate) verify: bool,
-    /// Messages in private memory, as most programs have them, at both ends
+    /// Messages in private memory, as in most programs, at both ends
     #[arg(long, help_heading = "Test")]
     pub(crate) private_memory: bool,
-    /// Which atomic
+    /// The atomic operation
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
     /// Seed of the payload, and of the faults
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Test")]
     pub(crate) seed: u64,
-    /// Do not measure what the machine itself allows, which takes a second and is in the result as "limits"
+    /// Do not measure the machine's own limits, which takes a second and adds "limits" to the
+    /// result
     #[arg(long, help_heading = "Test")]
     pub(crate) no_limits: bool,
 
-    /// Write the result, one JSON object, to this file when the sweep ends, and not to stdout
+    /// Write the result, one JSON object, to this file when the sweep ends, instead of stdout
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub(crate) output: Option<PathBuf>,
     /// Nothing on stderr while points are measured
@@ -109,7 +114,7 @@ pub(crate) struct SweepArgs {
     pub(crate) soft: SoftArgs,
 }
 
-/// Reads a [`List`]. What is there twice is taken once.
+/// Parses a [`List`]. Duplicates are removed.
 fn parse_list(text: &str) -> Result<List, String> {
     let mut values = Vec::new();
     for item in text.split(',') {

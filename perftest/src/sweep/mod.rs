@@ -1,7 +1,10 @@
-//! `doorbell sweep`: a test over message sizes, queue pairs, depths and inline sizes, as one result.
+//! `doorbell sweep`: a test over message sizes, queue pairs, depths and inline sizes, as one
+//! result.
 //!
-//! Each point is a test of its own, with a connection of its own to a server that serves one after the other: what befalls a point, a refused queue pair say, does not
-//! befall the next. The device is opened once. What the machine itself allows is measured first, so that charts can show how far there is to go.
+//! Each point is a separate test, with its own control connection to a server that serves one after
+//! the other: a failure of a point, such as a refused queue pair, does not affect the next. The
+//! device is opened once. The machine's own limits are measured first, so that charts can show
+//! them.
 
 mod args;
 mod points;
@@ -16,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::TestArgs;
 use crate::command;
 use crate::device::{Device, Reach, Side};
-use crate::diagnose::{self, Measured, Peer, Sources, Watch};
+use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Sources};
 use crate::exchange::{Control, connect};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -24,15 +27,15 @@ use crate::limits;
 use crate::orchestrate::Server;
 use crate::output::Output;
 use crate::plan::{Kind, Plan};
-use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
-use crate::run::session::{self, Event, Local};
+use crate::report::{Report, ReportedWarning, Row, Settings, Warning, print_line};
+use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
 
 pub(crate) use args::{EXAMPLES, SweepArgs};
 use points::Point;
 
-/// How long a turn of measuring one of the machine's own limits takes.
+/// Duration of a round of measuring one of the machine's own limits.
 const LIMIT: Duration = Duration::from_millis(100);
 
 /// A point that was not measured, in the result.
@@ -64,9 +67,9 @@ impl Skipped {
     }
 }
 
-/// What a sweep was asked for: every value of what is swept, and what all points have in common.
+/// The parameters of a sweep: every value of what is swept, and what all points have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Swept {
+pub(crate) struct SweepSettings {
     bytes: Vec<u64>,
     qps: Vec<u32>,
     tx_depth: Vec<u32>,
@@ -85,15 +88,15 @@ pub(crate) struct Swept {
     repeat: u32,
 }
 
-impl Swept {
-    fn of(plans: &[&Plan]) -> Option<Swept> {
+impl SweepSettings {
+    fn of(plans: &[&Plan]) -> Option<SweepSettings> {
         let common = Settings::of(plans.first()?);
-        Some(Swept {
+        Some(SweepSettings {
             bytes: distinct(plans.iter().flat_map(|plan| plan.sizes.iter().copied())),
             qps: distinct(plans.iter().map(|plan| plan.qps)),
             tx_depth: distinct(plans.iter().map(|plan| match plan.kind {
                 Kind::Bw => plan.tx_depth,
-                // What else it has is room for flow control.
+                // The rest of the depth is room for flow control.
                 Kind::Lat => 1,
             })),
             inline_bytes: distinct(plans.iter().map(|plan| plan.inline)),
@@ -112,32 +115,32 @@ fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Where the other end is.
-struct Other<'a> {
+/// The server.
+struct ServerEndpoint<'a> {
     host: &'a str,
     port: u16,
     token: Option<String>,
     peer: Peer,
 }
 
-/// Runs a sweep, and writes what came out of it, however it ended.
+/// Runs a sweep, and writes the results even when it failed.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is nothing that can be measured; [`Failure::Test`] when a point failed while it was measured, the peer is gone or the result cannot be
-/// written; [`Failure::Interrupted`].
+/// [`Failure::Usage`] when nothing can be measured; [`Failure::Test`] when a point failed while it
+/// was measured, the peer is gone or the result cannot be written; [`Failure::Interrupted`].
 pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     let points = points::all(args)?;
     let test = points::common(args)?;
     let plans: Vec<_> = points.iter().map(|point| (*point, point.plan(args))).collect();
     let Some(first) = plans.iter().find_map(|(_, plan)| plan.as_ref().ok()) else {
-        // All are refused by the program itself: then that is what is wrong with the command line.
+        // All points are refused by this program itself: then the command line is wrong.
         let refused = plans.into_iter().find_map(|(_, plan)| plan.err());
         return Err(refused.unwrap_or_else(|| Failure::usage("there is no point in this sweep")));
     };
     let (kind, name) = (first.kind, first.test_name());
     let output = args.output.as_deref().map(Output::begin).transpose()?;
     let interrupt = Interrupt::catch()?;
-    // Before the device has threads: some of what measures them forks.
+    // Before the device has threads: some of the measurements fork.
     let limits = if args.no_limits {
         Vec::new()
     } else {
@@ -148,12 +151,16 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     } else {
         Reach::Here
     };
-    let side = if reach == Reach::Here { Side::First } else { Side::Alone };
+    let side = if reach == Reach::Here {
+        Side::First
+    } else {
+        Side::Single
+    };
     let device = command::open(&test, side, reach)?;
     let server = (reach == Reach::Here)
         .then(|| command::start_server(kind, &test, &device, &interrupt, true))
         .transpose()?;
-    let other = Other {
+    let endpoint = ServerEndpoint {
         host: args.peer.as_deref().unwrap_or("127.0.0.1"),
         port: server.as_ref().map_or(args.connection.port, |server| server.port),
         token: server.as_ref().map(|server: &Server| server.token.clone()),
@@ -163,24 +170,24 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     };
     let mut report = Report::new(name, device.context.name().to_owned(), device.link);
     let good: Vec<_> = plans.iter().filter_map(|(_, plan)| plan.as_ref().ok()).collect();
-    report.sweep = Swept::of(&good);
+    report.sweep = SweepSettings::of(&good);
     report.limits = limits;
     let mut clock = Clock::new(test.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let local = Sweep {
         plans: &plans,
         test: &test,
         device: &device,
-        other: &other,
+        endpoint: &endpoint,
         interrupt: &interrupt,
         sources: Sources::of_this_machine(),
     };
-    let mut watch = None;
-    let outcome = local.measure(&mut clock, &mut report, &mut watch);
+    let mut monitor = None;
+    let outcome = local.measure(&mut clock, &mut report, &mut monitor);
     report.clock = Some(clock.report());
-    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
-        let found = diagnose::after(watch, &Measured::of(&report.results));
+    if let (Some(monitor), false) = (&monitor, report.results.is_empty()) {
+        let found = diagnose::after(monitor, &Measured::of(&report.results));
         found.iter().for_each(Warning::print);
-        report.warnings.extend(found.iter().map(Noted::from));
+        report.warnings.extend(found.iter().map(ReportedWarning::from));
     }
     if report.results.is_empty() {
         return outcome.and(Err(none(&report)));
@@ -207,21 +214,26 @@ fn none(report: &Report) -> Failure {
     Failure::test(format!("no point could be measured: {first}"))
 }
 
-/// What a sweep needs to know.
+/// What a sweep needs.
 struct Sweep<'a> {
     plans: &'a [(Point, Result<Plan, Failure>)],
     test: &'a TestArgs,
     device: &'a Device,
-    other: &'a Other<'a>,
+    endpoint: &'a ServerEndpoint<'a>,
     interrupt: &'a Interrupt,
     sources: Sources,
 }
 
 impl Sweep<'_> {
-    /// Measures all points, one after the other; what goes wrong with one alone is told at the end.
+    /// Measures all points, one after the other; failures of single points are reported at the end.
     ///
-    /// `watch` is begun with the first point.
-    fn measure(&self, clock: &mut Clock, report: &mut Report, watch: &mut Option<Watch>) -> Result<(), Failure> {
+    /// `monitor` is started with the first point.
+    fn measure(
+        &self,
+        clock: &mut Clock,
+        report: &mut Report,
+        monitor: &mut Option<NoiseMonitor>,
+    ) -> Result<(), Failure> {
         let progress = Progress::begin(self.plans.len(), self.test.no_progress);
         let mut failed = Vec::new();
         for (number, (point, plan)) in self.plans.iter().enumerate() {
@@ -233,13 +245,13 @@ impl Sweep<'_> {
                     if self.interrupt.requested() {
                         return Err(Failure::Interrupted);
                     }
-                    // Where nobody answers any more there is nothing to go on with.
-                    let control = connect(self.other.host, self.other.port, self.interrupt)?;
-                    self.one(plan, &control, clock, report, &progress, watch)
+                    // Without a server the sweep cannot continue.
+                    let control = connect(self.endpoint.host, self.endpoint.port, self.interrupt)?;
+                    self.one(plan, &control, clock, report, &progress, monitor)
                 }
             };
             if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
-                as_asked(row, point, plan);
+                with_requested_params(row, point, plan);
                 progress.row(number, row, point);
             }
             let Err(failure) = outcome else { continue };
@@ -247,7 +259,7 @@ impl Sweep<'_> {
                 Failure::Interrupted | Failure::Lost { .. } => return Err(failure),
                 Failure::Test(_) => failed.push(format!("{}: {failure}", describe(point))),
                 Failure::Usage(_) | Failure::Refused(_) | Failure::NotRun(..) => {
-                    progress.say(&format!("{} left out: {failure}", describe(point)));
+                    progress.message(&format!("{} left out: {failure}", describe(point)));
                 }
             }
             report.skipped.push(Skipped::new(point, &failure));
@@ -270,39 +282,40 @@ impl Sweep<'_> {
         clock: &mut Clock,
         report: &mut Report,
         progress: &Progress,
-        watch: &mut Option<Watch>,
+        monitor: &mut Option<NoiseMonitor>,
     ) -> Result<(), Failure> {
         let device = self.device;
         report.peer = Some(control.peer().ip().to_string());
-        let local = Local {
+        let local = SessionContext {
             control,
             device,
             gid_index: self.test.connection.gid_index,
         };
-        session::client(local, plan, self.other.token.clone(), clock, |event| match event {
+        session::client(local, plan, self.endpoint.token.clone(), clock, |event| match event {
             Event::Accepted(accepted) => {
                 report.link = accepted.link_to(device.link, device.group);
                 report.line_rate_bytes_per_s = command::line_rate(device, report.link);
-                if watch.is_none() {
-                    let before = command::warnings(&self.sources, plan, self.test, device, report, self.other.peer);
-                    report.warnings = before.iter().map(Noted::from).collect();
+                if monitor.is_none() {
+                    let before = command::warnings(&self.sources, plan, self.test, device, report, self.endpoint.peer);
+                    report.warnings = before.iter().map(ReportedWarning::from).collect();
                     progress.suspend(|| before.iter().for_each(Warning::print));
-                    *watch = Some(Watch::begin(&self.sources, self.other.peer));
+                    *monitor = Some(NoiseMonitor::begin(&self.sources, self.endpoint.peer));
                 }
             }
-            Event::Begins(_) => {}
+            Event::SizeStarted(_) => {}
             Event::Row(row) => report.results.push(row),
-            Event::Drifted(drift) => {
+            Event::ClockDrift(drift) => {
                 let warning = Warning::clock_drift(drift);
                 progress.suspend(|| warning.print());
-                report.warnings.push(Noted::from(&warning));
+                report.warnings.push(ReportedWarning::from(&warning));
             }
         })
     }
 }
 
-/// A row of a sweep says which point it is: where a test has made do with less, as with the depth of large messages, what was asked for tells it from the others.
-fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
+/// A row of a sweep has the requested parameters of its point, even where a test used less, such as
+/// a smaller depth for large messages, so that rows can be distinguished.
+fn with_requested_params(row: &mut Row, point: &Point, plan: &Plan) {
     let inline = match row {
         Row::Bandwidth(row) => {
             row.tx_depth = plan.tx_depth;
@@ -310,13 +323,13 @@ fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
         }
         Row::Latency(row) => &mut row.inline_bytes,
     };
-    // A default is given up where a device has none.
-    if let Some(asked) = point.inline {
-        *inline = asked;
+    // A default is dropped where a device has no inline.
+    if let Some(requested) = point.inline {
+        *inline = requested;
     }
 }
 
-/// A point in words.
+/// A point as text.
 fn describe(point: &Point) -> String {
     let mut words = format!("{} B", show_bytes(point.bytes));
     for (name, value) in [
@@ -332,7 +345,7 @@ fn describe(point: &Point) -> String {
     words
 }
 
-/// How far it is, on stderr: a bar on a terminal, a line for each point elsewhere.
+/// Progress on stderr: a bar on a terminal, else a line for each point.
 struct Progress {
     bar: ProgressBar,
     lines: bool,
@@ -375,8 +388,8 @@ impl Progress {
         eprintln!("doorbell: {}/{}: {}: {figure}", number + 1, self.of, describe(point));
     }
 
-    /// Something that is no figure; it is in the result, too.
-    fn say(&self, text: &str) {
+    /// Reports a point without a result; it is in the report, too.
+    fn message(&self, text: &str) {
         self.bar.inc(1);
         self.suspend(|| eprintln!("doorbell: {text}"));
     }

@@ -1,4 +1,4 @@
-//! The points of a sweep: every combination of what is swept, each as a test of its own.
+//! The points of a sweep: every combination of the swept values, each a separate test.
 
 use clap::Parser;
 
@@ -7,10 +7,10 @@ use crate::cli::{Cli, Command, Operation, TestArgs};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
-/// A sweep is not of more points than this: the lists were not meant so.
-const MOST: usize = 100_000;
+/// The most points of a sweep; more is taken for a mistake in the lists.
+const MAX_POINTS: usize = 100_000;
 
-/// One combination. What is `None` is left at the test's default.
+/// One combination. `None` is the test's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) bytes: u64,
@@ -20,10 +20,10 @@ pub(super) struct Point {
     pub(super) post_list: Option<u32>,
 }
 
-/// All of them, sizes the fastest.
+/// All points; sizes vary fastest.
 ///
 /// # Errors
-/// [`Failure::Usage`] when what is swept does not go with the test.
+/// [`Failure::Usage`] when the swept parameters do not go with the test.
 pub(super) fn all(args: &SweepArgs) -> Result<Vec<Point>, Failure> {
     if args.kind == SweepKind::Lat {
         let given = [
@@ -49,9 +49,9 @@ pub(super) fn all(args: &SweepArgs) -> Result<Vec<Point>, Failure> {
     let count = [qps.len(), tx_depths.len(), inlines.len(), post_lists.len()]
         .iter()
         .fold(sizes.len(), |count, more| count.saturating_mul(*more));
-    if count > MOST {
+    if count > MAX_POINTS {
         return Err(Failure::usage(format!(
-            "this sweep has {count} points: it may have {MOST}; shorten a list"
+            "this sweep has {count} points: it may have {MAX_POINTS}; shorten a list"
         )));
     }
     let mut points = Vec::with_capacity(count);
@@ -89,7 +89,7 @@ fn each(name: &str, list: Option<&List>) -> Result<Vec<Option<u32>>, Failure> {
 }
 
 impl Point {
-    /// The test of this point, as the command line of `doorbell bw` or `lat` would have it.
+    /// The test of this point, as on the command line of `doorbell bw` or `lat`.
     ///
     /// # Errors
     /// [`Failure::Usage`] when its values contradict each other.
@@ -108,7 +108,7 @@ impl Point {
                 (lat.test.size, lat.test.inline) = (Some(self.bytes), self.inline);
                 Plan::lat(&lat)
             }
-            other => Err(Failure::test(format!("no test to sweep: {other:?}"))),
+            server => Err(Failure::test(format!("no test to sweep: {server:?}"))),
         }
     }
 }
@@ -119,7 +119,7 @@ fn command(args: &SweepArgs) -> Result<Command, Failure> {
         SweepKind::Bw => "bw",
         SweepKind::Lat => "lat",
     };
-    // What a sweep does not ask for is as that command has it by default.
+    // Other parameters have the defaults of that command.
     let parsed = Cli::try_parse_from(["doorbell", kind, args.operation.name()]);
     let mut command = parsed.map_err(|e| Failure::test(e.to_string()))?.command;
     match &mut command {
@@ -147,15 +147,12 @@ fn shared(args: &SweepArgs, test: &mut TestArgs) {
     test.soft = args.soft.clone();
 }
 
-/// What all points have in common, as arguments of a test.
-///
-/// # Errors
-/// None but of a fault in this program's own command line.
+/// The test arguments that all points have in common.
 pub(super) fn common(args: &SweepArgs) -> Result<TestArgs, Failure> {
     match command(args)? {
         Command::Bw(bw) => Ok(bw.test),
         Command::Lat(lat) => Ok(lat.test),
-        other => Err(Failure::test(format!("no test to sweep: {other:?}"))),
+        server => Err(Failure::test(format!("no test to sweep: {server:?}"))),
     }
 }
 
@@ -169,7 +166,7 @@ mod tests {
             .command
         {
             Command::Sweep(args) => *args,
-            other => panic!("{other:?}"),
+            server => panic!("{server:?}"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The `doorbell` command, as tests of it have it.
+//! Runs the `doorbell` command in tests.
 
 #![allow(dead_code, reason = "each test program that has this module uses a part of it")]
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use self::variables::VARIABLES;
 
-/// The command with these words, its output to be read.
+/// The command with these arguments, its output piped.
 pub(crate) fn doorbell(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     command.args(line.split_whitespace());
@@ -24,12 +24,12 @@ pub(crate) fn doorbell(line: &str) -> Command {
     command
 }
 
-/// What it said on stderr.
+/// Its stderr.
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The lines on stderr that are no warnings: what went wrong.
+/// The error lines on stderr, without warnings.
 pub(crate) fn complaint(output: &Output) -> Vec<String> {
     stderr(output)
         .lines()
@@ -38,7 +38,7 @@ pub(crate) fn complaint(output: &Output) -> Vec<String> {
         .collect()
 }
 
-/// Runs a test that has to succeed, and gives its JSON object.
+/// Runs a test that has to succeed, and returns its JSON object.
 pub(crate) fn json_of(mut command: Command) -> Value {
     let output = command.arg("--json").output().expect("the binary runs");
     assert!(output.status.success(), "{command:?}: {}", stderr(&output));

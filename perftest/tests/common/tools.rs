@@ -33,12 +33,12 @@ pub(crate) const TOOLS: [&str; 8] = [
 ];
 
 /// Longer than any deadline of the tools: a process that takes longer hangs.
-pub(crate) const HANGS: Duration = Duration::from_secs(50);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(50);
 
 /// A folder with a link by each name, where the tools run.
 pub(crate) struct Tools {
     folder: TempDir,
-    /// What they find in their environment.
+    /// Their environment variables.
     environment: Vec<(String, OsString)>,
 }
 
@@ -54,7 +54,7 @@ impl Tools {
         }
     }
 
-    /// With a variable that all of them have.
+    /// Adds an environment variable.
     pub(crate) fn with(mut self, name: &str, value: impl Into<OsString>) -> Tools {
         self.environment.push((name.to_owned(), value.into()));
         self
@@ -69,7 +69,7 @@ impl Tools {
         self.start_with(line, [])
     }
 
-    /// As [`Tools::start`], with variables of its own.
+    /// As [`Tools::start`], with additional variables.
     pub(crate) fn start_with<const N: usize>(&self, line: &str, variables: [(&str, OsString); N]) -> Running {
         let mut words = line.split_whitespace();
         let mut command = Command::new(self.path(words.next().expect("a name")));
@@ -90,12 +90,12 @@ impl Tools {
             line: line.to_owned(),
             stdout: BufReader::new(child.stdout.take().expect("a pipe")),
             stderr: child.stderr.take().expect("a pipe"),
-            heard: String::new(),
+            received: String::new(),
             child,
         }
     }
 
-    /// Starts a server, on a port of which nothing but this is known, and waits until it listens.
+    /// Starts a server on a free port, and waits until it listens.
     pub(crate) fn serve(&self, line: &str) -> (Running, u16) {
         let port = free_port();
         let mut server = self.start(&format!("{line} -p {port}"));
@@ -103,8 +103,9 @@ impl Tools {
         (server, port)
     }
 
-    /// Runs both ends of a test, each with a report in JSON; both have to succeed. Returns the client's output, and the reports.
-    pub(crate) fn pair(&self, line: &str) -> (Ended, Value, Value) {
+    /// Runs both ends of a test, each with a report in JSON; both have to succeed. Returns the
+    /// client's output, and the reports.
+    pub(crate) fn pair(&self, line: &str) -> (ToolOutput, Value, Value) {
         let file = |end: &str| self.path(&format!("{}-{end}.json", line.replace([' ', '/'], "_")));
         let json = |end: &str| format!("--out_json --out_json_file={}", file(end).display());
         let (server, port) = self.serve(&format!("{line} {}", json("server")));
@@ -130,18 +131,18 @@ pub(crate) fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// A tool that runs. It is killed when it is dropped.
+/// A running tool, killed when dropped.
 pub(crate) struct Running {
     line: String,
     child: Child,
     stdout: BufReader<ChildStdout>,
     stderr: ChildStderr,
-    heard: String,
+    received: String,
 }
 
-/// What became of it.
+/// The output of a tool that has ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ToolOutput {
     /// Exit status; none where a signal ended it.
     pub(crate) status: Option<i32>,
     pub(crate) stdout: String,
@@ -149,23 +150,23 @@ pub(crate) struct Ended {
 }
 
 impl Running {
-    /// Reads what it prints up to a line with this in it.
+    /// Reads its output up to a line that contains `text`.
     pub(crate) fn read_until(&mut self, text: &str) {
         if !self.says(text) {
             let mut stderr = String::new();
             self.stderr.read_to_string(&mut stderr).expect("text");
-            panic!("{} ended without '{text}': {}{stderr}", self.line, self.heard);
+            panic!("{} ended without '{text}': {}{stderr}", self.line, self.received);
         }
     }
 
-    /// The same, or up to its end: whether there is such a line.
+    /// The same, or up to its end. Returns whether there is such a line.
     pub(crate) fn says(&mut self, text: &str) -> bool {
         loop {
             let mut line = String::new();
             if self.stdout.read_line(&mut line).expect("text") == 0 {
                 return false;
             }
-            self.heard += &line;
+            self.received += &line;
             if line.contains(text) {
                 return true;
             }
@@ -176,10 +177,10 @@ impl Running {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it runs");
     }
 
-    /// Waits for its end, as long as none hangs.
-    pub(crate) fn end(mut self) -> Ended {
-        let deadline = Instant::now() + HANGS;
-        // What it says fits the pipes.
+    /// Waits for its end, up to [`TIME_LIMIT`].
+    pub(crate) fn end(mut self) -> ToolOutput {
+        let deadline = Instant::now() + TIME_LIMIT;
+        // Its output fits in the pipes.
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("it can be waited for") {
                 break status.code();
@@ -188,11 +189,11 @@ impl Running {
             thread::sleep(Duration::from_millis(5));
         };
         let mut stderr = String::new();
-        self.stdout.read_to_string(&mut self.heard).expect("text");
+        self.stdout.read_to_string(&mut self.received).expect("text");
         self.stderr.read_to_string(&mut stderr).expect("text");
-        Ended {
+        ToolOutput {
             status,
-            stdout: std::mem::take(&mut self.heard),
+            stdout: std::mem::take(&mut self.received),
             stderr,
         }
     }
@@ -205,13 +206,13 @@ impl Drop for Running {
     }
 }
 
-impl Ended {
+impl ToolOutput {
     /// The lines on stderr that are no warnings.
     pub(crate) fn complaints(&self) -> Vec<&str> {
         self.stderr.lines().filter(|line| !line.contains("warning:")).collect()
     }
 
-    /// It failed with this status, and said why in one line, which has these in it.
+    /// Checks that it failed with this status, and one line on stderr that contains all of `says`.
     #[track_caller]
     pub(crate) fn failed(&self, status: i32, says: &[&str]) {
         assert_eq!(self.status, Some(status), "{self:?}");
@@ -222,7 +223,7 @@ impl Ended {
         }
     }
 
-    /// The rows of figures on stdout, as words.
+    /// The rows of results on stdout, as words.
     pub(crate) fn rows(&self) -> Vec<Vec<&str>> {
         self.stdout
             .lines()
@@ -232,7 +233,7 @@ impl Ended {
             .collect()
     }
 
-    /// What is behind `name :` in the head of the run.
+    /// The value after `name :` in the header.
     pub(crate) fn fact(&self, name: &str) -> &str {
         let at = self.stdout.find(name).unwrap_or_else(|| panic!("no {name}: {self:?}"));
         let rest = &self.stdout[at + name.len()..];
@@ -240,7 +241,7 @@ impl Ended {
         rest.split_whitespace().next().expect("a value")
     }
 
-    /// The figures of the last row.
+    /// The values of the last row.
     pub(crate) fn row(&self) -> Vec<f64> {
         let rows = self.rows();
         let row = rows.last().unwrap_or_else(|| panic!("no figures: {self:?}"));

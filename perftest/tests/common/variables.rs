@@ -1,4 +1,4 @@
-//! What a test is about to say itself, and must not hear from whoever runs it.
+//! Environment variables that tests set themselves or must not inherit.
 
 /// Variables that every command of a test is started without.
 pub(crate) const VARIABLES: [&str; 18] = [
@@ -16,7 +16,7 @@ pub(crate) const VARIABLES: [&str; 18] = [
     "DOORBELL_SLICE",
     "DOORBELL_TUNING",
     "DOORBELL_RANK",
-    // Launchers'.
+    // Of launchers.
     "OMPI_COMM_WORLD_RANK",
     "SLURM_PROCID",
     "RANK",

@@ -1,5 +1,7 @@
-//! How fast. Bandwidths are those of the bus, as nccl-tests has them: of all-reduce 2(p-1)/p of the bytes, of all-gather and reduce-scatter (p-1)/p, of broadcast all of them, by the time. Each time is the median of samples, of which each is several operations in each rank's stream between
-//! two events, and the longest of all ranks' counts.
+//! Benchmarks. Bandwidths are bus bandwidths as in nccl-tests: bytes/time times 2(p-1)/p for
+//! all-reduce, (p-1)/p for all-gather and reduce-scatter, 1 for broadcast. Each time is the median
+//! of samples; a sample is several operations on each rank's stream between two events, and the
+//! slowest rank counts.
 
 use std::sync::Barrier;
 use std::thread;
@@ -7,22 +9,21 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use doorbell_collectives::gpu::Sizes;
 use doorbell_collectives::gpu::kernel::Plan;
-use doorbell_collectives::gpu::program::{Cut, Function};
+use doorbell_collectives::gpu::program::{Function, LaunchShape};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Algorithm, DataType, Rank, ReduceOp};
 use doorbell_cuda::{CaptureMode, Driver, GraphExec};
-use doorbell_tests::gpu::collective::{Rig, Way};
+use doorbell_tests::gpu::collective::{Rig, Variant};
 
 use crate::Options;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const SAMPLES: usize = 5;
-/// Operations of a graph.
 const CAPTURED: usize = 20;
 
-/// What is measured: each by the plan that is for it.
+/// The measured collectives with their algorithms for long and short messages.
 const MEASURED: [(Collective, Algorithm, Algorithm); 4] = [
     (Collective::AllReduce, Algorithm::FullMesh, Algorithm::OneShot),
     (Collective::AllGather, Algorithm::FullMesh, Algorithm::FullMesh),
@@ -30,7 +31,6 @@ const MEASURED: [(Collective, Algorithm, Algorithm); 4] = [
     (Collective::Broadcast, Algorithm::Ring, Algorithm::FullMesh),
 ];
 
-/// A case of so many bytes.
 fn case(collective: Collective, ranks: usize, bytes: usize, data: DataType) -> Case {
     let parts = match collective {
         Collective::AllGather | Collective::ReduceScatter => ranks,
@@ -44,7 +44,6 @@ fn case(collective: Collective, ranks: usize, bytes: usize, data: DataType) -> C
     }
 }
 
-/// GB/s of the bus.
 fn bus(collective: Collective, ranks: usize, bytes: usize, seconds: f64) -> f64 {
     let p = ranks as f64;
     let factor = match collective {
@@ -63,27 +62,28 @@ fn function(collective: Collective, data: DataType) -> Function {
     }
 }
 
-/// Seconds of an operation: in `rounds` samples of so many operations, each rank's put into its stream by a thread of its own.
+/// Seconds per operation: samples of several operations, each rank's enqueued by a thread of its
+/// own.
 fn time(
     rig: &Rig,
     plans: &[Plan],
     case: &Case,
-    way: Way,
+    variant: Variant,
     data: DataType,
     operations: usize,
     graph: bool,
 ) -> Result<f64> {
     let function = function(case.collective, data);
-    rig.prepare(function, way.cut.lines)?;
+    rig.prepare(function, variant.shape.ll)?;
     time_of(
         rig,
-        &|rank| rig.launch_one(rank, plans, case, way, function),
+        &|rank| rig.launch_one(rank, plans, case, variant, function),
         operations,
         graph,
     )
 }
 
-/// The same of what puts a rank's part into its stream.
+/// The same for a closure that enqueues a rank's part.
 fn time_of(rig: &Rig, launch: &(dyn Fn(usize) -> Result<()> + Sync), operations: usize, graph: bool) -> Result<f64> {
     let ranks = rig.ranks.len();
     let barrier = Barrier::new(ranks);
@@ -91,7 +91,7 @@ fn time_of(rig: &Rig, launch: &(dyn Fn(usize) -> Result<()> + Sync), operations:
         let member = &rig.ranks[rank];
         let launch = || launch(rank);
         let captured: Option<GraphExec> = if graph {
-            // The kernel is loaded, and what is captured has run once.
+            // Load the kernel, and run the operation once before it is captured.
             launch()?;
             member.stream.synchronize()?;
             let work = || {
@@ -119,7 +119,7 @@ fn time_of(rig: &Rig, launch: &(dyn Fn(usize) -> Result<()> + Sync), operations:
         let mut samples = Vec::new();
         for sample in 0..=SAMPLES {
             barrier.wait();
-            // The first operations bring the ranks together.
+            // The first operations synchronize the ranks.
             step()?;
             member.stream.record(&member.times.0)?;
             for _ in 0..operations {
@@ -165,22 +165,23 @@ fn rig(driver: Driver, options: &Options, ranks: usize, bytes: usize, blocks: u3
     Rig::new(driver, ranks, bytes, sizes, blocks, options.ptx.as_deref())
 }
 
-/// Seconds of an operation by the kernel for short ones.
+/// Seconds per operation with the kernel for short ones.
 fn time_short(rig: &Rig, case: &Case, two_steps: bool, operations: usize, graph: bool) -> Result<Option<f64>> {
     let data = DataType::F32;
     let function = function(case.collective, data);
-    let Some(cut) = rig.short(case, data, two_steps) else {
+    let Some(shape) = rig.short(case, data, two_steps) else {
         return Ok(None);
     };
     for member in &rig.ranks {
         member.small.prepare(function)?;
     }
     let places = rig.places(case, false, (0, 0), data.bytes());
-    let launch = |rank: usize| rig.launch_short(rank, case, places[rank], cut, function);
+    let launch = |rank: usize| rig.launch_short(rank, case, places[rank], shape, function);
     time_of(rig, &launch, operations, graph).map(Some)
 }
 
-/// Short messages, by the kernel for them, and by plans to compare, as lines and whole: eager, and in a graph.
+/// Short messages, by their kernel, and by plans with LL and Simple for comparison: direct
+/// launches, and in a graph.
 pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let rig = rig(driver, options, ranks, 4 * MIB, 32)?;
@@ -197,30 +198,30 @@ pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
                     line += &format!(" | {steps} steps {:.2} / {:.2}", eager * 1e6, graph * 1e6);
                 }
             }
-            for (algorithm, lines, threads, blocks) in [
+            for (algorithm, ll, threads, blocks) in [
                 (short, true, 512, (bytes / 8 / 512).clamp(1, 32)),
                 (short, true, 128, (bytes / 8 / 128).clamp(1, 32)),
                 (whole, true, 512, (bytes / 8 / 512).clamp(1, 32)),
                 (whole, false, 512, (bytes / 4096).clamp(1, 32)),
             ] {
                 let case = case(collective, ranks, bytes, DataType::F32);
-                let cut = Cut {
+                let shape = LaunchShape {
                     blocks: blocks as u32,
                     threads,
                     slice: 64 << 10,
-                    lines,
+                    ll,
                 };
-                let way = Way {
+                let variant = Variant {
                     algorithm,
                     direct: true,
                     in_place: false,
-                    cut,
+                    shape,
                     skew: (0, 0),
                 };
-                let plans = rig.plans(&case, way)?;
-                let eager = time(&rig, &plans, &case, way, DataType::F32, 100, false)?;
-                let graph = time(&rig, &plans, &case, way, DataType::F32, 10, true)?;
-                let kind = if lines { "lines" } else { "whole" };
+                let plans = rig.plans(&case, variant)?;
+                let eager = time(&rig, &plans, &case, variant, DataType::F32, 100, false)?;
+                let graph = time(&rig, &plans, &case, variant, DataType::F32, 10, true)?;
+                let kind = if ll { "lines" } else { "whole" };
                 line += &format!(
                     " | {algorithm} {kind} {blocks}x{threads} {:.2} / {:.2}",
                     eager * 1e6,
@@ -237,39 +238,39 @@ pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
 pub(crate) fn large(driver: Driver, options: &Options) -> Result<()> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let blocks = options.blocks.iter().copied().max().unwrap_or(1);
-    let rig = rig(driver, options, ranks, options.most * MIB, blocks)?;
+    let rig = rig(driver, options, ranks, options.max_mib * MIB, blocks)?;
     let sizes: &[usize] = if options.quick {
         &[512 * KIB, 8 * MIB, 128 * MIB]
     } else {
         &[512 * KIB, MIB, 8 * MIB, 32 * MIB, 128 * MIB, 512 * MIB, 1024 * MIB]
     };
-    let most = rig.ranks[0].executor.geometry().most(false) >> 10;
-    println!("\nlarge, {ranks} ranks: GB/s of the bus; slices of {most} KiB at most");
+    let max_slice_bytes = rig.ranks[0].executor.arena_layout().max_slice_bytes(false) >> 10;
+    println!("\nlarge, {ranks} ranks: GB/s of the bus; slices of {max_slice_bytes} KiB at most");
     for data in [DataType::F32, DataType::Bf16] {
         for (collective, algorithm, _) in MEASURED {
-            for &bytes in sizes.iter().filter(|bytes| **bytes <= options.most * MIB) {
+            for &bytes in sizes.iter().filter(|bytes| **bytes <= options.max_mib * MIB) {
                 let case = case(collective, ranks, bytes, data);
                 let mut best = (0.0, String::new());
                 let mut line = String::new();
                 for &blocks in &options.blocks {
                     for &threads in &options.threads {
-                        for &slice in options.slices.iter().filter(|slice| **slice <= most.max(1)) {
-                            let cut = Cut {
+                        for &slice in options.slices.iter().filter(|slice| **slice <= max_slice_bytes.max(1)) {
+                            let shape = LaunchShape {
                                 blocks,
                                 threads,
                                 slice: slice << 10,
-                                lines: false,
+                                ll: false,
                             };
-                            let way = Way {
+                            let variant = Variant {
                                 algorithm,
                                 direct: true,
                                 in_place: false,
-                                cut,
+                                shape,
                                 skew: (0, 0),
                             };
-                            let plans = rig.plans(&case, way)?;
+                            let plans = rig.plans(&case, variant)?;
                             let operations = if bytes < 32 * MIB { 30 } else { 6 };
-                            let seconds = time(&rig, &plans, &case, way, data, operations, false)?;
+                            let seconds = time(&rig, &plans, &case, variant, data, operations, false)?;
                             let found = bus(collective, ranks, bytes, seconds);
                             let name = format!("{blocks}x{threads}/{slice}");
                             line += &format!(" {name} {found:.0}");

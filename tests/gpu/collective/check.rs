@@ -1,18 +1,17 @@
-//! Every case on the GPUs.
+//! Verifies every case on GPUs.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use doorbell_collectives::gpu::Sizes;
 use doorbell_cuda::Driver;
-use doorbell_tests::gpu::collective::{Rig, Sample, cases, cuts, every_type};
+use doorbell_tests::gpu::collective::{Rig, Sample, cases, every_type, launch_shapes};
 use doorbell_tests::gpu::short;
 
 use crate::Options;
 
 const MIB: usize = 1 << 20;
 
-/// Whether all results are right.
 pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let sizes = Sizes {
@@ -26,7 +25,7 @@ pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     let mut right = true;
     let mut sample = Sample::one_of(if options.quick { 13 } else { 3 });
     for case in cases(ranks as u32, options.quick) {
-        match every_type(&rig, &case, &cuts(options.quick), &mut sample) {
+        match every_type(&rig, &case, &launch_shapes(options.quick), &mut sample) {
             Ok(count) => {
                 done += count;
                 println!(
@@ -62,7 +61,7 @@ pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     Ok(right)
 }
 
-/// The kernel for short operations: how many ways of them were right.
+/// The kernel for short operations; returns the number of verified variants.
 fn short(rig: &Rig, ranks: u32, quick: bool) -> Result<usize> {
     let counts: &[u64] = if quick {
         &[1, 1031]

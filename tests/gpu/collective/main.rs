@@ -1,4 +1,6 @@
-//! `gpu-collective`: the collectives' kernels among GPUs of one process, held to what the collectives must give, and measured. It needs nothing but itself and the driver, so it can be carried to a machine without this repository.
+//! `gpu-collective`: verifies and benchmarks the collectives' kernels among GPUs of one process. It
+//! is self-contained apart from the driver, so it can be copied to a machine without this
+//! repository.
 
 mod bench;
 mod check;
@@ -26,10 +28,9 @@ Options:
       --ptx FILE           kernels built otherwise
   -h, --help               show this
 
-Exit status: 0 when all results were right, 1 when one was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+Exit status: 0 if all results were right, 1 if one was wrong, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// What is asked for.
 #[derive(Debug)]
 pub(crate) struct Options {
     part: Option<Part>,
@@ -39,7 +40,7 @@ pub(crate) struct Options {
     pub(crate) threads: Vec<u32>,
     pub(crate) slices: Vec<u32>,
     pub(crate) fifos: usize,
-    pub(crate) most: usize,
+    pub(crate) max_mib: usize,
     pub(crate) ptx: Option<String>,
 }
 
@@ -105,7 +106,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>>
         threads: vec![512],
         slices: vec![32, 64, 128],
         fifos: 256,
-        most: 1024,
+        max_mib: 1024,
         ptx: None,
     };
     while let Some(argument) = arguments.next() {
@@ -124,7 +125,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>>
             "--threads" => options.threads = list(value()?)?,
             "--slices" => options.slices = list(value()?)?,
             "--fifos" => options.fifos = value()?.parse().context("--fifos needs a number")?,
-            "--most" => options.most = value()?.parse().context("--most needs a number")?,
+            "--most" => options.max_mib = value()?.parse().context("--most needs a number")?,
             "--ptx" => {
                 let path = value()?;
                 options.ptx = Some(std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?);

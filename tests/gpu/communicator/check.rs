@@ -1,4 +1,5 @@
-//! Every collective on memory of others: `cuMemAlloc`'s, as PyTorch's is, registered with the other ranks.
+//! Every collective on memory allocated elsewhere (by `cuMemAlloc`, like PyTorch's) and registered
+//! with the other ranks.
 
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use doorbell_tests::gpu::foreign;
 use crate::gpus::{Buffers, bytes, once_in};
 use crate::{Options, gpu_options};
 
-/// Does all of it; rank 0 tells.
 pub(crate) fn run(options: &Options, comm: Communicator, context: &Context) -> Result<()> {
     let quick = options.quick;
     for executor in [Executor::Kernel, Executor::Copies] {
@@ -62,7 +62,8 @@ fn once<M: Shareable>(gpu: &GpuCommunicator, stream: &Stream, case: &Case, memor
     once_in::<f32, _>(gpu, stream, case, ReduceOp::Sum, &buffers, true);
 }
 
-/// On memory of others on all ranks; and on every second, for all others to have their own.
+/// With memory allocated elsewhere on all ranks; and on every second rank, with own memory on the
+/// others.
 fn every_collective(gpu: &GpuCommunicator, counts: &[u64]) -> Result<()> {
     let stream = Stream::new(gpu.context())?;
     for case in cases(gpu.size(), counts) {
@@ -83,7 +84,8 @@ fn every_collective(gpu: &GpuCommunicator, counts: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// As a caching allocator gives memory: several registrations lie in one allocation, which a process can open once.
+/// Like memory of a caching allocator: several registrations lie in one allocation, which a process
+/// can open only once.
 fn parts_of_one_allocation(gpu: &GpuCommunicator) -> Result<()> {
     let stream = Stream::new(gpu.context())?;
     let case = Case {
@@ -96,7 +98,7 @@ fn parts_of_one_allocation(gpu: &GpuCommunicator) -> Result<()> {
     let whole = Arc::new(foreign::alloc(gpu.context(), 3 * len, 0)?);
     let part = |at: usize| {
         let address = DevicePtr(whole.device_ptr().0 + (at * len) as u64);
-        // SAFETY: the owner is an allocation that has these bytes.
+        // SAFETY: the owner is an allocation that contains these bytes.
         unsafe { Foreign::wrap(gpu.context(), address, len, whole.clone()) }
     };
     let parts = [part(0)?, part(1)?, part(2)?];
@@ -110,11 +112,12 @@ fn parts_of_one_allocation(gpu: &GpuCommunicator) -> Result<()> {
     gpu.deregister(&parts[1]);
     let buffers = Buffers::of::<f32>(parts[2].clone(), &case, gpu.rank(), true);
     once_in::<f32, _>(gpu, &stream, &case, ReduceOp::Sum, &buffers, false);
-    // The first and the last go with the communicator.
+    // The first and the last are released with the communicator.
     Ok(())
 }
 
-/// Registrations that are not equally long are refused on all ranks alike, and nothing is in the way of what comes then.
+/// Registrations of different lengths are refused on all ranks alike, and do not affect later
+/// operations.
 fn unlike(gpu: &GpuCommunicator) -> Result<()> {
     let len = 4096 + usize::from(gpu.rank() == Rank(1));
     let memory = foreign::alloc(gpu.context(), len, 0)?;

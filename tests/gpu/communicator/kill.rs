@@ -1,4 +1,5 @@
-//! A rank is killed, as by a crash: the others are told in time, their streams come to their ends, and their GPUs can be used.
+//! A rank is killed: the others get an error in time, their streams complete, and their GPUs remain
+//! usable.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -12,30 +13,28 @@ use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuError, GpuOptions}
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Communicator, Rank, ReduceOp};
-use doorbell_cuda::reduce::{DataType, Form, Operator, Reducer, Source};
+use doorbell_cuda::reduce::{DataType, OperandKind, Operator, Reducer, Source};
 use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Stream};
 
 use crate::gpus::{Buffers, call, once};
-use crate::{Options, gpu_options, said, start};
+use crate::{Options, exit_statuses, gpu_options, start};
 
-/// What an operation may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// How long the ranks run before one is killed.
 const BEFORE: Duration = Duration::from_millis(300);
-/// What the rank that is to be killed says when it is ready for that.
+/// The line by which the rank to be killed reports that it is ready.
 const READY: &str = "ready";
-/// Elements of the operations, of f32, and if it is to be quick.
+/// Elements of the operations (f32): normal, and quick.
 const COUNT: [u64; 2] = [4 << 20, 64 << 10];
 
-/// How a rank is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fate {
+pub(crate) struct KillMode {
     executor: Executor,
-    /// While the others wait for it, and not just at any moment.
+    /// While the others wait for it, rather than at any time.
     waiting: bool,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for KillMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -46,7 +45,7 @@ impl fmt::Display for Fate {
     }
 }
 
-impl FromStr for Fate {
+impl FromStr for KillMode {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -62,16 +61,16 @@ impl FromStr for Fate {
     }
 }
 
-/// All fates; whether the others did well each time.
+/// All variants; whether the other ranks behaved correctly each time.
 pub(crate) fn run(options: &Options) -> Result<bool> {
     let mut right = true;
     for executor in [Executor::Kernel, Executor::Copies] {
         for waiting in [true, false] {
-            let fate = Fate { executor, waiting };
-            match one(options, fate) {
-                Ok(()) => println!("PASS kill: {fate}"),
+            let mode = KillMode { executor, waiting };
+            match one(options, mode) {
+                Ok(()) => println!("PASS kill: {mode}"),
                 Err(error) => {
-                    println!("FAIL kill: {fate}: {error:#}");
+                    println!("FAIL kill: {mode}: {error:#}");
                     right = false;
                 }
             }
@@ -80,10 +79,10 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     Ok(right)
 }
 
-fn one(options: &Options, fate: Fate) -> Result<()> {
+fn one(options: &Options, mode: KillMode) -> Result<()> {
     let victim = options.ranks - 1;
     let (mut ranks, _serving) = start(options, "kill", |rank, command| {
-        command.args(["--fate", &fate.to_string()]);
+        command.args(["--fate", &mode.to_string()]);
         if rank == victim {
             command.stdout(Stdio::piped());
         }
@@ -98,14 +97,14 @@ fn one(options: &Options, fate: Fate) -> Result<()> {
     let survived = |(rank, status): (usize, &Option<std::process::ExitStatus>)| {
         rank == victim as usize || status.is_some_and(|status| status.success())
     };
-    ensure!(ended.iter().enumerate().all(survived), "{}", said(&ended));
+    ensure!(ended.iter().enumerate().all(survived), "{}", exit_statuses(&ended));
     Ok(())
 }
 
-/// Is a rank: of the last that there is the starter knows when it may kill it.
-pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, fate: Fate) -> Result<()> {
+/// Runs a rank; the last one reports to the parent when it may be killed.
+pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, mode: KillMode) -> Result<()> {
     let how = GpuOptions {
-        executor: Some(fate.executor),
+        executor: Some(mode.executor),
         ..gpu_options(options)
     };
     let gpu = GpuCommunicator::new(comm, context, how)?;
@@ -128,7 +127,7 @@ pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, fat
     if is_victim {
         println!("{READY}");
         std::io::stdout().flush()?;
-        if fate.waiting {
+        if mode.waiting {
             loop {
                 thread::sleep(DEADLINE);
             }
@@ -136,7 +135,7 @@ pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, fat
     }
     let (mut operations, mut last) = (0, Instant::now());
     let error = loop {
-        // A few at a time, of which some wait behind one that waits for the rank that is gone.
+        // A few at a time, some of which queue behind one that waits for the dead rank.
         let call = call::<f32, _>(&buffers, &case, ReduceOp::Sum, rank);
         if let Err(error) = (0..3).try_for_each(|_| gpu.enqueue(&call, &stream)) {
             break error;
@@ -148,19 +147,22 @@ pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, fat
         operations += 3;
         last = Instant::now();
     };
-    ensure!(matches!(error, GpuError::Collective(_)), "what was told is {error}");
+    ensure!(
+        matches!(error, GpuError::Collective(_)),
+        "the reported error is {error}"
+    );
     stream.synchronize().context("the stream, when a rank was killed")?;
     let took = last.elapsed();
     still_works(context).context("the GPU, when a rank was killed")?;
     println!(
-        "kill: {fate}: rank {rank} did {operations} operations, was told after {took:.1?}, and its GPU works: {error}"
+        "kill: {mode}: rank {rank} did {operations} operations, got the error after {took:.1?}, and its GPU works: {error}"
     );
-    ensure!(took < 2 * DEADLINE, "rank {rank} was told after {took:?}");
+    ensure!(took < 2 * DEADLINE, "rank {rank} got the error after {took:?}");
     drop((buffers, gpu));
     still_works(context).context("the GPU, when its communicator was gone")
 }
 
-/// A kernel and copies, and that they do what they should.
+/// Checks that a kernel and copies work.
 fn still_works(context: &Context) -> Result<()> {
     const BYTES: usize = 1 << 20;
     let stream = Stream::new(context)?;
@@ -178,7 +180,7 @@ fn still_works(context: &Context) -> Result<()> {
         DataType::U8,
         Operator::Sum,
         &[Source::elements(first), Source::elements(second)],
-        (Form::Element, sum),
+        (OperandKind::Element, sum),
     )?;
     stream.copy(host.all(), sum)?;
     stream.synchronize()?;

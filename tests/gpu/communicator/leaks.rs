@@ -1,4 +1,4 @@
-//! Many communicators, one after another: what they leave behind of the GPU's memory, descriptors and mappings.
+//! Many communicators, one after another: leaks of GPU memory, descriptors and mappings.
 
 use std::fs;
 use std::time::Instant;
@@ -12,29 +12,29 @@ use doorbell_cuda::{Context, Stream};
 
 use crate::{Options, gpus};
 
-/// Communicators before the first look: whatever is made once is made by then.
+/// Communicators before the first sample, by which one-time allocations are done.
 const BEFORE: u32 = 20;
-/// What may differ between two looks, whose reasons are the driver's: less than a page of a GPU's memory, or one descriptor or mapping, for every so many communicators.
+/// Tolerated differences caused by the driver: less than a page of GPU memory, or one descriptor or
+/// mapping, per this many communicators.
 const SLACK: u32 = 5;
-/// Bytes of a page of a GPU's memory.
+/// Bytes of a page of GPU memory.
 const PAGE: usize = 2 << 20;
 
-/// What this process has.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct Resources {
     free: usize,
     descriptors: usize,
     mappings: usize,
 }
 
-/// Makes them, and looks before and after.
+/// Creates them, and compares resources before and after.
 pub(crate) fn run(options: &Options, comm: &Communicator, context: &Context) -> Result<()> {
     make(options, comm, context, BEFORE)?;
-    let before = look(comm, context)?;
+    let before = sample(comm, context)?;
     let started = Instant::now();
     make(options, comm, context, options.communicators)?;
     let took = started.elapsed().as_secs_f64();
-    let after = look(comm, context)?;
+    let after = sample(comm, context)?;
     let slack = (options.communicators / SLACK) as usize;
     println!(
         "leaks: rank {}: {} communicators in {took:.1} s; free memory {:+} KiB, descriptors {:+}, mappings {:+}",
@@ -78,16 +78,16 @@ fn make(options: &Options, comm: &Communicator, context: &Context, times: u32) -
     Ok(())
 }
 
-/// When all ranks are here, and none has gone on.
-fn look(comm: &Communicator, context: &Context) -> Result<Seen> {
+/// Sampled when all ranks are here, and none has continued.
+fn sample(comm: &Communicator, context: &Context) -> Result<Resources> {
     context.synchronize()?;
     context.reap();
     comm.barrier().wait()?;
-    let seen = Seen {
+    let resources = Resources {
         free: context.memory_info()?.0,
         descriptors: fs::read_dir("/proc/self/fd")?.count(),
         mappings: fs::read_to_string("/proc/self/maps")?.lines().count(),
     };
     comm.barrier().wait()?;
-    Ok(seen)
+    Ok(resources)
 }

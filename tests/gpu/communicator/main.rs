@@ -1,5 +1,7 @@
-//! `gpu-communicator`: communicators of GPUs between processes, each with a GPU, on the soft device: collectives on memory that others have allocated, what many communicators leave behind, and what becomes of the others when a rank is killed. It needs nothing but itself and the driver, so it
-//! can be carried to a machine without this repository.
+//! `gpu-communicator`: communicators between processes, each with a GPU, on the soft device:
+//! collectives on memory allocated elsewhere, leaks of many communicators, and survival of a killed
+//! rank. It is self-contained apart from the driver, so it can be copied to a machine without this
+//! repository.
 
 mod check;
 #[path = "../../../collectives/tests/gpu/gpus.rs"]
@@ -37,10 +39,9 @@ Options:
       --limit SECONDS      when a part is given up: 120, if not given
   -h, --help               show this
 
-Exit status: 0 when all was right, 1 when something was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+Exit status: 0 if all checks passed, 1 if one failed, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// What is asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     parts: Vec<Part>,
@@ -49,8 +50,8 @@ pub(crate) struct Options {
     pub(crate) use_every: u32,
     pub(crate) quick: bool,
     pub(crate) limit: Duration,
-    /// Of a rank of [`Part::Kill`].
-    fate: Option<kill::Fate>,
+    /// For a rank of [`Part::Kill`].
+    kill_mode: Option<kill::KillMode>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,13 +109,13 @@ fn run() -> Result<ExitCode> {
     for part in &options.parts {
         right &= match part {
             Part::Kill => kill::run(&options)?,
-            part => tell(part.name(), options.limit, start(&options, part.name(), |_, _| ())?)?,
+            part => report_exits(part.name(), options.limit, start(&options, part.name(), |_, _| ())?)?,
         };
     }
     Ok(ExitCode::from(u8::from(!right)))
 }
 
-/// Starts all ranks of a part, each as `set` says besides; and where they meet.
+/// Starts all ranks of a part, each configured by `set`; also returns their rendezvous.
 pub(crate) fn start(options: &Options, part: &str, set: impl Fn(u32, &mut Command)) -> Result<(Ranks, Serving)> {
     let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), options.ranks)?.spawn(PATIENCE)?;
     let ranks = Ranks::start(options.ranks, |rank, command| {
@@ -130,29 +131,27 @@ pub(crate) fn start(options: &Options, part: &str, set: impl Fn(u32, &mut Comman
     Ok((ranks, serving))
 }
 
-/// Waits for ranks of which all are to end well, and says what has become of them.
-fn tell(part: &str, limit: Duration, (ranks, _serving): (Ranks, Serving)) -> Result<bool> {
+/// Waits for ranks that should all succeed, and reports their exit statuses.
+fn report_exits(part: &str, limit: Duration, (ranks, _serving): (Ranks, Serving)) -> Result<bool> {
     let started = Instant::now();
     let ended = ranks.wait(limit)?;
     let right = ended.iter().all(|status| status.is_some_and(|status| status.success()));
     if right {
         println!("PASS {part}: {:.1} s", started.elapsed().as_secs_f64());
     } else {
-        println!("FAIL {part}: {}", said(&ended));
+        println!("FAIL {part}: {}", exit_statuses(&ended));
     }
     Ok(right)
 }
 
-/// What has become of ranks.
-pub(crate) fn said(ended: &[Option<ExitStatus>]) -> String {
-    let said = ended.iter().enumerate().map(|(rank, ended)| match ended {
+pub(crate) fn exit_statuses(ended: &[Option<ExitStatus>]) -> String {
+    let exit_statuses = ended.iter().enumerate().map(|(rank, ended)| match ended {
         Some(status) => format!("rank {rank}: {status}"),
         None => format!("rank {rank}: did not end in time"),
     });
-    said.collect::<Vec<_>>().join(", ")
+    exit_statuses.collect::<Vec<_>>().join(", ")
 }
 
-/// Is one of the ranks.
 fn rank(options: &Options) -> Result<()> {
     let driver = Driver::load()?;
     let launch = Launch::from_env()?;
@@ -164,15 +163,16 @@ fn rank(options: &Options) -> Result<()> {
         ..doorbell_collectives::Options::default()
     };
     let comm = Communicator::from_env_with(&[device], host)?;
-    match (options.parts.first(), options.fate) {
+    match (options.parts.first(), options.kill_mode) {
         (Some(Part::Check), _) => check::run(options, comm, &context),
         (Some(Part::Leaks), _) => leaks::run(options, &comm, &context),
-        (Some(Part::Kill), Some(fate)) => kill::rank(options, comm, &context, fate),
+        (Some(Part::Kill), Some(kill_mode)) => kill::rank(options, comm, &context, kill_mode),
         _ => bail!("a rank has a part"),
     }
 }
 
-/// How communicators are made here, but for the executor: as anybody's, and with little memory where it is to be quick.
+/// The options of communicators, except for the executor: the defaults, or little memory for quick
+/// runs.
 pub(crate) fn gpu_options(options: &Options) -> GpuOptions {
     if options.quick {
         gpus::small()
@@ -189,7 +189,7 @@ fn parse(arguments: &[String]) -> Result<Option<Options>> {
         use_every: 1,
         quick: false,
         limit: Duration::from_secs(120),
-        fate: None,
+        kill_mode: None,
     };
     let mut left = arguments.iter().map(String::as_str);
     while let Some(word) = left.next() {
@@ -200,7 +200,7 @@ fn parse(arguments: &[String]) -> Result<Option<Options>> {
             "--use-every" => options.use_every = value()?.parse()?,
             "--quick" => (options.quick, options.communicators) = (true, options.communicators.min(50)),
             "--limit" => options.limit = Duration::from_secs(value()?.parse()?),
-            "--fate" => options.fate = Some(value()?.parse()?),
+            "--fate" => options.kill_mode = Some(value()?.parse()?),
             "-h" | "--help" => return Ok(None),
             _ => match Part::ALL.into_iter().find(|part| part.name() == word) {
                 Some(part) => options.parts.push(part),

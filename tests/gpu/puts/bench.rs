@@ -1,16 +1,16 @@
-//! How long it takes. All figures are medians of repeats.
+//! Benchmarks; all values are medians.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use doorbell_cuda::CaptureMode;
-use doorbell_gpudirect::heap::{SymmetricHeap, Update};
-use doorbell_gpudirect::proxy::Idle;
+use doorbell_gpudirect::heap::{SignalOp, SymmetricHeap};
+use doorbell_gpudirect::proxy::IdlePolicy;
 use doorbell_gpudirect::stream::StreamQueue;
 use doorbell_verbs::{Context as Device, RemoteWrite};
 
 use crate::Options;
-use crate::rank::{Gpu, PATIENCE, Place};
+use crate::rank::{Gpu, HeapLocation, TIMEOUT};
 
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
@@ -22,14 +22,14 @@ fn micros(time: Duration, count: u64) -> f64 {
 }
 
 /// Between ranks 0 and 1; the others only take part in barriers.
-pub(crate) fn run(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
-    by_kernels(options, place, gpu, heap)?;
-    rate(options, place, gpu, heap)?;
-    in_streams(options, place, gpu, heap)
+pub(crate) fn run(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
+    by_kernels(options, location, gpu, heap)?;
+    rate(options, location, gpu, heap)?;
+    in_streams(options, location, gpu, heap)
 }
 
-/// Half a round trip of put_signal and wait_until between two kernels.
-fn by_kernels(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
+/// Half round trip of put_signal and wait_until between two kernels.
+fn by_kernels(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
     let queue = heap.kernel_queue(Some(&gpu.context), 256)?;
     let turn = heap.alloc_signal()?;
     let (repeats, most) = if options.quick { (3, 10u64) } else { (7, 1000) };
@@ -41,9 +41,9 @@ fn by_kernels(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
         let rounds = if bytes > 65_536 { most / 10 } else { most };
         let (from, to) = (heap.alloc(bytes)?, heap.alloc(bytes)?);
         let mut times = Vec::new();
-        // The first is to warm up.
+        // The first one is a warm-up.
         for _ in 0..=repeats {
-            heap.barrier(PATIENCE)?;
+            heap.barrier(TIMEOUT)?;
             let rank = heap.rank();
             if rank < 2 {
                 let began = Instant::now();
@@ -68,7 +68,9 @@ fn by_kernels(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
         }
         if heap.rank() == 0 {
             let half = micros(median(times.split_off(1)), 2 * rounds);
-            println!("heap in {place:?}: kernel to kernel, {bytes} bytes and a signal: {half:.2} us half a round trip");
+            println!(
+                "heap in {location:?}: kernel to kernel, {bytes} bytes and a signal: {half:.2} us half a round trip"
+            );
         }
         heap.free(from)?;
         heap.free(to)?;
@@ -76,8 +78,8 @@ fn by_kernels(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
     Ok(())
 }
 
-/// How many puts of 8 bytes, each with a signal, kernels get done by one queue; rank 0 alone.
-fn rate(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
+/// Rate of 8-byte puts with signal by kernels on one queue; rank 0 alone.
+fn rate(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
     let queue = heap.kernel_queue(Some(&gpu.context), 1024)?;
     let counted = heap.alloc_signal()?;
     let (from, to) = (heap.alloc(1 << 16)?, heap.alloc(1 << 16)?);
@@ -86,7 +88,7 @@ fn rate(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) ->
         for (blocks, threads) in [(1u32, 1u32), (8, 32)] {
             let mut rates = Vec::new();
             for _ in 0..=repeats {
-                heap.barrier(PATIENCE)?;
+                heap.barrier(TIMEOUT)?;
                 if heap.rank() == 0 {
                     let before = queue.completed();
                     let began = Instant::now();
@@ -105,7 +107,7 @@ fn rate(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) ->
             if heap.rank() == 0 {
                 let one = median(rates.split_off(1));
                 println!(
-                    "heap in {place:?}: {what}, {blocks} x {threads} threads: {:.3} M/s",
+                    "heap in {location:?}: {what}, {blocks} x {threads} threads: {:.3} M/s",
                     1e-6 / one.as_secs_f64()
                 );
             }
@@ -115,9 +117,9 @@ fn rate(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) ->
     Ok(heap.free(to)?)
 }
 
-/// Half a round trip of put_signal and wait_signal in two streams, without a kernel.
-fn in_streams(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
-    let mut puts = heap.on(&gpu.stream)?;
+/// Half round trip of put_signal and wait_signal in two streams, without a kernel.
+fn in_streams(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
+    let mut puts = heap.on_stream(&gpu.stream)?;
     let turn = heap.alloc_signal()?;
     let (repeats, rounds) = if options.quick { (3, 10u64) } else { (7, 400) };
     let mut round = 0;
@@ -125,7 +127,7 @@ fn in_streams(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
         let (from, to) = (heap.alloc(bytes)?, heap.alloc(bytes)?);
         let mut times = Vec::new();
         for _ in 0..=repeats {
-            heap.barrier(PATIENCE)?;
+            heap.barrier(TIMEOUT)?;
             let rank = heap.rank();
             let began = Instant::now();
             for _ in 0..rounds {
@@ -134,7 +136,7 @@ fn in_streams(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
                     puts.wait_signal(turn, round)?;
                 }
                 if rank < 2 {
-                    puts.put_signal(from, to, 1 - rank, turn, Update::Set(round))?;
+                    puts.put_signal(from, to, 1 - rank, turn, SignalOp::Set(round))?;
                 }
                 if rank == 0 {
                     puts.wait_signal(turn, round)?;
@@ -147,16 +149,18 @@ fn in_streams(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
         gpu.stream.synchronize()?;
         if heap.rank() == 0 {
             let half = micros(median(times.split_off(1)), 2 * rounds);
-            println!("heap in {place:?}: stream to stream, {bytes} bytes and a signal: {half:.2} us half a round trip");
+            println!(
+                "heap in {location:?}: stream to stream, {bytes} bytes and a signal: {half:.2} us half a round trip"
+            );
         }
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
         heap.free(from)?;
         heap.free(to)?;
     }
     Ok(())
 }
 
-/// What a stream takes for a post and its completion: one after the other, by tickets and in a graph.
+/// Stream time of a post and its completion: one after another, by tickets and in a graph.
 pub(crate) fn posts(options: &Options, gpu: &Gpu, device: &Device) -> Result<()> {
     let pd = device.protection_domain()?;
     let (cq, other) = (device.completion_queue(512)?, device.completion_queue(512)?);
@@ -166,7 +170,7 @@ pub(crate) fn posts(options: &Options, gpu: &Gpu, device: &Device) -> Result<()>
     let (one, _two) = (one.connect(&to)?, two.connect(&from)?);
     let inbox = pd.register(vec![0; 64], RemoteWrite)?;
     let remote = inbox.remote();
-    let queue = StreamQueue::spawn(&gpu.context, one, cq, Idle::default())?;
+    let queue = StreamQueue::spawn(&gpu.context, one, cq, IdlePolicy::default())?;
     let (repeats, count) = if options.quick { (3, 10u64) } else { (7, 200) };
     let stream = &gpu.stream;
 
@@ -216,7 +220,7 @@ pub(crate) fn posts(options: &Options, gpu: &Gpu, device: &Device) -> Result<()>
     Ok(())
 }
 
-/// What a capture's closure may fail with.
+/// The error type of a capture's closure.
 fn captured(error: doorbell_gpudirect::stream::StreamError) -> doorbell_cuda::Error {
     match error {
         doorbell_gpudirect::stream::StreamError::Cuda(error) => error,

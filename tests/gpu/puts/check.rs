@@ -1,21 +1,21 @@
-//! Whether every byte arrives, before its signal and not too late.
+//! Verifies that every byte arrives, and before its signal.
 
 use anyhow::{Result, ensure};
 use doorbell_cuda::{HostMemory, Memory as _};
-use doorbell_gpudirect::heap::{SymmetricHeap, Update};
+use doorbell_gpudirect::heap::{SignalOp, SymmetricHeap};
 
 use crate::Options;
-use crate::rank::{Gpu, PATIENCE, Place};
+use crate::rank::{Gpu, HeapLocation, TIMEOUT};
 
-/// Bytes that tell whose they are.
+/// Bytes that depend on rank, round and offset.
 fn pattern(rank: u32, round: u64, len: u64) -> Vec<u8> {
     (0..len)
         .map(|at| (u64::from(rank) * 37 + round * 11 + at * 3 + (at >> 8)) as u8)
         .collect()
 }
 
-/// All checks, each begun by all ranks together. Rank 0 tells.
-pub(crate) fn run(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
+/// All checks, each started by all ranks together. Rank 0 reports.
+pub(crate) fn run(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
     let checks: [(&str, Check); 5] = [
         ("kernels put, with signals", by_kernels),
         ("kernels get", gets),
@@ -24,12 +24,12 @@ pub(crate) fn run(options: &Options, place: Place, gpu: &Gpu, heap: &mut Symmetr
         ("the host's puts and gets", by_the_host),
     ];
     for (name, check) in checks {
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
         check(options, gpu, heap)
-            .map_err(|error| error.context(format!("{name}, heap in {place:?}, rank {}", heap.rank())))?;
-        heap.barrier(PATIENCE)?;
+            .map_err(|error| error.context(format!("{name}, heap in {location:?}, rank {}", heap.rank())))?;
+        heap.barrier(TIMEOUT)?;
         if heap.rank() == 0 {
-            println!("PASS {name}, heap in {place:?}");
+            println!("PASS {name}, heap in {location:?}");
         }
     }
     Ok(())
@@ -37,7 +37,7 @@ pub(crate) fn run(options: &Options, place: Place, gpu: &Gpu, heap: &mut Symmetr
 
 type Check = fn(&Options, &Gpu, &mut SymmetricHeap) -> Result<()>;
 
-/// The ranks in a ring: to whom this one puts, and who puts to it.
+/// The ring neighbours: the target of this rank's puts, and the rank that puts to it.
 fn neighbours(heap: &SymmetricHeap) -> (u32, u32) {
     let (rank, ranks) = (heap.rank(), heap.ranks());
     ((rank + 1) % ranks, (rank + ranks - 1) % ranks)
@@ -75,9 +75,9 @@ fn by_kernels(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<
             )?;
             ensure!(
                 gpu.results(&queue)?.right == bytes,
-                "{bytes} bytes were not all looked at"
+                "{bytes} bytes were not all checked"
             );
-            heap.barrier(PATIENCE)?;
+            heap.barrier(TIMEOUT)?;
             heap.free(from)?;
             heap.free(to)?;
         }
@@ -91,7 +91,7 @@ fn gets(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
     for (round, &bytes) in (1u64..).zip(sizes(options)) {
         let (mine, theirs) = (heap.alloc(bytes)?, heap.alloc(bytes)?);
         gpu.write(heap, mine, &pattern(heap.rank(), round, bytes))?;
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
         gpu.launch(
             ("put_get", 3, 32),
             (heap, &queue),
@@ -99,7 +99,7 @@ fn gets(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
         )?;
         gpu.results(&queue)?;
         ensure!(gpu.read(heap, theirs)? == pattern(next, round, bytes), "{bytes} bytes");
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
         heap.free(mine)?;
         heap.free(theirs)?;
     }
@@ -131,7 +131,7 @@ fn in_turns(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()
         gpu.results(&queue)?;
     }
     let (next, _) = neighbours(heap);
-    // What a block of the stand-in has is one thread, whatever it is launched with: the puts are counted by whom they were asked.
+    // A stand-in block has one thread regardless of the launch: puts are counted by requester.
     gpu.launch(
         ("put_many", 4, 64),
         (heap, &queue),
@@ -140,8 +140,8 @@ fn in_turns(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()
     gpu.results(&queue)?;
     let before = if rank < 2 { 3 * rounds } else { 0 };
     let mine = queue.completed() - before;
-    heap.wait_signal(counted, mine, PATIENCE)?;
-    heap.barrier(PATIENCE)?;
+    heap.wait_signal(counted, mine, TIMEOUT)?;
+    heap.barrier(TIMEOUT)?;
     ensure!(
         heap.signal_value(counted) == mine,
         "{} puts of {mine}",
@@ -157,7 +157,7 @@ fn in_streams(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<
     let (from, to, back) = (heap.alloc(len)?, heap.alloc(len)?, heap.alloc(len)?);
     let arrived = heap.alloc_signal()?;
     let kept = HostMemory::alloc(&gpu.context, (2 * rounds * len) as usize)?;
-    let mut puts = heap.on(&gpu.stream)?;
+    let mut puts = heap.on_stream(&gpu.stream)?;
     let span = |range| {
         heap.span(range)
             .ok_or_else(|| anyhow::anyhow!("the GPU does not reach the heap"))
@@ -171,7 +171,7 @@ fn in_streams(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<
     };
     for round in 1..=rounds {
         gpu.stream.fill(span(from)?, value(heap.rank(), round))?;
-        puts.put_signal(from, to, next, arrived, Update::Set(round))?;
+        puts.put_signal(from, to, next, arrived, SignalOp::Set(round))?;
         puts.wait_signal(arrived, round)?;
         keep(to)?;
         puts.get(back, from, before)?;
@@ -187,7 +187,7 @@ fn in_streams(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<
         ensure!(bytes.iter().all(|byte| *byte == expected), "round {}", index / 2 + 1);
     }
     ensure!(puts.failure().is_none(), "{:?}", puts.failure());
-    heap.barrier(PATIENCE)?;
+    heap.barrier(TIMEOUT)?;
     for range in [from, to, back] {
         heap.free(range)?;
     }
@@ -200,20 +200,20 @@ fn by_the_host(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result
     for (round, &bytes) in (1u64..).zip(sizes(options)) {
         let (from, to) = (heap.alloc(bytes)?, heap.alloc(bytes)?);
         gpu.write(heap, from, &pattern(heap.rank(), round, bytes))?;
-        heap.put_signal(from, to, next, arrived, Update::Add(1))?;
-        heap.wait_signal(arrived, round, PATIENCE)?;
+        heap.put_signal(from, to, next, arrived, SignalOp::Add(1))?;
+        heap.wait_signal(arrived, round, TIMEOUT)?;
         ensure!(
             gpu.read(heap, to)? == pattern(before, round, bytes),
             "{bytes} bytes were put wrong"
         );
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
         heap.get(to, from, next)?;
-        heap.quiet(PATIENCE)?;
+        heap.quiet(TIMEOUT)?;
         ensure!(
             gpu.read(heap, to)? == pattern(next, round, bytes),
             "{bytes} bytes were got wrong"
         );
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
         heap.free(from)?;
         heap.free(to)?;
     }

@@ -1,5 +1,6 @@
-//! `gpu-puts`: puts by kernels and in the order of streams between processes, each with a GPU, on the soft device: every byte compared, and how fast. It needs nothing but itself and the driver, so it can be carried to a machine without
-//! this repository.
+//! `gpu-puts`: puts by kernels and in stream order between processes, each with a GPU, on the soft
+//! device: verification of every byte, and benchmarks. It is self-contained apart from the driver,
+//! so it can be copied to a machine without this repository.
 
 mod bench;
 mod check;
@@ -26,10 +27,9 @@ Options:
       --limit SECONDS      when all of it is given up: 120, if not given
   -h, --help               show this
 
-Exit status: 0 when all was right, 1 when something was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+Exit status: 0 if all checks passed, 1 if one failed, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// What is asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) check: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     pub(crate) ranks: u32,
     limit: Duration,
-    /// This rank, and where rank 0 listens; none for who starts them.
+    /// This rank, and the address of rank 0; `None` in the parent.
     rank: Option<(u32, SocketAddr)>,
 }
 
@@ -104,9 +104,10 @@ fn parse(arguments: &[String]) -> Result<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Starts a process for each rank, and waits for them: not longer than the limit.
+/// Starts a process per rank, and waits for them up to the limit.
 fn start(options: &Options, arguments: &[String]) -> Result<bool> {
-    // Nobody listens there until rank 0 does; another may have taken it by then, of which there is little danger.
+    // The port is free until rank 0 listens there; another program could take it meanwhile, which
+    // is unlikely.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let ranks = Ranks::start(options.ranks, |rank, command| {
         command

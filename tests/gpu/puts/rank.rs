@@ -1,4 +1,4 @@
-//! A rank: its GPU, its heap, the kernels that put.
+//! A rank: its GPU, its heap, and the kernels that put.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
@@ -6,23 +6,22 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use doorbell_cuda::{Argument, Context, Driver, HostMemory, KernelFile, Launch, Memory as _, Module, Span, Stream};
-use doorbell_gpudirect::heap::{Star, Symmetric, SymmetricHeap};
+use doorbell_gpudirect::heap::{SymmetricHeap, SymmetricRange, TcpExchange};
 use doorbell_gpudirect::proxy::KernelQueue;
 use doorbell_tests::gpu::ranks::soft_device;
 
 use crate::{Options, bench, check};
 
 /// Longer than anything takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where the heap lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum HeapLocation {
     Host,
     Gpu,
 }
 
-/// A rank's GPU: its stream, its kernels, and where they report.
+/// A rank's GPU: stream, kernels, and their result words.
 pub(crate) struct Gpu {
     pub(crate) context: Context,
     pub(crate) stream: Stream,
@@ -30,7 +29,6 @@ pub(crate) struct Gpu {
     results: HostMemory,
 }
 
-/// What kernels have counted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) failures: u64,
@@ -38,37 +36,37 @@ pub(crate) struct Results {
     pub(crate) right: u64,
 }
 
-/// Does what is asked for, with the heap in each place.
+/// Runs the requested parts, with the heap in each kind of memory.
 pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<bool> {
     let driver = Driver::load()?;
     let gpu = Gpu::new(driver, rank as usize)?;
     let device = soft_device()?;
     let mut exchange = if rank == 0 {
-        Star::host(&TcpListener::bind(address)?, options.ranks, PATIENCE)?
+        TcpExchange::host(&TcpListener::bind(address)?, options.ranks, TIMEOUT)?
     } else {
-        Star::join(address, rank, options.ranks, PATIENCE)?
+        TcpExchange::join(address, rank, options.ranks, TIMEOUT)?
     };
     if rank == 0 {
         let name = gpu.context.device().name()?;
         println!("{} ranks, {} GPUs, {name}", options.ranks, driver.device_count());
     }
-    for place in [Place::Host, Place::Gpu] {
+    for location in [HeapLocation::Host, HeapLocation::Gpu] {
         let bytes = if options.quick { 4 << 20 } else { 160 << 20 };
         let builder = SymmetricHeap::builder(&device).bytes(bytes);
-        let builder = match place {
-            Place::Host => builder.pinned(&gpu.context),
-            Place::Gpu => builder.gpu(&gpu.context),
+        let builder = match location {
+            HeapLocation::Host => builder.pinned(&gpu.context),
+            HeapLocation::Gpu => builder.gpu(&gpu.context),
         };
         let mut heap = builder
             .connect(&mut exchange)
-            .with_context(|| format!("a heap in {place:?}"))?;
+            .with_context(|| format!("a heap in {location:?}"))?;
         if options.check {
-            check::run(options, place, &gpu, &mut heap)?;
+            check::run(options, location, &gpu, &mut heap)?;
         }
         if options.bench {
-            bench::run(options, place, &gpu, &mut heap)?;
+            bench::run(options, location, &gpu, &mut heap)?;
         }
-        heap.barrier(PATIENCE)?;
+        heap.barrier(TIMEOUT)?;
     }
     if rank == 0 && options.bench {
         bench::posts(options, &gpu, &device)?;
@@ -80,7 +78,7 @@ impl Gpu {
     fn new(driver: Driver, rank: usize) -> Result<Self> {
         let context = driver.device(rank % driver.device_count())?.context()?;
         let module = Module::from_ptx(&context, KernelFile::Put.ptx())?;
-        // Before any of them waits for another rank.
+        // Load all kernels before any of them waits for another rank.
         for name in ["put_fill", "put_check", "put_get", "put_pingpong", "put_many"] {
             module.kernel(name)?.load()?;
         }
@@ -105,12 +103,12 @@ impl Gpu {
         all.push(&results);
         let uses: Vec<Span<'_>> = heap.uses().chain(queue.uses()).chain([self.results.all()]).collect();
         let kernel = self.module.kernel(name)?;
-        // SAFETY: the callers give the arguments of put.cu; all memory is named.
+        // SAFETY: the callers pass the arguments of put.cu; all memory is listed as used.
         unsafe { kernel.launch(&self.stream, Launch::linear(blocks, threads), &all, &uses) }?;
         Ok(())
     }
 
-    /// What has been counted since this was last called, when all is done.
+    /// The counts since the last call, after synchronizing.
     pub(crate) fn results(&self, queue: &KernelQueue) -> Result<Results> {
         self.stream.synchronize()?;
         let take = |at| -> Result<u64> { Ok(self.results.atomic_u64(at)?.swap(0, Ordering::SeqCst)) };
@@ -127,8 +125,7 @@ impl Gpu {
         Ok(results)
     }
 
-    /// Writes bytes into the own part, wherever it lies.
-    pub(crate) fn write(&self, heap: &SymmetricHeap, range: Symmetric, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, heap: &SymmetricHeap, range: SymmetricRange, bytes: &[u8]) -> Result<()> {
         let staged = HostMemory::alloc(&self.context, bytes.len())?;
         staged.copy_in(0, bytes)?;
         let into = heap.span(range).context("a heap that the GPU reaches")?;
@@ -136,8 +133,7 @@ impl Gpu {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Reads bytes out of the own part.
-    pub(crate) fn read(&self, heap: &SymmetricHeap, range: Symmetric) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, heap: &SymmetricHeap, range: SymmetricRange) -> Result<Vec<u8>> {
         let staged = HostMemory::alloc(&self.context, range.len() as usize)?;
         let from = heap.span(range).context("a heap that the GPU reaches")?;
         self.stream.copy(staged.all(), from)?;

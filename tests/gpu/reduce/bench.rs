@@ -1,11 +1,15 @@
-//! How fast: reductions of two sources beside the GPU's own copies, by size, type and number of threads; eight sources at once beside one after another; and what costs more than the usual.
+//! Benchmarks: reductions of two sources against the GPU's own copies, by size, type and launch
+//! configuration; eight sources in one pass against repeated passes; and costlier variants.
 //!
-//! Bytes are those read and written: a copy of n bytes moves 2n, a reduction of s sources (s + 1)n. Each figure is the median of samples, of which each is several launches between two events.
+//! Bytes are those read and written: a copy of n bytes moves 2n, a reduction of s sources (s + 1)n.
+//! Each value is the median of samples, each of several launches between two events.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
-use doorbell_cuda::reduce::{DataType, Form, MAX_SOURCES, Operator, Reducer, Reduction, Shape, SourceAt};
+use doorbell_cuda::reduce::{
+    DataType, LaunchConfig, MAX_SOURCES, OperandKind, Operator, Reducer, Reduction, SourceOperand,
+};
 use doorbell_cuda::{Attribute, Context, DeviceMemory, Event, HostMemory, Memory as _, Stream};
 use doorbell_tests::gpu::Random;
 use serde_json::{Value, json};
@@ -13,17 +17,16 @@ use serde_json::{Value, json};
 use crate::{Options, free_bytes};
 
 const MIB: usize = 1 << 20;
-/// Bytes of the memories at which kernels are judged.
+/// The memory size at which kernels are compared.
 const JUDGED: usize = 256 * MIB;
-/// A target, and as many sources as a kernel takes.
+/// A target, and the maximum number of sources.
 const MEMORIES: usize = MAX_SOURCES + 1;
-/// What our own kernels are called.
+/// The name of the embedded kernels.
 const COMMITTED: &str = "committed";
 const SAMPLES: usize = 9;
-/// Seconds that a sample takes at least.
+/// The minimum duration of a sample in seconds.
 const SAMPLE: f64 = 4e-3;
 
-/// Kernels to be measured.
 struct Kernels {
     name: String,
     reducer: Reducer,
@@ -39,7 +42,6 @@ struct Bench {
     records: Vec<Value>,
 }
 
-/// Seconds of one launch.
 #[derive(Clone, Copy)]
 struct Time {
     median: f64,
@@ -51,14 +53,14 @@ pub(crate) fn run(context: &Context, options: &Options) -> Result<()> {
     let mut kernels = vec![Kernels {
         name: COMMITTED.to_owned(),
         reducer: Reducer::new(context),
-        unroll: Shape::default().unroll,
+        unroll: LaunchConfig::default().unroll,
     }];
     for (path, unroll) in &options.ptx {
         let ptx = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let shape = Shape {
+        let shape = LaunchConfig {
             unroll: *unroll,
-            ..Shape::default()
+            ..LaunchConfig::default()
         };
         kernels.push(Kernels {
             name,
@@ -110,14 +112,14 @@ pub(crate) fn run(context: &Context, options: &Options) -> Result<()> {
 }
 
 impl Bench {
-    /// Any bits, as memory and links take more power to move them than to move one byte over and over.
+    /// Random bits, as memory and links take more power to move them than to move constant bytes.
     fn fill(&self, context: &Context) -> Result<()> {
         let mut random = Random::new(6);
         let bits: Vec<u8> = (0..2 * MIB).flat_map(|_| random.bits().to_ne_bytes()).collect();
         let host = HostMemory::alloc(context, bits.len())?;
         host.copy_in(0, &bits)?;
         for (index, memory) in self.memories.iter().enumerate() {
-            // Each begins elsewhere in them, so that no two memories are alike.
+            // Each memory starts at another offset in them, so that no two are equal.
             let mut from = index * MIB + 4096;
             let mut at = 0;
             while at < memory.len() {
@@ -131,7 +133,7 @@ impl Bench {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Copies, and sums of two with every shape.
+    /// Copies, and sums of two with every launch configuration.
     fn two_sources(&mut self, kernels: &[Kernels], sizes: &[usize]) -> Result<()> {
         println!(
             "\nsum of 2 sources beside a copy on the device, TB/s read and written (the slowest and the fastest sample)"
@@ -154,7 +156,7 @@ impl Bench {
             );
             self.record("copy", "-", bytes, "driver", None, 2 * bytes, copy);
             for data in [DataType::F32, DataType::Bf16, DataType::F16] {
-                // What users get, and the best there is.
+                // The default configuration, and the best one.
                 let mut usual = 0.0;
                 let mut best = (0.0, String::new());
                 for these in kernels {
@@ -181,7 +183,7 @@ impl Bench {
                             3 * bytes,
                             time,
                         );
-                        if these.name == COMMITTED && shape == Shape::default() {
+                        if these.name == COMMITTED && shape == LaunchConfig::default() {
                             usual = ratio;
                         }
                         if ratio > best.0 {
@@ -215,9 +217,9 @@ impl Bench {
         );
         for data in [DataType::F32, DataType::Bf16, DataType::F16] {
             for these in kernels {
-                let shape = Shape {
+                let shape = LaunchConfig {
                     unroll: these.unroll,
-                    ..Shape::default()
+                    ..LaunchConfig::default()
                 };
                 let fused = self.reduction(data, Operator::Sum, &[1, 2, 3, 4, 5, 6, 7, 8], 0, bytes, shape)?;
                 let first = self.reduction(data, Operator::Sum, &[1, 2], 0, bytes, shape)?;
@@ -261,9 +263,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Every type and operator, numbers of sources, partial results, and memories that are aligned differently.
+    /// Every type and operator, numbers of sources, partial results, and memories with different
+    /// alignments.
     fn everything_else(&mut self, these: &Kernels, bytes: usize) -> Result<()> {
-        let shape = Shape::default();
+        let shape = LaunchConfig::default();
         println!("\nall else at {} MiB", bytes / MIB);
         let show = |what: &str, moved: usize, time: Time| {
             println!("{what:<40} {:>8.0} µs  {} TB/s", time.median * 1e6, spread(moved, time));
@@ -305,19 +308,19 @@ impl Bench {
                 time,
             );
         }
-        // As many elements, of which the partial results take twice the bytes.
+        // The same number of elements, of which partial results take twice the bytes.
         let half = bytes / 2;
         for (what, forms, into, moved) in [
             (
                 "bf16 elements and partials to partials",
-                [Form::Element, Form::Partial],
-                Form::Partial,
+                [OperandKind::Element, OperandKind::Partial],
+                OperandKind::Partial,
                 5 * half,
             ),
             (
                 "bf16 elements and partials to elements",
-                [Form::Element, Form::Partial],
-                Form::Element,
+                [OperandKind::Element, OperandKind::Partial],
+                OperandKind::Element,
                 4 * half,
             ),
         ] {
@@ -333,10 +336,13 @@ impl Bench {
             ("f32 sum of 2, one begins 4 bytes later", [0, 4, 0]),
         ] {
             let sources = [
-                self.at(1, Form::Element, shifts[0]),
-                self.at(2, Form::Element, shifts[1]),
+                self.at(1, OperandKind::Element, shifts[0]),
+                self.at(2, OperandKind::Element, shifts[1]),
             ];
-            let into = (Form::Element, self.at(0, Form::Element, shifts[2]).address);
+            let into = (
+                OperandKind::Element,
+                self.at(0, OperandKind::Element, shifts[2]).address,
+            );
             let reduction = Reduction::new(DataType::F32, Operator::Sum, &sources, into, (bytes / 4) as u64, shape)?;
             let time = self.launch(these, &reduction)?;
             show(what, 3 * bytes, time);
@@ -345,8 +351,9 @@ impl Bench {
         Ok(())
     }
 
-    /// The shapes to compare: a block for each tile, or as many as run at once, and how few would do.
-    fn shapes(&self, unroll: u32) -> Vec<Shape> {
+    /// The launch configurations to compare: one block per tile, as many as are resident, and
+    /// fewer.
+    fn shapes(&self, unroll: u32) -> Vec<LaunchConfig> {
         let resident = self.multiprocessors;
         let mut shapes = Vec::new();
         for threads in [256, 512] {
@@ -358,7 +365,7 @@ impl Bench {
                 resident * each,
                 resident / 4 * each,
             ] {
-                shapes.push(Shape {
+                shapes.push(LaunchConfig {
                     threads,
                     blocks,
                     unroll,
@@ -368,11 +375,11 @@ impl Bench {
         shapes
     }
 
-    /// A memory's address, some bytes on.
-    fn at(&self, memory: usize, form: Form, shift: u64) -> SourceAt {
-        SourceAt {
+    /// An operand at an offset in a memory.
+    fn at(&self, memory: usize, kind: OperandKind, shift: u64) -> SourceOperand {
+        SourceOperand {
             address: self.memories[memory].device_ptr().0 + shift,
-            form,
+            kind,
             scalar: None,
         }
     }
@@ -385,13 +392,13 @@ impl Bench {
         sources: &[usize],
         into: usize,
         bytes: usize,
-        shape: Shape,
+        shape: LaunchConfig,
     ) -> Result<Reduction> {
-        let sources: Vec<SourceAt> = sources
+        let sources: Vec<SourceOperand> = sources
             .iter()
-            .map(|&source| self.at(source, Form::Element, 0))
+            .map(|&source| self.at(source, OperandKind::Element, 0))
             .collect();
-        let into = (Form::Element, self.at(into, Form::Element, 0).address);
+        let into = (OperandKind::Element, self.at(into, OperandKind::Element, 0).address);
         Ok(Reduction::new(
             data,
             operator,
@@ -402,10 +409,10 @@ impl Bench {
         )?)
     }
 
-    /// Puts one launch into the stream.
     fn put(&self, these: &Kernels, reduction: &Reduction) -> Result<()> {
         let uses = core::array::from_fn::<_, MEMORIES, _>(|index| self.memories[index].all());
-        // SAFETY: the reduction was made of these memories and their lengths; nobody else uses them.
+        // SAFETY: the reduction was made for these memories and their lengths; nothing else uses
+        // them.
         unsafe { these.reducer.launch(&self.stream, reduction, &uses)? };
         Ok(())
     }
@@ -421,7 +428,7 @@ impl Bench {
         })
     }
 
-    /// Seconds of what `work` puts into the stream.
+    /// Seconds of the work that `work` enqueues.
     fn time(&self, work: impl Fn(&Self) -> Result<()>) -> Result<Time> {
         let sample = |launches: u32| -> Result<f64> {
             self.stream.record(&self.start)?;
@@ -450,7 +457,7 @@ impl Bench {
         data: &str,
         bytes: usize,
         kernels: &str,
-        shape: Option<Shape>,
+        shape: Option<LaunchConfig>,
         moved: usize,
         time: Time,
     ) {
@@ -470,12 +477,11 @@ impl Bench {
     }
 }
 
-/// TB/s.
 fn rate(bytes: usize, seconds: f64) -> f64 {
     bytes as f64 / seconds / 1e12
 }
 
-/// The median rate, and those of the slowest and the fastest sample.
+/// The rates of the median, the slowest and the fastest sample.
 fn spread(bytes: usize, time: Time) -> String {
     format!(
         "{:>6.3} ({:.3}–{:.3})",
@@ -485,7 +491,7 @@ fn spread(bytes: usize, time: Time) -> String {
     )
 }
 
-/// A limit of blocks, in words where it is none.
+/// A limit of blocks for display.
 fn shown(blocks: u32) -> String {
     if blocks == i32::MAX as u32 {
         "per tile".to_owned()

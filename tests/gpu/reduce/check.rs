@@ -1,19 +1,18 @@
-//! Every case of the sweep on a GPU, and one reduction whose memories have more than 2³² bytes.
+//! Every case of the sweep on a GPU, and one reduction of memories longer than 2³² bytes.
 
 use std::time::Instant;
 
 use anyhow::Result;
-use doorbell_cuda::reduce::{DataType, Form, Operator, Source};
+use doorbell_cuda::reduce::{DataType, OperandKind, Operator, Source};
 use doorbell_cuda::{Context, DeviceMemory, Memory as _};
 use doorbell_tests::gpu::driven::Gpu;
 use doorbell_tests::gpu::sweep::{self, Extent};
 
 use crate::free_bytes;
 
-/// Bytes of each memory of the large reduction: more than 32 bits, and ragged.
+/// Bytes of each memory of the large reduction: more than 32 bits, and unaligned.
 const LARGE: usize = (1 << 32) + (1 << 20) + 13;
 
-/// Whether all results are right.
 pub(crate) fn run(context: &Context, extent: Extent) -> Result<bool> {
     let mut gpu = Gpu::new(context)?;
     let started = Instant::now();
@@ -37,7 +36,8 @@ pub(crate) fn run(context: &Context, extent: Extent) -> Result<bool> {
     large(context, &mut gpu)
 }
 
-/// Memories of more than 2³² bytes, filled with one byte each, and what their sum is like at both ends, in the middle and around 2³².
+/// Memories of more than 2³² bytes, each filled with one byte value; the sum is checked at both
+/// ends, in the middle and around 2³².
 fn large(context: &Context, gpu: &mut Gpu) -> Result<bool> {
     let memories: Vec<DeviceMemory> = (0..3)
         .map(|_| DeviceMemory::alloc(context, LARGE))
@@ -46,7 +46,7 @@ fn large(context: &Context, gpu: &mut Gpu) -> Result<bool> {
         gpu.stream.fill(memory.all(), value)?;
     }
     let sources = [Source::elements(memories[0].all()), Source::elements(memories[1].all())];
-    let into = (Form::Element, memories[2].all());
+    let into = (OperandKind::Element, memories[2].all());
     gpu.reducer
         .reduce(&gpu.stream, DataType::U8, Operator::Sum, &sources, into)?;
     let mut window = vec![0; 1 << 20];

@@ -1,4 +1,6 @@
-//! `gpu-reduce`: the reduction kernels on a GPU, held to the processor's bits and measured beside the GPU's own copies. It needs nothing but itself and the driver, so it can be carried to a machine without this repository.
+//! `gpu-reduce`: verifies the reduction kernels on a GPU bit for bit against the CPU's, and
+//! benchmarks them against the GPU's own copies. It is self-contained apart from the driver, so it
+//! can be copied to a machine without this repository.
 
 mod bench;
 mod check;
@@ -24,10 +26,9 @@ Options:
       --json FILE          write what was measured there, too
   -h, --help               show this
 
-Exit status: 0 when all results were right, 1 when one was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+Exit status: 0 if all results were right, 1 if one was wrong, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// What is asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     only: Option<Part>,
@@ -117,7 +118,6 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>>
     Ok(Some(options))
 }
 
-/// The memory of the driver that a context has still.
 pub(crate) fn free_bytes(context: &Context) -> Result<usize> {
     Ok(context.memory_info()?.0)
 }

@@ -1,4 +1,5 @@
-//! How fast: WRITEs from one process's GPU to another's beside the driver's own copies between the same GPUs in the same run, READs, SENDs, and the time of a short message.
+//! Benchmarks: WRITEs between GPUs of two processes against the driver's own copies between the
+//! same GPUs in the same run, READs, SENDs, and latency.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -9,11 +10,10 @@ use doorbell_verbs_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
 use crate::Options;
 use crate::end::{End, Op, Part};
-use crate::far::Far;
+use crate::remote::RemoteEnd;
 
-/// Repeats of which the median is told.
+/// Repeats of a median.
 const REPEATS: usize = 5;
-/// Requests on their way.
 const WINDOW: usize = 16;
 
 pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {
@@ -23,24 +23,24 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {
         sizes.retain(|size| size.trailing_zeros().is_multiple_of(2));
     }
     let largest = sizes.last().copied().unwrap_or(1 << 20);
-    let near = End::new(largest, options.gpus)?;
-    let (mut far, card) = Far::spawn(address, largest, options.gpus)?;
-    near.connect(&card)?;
-    far.connect(&near.card()?)?;
-    let (first, last) = (1.min(near.regions.len() - 1), near.regions.len() - 1);
+    let local = End::new(largest, options.gpus)?;
+    let (mut remote, info) = RemoteEnd::spawn(address, largest, options.gpus)?;
+    local.connect(&info)?;
+    remote.connect(&local.info()?)?;
+    let (first, last) = (1.min(local.regions.len() - 1), local.regions.len() - 1);
     println!(
         "bandwidth in GB/s, medians of {REPEATS}: {} here and {} in another process, {WINDOW} on their way; copy is the driver's own between these GPUs",
-        near.regions[first].name, near.regions[last].name
+        local.regions[first].name, local.regions[last].name
     );
     println!(
         "{:>12} {:>8} {:>8} {:>7} {:>8} {:>12} {:>12}",
         "bytes", "write", "copy", "ratio", "read", "host->gpu", "gpu->host"
     );
     for &size in &sizes {
-        let target = |region: usize| card.regions[region];
+        let target = |region: usize| info.regions[region];
         let measure = |op, here, there| {
             let count = count(size, here == 0 || there == 0, options.quick);
-            bandwidth(&near, op, (here, size), target(there), count)
+            bandwidth(&local, op, (here, size), target(there), count)
         };
         let write = measure(Op::Write, first, last)?;
         let copy = copies(first - 1, last - 1, size, options.quick)?;
@@ -55,17 +55,18 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {
     println!("half round trip of WRITEs with immediate in microseconds, medians");
     for (here, there) in [(first, last), (0, last), (first, 0), (0, 0)] {
         for size in [8, 4096] {
-            let took = latency(&near, &mut far, (here, there), size, &card.regions, options.quick)?;
+            let took = latency(&local, &mut remote, (here, there), size, &info.regions, options.quick)?;
             println!(
                 "{:>12} {} and {}: {took:.2}",
-                size, near.regions[here].name, near.regions[there].name
+                size, local.regions[here].name, local.regions[there].name
             );
         }
     }
     Ok(())
 }
 
-/// How many of a size are measured at once: some 2 GB between GPUs, less by the host; some 20 thousand at most.
+/// Requests per measurement of a size: some 2 GB between GPUs, less through the host; at most some
+/// 20 thousand.
 fn count(size: usize, host: bool, quick: bool) -> usize {
     let bytes: usize = match (quick, host) {
         (true, _) => 16 << 20,
@@ -80,7 +81,7 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-fn bandwidth(near: &End, op: Op, (region, len): (usize, usize), to: (u64, u32), count: usize) -> Result<f64> {
+fn bandwidth(local: &End, op: Op, (region, len): (usize, usize), to: (u64, u32), count: usize) -> Result<f64> {
     let part = Part { region, at: 0, len };
     let mut all = Vec::new();
     for repeat in 0..=REPEATS {
@@ -88,15 +89,15 @@ fn bandwidth(near: &End, op: Op, (region, len): (usize, usize), to: (u64, u32), 
         let (mut posted, mut done) = (0, 0);
         while done < count {
             while posted < count && posted - done < WINDOW {
-                near.post(op, &[part], to, false)?;
+                local.post(op, &[part], to, false)?;
                 posted += 1;
             }
-            if let Some(wc) = near.poll() {
+            if let Some(wc) = local.poll() {
                 ensure!(wc.status == IBV_WC_SUCCESS, "a completion with status {}", wc.status);
                 done += 1;
             }
         }
-        // The first warms up.
+        // The first one is a warm-up.
         if repeat > 0 {
             all.push((count * len) as f64 / since.elapsed().as_secs_f64() / 1e9);
         }
@@ -104,7 +105,7 @@ fn bandwidth(near: &End, op: Op, (region, len): (usize, usize), to: (u64, u32), 
     Ok(median(all))
 }
 
-/// The driver's own copies from one GPU to another, as many on their way.
+/// The driver's own copies from one GPU to another, with as many outstanding.
 fn copies(from: usize, into: usize, len: usize, quick: bool) -> Result<f64> {
     let driver = Driver::load()?;
     let (from, into) = (driver.device(from)?, driver.device(into)?);
@@ -127,10 +128,10 @@ fn copies(from: usize, into: usize, len: usize, quick: bool) -> Result<f64> {
     Ok(median(all))
 }
 
-/// Half of the time of a WRITE there and one back, in microseconds.
+/// Half round trip of WRITEs in microseconds.
 fn latency(
-    near: &End,
-    far: &mut Far,
+    local: &End,
+    remote: &mut RemoteEnd,
     (here, there): (usize, usize),
     len: usize,
     regions: &[(u64, u32)],
@@ -143,28 +144,29 @@ fn latency(
         len,
     };
     let nothing = Part { len: 0, ..part };
-    let back = near.card()?.regions[here];
-    far.pong(Part { region: there, ..part }, back, rounds)?;
-    far.answer()?;
+    let back = local.info()?.regions[here];
+    remote.pong(Part { region: there, ..part }, back, rounds)?;
+    remote.reply()?;
     for _ in 0..2 {
-        near.receive(&[nothing])?;
+        local.receive(&[nothing])?;
     }
     let mut all = Vec::new();
     for _ in 0..rounds {
         let since = Instant::now();
-        near.post(Op::WriteImm, &[part], regions[there], false)?;
+        local.post(Op::WriteImm, &[part], regions[there], false)?;
         loop {
-            let wc = near.wait()?;
+            let wc = local.wait()?;
             ensure!(wc.status == IBV_WC_SUCCESS, "a completion with status {}", wc.status);
             if wc.opcode & IBV_WC_RECV != 0 {
                 break;
             }
         }
         all.push(since.elapsed().as_secs_f64() * 1e6 / 2.0);
-        near.receive(&[nothing])?;
+        local.receive(&[nothing])?;
     }
-    far.answer()?;
-    // The acknowledgement of the last, and the receives that are left, are of no more use: a later ping finds them posted.
-    while near.poll().is_some() {}
+    remote.reply()?;
+    // The last acknowledgement and the remaining receives are drained: a later ping finds its
+    // receives posted.
+    while local.poll().is_some() {}
     Ok(median(all))
 }

@@ -1,4 +1,5 @@
-//! One end of a connection, as a C program has it: verbs by the soft device's table, and memory of each kind registered by plain ibv_reg_mr.
+//! An endpoint as a C program uses it: the soft device's verbs table, with memory of each kind
+//! registered by plain ibv_reg_mr.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,12 +15,11 @@ use doorbell_verbs_sys::*;
 use crate::memory::Memory;
 
 /// Longer than anything takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 pub(crate) const DEPTH: u32 = 64;
 
-/// Memory of some kind, registered.
 pub(crate) struct Region {
     pub(crate) name: String,
     pub(crate) memory: Memory,
@@ -29,7 +29,7 @@ pub(crate) struct Region {
 impl Region {
     fn new(pd: *mut ibv_pd, name: String, memory: Memory) -> Result<Self> {
         let at = ptr::with_exposed_provenance_mut(memory.addr() as usize);
-        // SAFETY: the domain is live, and the memory stays until the region is deregistered.
+        // SAFETY: the domain is live, and the memory stays valid until the region is deregistered.
         let mr = unsafe { (api().reg_mr)(pd, at, memory.len(), RIGHTS as c_int) };
         ensure!(
             !mr.is_null(),
@@ -40,7 +40,7 @@ impl Region {
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: live.
+        // SAFETY: the region is live.
         unsafe { (*self.mr).rkey }
     }
 
@@ -48,16 +48,16 @@ impl Region {
         ibv_sge {
             addr: self.memory.addr() + at as u64,
             length: len as u32,
-            // SAFETY: live.
+            // SAFETY: the region is live.
             lkey: unsafe { (*self.mr).lkey },
         }
     }
 
-    /// Takes the registration back, and keeps the memory.
+    /// Deregisters it, and keeps the memory.
     pub(crate) fn deregister(&mut self) -> Result<()> {
         let mr = std::mem::replace(&mut self.mr, ptr::null_mut());
         if !mr.is_null() {
-            // SAFETY: live, and used no more.
+            // SAFETY: the region is live, and used no more.
             let result = unsafe { (api().dereg_mr)(mr) };
             ensure!(
                 result == 0,
@@ -69,16 +69,15 @@ impl Region {
     }
 }
 
-/// What the other end has to know.
+/// The connection attributes for the peer.
 #[derive(Clone, Debug)]
-pub(crate) struct Card {
+pub(crate) struct EndpointInfo {
     pub(crate) qpn: u32,
     gid: u128,
-    /// Address and key of each kind of memory.
     pub(crate) regions: Vec<(u64, u32)>,
 }
 
-impl Card {
+impl EndpointInfo {
     pub(crate) fn to_line(&self) -> String {
         let regions = self.regions.iter().map(|(addr, rkey)| format!(" {addr:x} {rkey:x}"));
         format!("{:x} {:x}{}", self.qpn, self.gid, regions.collect::<String>())
@@ -101,7 +100,6 @@ impl Card {
     }
 }
 
-/// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Op {
     Write,
@@ -125,7 +123,7 @@ impl Op {
     }
 }
 
-/// A part of a registered region here, by its number and offset.
+/// A range of a local region, by region index and offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) region: usize,
@@ -144,7 +142,7 @@ pub(crate) struct End {
 // SAFETY: verbs objects may be used from any thread (man pages).
 unsafe impl Send for End {}
 
-/// Sets this process's soft device up: at an address, otherwise as the environment says.
+/// Configures this process's soft device: with an address, otherwise from the environment.
 pub(crate) fn set_up(address: IpAddr) -> Result<()> {
     let [mut config] = <[DeviceConfig; 1]>::try_from(DeviceConfig::from_env()?)
         .map_err(|devices| anyhow::anyhow!("one device is enough, and not {}", devices.len()))?;
@@ -154,7 +152,7 @@ pub(crate) fn set_up(address: IpAddr) -> Result<()> {
 }
 
 impl End {
-    /// An end with memory of the host and of each of the GPUs, `len` bytes each.
+    /// An endpoint with `len` bytes of host memory and of each GPU's memory.
     pub(crate) fn new(len: usize, gpus: usize) -> Result<Self> {
         let mut kinds = vec![("host".to_owned(), Memory::host(len))];
         if gpus > 0 {
@@ -164,7 +162,7 @@ impl End {
                 kinds.push((format!("gpu{gpu}"), Memory::gpu(&context, len)?));
             }
         }
-        // SAFETY: the list is freed below; the device stays.
+        // SAFETY: the list is freed below; the device stays open.
         let context = unsafe {
             let list = (api().get_device_list)(ptr::null_mut());
             ensure!(!list.is_null() && !(*list).is_null(), "no soft device");
@@ -214,9 +212,9 @@ impl End {
         }
     }
 
-    pub(crate) fn card(&self) -> Result<Card> {
+    pub(crate) fn info(&self) -> Result<EndpointInfo> {
         let mut gid = MaybeUninit::<ibv_gid>::uninit();
-        // SAFETY: the context is live; filled when it says 0.
+        // SAFETY: the context is live; the GID is initialized if the call returns 0.
         let gid = unsafe {
             ensure!(
                 (api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()) == 0,
@@ -224,10 +222,10 @@ impl End {
             );
             gid.assume_init()
         };
-        // SAFETY: sixteen bytes, however they are named.
+        // SAFETY: both types are sixteen bytes.
         let gid = unsafe { std::mem::transmute_copy::<ibv_gid, [u8; 16]>(&gid) };
-        Ok(Card {
-            // SAFETY: live.
+        Ok(EndpointInfo {
+            // SAFETY: the queue pair is live.
             qpn: unsafe { (*self.qp).qp_num },
             gid: u128::from_be_bytes(gid),
             regions: self
@@ -239,7 +237,7 @@ impl End {
     }
 
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
-        // SAFETY: live.
+        // SAFETY: the queue pair is live.
         let result = unsafe { (api().modify_qp)(self.qp, attr, mask as c_int) };
         ensure!(
             result == 0,
@@ -249,8 +247,8 @@ impl End {
         Ok(())
     }
 
-    pub(crate) fn connect(&self, peer: &Card) -> Result<()> {
-        // SAFETY: integers only.
+    pub(crate) fn connect(&self, peer: &EndpointInfo) -> Result<()> {
+        // SAFETY: the struct consists of integers.
         let mut attr: ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
         attr.qp_state = IBV_QPS_INIT;
         attr.port_num = 1;
@@ -264,7 +262,7 @@ impl End {
         attr.min_rnr_timer = 1;
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = 1;
-        // SAFETY: sixteen bytes, however they are named.
+        // SAFETY: both types are sixteen bytes.
         attr.ah_attr.grh.dgid = unsafe { std::mem::transmute_copy::<[u8; 16], ibv_gid>(&peer.gid.to_be_bytes()) };
         attr.ah_attr.grh.hop_limit = 64;
         let mask = IBV_QP_STATE
@@ -289,13 +287,13 @@ impl End {
         self.modify(&mut attr, mask)
     }
 
-    /// Posts a request from or into parts here, towards an address of the peer's.
+    /// Posts a request on local parts, with a remote address.
     pub(crate) fn post(&self, op: Op, parts: &[Part], (addr, rkey): (u64, u32), inline: bool) -> Result<()> {
         let mut sges: Vec<_> = parts
             .iter()
             .map(|part| self.regions[part.region].sge(part.at, part.len))
             .collect();
-        // SAFETY: integers and pointers, for which zero is a value.
+        // SAFETY: the struct consists of integers and pointers, for which zero is valid.
         let mut wr: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
         wr.sg_list = sges.as_mut_ptr();
         wr.num_sge = sges.len() as c_int;
@@ -321,7 +319,7 @@ impl End {
             };
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: live; a list of one.
+        // SAFETY: the queue pair is live; a list of one.
         let result = unsafe { inline::post_send(self.qp, &mut wr, &mut bad) };
         ensure!(
             result == 0,
@@ -331,7 +329,6 @@ impl End {
         Ok(())
     }
 
-    /// Posts a receive into parts here.
     pub(crate) fn receive(&self, parts: &[Part]) -> Result<()> {
         let mut sges: Vec<_> = parts
             .iter()
@@ -344,7 +341,7 @@ impl End {
             num_sge: sges.len() as c_int,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: live; a list of one.
+        // SAFETY: the queue pair is live; a list of one.
         let result = unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) };
         ensure!(
             result == 0,
@@ -356,11 +353,11 @@ impl End {
 
     pub(crate) fn poll(&self) -> Option<ibv_wc> {
         let mut wc = MaybeUninit::uninit();
-        // SAFETY: live, room for one, filled when it says so.
+        // SAFETY: the queue is live; there is space for one completion, initialized if the call
+        // returns 1.
         unsafe { (inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) == 1).then(|| wc.assume_init()) }
     }
 
-    /// The next completion.
     pub(crate) fn wait(&self) -> Result<ibv_wc> {
         let since = Instant::now();
         let mut turns = 0_u32;
@@ -370,12 +367,11 @@ impl End {
             }
             turns += 1;
             if turns.is_multiple_of(1024) {
-                ensure!(since.elapsed() < PATIENCE, "no completion came within {PATIENCE:?}");
+                ensure!(since.elapsed() < TIMEOUT, "no completion came within {TIMEOUT:?}");
             }
         }
     }
 
-    /// The next completion, which is to be a success.
     pub(crate) fn done(&self) -> Result<ibv_wc> {
         let wc = self.wait()?;
         if wc.status != IBV_WC_SUCCESS {
@@ -387,7 +383,7 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: live, and used no more; in the order that their dependence wants.
+        // SAFETY: the objects are live, and used no more; destroyed in dependency order.
         unsafe {
             (api().destroy_qp)(self.qp);
             for region in &mut self.regions {

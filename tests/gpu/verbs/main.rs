@@ -1,11 +1,13 @@
-//! `gpu-verbs`: the soft device with memory of GPUs, by its C ABI: every mix of host and GPUs, byte for byte, in one process and between two; and how fast, beside the driver's own copies. It needs nothing but
-//! itself and the driver, so it can be carried to a machine without this repository.
+//! `gpu-verbs`: the soft device with GPU memory, through its C ABI: every combination of host and
+//! GPUs, byte for byte, in one process and between two; and benchmarks against the driver's own
+//! copies. It is self-contained apart from the driver, so it can be copied to a machine without
+//! this repository.
 
 mod bench;
 mod check;
 mod end;
-mod far;
 mod memory;
+mod remote;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
@@ -18,22 +20,21 @@ Check and measure memory of GPUs on the soft device
 
 Usage: gpu-verbs [check | bench] [OPTIONS]
 
-Without a word it does both. GPU 0 is the near end's and the last of --gpus the far end's in the measurements.
+Without a command it does both. GPU 0 is the local end's and the last of --gpus the remote end's in the measurements.
 
 Options:
       --gpus N             how many GPUs take part; 2, or as many as there are, if not given
       --largest N          the longest message in MiB; 1024 if not given
       --quick              few sizes, 4 MiB at most, few iterations
       --one-process        check: both ends in one process only
-      --two-processes      check: the far end in a process of its own only
+      --two-processes      check: the remote end in a process of its own only
       --only PART          check: mixes, lists, inline, order, over, raw, key, atomic, deregister or kill alone
   -h, --help               show this
 
-DOORBELL_LINK=udp has all of it go over UDP. GPU_VERBS_MEMORY=older has memory of GPUs made by cuMemAlloc, as PyTorch's is, which other processes have by the older kind of handle.
-Exit status: 0 when all was right, 1 when something was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+DOORBELL_LINK=udp sends everything over UDP. GPU_VERBS_MEMORY=older allocates GPU memory by cuMemAlloc, like PyTorch, which is shared by IPC handle.
+Exit status: 0 if all checks passed, 1 if one failed, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// What is asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     check: bool,
@@ -43,7 +44,6 @@ pub(crate) struct Options {
     quick: bool,
     one: bool,
     two: bool,
-    /// The one part to check.
     only: Option<String>,
 }
 
@@ -97,7 +97,7 @@ fn run(options: &Options) -> Result<bool> {
     Ok(right)
 }
 
-/// An address that no other run has.
+/// An address that no other run uses.
 fn own_address() -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(
@@ -109,7 +109,7 @@ fn own_address() -> IpAddr {
 }
 
 fn far_end(address: &str, len: &str, gpus: &str) -> Result<()> {
-    far::run(address.parse()?, len.parse()?, gpus.parse()?)
+    remote::run(address.parse()?, len.parse()?, gpus.parse()?)
 }
 
 fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>> {

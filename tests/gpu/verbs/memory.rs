@@ -1,4 +1,5 @@
-//! Memory of one end: the host's or a GPU's, filled with a pattern and compared with it, by several threads where there is much of it.
+//! An endpoint's memory, on the host or a GPU, filled with a pattern and compared, by several
+//! threads if it is large.
 
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -11,25 +12,21 @@ use doorbell_cuda::{Context, HostMemory, Memory as _, Stream};
 use doorbell_gpudirect::GpuMemory;
 use doorbell_tests::gpu::foreign;
 
-/// The variable that says what memory of GPUs is made by: `older` is `cuMemAlloc`. The far end's process has it, too.
+/// The variable that selects how GPU memory is allocated: `older` is `cuMemAlloc`. The remote
+/// process inherits it.
 const KIND: &str = "GPU_VERBS_MEMORY";
-/// Bytes that a thread fills or compares at once, and by which they go to a GPU and come back.
+/// Bytes that a thread processes at a time, and the size of its staging buffer.
 const STAGE: usize = 4 << 20;
-/// Threads at most: what they do is bound by memory.
+/// The maximum number of threads: their work is memory-bound.
 const THREADS: usize = 8;
 
-/// Registered memory, which only its methods look at.
+/// Registered memory, which only its methods access.
 pub(crate) enum Memory {
     Host(Box<[UnsafeCell<u8>]>),
-    Gpu {
-        memory: GpuMemory,
-        /// For each thread one.
-        ways: Vec<Way>,
-    },
+    Gpu { memory: GpuMemory, stagings: Vec<Staging> },
 }
 
-/// How bytes get to a GPU and come back.
-pub(crate) struct Way {
+pub(crate) struct Staging {
     stream: Stream,
     stage: HostMemory,
 }
@@ -40,7 +37,6 @@ fn byte(seed: u64, index: usize) -> u8 {
     word.to_le_bytes()[index % 8]
 }
 
-/// The pattern from `start` on.
 fn pattern(seed: u64, start: usize, bytes: &mut [u8]) {
     let head = (8 - start % 8) % 8;
     let head = head.min(bytes.len());
@@ -60,7 +56,7 @@ fn pattern(seed: u64, start: usize, bytes: &mut [u8]) {
     }
 }
 
-/// How many threads look at memory of `len` bytes.
+/// The number of threads for memory of `len` bytes.
 fn threads(len: usize) -> usize {
     let most = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     len.div_ceil(STAGE).clamp(1, most)
@@ -69,7 +65,7 @@ fn threads(len: usize) -> usize {
 impl Memory {
     pub(crate) fn host(len: usize) -> Self {
         let bytes: Box<[u8]> = vec![0; len].into_boxed_slice();
-        // SAFETY: UnsafeCell is its content in memory (its documentation promises so).
+        // SAFETY: UnsafeCell has the same memory layout as its content (documented).
         Self::Host(unsafe { Box::from_raw(Box::into_raw(bytes) as *mut [UnsafeCell<u8>]) })
     }
 
@@ -77,20 +73,20 @@ impl Memory {
         let memory = match std::env::var(KIND).as_deref() {
             Ok("older") => {
                 let theirs = foreign::alloc(context, len, 0)?;
-                // SAFETY: the owner is memory that has these bytes.
+                // SAFETY: the owner is memory that contains these bytes.
                 unsafe { GpuMemory::wrap(context, theirs.device_ptr(), len, Arc::new(theirs))? }
             }
             _ => GpuMemory::alloc(context, len)?,
         };
-        let way = || -> Result<Way> {
-            Ok(Way {
+        let staging = || -> Result<Staging> {
+            Ok(Staging {
                 stream: Stream::new(context)?,
                 stage: HostMemory::alloc(context, STAGE)?,
             })
         };
         Ok(Self::Gpu {
             memory,
-            ways: (0..threads(len)).map(|_| way()).collect::<Result<_>>()?,
+            stagings: (0..threads(len)).map(|_| staging()).collect::<Result<_>>()?,
         })
     }
 
@@ -118,7 +114,7 @@ impl Memory {
         .map(drop)
     }
 
-    /// Whether the pattern's first `len` bytes are at `at`; where the first other byte is, if not.
+    /// Compares the pattern's first `len` bytes with those at `at`; returns the first difference.
     pub(crate) fn differs(&self, at: usize, len: usize, seed: u64) -> Result<Option<usize>> {
         self.in_parts(at, len, |part, start, bytes| {
             part.read(at + start, bytes)?;
@@ -132,7 +128,8 @@ impl Memory {
         })
     }
 
-    /// Has `work` done for each part of `len` bytes at `at`, given where it begins and room for it, by several threads. Gives the least of what it says.
+    /// Runs `work` on several threads for each part of `len` bytes at `at`, with the part's offset
+    /// and a buffer. Returns the minimum result.
     fn in_parts(
         &self,
         at: usize,
@@ -169,21 +166,25 @@ impl Memory {
         })
     }
 
-    /// The memory as `count` threads reach it.
+    /// The memory as accessed by `count` threads.
     fn parts(&self, count: usize) -> Vec<Part<'_>> {
         match self {
             Self::Host(bytes) => vec![Part::Host(bytes.as_ptr().expose_provenance()); count],
-            Self::Gpu { memory, ways } => ways.iter().take(count).map(|way| Part::Gpu(memory, way)).collect(),
+            Self::Gpu { memory, stagings } => stagings
+                .iter()
+                .take(count)
+                .map(|staging| Part::Gpu(memory, staging))
+                .collect(),
         }
     }
 }
 
-/// Memory as one thread reaches it: within bounds, and where no other thread does just then.
+/// Memory as accessed by one thread: within bounds, and at disjoint ranges.
 #[derive(Clone)]
 enum Part<'a> {
     /// By its exposed address.
     Host(usize),
-    Gpu(&'a GpuMemory, &'a Way),
+    Gpu(&'a GpuMemory, &'a Staging),
 }
 
 impl Part<'_> {
@@ -191,10 +192,11 @@ impl Part<'_> {
         match self {
             Self::Host(start) => {
                 let to = ptr::with_exposed_provenance_mut::<u8>(start + at);
-                // SAFETY: in the memory, as was made sure; no reference to its bytes is ever made, and each part of it is one thread's.
+                // SAFETY: within the memory, as checked; no reference to its bytes is ever made,
+                // and each part is accessed by one thread.
                 unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             }
-            Self::Gpu(memory, Way { stream, stage }) => {
+            Self::Gpu(memory, Staging { stream, stage }) => {
                 stage.copy_in(0, bytes)?;
                 stream.copy(memory.span(at..at + bytes.len())?, stage.span(..bytes.len())?)?;
                 stream.synchronize()?;
@@ -210,7 +212,7 @@ impl Part<'_> {
                 // SAFETY: as in `write`.
                 unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
             }
-            Self::Gpu(memory, Way { stream, stage }) => {
+            Self::Gpu(memory, Staging { stream, stage }) => {
                 stream.copy(stage.span(..bytes.len())?, memory.span(at..at + bytes.len())?)?;
                 stream.synchronize()?;
                 stage.copy_out(0, bytes)?;

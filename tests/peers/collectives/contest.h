@@ -1,9 +1,9 @@
-// What a collective of a peer is measured by, the same for each: cargo xtask peers coll runs them beside `doorbell coll`.
+// The measurement loop of the peers' collectives: cargo xtask peers coll compares them with `doorbell coll`.
 //
 // usage: PROGRAM OPERATION FROM TO FACTOR
 // prints one line for each size: OPERATION BYTES MICROSECONDS
 //
-// BYTES are as nccl-tests has them: the whole that an all-gather gives and a reduce-scatter or an all-to-all takes.
+// BYTES are as in nccl-tests: the total output of an all-gather, the total input of a reduce-scatter or an all-to-all.
 #ifndef DOORBELL_CONTEST_H
 #define DOORBELL_CONTEST_H
 
@@ -32,7 +32,7 @@ static inline struct contest contest_of(int argc, char **argv) {
     return c;
 }
 
-// How often an operation on so many bytes is repeated: for a tenth of a second or so, but not less than ten times.
+// Repetitions of an operation of this size: for about a tenth of a second, but at least ten.
 static inline int contest_repeats(size_t bytes) {
     size_t n = (size_t)200000000 / (bytes + 20000);
     return n < 10 ? 10 : n > 5000 ? 5000 : (int)n;

@@ -1,5 +1,5 @@
 // Collectives of gloo over its TCP transport, measured. c++ -O2 gloo.cc -lgloo -o gloo
-// Ranks meet by files in a folder: GLOO_FOLDER=DIR GLOO_RANK=r GLOO_RANKS=n ./gloo allreduce 8 67108864 8
+// Rendezvous by files in a folder: GLOO_FOLDER=DIR GLOO_RANK=r GLOO_RANKS=n ./gloo allreduce 8 67108864 8
 #include "contest.h"
 #include <cstdlib>
 #include <gloo/allgather.h>

@@ -1,10 +1,13 @@
-// What NCCL takes for collectives between GPUs, one process to each: for `beside.py`, which runs `doorbell coll --gpu` on the same GPUs in turn.
+// Measures NCCL's collectives between GPUs, one process per GPU: for `beside.py`, which runs
+// `doorbell coll --gpu` on the same GPUs alternately.
 //
 //   nccl-bench RANKS OPERATION TYPE FIRST LAST FACTOR ROUNDS
 //
-// OPERATION is allreduce, allgather, reduce-scatter or broadcast, TYPE f32 or bf16; sizes are as nccl-tests counts them, from FIRST to LAST bytes. Each line of output is a size: its bytes, the
-// microseconds of one operation when many are enqueued one behind the other, and when they are launched as a graph of 20. Each is the median of ROUNDS, and of each round the slowest rank counts.
-// Buffers are apart and registered. It is built where NCCL is: cc -O2 bench.c -lnccl -lcudart.
+// OPERATION is allreduce, allgather, reduce-scatter or broadcast, TYPE f32 or bf16; sizes
+// are as in nccl-tests, from FIRST to LAST bytes. Each line of output is a size: its bytes, the microseconds of
+// one operation when many are enqueued, and when they are launched as a graph of 20. Each is the median of
+// ROUNDS, and of each round the slowest rank counts. Buffers are out of place and registered. To build where
+// NCCL is installed: cc -O2 bench.c -lnccl -lcudart.
 #define _GNU_SOURCE
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -19,7 +22,7 @@
 
 enum { MOST = 16, GRAPH = 20, ROUNDS_MOST = 64 };
 
-// What the processes share.
+// Shared by the processes.
 struct shared {
     pthread_barrier_t barrier;
     ncclUniqueId id;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Collectives of GPUs beside NCCL: `doorbell coll --gpu` and `nccl-bench` (bench.c) by turns, on the same GPUs in one run.
+"""GPU collectives compared with NCCL: `doorbell coll --gpu` and `nccl-bench` (bench.c) alternately, on the same GPUs.
 
     beside.py --doorbell target/release/doorbell --nccl ./nccl-bench --ranks 2,4 > beside.md
 
@@ -18,7 +18,7 @@ OPERATIONS = ["allreduce", "allgather", "reduce-scatter", "broadcast"]
 
 
 def bus(operation, ranks, size, microseconds):
-    """GB/s of the bus."""
+    """Bus bandwidth in GB/s."""
     factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(operation, (ranks - 1) / ranks)
     return factor * size / microseconds / 1e3
 
@@ -54,7 +54,7 @@ def theirs(args, ranks, operation, kind, first, last):
 
 
 def medians(turns):
-    """The median of each size that every turn has."""
+    """The median of each size that every round has."""
     sizes = set(turns[0]).intersection(*turns[1:])
     return {size: statistics.median(turn[size] for turn in turns) for size in sizes}
 

@@ -1,6 +1,8 @@
-//! Seeded conversations: every operation, mixed, over links that lose, repeat, reorder, delay and damage packets.
+//! Seeded conversations: every operation, mixed, over links that drop, duplicate, reorder, delay
+//! and corrupt packets.
 //!
-//! `DOORBELL_SIM_SEEDS` sets how many are held (10,000 unless told otherwise), `DOORBELL_SIM_SEED` repeats a single one and prints its packets.
+//! `DOORBELL_SIM_SEEDS` sets how many run (default 10,000), `DOORBELL_SIM_SEED` repeats a single
+//! one and prints its packets.
 
 mod oracle;
 mod plan;
@@ -60,7 +62,8 @@ fn nothing_is_lost_doubled_or_damaged() {
     check_mixture(&outcomes);
 }
 
-/// Fails with the last packets of the conversation, how to see them all, and how to repeat it.
+/// Fails with the last packets of the conversation, and the commands that print all of them and
+/// repeat it.
 fn report(seed: u64, error: &str) -> ! {
     let trace = attempt(seed, Trace::on())
         .err()
@@ -85,7 +88,7 @@ fn attempt(seed: u64, trace: Trace) -> Result<Outcome, (String, String)> {
     })
 }
 
-/// The conversations are worth something only when most succeed and each way of failing comes up.
+/// Most conversations must succeed, and each kind of failure must occur.
 fn check_mixture(outcomes: &[Outcome]) {
     let count = |f: fn(&Outcome) -> u64| outcomes.iter().filter(|outcome| f(outcome) > 0).count();
     let (retry, rnr) = (count(|o| o.retry_exceeded), count(|o| o.rnr_exceeded));

@@ -1,32 +1,32 @@
-//! What must have happened: every completion against the plan, and every byte of memory at the end.
+//! Checks results: every completion against the plan, and every byte of memory at the end.
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::State;
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
 
 use super::plan::{Action, Area, Areas, End, Op, Range};
-use super::run::{Live, Outcome};
+use super::run::{Outcome, RunningEnd};
 use doorbell_roce_proto::memory::AtomicOp;
 
-/// What one end has seen so far. Its methods take a completion and give the state after it, or the rule that it breaks.
+/// The state of one end so far. Its methods take a completion and return the next state, or the
+/// violated rule.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Side {
-    /// Requests posted.
+pub(super) struct EndState {
     pub(super) posted: usize,
-    /// Requests known to have ended, one way or the other: all before this one.
+    /// Requests known to have completed or failed: all before this one.
     pub(super) retired: usize,
-    /// The request whose failure put the queue pair into the error state, and how.
+    /// The request whose failure moved the queue pair to ERR, and its status.
     pub(super) failed: Option<(usize, Status)>,
     pub(super) receives_posted: usize,
     pub(super) receives_done: usize,
     /// Of those, the ones with a message.
     pub(super) received: usize,
-    /// The test itself moved the queue pair into the error state.
+    /// The test itself moved the queue pair to ERR.
     pub(super) closed: bool,
 }
 
-impl Side {
-    /// A completion of a send request. `read` gives the bytes of our own memory as they are now.
+impl EndState {
+    /// A completion of a send request. `read` returns the current bytes of its own memory.
     pub(super) fn sent(mut self, end: &End, c: &Completion, read: impl Fn(&Range) -> Vec<u8>) -> Result<Self, String> {
         let index = c.wr_id as usize;
         if index < self.retired || index >= self.posted {
@@ -47,7 +47,7 @@ impl Side {
             return Err(format!("request {} was signalled, and has not completed", self.retired));
         }
         let op = &end.ops[index];
-        // What completes confirms all before it.
+        // A completion confirms all requests before it.
         let confirmed = if c.status == Status::Success { index + 1 } else { index };
         for op in end.ops[self.retired..confirmed].iter().filter(|op| op.fetches()) {
             let bytes: Vec<u8> = op.local.iter().flat_map(&read).collect();
@@ -105,20 +105,21 @@ impl Side {
             Action::Write { target, .. } => (CompletionOpcode::ReceiveWriteImm, std::slice::from_ref(target)),
             _ => (CompletionOpcode::Receive, &end.receives[self.received - 1].local),
         };
-        let told = (c.opcode, c.byte_len as usize, c.imm, c.src_qpn, c.solicited);
+        let actual = (c.opcode, c.byte_len as usize, c.imm, c.src_qpn, c.solicited);
         let expected = (opcode, op.data.len(), op.imm(), peer, op.solicited);
-        if told != expected {
-            return Err(format!("{told:?} instead of {expected:?}"));
+        if actual != expected {
+            return Err(format!("{actual:?} instead of {expected:?}"));
         }
         let bytes: Vec<u8> = ranges.iter().flat_map(read).collect();
-        // A receive may be longer than its message; a WRITE's target may be written again, but only by what is sent later.
+        // A receive may be longer than its message; a WRITE's target may be overwritten, but only
+        // by a later request.
         if !bytes.starts_with(&op.data) && !overwritten(ops, op) {
             return Err("wrong bytes".into());
         }
         Ok(self)
     }
 
-    /// The queue pair is in the error state when a request failed, and only then.
+    /// The queue pair is in ERR if and only if a request failed.
     pub(super) fn check_state(&self, state: Option<State>) -> Result<(), String> {
         let expected = if self.failed.is_some() { State::Err } else { State::Rts };
         if state == Some(expected) {
@@ -128,7 +129,6 @@ impl Side {
         }
     }
 
-    /// Nothing will happen any more.
     pub(super) fn check_finished(&self, end: &End) -> Result<(), String> {
         if self.retired < self.posted {
             return Err(format!("request {} of {} never completes", self.retired, self.posted));
@@ -149,7 +149,6 @@ impl Side {
         }
     }
 
-    /// How many requests succeeded for certain.
     fn confirmed(&self) -> usize {
         self.failed.map_or(self.retired, |(index, _)| index)
     }
@@ -185,25 +184,26 @@ fn overwritten(ops: &[Op], op: &Op) -> bool {
     target(op).is_some() && later.into_iter().any(|other| target(other) == target(op))
 }
 
-/// Compares the memory that `from`'s program works on with the plan: the peer must have carried out all requests confirmed, perhaps some of those whose
-/// fate `from` does not know, and a leading part of one more; each once, and nothing else.
-pub(super) fn judge_memory(
-    from: &Live<'_>,
-    to: &Live<'_>,
+/// Compares the memory that `from`'s program accesses with the plan: the peer must have executed
+/// all confirmed requests, perhaps some of the unconfirmed ones, and a prefix of one more; each
+/// once, and nothing else.
+pub(super) fn check_memory(
+    from: &RunningEnd<'_>,
+    to: &RunningEnd<'_>,
     mtu: usize,
-    memory: impl Fn(&Live<'_>, Area) -> Vec<u8>,
+    memory: impl Fn(&RunningEnd<'_>, Area) -> Vec<u8>,
 ) -> Result<(), String> {
-    judge_own(from, mtu, &memory)?;
+    check_requester(from, mtu, &memory)?;
     let found = [Area::Receive, Area::Exposed, Area::Words].map(|area| memory(to, area));
     let matches = |areas: &Areas| {
         [Area::Receive, Area::Exposed, Area::Words].map(|area| &areas.0[area as usize]) == found.each_ref()
     };
     let mut expected = to.end.areas.clone();
-    let ops = &from.end.ops[..from.side.posted];
+    let ops = &from.end.ops[..from.state.posted];
     for (done, op) in ops.iter().map(Some).chain([None]).enumerate() {
         let received = ops[..done].iter().filter(|op| op.receive.is_some()).count();
-        if done >= from.side.confirmed() && received == to.side.received {
-            let begun = op.filter(|_| from.side.failed.is_some());
+        if done >= from.state.confirmed() && received == to.state.received {
+            let begun = op.filter(|_| from.state.failed.is_some());
             let parts = begun.map_or(0, |op| op.data.len()).div_ceil(mtu);
             for part in 0..=parts {
                 let mut partly = expected.clone();
@@ -226,10 +226,10 @@ pub(super) fn judge_memory(
     Err("the peer's memory holds what no prefix of the requests gives".into())
 }
 
-/// Does to memory what the first `len` bytes of a SEND or WRITE do.
-fn execute(areas: &mut Areas, to: &Live<'_>, op: &Op, len: usize) {
+/// Applies the first `len` bytes of a SEND or WRITE to memory.
+fn execute(areas: &mut Areas, to: &RunningEnd<'_>, op: &Op, len: usize) {
     match (&op.action, op.receive) {
-        (Action::Send { .. }, Some(receive)) if receive < to.side.receives_posted => {
+        (Action::Send { .. }, Some(receive)) if receive < to.state.receives_posted => {
             areas.scatter(&to.end.receives[receive].local, &op.data[..len]);
         }
         (Action::Write { target, .. }, _) => areas.write(target, &op.data[..len]),
@@ -237,8 +237,13 @@ fn execute(areas: &mut Areas, to: &Live<'_>, op: &Op, len: usize) {
     }
 }
 
-/// The requester's own memory: sources unchanged; landings hold what was confirmed, or a leading part of what was not.
-fn judge_own(from: &Live<'_>, mtu: usize, memory: impl Fn(&Live<'_>, Area) -> Vec<u8>) -> Result<(), String> {
+/// The requester's own memory: sources unchanged; landings hold confirmed data, or a prefix of
+/// unconfirmed data.
+fn check_requester(
+    from: &RunningEnd<'_>,
+    mtu: usize,
+    memory: impl Fn(&RunningEnd<'_>, Area) -> Vec<u8>,
+) -> Result<(), String> {
     if memory(from, Area::Source) != from.end.areas.0[Area::Source as usize] {
         return Err("a source buffer changed".into());
     }
@@ -248,13 +253,13 @@ fn judge_own(from: &Live<'_>, mtu: usize, memory: impl Fn(&Live<'_>, Area) -> Ve
         areas
     };
     let mut expected = from.end.areas.clone();
-    for (i, op) in from.end.ops[..from.side.posted]
+    for (i, op) in from.end.ops[..from.state.posted]
         .iter()
         .enumerate()
         .filter(|(_, op)| op.fetches())
     {
         let brought = found.gather(&op.local);
-        let len = if i < from.side.confirmed() {
+        let len = if i < from.state.confirmed() {
             op.data.len()
         } else {
             let same = brought.iter().zip(&op.data).take_while(|(a, b)| a == b).count();

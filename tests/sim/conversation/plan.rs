@@ -1,4 +1,4 @@
-//! What a conversation is to be: drawn from its seed before anything runs, expected results included.
+//! The plan of a conversation: generated from its seed before it runs, with expected results.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -11,18 +11,18 @@ use fastrand::Rng;
 use crate::memory::apply;
 use crate::net::{Idents, LinkConfig};
 
-/// The memory of one end of one connection, by who uses it. Ranges in it never touch: the gaps between them show stray writes.
+/// The memory of one end of one connection, by user. Ranges in it never touch: the gaps between
+/// them show stray writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
-    /// What we send and write from; nobody writes to it.
+    /// Sources of SENDs and WRITEs; never written.
     Source,
-    /// Where our READs and atomics put what they bring.
+    /// Destinations of READs and atomics.
     Landing,
-    /// Where the peer's SENDs go.
     Receive,
-    /// What the peer reads and writes.
+    /// Memory that the peer reads and writes.
     Exposed,
-    /// The words for the peer's atomics.
+    /// Words for the peer's atomics.
     Words,
 }
 
@@ -30,7 +30,6 @@ impl Area {
     pub(crate) const ALL: [Self; 5] = [Self::Source, Self::Landing, Self::Receive, Self::Exposed, Self::Words];
 }
 
-/// A range of an [`Area`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) area: Area,
@@ -44,7 +43,6 @@ impl Range {
     }
 }
 
-/// The bytes of every [`Area`] of one end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Areas(pub(crate) [Vec<u8>; 5]);
 
@@ -53,7 +51,7 @@ impl Areas {
         self.0[range.area as usize][range.offset..range.offset + data.len()].copy_from_slice(data);
     }
 
-    /// Writes `data` over the ranges, one after another, as far as it goes.
+    /// Writes `data` over the ranges in order, until it ends.
     pub(crate) fn scatter(&mut self, ranges: &[Range], mut data: &[u8]) {
         for range in ranges {
             let (now, later) = data.split_at(range.len.min(data.len()));
@@ -66,7 +64,7 @@ impl Areas {
         ranges.iter().flat_map(|range| range.of(self)).copied().collect()
     }
 
-    /// Reserves room with a gap after it. Atomics' words need `align` 8.
+    /// Reserves a range with a gap after it. Atomics' words need `align` 8.
     fn reserve(&mut self, rng: &mut Rng, area: Area, len: usize, align: usize) -> Range {
         let bytes = &mut self.0[area as usize];
         let offset = bytes.len().next_multiple_of(align);
@@ -77,7 +75,6 @@ impl Areas {
         Range { area, offset, len }
     }
 
-    /// Reserves room in up to `most` pieces.
     fn reserve_pieces(&mut self, rng: &mut Rng, area: Area, len: usize, most: usize) -> Vec<Range> {
         let mut left = len;
         let mut ranges = Vec::new();
@@ -90,7 +87,6 @@ impl Areas {
     }
 }
 
-/// What an operation does, and to which of the peer's ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Send { imm: Option<u32> },
@@ -99,26 +95,23 @@ pub(crate) enum Action {
     Atomic { word: Range, op: AtomicOp },
 }
 
-/// One send request.
 #[derive(Clone, Debug)]
 pub(crate) struct Op {
     pub(crate) action: Action,
-    /// Our side of it.
     pub(crate) local: Vec<Range>,
-    /// The bytes it moves, either way.
+    /// The bytes transferred in either direction.
     pub(crate) data: Vec<u8>,
     pub(crate) inline: bool,
     pub(crate) signalled: bool,
     pub(crate) fence: bool,
     pub(crate) solicited: bool,
-    /// Not to be posted before.
+    /// The earliest time to post it.
     pub(crate) not_before: Instant,
-    /// The index of the receive it takes at the peer.
+    /// The index of the peer's receive that it consumes.
     pub(crate) receive: Option<usize>,
 }
 
 impl Op {
-    /// Whether it brings data here.
     pub(crate) fn fetches(&self) -> bool {
         matches!(self.action, Action::Read { .. } | Action::Atomic { .. })
     }
@@ -131,7 +124,6 @@ impl Op {
     }
 }
 
-/// One receive request.
 #[derive(Clone, Debug)]
 pub(crate) struct Receive {
     pub(crate) local: Vec<Range>,
@@ -140,6 +132,7 @@ pub(crate) struct Receive {
 
 /// One end of a connection: its queue pair's attributes and its program.
 #[derive(Clone, Debug)]
+// fields: the attributes of ibv_modify_qp and ibv_create_qp, one each
 pub(crate) struct End {
     pub(crate) node: usize,
     pub(crate) sq_psn: Psn,
@@ -155,18 +148,15 @@ pub(crate) struct End {
     pub(crate) signal_all: bool,
     pub(crate) ops: Vec<Op>,
     pub(crate) receives: Vec<Receive>,
-    /// Memory as it is at the start.
     pub(crate) areas: Areas,
 }
 
-/// A connection between two nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     pub(crate) mtu: Mtu,
     pub(crate) ends: [End; 2],
 }
 
-/// All of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) addresses: Vec<IpAddr>,
@@ -179,8 +169,7 @@ pub(crate) struct Plan {
 pub(crate) const MAX_SGE: usize = 4;
 
 impl Plan {
-    /// The conversation of `seed`.
-    pub(crate) fn draw(seed: u64) -> Self {
+    pub(crate) fn generate(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let nodes = if rng.u8(..4) == 0 { 3 } else { 2 };
         let v6 = rng.bool();
@@ -193,7 +182,7 @@ impl Plan {
                 }
             })
             .collect();
-        let faults = draw_faults(&mut rng);
+        let faults = generate_faults(&mut rng);
         let link = LinkConfig {
             bits_per_second: [10, 25, 100, 400][rng.usize(..4)] * 1_000_000_000,
             latency: Duration::from_nanos(rng.u64(200..20_000)),
@@ -201,7 +190,8 @@ impl Plan {
             faults,
             idents: match rng.u8(..3) {
                 0 => Idents::Known,
-                // A solved Identification makes the ICRC one of 16 bits: what gets past it is not the engine's fault.
+                // A predictable Identification reduces the ICRC to 16 bits: an undetected
+                // corruption is then not the engine's fault.
                 1 if faults.corrupt == 0.0 => Idents::Counting,
                 _ => Idents::Zero,
             },
@@ -213,7 +203,7 @@ impl Plan {
             rng.u32(1..=512)
         };
         let connections = (0..rng.usize(1..=4))
-            .map(|_| draw_connection(&mut rng, nodes.into()))
+            .map(|_| generate_connection(&mut rng, nodes.into()))
             .collect();
         Self {
             addresses,
@@ -224,8 +214,9 @@ impl Plan {
     }
 }
 
-/// A fifth of the conversations run on a perfect link, a fifth with every fault at its most, the others with some faults of some strength.
-fn draw_faults(rng: &mut Rng) -> FaultConfig {
+/// A fifth of the conversations run without faults, a fifth with every fault at its maximum, the
+/// others with some faults of some strength.
+fn generate_faults(rng: &mut Rng) -> FaultConfig {
     let kind = rng.u8(..5);
     let mut fraction = || match kind {
         0 => 0.0,
@@ -245,21 +236,21 @@ fn draw_faults(rng: &mut Rng) -> FaultConfig {
     }
 }
 
-fn draw_connection(rng: &mut Rng, nodes: usize) -> Connection {
+fn generate_connection(rng: &mut Rng, nodes: usize) -> Connection {
     let mtu = Mtu::from_code(rng.u32(1..=5)).expect("1 to 5 are codes");
     let first = rng.usize(..nodes);
     let second = (first + rng.usize(1..nodes)) % nodes;
-    let mut ends = [draw_end(rng, first), draw_end(rng, second)];
+    let mut ends = [generate_end(rng, first), generate_end(rng, second)];
     for i in 0..2 {
         ends[i].max_dest_rd_atomic = (ends[1 - i].max_rd_atomic + rng.u8(..4)).min(16);
     }
     let [a, b] = &mut ends;
-    draw_program(rng, mtu, a, b);
-    draw_program(rng, mtu, b, a);
+    generate_program(rng, mtu, a, b);
+    generate_program(rng, mtu, b, a);
     Connection { mtu, ends }
 }
 
-fn draw_end(rng: &mut Rng, node: usize) -> End {
+fn generate_end(rng: &mut Rng, node: usize) -> End {
     End {
         node,
         // Every second one wraps within a conversation.
@@ -268,7 +259,7 @@ fn draw_end(rng: &mut Rng, node: usize) -> End {
         } else {
             Psn::new(rng.u32(0xff_ff80..0x100_0000))
         },
-        // Mostly well over a round trip; sometimes so short that it runs out for nothing.
+        // Mostly well over a round trip; sometimes so short that it expires without a loss.
         timeout: if rng.u8(..8) == 0 { rng.u8(4..8) } else { rng.u8(10..13) },
         retry_cnt: if rng.u8(..4) == 0 { rng.u8(..7) } else { 7 },
         rnr_retry: if rng.u8(..4) == 0 { rng.u8(..7) } else { 7 },
@@ -285,8 +276,8 @@ fn draw_end(rng: &mut Rng, node: usize) -> End {
     }
 }
 
-/// Draws what `from` does to `to`, by running it on a copy of the memory of both.
-fn draw_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
+/// Generates `from`'s requests to `to`, by running them on a copy of the memory of both.
+fn generate_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
     let words = [
         to.areas.reserve(rng, Area::Words, 8, 8),
         to.areas.reserve(rng, Area::Words, 8, 8),
@@ -300,11 +291,11 @@ fn draw_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
     for _ in 0..rng.usize(..=24) {
         let len = match from.ops.last() {
             Some(op) if op.fetches() && rng.bool() => op.data.len(),
-            _ => draw_len(rng, mtu.bytes()),
+            _ => generate_len(rng, mtu.bytes()),
         };
         let imm = rng.bool().then(|| rng.u32(..));
         let mut op = match rng.u8(..10) {
-            0..4 => draw_source(rng, from, Action::Send { imm }, len),
+            0..4 => generate_source(rng, from, Action::Send { imm }, len),
             4..7 => {
                 // Sometimes over the range written last, which is then not read again.
                 let target = match written.take() {
@@ -314,12 +305,12 @@ fn draw_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
                     },
                     _ => to.areas.reserve(rng, Area::Exposed, len, 1),
                 };
-                let op = draw_source(rng, from, Action::Write { target, imm }, target.len);
+                let op = generate_source(rng, from, Action::Write { target, imm }, target.len);
                 written = Some((target, op.data.clone()));
                 op
             }
             7..9 => {
-                // Sometimes what was written last: the responder does requests in order.
+                // Sometimes the data written last: the responder executes requests in order.
                 let (source, data) = match written.clone() {
                     Some(last) if rng.bool() => last,
                     _ => {
@@ -327,7 +318,7 @@ fn draw_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
                         (source, source.of(&to.areas).to_vec())
                     }
                 };
-                // Nothing may write again what a READ that is repeated may read again.
+                // A duplicate READ may read its source again, so nothing may write it again.
                 written = None;
                 let local = from.areas.reserve_pieces(rng, Area::Landing, source.len, MAX_SGE);
                 new_op(Action::Read { source }, local, data)
@@ -373,7 +364,7 @@ fn draw_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
         op.not_before = send_at;
         op.fence |= rng.u8(..8) == 0;
         op.solicited = rng.bool();
-        // A queue full of unsignalled requests could never be known to have room again.
+        // In a queue full of unsignaled requests no slot would ever be retired.
         op.signalled = unsignalled + 1 >= from.max_send_wr || rng.bool();
         unsignalled = if op.signalled || from.signal_all {
             0
@@ -401,8 +392,9 @@ fn new_op(action: Action, local: Vec<Range>, data: Vec<u8>) -> Op {
     }
 }
 
-/// A SEND or WRITE: from our source area, inline, or of what a READ before it brings (behind a fence then).
-fn draw_source(rng: &mut Rng, from: &mut End, action: Action, len: usize) -> Op {
+/// A SEND or WRITE: from the source area, inline, or from the destination of a preceding READ
+/// (behind a fence).
+fn generate_source(rng: &mut Rng, from: &mut End, action: Action, len: usize) -> Op {
     let fetched = from.ops.last().filter(|op| op.fetches() && op.data.len() == len);
     if let Some(fetched) = fetched {
         let mut op = new_op(action, fetched.local.clone(), fetched.data.clone());
@@ -417,7 +409,7 @@ fn draw_source(rng: &mut Rng, from: &mut End, action: Action, len: usize) -> Op 
 }
 
 /// 0 B to about 40 KiB: many small ones, and the sizes around a multiple of the path MTU.
-fn draw_len(rng: &mut Rng, mtu: usize) -> usize {
+fn generate_len(rng: &mut Rng, mtu: usize) -> usize {
     match rng.u8(..20) {
         0 => 0,
         1..8 => rng.usize(..=64),

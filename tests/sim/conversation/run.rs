@@ -1,4 +1,5 @@
-//! Runs a [`Plan`]: the application at every end, which posts what the plan says and hands what happens to the [`oracle`](super::oracle).
+//! Runs a [`Plan`]: the application at every end, which posts the plan's requests and passes
+//! results to the [`oracle`](super::oracle).
 
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
@@ -6,21 +7,19 @@ use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Completion, CqId, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{AsyncEvent, Endpoint, EndpointConfig, Instant, Qpn};
 
-use super::oracle::Side;
+use super::oracle::EndState;
 use super::plan::{Action, Area, Connection, End, MAX_SGE, Plan, Range};
 use crate::memory::{RegionId, Rights, SimMemory};
-use crate::monitor::Watched;
+use crate::monitor::FlowConfig;
 use crate::net::{Network, Step};
 use crate::trace::Trace;
 
-/// No conversation takes longer, in virtual time: the slowest retries included.
+/// Maximum duration of a conversation in virtual time: the slowest retries included.
 const TIME_LIMIT: Instant = Instant(600_000_000_000);
 const STEP_LIMIT: u64 = 4_000_000;
 
-/// How a conversation went.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Requests confirmed.
     pub(crate) done: u64,
     /// Ends whose retries ran out.
     pub(crate) retry_exceeded: u64,
@@ -30,30 +29,30 @@ pub(crate) struct Outcome {
 }
 
 /// An end, its queue pair and what it has posted.
-pub(super) struct Live<'a> {
+pub(super) struct RunningEnd<'a> {
     pub(super) end: &'a End,
     pub(super) qpn: Qpn,
     pub(super) regions: [RegionId; 5],
-    pub(super) side: Side,
-    /// The wake-up asked for last.
+    pub(super) state: EndState,
+    /// The last requested wake-up.
     wake: Option<Instant>,
 }
 
 struct Conversation<'a> {
     net: Network,
     /// Two for each connection.
-    lives: Vec<Live<'a>>,
+    running: Vec<RunningEnd<'a>>,
     connections: &'a [Connection],
 }
 
-/// Runs the conversation of `seed` and judges it.
+/// Runs the conversation of `seed` and checks it.
 ///
 /// # Errors
-/// What went wrong, and the trace so far.
+/// The failure, and the trace so far.
 pub(crate) fn run(seed: u64, trace: Trace) -> Result<Outcome, (String, String)> {
-    let plan = Plan::draw(seed);
+    let plan = Plan::generate(seed);
     let mut conversation = Conversation::connect(seed, &plan, trace);
-    let outcome = conversation.talk().and_then(|steps| conversation.close(steps));
+    let outcome = conversation.run_to_idle().and_then(|steps| conversation.close(steps));
     outcome.map_err(|error| (error, conversation.net.trace.text().to_owned()))
 }
 
@@ -69,15 +68,15 @@ impl<'a> Conversation<'a> {
             net.add(Endpoint::with_config(config), address);
         }
         let ends = plan.connections.iter().flat_map(|connection| &connection.ends);
-        let lives: Vec<_> = ends
+        let running: Vec<_> = ends
             .enumerate()
-            .map(|(i, end)| Live::create(&mut net, end, i))
+            .map(|(i, end)| RunningEnd::create(&mut net, end, i))
             .collect();
-        for (i, live) in lives.iter().enumerate() {
-            let peer = &lives[i ^ 1];
+        for (i, live) in running.iter().enumerate() {
+            let peer = &running[i ^ 1];
             let mtu = plan.connections[i / 2].mtu;
             let (sq_psn, rq_psn) = (live.end.sq_psn, peer.end.sq_psn);
-            let watched = Watched {
+            let watched = FlowConfig {
                 peer: peer.qpn,
                 mtu,
                 window: plan.window,
@@ -94,21 +93,21 @@ impl<'a> Conversation<'a> {
         }
         Self {
             net,
-            lives,
+            running,
             connections: &plan.connections,
         }
     }
 
-    /// Until nothing is under way any more; gives the number of steps.
-    fn talk(&mut self) -> Result<u64, String> {
-        for i in 0..self.lives.len() {
+    /// Runs until nothing is in flight; returns the number of steps.
+    fn run_to_idle(&mut self) -> Result<u64, String> {
+        for i in 0..self.running.len() {
             self.pump(i)?;
         }
         for steps in 0..STEP_LIMIT {
             match self.net.step()? {
                 Step::Idle => return self.check_finished().map(|()| steps),
                 Step::Wake(i) => self.pump(i)?,
-                Step::Node(node) => self.serve(node)?,
+                Step::Node(node) => self.poll_completions(node)?,
             }
             if self.net.now > TIME_LIMIT {
                 return Err("the conversation never ends".into());
@@ -117,8 +116,8 @@ impl<'a> Conversation<'a> {
         Err(format!("{STEP_LIMIT} steps, and no end"))
     }
 
-    /// Takes a node's completions; its applications may then go on.
-    fn serve(&mut self, node: usize) -> Result<(), String> {
+    /// Polls a node's completions; its applications may then post more.
+    fn poll_completions(&mut self, node: usize) -> Result<(), String> {
         let mut any = false;
         while let Some((cq, completion)) = self.net.nodes[node].completions.pop_front() {
             self.complete(node, cq, &completion)?;
@@ -131,14 +130,14 @@ impl<'a> Conversation<'a> {
         {
             return Err(format!("node {node} reports {event:?}"));
         }
-        for i in 0..self.lives.len() {
-            let live = &self.lives[i];
+        for i in 0..self.running.len() {
+            let live = &self.running[i];
             if live.end.node == node {
                 let state = self.net.nodes[node]
                     .endpoint
                     .query_qp(live.qpn)
                     .map(|attributes| attributes.state);
-                live.side.check_state(state)?;
+                live.state.check_state(state)?;
                 if any {
                     self.pump(i)?;
                 }
@@ -151,34 +150,37 @@ impl<'a> Conversation<'a> {
         self.net.trace.remark(self.net.now, node, || format!("{completion:?}"));
         let i = (cq.0 / 2) as usize;
         if self
-            .lives
+            .running
             .get(i)
             .is_none_or(|live| live.qpn != completion.qpn || live.end.node != node)
         {
             return Err(format!("a completion of {} in {cq:?} of node {node}", completion.qpn));
         }
-        let peer = &self.lives[i ^ 1];
-        let (peer_end, peer_qpn, peer_posted) = (peer.end, peer.qpn, peer.side.posted);
-        let live = &mut self.lives[i];
+        let peer = &self.running[i ^ 1];
+        let (peer_end, peer_qpn, peer_posted) = (peer.end, peer.qpn, peer.state.posted);
+        let live = &mut self.running[i];
         let memory = &self.net.nodes[node].memory;
         let read = |range: &Range| live.bytes(memory, range);
         let judged = if cq.0 & 1 == 0 {
-            live.side.clone().sent(live.end, completion, read)
+            live.state.clone().sent(live.end, completion, read)
         } else {
             let ops = &peer_end.ops[..peer_posted];
-            live.side.clone().received(live.end, ops, peer_qpn, completion, read)
+            live.state.clone().received(live.end, ops, peer_qpn, completion, read)
         };
-        live.side = judged.map_err(|error| format!("node {node} {}: {error}; {completion:?}", live.qpn))?;
+        live.state = judged.map_err(|error| format!("node {node} {}: {error}; {completion:?}", live.qpn))?;
         Ok(())
     }
 
-    /// Posts what an end may post now, and has itself woken for what comes later.
+    /// Posts what an end may post now, and schedules a wake-up for the rest.
     fn pump(&mut self, i: usize) -> Result<(), String> {
         self.post_receives(i)?;
         while self.post_next(i)? {}
-        let Live { end, side, wake, .. } = &mut self.lives[i];
-        let receive = end.receives.get(side.receives_posted).map(|receive| receive.not_before);
-        let op = end.ops.get(side.posted).map(|op| op.not_before);
+        let RunningEnd { end, state, wake, .. } = &mut self.running[i];
+        let receive = end
+            .receives
+            .get(state.receives_posted)
+            .map(|receive| receive.not_before);
+        let op = end.ops.get(state.posted).map(|op| op.not_before);
         let due = receive.into_iter().chain(op).filter(|&at| at > self.net.now).min();
         if due != *wake {
             *wake = due;
@@ -188,43 +190,43 @@ impl<'a> Conversation<'a> {
     }
 
     fn post_receives(&mut self, i: usize) -> Result<(), String> {
-        let Live {
+        let RunningEnd {
             end,
-            side,
+            state,
             qpn,
             regions,
             ..
-        } = &mut self.lives[i];
+        } = &mut self.running[i];
         let node = &mut self.net.nodes[end.node];
-        while let Some(receive) = end.receives.get(side.receives_posted) {
-            let full = side.receives_posted - side.receives_done >= end.max_recv_wr as usize;
-            if side.failed.is_some() || full || receive.not_before > self.net.now {
+        while let Some(receive) = end.receives.get(state.receives_posted) {
+            let full = state.receives_posted - state.receives_done >= end.max_recv_wr as usize;
+            if state.failed.is_some() || full || receive.not_before > self.net.now {
                 break;
             }
             let sges = sges(&node.memory, regions, &receive.local);
             let request = ReceiveRequest {
-                wr_id: side.receives_posted as u64,
+                wr_id: state.receives_posted as u64,
                 sges: &sges,
             };
             let posted = node.endpoint.post_receive(*qpn, &request);
-            posted.map_err(|error| format!("receive {} of {qpn} refused: {error:?}", side.receives_posted))?;
-            side.receives_posted += 1;
+            posted.map_err(|error| format!("receive {} of {qpn} refused: {error:?}", state.receives_posted))?;
+            state.receives_posted += 1;
         }
         Ok(())
     }
 
-    /// Posts the next request and lets it go on its way; false when none may be posted now.
+    /// Posts and transmits the next request; false when none may be posted now.
     fn post_next(&mut self, i: usize) -> Result<bool, String> {
-        let (live, peer) = (&self.lives[i], &self.lives[i ^ 1]);
-        let (end, side, node) = (live.end, &live.side, live.end.node);
-        let full = side.posted - side.retired >= end.max_send_wr as usize;
-        let due = end.ops.get(side.posted).filter(|op| op.not_before <= self.net.now);
-        let Some(op) = due.filter(|_| side.failed.is_none() && !full) else {
+        let (live, peer) = (&self.running[i], &self.running[i ^ 1]);
+        let (end, state, node) = (live.end, &live.state, live.end.node);
+        let full = state.posted - state.retired >= end.max_send_wr as usize;
+        let due = end.ops.get(state.posted).filter(|op| op.not_before <= self.net.now);
+        let Some(op) = due.filter(|_| state.failed.is_none() && !full) else {
             return Ok(false);
         };
         let sges = sges(&self.net.nodes[node].memory, &live.regions, &op.local);
         let request = SendRequest {
-            wr_id: side.posted as u64,
+            wr_id: state.posted as u64,
             operation: remote(&op.action, &self.net.nodes[peer.end.node].memory, &peer.regions),
             payload: if op.inline {
                 Payload::Inline(&op.data)
@@ -241,32 +243,31 @@ impl<'a> Conversation<'a> {
         let posted = self.net.nodes[node]
             .endpoint
             .post_send(self.net.now, live.qpn, &request);
-        posted.map_err(|error| format!("request {} of {} refused: {error:?}", side.posted, live.qpn))?;
-        self.lives[i].side.posted += 1;
+        posted.map_err(|error| format!("request {} of {} refused: {error:?}", state.posted, live.qpn))?;
+        self.running[i].state.posted += 1;
         self.net.service(node)?;
-        self.serve(node)?;
+        self.poll_completions(node)?;
         Ok(true)
     }
 
-    /// Nothing is under way: every end did its part or failed.
     fn check_finished(&self) -> Result<(), String> {
-        for live in &self.lives {
-            live.side
+        for live in &self.running {
+            live.state
                 .check_finished(live.end)
                 .map_err(|error| format!("node {} {}: {error}", live.end.node, live.qpn))?;
         }
         Ok(())
     }
 
-    /// Moves every queue pair into the error state, which flushes its receives, and looks at all memory.
+    /// Moves every queue pair to ERR, which flushes its receives, and checks all memory.
     fn close(&mut self, steps: u64) -> Result<Outcome, String> {
         let error = Modify {
             state: Some(State::Err),
             ..Modify::default()
         };
-        for i in 0..self.lives.len() {
-            let (node, qpn) = (self.lives[i].end.node, self.lives[i].qpn);
-            self.lives[i].side.closed = true;
+        for i in 0..self.running.len() {
+            let (node, qpn) = (self.running[i].end.node, self.running[i].qpn);
+            self.running[i].state.closed = true;
             let modified = self.net.nodes[node].endpoint.modify_qp(self.net.now, qpn, &error);
             modified.map_err(|error| format!("node {node} {qpn} into ERR: {error:?}"))?;
             self.net.service(node)?;
@@ -280,17 +281,17 @@ impl<'a> Conversation<'a> {
         };
         for (i, connection) in self.connections.iter().enumerate() {
             for (from, to) in [(2 * i, 2 * i + 1), (2 * i + 1, 2 * i)] {
-                let (from, to) = (&self.lives[from], &self.lives[to]);
-                let memory = |live: &Live<'_>, area: Area| {
+                let (from, to) = (&self.running[from], &self.running[to]);
+                let memory = |live: &RunningEnd<'_>, area: Area| {
                     let region = live.regions[area as usize];
                     self.net.nodes[live.end.node].memory.region(region).bytes.clone()
                 };
-                super::oracle::judge_memory(from, to, connection.mtu.bytes(), memory)
+                super::oracle::check_memory(from, to, connection.mtu.bytes(), memory)
                     .map_err(|error| format!("{} → {}: {error}", from.qpn, to.qpn))?;
-                from.side.count(&mut outcome);
+                from.state.count(&mut outcome);
             }
         }
-        for live in &self.lives {
+        for live in &self.running {
             let endpoint = &mut self.net.nodes[live.end.node].endpoint;
             if !endpoint.destroy_qp(live.qpn) || endpoint.query_qp(live.qpn).is_some() {
                 return Err(format!("{} cannot be destroyed", live.qpn));
@@ -300,8 +301,9 @@ impl<'a> Conversation<'a> {
     }
 }
 
-impl<'a> Live<'a> {
-    /// Registers the end's memory and creates its queue pair; completions of sends come in CQ 2i, of receives in 2i + 1.
+impl<'a> RunningEnd<'a> {
+    /// Registers the end's memory and creates its queue pair; send completions go to CQ 2i, receive
+    /// completions to 2i + 1.
     fn create(net: &mut Network, end: &'a End, i: usize) -> Self {
         let pd = PdId(i as u32);
         let node = &mut net.nodes[end.node];
@@ -341,13 +343,17 @@ impl<'a> Live<'a> {
             end,
             qpn,
             regions,
-            side: Side::default(),
+            state: EndState::default(),
             wake: None,
         }
     }
 
-    /// RESET → INIT → RTR → RTS.
-    fn modifies(&self, peer: &Live<'_>, mtu: doorbell_roce_proto::Mtu, addresses: &[std::net::IpAddr]) -> [Modify; 3] {
+    fn modifies(
+        &self,
+        peer: &RunningEnd<'_>,
+        mtu: doorbell_roce_proto::Mtu,
+        addresses: &[std::net::IpAddr],
+    ) -> [Modify; 3] {
         let End {
             node,
             sq_psn,
@@ -401,7 +407,6 @@ impl<'a> Live<'a> {
         ]
     }
 
-    /// The bytes of a range as they are.
     fn bytes(&self, memory: &SimMemory, range: &Range) -> Vec<u8> {
         let region = memory.region(self.regions[range.area as usize]);
         region.bytes[range.offset..range.offset + range.len].to_vec()

@@ -1,8 +1,9 @@
-//! A million datagrams: noise, and packets of every kind that were right before a few bits were changed and their ICRC made right again, to the queue pair
-//! they name, to others, from others.
+//! A million datagrams: noise, and valid packets of every kind with a few bits changed and their
+//! ICRC recomputed, to the queue pair they name, to others, from others.
 //!
-//! Nothing may panic, and a queue pair to which a datagram does not belong must not notice it: beside the attacked one the victim has others, in the
-//! middle of conversations with an honest peer. What they say of themselves stays the same throughout, and their conversations end well.
+//! Nothing may panic, and a datagram must not affect a queue pair that it does not belong to:
+//! beside the attacked one the victim has others, in the middle of conversations with an honest
+//! peer. Their attributes stay the same throughout, and their conversations complete.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -25,12 +26,13 @@ const HONEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
 const HONEST_PD: PdId = PdId(2);
 const TOTAL: u64 = 1_000_000;
 const THREADS: u64 = 4;
-/// The bystanders: one has had the first packet of a message, one waits for the acknowledgement of its own, one for the answer to a READ.
+/// The bystanders: one has received the first packet of a message, one waits for an
+/// acknowledgement, one for a READ response.
 const BYSTANDERS: usize = 3;
 const LEN: usize = 3 * 1024 + 100;
 
 #[test]
-fn a_million_datagrams_harm_nobody() {
+fn a_million_datagrams_do_no_harm() {
     let threads: Vec<_> = (0..THREADS)
         .map(|seed| std::thread::spawn(move || bombard(seed, TOTAL / THREADS)))
         .collect();
@@ -46,7 +48,7 @@ fn a_million_datagrams_harm_nobody() {
         "{TOTAL} datagrams: {} answered, {} times the attacked queue pair failed",
         totals.answered, totals.fatal
     );
-    // Proof that the datagrams got past the first checks.
+    // Proof that the datagrams passed the first checks.
     assert!(
         totals.answered > TOTAL / 50 && totals.fatal > TOTAL / 1000,
         "{totals:?}"
@@ -61,47 +63,45 @@ struct Totals {
 
 fn bombard(seed: u64, count: u64) -> Totals {
     let mut rng = Rng::with_seed(seed);
-    let mut scene = Scene::new(seed);
-    let before = scene.attributes();
+    let mut setting = Setting::new(seed);
+    let before = setting.attributes();
     let mut attack = Attack {
         expected: FIRST_PSN,
         requested: FIRST_PSN,
     };
     let mut totals = Totals::default();
     for i in 0..count {
-        attack.keep_going(&mut scene.victim, &mut rng);
-        let (src, dst, datagram) = attack.draw(&mut rng, &scene);
-        scene
+        attack.keep_busy(&mut setting.victim, &mut rng);
+        let (src, dst, datagram) = attack.generate(&mut rng, &setting);
+        setting
             .victim
-            .hand(src, dst, if rng.u8(..8) == 0 { rng.u16(..) } else { 0 }, &datagram);
-        scene.victim.drain(32);
+            .deliver(src, dst, if rng.u8(..8) == 0 { rng.u16(..) } else { 0 }, &datagram);
+        setting.victim.drain(32);
         assert!(
-            scene.victim.sent.iter().all(|(dst, _)| *dst == ATTACKER),
+            setting.victim.sent.iter().all(|(dst, _)| *dst == ATTACKER),
             "seed {seed}, datagram {i}: a bystander spoke"
         );
         assert!(
-            scene.attributes() == before,
+            setting.attributes() == before,
             "seed {seed}, datagram {i}: a bystander noticed {datagram:02x?} from {src}"
         );
-        totals.answered += u64::from(!scene.victim.sent.is_empty());
-        attack.learn(&mut scene.victim);
-        totals.fatal += u64::from(attack.revive(&mut scene.victim));
+        totals.answered += u64::from(!setting.victim.sent.is_empty());
+        attack.learn(&mut setting.victim);
+        totals.fatal += u64::from(attack.reconnect_failed(&mut setting.victim));
     }
-    scene.finish();
+    setting.finish();
     totals
 }
 
-/// What the attacker knows of the queue pair it is connected to.
+/// The attacker's knowledge of the queue pair it is connected to.
 struct Attack {
-    /// The PSN it expects.
     expected: Psn,
-    /// The PSN of its last request.
     requested: Psn,
 }
 
 impl Attack {
-    /// Has the attacked queue pair receive and send, so that its every part can be attacked.
-    fn keep_going(&self, victim: &mut Victim, rng: &mut Rng) {
+    /// Keeps the attacked queue pair receiving and sending, so that its every part can be attacked.
+    fn keep_busy(&self, victim: &mut Victim, rng: &mut Rng) {
         if rng.u8(..16) != 0 {
             return;
         }
@@ -111,7 +111,7 @@ impl Attack {
             lkey: victim.memory.lkey(victim.region),
         }];
         let request = ReceiveRequest { wr_id: 0, sges: &sges };
-        // A full queue refuses it, which is all right too.
+        // A full queue may refuse it.
         let _ = victim.endpoint.post_receive(victim.qpn, &request);
         let (addr, rkey) = (rng.u64(..), RKey(rng.u32(..)));
         let (operation, len) = match rng.u8(..4) {
@@ -141,9 +141,9 @@ impl Attack {
         victim.drain(32);
     }
 
-    /// A datagram and its addresses; never one that a bystander's own peer could have sent it.
-    fn draw(&self, rng: &mut Rng, scene: &Scene) -> (IpAddr, IpAddr, Vec<u8>) {
-        let victim = &scene.victim;
+    /// A datagram and its addresses; never one that a bystander's own peer could have sent.
+    fn generate(&self, rng: &mut Rng, setting: &Setting) -> (IpAddr, IpAddr, Vec<u8>) {
+        let victim = &setting.victim;
         let (mut src, mut dst) = (ATTACKER, VICTIM);
         let mut bytes = match rng.u8(..16) {
             0 => (0..rng.usize(..200)).map(|_| rng.u8(..)).collect(),
@@ -151,7 +151,7 @@ impl Attack {
             2..12 => self.request(rng, victim),
             _ => self.response(rng, victim),
         };
-        // A quarter arrives as it is, so that there is progress.
+        // A quarter is sent unchanged, so that the PSNs advance.
         match rng.u8(..16) {
             0..4 => return (src, dst, bytes),
             4 => {
@@ -168,7 +168,7 @@ impl Attack {
             8 if bytes.len() > 8 => {
                 let target = [
                     Qpn::new(rng.u32(..)),
-                    scene.bystanders[rng.usize(..BYSTANDERS)],
+                    setting.bystanders[rng.usize(..BYSTANDERS)],
                     Qpn::new(rng.u32(..4)),
                 ][rng.usize(..3)];
                 bytes[5..8].copy_from_slice(&target.get().to_be_bytes()[1..]);
@@ -181,7 +181,7 @@ impl Attack {
         let named = bytes
             .get(5..8)
             .map(|qpn| Qpn::new(u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]])));
-        if src == HONEST && named.is_some_and(|qpn| scene.bystanders.contains(&qpn)) {
+        if src == HONEST && named.is_some_and(|qpn| setting.bystanders.contains(&qpn)) {
             src = ATTACKER;
         }
         (src, dst, bytes)
@@ -227,7 +227,7 @@ impl Attack {
         )
     }
 
-    /// The headers that the opcode takes, mostly with something sensible in them.
+    /// The extension headers of the opcode, mostly with valid contents.
     fn extension(&self, rng: &mut Rng, victim: &Victim, opcode: Opcode, payload: usize) -> Extension {
         let va = match rng.u8(..8) {
             0 => rng.u64(..),
@@ -236,7 +236,7 @@ impl Attack {
         };
         let rkey = match rng.u8(..8) {
             0 => RKey(rng.u32(..)),
-            // That of the bystanders, who are in another protection domain.
+            // That of the bystanders, which are in another protection domain.
             1 => RKey(victim.rkey().0 + 0x100),
             _ => victim.rkey(),
         };
@@ -276,7 +276,7 @@ impl Attack {
         }
     }
 
-    /// Reads from what the victim sent where it stands.
+    /// Updates the PSNs from the victim's packets.
     fn learn(&mut self, victim: &mut Victim) {
         for (_, bytes) in victim.sent.drain(..) {
             let packet = Packet::parse(&bytes).expect("the victim sends packets");
@@ -291,8 +291,8 @@ impl Attack {
         victim.events.clear();
     }
 
-    /// Reconnects a queue pair that failed; whether it had.
-    fn revive(&mut self, victim: &mut Victim) -> bool {
+    /// Reconnects a queue pair that failed; returns whether it had.
+    fn reconnect_failed(&mut self, victim: &mut Victim) -> bool {
         let failed = victim
             .endpoint
             .query_qp(victim.qpn)
@@ -328,7 +328,7 @@ fn flip(rng: &mut Rng, bytes: &mut [u8]) {
 }
 
 /// The victim with its bystanders, and their honest peer.
-struct Scene {
+struct Setting {
     victim: Victim,
     bystanders: [Qpn; BYSTANDERS],
     region: RegionId,
@@ -341,8 +341,8 @@ struct Scene {
 const NEAR_BASE: u64 = 0x2000_0000;
 const FAR_BASE: u64 = 0x3000_0000;
 
-impl Scene {
-    /// Three conversations, one packet into each.
+impl Setting {
+    /// Three conversations, with one packet sent in each.
     fn new(seed: u64) -> Self {
         let mut victim = Victim::new(seed);
         let mut peer = Endpoint::new(seed + 77);
@@ -365,7 +365,7 @@ impl Scene {
                 peer.modify_qp(victim.now, far, &modify).unwrap();
             }
         }
-        let mut scene = Self {
+        let mut setting = Self {
             victim,
             bystanders,
             region,
@@ -374,8 +374,8 @@ impl Scene {
             peer_region,
             buf: vec![0; 4096 + 128],
         };
-        scene.begin();
-        scene
+        setting.begin();
+        setting
     }
 
     fn begin(&mut self) {
@@ -430,7 +430,7 @@ impl Scene {
             .endpoint
             .post_send(now, reading, &request(read, &third(&near, 1)))
             .unwrap();
-        // The peer's first packet arrives; everything else it has to say waits for the end.
+        // Only the peer's first packet is delivered; the rest waits for the end.
         let transmit = self
             .peer
             .poll_transmit(now, &mut self.peer_memory, &mut self.buf)
@@ -438,7 +438,7 @@ impl Scene {
         let packet = &mut self.buf[..transmit.len];
         seal(packet, HONEST, VICTIM, 0);
         let packet = packet.to_vec();
-        self.victim.hand(HONEST, VICTIM, 0, &packet);
+        self.victim.deliver(HONEST, VICTIM, 0, &packet);
         self.victim.drain(1000);
         self.deliver_to_peer();
     }
@@ -447,7 +447,6 @@ impl Scene {
         self.bystanders.map(|qpn| self.victim.endpoint.query_qp(qpn))
     }
 
-    /// Takes the victim's packets for the peer to it.
     fn deliver_to_peer(&mut self) -> bool {
         let mut any = false;
         for (dst, mut bytes) in self.victim.sent.drain(..).filter(|(dst, _)| *dst == HONEST) {
@@ -467,7 +466,7 @@ impl Scene {
         any
     }
 
-    /// Lets the bystanders' conversations go on to their end, and checks it.
+    /// Completes the bystanders' conversations, and checks them.
     fn finish(&mut self) {
         self.victim.endpoint.destroy_qp(self.victim.qpn);
         let mut done: Vec<Completion> = Vec::new();
@@ -519,7 +518,7 @@ impl Scene {
         assert!(filled(&far[..LEN], 1), "what the peer received");
     }
 
-    /// Carries packets both ways until neither end has one; whether there were any.
+    /// Delivers packets both ways until there are none; returns whether there were any.
     fn exchange(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -531,7 +530,7 @@ impl Scene {
             {
                 let mut bytes = self.buf[..transmit.len].to_vec();
                 seal(&mut bytes, HONEST, VICTIM, 0);
-                self.victim.hand(HONEST, VICTIM, 0, &bytes);
+                self.victim.deliver(HONEST, VICTIM, 0, &bytes);
                 moved = true;
             }
             any |= moved;

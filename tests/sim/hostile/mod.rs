@@ -1,10 +1,9 @@
-//! What a peer, or anybody, may send and must not get away with.
+//! Hostile input from the peer or any other sender. Single requests that a responder must refuse
+//! are tested in `softroce/proto/tests/refusals.rs` and in the conformance suite.
 //!
-//! - [`requests`]: requests that a verbs program can post and its peer must refuse, seen from both ends.
 //! - [`sequence`]: packets that no requester may send.
-//! - [`datagrams`]: a million of anything.
+//! - [`datagrams`]: a million random datagrams.
 
 mod datagrams;
-mod requests;
 mod sequence;
 mod victim;

@@ -1,4 +1,5 @@
-//! An endpoint with one queue pair connected to a requester that is no endpoint: whatever packets a test makes up.
+//! An endpoint with one queue pair connected to a requester that is no endpoint: the test makes up
+//! its packets.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -17,25 +18,24 @@ pub(super) const BASE: u64 = 0x7000_0000;
 pub(super) const LEN: usize = 8192;
 pub(super) const MTU: Mtu = Mtu::Mtu1024;
 pub(super) const FIRST_PSN: Psn = Psn::new(0xff_fffe);
-/// The number the attacker gives its own queue pair.
+/// The attacker's own QPN.
 pub(super) const ATTACKER_QPN: Qpn = Qpn::new(0x66_6666);
 const PD: PdId = PdId(1);
 
 pub(super) struct Victim {
     pub(super) endpoint: Endpoint,
     pub(super) memory: SimMemory,
-    /// Grants everything.
+    /// With all rights.
     pub(super) region: RegionId,
     pub(super) qpn: Qpn,
     pub(super) completions: Vec<(CqId, Completion)>,
     pub(super) events: Vec<AsyncEvent>,
-    /// What it sent: destination and packet, without a valid ICRC.
+    /// Packets it sent: destination and packet, without a valid ICRC.
     pub(super) sent: Vec<(IpAddr, Vec<u8>)>,
     pub(super) now: Instant,
     buf: Vec<u8>,
 }
 
-/// What it takes to connect to the attacker.
 pub(super) fn init(pd: PdId) -> QpInit {
     QpInit {
         transport: Transport::Rc,
@@ -128,7 +128,7 @@ impl Victim {
         victim
     }
 
-    /// Connects the queue pair to the attacker afresh, with one receive of 4000 bytes.
+    /// Reconnects the queue pair to the attacker, with one receive of 4000 bytes.
     pub(super) fn reconnect(&mut self) {
         let reset = Modify {
             state: Some(State::Reset),
@@ -156,8 +156,8 @@ impl Victim {
         self.memory.rkey(self.region)
     }
 
-    /// Gives it a UDP payload with addresses, without taking what it has to say.
-    pub(super) fn hand(&mut self, src: IpAddr, dst: IpAddr, ident: u16, payload: &[u8]) {
+    /// Passes it a UDP payload with addresses, without polling its output.
+    pub(super) fn deliver(&mut self, src: IpAddr, dst: IpAddr, ident: u16, payload: &[u8]) {
         let datagram = Datagram {
             src,
             dst,
@@ -169,7 +169,7 @@ impl Victim {
         self.endpoint.handle_datagram(self.now, &datagram, &mut self.memory);
     }
 
-    /// Takes up to `most` packets, and all completions and events.
+    /// Polls up to `most` packets, and all completions and events.
     pub(super) fn drain(&mut self, most: usize) {
         for _ in 0..most {
             let Some(transmit) = self.endpoint.poll_transmit(self.now, &mut self.memory, &mut self.buf) else {
@@ -182,9 +182,8 @@ impl Victim {
         self.events.extend(std::iter::from_fn(|| self.endpoint.poll_event()));
     }
 
-    /// A packet of the attacker's arrives.
     pub(super) fn attack(&mut self, packet: &[u8]) {
-        self.hand(ATTACKER, VICTIM, 0, packet);
+        self.deliver(ATTACKER, VICTIM, 0, packet);
     }
 }
 
@@ -201,7 +200,6 @@ pub(super) fn packet(opcode: Opcode, qpn: Qpn, psn: Psn, extension: &Extension, 
     bytes
 }
 
-/// Makes the ICRC right.
 pub(super) fn seal(packet: &mut [u8], src: IpAddr, dst: IpAddr, ident: u16) {
     if packet.len() > icrc::LEN {
         Flow::new(src, dst, UDP_PORT, UDP_PORT).seal(ident, packet);

@@ -1,4 +1,5 @@
-//! Both ends of connections made by the connection manager, at one address of an RDMA device of this machine: what is to go well, and what is not.
+//! Both ends of connections made by the connection manager, at one address of an RDMA device of
+//! this machine: established, rejected, unanswered, refused and unreachable.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +18,7 @@ use doorbell_verbs::{
 };
 
 const USAGE: &str = "usage: cm IP    (an address of an RDMA device of this machine)";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LEN: usize = 100_000;
 
 fn main() -> ExitCode {
@@ -41,20 +42,21 @@ fn run(address: IpAddr) -> Result<()> {
     let server = listener.local_addr().context("the listener has no address")?;
     ensure!(server.port() != 0 && server.ip() == address, "listening on {server}");
     conversation(manager, &mut listener, server).context("conversation")?;
-    own_context(manager, &mut listener, server).context("a context of one's own")?;
+    own_context(manager, &mut listener, server).context("the server's own context")?;
     rejected(manager, &mut listener, server).context("rejected")?;
-    silent(manager, &listener, server).context("silent")?;
+    unanswered(manager, &listener, server).context("unanswered")?;
     drop(listener);
     refused(manager, server).context("refused")?;
-    nowhere(manager).context("nowhere")
+    unreachable(manager).context("unreachable")
 }
 
-/// An end's queue pair before it is connected, with a receive posted, and its memory that the peer may write.
+/// An end's queue pair before it is connected, with a receive posted, and the memory that the peer
+/// writes.
 struct Prepared {
     cq: CompletionQueue,
     qp: PreparedQueuePair,
     inbox: Buffer<RemoteWrite>,
-    /// The same twice: to be written, and to be sent.
+    /// Two buffers with the same bytes: one to WRITE, one to SEND.
     messages: [Buffer<Local>; 2],
 }
 
@@ -75,30 +77,31 @@ fn prepare(device: &Context, port: u8, fill: u8) -> Result<Prepared> {
     })
 }
 
-/// Writes to the peer's inbox, says so by a message, and checks what the peer wrote and said.
-fn talk(
+/// Writes to the peer's inbox, notifies it by a SEND, and checks what the peer wrote and sent.
+fn exchange(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
     inbox: &Buffer<RemoteWrite>,
-    [message, said]: [Buffer<Local>; 2],
+    [to_write, to_send]: [Buffer<Local>; 2],
     to: Remote<Write>,
     expected: u8,
 ) -> Result<()> {
     qp.post(|batch| {
-        batch.write(message, to);
-        batch.send(said).signalled();
+        batch.write(to_write, to);
+        batch.send(to_send).signalled();
     })?;
-    let (_, heard) = wait_both(cq)?;
-    ensure!(heard.iter().all(|&byte| byte == expected), "a wrong message");
+    let (_, received) = wait_both(cq)?;
+    ensure!(received.iter().all(|&byte| byte == expected), "a wrong message");
     let mut copy = vec![0; LEN];
     inbox.read_at(0, &mut copy);
     ensure!(copy.iter().all(|&byte| byte == expected), "wrong data was written");
     Ok(())
 }
 
-/// Waits for a request of either queue: the message may be here before our own WRITE is acknowledged.
+/// Waits for a completion of each queue: the message may arrive before our own WRITE is
+/// acknowledged.
 fn wait_both(cq: &mut CompletionQueue) -> Result<(Buffer<Local>, Buffer<Local>)> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let (mut sent, mut received) = (None, None);
     loop {
         for mut done in cq.poll()? {
@@ -118,16 +121,16 @@ fn wait_both(cq: &mut CompletionQueue) -> Result<(Buffer<Local>, Buffer<Local>)>
         }
         ensure!(
             Instant::now() < deadline,
-            "sent {}, received {} in {PATIENCE:?}",
+            "sent {}, received {} in {TIMEOUT:?}",
             sent.is_some(),
             received.is_some()
         );
     }
 }
 
-fn padded(private_data: &[u8], said: &[u8]) -> Result<()> {
+fn padded(private_data: &[u8], expected: &[u8]) -> Result<()> {
     ensure!(
-        private_data.starts_with(said) && private_data[said.len()..].iter().all(|&byte| byte == 0),
+        private_data.starts_with(expected) && private_data[expected.len()..].iter().all(|&byte| byte == 0),
         "private data {private_data:?}"
     );
     Ok(())
@@ -147,10 +150,10 @@ fn both<A: Send, B>(server: impl FnOnce() -> Result<A> + Send, client: impl FnOn
     })
 }
 
-/// Data both ways, private data both ways, and the server sees that the client disconnects.
+/// Data and private data both ways; the server sees the client's disconnect.
 fn conversation(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
     let serve = || {
-        let request = listener.next_request(PATIENCE)?.context("no request")?;
+        let request = listener.next_request(TIMEOUT)?.context("no request")?;
         let theirs = key(request.private_data())?;
         let Prepared {
             mut cq,
@@ -160,13 +163,13 @@ fn conversation(manager: ConnectionManager, listener: &mut Listener, server: Soc
         } = prepare(&request.context()?, request.port(), 2)?;
         let mut answer = inbox.remote().to_bytes().to_vec();
         answer.resize(MAX_ACCEPT_DATA, 0xa5);
-        let (mut qp, mut connection) = request.accept(qp, &answer, PATIENCE)?;
+        let (mut qp, mut connection) = request.accept(qp, &answer, TIMEOUT)?;
         ensure!(
             connection.local_addr() == Some(server),
             "accepted at {:?}",
             connection.local_addr()
         );
-        talk(&mut qp, &mut cq, &inbox, messages, theirs, 1)?;
+        exchange(&mut qp, &mut cq, &inbox, messages, theirs, 1)?;
         wait_for(&mut connection, ConnectionEvent::Disconnected)?;
         qp.flush()?;
         ensure!(
@@ -175,8 +178,8 @@ fn conversation(manager: ConnectionManager, listener: &mut Listener, server: Soc
         );
         Ok(())
     };
-    let ask = || {
-        let route = manager.resolve(server, PATIENCE)?;
+    let connect = || {
+        let route = manager.resolve(server, TIMEOUT)?;
         let Prepared {
             mut cq,
             qp,
@@ -185,7 +188,7 @@ fn conversation(manager: ConnectionManager, listener: &mut Listener, server: Soc
         } = prepare(&route.context()?, route.port(), 1)?;
         let mut request = inbox.remote().to_bytes().to_vec();
         request.resize(MAX_CONNECT_DATA, 0x5a);
-        let (mut qp, connection) = route.connect(qp, &request, PATIENCE)?;
+        let (mut qp, connection) = route.connect(qp, &request, TIMEOUT)?;
         let answer = connection.private_data().to_vec();
         ensure!(
             answer.len() == MAX_ACCEPT_DATA && answer.ends_with(&[0xa5; 8]),
@@ -196,54 +199,54 @@ fn conversation(manager: ConnectionManager, listener: &mut Listener, server: Soc
             "connected to {:?}",
             connection.peer_addr()
         );
-        talk(&mut qp, &mut cq, &inbox, messages, key(&answer)?, 2)?;
+        exchange(&mut qp, &mut cq, &inbox, messages, key(&answer)?, 2)?;
         println!(
             "{server}: data both ways, path MTU {}, peer {}",
             qp.mtu(),
             qp.peer().gid
         );
-        connection.disconnect(PATIENCE)?;
+        connection.disconnect(TIMEOUT)?;
         Ok(())
     };
-    both(serve, ask).map(drop)
+    both(serve, connect).map(drop)
 }
 
 fn wait_for(connection: &mut Connection, wanted: ConnectionEvent) -> Result<()> {
-    while let Some(event) = connection.next_event(PATIENCE)? {
+    while let Some(event) = connection.next_event(TIMEOUT)? {
         if event == wanted {
             return Ok(());
         }
     }
-    bail!("no {wanted:?} in {PATIENCE:?}")
+    bail!("no {wanted:?} in {TIMEOUT:?}")
 }
 
-/// The server's queue pair is on a context that it opened itself; and the client sees that the server's connection is dropped.
+/// The server's queue pair is on a context that it opened itself; the client sees that the server's
+/// connection is dropped.
 fn own_context(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
     let serve = || {
-        let request = listener.next_request(PATIENCE)?.context("no request")?;
+        let request = listener.next_request(TIMEOUT)?.context("no request")?;
         padded(request.private_data(), b"own")?;
         let device = Library::system()?.open(request.context()?.name())?;
         let Prepared { qp, .. } = prepare(&device, request.port(), 2)?;
-        drop(request.accept(qp, b"", PATIENCE)?);
+        drop(request.accept(qp, b"", TIMEOUT)?);
         Ok(())
     };
-    let ask = || {
-        let route = manager.resolve(server, PATIENCE)?;
+    let connect = || {
+        let route = manager.resolve(server, TIMEOUT)?;
         let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
-        let (_qp, mut connection) = route.connect(qp, b"own", PATIENCE)?;
+        let (_qp, mut connection) = route.connect(qp, b"own", TIMEOUT)?;
         padded(connection.private_data(), b"")?;
         wait_for(&mut connection, ConnectionEvent::Disconnected)?;
-        connection.disconnect(PATIENCE)?;
+        connection.disconnect(TIMEOUT)?;
         Ok(())
     };
-    both(serve, ask).map(drop)
+    both(serve, connect).map(drop)
 }
 
-/// Tries to connect, and returns why it failed.
-fn failure(manager: ConnectionManager, server: SocketAddr, patience: Duration) -> Result<CmError> {
-    let route = manager.resolve(server, PATIENCE)?;
+fn failure(manager: ConnectionManager, server: SocketAddr, timeout: Duration) -> Result<CmError> {
+    let route = manager.resolve(server, TIMEOUT)?;
     let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
-    match route.connect(qp, b"please", patience) {
+    match route.connect(qp, b"please", timeout) {
         Ok(_) => bail!("it was accepted"),
         Err(error) => {
             println!("{error}");
@@ -252,20 +255,20 @@ fn failure(manager: ConnectionManager, server: SocketAddr, patience: Duration) -
     }
 }
 
-/// By the server, with a reason; and by dropping the request.
+/// Rejected by the server with a reason, and by dropping the request.
 fn rejected(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
     let mut reject = |with_reason: bool| {
         let serve = || {
-            let request = listener.next_request(PATIENCE)?.context("no request")?;
+            let request = listener.next_request(TIMEOUT)?.context("no request")?;
             padded(request.private_data(), b"please")?;
-            // Whoever uses the device still, the request is rejected when it is dropped.
+            // The request is rejected when dropped, even while its device is still in use.
             let device = request.context()?;
             if with_reason {
                 request.reject(b"not today")?;
             }
             Ok(device)
         };
-        both(serve, || failure(manager, server, PATIENCE)).map(|(_, error)| error)
+        both(serve, || failure(manager, server, TIMEOUT)).map(|(_, error)| error)
     };
     match reject(true)? {
         CmError::Rejected {
@@ -284,25 +287,24 @@ fn rejected(manager: ConnectionManager, listener: &mut Listener, server: SocketA
     }
 }
 
-/// A listener that never looks at its requests; and private data that is too long.
-fn silent(manager: ConnectionManager, _listener: &Listener, server: SocketAddr) -> Result<()> {
+/// A listener that never answers its requests; and private data that is too long.
+fn unanswered(manager: ConnectionManager, _listener: &Listener, server: SocketAddr) -> Result<()> {
     match failure(manager, server, Duration::from_millis(300))? {
         CmError::TimedOut {
             call: "rdma_connect", ..
         } => {}
         other => bail!("{other:?}"),
     }
-    let route = manager.resolve(server, PATIENCE)?;
+    let route = manager.resolve(server, TIMEOUT)?;
     let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
-    match route.connect(qp, &[0; MAX_CONNECT_DATA + 1], PATIENCE) {
+    match route.connect(qp, &[0; MAX_CONNECT_DATA + 1], TIMEOUT) {
         Err(CmError::PrivateData { len: 57, max: 56, .. }) => Ok(()),
         other => bail!("{other:?}"),
     }
 }
 
-/// Nobody listens.
 fn refused(manager: ConnectionManager, server: SocketAddr) -> Result<()> {
-    match failure(manager, server, PATIENCE)? {
+    match failure(manager, server, TIMEOUT)? {
         CmError::Rejected {
             reason: Rejection::NoListener,
             ..
@@ -311,15 +313,15 @@ fn refused(manager: ConnectionManager, server: SocketAddr) -> Result<()> {
     }
 }
 
-/// An address for documentation, that nobody has (RFC 5737); and a source that is not ours.
-fn nowhere(manager: ConnectionManager) -> Result<()> {
-    let nobody: SocketAddr = "192.0.2.1:7471".parse()?;
+/// A documentation address that no host has (RFC 5737); and a source address that is not ours.
+fn unreachable(manager: ConnectionManager) -> Result<()> {
+    let absent: SocketAddr = "192.0.2.1:7471".parse()?;
     for result in [
-        manager.resolve(nobody, Duration::from_secs(1)),
-        manager.resolve_from(nobody, nobody, Duration::from_secs(1)),
+        manager.resolve(absent, Duration::from_secs(1)),
+        manager.resolve_from(absent, absent, Duration::from_secs(1)),
     ] {
         match result {
-            Ok(route) => bail!("{nobody} was found: {route:?}"),
+            Ok(route) => bail!("{absent} was found: {route:?}"),
             Err(error) => println!("{error}"),
         }
     }

@@ -1,7 +1,10 @@
-//! A partner for the stock programs of librdmacm: one end of a connection that the soft device's own connection manager makes, without librdmacm.
+//! A peer for the stock programs of librdmacm: one end of a connection that the soft device's own
+//! connection manager makes, without librdmacm.
 //!
-//! It speaks with `rdma_client`, `rdma_server`, `ucmatose` and `udaddy` on any other device: both ends post their receives, connect, send as many messages as they have posted receives,
-//! and disconnect. What is sent means nothing to them, so that the messages go into memory where they vanish; their lengths are checked.
+//! It works with `rdma_client`, `rdma_server`, `ucmatose` and `udaddy` on any other device: both
+//! ends post their receives, connect, send as many messages as they have posted receives, and
+//! disconnect. Contents do not matter, so received messages go into the null MR; their lengths are
+//! checked.
 
 #![forbid(unsafe_code)]
 
@@ -27,11 +30,11 @@ use doorbell_softroce::cm::{CmOwner, ConnectionManager};
 use doorbell_softroce::{Cq, CqConfig, Device, DeviceConfig, EventQueue, Mr, Owner, Qp, QpConfig, Token};
 
 const USAGE: &str = "usage: connect ADDRESS COMMAND PORT [PEER] [COUNT SIZE]
-commands: client, server, hang-up (a server that disconnects), reject, refused (a client that nobody hears), ud-client, ud-server";
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The Q_Key of datagram services that are found by port (RDMA_UDP_QKEY of rdma_cma.h).
+commands: client, server, hang-up (a server that disconnects), reject, refused (a client without a server), ud-client, ud-server";
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The Q_Key of datagram services that are resolved by port (RDMA_UDP_QKEY of rdma_cma.h).
 const QKEY: u32 = 0x0123_4567;
-/// Where a client asks from: any port will do.
+/// A client's source port; any will do.
 const SOURCE_PORT: u16 = 40_000;
 
 fn main() -> ExitCode {
@@ -77,7 +80,7 @@ fn brief(event: &CmEvent) -> String {
     format!("{event:?}").chars().take(200).collect()
 }
 
-/// A device, its manager, and where its events go.
+/// A device, its connection manager, and its event queue.
 struct End {
     device: Arc<Device>,
     cm: ConnectionManager,
@@ -92,8 +95,8 @@ struct End {
 struct Channel {
     qp: Qp,
     cq: Cq,
-    nowhere: Mr,
-    room: u32,
+    null_mr: Mr,
+    max_message: u32,
 }
 
 impl End {
@@ -127,10 +130,10 @@ impl End {
         Ok(event)
     }
 
-    /// The next event, which is to be that a connection is over.
-    fn over(&self, id: ConnectionId) -> Result<()> {
+    /// Expects a disconnect as the next event.
+    fn expect_disconnect(&self, id: ConnectionId) -> Result<()> {
         match self.next()? {
-            CmEvent::Disconnected { id: over } if over == id => Ok(()),
+            CmEvent::Disconnected { id: ended } if ended == id => Ok(()),
             other => bail!("{}", brief(&other)),
         }
     }
@@ -143,8 +146,8 @@ impl End {
         header.to_bytes().to_vec()
     }
 
-    /// Who asks, as the header in front of the private data says it.
-    fn asks(&self, peer: IpAddr, private_data: &[u8]) -> Result<()> {
+    /// Checks the addresses in the IP header before the private data.
+    fn check_header(&self, peer: IpAddr, private_data: &[u8]) -> Result<()> {
         let (header, _) = IpHeader::split(private_data).context("no IP header in the private data")?;
         ensure!(
             header.source.ip() == peer && header.destination == self.address,
@@ -182,8 +185,8 @@ impl End {
         let channel = Channel {
             qp,
             cq,
-            nowhere: pd.null_region()?,
-            room: self.size + grh,
+            null_mr: pd.null_region()?,
+            max_message: self.size + grh,
         };
         channel.modify(Modify {
             state: Some(State::Init),
@@ -200,7 +203,7 @@ impl End {
     fn request(&self, peer: IpAddr, qpn: Qpn) -> Request {
         let service = ServiceId::of_port(PortSpace::Tcp, self.port);
         let mut private_data = self.header(peer);
-        private_data.extend(b"doorbell asks");
+        private_data.extend(b"doorbell requests");
         Request {
             responder_resources: 1,
             initiator_depth: 1,
@@ -212,7 +215,7 @@ impl End {
     fn client(&self, peer: IpAddr) -> Result<()> {
         let channel = self.channel(Transport::Rc)?;
         let request = self.request(peer, channel.qp.number());
-        // The server may not listen yet: it then refuses.
+        // A server that does not listen yet refuses.
         let begun = Instant::now();
         let id = loop {
             let id = self.cm.connect(&request, self.owner())?;
@@ -221,7 +224,7 @@ impl End {
                 CmEvent::Rejected {
                     reason: RejectReason::INVALID_SERVICE_ID,
                     ..
-                } if begun.elapsed() < PATIENCE => {
+                } if begun.elapsed() < TIMEOUT => {
                     self.cm.destroy(id)?;
                     std::thread::sleep(Duration::from_millis(200));
                 }
@@ -232,7 +235,7 @@ impl End {
         self.cm.establish(id, b"")?;
         channel.exchange(self.count, self.size, None)?;
         self.cm.disconnect(id, b"")?;
-        self.over(id)
+        self.expect_disconnect(id)
     }
 
     fn refused(&self, peer: IpAddr) -> Result<()> {
@@ -250,7 +253,7 @@ impl End {
         }
     }
 
-    /// Listens, and says so: stock clients give up at once where nobody does.
+    /// Listens, and reports so: stock clients fail at once without a listener.
     fn listen(&self, space: PortSpace) -> Result<()> {
         let service = ServiceId::of_port(space, self.port);
         self.cm.listen(service, 4, self.owner())?;
@@ -258,11 +261,11 @@ impl End {
         Ok(())
     }
 
-    fn asked(&self) -> Result<(ConnectionId, Qpn)> {
+    fn accept_request(&self) -> Result<(ConnectionId, Qpn)> {
         self.listen(PortSpace::Tcp)?;
         match self.next()? {
             CmEvent::Request { id, request, .. } => {
-                self.asks(request.peer, &request.private_data)?;
+                self.check_header(request.peer, &request.private_data)?;
                 Ok((id, request.qpn))
             }
             other => bail!("{}", brief(&other)),
@@ -270,7 +273,7 @@ impl End {
     }
 
     fn server(&self, hangs_up: bool) -> Result<()> {
-        let (id, _) = self.asked()?;
+        let (id, _) = self.accept_request()?;
         let channel = self.channel(Transport::Rc)?;
         channel.connect(&self.cm.parameters(id).context("no parameters")?)?;
         let accept = Accept {
@@ -291,11 +294,11 @@ impl End {
         if hangs_up {
             self.cm.disconnect(id, b"")?;
         }
-        self.over(id)
+        self.expect_disconnect(id)
     }
 
     fn reject(&self) -> Result<()> {
-        let (id, _) = self.asked()?;
+        let (id, _) = self.accept_request()?;
         self.cm.reject(id, RejectReason::CONSUMER, b"doorbell refuses")?;
         self.cm.destroy(id)?;
         Ok(())
@@ -316,7 +319,7 @@ impl End {
                     break (reply.qpn, reply.qkey);
                 }
                 CmEvent::SidrReply { reply, .. }
-                    if reply.status == SidrStatus::UNSUPPORTED && begun.elapsed() < PATIENCE =>
+                    if reply.status == SidrStatus::UNSUPPORTED && begun.elapsed() < TIMEOUT =>
                 {
                     self.cm.destroy(id)?;
                     std::thread::sleep(Duration::from_millis(200));
@@ -334,7 +337,7 @@ impl End {
             CmEvent::SidrRequest {
                 id, peer, private_data, ..
             } => {
-                self.asks(peer, &private_data)?;
+                self.check_header(peer, &private_data)?;
                 (id, peer)
             }
             other => bail!("{}", brief(&other)),
@@ -348,7 +351,7 @@ impl End {
             private_data: Vec::new(),
         };
         self.cm.sidr_reply(id, &reply)?;
-        // Whom to answer is in the messages.
+        // The client's QPN is in the immediate data.
         let qpn = channel
             .receive(self.count)?
             .context("no queue pair in the immediate data")?;
@@ -379,7 +382,6 @@ impl Channel {
             .map_err(|error| anyhow!("{error:?} in {modify:?}"))
     }
 
-    /// As librdmacm does it for a connection.
     fn connect(&self, set: &Parameters) -> Result<()> {
         self.modify(Modify {
             state: Some(State::Rtr),
@@ -418,8 +420,8 @@ impl Channel {
     fn post_receives(&self, count: usize) -> Result<()> {
         let sges = [Sge {
             addr: 0,
-            len: self.room,
-            lkey: self.nowhere.lkey(),
+            len: self.max_message,
+            lkey: self.null_mr.lkey(),
         }];
         for _ in 0..count {
             let receive = ReceiveRequest { wr_id: 0, sges: &sges };
@@ -430,7 +432,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends messages; datagrams say in their immediate data which queue pair may be answered, as udaddy has it.
+    /// Sends messages; datagrams carry our QPN as immediate data, like udaddy's.
     fn send(&self, count: usize, size: u32, to: Option<Destination>) -> Result<()> {
         let message = vec![0xdb; size as usize];
         for _ in 0..count {
@@ -454,27 +456,27 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits for completions, and has `look` see each.
-    fn complete(&self, count: usize, mut look: impl FnMut(&Completion) -> Result<()>) -> Result<()> {
+    /// Waits for completions, and passes each to `check`.
+    fn complete(&self, count: usize, mut check: impl FnMut(&Completion) -> Result<()>) -> Result<()> {
         let (begun, mut done) = (Instant::now(), 0);
         while done < count {
             let mut result = Ok(());
             done += self.cq.poll(1, |completion| {
                 result = match completion.status {
-                    Status::Success => look(&completion),
+                    Status::Success => check(&completion),
                     status => Err(anyhow!("{status:?}")),
                 };
             })?;
             result?;
             ensure!(
-                begun.elapsed() < PATIENCE,
-                "{done} of {count} completions in {PATIENCE:?}"
+                begun.elapsed() < TIMEOUT,
+                "{done} of {count} completions in {TIMEOUT:?}"
             );
         }
         Ok(())
     }
 
-    /// Waits for messages, and gives the queue pair that their immediate data names.
+    /// Waits for messages, and returns the QPN in their immediate data.
     fn receive(&self, count: usize) -> Result<Option<Qpn>> {
         let mut imm = None;
         self.complete(count, |completion| {
@@ -487,11 +489,15 @@ impl Channel {
     fn check(&self, completion: &Completion) -> Result<()> {
         let len = completion.byte_len;
         let received = completion.opcode == CompletionOpcode::Receive;
-        ensure!(!received || len == self.room, "{len} bytes, not {}", self.room);
+        ensure!(
+            !received || len == self.max_message,
+            "{len} bytes, not {}",
+            self.max_message
+        );
         Ok(())
     }
 
-    /// Sends as many messages as it receives.
+    /// Sends and receives as many messages.
     fn exchange(&self, count: usize, size: u32, to: Option<Destination>) -> Result<()> {
         self.send(count, size, to)?;
         self.complete(2 * count, |completion| self.check(completion))

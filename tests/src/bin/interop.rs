@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use doorbell_tests::interop::{self, Config};
-use doorbell_tests::program::{self, Place, Program};
+use doorbell_tests::program::{self, EndOptions, Program};
 
 #[derive(Default)]
 struct Interop {
@@ -26,9 +26,9 @@ impl Program for Interop {
         Ok(true)
     }
 
-    fn run(self, place: &Place) -> Result<()> {
+    fn run(self, end: &EndOptions) -> Result<()> {
         interop::run(&Config {
-            place: place.clone(),
+            end: end.clone(),
             udp_port: self.udp_port,
             mtu: self.mtu,
             timeout: self.timeout,

@@ -1,9 +1,11 @@
-//! The conformance suite: what IBTA vol 1 and the man pages say of verbs, each rule a case with its clause, over any device.
+//! The conformance suite: the rules of IBTA vol 1 and the man pages for verbs, each a case with its
+//! clause, for any device.
 //!
-//! The same code runs over the system's libibverbs, which in the guest is the kernel's rxe, and over the soft device's table. Both queue pairs of a case are on the
-//! one device under test, which so talks to itself. `cases/` has the rules by area; `rig/` the objects that they are written with; [`command`] is the program
-//! `conformance`. What a device lacks or does otherwise, with the reason, stands in a waiver file (`docs/waivers`): a waived case must fail still, so that the file
-//! cannot outlive its reasons.
+//! The same code runs on the system's libibverbs, which in the guest is the kernel's rxe, and on
+//! the soft device's table. Both queue pairs of a case are on the one device under test. `cases/`
+//! has the rules by area; `rig/` the objects that they use; [`command`] is the program
+//! `conformance`. A waiver file (`docs/waivers`) lists a device's deviations, with reasons: a
+//! waived case must still fail, so that the file cannot outlive its reasons.
 
 mod cases;
 mod report;
@@ -23,43 +25,40 @@ use rig::Bench;
 
 const USAGE: &str = "conformance [--device NAME] [--system] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list | --matrix";
 
-/// A rule.
 struct Case {
     /// Area and rule, as in `post/queue-full`.
     name: String,
-    /// Where the rule stands: a clause or table of IBTA vol 1, or a man page.
+    /// The clause or table of IBTA vol 1, or the man page.
     clause: &'static str,
     /// The rule in one line.
-    says: String,
+    rule: String,
     run: Box<Check>,
 }
 
-/// Holds a device to a rule.
+/// Checks a device for a rule.
 type Check = dyn Fn(&Bench) -> Result<()> + Send + Sync;
 
-/// A case with a fixed name.
 fn case(
     name: &str,
     clause: &'static str,
-    says: &str,
+    rule: &str,
     run: impl Fn(&Bench) -> Result<()> + Send + Sync + 'static,
 ) -> Case {
     Case {
         name: name.to_owned(),
         clause,
-        says: says.to_owned(),
+        rule: rule.to_owned(),
         run: Box::new(run),
     }
 }
 
-/// What the command line asks for.
 #[derive(Debug)]
 struct Options {
     list: bool,
-    /// Print the matrix of state and event as the device has it.
+    /// Print the device's matrix of states and events.
     matrix: bool,
     device: String,
-    /// Reach it by the system's library whatever it is called.
+    /// Use the system's library for any device name.
     system: bool,
     address: Option<std::net::IpAddr>,
     only: Vec<String>,
@@ -67,10 +66,11 @@ struct Options {
     json: bool,
     seed: u64,
     quiet: Duration,
-    patience: Duration,
+    time_limit: Duration,
 }
 
-/// The program: 0 when every case conforms or is waived, 1 when one does not, 2 when the command line is wrong.
+/// The program: 0 when every case conforms or is waived, 1 when one does not, 2 when the command
+/// line is wrong.
 pub fn command(arguments: impl Iterator<Item = String>) -> ExitCode {
     let options = match parse(arguments) {
         Ok(options) => options,
@@ -101,7 +101,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         json: false,
         seed: 1,
         quiet: Duration::from_millis(30),
-        patience: Duration::from_secs(20),
+        time_limit: Duration::from_secs(20),
     };
     while let Some(name) = arguments.next() {
         match name.as_str() {
@@ -132,14 +132,13 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--waivers" => options.waivers = Some(value.into()),
             "--seed" => options.seed = value.parse().with_context(wrong)?,
             "--quiet-ms" => options.quiet = Duration::from_millis(value.parse().with_context(wrong)?),
-            "--patience-ms" => options.patience = Duration::from_millis(value.parse().with_context(wrong)?),
+            "--patience-ms" => options.time_limit = Duration::from_millis(value.parse().with_context(wrong)?),
             _ => bail!("{name}: no such option"),
         }
     }
     Ok(options)
 }
 
-/// Whether all went well.
 fn run(options: &Options) -> Result<bool> {
     let mut cases = cases::all();
     let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
@@ -148,8 +147,8 @@ fn run(options: &Options) -> Result<bool> {
         return Ok(true);
     }
     if options.matrix {
-        let api = table(options)?;
-        let bench = || Bench::new(api, &options.device, options.seed, [options.quiet, options.patience]);
+        let api = api_for(options)?;
+        let bench = || Bench::new(api, &options.device, options.seed, [options.quiet, options.time_limit]);
         print!("{}", cases::matrix(bench));
         return Ok(true);
     }
@@ -168,14 +167,17 @@ fn run(options: &Options) -> Result<bool> {
             options.only.join(" or ")
         );
     }
-    let api = table(options)?;
-    let results = runner::run(api, options, cases, &waivers, |result| report::tell(options, result));
-    report::sum_up(options, &results);
+    let api = api_for(options)?;
+    let results = runner::run(api, options, cases, &waivers, |result| {
+        report::print_case(options, result)
+    });
+    report::print_summary(options, &results);
     Ok(results.iter().all(runner::CaseResult::is_good))
 }
 
-/// The verbs that the device is to be reached by: one whose name begins with `soft` is made here, any other is the system's, and all with `--system`.
-fn table(options: &Options) -> Result<&'static Api> {
+/// The verbs for the device: a name that begins with `soft` makes a soft device, any other is the
+/// system's, and all are with `--system`.
+fn api_for(options: &Options) -> Result<&'static Api> {
     if options.system || !options.device.starts_with("soft") {
         return Ok(Api::load()?);
     }

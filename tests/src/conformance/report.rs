@@ -1,4 +1,4 @@
-//! What the suite says: text for people, JSON for programs.
+//! Reports of the suite: text, and JSON for programs.
 
 use serde_json::json;
 
@@ -7,17 +7,17 @@ use super::{Case, Options};
 
 pub(super) fn list(cases: &[Case]) {
     for case in cases {
-        println!("{}  [{}]  {}", case.name, case.clause, case.says);
+        println!("{}  [{}]  {}", case.name, case.clause, case.rule);
     }
 }
 
-/// How often each outcome came: passed, failed, waived, not offered.
+/// The number of each outcome: passed, failed, waived, not offered.
 fn counts(results: &[CaseResult]) -> [usize; 4] {
     let mut counts = [0; 4];
     for result in results {
         counts[match result.outcome {
             Outcome::Passed => 0,
-            Outcome::Failed(_) | Outcome::WaivedInVain(_) => 1,
+            Outcome::Failed(_) | Outcome::WaivedButPassed(_) => 1,
             Outcome::Waived { .. } => 2,
             Outcome::NotOffered(_) => 3,
         }] += 1;
@@ -25,8 +25,7 @@ fn counts(results: &[CaseResult]) -> [usize; 4] {
     counts
 }
 
-/// A case, as soon as it has ended.
-pub(super) fn tell(options: &Options, CaseResult { case, outcome, took }: &CaseResult) {
+pub(super) fn print_case(options: &Options, CaseResult { case, outcome, took }: &CaseResult) {
     if options.json {
         return;
     }
@@ -34,17 +33,16 @@ pub(super) fn tell(options: &Options, CaseResult { case, outcome, took }: &CaseR
         Outcome::Passed => ("ok", String::new()),
         Outcome::Failed(failure) => (
             "FAILED",
-            format!("\n    [{}] {}\n    {failure}", case.clause, case.says),
+            format!("\n    [{}] {}\n    {failure}", case.clause, case.rule),
         ),
         Outcome::Waived { failure, .. } => ("waived", format!(": {failure}")),
-        Outcome::WaivedInVain(reason) => ("PASSED, though waived", format!(": {reason}")),
+        Outcome::WaivedButPassed(reason) => ("PASSED, though waived", format!(": {reason}")),
         Outcome::NotOffered(what) => ("not offered", format!(": {what}")),
     };
     println!("{:7.1} ms  {}  {word}{detail}", took.as_secs_f64() * 1e3, case.name);
 }
 
-/// All of them, at the end.
-pub(super) fn sum_up(options: &Options, results: &[CaseResult]) {
+pub(super) fn print_summary(options: &Options, results: &[CaseResult]) {
     if options.json {
         println!("{}", as_json(options, results));
         return;
@@ -62,13 +60,13 @@ fn as_json(options: &Options, results: &[CaseResult]) -> serde_json::Value {
                 Outcome::Passed => ("passed", None, None),
                 Outcome::Failed(failure) => ("failed", Some(failure), None),
                 Outcome::Waived { failure, reason } => ("waived", Some(failure), Some(reason)),
-                Outcome::WaivedInVain(reason) => ("passed though waived", None, Some(reason)),
+                Outcome::WaivedButPassed(reason) => ("passed though waived", None, Some(reason)),
                 Outcome::NotOffered(what) => ("not offered", Some(what), None),
             };
             json!({
                 "name": case.name,
                 "clause": case.clause,
-                "rule": case.says,
+                "rule": case.rule,
                 "outcome": word,
                 "detail": detail,
                 "reason": reason,

@@ -1,28 +1,26 @@
-//! Waivers: what a device is known to do otherwise, with the reason.
+//! Waivers: a device's known deviations, with reasons.
 //!
-//! A line is `NAME: reason`, where the name is a case's, or its beginning and `*`; `unsteady NAME: reason` when the case passes at times; `never NAME: reason` when
-//! the machine does not survive it, so that it is not run; `lacks NAME: reason` when the device does not offer what it is about, which it must still say; empty lines and those that begin with `#` are for the reader.
+//! A line is `NAME: reason`, where the name is a case's, or a prefix and `*`;
+//! `unsteady NAME: reason` when the case passes at times; `never NAME: reason` when it crashes the
+//! machine, so that it is not run; `lacks NAME: reason` when the device does not offer the feature,
+//! which it must still report. Empty lines and those that begin with `#` are ignored.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What is known of a waived case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Fails,
     Unsteady,
-    /// Must not be run.
     Never,
-    /// Is not offered.
     Lacks,
 }
 
-/// A line.
 #[derive(Clone, Debug)]
 pub(super) struct Waiver {
-    /// A case's name, or its beginning and `*`.
+    /// A case's name, or a prefix and `*`.
     pub(super) pattern: String,
     pub(super) kind: Kind,
     pub(super) reason: String,
@@ -74,7 +72,7 @@ fn parse(text: &str) -> Result<Vec<Waiver>> {
     Ok(waivers)
 }
 
-/// Each waiver is of a case that there is.
+/// Checks that each waiver matches a case.
 pub(super) fn check(waivers: &[Waiver], names: &[String]) -> Result<()> {
     for waiver in waivers {
         ensure!(
@@ -91,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_names_a_case_and_says_why() {
+    fn a_line_has_a_case_and_a_reason() {
         let waivers =
             parse("# of a device\n\na/b: it has none: none at all\nunsteady c/*: now and then\nnever d/e: it burns\n")
                 .unwrap();

@@ -1,4 +1,6 @@
-//! All ranks of a collective on GPUs in one process, each with an arena that all others reach: the executor by kernels without a communicator. Its cases and its measurements; they run on GPUs, and on the stand-in for one.
+//! All ranks of a GPU collective in one process, each with an arena that all others access: the
+//! kernel executor without a communicator. Verification cases and measurements, for GPUs and for
+//! the stand-in.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,7 +9,7 @@ use std::sync::Mutex;
 use anyhow::{Context as _, Result, anyhow, bail};
 use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
 use doorbell_collectives::gpu::lower::LowerError;
-use doorbell_collectives::gpu::program::{Cut, Function};
+use doorbell_collectives::gpu::program::{Function, LaunchShape};
 use doorbell_collectives::gpu::small::SmallExecutor;
 use doorbell_collectives::gpu::{Areas, Sizes};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
@@ -17,7 +19,7 @@ use doorbell_collectives::{Algorithm, DataType, Element, Rank, ReduceOp};
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, HostMemory, Memory as _, Stream};
 
-/// Bytes that buffers are longer than what they are for, so that they can begin anywhere.
+/// Spare bytes of buffers, so that data can start at any offset.
 const SPARE: usize = 256;
 
 /// All ranks.
@@ -32,13 +34,13 @@ pub struct Rig {
 pub struct Member {
     /// Of its device.
     pub context: Context,
-    /// Where its operations go.
+    /// Its stream.
     pub stream: Stream,
     /// Its kernels.
     pub executor: KernelExecutor,
-    /// The same for short operations.
+    /// Its kernels for short operations.
     pub small: SmallExecutor,
-    /// When it began and ended.
+    /// Start and end events.
     pub times: (Event, Event),
     pub(super) input: DeviceMemory,
     pub(super) output: DeviceMemory,
@@ -47,45 +49,46 @@ pub struct Member {
     _arena: DeviceMemory,
 }
 
-/// How a case is run.
+/// A variant of a case.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
-    /// By which plan.
+pub struct Variant {
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// Whether outputs are written by all others.
+    /// Whether peers store into outputs directly.
     pub direct: bool,
-    /// Input and output in one memory.
+    /// In place.
     pub in_place: bool,
-    /// How it is cut.
-    pub cut: Cut,
-    /// Bytes by which memory is off its alignment, input and output.
+    /// The launch shape.
+    pub shape: LaunchShape,
+    /// Misalignment of input and output in bytes.
     pub skew: (usize, usize),
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cut {
+        let LaunchShape {
             blocks,
             threads,
             slice,
-            lines,
-        } = self.cut;
+            ll,
+        } = self.shape;
         let staged = if self.direct { "direct" } else { "staged" };
         let place = if self.in_place { ", in place" } else { "" };
-        let lines = if lines { ", lines" } else { "" };
+        let ll = if ll { ", lines" } else { "" };
         write!(
             f,
-            "{}, {staged}{place}{lines}, {blocks} x {threads} threads, slices of {slice}, memory off by {:?}",
+            "{}, {staged}{place}{ll}, {blocks} x {threads} threads, slices of {slice}, memory off by {:?}",
             self.algorithm, self.skew
         )
     }
 }
 
 impl Rig {
-    /// `ranks` ranks on the driver's devices by turns, with `bytes` of input and of output each. `ptx`: kernels built otherwise.
+    /// `ranks` ranks on the driver's devices in rotation, with `bytes` of input and of output each.
+    /// `ptx`: kernels of another build.
     ///
     /// # Errors
-    /// What the driver says; devices that do not reach each other.
+    /// The driver's error; devices without peer access.
     pub fn new(
         driver: Driver,
         ranks: usize,
@@ -137,10 +140,7 @@ impl Rig {
         })
     }
 
-    /// Tells all kernels to give up, those of later launches too; or no longer.
-    ///
-    /// # Errors
-    /// None that can happen.
+    /// Sets or clears the abort word of all kernels, including those of later launches.
     pub fn stop(&self, all: bool) -> Result<()> {
         for member in &self.ranks {
             member
@@ -151,17 +151,14 @@ impl Rig {
         Ok(())
     }
 
-    /// Loads a function's kernels for all ranks, if they are not.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn prepare(&self, function: Function, lines: bool) -> Result<()> {
+    /// Loads a function's kernels for all ranks, once.
+    pub fn prepare(&self, function: Function, ll: bool) -> Result<()> {
         let mut prepared = self.prepared.lock().map_err(|_| anyhow!("a thread has panicked"))?;
-        if !prepared.insert((function.data, function.op.is_some(), lines)) {
+        if !prepared.insert((function.data, function.op.is_some(), ll)) {
             return Ok(());
         }
         for member in &self.ranks {
-            member.executor.prepare(&member.stream, function, lines)?;
+            member.executor.prepare(&member.stream, function, ll)?;
         }
         Ok(())
     }
@@ -169,21 +166,21 @@ impl Rig {
     /// Each rank's plan of a case.
     ///
     /// # Errors
-    /// Where the algorithm does not do it, or it cannot be lowered.
-    pub fn plans(&self, case: &Case, way: Way) -> Result<Vec<Plan>> {
+    /// If the algorithm does not support it, or it cannot be lowered.
+    pub fn plans(&self, case: &Case, variant: Variant) -> Result<Vec<Plan>> {
         let order: Vec<Rank> = (0..case.ranks).map(Rank).collect();
-        let schedule = way.algorithm.schedule(case.collective, &order, case.root)?;
-        if way.in_place && !schedule.in_place() {
-            return Err(NotInPlace(way.algorithm, case.collective).into());
+        let schedule = variant.algorithm.schedule(case.collective, &order, case.root)?;
+        if variant.in_place && !schedule.in_place() {
+            return Err(NotInPlace(variant.algorithm, case.collective).into());
         }
-        let direct = way.direct && !way.cut.lines;
+        let direct = variant.direct && !variant.shape.ll;
         order
             .iter()
-            .map(|&rank| Ok(Plan::new(&*schedule, rank, direct, way.in_place)?))
+            .map(|&rank| Ok(Plan::new(&*schedule, rank, direct, variant.in_place)?))
             .collect()
     }
 
-    /// Where each rank's input and output begin: in place, or off their alignment by so many bytes.
+    /// The addresses of each rank's input and output: in place, or misaligned by `skew`.
     #[must_use]
     pub fn places(&self, case: &Case, in_place: bool, skew: (usize, usize), bytes: usize) -> Vec<(u64, u64)> {
         let place = |(rank, member): (usize, &Member)| {
@@ -201,54 +198,60 @@ impl Rig {
         self.ranks.iter().enumerate().map(place).collect()
     }
 
-    /// Puts an operation into all ranks' streams.
-    ///
-    /// # Errors
-    /// What the executor says.
-    pub fn launch(&self, plans: &[Plan], case: &Case, way: Way, function: impl Fn(Rank) -> Function) -> Result<()> {
+    /// Enqueues an operation on all ranks' streams.
+    pub fn launch(
+        &self,
+        plans: &[Plan],
+        case: &Case,
+        variant: Variant,
+        function: impl Fn(Rank) -> Function,
+    ) -> Result<()> {
         for rank in 0..self.ranks.len() {
-            self.launch_one(rank, plans, case, way, function(Rank(rank as u32)))?;
+            self.launch_one(rank, plans, case, variant, function(Rank(rank as u32)))?;
         }
         Ok(())
     }
 
-    /// Puts one rank's part into its stream.
-    ///
-    /// # Errors
-    /// What the executor says.
+    /// Enqueues one rank's part on its stream.
     pub fn launch_one(
         &self,
         rank: usize,
         plans: &[Plan],
         case: &Case,
-        way: Way,
+        variant: Variant,
         function: Function,
     ) -> Result<(), anyhow::Error> {
-        let places = self.places(case, way.in_place, way.skew, function.data.bytes());
+        let places = self.places(case, variant.in_place, variant.skew, function.data.bytes());
         let outputs: Vec<u64> = places.iter().map(|place| place.1).collect();
         let operation = Operation {
             input: places[rank].0,
             output: places[rank].1,
-            outputs: way.direct.then_some(&outputs[..]),
+            outputs: variant.direct.then_some(&outputs[..]),
             count: case.count,
         };
         let member = &self.ranks[rank];
         let uses = [member.input.all(), member.output.all()];
-        // SAFETY: the memories are long enough for the case, as `fits` has it, and nothing else is done with them until the streams are waited for.
+        // SAFETY: the memories are long enough for the case, as `fits` ensures, and nothing else
+        // uses them until the streams are synchronized.
         unsafe {
             member
                 .executor
-                .launch(&member.stream, &plans[rank], function, way.cut, operation, &uses)?;
+                .launch(&member.stream, &plans[rank], function, variant.shape, operation, &uses)?;
         }
         Ok(())
     }
 
-    /// Runs a case of the type `T` so many times in a row, from inputs of the seed, and fails unless the results are right each time.
-    ///
-    /// # Errors
-    /// What is wrong, or what the driver says.
-    pub fn check<T: Number>(&self, case: &Case, way: Way, op: Option<ReduceOp>, seed: u64, times: u64) -> Result<()> {
-        let plans = self.plans(case, way)?;
+    /// Runs a case with element type `T` `times` times in a row, with inputs from the seed, and
+    /// verifies the results each time.
+    pub fn check<T: Number>(
+        &self,
+        case: &Case,
+        variant: Variant,
+        op: Option<ReduceOp>,
+        seed: u64,
+        times: u64,
+    ) -> Result<()> {
+        let plans = self.plans(case, variant)?;
         let bytes = size_of::<T>();
         self.prepare(
             Function {
@@ -256,18 +259,19 @@ impl Rig {
                 op,
                 scalar: 0,
             },
-            way.cut.lines,
+            variant.shape.ll,
         )?;
-        let places = self.places(case, way.in_place, way.skew, bytes);
+        let places = self.places(case, variant.in_place, variant.skew, bytes);
         for round in 0..times {
             self.round::<T>(case, &places, op, seed + round, |function| {
-                self.launch(&plans, case, way, function)
+                self.launch(&plans, case, variant, function)
             })?;
         }
         Ok(())
     }
 
-    /// Has `launch` put an operation of the type `T` into all ranks' streams, from inputs of the seed, and fails unless the results are right. In `places` is where each rank has its input and its output.
+    /// Makes `launch` enqueue an operation with element type `T` on all ranks' streams, with inputs
+    /// from the seed, and verifies the results. `places` has each rank's input and output.
     pub(super) fn round<T: Number>(
         &self,
         case: &Case,
@@ -314,7 +318,6 @@ impl Rig {
     }
 }
 
-/// A scalar's bits.
 fn bits<A: Element>(scalar: A) -> u64 {
     let mut bytes = [0; 8];
     let size = size_of::<A>();
@@ -338,7 +341,7 @@ impl Member {
     }
 
     pub(super) fn read<T: Element>(&self, memory: &DeviceMemory, at: usize, elements: &mut [T]) -> Result<()> {
-        // SAFETY: elements are plain data, of which any bits are one.
+        // SAFETY: elements are plain data, for which any bits are valid.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast::<u8>(), size_of_val(elements)) };
         let len = self.host.len();
@@ -353,7 +356,7 @@ impl Member {
     }
 }
 
-/// Bytes that a case takes of an input or output at most.
+/// The maximum bytes of a rank's input or output in a case.
 #[must_use]
 pub fn fits(case: &Case, bytes: usize) -> usize {
     let most = (0..case.ranks)
@@ -363,7 +366,7 @@ pub fn fits(case: &Case, bytes: usize) -> usize {
     usize::try_from(most).unwrap_or(usize::MAX).saturating_mul(bytes)
 }
 
-/// Which ways are taken of all: one of so many, by turns.
+/// Samples every n-th variant.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     every: u64,
@@ -383,11 +386,14 @@ impl Sample {
     }
 }
 
-/// Ways of a case, of those that the sample has: how many were right.
-///
-/// # Errors
-/// The first that is not.
-pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], sample: &mut Sample) -> Result<usize> {
+/// Verifies the sampled variants of a case; returns their number.
+pub fn variants<T: Number>(
+    rig: &Rig,
+    case: &Case,
+    ops: &[ReduceOp],
+    launch_shapes: &[LaunchShape],
+    sample: &mut Sample,
+) -> Result<usize> {
     let mut done = 0;
     let seed = sample.at;
     let none = [None];
@@ -398,25 +404,25 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
         &none[..]
     };
     for algorithm in Algorithm::of(case.collective) {
-        for &cut in cuts {
+        for &shape in launch_shapes {
             for in_place in [false, true] {
                 for direct in [true, false] {
-                    if direct && cut.lines {
+                    if direct && shape.ll {
                         continue;
                     }
                     for skew in [(0, 0), (3 * size_of::<T>(), size_of::<T>())] {
-                        let way = Way {
+                        let variant = Variant {
                             algorithm,
                             direct,
                             in_place,
-                            cut,
+                            shape,
                             skew,
                         };
                         for &op in ops {
                             if !sample.takes() {
                                 continue;
                             }
-                            let found = rig.check::<T>(case, way, op, seed, 2);
+                            let found = rig.check::<T>(case, variant, op, seed, 2);
                             match found {
                                 Ok(()) => done += 1,
                                 Err(error) if is_refused(&error) => {}
@@ -424,7 +430,7 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
                                     let op = op.map_or("", ReduceOp::name);
                                     return Err(error).with_context(|| {
                                         format!(
-                                            "{} of {} {} {op} among {}, root {}: {way}",
+                                            "{} of {} {} {op} among {}, root {}: {variant}",
                                             case.collective,
                                             case.count,
                                             T::TYPE,
@@ -443,45 +449,43 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], cuts: &[Cut], s
     Ok(done)
 }
 
-/// Whether an error says that something is not done this way.
+/// Whether an error means that the variant is unsupported.
 fn is_refused(error: &anyhow::Error) -> bool {
     error.is::<NotInPlace>()
-        || matches!(error.downcast_ref(), Some(LowerError::Stuck { .. }))
-        || error.to_string().contains("do not go as lines")
+        || matches!(error.downcast_ref(), Some(LowerError::Deadlock { .. }))
+        || error.to_string().contains("are not supported by the LL protocol")
 }
 
-/// What is not done in place.
+/// A variant that does not support in-place operation.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} of {1} does not run in place")]
 struct NotInPlace(Algorithm, Collective);
 
-/// Every way of a case with every type of elements, the operators among the types by turns: how many were right.
-///
-/// # Errors
-/// The first that is not.
-pub fn every_type(rig: &Rig, case: &Case, cuts: &[Cut], sample: &mut Sample) -> Result<usize> {
+/// Verifies every variant of a case with every element type, rotating operators among the types;
+/// returns their number.
+pub fn every_type(rig: &Rig, case: &Case, launch_shapes: &[LaunchShape], sample: &mut Sample) -> Result<usize> {
     use ReduceOp::{Avg, Max, Min, PreMulSum, Prod, Sum};
     if !case.collective.reduces() {
-        return Ok(ways::<u8>(rig, case, &[], cuts, sample)?
-            + ways::<bf16>(rig, case, &[], cuts, sample)?
-            + ways::<f32>(rig, case, &[], cuts, sample)?
-            + ways::<u64>(rig, case, &[], cuts, sample)?);
+        return Ok(variants::<u8>(rig, case, &[], launch_shapes, sample)?
+            + variants::<bf16>(rig, case, &[], launch_shapes, sample)?
+            + variants::<f32>(rig, case, &[], launch_shapes, sample)?
+            + variants::<u64>(rig, case, &[], launch_shapes, sample)?);
     }
-    Ok(ways::<f32>(rig, case, &[Sum, PreMulSum], cuts, sample)?
-        + ways::<bf16>(rig, case, &[Sum, Avg], cuts, sample)?
-        + ways::<f16>(rig, case, &[Prod, PreMulSum], cuts, sample)?
-        + ways::<F8E4M3>(rig, case, &[Max], cuts, sample)?
-        + ways::<F8E5M2>(rig, case, &[Sum], cuts, sample)?
-        + ways::<f64>(rig, case, &[Avg], cuts, sample)?
-        + ways::<i8>(rig, case, &[Min, Avg], cuts, sample)?
-        + ways::<u8>(rig, case, &[Sum], cuts, sample)?
-        + ways::<i32>(rig, case, &[Avg], cuts, sample)?
-        + ways::<u32>(rig, case, &[Prod], cuts, sample)?
-        + ways::<i64>(rig, case, &[PreMulSum], cuts, sample)?
-        + ways::<u64>(rig, case, &[Max], cuts, sample)?)
+    Ok(variants::<f32>(rig, case, &[Sum, PreMulSum], launch_shapes, sample)?
+        + variants::<bf16>(rig, case, &[Sum, Avg], launch_shapes, sample)?
+        + variants::<f16>(rig, case, &[Prod, PreMulSum], launch_shapes, sample)?
+        + variants::<F8E4M3>(rig, case, &[Max], launch_shapes, sample)?
+        + variants::<F8E5M2>(rig, case, &[Sum], launch_shapes, sample)?
+        + variants::<f64>(rig, case, &[Avg], launch_shapes, sample)?
+        + variants::<i8>(rig, case, &[Min, Avg], launch_shapes, sample)?
+        + variants::<u8>(rig, case, &[Sum], launch_shapes, sample)?
+        + variants::<i32>(rig, case, &[Avg], launch_shapes, sample)?
+        + variants::<u32>(rig, case, &[Prod], launch_shapes, sample)?
+        + variants::<i64>(rig, case, &[PreMulSum], launch_shapes, sample)?
+        + variants::<u64>(rig, case, &[Max], launch_shapes, sample)?)
 }
 
-/// What is checked among so many ranks.
+/// The cases for this many ranks.
 #[must_use]
 pub fn cases(ranks: u32, quick: bool) -> Vec<Case> {
     let counts: &[u64] = if quick {
@@ -506,22 +510,22 @@ pub fn cases(ranks: u32, quick: bool) -> Vec<Case> {
     cases
 }
 
-/// How cases are cut: whole messages in one slice and in many, and lines.
+/// Launch shapes of cases: Simple in one slice and in many, and LL.
 #[must_use]
-pub fn cuts(quick: bool) -> Vec<Cut> {
-    let cut = |blocks, threads, slice, lines| Cut {
+pub fn launch_shapes(quick: bool) -> Vec<LaunchShape> {
+    let shape = |blocks, threads, slice, ll| LaunchShape {
         blocks,
         threads,
         slice,
-        lines,
+        ll,
     };
     if quick {
-        vec![cut(2, 64, 1024, false), cut(2, 64, 512, true)]
+        vec![shape(2, 64, 1024, false), shape(2, 64, 512, true)]
     } else {
         vec![
-            cut(3, 512, 32 << 10, false),
-            cut(16, 256, 2048, false),
-            cut(4, 512, 4096, true),
+            shape(3, 512, 32 << 10, false),
+            shape(16, 256, 2048, false),
+            shape(4, 512, 4096, true),
         ]
     }
 }

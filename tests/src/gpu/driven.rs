@@ -1,4 +1,4 @@
-//! A GPU, or what a driver says is one, as a [`Device`].
+//! A GPU, real or stand-in, as a [`Device`].
 
 use anyhow::Result;
 use doorbell_cuda::reduce::{Reducer, Reduction};
@@ -6,23 +6,20 @@ use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Stream};
 
 use super::{Device, sweep};
 
-/// A stream of a GPU with its reduction kernels, a piece of its memory, and as much of the host's.
+/// A stream of a GPU with its reduction kernels, device memory, and pinned memory of the same size.
 pub struct Gpu {
-    /// Where all is done.
+    /// Its stream.
     pub stream: Stream,
     /// The kernels.
     pub reducer: Reducer,
-    /// What they work in.
+    /// The device memory.
     pub memory: DeviceMemory,
-    /// Through which it is filled and read; pinned.
+    /// The pinned memory through which it is filled and read.
     pub host: HostMemory,
 }
 
 impl Gpu {
-    /// One with memory for every case of the sweep.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// With memory for every case of the sweep.
     pub fn new(context: &Context) -> Result<Self> {
         Ok(Self {
             stream: Stream::new(context)?,
@@ -46,7 +43,8 @@ impl Device for Gpu {
         let (device, host) = (self.memory.span(..bytes.len())?, self.host.span(..bytes.len())?);
         self.host.copy_in(0, bytes)?;
         self.stream.copy(device, host)?;
-        // SAFETY: all addresses of the reduction are of these bytes, as the trait has it; nobody else uses the memory.
+        // SAFETY: all addresses of the reduction are within these bytes, as the trait requires;
+        // nothing else uses the memory.
         unsafe { self.reducer.launch(&self.stream, reduction, &[device])? };
         self.stream.copy(host, device)?;
         self.stream.synchronize()?;

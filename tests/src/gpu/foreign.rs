@@ -1,4 +1,5 @@
-//! Memory of a GPU that `cuMemAlloc` has made, as `cudaMalloc` and PyTorch do: other processes reach it by the older kind of handle.
+//! GPU memory from `cuMemAlloc`, as used by `cudaMalloc` and PyTorch: shared with other processes
+//! by IPC handle.
 
 use std::env;
 use std::ffi::c_int;
@@ -8,7 +9,6 @@ use anyhow::{Result, ensure};
 use doorbell_cuda::{Context, DevicePtr, Foreign};
 use libloading::os::unix::Library;
 
-/// What frees memory when nothing uses it any more.
 struct Allocated {
     context: Context,
     library: Library,
@@ -29,25 +29,22 @@ impl Drop for Allocated {
     }
 }
 
-/// `len` bytes, which begin `skew` bytes behind where the allocation does. The context is current for this thread from then on.
-///
-/// # Errors
-/// What the driver says.
+/// `len` bytes at offset `skew` of an allocation. The context becomes current for this thread.
 pub fn alloc(context: &Context, len: usize, skew: usize) -> Result<Foreign> {
     type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     context.make_current()?;
     let name = env::var_os("DOORBELL_CUDA_LIBRARY").unwrap_or_else(|| "libcuda.so.1".into());
-    // SAFETY: the driver, which is loaded already.
+    // SAFETY: the driver, which is already loaded.
     let library = unsafe { Library::new(name)? };
     let mut address = 0;
-    // SAFETY: the function has this type; the address is ours.
-    let answer = unsafe { library.get::<Alloc>(b"cuMemAlloc_v2")?(&raw mut address, len + skew) };
-    ensure!(answer == 0, "cuMemAlloc of {len} bytes: {answer}");
+    // SAFETY: the function has this type; the address is a local.
+    let status = unsafe { library.get::<Alloc>(b"cuMemAlloc_v2")?(&raw mut address, len + skew) };
+    ensure!(status == 0, "cuMemAlloc of {len} bytes: {status}");
     let owner = Arc::new(Allocated {
         context: context.clone(),
         library,
         address,
     });
-    // SAFETY: the owner keeps so many bytes.
+    // SAFETY: the owner keeps this many bytes.
     Ok(unsafe { Foreign::wrap(context, DevicePtr(address + skew as u64), len, owner)? })
 }

@@ -1,5 +1,7 @@
-//! What holds the GPU's reduction kernels to the processor's: [`sweep`] has the cases and compares, [`bounds`] compares with `f64` where that can be said. Whoever runs kernels is a [`Device`]: a GPU ([`driven`]; the program `gpu-reduce`), or
-//! the processor, for which the tests of `tests/gpu` compile the kernels' source.
+//! Verification of the GPU's reduction kernels against the CPU's: [`sweep`] has the cases and
+//! compares, [`bounds`] compares with `f64` where bounds exist. Kernels run on a [`Device`]: a GPU
+//! ([`driven`]; the program `gpu-reduce`), or the CPU, for which the tests of `tests/gpu` compile
+//! the kernels' source.
 
 pub mod bounds;
 pub mod collective;
@@ -13,12 +15,12 @@ use anyhow::Result;
 use doorbell_collectives as coll;
 use doorbell_cuda::reduce;
 
-/// What runs kernels, and has one piece of memory that they work in.
+/// Runs kernels on a memory of its own.
 pub trait Device {
-    /// Where the memory begins for kernels: a multiple of 256.
+    /// The memory's device pointer: a multiple of 256.
     fn address(&self) -> u64;
 
-    /// Its bytes.
+    /// The memory's bytes.
     fn len(&self) -> usize;
 
     /// Whether it has none.
@@ -26,24 +28,22 @@ pub trait Device {
         self.len() == 0
     }
 
-    /// Puts `bytes` at the memory's beginning, does the reduction, all of whose addresses are of these bytes, and takes them back.
-    ///
-    /// # Errors
-    /// What went wrong with the device.
+    /// Copies `bytes` to the start of the memory, runs the reduction, whose addresses all lie
+    /// within these bytes, and copies them back.
     fn reduce(&mut self, reduction: &reduce::Reduction, bytes: &mut [u8]) -> Result<()>;
 }
 
-/// SplitMix64: the same numbers in every run.
+/// SplitMix64: a deterministic generator.
 pub struct Random(u64);
 
 impl Random {
-    /// The bits of `seed`.
+    /// Seeded with `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 of any.
+    /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -52,7 +52,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Less than `bound`, which is not 0.
+    /// A number less than `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound as u64) as usize
     }
@@ -63,7 +63,7 @@ impl Random {
     }
 }
 
-/// A type as the collectives call it.
+/// Converts a type to that of the collectives.
 #[must_use]
 pub fn data_type(data: reduce::DataType) -> coll::DataType {
     match data {
@@ -82,11 +82,11 @@ pub fn data_type(data: reduce::DataType) -> coll::DataType {
     }
 }
 
-/// A form as the collectives call it.
+/// Converts an operand kind to the form of the collectives.
 #[must_use]
-pub fn form(form: reduce::Form) -> coll::plan::Form {
-    match form {
-        reduce::Form::Element => coll::plan::Form::Element,
-        reduce::Form::Partial => coll::plan::Form::Partial,
+pub fn form(kind: reduce::OperandKind) -> coll::plan::Form {
+    match kind {
+        reduce::OperandKind::Element => coll::plan::Form::Element,
+        reduce::OperandKind::Partial => coll::plan::Form::Partial,
     }
 }

@@ -1,4 +1,5 @@
-//! Ranks that are processes of this host: this program again, each with a GPU, and the soft device that they share.
+//! Ranks as processes of this host: this program again, each with a GPU, and the soft device that
+//! they share.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, ExitStatus};
@@ -9,19 +10,15 @@ use anyhow::{Context as _, Result};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Context, Library};
 
-/// Between two looks at processes.
-const PAUSE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// All ranks. Those that are left are killed when it is dropped.
+/// All ranks. Remaining ones are killed on drop.
 pub struct Ranks {
     children: Vec<(Child, Option<ExitStatus>)>,
 }
 
 impl Ranks {
-    /// Starts this program as each of so many ranks, as `set` says.
-    ///
-    /// # Errors
-    /// Of the system.
+    /// Starts this program once per rank, configured by `set`.
     pub fn start(ranks: u32, set: impl Fn(u32, &mut Command)) -> Result<Self> {
         let program = std::env::current_exe()?;
         let mut all = Self { children: Vec::new() };
@@ -34,18 +31,13 @@ impl Ranks {
     }
 
     /// The process of a rank.
-    ///
-    /// # Errors
-    /// Of a rank that there is not.
     pub fn child(&mut self, rank: u32) -> Result<&mut Child> {
         let (child, _) = self.children.get_mut(rank as usize).context("no such rank")?;
         Ok(child)
     }
 
-    /// Waits for all, but not longer than `limit`: how each ended, by rank; none of those that had not. These are killed.
-    ///
-    /// # Errors
-    /// Of the system.
+    /// Waits for all, up to `limit`: returns exit statuses by rank, `None` for those killed at the
+    /// limit.
     pub fn wait(mut self, limit: Duration) -> Result<Vec<Option<ExitStatus>>> {
         let until = Instant::now() + limit;
         loop {
@@ -56,7 +48,7 @@ impl Ranks {
             if ended.iter().all(Option::is_some) || Instant::now() >= until {
                 return Ok(ended);
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -64,17 +56,17 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for (child, _) in self.children.iter_mut().filter(|(_, ended)| ended.is_none()) {
-            // It fails only if it is gone.
+            // It fails only if the process has exited.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// The soft device, on an address of the machine's own that all ranks of one starter share.
+/// The soft device, on a machine-local address shared by all ranks of one parent.
 ///
 /// # Errors
-/// What the environment says wrongly, or the device refuses.
+/// An invalid environment, or the device's error.
 pub fn soft_device() -> Result<Context> {
     let mut configs = DeviceConfig::from_env()?;
     let config = configs.first_mut().context("no soft device")?;

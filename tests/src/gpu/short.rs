@@ -1,8 +1,8 @@
-//! Short operations of the [rig](super::collective), by the kernel that does one without a plan.
+//! Short operations of the [rig](super::collective), by the kernel without a plan.
 
 use anyhow::{Context as _, Result, bail};
 use doorbell_collectives::gpu::program::Function;
-use doorbell_collectives::gpu::small::{Cut, Operation};
+use doorbell_collectives::gpu::small::{LaunchShape, Operation};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, given};
@@ -11,35 +11,32 @@ use doorbell_cuda::Memory as _;
 
 use super::collective::{Rig, Sample};
 
-/// How a case is run.
+/// A variant of a case.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
-    /// In one exchange or two.
+pub struct Variant {
+    /// In two exchanges instead of one.
     pub two_steps: bool,
-    /// Input and output in one memory.
+    /// In place.
     pub in_place: bool,
-    /// Bytes by which memory is off its alignment, input and output.
+    /// Misalignment of input and output in bytes.
     pub skew: (usize, usize),
 }
 
 impl Rig {
-    /// How a case is cut; `None` if it is too long.
+    /// The launch shape of a case; `None` if it is too long.
     #[must_use]
-    pub fn short(&self, case: &Case, data: DataType, two_steps: bool) -> Option<Cut> {
+    pub fn short(&self, case: &Case, data: DataType, two_steps: bool) -> Option<LaunchShape> {
         let bytes = case.count * data.bytes() as u64;
-        Cut::new(case.collective, case.ranks, bytes, self.sizes.small, two_steps)
+        LaunchShape::new(case.collective, case.ranks, bytes, self.sizes.small, two_steps)
     }
 
-    /// Puts one rank's part into its stream.
-    ///
-    /// # Errors
-    /// What the executor says.
+    /// Enqueues one rank's part on its stream.
     pub fn launch_short(
         &self,
         rank: usize,
         case: &Case,
         place: (u64, u64),
-        cut: Cut,
+        shape: LaunchShape,
         function: Function,
     ) -> Result<()> {
         let member = &self.ranks[rank];
@@ -51,27 +48,31 @@ impl Rig {
             count: case.count,
         };
         let uses = [member.input.all(), member.output.all()];
-        // SAFETY: the memories are long enough for the case, as `fits` has it, and nothing else is done with them until the streams are waited for; the cut is of the rig's own sizes.
-        unsafe { member.small.launch(&member.stream, &operation, function, cut, &uses)? };
+        // SAFETY: the memories are long enough for the case, as `fits` ensures, and nothing else
+        // uses them until the streams are synchronized; the launch shape is for the rig's own
+        // sizes.
+        unsafe {
+            member
+                .small
+                .launch(&member.stream, &operation, function, shape, &uses)?
+        };
         Ok(())
     }
 
-    /// Runs a case of the type `T` so many times, from inputs of the seed, and fails unless the results are right each time.
-    ///
-    /// # Errors
-    /// What is wrong, or what the driver says.
+    /// Runs a case with element type `T` `times` times, with inputs from the seed, and verifies the
+    /// results each time.
     pub fn check_short<T: Number>(
         &self,
         case: &Case,
-        way: Way,
+        variant: Variant,
         op: Option<ReduceOp>,
         seed: u64,
         times: u64,
     ) -> Result<()> {
-        let Some(cut) = self.short(case, T::TYPE, way.two_steps) else {
+        let Some(shape) = self.short(case, T::TYPE, variant.two_steps) else {
             bail!("it is too long");
         };
-        let places = self.places(case, way.in_place, way.skew, size_of::<T>());
+        let places = self.places(case, variant.in_place, variant.skew, size_of::<T>());
         for member in &self.ranks {
             member.small.prepare(Function {
                 data: T::TYPE,
@@ -81,17 +82,16 @@ impl Rig {
         }
         for round in 0..times {
             self.round::<T>(case, &places, op, seed + round, |function| {
-                (0..self.ranks.len())
-                    .try_for_each(|rank| self.launch_short(rank, case, places[rank], cut, function(Rank(rank as u32))))
+                (0..self.ranks.len()).try_for_each(|rank| {
+                    self.launch_short(rank, case, places[rank], shape, function(Rank(rank as u32)))
+                })
             })?;
         }
         Ok(())
     }
 
-    /// Broadcasts by turns what begins at each of `turns` places, the root as far ahead of the others as it can be, and fails unless all of them have all of it.
-    ///
-    /// # Errors
-    /// What is wrong, or what the driver says.
+    /// Broadcasts from `turns` places in sequence, with the root as far ahead of the others as
+    /// possible, and verifies that all ranks get everything.
     pub fn check_ahead(&self, turns: usize, count: u64, two_steps: bool) -> Result<()> {
         let case = Case {
             collective: Collective::Broadcast,
@@ -99,7 +99,7 @@ impl Rig {
             root: Rank(1),
             count,
         };
-        let Some(cut) = self.short(&case, DataType::U32, two_steps) else {
+        let Some(shape) = self.short(&case, DataType::U32, two_steps) else {
             bail!("it is too long");
         };
         let function = Function {
@@ -122,9 +122,9 @@ impl Rig {
             for turn in 0..turns as u64 {
                 let at = turn * count * 4;
                 let place = (input.device_ptr().0 + at, output.device_ptr().0 + at);
-                self.launch_short(rank, &case, place, cut, function)?;
+                self.launch_short(rank, &case, place, shape, function)?;
             }
-            // The root would be done with all by then, if it could.
+            // Enough for the root to finish everything, if nothing held it back.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         for (rank, member) in self.ranks.iter().enumerate() {
@@ -139,11 +139,8 @@ impl Rig {
     }
 }
 
-/// Ways of a case, of those that the sample has: how many were right.
-///
-/// # Errors
-/// The first that is not.
-pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], sample: &mut Sample) -> Result<usize> {
+/// Verifies the sampled variants of a case; returns their number.
+pub fn variants<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], sample: &mut Sample) -> Result<usize> {
     let mut done = 0;
     let none = [None];
     let some: Vec<_> = ops.iter().copied().map(Some).collect();
@@ -165,22 +162,23 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], sample: &mut Sa
                     if !sample.takes() {
                         continue;
                     }
-                    let way = Way {
+                    let variant = Variant {
                         two_steps,
                         in_place,
                         skew,
                     };
-                    rig.check_short::<T>(case, way, op, done as u64, 2).with_context(|| {
-                        let op = op.map_or("", ReduceOp::name);
-                        format!(
-                            "{} of {} {} {op} among {}, root {}: {way:?}",
-                            case.collective,
-                            case.count,
-                            T::TYPE,
-                            case.ranks,
-                            case.root
-                        )
-                    })?;
+                    rig.check_short::<T>(case, variant, op, done as u64, 2)
+                        .with_context(|| {
+                            let op = op.map_or("", ReduceOp::name);
+                            format!(
+                                "{} of {} {} {op} among {}, root {}: {variant:?}",
+                                case.collective,
+                                case.count,
+                                T::TYPE,
+                                case.ranks,
+                                case.root
+                            )
+                        })?;
                     done += 1;
                 }
             }
@@ -189,27 +187,24 @@ pub fn ways<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], sample: &mut Sa
     Ok(done)
 }
 
-/// Every way of a case with every type of elements and every operator: how many were right.
-///
-/// # Errors
-/// The first that is not.
+/// Verifies every variant of a case with every element type and operator; returns their number.
 pub fn every_type(rig: &Rig, case: &Case, sample: &mut Sample) -> Result<usize> {
     let all = ReduceOp::ALL;
-    Ok(ways::<i8>(rig, case, all, sample)?
-        + ways::<u8>(rig, case, all, sample)?
-        + ways::<i32>(rig, case, all, sample)?
-        + ways::<u32>(rig, case, all, sample)?
-        + ways::<i64>(rig, case, all, sample)?
-        + ways::<u64>(rig, case, all, sample)?
-        + ways::<f16>(rig, case, all, sample)?
-        + ways::<bf16>(rig, case, all, sample)?
-        + ways::<f32>(rig, case, all, sample)?
-        + ways::<f64>(rig, case, all, sample)?
-        + ways::<F8E4M3>(rig, case, all, sample)?
-        + ways::<F8E5M2>(rig, case, all, sample)?)
+    Ok(variants::<i8>(rig, case, all, sample)?
+        + variants::<u8>(rig, case, all, sample)?
+        + variants::<i32>(rig, case, all, sample)?
+        + variants::<u32>(rig, case, all, sample)?
+        + variants::<i64>(rig, case, all, sample)?
+        + variants::<u64>(rig, case, all, sample)?
+        + variants::<f16>(rig, case, all, sample)?
+        + variants::<bf16>(rig, case, all, sample)?
+        + variants::<f32>(rig, case, all, sample)?
+        + variants::<f64>(rig, case, all, sample)?
+        + variants::<F8E4M3>(rig, case, all, sample)?
+        + variants::<F8E5M2>(rig, case, all, sample)?)
 }
 
-/// What is checked among so many ranks: with a little, a line and a half, and what is ragged.
+/// The cases for this many ranks: little data, one and a half lines, and odd lengths.
 #[must_use]
 pub fn cases(ranks: u32, counts: &[u64]) -> Vec<Case> {
     let mut cases = Vec::new();

@@ -1,4 +1,6 @@
-//! Every type, operator, number of sources, form, alias, alignment and ragged length: the result must be the processor's bits, nothing else may be written, and floats must be within their bounds of `f64`.
+//! Every type, operator, number of sources, operand kind, alias, alignment and odd length: results
+//! must be bit-identical to the CPU's, nothing else may be written, and floats must be within their
+//! bounds of `f64`.
 
 use anyhow::{Context, Result, bail};
 use doorbell_collectives::{
@@ -6,29 +8,32 @@ use doorbell_collectives::{
     kernel::{Function, Scalar as HostScalar, bf16, f16},
     plan::Form as HostForm,
 };
-use doorbell_cuda::reduce::{DataType, Form, MAX_SOURCES, Operator, Reduction, Scalar, Shape, SourceAt};
+use doorbell_cuda::reduce::{
+    DataType, LaunchConfig, MAX_SOURCES, OperandKind, Operator, Reduction, Scalar, SourceOperand,
+};
 
 use super::{Device, Random, bounds, data_type, form};
 
-/// What fills the memory around sources and target.
+/// Fills the memory around sources and target.
 const GUARD: u8 = 0xa5;
-/// Around the lengths of groups, of warps' and of blocks' tiles; the last is several tiles of the largest blocks for most types.
+/// Around the lengths of groups, and of warps' and blocks' tiles; the last is several tiles of the
+/// largest blocks for most types.
 const LENGTHS: &[usize] = &[0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 64, 127, 129, 500, 1025, 4099, 20_011];
 const QUICK_LENGTHS: &[usize] = &[1, 17, 1025];
 
-/// How much of it is done.
+/// The extent of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// All.
     Full,
-    /// Few lengths and few numbers of sources: for tools under which everything takes a hundred times as long.
+    /// Few lengths and few numbers of sources: for tools that slow everything down a hundredfold.
     Quick,
 }
 
-/// Bytes of memory that a case takes at most.
+/// The maximum bytes of memory of a case.
 pub const MEMORY: usize = (MAX_SOURCES + 1) * (20_011 * 8 + 1024);
 
-/// What an operator of the sweep is: those of the collectives.
+/// The operators of the sweep: those of the collectives.
 const OPERATORS: [ReduceOp; 6] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
@@ -38,21 +43,20 @@ const OPERATORS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum,
 ];
 
-/// How memories are aligned.
 #[derive(Debug, Clone, Copy)]
 enum Alignment {
     /// All to 256 bytes.
     Best,
-    /// All begin as many elements after that.
+    /// All by the same number of elements off that.
     Alike,
-    /// Each begins somewhere.
+    /// Each differently.
     Apart,
 }
 
-/// A memory of a case: its form and where it begins in the device's.
+/// An operand of a case: its kind and its offset in the device's memory.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    form: Form,
+struct PlacedOperand {
+    kind: OperandKind,
     offset: usize,
 }
 
@@ -61,20 +65,17 @@ struct Case {
     data: DataType,
     op: ReduceOp,
     ranks: u32,
-    sources: Vec<Place>,
-    /// The number that each source of elements is multiplied with.
+    sources: Vec<PlacedOperand>,
+    /// The factor of each source of elements.
     factors: Vec<f64>,
-    into: Place,
+    into: PlacedOperand,
     elements: usize,
-    shape: Shape,
-    /// Numbers of at most 1, whose results can be bounded; else any bits.
+    shape: LaunchConfig,
+    /// Numbers of at most 1, whose results can be bounded; otherwise random bits.
     ordinary: bool,
 }
 
-/// Runs all cases; returns how many.
-///
-/// # Errors
-/// The first case whose result is wrong, or what went wrong with the device.
+/// Runs all cases; returns their number.
 pub fn run(device: &mut dyn Device, extent: Extent) -> Result<u64> {
     let mut random = Random::new(8);
     let mut cases = 0;
@@ -114,26 +115,26 @@ impl Case {
         let is_mixed = random.below(3) == 0;
         let alike = random.below(16);
         let mut end = 0;
-        let mut place = |random: &mut Random| {
-            let form = if is_mixed && random.below(2) == 0 {
-                Form::Partial
+        let mut operand = |random: &mut Random| {
+            let kind = if is_mixed && random.below(2) == 0 {
+                OperandKind::Partial
             } else {
-                Form::Element
+                OperandKind::Element
             };
             let shift = match alignment {
                 Alignment::Best => 0,
                 Alignment::Alike => alike,
                 Alignment::Apart => random.below(16),
             };
-            let offset = end + 128 + shift * data.bytes_of(form);
-            // The next begins behind 128 bytes of guard.
-            end = (offset + elements * data.bytes_of(form) + 128).next_multiple_of(256);
-            Place { form, offset }
+            let offset = end + 128 + shift * data.bytes_of(kind);
+            // The next one starts behind 128 guard bytes.
+            end = (offset + elements * data.bytes_of(kind) + 128).next_multiple_of(256);
+            PlacedOperand { kind, offset }
         };
-        let sources: Vec<Place> = (0..count).map(|_| place(random)).collect();
+        let sources: Vec<PlacedOperand> = (0..count).map(|_| operand(random)).collect();
         let into = match random.below(2 * count) {
             index if index < count => sources[index],
-            _ => place(random),
+            _ => operand(random),
         };
         Self {
             data,
@@ -145,7 +146,7 @@ impl Case {
                 .collect(),
             into,
             elements,
-            shape: Shape {
+            shape: LaunchConfig {
                 threads: [32, 64, 256, 512][random.below(4)],
                 blocks: [1, 3, 1 << 20][random.below(3)],
                 unroll: 2,
@@ -156,14 +157,14 @@ impl Case {
 
     fn check(&self, device: &mut dyn Device, random: &mut Random) -> Result<()> {
         let places = || self.sources.iter().chain([&self.into]);
-        let end = |place: &Place| place.offset + self.elements * self.data.bytes_of(place.form);
+        let end = |operand: &PlacedOperand| operand.offset + self.elements * self.data.bytes_of(operand.kind);
         let len = places().map(end).max().unwrap_or(0) + 128;
         if len > device.len() {
             bail!("{len} bytes are needed, the device has {}", device.len());
         }
         let mut before = vec![GUARD; len];
-        for place in &self.sources {
-            self.fill(random, *place, &mut before[place.offset..end(place)]);
+        for operand in &self.sources {
+            self.fill(random, *operand, &mut before[operand.offset..end(operand)]);
         }
         let mut expected = before.clone();
         self.reduce_on_host(&mut expected)?;
@@ -178,14 +179,14 @@ impl Case {
             let Some(element) = at.checked_sub(target.start).filter(|_| at < target.end) else {
                 bail!("byte {at}, which is not of the target, was written");
             };
-            let size = self.data.bytes_of(self.into.form);
+            let size = self.data.bytes_of(self.into.kind);
             let element = element / size;
             let of = |bytes: &[u8]| bytes[target.start + element * size..][..size].to_vec();
             let operands: Vec<Vec<u8>> = self
                 .sources
                 .iter()
                 .map(|source| {
-                    let size = self.data.bytes_of(source.form);
+                    let size = self.data.bytes_of(source.kind);
                     before[source.offset + element * size..][..size].to_vec()
                 })
                 .collect();
@@ -202,15 +203,14 @@ impl Case {
         }
     }
 
-    /// The reduction, for memory at an address.
     fn reduction(&self, address: u64) -> Result<Reduction> {
-        let sources: Vec<SourceAt> = self
+        let sources: Vec<SourceOperand> = self
             .sources
             .iter()
             .enumerate()
-            .map(|(index, place)| SourceAt {
-                address: address + place.offset as u64,
-                form: place.form,
+            .map(|(index, operand)| SourceOperand {
+                address: address + operand.offset as u64,
+                kind: operand.kind,
                 scalar: self.factor(index).map(|factor| self.scalar(factor).0),
             })
             .collect();
@@ -221,7 +221,7 @@ impl Case {
             ReduceOp::Max => Operator::Max,
             ReduceOp::Avg => Operator::Avg { ranks: self.ranks },
         };
-        let into = (self.into.form, address + self.into.offset as u64);
+        let into = (self.into.kind, address + self.into.offset as u64);
         Ok(Reduction::new(
             self.data,
             operator,
@@ -232,13 +232,13 @@ impl Case {
         )?)
     }
 
-    /// What a source is multiplied with, if it is.
+    /// The factor of a source, if it is scaled.
     fn factor(&self, index: usize) -> Option<f64> {
-        let is_multiplied = self.op == ReduceOp::PreMulSum && self.sources[index].form == Form::Element;
+        let is_multiplied = self.op == ReduceOp::PreMulSum && self.sources[index].kind == OperandKind::Element;
         is_multiplied.then_some(self.factors[index])
     }
 
-    /// A factor as both take it.
+    /// A factor for both implementations.
     fn scalar(&self, factor: f64) -> (Scalar, HostScalar) {
         macro_rules! of {
             ($type:ty) => {{
@@ -258,18 +258,18 @@ impl Case {
         }
     }
 
-    /// Any bits, or ordinary numbers.
-    fn fill(&self, random: &mut Random, place: Place, bytes: &mut [u8]) {
-        let size = self.data.bytes_of(place.form);
+    /// Random bits, or ordinary numbers.
+    fn fill(&self, random: &mut Random, operand: PlacedOperand, bytes: &mut [u8]) {
+        let size = self.data.bytes_of(operand.kind);
         for element in bytes.chunks_exact_mut(size) {
-            let bits = match (self.data, place.form) {
+            let bits = match (self.data, operand.kind) {
                 _ if !self.ordinary && random.below(4) > 0 => random.bits(),
-                _ if !self.ordinary => self.special(random, place.form),
-                (DataType::F16, Form::Element) => f16::from_f64(random.unit()).to_bits().into(),
-                (DataType::Bf16, Form::Element) => bf16::from_f64(random.unit()).to_bits().into(),
+                _ if !self.ordinary => self.special(random, operand.kind),
+                (DataType::F16, OperandKind::Element) => f16::from_f64(random.unit()).to_bits().into(),
+                (DataType::Bf16, OperandKind::Element) => bf16::from_f64(random.unit()).to_bits().into(),
                 // Exponents up to that of 1, and any fraction.
-                (DataType::F8E4M3, Form::Element) => random.below(0x38) as u64 | (random.bits() & 0x80),
-                (DataType::F8E5M2, Form::Element) => random.below(0x3c) as u64 | (random.bits() & 0x80),
+                (DataType::F8E4M3, OperandKind::Element) => random.below(0x38) as u64 | (random.bits() & 0x80),
+                (DataType::F8E5M2, OperandKind::Element) => random.below(0x3c) as u64 | (random.bits() & 0x80),
                 (DataType::F64, _) => random.unit().to_bits(),
                 _ if self.data.accumulator() == DataType::F32 => (random.unit() as f32).to_bits().into(),
                 _ => random.below(100) as u64,
@@ -278,50 +278,52 @@ impl Case {
         }
     }
 
-    /// A number at an end of the type: zero, the least, infinity, its neighbours, and the greatest, of either sign; of integers 0, 1, −1 and both ends.
-    fn special(&self, random: &mut Random, form: Form) -> u64 {
-        let exponents: u64 = match (self.data, form) {
-            (DataType::F16, Form::Element) => 0x7c00,
-            (DataType::Bf16, Form::Element) => 0x7f80,
-            (DataType::F8E4M3, Form::Element) => 0x78,
-            (DataType::F8E5M2, Form::Element) => 0x7c,
+    /// A boundary value of the type: zero, the least number, infinity, its neighbours, and the
+    /// greatest, of either sign; for integers 0, 1, −1 and both limits.
+    fn special(&self, random: &mut Random, kind: OperandKind) -> u64 {
+        let exponents: u64 = match (self.data, kind) {
+            (DataType::F16, OperandKind::Element) => 0x7c00,
+            (DataType::Bf16, OperandKind::Element) => 0x7f80,
+            (DataType::F8E4M3, OperandKind::Element) => 0x78,
+            (DataType::F8E5M2, OperandKind::Element) => 0x7c,
             (DataType::F64, _) => 0x7ff << 52,
             _ if self.data.accumulator() == DataType::F32 => 0x7f80_0000,
             _ => 0,
         };
         let magnitude = [0, 1, exponents, exponents.wrapping_sub(1), exponents | 1, u64::MAX >> 1][random.below(6)];
-        let bits = 8 * self.data.bytes_of(form);
+        let bits = 8 * self.data.bytes_of(kind);
         let mask = (1 << (bits - 1)) - 1;
         magnitude & mask | (random.bits() & 1) << (bits - 1)
     }
 
-    /// The same, by the processor's kernels.
+    /// The same by the CPU's kernels.
     fn reduce_on_host(&self, memory: &mut [u8]) -> Result<()> {
         let data = data_type(self.data);
         let function = Function::new(data, self.op, self.ranks)?;
         let base = memory.as_mut_ptr();
-        // What is multiplied is copied: a source is not written.
+        // Scaled sources are copied: a source is not written.
         let mut multiplied = vec![vec![0u8; self.elements * self.data.bytes()]; self.sources.len()];
         let mut sources: Vec<(HostForm, *const u8)> = Vec::new();
-        for (index, (place, copy)) in self.sources.iter().zip(&mut multiplied).enumerate() {
-            let at = base.wrapping_add(place.offset);
+        for (index, (operand, copy)) in self.sources.iter().zip(&mut multiplied).enumerate() {
+            let at = base.wrapping_add(operand.offset);
             let Some(factor) = self.factor(index) else {
-                sources.push((form(place.form), at));
+                sources.push((form(operand.kind), at));
                 continue;
             };
-            // SAFETY: the source lies in the memory, and the copy is as long.
+            // SAFETY: the source lies in the memory, and the copy has the same length.
             unsafe { function.scale(self.scalar(factor).1, at, copy.as_mut_ptr(), self.elements)? };
             sources.push((HostForm::Element, copy.as_ptr()));
         }
-        let into = (form(self.into.form), base.wrapping_add(self.into.offset));
-        // SAFETY: all lie in the memory or the copies; the target is a source exactly, in the same form, or apart from all.
+        let into = (form(self.into.kind), base.wrapping_add(self.into.offset));
+        // SAFETY: all lie in the memory or the copies; the target is exactly a source of the same
+        // form, or overlaps none.
         unsafe { function.reduce(&sources, into, self.elements) };
         Ok(())
     }
 
-    /// Of partial results NaNs have whatever payload.
+    /// Partial results have NaNs with arbitrary payloads.
     fn strip_payloads(&self, target: &mut [u8]) {
-        if self.into.form != Form::Partial {
+        if self.into.kind != OperandKind::Partial {
             return;
         }
         match self.data.accumulator() {
@@ -343,7 +345,7 @@ impl Case {
         }
     }
 
-    /// Floats beside `f64`.
+    /// Compares floats with `f64`.
     fn check_bounds(&self, before: &[u8], target: &[u8]) -> Result<()> {
         let operator = match self.op {
             ReduceOp::Sum | ReduceOp::PreMulSum => Operator::Sum,
@@ -353,19 +355,19 @@ impl Case {
             ReduceOp::Avg => Operator::Avg { ranks: self.ranks },
         };
         for element in 0..self.elements {
-            let Some(result) = bounds::value(self.data, self.into.form, target, element) else {
+            let Some(result) = bounds::value(self.data, self.into.kind, target, element) else {
                 return Ok(());
             };
             let operands: Vec<(f64, Option<f64>)> = self
                 .sources
                 .iter()
                 .enumerate()
-                .filter_map(|(index, place)| {
-                    let value = bounds::value(self.data, place.form, &before[place.offset..], element)?;
+                .filter_map(|(index, operand)| {
+                    let value = bounds::value(self.data, operand.kind, &before[operand.offset..], element)?;
                     Some((value, self.factor(index)))
                 })
                 .collect();
-            if !bounds::holds(self.data, operator, &operands, self.into.form, result) {
+            if !bounds::holds(self.data, operator, &operands, self.into.kind, result) {
                 bail!("element {element} is {result:e}, too far from what f64 makes of {operands:?}");
             }
         }

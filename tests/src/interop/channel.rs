@@ -1,4 +1,4 @@
-//! The connection beside the one under test: what the ends must know of each other, and barriers.
+//! The control connection beside the connection under test: exchanges attributes and synchronizes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +9,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::Role;
 
-/// How long to wait for the other end, and for each of its messages.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A TCP connection to the other end.
+/// A TCP connection to the peer.
 #[derive(Debug)]
 pub struct Channel {
     stream: TcpStream,
@@ -20,19 +19,19 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Waits for the other end, or goes to it, trying until it is there.
+    /// Accepts a connection, or connects, retrying until the peer listens.
     ///
     /// # Errors
     /// When there is no connection within a minute.
     pub fn open(role: Role) -> Result<Self> {
         let stream = match role {
-            Role::Listen(at) => TcpListener::bind(at)
+            Role::Listen(address) => TcpListener::bind(address)
                 .and_then(|listener| listener.accept())
                 .map(|(stream, _)| stream),
-            Role::Connect(to) => {
-                let deadline = Instant::now() + PATIENCE;
+            Role::Connect(address) => {
+                let deadline = Instant::now() + TIMEOUT;
                 loop {
-                    match TcpStream::connect(to) {
+                    match TcpStream::connect(address) {
                         Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(50)),
                         result => break result,
                     }
@@ -41,28 +40,28 @@ impl Channel {
         };
         let stream = stream.with_context(|| format!("no connection for {role:?}"))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self { stream, barriers: 0 })
     }
 
-    /// Gives the other end `bytes` and gets as many from it.
+    /// Sends `bytes` to the peer and receives as many.
     ///
     /// # Errors
-    /// When the other end is gone.
+    /// When the peer is gone.
     pub fn exchange<const N: usize>(&mut self, bytes: [u8; N]) -> Result<[u8; N]> {
         let mut theirs = [0; N];
         let result = self
             .stream
             .write_all(&bytes)
             .and_then(|()| self.stream.read_exact(&mut theirs));
-        result.context("the other end is gone; its own message says why")?;
+        result.context("the peer is gone; its own message says why")?;
         Ok(theirs)
     }
 
-    /// Waits until the other end is here too.
+    /// Waits until the peer reaches the same barrier.
     ///
     /// # Errors
-    /// When it is gone, or somewhere else.
+    /// When the peer is gone, or at another barrier.
     pub fn barrier(&mut self) -> Result<()> {
         self.barriers += 1;
         let theirs = u32::from_be_bytes(self.exchange(self.barriers.to_be_bytes())?);

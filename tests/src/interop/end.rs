@@ -11,14 +11,12 @@ use doorbell_verbs::{
 use super::channel::Channel;
 use super::pattern;
 
-/// The longest message.
 pub(super) const MAX_LEN: usize = 1 << 20;
-/// What lies behind the longest message, to see that nothing is written there.
+/// Guard bytes behind the longest message, to detect writes past it.
 pub(super) const MARGIN: usize = 64;
-/// Requests in either queue at most.
 pub(super) const DEPTH: u32 = 64;
-/// The queue pair's timeout and retries come to about half a minute; after that it says so itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The queue pair's timeout and retries end after about half a minute and report their own error.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connected end.
 #[derive(Debug)]
@@ -26,19 +24,19 @@ pub struct End {
     pub(super) qp: QueuePair,
     cq: CompletionQueue,
     pub(super) channel: Channel,
-    /// What the peer may read and write.
+    /// The memory exposed to the peer.
     pub(super) exposed: Buffer<RemoteAll>,
-    /// The peer's.
+    /// The peer's exposed memory.
     pub(super) peer: Remote<All>,
-    /// Where requests come from or go to; away while one is in flight.
+    /// Source or destination of requests; `None` while one is in flight.
     local: Option<Buffer<Local>>,
 }
 
 impl End {
-    /// Makes a queue pair and memory, and connects to the other end.
+    /// Creates a queue pair and memory, and connects to the peer.
     ///
     /// # Errors
-    /// When the device refuses, or the other end is gone.
+    /// When the device refuses, or the peer is gone.
     pub fn connect(
         context: &Context,
         gid: u8,
@@ -64,7 +62,7 @@ impl End {
             builder = builder.timeout(exponent);
         }
         let prepared = builder.rc()?;
-        // Of the kind that other processes can map, so that a device may have its own way with it.
+        // Memory that other processes can map, so that the shared-memory link can copy directly.
         let mut exposed = Memory::shared(MAX_LEN + MARGIN)?;
         exposed.fill(pattern::BACKGROUND);
         let exposed = pd.register(exposed, RemoteAll)?;
@@ -88,7 +86,7 @@ impl End {
         self.qp.mtu().bytes()
     }
 
-    /// The local buffer, to be posted or looked at; [`put_back`](Self::put_back) when done.
+    /// Takes the local buffer, to post or read it; return it with [`put_back`](Self::put_back).
     pub(super) fn take_local(&mut self) -> Result<Buffer<Local>> {
         self.local.take().context("the local buffer is in flight")
     }
@@ -97,14 +95,15 @@ impl End {
         self.local = Some(buffer);
     }
 
-    /// Waits for as many completions of each queue, and gives each to `seen` with its sequence number.
+    /// Waits for that many completions of each queue, and passes each to `on_completion` with its
+    /// sequence number.
     pub(super) fn wait(
         &mut self,
         mut sends: usize,
         mut receives: usize,
-        mut seen: impl FnMut(Queue, u64, Success, Buffers) -> Result<()>,
+        mut on_completion: impl FnMut(Queue, u64, Success, Buffers) -> Result<()>,
     ) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while sends + receives > 0 {
             for done in self.cq.poll()? {
                 let left = if done.queue() == Queue::Send {
@@ -115,16 +114,15 @@ impl End {
                 ensure!(*left > 0, "a completion too many: {done:?}");
                 *left -= 1;
                 let (queue, sequence, success) = (done.queue(), done.sequence(), done.result()?);
-                seen(queue, sequence, success, done.into_buffers())?;
+                on_completion(queue, sequence, success, done.into_buffers())?;
             }
             if Instant::now() > deadline {
-                bail!("{sends} sends and {receives} receives have not completed after {PATIENCE:?}");
+                bail!("{sends} sends and {receives} receives have not completed after {TIMEOUT:?}");
             }
         }
         Ok(())
     }
 
-    /// Waits for one completion of `queue`.
     pub(super) fn wait_one(&mut self, queue: Queue) -> Result<(Success, Buffers)> {
         let mut found = None;
         let (sends, receives) = if queue == Queue::Send { (1, 0) } else { (0, 1) };
@@ -135,7 +133,8 @@ impl End {
         found.context("one completion was waited for")
     }
 
-    /// Ends in step with the other end, so that neither's last acknowledgement is lost with its device.
+    /// Synchronizes with the peer before the device is closed, so that neither end loses the last
+    /// acknowledgement.
     pub(super) fn finish(mut self) -> Result<()> {
         self.channel.barrier()
     }

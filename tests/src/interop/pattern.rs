@@ -1,16 +1,16 @@
-//! Bytes that differ in every round and at every offset, so that none can be mistaken for another.
+//! Bytes that differ in every round and at every offset, so that misplaced data is detected.
 
-/// What memory holds before a round, outside of what the round writes.
+/// The fill byte of memory that a round does not write.
 pub(super) const BACKGROUND: u8 = 0xc3;
 
-/// Fills `bytes` with the pattern of `round`, as if they began at `offset` of it.
+/// Fills `bytes` with the pattern of `round`, starting at `offset` of it.
 pub(super) fn fill(round: u64, offset: usize, bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = at(round, offset + i);
     }
 }
 
-/// The first byte that is not the pattern's, with what it should be.
+/// The first byte that differs from the pattern: index, found, expected.
 pub(super) fn mismatch(round: u64, offset: usize, bytes: &[u8]) -> Option<(usize, u8, u8)> {
     let expected = |i: usize| at(round, offset + i);
     bytes

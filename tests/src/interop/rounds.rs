@@ -6,7 +6,6 @@ use doorbell_verbs::{Buffer, Local, Queue, Success};
 use super::end::{End, MARGIN, MAX_LEN, verify};
 use super::pattern::{self, BACKGROUND};
 
-/// What the active end posts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Operation {
     Send,
@@ -50,7 +49,6 @@ impl Operation {
     }
 }
 
-/// One request.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     number: u64,
@@ -58,14 +56,18 @@ struct Round {
     len: usize,
 }
 
-/// Runs all rounds, `first` being active in the even ones; gives their number.
+/// Runs all rounds and returns their number; `first` initiates the even ones.
 pub(super) fn run(end: &mut End, first: bool) -> Result<u64> {
     let mut number = 0;
     for len in sizes(end.mtu() as usize) {
         for operation in Operation::ALL.into_iter().filter(|operation| operation.applies_to(len)) {
             for active in [first, !first] {
                 let round = Round { number, operation, len };
-                let result = if active { round.act(end) } else { round.watch(end) };
+                let result = if active {
+                    round.initiate(end)
+                } else {
+                    round.respond(end)
+                };
                 result
                     .with_context(|| format!("round {number}, {operation:?} of {len} bytes, active here: {active}"))?;
                 number += 1;
@@ -91,13 +93,13 @@ impl Round {
         0xd00b_0000 | self.number as u32 & 0xffff
     }
 
-    /// The value of the passive end's word before an atomic, and what the operation takes.
+    /// The word at the responder before an atomic, and the atomic's operand.
     fn word(self) -> (u64, u64) {
         (self.number.wrapping_mul(0x0123_4567_89ab_cdef), !self.number << 7)
     }
 
-    /// The active end.
-    fn act(self, end: &mut End) -> Result<()> {
+    /// The initiator's part.
+    fn initiate(self, end: &mut End) -> Result<()> {
         let mut local = end.take_local()?;
         if self.operation == Operation::Read {
             local[..self.len + MARGIN].fill(BACKGROUND);
@@ -106,7 +108,7 @@ impl Round {
         }
         end.channel.barrier()?;
         let local = match self.operation {
-            Operation::CompareSwap | Operation::FetchAdd => self.swap(end, local)?,
+            Operation::CompareSwap | Operation::FetchAdd => self.post_atomic(end, local)?,
             _ => self.post(end, local)?,
         };
         if self.operation == Operation::Read {
@@ -167,10 +169,10 @@ impl Round {
             .context("the completion gave no buffer back")
     }
 
-    fn swap(self, end: &mut End, local: Buffer<Local>) -> Result<Buffer<Local>> {
+    fn post_atomic(self, end: &mut End, local: Buffer<Local>) -> Result<Buffer<Local>> {
         let (before, operand) = self.word();
         let at = end.peer.word(0).context("the peer's memory is not aligned")?;
-        // Its rest is not needed meanwhile, but has to be put together again.
+        // The rest of the buffer is joined again afterwards.
         let (front, rest) = local.split_at(8);
         let word = front
             .into_word()
@@ -196,11 +198,11 @@ impl Round {
         );
         word.into_buffer()
             .join(rest)
-            .map_err(|_| anyhow::anyhow!("the pieces are not neighbours"))
+            .map_err(|_| anyhow::anyhow!("the pieces are not adjacent"))
     }
 
-    /// The passive end.
-    fn watch(self, end: &mut End) -> Result<()> {
+    /// The responder's part.
+    fn respond(self, end: &mut End) -> Result<()> {
         let mut scratch = vec![BACKGROUND; self.len + MARGIN];
         if self.operation.is_atomic() {
             scratch[..8].copy_from_slice(&self.word().0.to_ne_bytes());
@@ -251,7 +253,7 @@ impl Round {
         Ok(())
     }
 
-    /// What the peer may write holds what it should.
+    /// Checks the memory exposed to the peer.
     fn check_exposed(self, found: &[u8]) -> Result<()> {
         let (front, margin) = found.split_at(self.len);
         ensure!(is_background(margin), "bytes behind the target changed");

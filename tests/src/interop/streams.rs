@@ -1,4 +1,4 @@
-//! Many requests at a time, from both ends at once.
+//! Many requests in flight, from both ends at once.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs::{Buffer, Local, Queue, Success};
@@ -6,14 +6,14 @@ use doorbell_verbs::{Buffer, Local, Queue, Success};
 use super::end::{DEPTH, End, MARGIN, MAX_LEN, verify};
 use super::pattern;
 
-/// WRITEs, READs and SENDs are done in pieces of this size; deliberately no multiple of a path MTU.
+/// Size of each WRITE, READ and SEND; deliberately no multiple of a path MTU.
 const PIECE: usize = 60_001;
-/// Pieces of the region, of which the last bytes are left over.
+/// Pieces of the region; its last bytes stay unused.
 const PIECES: usize = MAX_LEN / PIECE;
 /// How often each piece is written.
 const TIMES: u64 = 4;
 
-/// Writes, sends and reads; gives the number of bytes verified here.
+/// Writes, sends and reads; returns the number of bytes verified here.
 pub(super) fn run(end: &mut End) -> Result<u64> {
     let local = end.take_local()?;
     let (body, rest) = local.split_at(PIECES * PIECE);
@@ -21,7 +21,7 @@ pub(super) fn run(end: &mut End) -> Result<u64> {
     let pieces = write(end, pieces).context("the stream of WRITEs")?;
     let pieces = send(end, pieces).context("the stream of SENDs")?;
     let pieces = read(end, pieces).context("the stream of READs")?;
-    let join = |a: Buffer<Local>, b| a.join(b).map_err(|_| anyhow::anyhow!("the pieces are not neighbours"));
+    let join = |a: Buffer<Local>, b| a.join(b).map_err(|_| anyhow::anyhow!("the pieces are not adjacent"));
     let mut pieces = pieces.into_iter();
     let front = pieces.next().context("there are pieces")?;
     let whole = pieces.chain([rest]).try_fold(front, join)?;
@@ -30,7 +30,8 @@ pub(super) fn run(end: &mut End) -> Result<u64> {
     Ok(3 * (PIECES * PIECE) as u64)
 }
 
-/// Every piece of the peer's region several times over: the last time counts, as requests are done in order.
+/// Writes every piece of the peer's region several times: requests execute in order, so the last
+/// must remain.
 fn write(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>> {
     end.channel.barrier()?;
     for time in 0..TIMES {
@@ -71,7 +72,7 @@ fn send(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loca
                 request.imm(i as u32);
             }
         }
-        // What is left of the receives is used up, so that all buffers come back.
+        // Consumes the spare receives, so that all buffers are returned.
         (0..spare).for_each(|_| {
             batch.send_inline(&[]).signalled();
         });
@@ -105,7 +106,7 @@ fn send(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loca
     Ok(sent)
 }
 
-/// All pieces of the peer's region at once.
+/// Reads all pieces of the peer's region at once.
 fn read(end: &mut End, pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>> {
     let mut bytes = vec![0; PIECES * PIECE];
     pattern::fill(3000, 0, &mut bytes);
@@ -125,7 +126,7 @@ fn read(end: &mut End, pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>>
     Ok(pieces)
 }
 
-/// Waits for requests that end so, and gives their buffers in the order of posting.
+/// Waits for requests that complete with `expected`, and returns their buffers in posting order.
 fn collect(end: &mut End, sends: usize, receives: usize, expected: &Success) -> Result<Vec<Buffer<Local>>> {
     let mut pieces = Vec::new();
     end.wait(sends, receives, |_, _, success, mut buffers| {

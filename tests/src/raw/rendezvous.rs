@@ -1,5 +1,6 @@
-//! How the ends find each other: the TCP exchange of the stock ping-pongs. Each says LID, queue pair number, first sequence number and GID, in hexadecimal
-//! with colons between and a NUL at the end; the client first, which also ends with `done`.
+//! The exchange of the stock ping-pongs over TCP. Each end sends LID, queue pair number, first PSN
+//! and GID, in hexadecimal separated by colons and NUL-terminated; the client first, which ends
+//! with `done`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Whereabouts;
+use super::QpAddress;
 use crate::interop::Role;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// `0000:000000:000000:`, 32 digits and the NUL.
-const LINE: usize = 19 + 32 + 1;
+const ADDRESS_LEN: usize = 19 + 32 + 1;
 const DONE: [u8; 5] = *b"done\0";
 
 /// The TCP connection.
@@ -21,17 +22,17 @@ const DONE: [u8; 5] = *b"done\0";
 pub struct Rendezvous(TcpStream);
 
 impl Rendezvous {
-    /// Waits for the other end, or goes to it, trying until it is there.
+    /// Accepts a connection, or connects, retrying until the peer listens.
     ///
     /// # Errors
     /// When there is no connection within a minute.
     pub fn open(role: Role) -> Result<Self> {
         let stream = match role {
-            Role::Listen(at) => TcpListener::bind(at)?.accept()?.0,
-            Role::Connect(to) => {
-                let deadline = Instant::now() + PATIENCE;
+            Role::Listen(address) => TcpListener::bind(address)?.accept()?.0,
+            Role::Connect(address) => {
+                let deadline = Instant::now() + TIMEOUT;
                 loop {
-                    match TcpStream::connect(to) {
+                    match TcpStream::connect(address) {
                         Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(50)),
                         result => break result?,
                     }
@@ -39,68 +40,68 @@ impl Rendezvous {
             }
         };
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self(stream))
     }
 
-    /// Says where a queue pair is.
+    /// Sends a queue pair's address.
     ///
     /// # Errors
-    /// When the other end is gone.
-    pub fn say(&mut self, ours: &Whereabouts) -> Result<()> {
+    /// When the peer is gone.
+    pub fn send_address(&mut self, ours: &QpAddress) -> Result<()> {
         let gid: String = ours.gid.iter().map(|byte| format!("{byte:02x}")).collect();
         let line = format!("0000:{:06x}:{:06x}:{gid}\0", ours.qpn, ours.psn);
         Ok(self.0.write_all(line.as_bytes())?)
     }
 
-    /// Hears where a queue pair is.
+    /// Receives a queue pair's address.
     ///
     /// # Errors
-    /// When the other end is gone, or says something else.
-    pub fn hear(&mut self) -> Result<Whereabouts> {
-        let mut line = [0; LINE];
-        self.0.read_exact(&mut line).context("the other end said too little")?;
+    /// When the peer is gone, or sends something else.
+    pub fn receive_address(&mut self) -> Result<QpAddress> {
+        let mut line = [0; ADDRESS_LEN];
+        self.0.read_exact(&mut line).context("the peer sent too little")?;
         let text = std::str::from_utf8(&line)?.trim_end_matches('\0');
         let parts: Vec<&str> = text.split(':').collect();
         let [_, qpn, psn, gid] = parts[..] else {
             anyhow::bail!("not a pingpong: {text}");
         };
-        Ok(Whereabouts {
+        Ok(QpAddress {
             qpn: u32::from_str_radix(qpn, 16)?,
             psn: u32::from_str_radix(psn, 16)?,
             gid: u128::from_str_radix(gid, 16)?.to_be_bytes(),
         })
     }
 
-    /// The client's last word.
+    /// Sends the client's `done`.
     ///
     /// # Errors
-    /// When the other end is gone.
-    pub fn say_done(&mut self) -> Result<()> {
+    /// When the peer is gone.
+    pub fn send_done(&mut self) -> Result<()> {
         Ok(self.0.write_all(&DONE)?)
     }
 
-    /// Hears the client's last word.
+    /// Receives the client's `done`.
     ///
     /// # Errors
-    /// When it is another one, or the client is gone.
-    pub fn hear_done(&mut self) -> Result<()> {
+    /// When it differs, or the client is gone.
+    pub fn receive_done(&mut self) -> Result<()> {
         let mut done = [0; DONE.len()];
         self.0.read_exact(&mut done).context("the client did not finish")?;
-        ensure!(done == DONE, "the client said {}", done.escape_ascii());
+        ensure!(done == DONE, "the client sent {}", done.escape_ascii());
         Ok(())
     }
 
-    /// Between two of ours: gives the other end `bytes`, and gets as many from it.
+    /// Between two of these programs: sends `bytes` to the peer and receives as many.
     ///
     /// # Errors
-    /// When the other end is gone.
-    pub fn swap<const N: usize>(&mut self, ours: [u8; N]) -> Result<[u8; N]> {
+    /// When the peer is gone.
+    pub fn exchange<const N: usize>(&mut self, ours: [u8; N]) -> Result<[u8; N]> {
         let mut theirs = [0; N];
         self.0.write_all(&ours)?;
         self.0
             .read_exact(&mut theirs)
-            .context("the other end is gone; its own message says why")?;
+            .context("the peer is gone; its own message says why")?;
         Ok(theirs)
     }
 }

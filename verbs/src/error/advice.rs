@@ -1,11 +1,12 @@
-//! What to do about a failure, from its errno and what is there instead: the ends of the errors' texts.
+//! Advice for a failure, from its errno and the alternatives available: the ends of the errors'
+//! texts.
 
 use std::io;
 
 use crate::port::PortState;
 use crate::types::Gid;
 
-pub(super) fn devices_there(there: &[String]) -> String {
+pub(super) fn list_devices(there: &[String]) -> String {
     if there.is_empty() {
         return "this library has none: check `rdma link` and that the driver is loaded, or use the soft device"
             .to_owned();
@@ -13,7 +14,7 @@ pub(super) fn devices_there(there: &[String]) -> String {
     format!("open one of those there are: {}", there.join(", "))
 }
 
-pub(super) fn gids_there(there: &[(u32, Gid)]) -> String {
+pub(super) fn list_gids(there: &[(u32, Gid)]) -> String {
     if there.is_empty() {
         return "the table is empty: give the port's network interface an IP address".to_owned();
     }
@@ -86,7 +87,7 @@ pub(super) fn create_advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The limit is the commonest cause by far, unless there is none.
+/// `RLIMIT_MEMLOCK` is the most frequent cause, unless there is no limit.
 fn locked_memory_advice(limit: Option<&str>) -> String {
     match limit {
         Some(UNLIMITED) => {
@@ -107,7 +108,6 @@ fn locked_memory_limit() -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// What to do about a refused registration, from its errno and the process's own limits.
 pub(crate) fn register_advice(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::OutOfMemory => locked_memory_advice(locked_memory_limit().as_deref()),
@@ -120,10 +120,10 @@ pub(crate) fn register_advice(error: &io::Error) -> String {
 pub(super) fn create_cq_advice(verb: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::Unsupported if verb == "ibv_create_cq_ex" => {
-            "; the device has no extended queues, or no time stamps: ask for less, or use Context::completion_queue"
+            "; the device has no extended queues, or no time stamps: request fewer options, or use Context::completion_queue"
         }
         io::ErrorKind::InvalidInput if verb == "ibv_create_cq_ex" => {
-            "; the device does not know all that was asked for: ask for less, or use Context::completion_queue"
+            "; the device does not support a requested option: request fewer, or use Context::completion_queue"
         }
         io::ErrorKind::OutOfMemory => {
             "; the device or RLIMIT_MEMLOCK has no room for it: make it smaller, or drop others"
@@ -142,7 +142,7 @@ pub(super) fn window_advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// What proc(5) calls a limit that is none.
+/// How proc(5) shows that there is no limit.
 const UNLIMITED: &str = "unlimited";
 
 #[cfg(test)]

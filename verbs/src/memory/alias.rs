@@ -1,7 +1,9 @@
-//! Memory that an executor manages by itself: bytes of a region named again and again, in requests that own nothing.
+//! Memory that an executor manages by itself: ranges of a region, posted repeatedly in requests
+//! that own no buffers.
 //!
-//! A [`Buffer`] is unique and moves when it is posted, so that safe code cannot touch what a device may touch. Code that sends from, receives into and computes on one region in many
-//! overlapping ways, and knows by a protocol of its own which bytes are whose, has no use for that: it promises it instead.
+//! A [`Buffer`] is unique and moves when it is posted, so that safe code cannot touch what a device
+//! may touch. Code that sends from, receives into and computes on one region in many overlapping
+//! ways, under a protocol of its own, promises that instead (`unsafe`).
 
 use core::any::Any;
 use core::ops::RangeBounds;
@@ -17,23 +19,25 @@ use super::source::{Sink, Source, sealed};
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
 
-/// Some bytes of a region, to be posted any number of times: made by [`Buffer::alias`], by whoever keeps account of them.
+/// A range of a region that can be posted any number of times: made by [`Buffer::alias`], whose
+/// caller keeps account of it.
 ///
-/// A request with it owns nothing, so its completion gives nothing back, and posting allocates nothing and counts nothing.
+/// A request with it owns nothing: its completion returns nothing, and posting allocates nothing
+/// and counts nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Alias {
     sge: sys::ibv_sge,
 }
 
 impl Alias {
-    /// The address of its first byte, as the device names it.
+    /// The address of its first byte, for the device.
     #[inline]
     #[must_use]
     pub const fn addr(&self) -> u64 {
         self.sge.addr
     }
 
-    /// The `len` bytes at `offset`; `None` if they go beyond it.
+    /// The `len` bytes at `offset`; `None` if they are out of range.
     #[inline]
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> Option<Self> {
@@ -52,11 +56,14 @@ impl<K: Kind> Buffer<K> {
     /// The bytes of `range`, to be posted while the buffer stays here.
     ///
     /// # Safety
-    /// Whoever posts it promises, for each request, until that has completed or its queue pair has been dropped:
+    /// The code that posts it promises, for each request, until that has completed or its queue
+    /// pair has been dropped:
     ///
-    /// - This buffer, or another of its region, is not dropped, nor made memory again.
-    /// - If the request reads these bytes (as a source of a send or write), nobody writes them; if it writes them (as a target of a receive or read), nobody touches them. Bytes of an
-    ///   unconfirmed source may be written as soon as it is known, by a message from the peer, say, that all of them have arrived: a device that sends them again sends what is dropped.
+    /// - This buffer, or another of its region, is not dropped, nor turned back into memory.
+    /// - If the request reads these bytes (as the source of a send or write), nothing writes them;
+    ///   if it writes them (as the target of a receive or read), nothing touches them. Bytes of an
+    ///   unconfirmed source may be written once all of them are known to have arrived, by a message
+    ///   from the peer for example: the peer drops what a device retransmits.
     ///
     /// Nor may any of them be reached by a slice that this buffer lends meanwhile.
     ///
@@ -77,15 +84,19 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl ProtectionDomain {
-    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which are and stay the caller's: such as several domains register, one of each device. `owner` is dropped when the region has been
-    /// deregistered; never, if the device refuses that.
+    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which remain the caller's: for example,
+    /// memory registered in several domains, one per device. `owner` is dropped when the region has
+    /// been deregistered; never, if the device refuses that.
     ///
     /// # Errors
     /// As for [`register`](Self::register).
     ///
     /// # Safety
-    /// The bytes are initialised, and stay mapped until `owner` is dropped. Until then nobody touches them but by buffers of the region, and peers as far as `R` lets them; or who knows, by a
-    /// protocol of the caller's, that no device and no buffer touches the same bytes.
+    /// The bytes are initialised, and stay mapped until `owner` is dropped. Until then they are
+    /// touched only through buffers of the region, and by peers as far as `R` lets them; or by code
+    /// that knows, by a protocol of the caller's, that no device and no buffer touches the same
+    /// bytes.
+    #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw<R: Rights>(
         &self,
         start: *mut u8,
@@ -95,7 +106,7 @@ impl ProtectionDomain {
     ) -> Result<Buffer<R>, MemoryError> {
         check_buffer(len)?;
         // SAFETY: by contract.
-        let region = unsafe { Region::register(self.inner(), start, len, R::ACCESS, Backing::Kept(owner)) }?;
+        let region = unsafe { Region::register(self.inner(), start, len, R::ACCESS, Backing::KeepAlive(owner)) }?;
         let start = region.start();
         Ok(Buffer::new(region, start, len))
     }

@@ -10,7 +10,7 @@ use super::copy;
 use super::range::{Buffers, Range, RangePtr};
 use super::region::{MAX_BUFFER, Region, RegionAttr};
 use super::remote::Remote;
-use super::rights::{Exposed, Host, Key, Kind, Local, Opaque, PeerWritable, Readable, RemoteRead, Rights};
+use super::rights::{Exposed, Host, Key, Kind, Local, Opaque, PeerWritable, Readable, Rights};
 use super::storage::Memory;
 use super::word::Word;
 use crate::describe::BufferDescription;
@@ -18,29 +18,25 @@ use crate::error::MemoryError;
 use crate::qp::RemoteRights;
 use crate::types::RKey;
 
-/// A unique, owned range of registered memory, with rights `K` (IBTA vol 1, 10.6). Never empty.
+/// A unique, owned range of registered memory, of kind `K` (IBTA vol 1, 10.6). Never empty.
 ///
-/// Posting a buffer moves it to the queue, its completion gives it back: while the device may touch the memory, safe code cannot. The memory is
-/// deregistered when the last buffer of the region is gone, and then freed.
+/// Posting a buffer moves it to the queue, its completion returns it: while the device may touch
+/// the memory, safe code cannot. The memory is deregistered when the last buffer of the region is
+/// dropped, and then freed.
 ///
 /// - `Buffer<Local>` is a `&mut [u8]` whenever you have it.
-/// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a peer may be reading.
-/// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at), [`load_u64`](Self::load_u64) and their like.
+/// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a
+///   peer may be reading.
+/// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at),
+///   [`load_u64`](Self::load_u64) and the like.
 /// - `Buffer<Frozen>` is a `&[u8]` that can be cloned, to be the source of many requests at once.
-/// - `Buffer<Scratch>` can be cloned as well, to be the target of many, and gives no bytes.
+/// - `Buffer<Scratch>` can be cloned too, to be the target of many, and gives no bytes.
 #[repr(transparent)]
+#[doc(alias("ibv_mr", "ibv_sge", "ibv_dereg_mr"))]
 pub struct Buffer<K: Kind = Local> {
     range: RangePtr,
     kind: PhantomData<K>,
 }
-
-/// The kind of a buffer that nobody writes any more, and that may be cloned (see [`Buffer::freeze`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frozen;
-
-/// The kind of a buffer that any number of requests may receive or read into at once, that may therefore be cloned, and whose bytes nobody looks at (see [`Buffer::scratch`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scratch;
 
 // SAFETY: a buffer owns its range, which is plain bytes and an `Arc<Region>`, both Send.
 unsafe impl<K: Kind> Send for Buffer<K> {}
@@ -48,7 +44,8 @@ unsafe impl<K: Kind> Send for Buffer<K> {}
 unsafe impl<K: Kind> Sync for Buffer<K> {}
 
 impl<K: Kind> Buffer<K> {
-    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind `K`.
+    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind
+    /// `K`.
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
         Self {
             range: Range::allocate::<K>(region, addr, len),
@@ -73,17 +70,19 @@ impl<K: Kind> Buffer<K> {
 
     #[inline(always)]
     pub(super) fn header(&self) -> &Range {
-        // SAFETY: the buffer owns its header, and nobody has a `&mut` to it while `self` is borrowed.
+        // SAFETY: the buffer owns its header, and there is no `&mut` to it while `self` is
+        // borrowed.
         unsafe { self.range.as_ref() }
     }
 
     #[inline(always)]
-    fn header_mut(&mut self) -> &mut Range {
+    pub(super) fn header_mut(&mut self) -> &mut Range {
         // SAFETY: the buffer owns its header.
         unsafe { self.range.as_mut() }
     }
 
-    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self` is.
+    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self`
+    /// is.
     #[inline(always)]
     fn start(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.header().sge.addr as usize)
@@ -101,20 +100,20 @@ impl<K: Kind> Buffer<K> {
         self.header().region.raw()
     }
 
-    /// The region it is of.
+    /// The region it is part of.
     #[must_use]
     pub fn region(&self) -> RegionAttr {
         self.header().region.attr()
     }
 
-    /// Its address, as the device and peers name it.
+    /// Its address, for the device and peers.
     #[inline]
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.header().sge.addr
     }
 
-    /// Where it lies, and the keys of its region.
+    /// Its address and length, and the keys of its region.
     #[must_use]
     pub fn describe(&self) -> BufferDescription {
         let region = &self.header().region;
@@ -129,7 +128,7 @@ impl<K: Kind> Buffer<K> {
         }
     }
 
-    /// Cuts it in two, the first of `mid` bytes.
+    /// Splits it in two, the first of `mid` bytes.
     ///
     /// # Panics
     /// If either would be empty.
@@ -147,7 +146,7 @@ impl<K: Kind> Buffer<K> {
         (self, unsafe { Self::from_range(second) })
     }
 
-    /// Cuts it into buffers of `len` bytes; the last may be shorter.
+    /// Splits it into buffers of `len` bytes; the last may be shorter.
     ///
     /// # Panics
     /// If `len` is 0.
@@ -157,10 +156,10 @@ impl<K: Kind> Buffer<K> {
         Chunks::new(Arc::clone(&header.region), header.sge.addr, self.len(), len)
     }
 
-    /// Puts two neighbours together again, `next` following `self` directly in the same region.
+    /// Joins two adjacent buffers, `next` directly following `self` in the same region.
     ///
     /// # Errors
-    /// Gives both back if they aren't neighbours, or too long together for one message.
+    /// Returns both if they aren't adjacent, or too long together for one message.
     pub fn join(mut self, next: Self) -> Result<Self, (Self, Self)> {
         let len = self.len() + next.len();
         let neighbours =
@@ -173,7 +172,7 @@ impl<K: Kind> Buffer<K> {
         Ok(self)
     }
 
-    /// The bytes of `range` only, still owning the whole: a message shorter than its buffer.
+    /// The bytes of `range` only, still owning the whole: for a message shorter than its buffer.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
@@ -187,7 +186,7 @@ impl<K: Kind> Buffer<K> {
         }
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// The address of `len` bytes at `offset`, bounds-checked.
     #[inline]
     fn check(&self, offset: usize, len: usize) -> *mut u8 {
         let whole = self.len();
@@ -200,13 +199,16 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl<K: Host> Buffer<K> {
-    /// Deregisters the region and gives its memory back, the whole of it, if this is its last buffer.
+    /// Deregisters the region and returns its memory, the whole of it, if this is its last buffer.
     ///
     /// # Errors
-    /// Gives the buffer back if there are others of the region, or the memory isn't the region's own; else says why the device refused.
+    /// Returns the buffer if there are others of the region, or the memory isn't the region's own;
+    /// else the device's error.
+    #[doc(alias = "ibv_dereg_mr")]
     pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
         let region = {
-            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up ownership.
+            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up
+            // ownership.
             let header = unsafe { Box::from_raw(self.into_range().as_ptr()) };
             let again = |region| {
                 let range = Range::allocate::<K>(region, header.sge.addr, header.sge.length as usize);
@@ -221,27 +223,29 @@ impl<K: Host> Buffer<K> {
                 Err(region) => return Err(Reclaim::Shared(again(region))),
             }
         };
-        region.dissolve().map_err(Reclaim::Refused)
+        region.into_memory().map_err(Reclaim::Refused)
     }
 
     /// Copies from `offset` into `into`, reading each byte once.
     ///
-    /// Where peers may write, what is read may be torn between their writes, as memory read by any other means would be.
+    /// Where peers may write, the result may be torn between their writes.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) {
         let from = self.check(offset, into.len());
-        // SAFETY: `check` has seen that the range is in the buffer; nobody has a `&mut` to these bytes, and the copy is atomic word by word, so that
-        // a peer's device may write them meanwhile.
+        // SAFETY: `check` has seen that the range is in the buffer; there is no `&mut` to these
+        // bytes, and the copy is atomic word by word, so that a peer's device may write them
+        // meanwhile.
         unsafe { copy::load(from, into) }
     }
 
-    /// Asks for its pages to be there when the device next wants them, if the region pages on demand (ibv_advise_mr(3)); mapped for writing too if `writable`. A hint:
-    /// it returns at once.
+    /// Prefetches its pages, for a region with on-demand paging (ibv_advise_mr(3)); mapped for
+    /// writing too if `writable`. A hint: it returns at once.
     ///
     /// # Errors
     /// When the device has no such call, or refuses.
+    #[doc(alias("ibv_advise_mr", "IBV_ADVISE_MR_ADVICE_PREFETCH"))]
     pub fn prefetch(&self, writable: bool) -> Result<(), MemoryError> {
         let header = self.header();
         header.region.prefetch(header.sge, writable)
@@ -249,11 +253,12 @@ impl<K: Host> Buffer<K> {
 }
 
 impl<R: Rights> Buffer<R> {
-    /// Gives the whole region other rights without registering it anew (ibv_rereg_mr(3)), if this is its last buffer. Peers' keys to it may have changed: hand out
-    /// new ones.
+    /// Changes the rights of the whole region without registering it anew (ibv_rereg_mr(3)), if
+    /// this is its last buffer. Peers' keys to it may have changed: hand out new ones.
     ///
     /// # Errors
-    /// Gives the buffer back as it was if there are others of the region, or the device refuses.
+    /// Returns the unchanged buffer if there are others of the region, or the device refuses.
+    #[doc(alias("ibv_rereg_mr", "IBV_REREG_MR_CHANGE_ACCESS"))]
     pub fn with_rights<N: Rights>(mut self, _: N) -> Result<Buffer<N>, Reregister<R>> {
         let header = self.header_mut();
         let Some(region) = Arc::get_mut(&mut header.region) else {
@@ -266,8 +271,9 @@ impl<R: Rights> Buffer<R> {
             Err((error, false)) => return Err(Reregister::Lost(error)),
         }
         header.sge.lkey = region.lkey();
-        header.become_kind::<N>();
-        // SAFETY: owned, in no list, and now of this tag. What peers could do to it by its old rights the device refuses from here on.
+        header.set_kind::<N>();
+        // SAFETY: owned, in no list, and now of this tag. Accesses by its old rights the device
+        // refuses from here on.
         Ok(unsafe { Buffer::from_range(self.into_range()) })
     }
 
@@ -277,8 +283,9 @@ impl<R: Rights> Buffer<R> {
     /// If the range is beyond the buffer.
     pub fn write_at(&mut self, offset: usize, from: &[u8]) {
         let into = self.check(offset, from.len());
-        // SAFETY: `check` has seen that the range is in the buffer; `&mut self` means that nobody here has a slice of it, and the copy is atomic word by
-        // word, so that a peer's device may touch the bytes meanwhile.
+        // SAFETY: `check` has seen that the range is in the buffer; `&mut self` means that there is
+        // no slice of it here, and the copy is atomic word by word, so that a peer's device may
+        // touch the bytes meanwhile.
         unsafe { copy::store(into, from) }
     }
 
@@ -289,7 +296,7 @@ impl<R: Rights> Buffer<R> {
     }
 }
 
-/// Where `range` begins in a buffer of `len` bytes, and how long it is.
+/// Offset and length of `range` in a buffer of `len` bytes.
 ///
 /// # Panics
 /// If the range is beyond the buffer.
@@ -311,24 +318,26 @@ pub(super) fn bytes_of(len: usize, range: impl RangeBounds<usize>) -> (usize, us
     (start, end - start)
 }
 
-/// What to hand to a peer, so that it can reach `header`'s range.
 fn remote_of<K: Key>(header: &Range) -> Remote<K> {
     Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
 }
 
 impl<R: Exposed> Buffer<R> {
-    /// What to hand to a peer, so that it can reach this buffer with the rights it has.
+    /// The address and key for a peer to reach this buffer with the rights it has.
     ///
-    /// It may be used as long as the region lives; afterwards the peer gets a remote access error, and nothing happens here.
+    /// Valid as long as the region lives; afterwards the peer gets a remote access error, and
+    /// nothing happens here.
     #[must_use]
+    #[doc(alias("rkey", "remote_addr"))]
     pub fn remote(&self) -> Remote<R::Key> {
         remote_of(self.header())
     }
 }
 
 impl<R: Exposed> Buffer<Opaque<R>> {
-    /// What to hand to a peer, so that it can reach this memory with the rights it has.
+    /// The address and key for a peer to reach this memory with the rights it has.
     #[must_use]
+    #[doc(alias("rkey", "remote_addr"))]
     pub fn remote(&self) -> Remote<R::Key> {
         remote_of(self.header())
     }
@@ -337,8 +346,8 @@ impl<R: Exposed> Buffer<Opaque<R>> {
 macro_rules! atomics {
     ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
         #[doc = concat!("Loads the `", stringify!($int), "` at `offset` in one access: a flag or counter that a peer writes.")]
-        ///
-        /// With `Acquire`, what the peer wrote before it (in the order its device guarantees: IBTA vol 1, o9-20) is visible after it.
+        /// With `Acquire`, what the peer wrote before it (in the order its device guarantees: IBTA
+        /// vol 1, o9-20) is visible after it.
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Release` or `AcqRel`.
@@ -348,8 +357,8 @@ macro_rules! atomics {
         }
 
         #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
-        ///
-        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps with another width: that would be a data race even of atomics.
+        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps
+        /// with another width: that would be a data race even of atomics.
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.
@@ -374,8 +383,10 @@ impl<R: PeerWritable> Buffer<R> {
             "offset {offset} is not aligned to {} bytes",
             size_of::<A>()
         );
-        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to memory of these rights is atomic (here and in `copy`), and stores
-        // have the buffer alone, so that accesses of different widths don't race; what devices do meanwhile is DMA (see `copy`).
+        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to
+        // memory of these rights is atomic (here and in `copy`), and stores have the buffer alone,
+        // so that accesses of different widths don't race; what devices do meanwhile is DMA (see
+        // `copy`).
         unsafe { &*at }
     }
 }
@@ -384,67 +395,13 @@ impl Buffer<Local> {
     /// The buffer as the target of an atomic operation's result.
     ///
     /// # Errors
-    /// Gives it back if it isn't 8 bytes long and aligned to 8.
+    /// Returns it if it isn't 8 bytes long and aligned to 8.
     pub fn into_word(self) -> Result<Word, Self> {
         if Word::fits(&self.header().sge) {
             Ok(Word::new(self))
         } else {
             Err(self)
         }
-    }
-
-    /// Makes it read-only and clonable, to be the source of many requests at once.
-    #[must_use]
-    pub fn freeze(self) -> Buffer<Frozen> {
-        self.into_kind()
-    }
-}
-
-impl Buffer<Local> {
-    /// Gives its bytes up, for many requests at once to receive or read into: what a test of speed does with the messages that it has no use for. Such memory stays in the processor's caches,
-    /// as a buffer for each request would not.
-    #[must_use]
-    pub fn scratch(mut self) -> Buffer<Scratch> {
-        self.header_mut().become_kind::<Scratch>();
-        // SAFETY: owned, in no list, and now of this tag: nothing gives its bytes to this process any more.
-        unsafe { Buffer::from_range(self.into_range()) }
-    }
-}
-
-impl Clone for Buffer<Scratch> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and use those that completions give back.
-    fn clone(&self) -> Self {
-        let header = self.header();
-        let range = Range::allocate::<Scratch>(Arc::clone(&header.region), header.sge.addr, self.len());
-        // SAFETY: just made with this tag. Only devices touch scratch bytes, and nobody minds what they find there: the kind is no `Host`, so that this process has no reference to
-        // them and no copy of them, not even when the last handle goes.
-        unsafe { Self::from_range(range) }
-    }
-}
-
-impl Buffer<RemoteRead> {
-    /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay valid.
-    #[must_use]
-    pub fn freeze(self) -> Buffer<Frozen> {
-        self.into_kind()
-    }
-}
-
-impl<K: Readable> Buffer<K> {
-    fn into_kind(mut self) -> Buffer<Frozen> {
-        self.header_mut().become_kind::<Frozen>();
-        // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading it as `&[u8]` stays right.
-        unsafe { Buffer::from_range(self.into_range()) }
-    }
-}
-
-impl Clone for Buffer<Frozen> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and use those that completions give back.
-    fn clone(&self) -> Self {
-        let header = self.header();
-        let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());
-        // SAFETY: just made with this tag. Frozen bytes are only ever read, so two handles to them do no harm.
-        unsafe { Self::from_range(range) }
     }
 }
 
@@ -453,8 +410,9 @@ impl<K: Readable> Deref for Buffer<K> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised, live as long as `self`, and nobody writes them meanwhile: peers have no right to, the local device only
-        // writes buffers that were posted (moved into a queue), and this process only through `&mut Buffer`.
+        // SAFETY: the bytes are initialised, live as long as `self`, and nothing writes them
+        // meanwhile: peers have no right to, the local device only writes buffers that were posted
+        // (moved into a queue), and this process only through `&mut Buffer`.
         unsafe { core::slice::from_raw_parts(self.start(), self.len()) }
     }
 }
@@ -462,7 +420,8 @@ impl<K: Readable> Deref for Buffer<K> {
 impl DerefMut for Buffer<Local> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and nobody else reads them: peers have no rights, and the range is unique.
+        // SAFETY: as in `deref`, and nothing else reads them: peers have no rights, and the range
+        // is unique.
         unsafe { core::slice::from_raw_parts_mut(self.start(), self.len()) }
     }
 }
@@ -470,7 +429,8 @@ impl DerefMut for Buffer<Local> {
 impl<K: Kind> Drop for Buffer<K> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the buffer owns its range, and is not used after; the device is not touching it (it is not posted).
+        // SAFETY: the buffer owns its range, and is not used after; the device is not touching it
+        // (it is not posted).
         drop(unsafe { Buffers::from_head(Some(self.range)) });
     }
 }
@@ -483,13 +443,14 @@ impl<K: Kind> core::fmt::Debug for Buffer<K> {
     }
 }
 
-/// Why [`Buffer::into_memory`] gave no memory.
+/// The error of [`Buffer::into_memory`].
 #[derive(Debug, thiserror::Error)]
 pub enum Reclaim<K: Kind> {
-    /// There are other buffers of the region; here is the one given.
+    /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
-    /// The memory is not the region's own: the buffer came from a [`RegistrationCache`](crate::RegistrationCache); here it is.
+    /// The memory is not the region's own: the buffer came from a
+    /// [`RegistrationCache`](crate::RegistrationCache); returns it.
     #[error("the region's memory belongs to somebody else")]
     Borrowed(Buffer<K>),
     /// The device refused; the memory is leaked.
@@ -497,21 +458,21 @@ pub enum Reclaim<K: Kind> {
     Refused(MemoryError),
 }
 
-/// Why [`Buffer::with_rights`] changed nothing.
+/// The error of [`Buffer::with_rights`].
 #[derive(Debug, thiserror::Error)]
 pub enum Reregister<K: Kind> {
-    /// There are other buffers of the region; here is the one given.
+    /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
-    /// The device refused, and the region is as it was; here is the buffer.
+    /// The device refused, and the region is unchanged; returns the buffer.
     #[error("{1}")]
     Refused(Buffer<K>, #[source] MemoryError),
-    /// The device failed half-way: the region is gone, with its memory.
+    /// The device failed half-way: the region is deregistered, and its memory freed.
     #[error("{0}; the region is gone")]
     Lost(#[source] MemoryError),
 }
 
-/// Some bytes of a buffer, and the whole of it: see [`Buffer::part`].
+/// Part of a buffer, owning the whole: see [`Buffer::part`].
 #[derive(Debug)]
 pub struct Part<K: Kind> {
     pub(super) buffer: Buffer<K>,
@@ -519,7 +480,7 @@ pub struct Part<K: Kind> {
     pub(super) len: u32,
 }
 
-/// The buffers that a longer one, or a region, is cut into.
+/// Iterator over the buffers that a longer one, or a region, is split into.
 pub struct Chunks<K: Kind> {
     region: Arc<Region>,
     addr: u64,

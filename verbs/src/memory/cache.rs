@@ -1,10 +1,13 @@
-//! Registrations kept for the next time: registering costs a system call and pins pages, which a library that sends from its users' memory cannot afford per message.
+//! A registration cache: registering costs a system call and pins pages, which a library that sends
+//! from its users' memory cannot afford per message.
 //!
-//! The cache says that memory *is* registered, never who may touch it: that is the business of the buffers it gives out. Each holds a reference to its region, so
-//! that nothing in use is deregistered; what is idle goes by age when the limits are reached.
+//! The cache records that memory *is* registered; the buffers it gives out decide who may access
+//! it. Each holds a reference to its region, so that nothing in use is deregistered; idle regions
+//! are evicted in LRU order when the limits are reached.
 //!
-//! There are no hooks into the allocator or munmap(2), as other caches have them: they miss what a static linker resolved, and a region that is forgotten without its
-//! owner's knowledge is no safer. Memory of the cache's owner's own keeping is kept alive by the region; for other memory [`RegistrationCache::invalidate`] must be called.
+//! There are no hooks into the allocator or munmap(2), as in other caches: they miss what a static
+//! linker resolved. Memory owned by the cache's user is kept alive by the region; for other memory
+//! [`RegistrationCache::invalidate`] must be called.
 
 use core::ffi::c_uint;
 use core::ops::Range;
@@ -12,7 +15,8 @@ use core::ptr::NonNull;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::buffer::{Buffer, Frozen};
+use super::buffer::Buffer;
+use super::clonable::Frozen;
 use super::region::{Backing, Region, check_buffer};
 use super::rights::Rights;
 use super::storage::PAGE;
@@ -20,8 +24,8 @@ use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// How much a [`RegistrationCache`] keeps registered. What is in use counts too, but stays whatever the limits; what is idle beyond them goes when memory is next
-/// registered.
+/// The limits of a [`RegistrationCache`]. Regions in use count, but are never evicted; idle regions
+/// beyond the limits are evicted at the next registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
     /// Regions at most.
@@ -40,26 +44,27 @@ impl Default for CacheLimits {
     }
 }
 
-/// What a [`RegistrationCache`] has done so far, and holds now.
+/// The counters of a [`RegistrationCache`], and its current size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct CacheStats {
-    /// Requests for memory that was registered already.
+    /// Requests for registered memory.
     pub hits: u64,
     /// Requests that registered it.
     pub misses: u64,
-    /// Regions let go of because of the limits.
+    /// Regions evicted because of the limits.
     pub evictions: u64,
     /// Regions it holds.
     pub regions: usize,
-    /// Bytes of these, with the rest of the pages they begin and end in.
+    /// Bytes of these regions, rounded to whole pages.
     pub bytes: u64,
 }
 
-/// Registered memory, found again by its address.
+/// A cache of registered memory by address.
 ///
-/// Looking memory up costs one uncontended mutex, one search among the regions, and the allocation of the buffer's header; registering holds the mutex, so that
-/// two threads don't register the same memory twice.
+/// A hit costs one uncontended mutex, one search among the regions, and the allocation of the
+/// buffer's header; registering holds the mutex, so that two threads don't register the same memory
+/// twice.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -80,17 +85,18 @@ pub struct RegistrationCache {
 
 #[derive(Default)]
 struct State {
-    /// Memory that no peer has rights in, in whole pages, by its first address. No two overlap.
+    /// Memory without remote rights, in whole pages, by first address. No two overlap.
     local: BTreeMap<u64, Entry>,
-    /// Memory registered exactly as asked for: what peers may reach must not grow to whole pages, and what is shared belongs to its owner.
-    exact: HashMap<Exact, Entry>,
-    /// Counts requests, to tell what was used last.
+    /// Memory registered exactly as requested: the range that peers reach must not grow to whole
+    /// pages, and shared memory belongs to its owner.
+    exact: HashMap<ExactKey, Entry>,
+    /// Counts requests: the LRU clock.
     clock: u64,
     stats: CacheStats,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Exact {
+struct ExactKey {
     start: u64,
     len: usize,
     access: c_uint,
@@ -102,7 +108,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether no buffer of it is left. No new one can come but through the cache, which is locked.
+    /// Whether no buffer of it is left. New ones come only from the cache, which is locked.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.region) == 1
     }
@@ -113,7 +119,7 @@ impl Entry {
     }
 }
 
-/// Regions taken out of the cache, to be dropped when it is no longer locked: deregistering may take long.
+/// Evicted regions, dropped after unlocking the cache: deregistering may take long.
 type Evicted = Vec<Arc<Region>>;
 
 impl RegistrationCache {
@@ -127,11 +133,13 @@ impl RegistrationCache {
         }
     }
 
-    /// The bytes `range` of what `owner` lends by `as_ref`, as the source of requests. All that it lends is registered, for the device to read, and `owner` kept alive as
-    /// long as it is, in the cache or in buffers.
+    /// The bytes `range` of what `owner` lends by `as_ref`, as the source of requests. All of it is
+    /// registered, for the device to read; `owner` is kept alive as long as the region is in the
+    /// cache or in buffers.
     ///
     /// # Errors
-    /// When the range is empty, beyond what the owner lends or too long for one message, or the device refuses.
+    /// When the range is empty, beyond what the owner lends or too long for one message, or the
+    /// device refuses.
     pub fn shared<T>(&self, owner: &Arc<T>, range: Range<usize>) -> Result<Buffer<Frozen>, MemoryError>
     where
         T: AsRef<[u8]> + Send + Sync + 'static,
@@ -145,24 +153,27 @@ impl RegistrationCache {
             });
         };
         check_buffer(part.len())?;
-        let key = Exact {
+        let key = ExactKey {
             start: whole.as_ptr().expose_provenance() as u64,
             len: whole.len(),
             access: 0,
         };
-        let keep = || Backing::Kept(Arc::clone(owner) as _);
-        // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached by `&mut`, as it cannot know when the borrow ends; the region holds
-        // a reference that it gives nobody. The device may only read.
+        let keep = || Backing::KeepAlive(Arc::clone(owner) as _);
+        // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached
+        // by `&mut`, as it cannot know when the borrow ends; the region holds a private reference.
+        // The device may only read.
         let region = unsafe { self.exact(key, keep) }?;
         Ok(Buffer::new(region, part.as_ptr() as u64, part.len()))
     }
 
-    /// The `len` bytes at `start` as a buffer. Memory without remote rights is registered in whole pages, and joined with what is registered of it already; with
-    /// remote rights exactly as it is.
+    /// The `len` bytes at `start` as a buffer. Memory without remote rights is registered in whole
+    /// pages, merged with overlapping registrations; with remote rights exactly as given.
     ///
     /// # Safety
-    /// The bytes are initialised and mapped, and stay so until the buffer and all that came of it are gone *and* [`invalidate`](Self::invalidate) was called for them (or
-    /// the cache is gone). While the buffer lives, this process touches them through it alone; and peers may while the cache holds them, if they have rights.
+    /// The bytes are initialised and mapped, and stay so until the buffer and all that was made
+    /// from it are gone *and* [`invalidate`](Self::invalidate) was called for them (or the cache is
+    /// gone). While the buffer lives, this process touches them through it alone; and peers may
+    /// while the cache holds them, if they have rights.
     ///
     /// # Errors
     /// When `len` is 0 or too long for one message, or the device refuses.
@@ -173,29 +184,30 @@ impl RegistrationCache {
             // SAFETY: by contract.
             unsafe { self.pages(addr, len) }?
         } else {
-            let key = Exact {
+            let key = ExactKey {
                 start: addr,
                 len,
                 access: R::ACCESS,
             };
             // SAFETY: by contract.
-            unsafe { self.exact(key, || Backing::Elsewhere) }?
+            unsafe { self.exact(key, || Backing::External) }?
         };
         Ok(Buffer::new(region, addr, len))
     }
 
-    /// Forgets all memory that touches `range`: to be called before it is unmapped. Returns how many of the regions are still in use, and will be deregistered
-    /// with their last buffer: until then it must stay.
+    /// Forgets all memory that overlaps `range`; must be called before it is unmapped. Returns how
+    /// many of the regions are still in use: they are deregistered with their last buffer, and
+    /// their memory must stay mapped until then.
     pub fn invalidate(&self, range: Range<u64>) -> usize {
         self.forget(|entry| entry.touches(&range))
     }
 
-    /// Forgets everything. Returns what [`invalidate`](Self::invalidate) does.
+    /// Forgets everything. Returns the same count as [`invalidate`](Self::invalidate).
     pub fn clear(&self) -> usize {
         self.forget(|_| true)
     }
 
-    /// What it has done so far, and holds now.
+    /// Its counters and current size.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.state().stats
@@ -207,31 +219,31 @@ impl RegistrationCache {
 
     fn forget(&self, which: impl Fn(&Entry) -> bool) -> usize {
         let mut state = self.state();
-        let mut gone = Evicted::new();
-        gone.extend(
+        let mut evicted = Evicted::new();
+        evicted.extend(
             state
                 .local
                 .extract_if(.., |_, entry| which(entry))
                 .map(|(_, entry)| entry.region),
         );
-        gone.extend(
+        evicted.extend(
             state
                 .exact
                 .extract_if(|_, entry| which(entry))
                 .map(|(_, entry)| entry.region),
         );
-        let in_use = gone.iter().filter(|region| Arc::strong_count(region) > 1).count();
+        let in_use = evicted.iter().filter(|region| Arc::strong_count(region) > 1).count();
         state.count();
         drop(state);
-        drop(gone);
+        drop(evicted);
         in_use
     }
 
-    /// The region registered exactly so.
+    /// The region registered with exactly this `key`.
     ///
     /// # Safety
     /// As for [`Region::register`], whose backing `keep` makes.
-    unsafe fn exact(&self, key: Exact, keep: impl Fn() -> Backing) -> Result<Arc<Region>, MemoryError> {
+    unsafe fn exact(&self, key: ExactKey, keep: impl Fn() -> Backing) -> Result<Arc<Region>, MemoryError> {
         let mut state = self.state();
         let used = state.tick();
         if let Some(entry) = state.exact.get_mut(&key) {
@@ -241,15 +253,15 @@ impl RegistrationCache {
             return Ok(region);
         }
         // SAFETY: by contract.
-        let (region, mut gone) = unsafe { self.register(&mut state, key, keep) }?;
+        let (region, mut evicted) = unsafe { self.register(&mut state, key, keep) }?;
         let entry = Entry {
             region: Arc::clone(&region),
             used,
         };
         state.exact.insert(key, entry);
-        state.evict(self.limits, &mut gone);
+        state.evict(self.limits, &mut evicted);
         drop(state);
-        drop(gone);
+        drop(evicted);
         Ok(region)
     }
 
@@ -274,54 +286,55 @@ impl RegistrationCache {
             let region = &state.local[key].region;
             union.start.min(region.start())..union.end.max(region.start() + region.len() as u64)
         });
-        let key = Exact {
+        let key = ExactKey {
             start: union.start,
             len: (union.end - union.start) as usize,
             access: super::rights::LOCAL,
         };
-        // SAFETY: the pages of the range are mapped since the range is, and so are those of the regions it is joined with: they would have been invalidated. The device
-        // touches only what requests name.
-        let (region, mut gone) = unsafe { self.register(&mut state, key, || Backing::Elsewhere) }?;
+        // SAFETY: the pages of the range are mapped since the range is, and so are those of the
+        // regions it is merged with: they would have been invalidated. The device touches only what
+        // requests name.
+        let (region, mut evicted) = unsafe { self.register(&mut state, key, || Backing::External) }?;
         for key in overlapping {
-            gone.extend(state.local.remove(&key).map(|entry| entry.region));
+            evicted.extend(state.local.remove(&key).map(|entry| entry.region));
         }
         let entry = Entry {
             region: Arc::clone(&region),
             used,
         };
         state.local.insert(union.start, entry);
-        state.evict(self.limits, &mut gone);
+        state.evict(self.limits, &mut evicted);
         drop(state);
-        drop(gone);
+        drop(evicted);
         Ok(region)
     }
 
-    /// Registers, once more after letting go of all that is idle if there was no room.
+    /// Registers; if there is no room, once more after evicting all idle regions.
     ///
     /// # Safety
     /// As for [`Region::register`].
     unsafe fn register(
         &self,
         state: &mut State,
-        key: Exact,
+        key: ExactKey,
         keep: impl Fn() -> Backing,
     ) -> Result<(Arc<Region>, Evicted), MemoryError> {
-        let mut gone = Evicted::new();
+        let mut evicted = Evicted::new();
         let register = || {
             let start = core::ptr::with_exposed_provenance_mut(key.start as usize);
             // SAFETY: by contract; the address was exposed.
             unsafe { Region::register(self.pd.inner(), start, key.len, key.access, keep()) }
         };
         let mut registered = register();
-        if matches!(&registered, Err(error) if error.is_lack_of_room()) {
+        if matches!(&registered, Err(error) if error.is_out_of_memory()) {
             let none = CacheLimits { regions: 0, bytes: 0 };
-            state.evict(none, &mut gone);
-            // Now, as it is their room that is wanted.
-            gone.clear();
+            state.evict(none, &mut evicted);
+            // Deregister now: the retry needs their room.
+            evicted.clear();
             registered = register();
         }
         state.stats.misses += 1;
-        Ok((registered?, gone))
+        Ok((registered?, evicted))
     }
 }
 
@@ -331,7 +344,6 @@ impl State {
         self.clock
     }
 
-    /// The keys of the local regions that overlap `range`.
     fn overlapping(&self, range: Range<u64>) -> Vec<u64> {
         let before = self.local.range(..range.start).next_back();
         let from_there = self.local.range(range.clone());
@@ -341,22 +353,23 @@ impl State {
             .collect()
     }
 
-    /// Lets go of the idle regions used longest ago, until the limits are kept. It looks at all of them for each: that is little beside registering.
-    fn evict(&mut self, limits: CacheLimits, gone: &mut Evicted) {
+    /// Evicts idle regions in LRU order until the limits are kept. Scans all regions for each:
+    /// cheap beside registering.
+    fn evict(&mut self, limits: CacheLimits, evicted: &mut Evicted) {
         self.count();
         while self.stats.regions > limits.regions || self.stats.bytes > limits.bytes {
             let local = self.local.iter().filter(|(_, entry)| entry.is_idle());
-            let local = local.map(|(&key, entry)| (entry.used, Place::Local(key)));
+            let local = local.map(|(&key, entry)| (entry.used, CacheKey::Local(key)));
             let exact = self.exact.iter().filter(|(_, entry)| entry.is_idle());
-            let exact = exact.map(|(&key, entry)| (entry.used, Place::Exact(key)));
+            let exact = exact.map(|(&key, entry)| (entry.used, CacheKey::Exact(key)));
             let Some((_, oldest)) = local.chain(exact).min_by_key(|&(used, _)| used) else {
                 return;
             };
             let entry = match oldest {
-                Place::Local(key) => self.local.remove(&key),
-                Place::Exact(key) => self.exact.remove(&key),
+                CacheKey::Local(key) => self.local.remove(&key),
+                CacheKey::Exact(key) => self.exact.remove(&key),
             };
-            gone.extend(entry.map(|entry| entry.region));
+            evicted.extend(entry.map(|entry| entry.region));
             self.stats.evictions += 1;
             self.count();
         }
@@ -371,13 +384,12 @@ impl State {
     }
 }
 
-/// Where an entry is.
-enum Place {
+enum CacheKey {
     Local(u64),
-    Exact(Exact),
+    Exact(ExactKey),
 }
 
-/// The pages that the `len` bytes at `addr` lie in.
+/// The bounds of the pages that contain the `len` bytes at `addr`.
 fn whole_pages(addr: u64, len: usize) -> (u64, u64) {
     let page = PAGE as u64;
     let start = addr & !(page - 1);

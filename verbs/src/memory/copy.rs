@@ -1,14 +1,16 @@
-//! Copies to and from memory that a device may touch meanwhile: relaxed atomic accesses, eight bytes at a time where the shared side is aligned, so that what
-//! a peer writes concurrently may be torn, but is read once and never assumed to stay.
+//! Copies to and from memory that a device may touch meanwhile: relaxed atomic accesses, eight
+//! bytes at a time where the shared side is aligned. What a peer writes concurrently may be torn,
+//! but each byte is read once and never assumed to stay.
 //!
-//! What the device does is DMA, of which the language's memory model knows nothing. The soft device, whose copies run in a thread of this process, keeps to the
-//! same: raw copies, without references to the memory. Threads of this process do not race with one another here: stores need `&mut`.
+//! Device accesses are DMA, outside the language's memory model. The soft device, whose copies run
+//! in a thread of this process, follows the same rule: raw copies, without references to the
+//! memory. Threads of this process do not race with one another here: stores need `&mut`.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 const WORD: usize = size_of::<u64>();
 
-/// How many bytes lie before the first word boundary, at most `len`.
+/// The number of bytes before the first word boundary, at most `len`.
 fn head(at: *const u8, len: usize) -> usize {
     at.align_offset(WORD).min(len)
 }
@@ -16,12 +18,14 @@ fn head(at: *const u8, len: usize) -> usize {
 /// Copies from `from` to `into`.
 ///
 /// # Safety
-/// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not written.
+/// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not
+/// written.
 pub(super) unsafe fn load(from: *mut u8, into: &mut [u8]) {
     let (first, rest) = into.split_at_mut(head(from, into.len()));
     let (words, last) = rest.as_chunks_mut::<WORD>();
     let mut at = from;
-    // SAFETY (all below): `at` advances by what was copied, so it stays in the range valid by contract; it is at a word boundary for the words.
+    // SAFETY (all below): `at` advances by what was copied, so it stays in the range valid by
+    // contract; it is at a word boundary for the words.
     for byte in first {
         // SAFETY: see above.
         *byte = unsafe { (*at.cast::<AtomicU8>()).load(Relaxed) };

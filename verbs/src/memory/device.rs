@@ -1,4 +1,5 @@
-//! Memory on the adapter itself (ibv_alloc_dm(3)): small, and nearer to the wire than the host's.
+//! Device memory (DM; ibv_alloc_dm(3)): small memory on the adapter itself, nearer to the wire than
+//! the host's.
 
 use core::mem::ManuallyDrop;
 use std::any::Any;
@@ -12,10 +13,12 @@ use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
 use crate::raw::Lender;
 
-/// Memory of the device, which only copies reach, and requests once it is registered
-/// ([`ProtectionDomain::register_device_memory`](crate::ProtectionDomain::register_device_memory); ibv_alloc_dm(3)). Cloning is cheap; it is freed with the last clone and the last
+/// Memory of the device, reached by copies and, once registered
+/// ([`ProtectionDomain::register_device_memory`](crate::ProtectionDomain::register_device_memory)),
+/// by requests (ibv_alloc_dm(3)). Cloning is cheap; it is freed with the last clone and the last
 /// buffer registered of it.
 #[derive(Clone)]
+#[doc(alias("ibv_dm", "ibv_alloc_dm", "ibv_free_dm"))]
 pub struct DeviceMemory {
     inner: Arc<DmInner>,
 }
@@ -58,7 +61,8 @@ impl DeviceMemory {
     }
 
     /// # Safety
-    /// `raw` is live memory of `len` bytes of this device, which nobody but the lender frees.
+    /// `raw` is live memory of `len` bytes of this device, which no other owner than the lender
+    /// frees.
     pub(crate) unsafe fn adopt(context: &Arc<ContextInner>, raw: *mut sys::ibv_dm, len: usize, lender: Lender) -> Self {
         Self {
             inner: Arc::new(DmInner {
@@ -80,7 +84,9 @@ impl DeviceMemory {
     /// Copies `from` to `offset` (ibv_memcpy_to_dm(3)).
     ///
     /// # Errors
-    /// When the range is beyond it, or the device refuses: some want offset and length to be multiples of 4.
+    /// When the range is beyond it, or the device refuses: some require offset and length to be
+    /// multiples of 4.
+    #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.check(offset, from.len())?;
         // SAFETY: the device memory is live, and `from` is readable.
@@ -92,6 +98,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// As for [`write`](Self::write).
+    #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
         self.check(offset, into.len())?;
         // SAFETY: the device memory is live, and `into` may be written.
@@ -108,7 +115,6 @@ impl DeviceMemory {
         })
     }
 
-    /// Whether `len` bytes at `offset` are in it.
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), MemoryError> {
         let whole = self.inner.len as u64;
         if offset.checked_add(len as u64).is_some_and(|end| end <= whole) {
@@ -125,7 +131,7 @@ impl DeviceMemory {
         self.inner.context.raw == pd.context.raw
     }
 
-    /// What keeps it from being freed.
+    /// A reference that keeps it allocated.
     pub(super) fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.inner) as _
     }

@@ -1,11 +1,15 @@
-//! Registered memory: owned, typed by the rights that peers have in it, and never within reach of safe code while the device may touch it.
+//! Registered memory: owned, typed by the rights that peers have in it, and out of reach of safe
+//! code while the device may touch it.
 //!
-//! [`Memory`] is an allocation; registering it (`region`) gives a [`Buffer`], a unique range of the region, which can be cut into more of them.
-//! A buffer is one thin pointer to a header (`range`), so that posting it is a pointer store. [`Remote`] is what a peer is given: address, key and rights.
+//! [`Memory`] is an allocation; registering it (`region`: a memory region, MR) gives a [`Buffer`],
+//! a unique range of the region, which can be split into more of them. A buffer is one thin pointer
+//! to a header (`range`), so that posting it is a pointer store. [`Remote`] is what a peer gets:
+//! address, rkey and rights.
 
 mod alias;
 mod buffer;
 mod cache;
+mod clonable;
 mod copy;
 mod device;
 mod pool;
@@ -21,8 +25,9 @@ mod window;
 mod word;
 
 pub use alias::Alias;
-pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister, Scratch};
+pub use buffer::{Buffer, Chunks, Part, Reclaim, Reregister};
 pub use cache::{CacheLimits, CacheStats, RegistrationCache};
+pub use clonable::{Frozen, Scratch};
 pub use device::DeviceMemory;
 pub use pool::{Drain, Pool};
 pub use range::Buffers;
@@ -38,6 +43,6 @@ pub use rights::{
 };
 pub use source::{Sink, Source};
 pub use storage::{HugePage, Memory};
-pub(crate) use window::Ties;
+pub(crate) use window::TiedWindows;
 pub use window::{BoundWindow, MemoryWindow, Type1, Type2, WindowType};
 pub use word::Word;

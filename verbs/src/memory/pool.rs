@@ -1,4 +1,4 @@
-//! Buffers that no request has, as a list through their headers.
+//! A free list of buffers, linked through their headers.
 
 use core::marker::PhantomData;
 
@@ -6,9 +6,11 @@ use super::buffer::Buffer;
 use super::range::RangePtr;
 use super::rights::{Kind, Local};
 
-/// A pool of buffers: where those wait that no request has. The last one in is the first out, as it is the likeliest to be in the processor's caches.
+/// A free list of buffers. Last in, first out: the last buffer is the likeliest to be in the
+/// processor's caches.
 ///
-/// It is a list through the buffers themselves: it never allocates, is never full, and costs about as much as C's array of pointers.
+/// It is linked through the buffers themselves: it never allocates, is never full, and costs about
+/// as much as C's array of pointers.
 ///
 /// ```no_run
 /// # fn example(cq: &mut doorbell_verbs::CompletionQueue, qp: &mut doorbell_verbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
@@ -27,18 +29,18 @@ use super::rights::{Kind, Local};
 /// # }
 /// ```
 pub struct Pool<K: Kind = Local> {
-    /// Each header tells of the next; the last one's `next` is `None`.
+    /// Each header links to the next; the last one's `next` is `None`.
     first: Option<RangePtr>,
     kind: PhantomData<Buffer<K>>,
 }
 
 // SAFETY: it owns its buffers, which are Send.
 unsafe impl<K: Kind> Send for Pool<K> {}
-// SAFETY: shared access only looks whether there are any, and reads their lengths.
+// SAFETY: shared access only tests for emptiness and reads lengths.
 unsafe impl<K: Kind> Sync for Pool<K> {}
 
 impl<K: Kind> Pool<K> {
-    /// One without buffers.
+    /// An empty pool.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -47,7 +49,7 @@ impl<K: Kind> Pool<K> {
         }
     }
 
-    /// Puts `buffer` in.
+    /// Adds `buffer`.
     #[inline]
     pub fn push(&mut self, buffer: Buffer<K>) {
         let mut range = buffer.into_range();
@@ -56,17 +58,19 @@ impl<K: Kind> Pool<K> {
         self.first = Some(range);
     }
 
-    /// Takes the buffer that was put in last.
+    /// Takes the buffer that was added last.
     #[inline]
     pub fn pop(&mut self) -> Option<Buffer<K>> {
         let range = self.first?;
         // SAFETY: the pool owns it.
         self.first = unsafe { range.as_ref().next };
-        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the list.
+        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the
+        // list.
         Some(unsafe { Buffer::from_range(range) })
     }
 
-    /// Takes up to `n` buffers, one by one. Those that are not taken stay in the pool, unless the iterator is leaked.
+    /// Takes up to `n` buffers, one by one. Those not taken stay in the pool, unless the iterator
+    /// is leaked.
     ///
     /// ```no_run
     /// # fn example(pool: &mut doorbell_verbs::Pool, qp: &mut doorbell_verbs::QueuePair) -> Result<(), doorbell_verbs::Refused> {
@@ -83,14 +87,14 @@ impl<K: Kind> Pool<K> {
         }
     }
 
-    /// Whether there is none in it.
+    /// Whether it is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// How many there are. Counts them, one by one.
+    /// The number of buffers; walks the list.
     #[must_use]
     pub fn count(&self) -> usize {
         let next = |range: &RangePtr| {
@@ -122,9 +126,9 @@ impl<K: Kind> FromIterator<Buffer<K>> for Pool<K> {
     }
 }
 
-/// Takes buffers out of a pool: see [`Pool::drain`].
+/// Iterator of [`Pool::drain`].
 pub struct Drain<'p, K: Kind> {
-    /// Holds nothing meanwhile: what is left comes back when this is dropped.
+    /// Empty meanwhile: the remaining buffers return when this is dropped.
     pool: &'p mut Pool<K>,
     first: Option<RangePtr>,
     left: usize,
@@ -140,7 +144,7 @@ impl<K: Kind> Iterator for Drain<'_, K> {
 
     #[inline]
     fn next(&mut self) -> Option<Buffer<K>> {
-        // Counted before it is known whether there is one to take, as that costs one instruction less.
+        // Decremented before the list is tested for emptiness: one instruction less.
         let (left, none) = self.left.overflowing_sub(1);
         if none {
             return None;
@@ -149,7 +153,8 @@ impl<K: Kind> Iterator for Drain<'_, K> {
         let range = self.first?;
         // SAFETY: owned, as the pool holds it no more.
         self.first = unsafe { range.as_ref().next };
-        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the list.
+        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the
+        // list.
         Some(unsafe { Buffer::from_range(range) })
     }
 

@@ -1,4 +1,5 @@
-//! A range of a region with its type erased: what a slot of a queue holds while a request is in flight.
+//! A range of a region with its type erased: what a queue's slot holds while a request is in
+//! flight.
 
 use core::ptr::NonNull;
 use std::sync::Arc;
@@ -8,42 +9,42 @@ use doorbell_verbs_sys as sys;
 use super::buffer::Buffer;
 use super::region::Region;
 use super::rights::{Kind, Local};
-use super::window::Cell;
+use super::window::InFlightWindow;
 use super::word::Word;
 
-/// The header of a buffer, on the heap. Made when the range is made, never when it is posted.
+/// The header of a buffer, on the heap. Allocated with the range, never by posting it.
 #[repr(C)]
 pub(crate) struct Range {
     /// Ready to be copied into a work request.
     pub(super) sge: sys::ibv_sge,
-    /// The next buffer of the same request, while the tag says so, or in the same pool; of no meaning otherwise.
+    /// The next buffer of the same request (if the tag has [`LINKED`]) or in the same pool;
+    /// otherwise meaningless.
     pub(super) next: Option<NonNull<Range>>,
     pub(super) region: Arc<Region>,
-    /// Its kind's tag, plus [`LINKED`] while there is a next: so one comparison says that a buffer is of a kind, and its request's only one.
+    /// Its kind's tag, plus [`LINKED`] if there is a next: one comparison tests for a kind and for
+    /// the only buffer of a request.
     tag: u16,
 }
 
-/// In a tag: there is a next buffer.
+/// Tag bit: there is a next buffer.
 const LINKED: u16 = 1 << 8;
 
-/// In a tag: the range is the beginning of a window's [`Cell`], and no buffer's.
+/// Tag bit: the range is the beginning of an [`InFlightWindow`], and no buffer's.
 pub(super) const WINDOW: u16 = 1 << 9;
 
-/// The unique pointer to a range's header: whoever has it owns the range.
+/// The unique, owning pointer to a range's header.
 pub(crate) type RangePtr = NonNull<Range>;
 
 impl Range {
-    /// The next buffer of the same request.
-    fn following(&self) -> Option<RangePtr> {
+    fn next_in_request(&self) -> Option<RangePtr> {
         if self.tag & LINKED == 0 { None } else { self.next }
     }
 
-    /// Makes it one of kind `K`, which it is to be as a buffer from now on. It is in no list.
-    pub(super) fn become_kind<K: Kind>(&mut self) {
+    pub(super) fn set_kind<K: Kind>(&mut self) {
         self.tag = K::TAG.into();
     }
 
-    /// The beginning of a window's cell: a range of no bytes, with a `tag` that says [`WINDOW`].
+    /// The range of a window in flight: no bytes, with a `tag` that has [`WINDOW`].
     pub(super) fn of_window(region: Arc<Region>, tag: u16) -> Self {
         Self {
             sge: sys::ibv_sge {
@@ -57,7 +58,8 @@ impl Range {
         }
     }
 
-    /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in `region`.
+    /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in
+    /// `region`.
     pub(super) fn allocate<K: Kind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
         debug_assert!((1..=super::region::MAX_BUFFER).contains(&len));
         let sge = sys::ibv_sge {
@@ -76,9 +78,9 @@ impl Range {
     }
 }
 
-/// The buffers of one request, in order: what its completion, or its refusal, gives back.
+/// The buffers of one request, in order, returned by its completion or rejection.
 ///
-/// Buffers that are not taken are dropped with it, which is safe: by now the device is done with them.
+/// Buffers not taken are dropped with it, which is safe: by now the device is done with them.
 pub struct Buffers {
     head: Option<RangePtr>,
 }
@@ -91,16 +93,16 @@ unsafe impl Sync for Buffers {}
 impl Buffers {
     pub(crate) const NONE: Self = Self { head: None };
 
-    /// Takes ownership of the list that begins at `head`.
+    /// Takes ownership of the list at `head`.
     ///
     /// # Safety
-    /// Each range of the list is owned by the caller, and no device will touch it before the value is given to one again.
+    /// Each range of the list is owned by the caller, and no device touches it until the value is
+    /// posted again.
     #[inline(always)]
     pub(crate) unsafe fn from_head(head: Option<RangePtr>) -> Self {
         Self { head }
     }
 
-    /// Gives up ownership of the list.
     #[inline(always)]
     pub(crate) fn into_head(self) -> Option<RangePtr> {
         let head = self.head;
@@ -108,7 +110,6 @@ impl Buffers {
         head
     }
 
-    /// Puts `first` before the others.
     pub(crate) fn prepend(&mut self, mut first: Self) {
         let Some(mut range) = first.head.take() else { return };
         // SAFETY: the list owns its ranges. `first` holds one range: it is that of a single source.
@@ -119,9 +120,10 @@ impl Buffers {
         self.head = Some(range);
     }
 
-    /// The first buffer, if there is one and it is a `Buffer<K>`.
+    /// Takes the first buffer, if it is a `Buffer<K>`.
     ///
-    /// A request has one buffer, or several in the order in which they were given; each call takes the next.
+    /// A request has one buffer, or several in the order in which they were given; each call takes
+    /// the next.
     #[inline]
     pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
         let range = self.head?;
@@ -130,7 +132,7 @@ impl Buffers {
             self.head = None;
         } else {
             // SAFETY: as above.
-            let (taken, rest) = unsafe { take_otherwise(range, K::TAG) };
+            let (taken, rest) = unsafe { take_linked(range, K::TAG) };
             self.head = rest;
             taken?;
         }
@@ -138,30 +140,31 @@ impl Buffers {
         Some(unsafe { Buffer::from_range(range) })
     }
 
-    /// A window on its way, as the only one of its request.
-    pub(super) fn of_window(cell: Box<Cell>) -> Self {
+    /// A window in flight, as the only one of its request.
+    pub(super) fn of_window(cell: Box<InFlightWindow>) -> Self {
         // SAFETY: a box's pointer is never null.
         let range = unsafe { NonNull::new_unchecked(Box::into_raw(cell)) };
-        // A cell begins with its range, and its tag says that there is more.
+        // It begins with its range, whose tag says that there is more.
         Self {
             head: Some(range.cast()),
         }
     }
 
-    /// Takes the window, if the request had one, and `wanted` says yes to its tag.
-    pub(super) fn take_window(&mut self, wanted: impl FnOnce(u16) -> bool) -> Option<Box<Cell>> {
+    /// Takes the window, if the request had one and its tag `is_match`.
+    pub(super) fn take_window(&mut self, is_match: impl FnOnce(u16) -> bool) -> Option<Box<InFlightWindow>> {
         let range = self.head?;
         // SAFETY: the list owns its ranges.
         let tag = unsafe { range.as_ref() }.tag;
-        if tag & WINDOW == 0 || !wanted(tag) {
+        if tag & WINDOW == 0 || !is_match(tag) {
             return None;
         }
         self.head = None;
-        // SAFETY: the tag says that it was made by `of_window`, which gave up the box; it is no longer in the list.
-        Some(unsafe { Box::from_raw(range.cast::<Cell>().as_ptr()) })
+        // SAFETY: the tag says that it was made by `of_window`, which gave up the box; it is no
+        // longer in the list.
+        Some(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) })
     }
 
-    /// The first buffer as a word, if it is one: what an atomic operation gives back.
+    /// Takes the first buffer as a word, if it is one: the result of an atomic operation.
     #[inline]
     pub fn take_word(&mut self) -> Option<Word> {
         // SAFETY: the list owns its ranges.
@@ -172,7 +175,7 @@ impl Buffers {
         self.take::<Local>().and_then(|buffer| buffer.into_word().ok())
     }
 
-    /// Whether there is none left.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.head.is_none()
@@ -189,13 +192,14 @@ impl Drop for Buffers {
     }
 }
 
-/// Takes the first of the list that begins at `head`, if it is of the kind with this tag, and has others behind it. Returns it, and the list that is left.
+/// Takes the first buffer of the list at `head`, if it is of the kind with this tag and has a
+/// successor. Returns it and the rest of the list.
 ///
 /// # Safety
 /// The caller owns the list.
 #[cold]
 #[inline(never)]
-unsafe fn take_otherwise(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Option<RangePtr>) {
+unsafe fn take_linked(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Option<RangePtr>) {
     // SAFETY: owned by the list.
     let header = unsafe { head.as_mut() };
     if header.tag != u16::from(tag) | LINKED {
@@ -205,7 +209,7 @@ unsafe fn take_otherwise(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Opti
     (Some(head), header.next)
 }
 
-/// Drops the list that begins at `head`. Takes it by value, so that a completion's fields can stay in registers.
+/// Drops the list at `head`. By value, so that a completion's fields can stay in registers.
 ///
 /// # Safety
 /// The caller owns the list, and gives it up.
@@ -217,12 +221,13 @@ unsafe fn drop_list(head: RangePtr) {
         // SAFETY: owned by the list.
         if unsafe { range.as_ref() }.tag & WINDOW != 0 {
             // SAFETY: as in `take_window`. Nothing is linked to a window.
-            drop(unsafe { Box::from_raw(range.cast::<Cell>().as_ptr()) });
+            drop(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) });
             return;
         }
-        // SAFETY: owned by the list, allocated by `allocate`, freed once: the list goes on behind it.
+        // SAFETY: owned by the list, allocated by `allocate`, freed once: the loop continues behind
+        // it.
         let header = unsafe { Box::from_raw(range.as_ptr()) };
-        next = header.following();
+        next = header.next_in_request();
     }
 }
 
@@ -234,7 +239,7 @@ impl core::fmt::Debug for Buffers {
             // SAFETY: the list owns its ranges.
             let header = unsafe { range.as_ref() };
             list.entry(&format_args!("{} bytes", header.sge.length));
-            next = header.following();
+            next = header.next_in_request();
         }
         list.finish()
     }

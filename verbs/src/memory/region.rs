@@ -1,4 +1,5 @@
-//! Memory regions: registration, and the guarantee that memory is freed only after the device has let go of it.
+//! Memory regions (MR): registration, and the guarantee that memory is freed only after the device
+//! has released it.
 
 use core::ffi::c_uint;
 use core::mem::ManuallyDrop;
@@ -24,7 +25,7 @@ pub(crate) struct Region {
     mr: *mut sys::ibv_mr,
     lkey: u32,
     rkey: u32,
-    /// The address of its first byte, as the device knows it. For memory that the host reaches, the host's own.
+    /// The address of its first byte for the device; for host memory, the host's own.
     start: u64,
     len: usize,
     access: c_uint,
@@ -32,49 +33,50 @@ pub(crate) struct Region {
     pd: ManuallyDrop<Arc<PdInner>>,
 }
 
-/// A region, as its device knows it (ibv_reg_mr(3); IBTA vol 1, 10.6).
+/// A region as its device knows it (ibv_reg_mr(3); IBTA vol 1, 10.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_mr")]
 pub struct RegionAttr {
-    /// The address of its first byte, as requests name it: the host's, or the `iova` that it was registered at.
+    /// The address of its first byte in requests: the host's, or the `iova` it was registered at.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// The key by which this side's requests name it.
+    /// The local key (lkey), used in this side's scatter-gather lists.
     pub lkey: u32,
-    /// The key by which peers name it.
+    /// The remote key (rkey), used by peers.
     pub rkey: RKey,
-    /// The rights and options that it was registered with (`ibv_access_flags`).
+    /// The rights and options it was registered with (`ibv_access_flags`).
     pub access: u32,
 }
 
-/// The rights among the flags of a region; the rest are options.
+/// The rights among a region's access flags; the rest are options.
 const RIGHTS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE
     | sys::IBV_ACCESS_REMOTE_READ
     | sys::IBV_ACCESS_REMOTE_WRITE
     | sys::IBV_ACCESS_REMOTE_ATOMIC
     | sys::IBV_ACCESS_MW_BIND;
 
-/// What a region keeps while it is registered.
+/// What keeps a region's memory alive while it is registered.
 pub(super) enum Backing {
     /// Memory of its own.
     Owned(Memory),
-    /// What keeps the memory alive, perhaps with others.
+    /// An owner that keeps the memory alive, perhaps shared.
     #[expect(dead_code, reason = "it is kept, not used")]
-    Kept(Arc<dyn Any + Send + Sync>),
-    /// Nothing: the kernel keeps it, or whoever registered it has promised to.
-    Elsewhere,
-    /// What has registered it, and deregisters it.
+    KeepAlive(Arc<dyn Any + Send + Sync>),
+    /// The kernel, or a promise of the caller.
+    External,
+    /// The lender, which has registered the region and deregisters it.
     #[expect(dead_code, reason = "it is kept, not used")]
     Lent(Arc<dyn Send + Sync>),
 }
 
-// SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached only through ranges, which are unique.
+// SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached
+// only through ranges, which are unique.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// One region of one buffer.
 pub(super) fn register<R: Rights>(pd: &Arc<PdInner>, memory: Memory, flags: c_uint) -> Result<Buffer<R>, MemoryError> {
     let len = memory.size();
     check_buffer(len)?;
@@ -83,7 +85,6 @@ pub(super) fn register<R: Rights>(pd: &Arc<PdInner>, memory: Memory, flags: c_ui
     Ok(Buffer::new(region, start, len))
 }
 
-/// One region of many buffers.
 pub(super) fn register_chunks<R: Rights>(
     pd: &Arc<PdInner>,
     memory: Memory,
@@ -97,10 +98,11 @@ pub(super) fn register_chunks<R: Rights>(
     Ok(Chunks::new(region, start, len, chunk))
 }
 
-/// One buffer of all of a region made elsewhere.
+/// One buffer over all of a region registered elsewhere.
 ///
 /// # Safety
-/// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of `K`.
+/// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of
+/// `K`.
 pub(crate) unsafe fn adopt_region<K: Kind>(
     pd: &Arc<PdInner>,
     mr: *mut sys::ibv_mr,
@@ -109,13 +111,12 @@ pub(crate) unsafe fn adopt_region<K: Kind>(
     lender: Lender,
 ) -> Result<Buffer<K>, MemoryError> {
     check_buffer(len)?;
-    let backing = lender.map_or(Backing::Elsewhere, Backing::Lent);
+    let backing = lender.map_or(Backing::External, Backing::Lent);
     // SAFETY: by contract.
     let region = unsafe { Region::adopt(pd, mr, start, len, access, backing) };
     Ok(Buffer::new(region, start, len))
 }
 
-/// Whether a buffer may be as long.
 pub(super) fn check_buffer(len: usize) -> Result<(), MemoryError> {
     match len {
         0 => Err(MemoryError::Empty),
@@ -134,8 +135,9 @@ impl Region {
     /// Registers `len` bytes at `start` (ibv_reg_mr(3)).
     ///
     /// # Safety
-    /// The bytes are mapped, and stay so until the region is gone; `backing` may see to that. What the device and buffers of the region may do to them by `access`,
-    /// nobody else does meanwhile.
+    /// The bytes are mapped, and stay so until the region is gone; `backing` may ensure that.
+    /// Accesses that `access` allows the device and buffers of the region, no other party makes
+    /// meanwhile.
     pub(super) unsafe fn register(
         pd: &Arc<PdInner>,
         start: *mut u8,
@@ -152,7 +154,8 @@ impl Region {
         // SAFETY: the domain is live; the memory is mapped as long as the region is, by contract.
         let mr = unsafe {
             match api.reg_mr_iova2 {
-                // What verbs.h makes of ibv_reg_mr: the library drops the optional flags that its kernel does not know.
+                // As the ibv_reg_mr macro of verbs.h: the library drops the optional flags that its
+                // kernel does not know.
                 Some(register) => register(pd.raw, start.cast(), len, addr, access),
                 None => {
                     let access = access & (sys::IBV_ACCESS_OPTIONAL_FIRST - 1);
@@ -173,11 +176,12 @@ impl Region {
         Ok(unsafe { Self::adopt(pd, mr, addr, len, access, backing) })
     }
 
-    /// Takes over a region just made.
+    /// Adopts a region just made.
     ///
     /// # Safety
-    /// `mr` was made in `pd`, for `len` bytes that the device knows by addresses from `start` on, and nobody else deregisters it; the bytes stay there until it is
-    /// deregistered, which `backing` may see to.
+    /// `mr` was made in `pd`, for `len` bytes that the device addresses from `start` on, and no
+    /// other owner deregisters it; the bytes stay there until it is deregistered, which `backing`
+    /// may ensure.
     pub(super) unsafe fn adopt(
         pd: &Arc<PdInner>,
         mr: *mut sys::ibv_mr,
@@ -228,30 +232,30 @@ impl Region {
         self.rkey
     }
 
-    /// Whether its memory is its own, so that `dissolve` can give it back.
     pub(super) fn owns_memory(&self) -> bool {
         matches!(*self.backing, Backing::Owned(_))
     }
 
-    /// Deregisters, and gives the memory back, which it owns.
-    pub(super) fn dissolve(self) -> Result<Memory, MemoryError> {
+    /// Deregisters it, and returns the memory it owns.
+    pub(super) fn into_memory(self) -> Result<Memory, MemoryError> {
         let mut this = ManuallyDrop::new(self);
         this.deregister().map_err(MemoryError::Deregister)?;
-        // SAFETY: both are taken once, here, since Drop does not run; the device has let go of the memory.
+        // SAFETY: both are taken once, here, since Drop does not run; the device has released the
+        // memory.
         let backing = unsafe {
             ManuallyDrop::drop(&mut this.pd);
             ManuallyDrop::take(&mut this.backing)
         };
         match backing {
             Backing::Owned(memory) => Ok(memory),
-            Backing::Kept(_) | Backing::Elsewhere | Backing::Lent(_) => Ok(Memory::zeroed(0)),
+            Backing::KeepAlive(_) | Backing::External | Backing::Lent(_) => Ok(Memory::zeroed(0)),
         }
     }
 
-    /// Changes what peers may do (ibv_rereg_mr(3)). The keys may be others afterwards.
+    /// Changes the remote rights (ibv_rereg_mr(3)). The keys may change too.
     ///
     /// # Errors
-    /// What the device said, and whether the region is still registered as it was.
+    /// The device's error, and whether the region is still registered as before.
     pub(super) fn change_rights(&mut self, rights: c_uint) -> Result<(), (MemoryError, bool)> {
         let access = self.access & !RIGHTS | rights;
         let failed = |error| MemoryError::Reregister {
@@ -279,7 +283,7 @@ impl Region {
                 result,
                 sys::IBV_REREG_MR_ERR_CMD | sys::IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW
             );
-            // A device that has no such call fails in the command, too, and has changed nothing.
+            // A device without this call fails in the command too, and has changed nothing.
             let kept = !half_way || error.kind() == io::ErrorKind::Unsupported;
             return Err((failed(error), kept));
         }
@@ -289,7 +293,7 @@ impl Region {
         Ok(())
     }
 
-    /// ibv_advise_mr(3), for the pages of `sge`.
+    /// ibv_advise_mr(3) with a prefetch advice, for the pages of `sge`.
     pub(super) fn prefetch(&self, mut sge: sys::ibv_sge, writable: bool) -> Result<(), MemoryError> {
         let advice = if writable {
             sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
@@ -304,7 +308,6 @@ impl Region {
         })
     }
 
-    /// What it is.
     pub(super) fn attr(&self) -> RegionAttr {
         RegionAttr {
             addr: self.start,
@@ -319,7 +322,8 @@ impl Region {
         if let Backing::Lent(_) = *self.backing {
             return Ok(());
         }
-        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude each other.
+        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude
+        // each other.
         check(unsafe { (self.pd.context.api.dereg_mr)(self.mr) })
     }
 }
@@ -327,7 +331,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         match self.deregister() {
-            // SAFETY: dropped once, here; the device has let go of the memory. The domain goes after the region, as it must.
+            // SAFETY: dropped once, here; the device has released the memory. The domain goes after
+            // the region, as it must.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.backing);
                 ManuallyDrop::drop(&mut self.pd);

@@ -1,4 +1,4 @@
-//! Registering memory with more than rights: options of a region, dma-bufs, and device memory.
+//! Registering with options: relaxed ordering, on-demand paging, dma-bufs, device memory.
 
 use core::any::Any;
 use core::ffi::c_uint;
@@ -16,7 +16,8 @@ use super::storage::{Memory, PAGE};
 use crate::error::MemoryError;
 use crate::pd::{PdInner, ProtectionDomain};
 
-/// How memory is to be registered; made by [`ProtectionDomain::registration`] (ibv_reg_mr(3), ibv_reg_mr_iova(3)).
+/// Options of a registration; made by [`ProtectionDomain::registration`] (ibv_reg_mr(3),
+/// ibv_reg_mr_iova(3)).
 ///
 /// ```no_run
 /// # use doorbell_verbs::{HugePage, Memory, ProtectionDomain, RemoteWrite};
@@ -28,6 +29,7 @@ use crate::pd::{PdInner, ProtectionDomain};
 /// ```
 #[derive(Debug, Clone, Copy)]
 #[must_use = "nothing is registered until register() is called"]
+#[doc(alias("ibv_reg_mr", "ibv_reg_mr_iova", "ibv_access_flags"))]
 pub struct Registration<'a> {
     pd: &'a ProtectionDomain,
     flags: c_uint,
@@ -38,23 +40,31 @@ impl<'a> Registration<'a> {
         Self { pd, flags: 0 }
     }
 
-    /// Lets the device write the region's bytes in any order (`IBV_ACCESS_RELAXED_ORDERING`, PCIe relaxed ordering), which is faster on many hosts. Then only a
-    /// completion says that data has arrived: a flag that a peer writes last may be seen before the data. A device or kernel that doesn't know it ignores it.
+    /// Lets the device write the region's bytes in any order (`IBV_ACCESS_RELAXED_ORDERING`, PCIe
+    /// relaxed ordering), which is faster on many hosts. Then only a completion proves that data
+    /// has arrived: a flag that a peer writes last may be visible before the data. A device or
+    /// kernel without the flag ignores it.
+    #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
     pub fn relaxed_ordering(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_RELAXED_ORDERING;
         self
     }
 
-    /// Does not pin the region: the device asks for pages when it needs them (`IBV_ACCESS_ON_DEMAND`), see [`Buffer::prefetch`]. For
-    /// [devices that have it](crate::DeviceAttr::on_demand_paging).
+    /// On-demand paging (ODP): does not pin the region; the device faults pages in as needed
+    /// (`IBV_ACCESS_ON_DEMAND`), see [`Buffer::prefetch`]. For [devices that support
+    /// it](crate::DeviceAttr::on_demand_paging).
     ///
-    /// A region of the whole address space, which verbs also offer, is not: it would let requests touch memory that isn't theirs.
+    /// Implicit ODP, a region of the whole address space, is not offered: requests could touch
+    /// memory that isn't theirs.
+    #[doc(alias("IBV_ACCESS_ON_DEMAND", "ODP"))]
     pub fn on_demand(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_ON_DEMAND;
         self
     }
 
-    /// Says that the memory is of huge pages (`IBV_ACCESS_HUGETLB`), which paging on demand must know; for pinned memory the library sees it by itself.
+    /// Declares that the memory is of huge pages (`IBV_ACCESS_HUGETLB`), which on-demand paging
+    /// must know; for pinned memory the library detects it.
+    #[doc(alias = "IBV_ACCESS_HUGETLB")]
     pub fn huge_pages(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_HUGETLB;
         self
@@ -63,7 +73,9 @@ impl<'a> Registration<'a> {
     /// See [`ProtectionDomain::register`].
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`], and when the device can't page on demand and is asked to.
+    /// As [`ProtectionDomain::register`], and when on-demand paging was requested of a device
+    /// without it.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register<R: Rights>(self, memory: impl Into<Memory>, _: R) -> Result<Buffer<R>, MemoryError> {
         self.check()?;
         region::register(self.pd.inner(), memory.into(), self.flags)
@@ -73,6 +85,7 @@ impl<'a> Registration<'a> {
     ///
     /// # Errors
     /// As [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register_chunks<R: Rights>(
         self,
         memory: impl Into<Memory>,
@@ -83,15 +96,20 @@ impl<'a> Registration<'a> {
         region::register_chunks(self.pd.inner(), memory.into(), chunk, self.flags)
     }
 
-    /// Registers the `len` bytes at `address` that this process need not reach, but the device does: a GPU's, where the kernel tells the adapter where its addresses lead
-    /// (nvidia_peermem), or where a device in software asks the GPU's driver itself. Cut into buffers of `chunk` bytes (the last may be shorter). `keeper` is dropped
-    /// when the device has let go of the memory.
+    /// Registers the `len` bytes at `address`, which this process need not reach, but the device
+    /// does: GPU memory, where the kernel resolves its addresses for the adapter (nvidia_peermem),
+    /// or where a software device calls the GPU's driver itself. Split into buffers of `chunk`
+    /// bytes (the last may be shorter). `keeper` is dropped when the device has released the
+    /// memory.
     ///
     /// # Safety
-    /// Until `keeper` is dropped the bytes are memory, none of it within anybody's reference, and nobody minds what the device and peers do to it by `rights`.
+    /// Until `keeper` is dropped the bytes are memory, no reference covers any of them, and the
+    /// device and peers may do anything to them that `rights` allows.
     ///
     /// # Errors
-    /// When the range is empty or `chunk` too long for one message, or the device does not know such addresses.
+    /// When the range is empty or `chunk` too long for one message, or the device cannot resolve
+    /// such addresses.
+    #[doc(alias("ibv_reg_mr", "peermem"))]
     pub unsafe fn register_opaque<R: Rights>(
         self,
         address: u64,
@@ -103,21 +121,23 @@ impl<'a> Registration<'a> {
         self.check()?;
         check_buffer(chunk)?;
         let start = core::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the caller's promise; the region keeps the keeper. Buffers of this kind give no bytes, so that nothing here follows the address.
+        // SAFETY: the caller's promise; the region keeps the keeper. Buffers of this kind give no
+        // bytes, so nothing here dereferences the address.
         let region = unsafe {
             Region::register(
                 self.pd.inner(),
                 start,
                 len,
                 R::ACCESS | self.flags,
-                Backing::Kept(keeper),
+                Backing::KeepAlive(keeper),
             )?
         };
         Ok(Chunks::new(region, address, len, chunk))
     }
 
-    /// As [`ProtectionDomain::register_dmabuf`], of any length and with these options: cut into buffers of `chunk` bytes (the last may be shorter), and `keeper` is dropped
-    /// when the device has let go of the memory.
+    /// As [`ProtectionDomain::register_dmabuf`], of any length and with these options: split into
+    /// buffers of `chunk` bytes (the last may be shorter); `keeper` is dropped when the device has
+    /// released the memory.
     ///
     /// # Errors
     /// As [`ProtectionDomain::register_dmabuf`]; only `chunk` must fit a message.
@@ -125,6 +145,7 @@ impl<'a> Registration<'a> {
         clippy::too_many_arguments,
         reason = "the arguments of ibv_reg_dmabuf_mr(3), and what becomes of it here"
     )]
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf<R: Rights>(
         self,
         fd: OwnedFd,
@@ -142,7 +163,7 @@ impl<'a> Registration<'a> {
             fd,
             (offset, len, iova),
             self.flags,
-            Backing::Kept(keeper),
+            Backing::KeepAlive(keeper),
             rights,
         )?;
         Ok(Chunks::new(region, iova, len, chunk))
@@ -159,7 +180,7 @@ impl<'a> Registration<'a> {
     }
 }
 
-/// Whether the device registers dma-bufs: it is asked to register none, and says what is wrong with that.
+/// Probes whether the device registers dma-bufs, by its error for an invalid descriptor.
 pub(crate) fn check_dmabuf(pd: &PdInner) -> io::Result<()> {
     let Some(reg_dmabuf_mr) = pd.context.api.reg_dmabuf_mr else {
         return Err(io::ErrorKind::Unsupported.into());
@@ -175,7 +196,7 @@ pub(crate) fn check_dmabuf(pd: &PdInner) -> io::Result<()> {
     Ok(())
 }
 
-/// The two ways of saying that there is no such call: the kernel's, and that of providers without it.
+/// The two errors of a missing call: the kernel's, and that of providers without it.
 fn unsupported(error: &io::Error) -> bool {
     const EPROTONOSUPPORT: i32 = 93;
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(EPROTONOSUPPORT)
@@ -190,11 +211,11 @@ pub(crate) fn register_dmabuf<R: Rights>(
     rights: R,
 ) -> Result<Buffer<Opaque<R>>, MemoryError> {
     check_buffer(len)?;
-    let region = dmabuf_region(pd, fd, (offset, len, iova), 0, Backing::Elsewhere, rights)?;
+    let region = dmabuf_region(pd, fd, (offset, len, iova), 0, Backing::External, rights)?;
     Ok(Buffer::new(region, iova, len))
 }
 
-/// The `len` bytes at `offset` of a dma-buf as a region whose addresses begin at `iova`.
+/// The `len` bytes at `offset` of a dma-buf, as a region with addresses from `iova` on.
 fn dmabuf_region<R: Rights>(
     pd: &Arc<PdInner>,
     fd: OwnedFd,
@@ -215,7 +236,8 @@ fn dmabuf_region<R: Rights>(
         return Err(MemoryError::NoDmaBuf { device: device() });
     };
     let access = R::ACCESS | flags;
-    // SAFETY: the domain is live and the descriptor open. The kernel holds the dma-buf as long as the region is; nothing of this process' memory is registered.
+    // SAFETY: the domain is live and the descriptor open. The kernel holds the dma-buf as long as
+    // the region is; none of this process' memory is registered.
     let mr = unsafe { reg_dmabuf_mr(pd.raw, offset, len, iova, fd.as_raw_fd(), access.cast_signed()) };
     if mr.is_null() {
         let error = io::Error::last_os_error();
@@ -229,7 +251,8 @@ fn dmabuf_region<R: Rights>(
             }
         });
     }
-    // SAFETY: just made in this domain. Its bytes are known by addresses from `iova` on (the struct's `addr` is the offset, by ibv_reg_dmabuf_mr(3)).
+    // SAFETY: just made in this domain. The device addresses its bytes from `iova` on (the struct's
+    // `addr` is the offset, by ibv_reg_dmabuf_mr(3)).
     Ok(unsafe { Region::adopt(pd, mr, iova, len, access, backing) })
 }
 
@@ -253,7 +276,7 @@ pub(crate) fn register_device_memory<R: Rights>(
             device: pd.context.name.clone(),
         });
     }
-    // Device memory has no address of its own: requests count from the region's first byte (ibv_alloc_dm(3)).
+    // Device memory has no address of its own: the region is zero-based (ibv_alloc_dm(3)).
     let access = R::ACCESS | sys::IBV_ACCESS_ZERO_BASED;
     // SAFETY: domain and device memory are live, of one device, and the region keeps the latter.
     let mr = unsafe { inline::reg_dm_mr(pd.raw, memory.raw(), offset, len, access) };
@@ -261,6 +284,6 @@ pub(crate) fn register_device_memory<R: Rights>(
         return Err(failed(io::Error::last_os_error()));
     }
     // SAFETY: just made in this domain.
-    let region = unsafe { Region::adopt(pd, mr, 0, len, access, Backing::Kept(memory.keeper())) };
+    let region = unsafe { Region::adopt(pd, mr, 0, len, access, Backing::KeepAlive(memory.keeper())) };
     Ok(Buffer::new(region, 0, len))
 }

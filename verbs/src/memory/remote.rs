@@ -1,4 +1,5 @@
-//! A peer's memory, as its owner handed it to us: address, length, key, and the rights that the key grants.
+//! A peer's memory as its owner has advertised it: address, length, rkey, and the rights that the
+//! key grants.
 
 use core::marker::PhantomData;
 
@@ -7,11 +8,14 @@ use doorbell_verbs_sys as sys;
 use super::rights::{GrantsAtomic, Key};
 use crate::types::RKey;
 
-/// A range of a peer's memory, with what its key grants as a type: only a `Remote<K>` with `K: GrantsWrite` can be written to (IBTA vol 1, 10.6.3 and 9.3.3).
+/// A range of a peer's memory (`remote_addr`, `rkey`), with its key's rights as a type: only a
+/// `Remote<K>` with `K: GrantsWrite` can be written to (IBTA vol 1, 10.6.3 and 9.3.3).
 ///
-/// It is made by [`Buffer::remote`](crate::Buffer::remote) where the memory is, sent to the peer as [bytes](Self::to_bytes) by any means, and used
-/// there. A wrong one harms nobody: the owner's device checks every access, and the request completes with a remote access error.
+/// Made by [`Buffer::remote`](crate::Buffer::remote) where the memory is, and sent to the peer as
+/// [bytes](Self::to_bytes) out of band. A wrong one does no harm: the owner's device checks every
+/// access, and the request completes with a remote access error.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias("remote_addr", "rkey"))]
 pub struct Remote<K: Key> {
     addr: u64,
     len: u64,
@@ -19,23 +23,22 @@ pub struct Remote<K: Key> {
     key: PhantomData<K>,
 }
 
-/// How many bytes a serialised [`Remote`] takes.
 const REMOTE_BYTES: usize = 24;
 
-/// Bytes that are no [`Remote`] of the type asked for.
+/// The error of decoding a [`Remote`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadRemote {
     /// The key lacks a right.
     #[error(
-        "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.wanted)
+        "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.required)
     )]
     Rights {
-        /// What it grants (`ibv_access_flags`).
+        /// The rights it grants (`ibv_access_flags`).
         granted: u8,
-        /// What was asked for (`ibv_access_flags`).
-        wanted: u8,
-        /// The name of what was asked for.
+        /// The rights that the type requires (`ibv_access_flags`).
+        required: u8,
+        /// The name of the required rights.
         name: &'static str,
     },
     /// The range goes beyond the address space.
@@ -48,7 +51,6 @@ pub enum BadRemote {
     },
 }
 
-/// The rights that a peer may have, in words.
 fn rights(access: u8) -> String {
     let names: Vec<_> = [
         (sys::IBV_ACCESS_REMOTE_READ, "READ"),
@@ -66,7 +68,7 @@ fn rights(access: u8) -> String {
 }
 
 impl<K: Key> Remote<K> {
-    /// What these three numbers name. Safe, because the owner's device checks them.
+    /// From its three numbers. Safe, because the owner's device checks them.
     #[must_use]
     pub const fn from_raw(addr: u64, rkey: u32, len: u64) -> Self {
         Self {
@@ -77,9 +79,10 @@ impl<K: Key> Remote<K> {
         }
     }
 
-    /// Its address in the owner's memory.
+    /// The address in the owner's memory.
     #[inline]
     #[must_use]
+    #[doc(alias = "remote_addr")]
     pub const fn addr(&self) -> u64 {
         self.addr
     }
@@ -87,19 +90,19 @@ impl<K: Key> Remote<K> {
     /// Its length in bytes.
     #[inline]
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "an empty one is of no use, and nothing asks")]
+    #[expect(clippy::len_without_is_empty, reason = "an empty one is of no use")]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Its key.
+    /// The rkey.
     #[inline]
     #[must_use]
     pub const fn rkey(&self) -> RKey {
         self.rkey
     }
 
-    /// The `len` bytes at `offset`, or `None` if they go beyond it.
+    /// The `len` bytes at `offset`, or `None` if they are out of range.
     #[inline]
     #[must_use]
     pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
@@ -111,7 +114,7 @@ impl<K: Key> Remote<K> {
         })
     }
 
-    /// Cuts it into ranges of `len` bytes; the last may be shorter.
+    /// Splits it into ranges of `len` bytes; the last may be shorter.
     ///
     /// # Panics
     /// If `len` is 0.
@@ -120,7 +123,7 @@ impl<K: Key> Remote<K> {
         RemoteChunks { rest: self, chunk: len }
     }
 
-    /// It as bytes, to be sent to the peer: address, length, key (each big-endian), rights, three zeros.
+    /// Serialises it for the peer: address, length, rkey (each big-endian), rights, three zeros.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; REMOTE_BYTES] {
         let mut bytes = [0; REMOTE_BYTES];
@@ -131,10 +134,10 @@ impl<K: Key> Remote<K> {
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made of a `Remote` with at least these rights.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes), if it has at least these rights.
     ///
     /// # Errors
-    /// When it grants less than `K`, or makes no sense.
+    /// When it grants less than `K`, or its range is invalid.
     pub fn from_bytes(bytes: &[u8; REMOTE_BYTES]) -> Result<Self, BadRemote> {
         let word = |at: usize| {
             let mut word = [0; 8];
@@ -143,11 +146,11 @@ impl<K: Key> Remote<K> {
         };
         let (addr, len) = (word(0), word(8));
         let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
-        let (granted, wanted) = (bytes[20], K::ACCESS as u8);
-        if granted & wanted != wanted {
+        let (granted, required) = (bytes[20], K::ACCESS as u8);
+        if granted & required != required {
             return Err(BadRemote::Rights {
                 granted,
-                wanted,
+                required,
                 name: K::NAME,
             });
         }
@@ -159,7 +162,8 @@ impl<K: Key> Remote<K> {
 }
 
 impl<K: GrantsAtomic> Remote<K> {
-    /// The word at `offset`, for an atomic operation; `None` if it goes beyond the range or isn't aligned to 8 bytes (IBTA vol 1, 9.4.5).
+    /// The word at `offset`, for an atomic operation; `None` if it is out of range or not aligned
+    /// to 8 bytes (IBTA vol 1, 9.4.5).
     #[inline]
     #[must_use]
     pub fn word(&self, offset: u64) -> Option<RemoteWord> {
@@ -184,14 +188,15 @@ impl<K: Key> core::fmt::Debug for Remote<K> {
     }
 }
 
-/// An aligned word of a peer's memory, whose key grants atomic operations (IBTA vol 1, 9.4.5).
+/// An aligned 8-byte word of a peer's memory, whose key grants atomic operations (IBTA vol 1,
+/// 9.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteWord {
     pub(crate) addr: u64,
     pub(crate) rkey: RKey,
 }
 
-/// The ranges that a longer one is cut into.
+/// Iterator over the ranges of [`Remote::chunks`].
 #[derive(Debug, Clone)]
 pub struct RemoteChunks<K: Key> {
     rest: Remote<K>,

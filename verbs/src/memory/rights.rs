@@ -1,24 +1,26 @@
-//! Who may do what with a region, as types.
+//! Access rights as types.
 //!
-//! Two families: what a region is registered with ([`Local`], [`RemoteRead`] …: the parameter of [`Buffer`](super::Buffer)), and what a key handed to a
-//! peer therefore grants ([`Read`], [`Write`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that any buffer can receive
-//! (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
+//! Two families: what a region is registered with ([`Local`], [`RemoteRead`] …: the parameter of
+//! [`Buffer`](super::Buffer)), and what a key handed to a peer therefore grants ([`Read`],
+//! [`Write`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that
+//! any buffer can receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::{Frozen, Scratch};
+use super::clonable::{Frozen, Scratch};
 
 mod sealed {
     pub trait Sealed {}
 }
 use sealed::Sealed;
 
-/// What a buffer is: one of the [`Rights`], [`Frozen`], or [`Opaque`].
+/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or
+/// [`Opaque`].
 pub trait Kind: Sealed + 'static {
-    /// Tells kinds apart where the type is erased.
+    /// Identifies the kind where the type is erased.
     #[doc(hidden)]
     const TAG: u8;
 }
@@ -27,6 +29,7 @@ pub trait Kind: Sealed + 'static {
 pub trait Host: Kind {}
 
 /// Rights that memory can be registered with (ibv_reg_mr(3); IBTA vol 1, 10.6.3).
+#[doc(alias = "ibv_access_flags")]
 pub trait Rights: Host + Copy {
     /// `ibv_access_flags` of the region.
     #[doc(hidden)]
@@ -36,18 +39,18 @@ pub trait Rights: Host + Copy {
 /// Kinds of memory that no peer can write: it can be lent as `&[u8]`.
 pub trait Readable: Kind {}
 
-/// Rights under which a peer may write at any time, so that the memory is never lent as `&[u8]`.
+/// Rights under which a peer may write at any time: the memory is never lent as `&[u8]`.
 pub trait PeerWritable: Rights {}
 
-/// Rights of which there is something to hand to a peer.
+/// Rights that give peers access, by a key.
 pub trait Exposed: Rights {
-    /// What a key to such memory grants.
+    /// The rights that a key to such memory grants.
     type Key: Key;
 }
 
-/// What a key grants a peer.
+/// The rights that a key grants a peer.
 pub trait Key: Sealed + Copy + 'static {
-    /// `ibv_access_flags` it grants, as written in its serialised form.
+    /// The `ibv_access_flags` it grants, as in its serialised form.
     #[doc(hidden)]
     const ACCESS: c_uint;
     /// Its name in error messages.
@@ -75,7 +78,7 @@ macro_rules! rights {
 }
 
 macro_rules! keys {
-    ($( $(#[$doc:meta])* $name:ident of $rights:ident = $access:expr, $( $grants:ident )*; )*) => { $(
+    ($( $(#[$doc:meta])* $name:ident: $rights:ident = $access:expr, $( $grants:ident )*; )*) => { $(
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
@@ -86,7 +89,7 @@ macro_rules! keys {
     )* };
 }
 
-/// The access of memory that peers have no rights in.
+/// The access flags of memory without remote rights.
 pub(super) const LOCAL: c_uint = Local::ACCESS;
 
 const READ: c_uint = sys::IBV_ACCESS_REMOTE_READ;
@@ -94,33 +97,46 @@ const WRITE: c_uint = sys::IBV_ACCESS_REMOTE_WRITE;
 const ATOMIC: c_uint = sys::IBV_ACCESS_REMOTE_ATOMIC;
 
 rights! {
-    /// This process and its device only: peers have no rights. The default.
+    /// Local access only: peers have no rights. The default.
+    #[doc(alias = "IBV_ACCESS_LOCAL_WRITE")]
     Local = 1, 0;
     /// Peers may read.
+    #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
     RemoteRead = 2, READ;
     /// Peers may write.
+    #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
     RemoteWrite = 3, WRITE;
     /// Peers may read and write.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE"))]
     RemoteReadWrite = 4, READ | WRITE;
     /// Peers may perform atomic operations.
+    #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
     RemoteAtomic = 5, ATOMIC;
     /// Peers may read, write and perform atomic operations.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
     RemoteAll = 6, READ | WRITE | ATOMIC;
-    /// Peers have the rights of the [memory windows](crate::MemoryWindow) that are bound to it, and none besides. As any of them may let peers write, it is never lent as `&[u8]`.
+    /// Peers have only the rights of [memory windows](crate::MemoryWindow) bound to it. As a window
+    /// may let peers write, it is never lent as `&[u8]`.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
     Windowed = 8, sys::IBV_ACCESS_MW_BIND;
 }
 
 keys! {
     /// Grants RDMA READ.
-    Read of RemoteRead = READ, GrantsRead;
+    #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
+    Read: RemoteRead = READ, GrantsRead;
     /// Grants RDMA WRITE.
-    Write of RemoteWrite = WRITE, GrantsWrite;
+    #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
+    Write: RemoteWrite = WRITE, GrantsWrite;
     /// Grants RDMA READ and WRITE.
-    ReadWrite of RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE"))]
+    ReadWrite: RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
     /// Grants atomic operations.
-    Atomic of RemoteAtomic = ATOMIC, GrantsAtomic;
+    #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
+    Atomic: RemoteAtomic = ATOMIC, GrantsAtomic;
     /// Grants RDMA READ, WRITE and atomic operations.
-    All of RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
+    All: RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
 }
 
 impl Sealed for Frozen {}
@@ -134,9 +150,10 @@ impl Kind for Scratch {
     const TAG: u8 = 9;
 }
 
-/// Memory with rights `R` that this process cannot reach, only devices: a GPU's, shared as a dma-buf
-/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own ([`DeviceMemory`](crate::DeviceMemory); ibv_alloc_dm(3)). A `Buffer<Opaque<R>>` is posted as
-/// any other, and gives no bytes.
+/// Memory with rights `R` that only devices reach, not this process: a GPU's, shared as a dma-buf
+/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own
+/// ([`DeviceMemory`](crate::DeviceMemory); ibv_alloc_dm(3)). A `Buffer<Opaque<R>>` is posted like
+/// any other, and gives no access to its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opaque<R: Rights = Local>(PhantomData<R>);
 

@@ -1,8 +1,10 @@
-//! What can be posted: as the source of a send or write, or as the target of a receive or read.
+//! What can be posted: the source of a send or write (gather), the target of a receive or read
+//! (scatter).
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::{Buffer, Part, Scratch};
+use super::buffer::{Buffer, Part};
+use super::clonable::Scratch;
 use super::range::Buffers;
 use super::rights::{Kind, Opaque, Rights};
 use super::word::Word;
@@ -16,12 +18,10 @@ pub trait Sink: Source {}
 pub(crate) mod sealed {
     use super::{Buffers, sys};
 
-    /// One scatter-gather element, and the buffer it is of.
+    /// One scatter-gather element (SGE), and the buffer it is of.
     pub trait Element {
-        /// The element.
         fn sge(&self) -> sys::ibv_sge;
 
-        /// How many bytes it covers.
         fn bytes(&self) -> u32;
 
         /// Writes the element.
@@ -34,7 +34,6 @@ pub(crate) mod sealed {
             unsafe { *at = self.sge() }
         }
 
-        /// The whole buffer.
         fn into_buffers(self) -> Buffers;
     }
 }
@@ -50,7 +49,7 @@ impl<K: Kind> sealed::Element for Buffer<K> {
         self.header().sge.length
     }
 
-    /// As one copy of 16 bytes, which the optimiser would make three of.
+    /// One copy of 16 bytes, where the optimiser would make three.
     #[inline(always)]
     unsafe fn write_sge(&self, at: *mut sys::ibv_sge) {
         // SAFETY: `at` may be written by contract, and does not overlap a header.

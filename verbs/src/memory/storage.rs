@@ -1,4 +1,4 @@
-//! The memory behind a region, and who frees it.
+//! The memory behind a region, and how it is freed.
 
 use core::mem::ManuallyDrop;
 use core::num::NonZeroUsize;
@@ -16,10 +16,11 @@ use nix::unistd::ftruncate;
 
 use crate::error::MemoryError;
 
-/// Owned memory that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying, page-aligned by [`Memory::zeroed`], of huge pages by
-/// [`Memory::huge`], such as other processes can map by [`Memory::shared`], or anybody's by [`Memory::from_owner`].
+/// Owned memory that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying,
+/// page-aligned by [`Memory::zeroed`], of huge pages by [`Memory::huge`], mappable by other
+/// processes by [`Memory::shared`], or of another owner by [`Memory::from_owner`].
 ///
-/// Unlike a `Box` it may be moved while others hold pointers into it, which is what a device does.
+/// Unlike a `Box` it may be moved while others (a device) hold pointers into it.
 pub struct Memory {
     start: NonNull<u8>,
     /// Initialised bytes.
@@ -27,15 +28,17 @@ pub struct Memory {
     origin: Origin,
 }
 
-/// Where memory came from, which is how it goes.
+/// Where memory came from, which decides how it is freed.
 enum Origin {
     /// From the global allocator, with this layout; size 0 when there is none.
     Heap(Layout),
     /// A mapping of this many bytes.
     Mapped(NonZeroUsize),
-    /// A mapping of all of a file, which is open for as long as the memory lives: by its descriptor a device finds out that others can map it too.
+    /// A mapping of a whole file, which stays open as long as the memory lives: its descriptor
+    /// shows a device that other processes can map it too.
     Shared { len: NonZeroUsize, file: OwnedFd },
-    /// Another value's, which frees it when dropped. A raw pointer, as a `Box` that is moved claims its content for itself.
+    /// Another value's, which frees it when dropped. A raw pointer, as a moved `Box` claims its
+    /// content for itself.
     Owned(NonNull<dyn Send>),
 }
 
@@ -84,11 +87,14 @@ impl Memory {
         Self::aligned(len, PAGE)
     }
 
-    /// `len` bytes of zeros in huge pages that the administrator has set aside (mmap(2), `MAP_HUGETLB`): a device's translation table has one entry for each page,
-    /// so that large regions register faster and miss less. Pages that are begun are taken whole.
+    /// `len` bytes of zeros in preallocated huge pages (mmap(2), `MAP_HUGETLB`): a device's
+    /// translation table has one entry per page, so large regions register faster and miss less.
+    /// `len` is rounded up to whole pages.
     ///
     /// # Errors
-    /// When there are not enough of them; [`transparent_huge`](Self::transparent_huge) needs none set aside.
+    /// When not enough of them are free; [`transparent_huge`](Self::transparent_huge) needs none
+    /// preallocated.
+    #[doc(alias("MAP_HUGETLB", "hugetlbfs"))]
     pub fn huge(len: usize, page: HugePage) -> Result<Self, MemoryError> {
         let failed = |error| MemoryError::HugePages {
             len,
@@ -100,7 +106,7 @@ impl Memory {
             return Err(MemoryError::Empty);
         };
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_HUGETLB | page.flag();
-        // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced.
+        // SAFETY: a new mapping at an address that the kernel chooses: nothing there is replaced.
         let start = unsafe { mmap_anonymous(None, whole, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags) };
         let start = start.map_err(|errno| failed(io::Error::from(errno)))?;
         Ok(Self {
@@ -110,24 +116,27 @@ impl Memory {
         })
     }
 
-    /// `len` bytes of zeros, beginning at a boundary of 2 MiB, which the kernel is asked to back with huge pages as it finds them (madvise(2), `MADV_HUGEPAGE`): a
-    /// hint, which changes nothing but speed.
+    /// `len` bytes of zeros, aligned to 2 MiB, with a hint to the kernel to use transparent huge
+    /// pages (madvise(2), `MADV_HUGEPAGE`).
     ///
     /// # Panics
     /// As [`zeroed`](Self::zeroed).
     #[must_use]
+    #[doc(alias = "MADV_HUGEPAGE")]
     pub fn transparent_huge(len: usize) -> Self {
         Self::aligned(len, HugePage::Size2M.bytes())
     }
 
-    /// `len` bytes of zeros in a file of their own that has no name (memfd_create(2)), mapped shared: what a process that is given its descriptor can map as well. A device in software reaches
-    /// the memory of another process on the same host at the speed of a copy when it is of this kind; to others it is memory as any. The file stays open, which takes one of
-    /// the process' descriptors, and keeps its length.
+    /// `len` bytes of zeros in an anonymous file (memfd_create(2)), mapped shared: a process that
+    /// gets the descriptor can map it too. A software device reaches such memory of another process
+    /// on the host at the speed of a copy; for other devices it is ordinary memory. The file stays
+    /// open, which takes a descriptor, and its length is sealed.
     ///
-    /// A child made by fork(2) has the very same memory, not a copy of it.
+    /// A child made by fork(2) shares the memory, it does not get a copy.
     ///
     /// # Errors
     /// When there is no memory or no descriptor left; or [`MemoryError::Empty`].
+    #[doc(alias = "memfd_create")]
     pub fn shared(len: usize) -> Result<Self, MemoryError> {
         let whole = len.checked_next_multiple_of(PAGE).and_then(NonZeroUsize::new);
         let Some(whole) = whole.filter(|_| len != 0) else {
@@ -142,13 +151,16 @@ impl Memory {
     fn shared_file(len: usize, whole: NonZeroUsize) -> nix::Result<Self> {
         let file = memfd_create(c"doorbell", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         ftruncate(&file, i64::try_from(whole.get()).map_err(|_| Errno::EFBIG)?)?;
-        // Whoever maps it may rely on its length: a page that is no more would be a signal there.
+        // Processes that map it rely on its length: an access beyond the end of a shrunk file
+        // raises SIGBUS.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced. Its file is ours alone until somebody gives the descriptor away.
+        // SAFETY: a new mapping at an address that the kernel chooses: nothing there is replaced.
+        // Its file is ours alone until the descriptor is given away.
         let start = unsafe { mmap(None, whole, rights, MapFlags::MAP_SHARED, &file, 0) }?;
-        // SAFETY: the range is ours, and this advice changes no byte of it. A kernel without huge pages for files in memory refuses it, which does no harm.
+        // SAFETY: the range is ours, and this advice changes no byte of it. A kernel without huge
+        // pages for shmem refuses it, which does no harm.
         let _ = unsafe { madvise(start, whole.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self {
             start: start.cast(),
@@ -157,7 +169,7 @@ impl Memory {
         })
     }
 
-    /// Zeros at a multiple of `align`; in huge pages if that is what a huge page begins at.
+    /// Zeros at a multiple of `align`; with huge pages if that is the alignment of one.
     fn aligned(len: usize, align: usize) -> Self {
         let layout = Layout::from_size_align(len, align).expect("a length below isize::MAX");
         let origin = Origin::Heap(layout);
@@ -174,8 +186,9 @@ impl Memory {
             alloc::handle_alloc_error(layout)
         };
         if align > PAGE {
-            // Before the first touch, which decides what backs a page. SAFETY: the range is ours; this advice changes no byte of it. A kernel without transparent
-            // huge pages refuses it, which does no harm.
+            // Before the first touch, which decides what backs a page. SAFETY: the range is ours;
+            // this advice changes no byte of it. A kernel without transparent huge pages refuses
+            // it, which does no harm.
             let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE) };
         }
         // SAFETY: `len` bytes, just allocated.
@@ -183,13 +196,14 @@ impl Memory {
         Self { start, len, origin }
     }
 
-    /// The bytes that `owner` lends by `as_mut`, which are its until it is dropped: a mapped file, a pinned allocation, an array. It is asked once, and dropped
-    /// with the memory.
+    /// The bytes that `owner` lends by `as_mut`, which it owns until it is dropped: a mapped file,
+    /// a pinned allocation, an array. `as_mut` is called once; `owner` is dropped with the memory.
     #[must_use]
     pub fn from_owner(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let owner = Box::into_raw(Box::new(owner));
-        // SAFETY: a box's pointer, which nobody else has. What `as_mut` lends stays lent for as long as the value is neither touched nor dropped, as it cannot
-        // know when the borrow ends; and it isn't touched until `Memory` drops it.
+        // SAFETY: a box's pointer, which nothing else has. What `as_mut` lends stays lent for as
+        // long as the value is neither touched nor dropped, as it cannot know when the borrow ends;
+        // and it isn't touched until `Memory` drops it.
         let bytes = unsafe { (*owner).as_mut() };
         let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         // SAFETY: a box's pointer is never null.
@@ -201,7 +215,9 @@ impl Memory {
         }
     }
 
-    /// The file of [shared](Self::shared) memory, from whose beginning it is mapped: whoever is given the descriptor, or opens it by /proc/PID/fd as the same user, has the very same bytes. `None` for memory of any other kind.
+    /// The file of [shared](Self::shared) memory, mapped from its beginning: a process that gets
+    /// the descriptor, or opens it by /proc/PID/fd as the same user, shares the memory. `None` for
+    /// other memory.
     #[must_use]
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.origin {
@@ -220,12 +236,13 @@ impl Memory {
             return self.to_vec();
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other constructors align it), whose pointer, length and
-        // capacity these are; it is given up here without running its own Drop.
+        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other
+        // constructors align it), whose pointer, length and capacity these are; it is given up here
+        // without running its own Drop.
         unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, layout.size()) }
     }
 
-    /// How many bytes, without a reference to them: a device may be writing.
+    /// Its length, without a reference to the bytes: a device may be writing them.
     pub(super) fn size(&self) -> usize {
         self.len
     }
@@ -263,7 +280,8 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` is valid for `len` initialised bytes, owned by `self`; while it is part of a region nobody has a `&Memory`.
+        // SAFETY: `start` is valid for `len` initialised bytes, owned by `self`; while it is part
+        // of a region there is no `&Memory` to it.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

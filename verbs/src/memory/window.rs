@@ -1,10 +1,13 @@
-//! Memory windows: rights of peers in a part of a region, given and taken by requests of a queue pair instead of by registering (IBTA vol 1, 10.6.7).
+//! Memory windows (MW): remote rights in part of a region, granted and revoked by work requests
+//! instead of by registering (IBTA vol 1, 10.6.7).
 //!
-//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or on its way. What is on its way is a [`Cell`], which lies in the slot of its request like a
-//! buffer: so the completion moves it out, a refusal gives it back, and a queue pair dropped with it in flight drops it with its other slots.
+//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in flight. In flight it is
+//! an [`InFlightWindow`] in the slot of its request, like a buffer: the completion moves it out, a
+//! rejection returns it, and a queue pair dropped with it in flight drops it with its other slots.
 //!
-//! Who drops a window takes it from the device first, and lets go of the region after: a region is never deregistered under a window. One of type 2 is tied to the
-//! queue pair that bound it, and goes with it ([`Ties`]): some devices cannot destroy the queue pair before.
+//! Dropping a window deallocates it first and releases the region after: a region is never
+//! deregistered under a window. One of type 2 is tied to the queue pair that bound it and is
+//! deallocated before it ([`TiedWindows`]): some devices cannot destroy the queue pair earlier.
 
 use core::marker::PhantomData;
 use core::ops::RangeBounds;
@@ -22,27 +25,31 @@ use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
 use crate::sync::{self, Mutex, MutexGuard};
 use crate::types::RKey;
-use crate::wr::op::{Binding, Objection};
+use crate::wr::op::{BindError, Binding};
 
 mod sealed {
     pub trait Sealed {
-        /// `ibv_mw_type`.
         const KIND: doorbell_verbs_sys::ibv_mw_type;
-        /// In a cell's tag.
+        /// In the tag of a window in flight.
         const TAG: u16;
     }
 }
 use sealed::Sealed;
 
 /// The type of a memory window: [`Type1`] or [`Type2`].
+#[doc(alias = "ibv_mw_type")]
 pub trait WindowType: Sealed + 'static {}
 
-/// A window for every queue pair of its protection domain, bound and unbound by a call of its own (ibv_bind_mw(3)).
+/// A window for every queue pair of its protection domain, bound and unbound by a verb of its own
+/// (ibv_bind_mw(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "IBV_MW_TYPE_1")]
 pub struct Type1;
 
-/// A window for the queue pair that bound it, bound and invalidated by requests of a batch; its peer may invalidate it too (IBTA vol 1, 10.6.7.2: type 2).
+/// A window for the queue pair that bound it, bound and invalidated by work requests; the peer may
+/// invalidate it too (IBTA vol 1, 10.6.7.2: type 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "IBV_MW_TYPE_2")]
 pub struct Type2;
 
 impl Sealed for Type1 {
@@ -56,17 +63,18 @@ impl Sealed for Type2 {
 impl WindowType for Type1 {}
 impl WindowType for Type2 {}
 
-/// In a cell's tag: it is on its way to be unbound.
-const RELEASE: u16 = 1 << 10;
-/// In a cell's tag: all but the rights.
-const WHAT: u16 = RELEASE | Type1::TAG;
-/// In a cell's tag: the rights (`ibv_access_flags`).
+/// Tag bit: the request unbinds it.
+const UNBIND: u16 = 1 << 10;
+/// Tag bits: all but the rights.
+const REQUEST: u16 = UNBIND | Type1::TAG;
+/// Tag bits: the rights (`ibv_access_flags`).
 const ACCESS: u16 = 0xff;
 
-/// A memory window that is bound to nothing: no peer can do anything by it (ibv_alloc_mw(3); IBTA vol 1, 10.6.7).
+/// An unbound memory window: it gives no access (ibv_alloc_mw(3); IBTA vol 1, 10.6.7).
 ///
-/// Bound to [`Windowed`](crate::Windowed) memory, it gives a peer rights in a part of it, and takes them away again, without registering anything, which is slow.
-/// Binding moves it to the queue; the completion gives it back as a [`BoundWindow`]:
+/// Bound to [`Windowed`](crate::Windowed) memory, it grants a peer rights in a part of it, and
+/// revokes them again, without the cost of registering. Binding moves it to the queue; the
+/// completion returns it as a [`BoundWindow`]:
 ///
 /// ```no_run
 /// use doorbell_verbs::{ProtectionDomain, QueuePair, CompletionQueue, Windowed, Write};
@@ -83,21 +91,25 @@ const ACCESS: u16 = 0xff;
 /// }
 /// let window = bound.ok_or("none")?;
 /// let key = window.remote(); // to be sent to the peer, which may write those 4096 bytes with it
-/// qp.invalidate(window)?; // and from here on may no more
+/// qp.invalidate(window)?; // revokes the key
 /// # drop(key);
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// A window whose request fails is dropped with its completion.
+#[doc(alias("ibv_mw", "ibv_alloc_mw", "ibv_dealloc_mw"))]
 pub struct MemoryWindow<T: WindowType = Type2> {
     inner: Arc<WindowInner>,
     kind: PhantomData<T>,
 }
 
-/// A memory window that is bound: a peer that has its [`remote`](Self::remote) reaches the memory with the rights `K`. Dropping it takes them away.
+/// A bound memory window: a peer with its [`remote`](Self::remote) reaches the memory with the
+/// rights `K`. Dropping it revokes them.
 ///
-/// The region stays registered as long as it is bound. A window of type 2 goes with the queue pair that bound it: when that is dropped, its key is worth nothing.
+/// The region stays registered as long as it is bound. A window of type 2 is deallocated with the
+/// queue pair that bound it: its key is invalid from then on.
+#[doc(alias("ibv_mw", "ibv_mw_bind_info"))]
 pub struct BoundWindow<K: Key, T: WindowType = Type2> {
     inner: Arc<WindowInner>,
     region: Arc<Region>,
@@ -107,26 +119,28 @@ pub struct BoundWindow<K: Key, T: WindowType = Type2> {
     rights: PhantomData<(K, T)>,
 }
 
-/// The window as its device knows it.
+/// The `ibv_mw`.
 pub(crate) struct WindowInner {
     state: Mutex<State>,
     pd: Arc<PdInner>,
 }
 
 struct State {
-    /// Null when it is gone.
+    /// Null once deallocated.
     mw: *mut sys::ibv_mw,
-    /// Bound, or on its way to be, by a queue pair that it is to go with.
+    /// Bound, or being bound, by a queue pair with which it is to be deallocated.
     tied: bool,
 }
 
-// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the lock.
+// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the
+// lock.
 unsafe impl Send for State {}
 
 /// A window in the slot of its request.
 #[repr(C)]
-pub(super) struct Cell {
-    /// First, so that the slot's pointer is a range's. Its region is that which the window is, or is to be, bound to.
+pub(super) struct InFlightWindow {
+    /// First, so that the slot's pointer is a range's. Its region is the one that the window is, or
+    /// is to be, bound to.
     range: Range,
     inner: Arc<WindowInner>,
     addr: u64,
@@ -134,8 +148,8 @@ pub(super) struct Cell {
     rkey: u32,
 }
 
-impl Drop for Cell {
-    /// Nobody has asked for it: it goes, before its region may.
+impl Drop for InFlightWindow {
+    /// Not taken: it is deallocated before its region may be deregistered.
     fn drop(&mut self) {
         self.inner.deallocate();
     }
@@ -146,26 +160,28 @@ impl WindowInner {
         sync::lock(&self.state)
     }
 
-    /// ibv_dealloc_mw(3), once: what is bound is bound no more.
+    /// ibv_dealloc_mw(3), once; unbinds it.
     fn deallocate(&self) {
         let mut state = self.state();
         let mw = core::mem::replace(&mut state.mw, core::ptr::null_mut());
         if mw.is_null() {
             return;
         }
-        // SAFETY: live until here, and nobody finds it any more.
+        // SAFETY: live until here, and unreachable from now on.
         if let Err(error) = check(unsafe { inline::dealloc_mw(mw) }) {
             tracing::error!(device = %self.pd.context.name, %error, "ibv_dealloc_mw failed; the window is leaked");
         }
     }
 
-    /// Has C's struct say what the key is now. The provider looks at it in the next call that binds the window: for type 2 it is ours to keep up (ibv_bind_mw(3)), for type 1
-    /// it is this already.
-    fn keep_key(&self, rkey: u32) {
+    /// Stores the current key in the C struct, which the provider reads in the next call that binds
+    /// the window: for type 2 the consumer maintains it (ibv_bind_mw(3)), for type 1 the value is
+    /// there already.
+    fn store_rkey(&self, rkey: u32) {
         let state = self.state();
         let mw = state.mw;
         if !mw.is_null() {
-            // SAFETY: live while it is not null and the lock is held; nothing else looks at the key of a window that is on no way.
+            // SAFETY: live while it is not null and the lock is held; nothing else reads the key of
+            // a window that is not in flight.
             unsafe { (*mw).rkey = rkey };
         }
     }
@@ -181,14 +197,14 @@ impl Drop for WindowInner {
     }
 }
 
-/// The windows that are tied to a queue pair. To be dropped before it is destroyed.
+/// The windows tied to a queue pair. To be dropped before it is destroyed.
 #[derive(Default)]
-pub(crate) struct Ties {
+pub(crate) struct TiedWindows {
     windows: Vec<Weak<WindowInner>>,
 }
 
-impl Ties {
-    /// The queue pair is about to bind a window.
+impl TiedWindows {
+    /// Ties a window that the queue pair is about to bind.
     pub(crate) fn tie(&mut self, window: &Arc<WindowInner>) {
         window.state().tied = true;
         let weak = Arc::downgrade(window);
@@ -202,7 +218,7 @@ impl Ties {
     }
 }
 
-impl Drop for Ties {
+impl Drop for TiedWindows {
     fn drop(&mut self) {
         for window in self.windows.iter().filter_map(Weak::upgrade) {
             let tied = window.state().tied;
@@ -229,7 +245,7 @@ impl<T: WindowType> MemoryWindow<T> {
     }
 
     /// # Safety
-    /// `mw` is a live window of this domain and type, bound to nothing, which nobody else uses.
+    /// `mw` is a live, unbound window of this domain and type, which nothing else uses.
     pub(crate) unsafe fn adopt(pd: &Arc<PdInner>, mw: *mut sys::ibv_mw) -> Self {
         let state = State { mw, tied: false };
         Self {
@@ -245,7 +261,7 @@ impl<T: WindowType> MemoryWindow<T> {
         self.inner.state().mw
     }
 
-    /// What binding it to `range` of a buffer asks of the device, and what is to be kept meanwhile.
+    /// Starts binding it to `range` of a buffer: the request's operands, and the window in flight.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
@@ -259,15 +275,15 @@ impl<T: WindowType> MemoryWindow<T> {
         let (addr, region) = (over.addr() + offset, Arc::clone(&over.header().region));
         let mw = self.inner.state().mw;
         let objection = if mw.is_null() {
-            Some(Objection::Gone)
+            Some(BindError::Gone)
         } else if !Arc::ptr_eq(&self.inner.pd, region.pd()) {
-            Some(Objection::Foreign)
+            Some(BindError::Foreign)
         } else if len == 0 {
-            Some(Objection::Empty)
+            Some(BindError::Empty)
         } else {
             None
         };
-        // SAFETY: null, or live, and unbound, so that no queue pair takes it along.
+        // SAFETY: null, or live, and unbound, so that no queue pair deallocates it.
         let rkey = unsafe { mw.as_ref() }.map_or(0, |mw| inline::inc_rkey(mw.rkey));
         let info = sys::ibv_mw_bind_info {
             mr: region.raw(),
@@ -275,7 +291,7 @@ impl<T: WindowType> MemoryWindow<T> {
             length: len,
             mw_access_flags: K::ACCESS,
         };
-        let cell = Cell {
+        let cell = InFlightWindow {
             range: Range::of_window(region, T::TAG | K::ACCESS as u16),
             inner: Arc::clone(&self.inner),
             addr,
@@ -291,11 +307,11 @@ impl<T: WindowType> MemoryWindow<T> {
         (binding, self.inner, Buffers::of_window(Box::new(cell)))
     }
 
-    /// The window of a request that has unbound it, or was refused binding it.
+    /// Takes the window of a request that has unbound it, or was rejected binding it.
     pub(crate) fn take(buffers: &mut Buffers, unbound: bool) -> Option<Self> {
-        let what = if unbound { RELEASE | T::TAG } else { T::TAG };
-        let cell = buffers.take_window(|tag| tag & WHAT == what)?;
-        let (inner, region) = cell.dissolve();
+        let what = if unbound { UNBIND | T::TAG } else { T::TAG };
+        let cell = buffers.take_window(|tag| tag & REQUEST == what)?;
+        let (inner, region) = cell.into_parts();
         inner.untie();
         drop(region);
         Some(Self {
@@ -305,9 +321,8 @@ impl<T: WindowType> MemoryWindow<T> {
     }
 }
 
-impl Cell {
-    /// Its window, which lives on, and the region.
-    fn dissolve(self) -> (Arc<WindowInner>, Arc<Region>) {
+impl InFlightWindow {
+    fn into_parts(self) -> (Arc<WindowInner>, Arc<Region>) {
         let cell = core::mem::ManuallyDrop::new(self);
         // SAFETY: each is taken once, as the cell is not dropped; the rest of it is plain data.
         unsafe {
@@ -320,13 +335,13 @@ impl Cell {
 }
 
 impl<K: Key, T: WindowType> BoundWindow<K, T> {
-    /// What to hand to a peer, so that it can reach the memory with the rights that were bound.
+    /// The address and key for the peer, with the rights that were bound.
     #[must_use]
     pub fn remote(&self) -> Remote<K> {
         Remote::from_raw(self.addr, self.rkey, self.len)
     }
 
-    /// Its key, by which a peer invalidates it.
+    /// Its rkey, by which a peer invalidates it.
     #[must_use]
     pub fn rkey(&self) -> RKey {
         RKey(self.rkey)
@@ -336,10 +351,10 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
         self.inner.state().mw
     }
 
-    /// What unbinding it asks of the device, and what is to be kept meanwhile.
-    pub(crate) fn release(self) -> (Binding, Buffers) {
+    /// Starts unbinding it: the request's operands, and the window in flight.
+    pub(crate) fn unbinding(self) -> (Binding, Buffers) {
         let mw = self.inner.state().mw;
-        // By type 1: bound to none of the region's bytes.
+        // Type 1: unbinding is binding to a length of 0.
         let info = sys::ibv_mw_bind_info {
             mr: self.region.raw(),
             addr: self.addr,
@@ -350,12 +365,12 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
             mw,
             rkey: self.rkey,
             info,
-            objection: mw.is_null().then_some(Objection::Gone),
+            objection: mw.is_null().then_some(BindError::Gone),
         };
         let (addr, len, rkey) = (self.addr, self.len, self.rkey);
         let (inner, region) = self.into_parts();
-        let cell = Cell {
-            range: Range::of_window(region, RELEASE | T::TAG | K::ACCESS as u16),
+        let cell = InFlightWindow {
+            range: Range::of_window(region, UNBIND | T::TAG | K::ACCESS as u16),
             inner,
             addr,
             len,
@@ -364,7 +379,6 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
         (binding, Buffers::of_window(Box::new(cell)))
     }
 
-    /// The window and the region, without dropping either.
     fn into_parts(self) -> (Arc<WindowInner>, Arc<Region>) {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: each is taken once, as `this` is not dropped; the rest of it is plain data.
@@ -376,13 +390,13 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
         }
     }
 
-    /// The window of a request that has bound it, or was refused unbinding it.
+    /// Takes the window of a request that has bound it, or was rejected unbinding it.
     pub(crate) fn take(buffers: &mut Buffers, bound: bool) -> Option<Self> {
-        let what = if bound { T::TAG } else { RELEASE | T::TAG };
-        let cell = buffers.take_window(|tag| tag & (WHAT | ACCESS) == what | K::ACCESS as u16)?;
+        let what = if bound { T::TAG } else { UNBIND | T::TAG };
+        let cell = buffers.take_window(|tag| tag & (REQUEST | ACCESS) == what | K::ACCESS as u16)?;
         let (addr, len, rkey) = (cell.addr, cell.len, cell.rkey);
-        let (inner, region) = cell.dissolve();
-        inner.keep_key(rkey);
+        let (inner, region) = cell.into_parts();
+        inner.store_rkey(rkey);
         Some(Self {
             inner,
             region,
@@ -395,10 +409,11 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
 }
 
 impl<K: Key> BoundWindow<K> {
-    /// The window, which a message of the peer has invalidated: `rkey` is what [`Completion::invalidated`](crate::Completion::invalidated) said.
+    /// Unbinds the window, which a message of the peer has invalidated: `rkey` is that of
+    /// [`Completion::invalidated`](crate::Completion::invalidated).
     ///
     /// # Errors
-    /// Gives it back if the key is another window's.
+    /// Returns it if the key is another window's.
     pub fn invalidated(self, rkey: RKey) -> Result<MemoryWindow, Self> {
         if rkey.0 != self.rkey {
             return Err(self);
@@ -415,7 +430,7 @@ impl<K: Key> BoundWindow<K> {
 
 impl<K: Key, T: WindowType> Drop for BoundWindow<K, T> {
     fn drop(&mut self) {
-        // Before the region may go, even if a queue pair that is being dropped has it in its hands.
+        // Before the region may go, even if a queue pair that is being dropped holds a reference.
         self.inner.deallocate();
     }
 }

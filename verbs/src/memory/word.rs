@@ -1,4 +1,4 @@
-//! The eight bytes in which an atomic operation leaves what it found.
+//! The eight bytes that receive an atomic operation's result.
 
 use core::ops::Deref;
 
@@ -7,7 +7,8 @@ use doorbell_verbs_sys as sys;
 use super::buffer::Buffer;
 use super::rights::Local;
 
-/// A buffer of eight bytes, aligned to eight: where CompareSwap and FetchAdd put the remote word's old value (IBTA vol 1, 9.4.5).
+/// A buffer of eight bytes, aligned to eight: CompareSwap and FetchAdd put the remote word's old
+/// value there (IBTA vol 1, 9.4.5).
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Word {
@@ -23,7 +24,7 @@ impl Word {
         sge.length == 8 && sge.addr.is_multiple_of(8)
     }
 
-    /// Its value, in host byte order, as the device leaves it.
+    /// Its value, in host byte order, as the device stores it.
     #[inline]
     #[must_use]
     pub fn get(&self) -> u64 {
@@ -46,7 +47,7 @@ impl Word {
     }
 }
 
-/// Shared only: by `&mut Buffer` another buffer, of another size, could be put in its place.
+/// Shared only: through `&mut Buffer` it could be replaced by a buffer of another size.
 impl Deref for Word {
     type Target = Buffer<Local>;
 

@@ -1,10 +1,11 @@
-//! Queue pairs that others have made with C's API, taken over or lent: see [`raw`](crate::raw).
+//! Queue pairs made with the C API, adopted or lent: see [`raw`](crate::raw).
 
 use doorbell_verbs_sys as sys;
 
 use super::backend::Backend;
-use super::builder::{Made, QueuePairBuilder};
+use super::builder::QueuePairBuilder;
 use super::connected::QueuePair;
+use super::create::CreatedQp;
 use super::endpoint::Endpoint;
 use super::prepared::PreparedQueuePair;
 use super::transport::{Connected, Link, OwnReceives, Transport, TransportKind, Ud};
@@ -16,8 +17,9 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         self.object.raw()
     }
 
-    /// The queue pair, connected to `peer` by other means than [`connect`](Self::connect): ibv_modify_qp(3) on its [pointer](Self::as_raw). The path MTU is
-    /// told by what was set and the peer's.
+    /// The queue pair, connected to `peer` by other means than [`connect`](Self::connect):
+    /// ibv_modify_qp(3) on its [pointer](Self::as_raw). The path MTU is the smaller of the
+    /// builder's and the peer's.
     ///
     /// # Safety
     /// It is in RTS.
@@ -29,16 +31,20 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 }
 
 impl<B: Backend> QueuePairBuilder<'_, B> {
-    /// Takes over a queue pair in RESET instead of making one, and brings it to INIT as [`rc`](Self::rc) and [`uc`](Self::uc) do.
+    /// Adopts a queue pair in RESET instead of creating one, and moves it to INIT as
+    /// [`rc`](Self::rc) and [`uc`](Self::uc) do.
     ///
     /// # Errors
-    /// As for these, but none of ibv_create_qp(3). The queue pair has been destroyed then, or is its lender's again.
+    /// As for these, but none of ibv_create_qp(3). The queue pair has been destroyed then, or is
+    /// its lender's again.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Besides:
-    /// - It is of transport `T`, of this protection domain, on these two completion queues and on no shared receive queue, and as large in everything as the
-    ///   builder says. Its `sq_sig_all` is what [`signal_all`](Self::signal_all) said. For the backend [`WorkRequests`](crate::WorkRequests) it was made by
-    ///   ibv_create_qp_ex with all operations of its transport.
+    /// - It is of transport `T`, of this protection domain, on these two completion queues and on
+    ///   no shared receive queue, with at least the builder's capacities. Its `sq_sig_all` is what
+    ///   [`signal_all`](Self::signal_all) said. For the backend
+    ///   [`WorkRequests`](crate::WorkRequests) it was made by ibv_create_qp_ex with all operations
+    ///   of its transport.
     /// - Nothing is posted to it, and none of its completions is in its completion queues.
     pub unsafe fn prepared_from_raw<T: Connected + OwnReceives>(
         self,
@@ -47,20 +53,21 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     ) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         if T::KIND == TransportKind::Uc {
             self.check_rights(T::KIND, sys::IBV_ACCESS_REMOTE_WRITE)
-                .inspect_err(|_| self.give_up(raw, &ownership))?;
+                .inspect_err(|_| self.destroy_unadopted(raw, &ownership))?;
         }
         // SAFETY: by contract.
-        let made = unsafe { self.take::<T>(raw, ownership) }?;
-        self.prepared(made)
+        let made = unsafe { self.adopt::<T>(raw, ownership) }?;
+        self.prepared_from(made)
     }
 
-    /// Takes over a queue pair that is connected already, to `peer`, and in RTS.
+    /// Adopts a queue pair that is connected to `peer` and in RTS.
     ///
     /// # Errors
     /// As for [`prepared_from_raw`](Self::prepared_from_raw).
     ///
     /// # Safety
-    /// As for [`prepared_from_raw`](Self::prepared_from_raw). What the builder says of the connection itself is not looked at, but for the path MTU.
+    /// As for [`prepared_from_raw`](Self::prepared_from_raw). The builder's connection parameters
+    /// are ignored, but for the path MTU.
     pub unsafe fn connected_from_raw<T: Connected + OwnReceives>(
         self,
         raw: *mut sys::ibv_qp,
@@ -68,13 +75,14 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         ownership: Ownership,
     ) -> Result<QueuePair<T, B>, QueuePairError> {
         // SAFETY: by contract.
-        let made = unsafe { self.take::<T>(raw, ownership) }?;
+        let made = unsafe { self.adopt::<T>(raw, ownership) }?;
         let mtu = self.settings.mtu.unwrap_or(made.port.active_mtu).min(peer.mtu);
-        let (send, recv) = self.sides(&made);
+        let (send, recv) = self.posters(&made);
         Ok(QueuePair::new(send, recv, made.object, Link { peer: *peer, mtu }))
     }
 
-    /// Takes over a queue pair for datagrams in RESET instead of making one, and brings it to RTS as [`ud`](Self::ud) does.
+    /// Adopts a UD queue pair in RESET instead of creating one, and moves it to RTS as
+    /// [`ud`](Self::ud) does.
     ///
     /// # Errors
     /// As for [`prepared_from_raw`](Self::prepared_from_raw).
@@ -87,27 +95,32 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         ownership: Ownership,
     ) -> Result<QueuePair<Ud, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)
-            .inspect_err(|_| self.give_up(raw, &ownership))?;
+            .inspect_err(|_| self.destroy_unadopted(raw, &ownership))?;
         // SAFETY: by contract.
-        let made = unsafe { self.take::<Ud>(raw, ownership) }?;
-        self.readied(made)
+        let made = unsafe { self.adopt::<Ud>(raw, ownership) }?;
+        self.ready_from(made)
     }
 
     /// # Safety
     /// As of `prepared_from_raw`, but in any state.
-    unsafe fn take<T: Transport>(&self, raw: *mut sys::ibv_qp, ownership: Ownership) -> Result<Made, QueuePairError> {
+    unsafe fn adopt<T: Transport>(
+        &self,
+        raw: *mut sys::ibv_qp,
+        ownership: Ownership,
+    ) -> Result<CreatedQp, QueuePairError> {
         let lender = ownership.clone().lender();
         // SAFETY: by contract.
-        unsafe { self.make_of::<T>(Some((raw, lender))) }.inspect_err(|_| self.give_up(raw, &ownership))
+        unsafe { self.create_or_adopt::<T>(Some((raw, lender))) }
+            .inspect_err(|_| self.destroy_unadopted(raw, &ownership))
     }
 
-    /// What becomes of a queue pair that was not taken over in the end.
-    fn give_up(&self, raw: *mut sys::ibv_qp, ownership: &Ownership) {
+    /// Destroys a queue pair that could not be adopted, unless it is lent.
+    fn destroy_unadopted(&self, raw: *mut sys::ibv_qp, ownership: &Ownership) {
         if let Ownership::Lent(_) = ownership {
             return;
         }
         let context = self.pd.context();
-        // SAFETY: live and ours, by the contract of those who call this, and not used after.
+        // SAFETY: live and ours, by the contract of the callers, and not used after.
         if let Err(error) = check(unsafe { (context.inner().api.destroy_qp)(raw) }) {
             tracing::error!(device = context.name(), %error, "ibv_destroy_qp failed; it is leaked");
         }

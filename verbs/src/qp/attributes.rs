@@ -1,5 +1,5 @@
-//! The states of a queue pair, and which attributes each transition requires and allows, as a table (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)); and with
-//! it, what is wrong with a refused transition, in words.
+//! The queue pair state machine: which attributes each transition requires and allows, as a table
+//! (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)), and the explanation of a rejected transition from it.
 
 use core::fmt;
 
@@ -16,22 +16,30 @@ use super::transport::TransportKind;
 /// The state of a queue pair (IBTA vol 1, 10.3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias = "ibv_qp_state")]
 pub enum QpState {
-    /// Just made: nothing can be posted.
+    /// Just created: nothing can be posted.
+    #[doc(alias = "IBV_QPS_RESET")]
     Reset,
     /// Receives can be posted, nothing is processed.
+    #[doc(alias = "IBV_QPS_INIT")]
     Init,
     /// Ready to receive.
+    #[doc(alias = "IBV_QPS_RTR")]
     Rtr,
     /// Ready to send: in use.
+    #[doc(alias = "IBV_QPS_RTS")]
     Rts,
-    /// The send queue is draining or drained.
+    /// Send queue drain: draining or drained.
+    #[doc(alias = "IBV_QPS_SQD")]
     Sqd,
-    /// The send queue is in error (never with RC).
+    /// Send queue error (never with RC).
+    #[doc(alias = "IBV_QPS_SQE")]
     Sqe,
-    /// In error: all requests complete as flushed.
+    /// Error: all requests complete as flushed.
+    #[doc(alias = "IBV_QPS_ERR")]
     Err,
-    /// A value the standard does not know.
+    /// A value that the standard does not define.
     Unknown(u32),
 }
 
@@ -78,98 +86,98 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Which attributes a transition requires, and which it allows besides. `IBV_QP_STATE` goes without saying.
+/// The attributes that a transition requires, and those that it allows besides. `IBV_QP_STATE` is
+/// implied.
 #[derive(Clone, Copy)]
-struct Needs {
+struct AttrMasks {
     required: Mask,
     optional: Mask,
 }
 
-/// A transition, with what each transport asks of it; `None` where a transport does not have it.
+/// A transition, with its attributes per transport; `None` where a transport does not have it.
 struct Transition {
     from: QpState,
     to: QpState,
-    rc: Option<Needs>,
-    uc: Option<Needs>,
-    ud: Option<Needs>,
+    rc: Option<AttrMasks>,
+    uc: Option<AttrMasks>,
+    ud: Option<AttrMasks>,
 }
 
-const fn needs(required: Mask, optional: Mask) -> Option<Needs> {
-    Some(Needs { required, optional })
+const fn masks(required: Mask, optional: Mask) -> Option<AttrMasks> {
+    Some(AttrMasks { required, optional })
 }
 
-/// The partition and port of a queue pair, which come first.
-const PLACE: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-/// The path to a peer.
-const PATH: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-/// What a connected queue pair that is sending, or about to again, may have changed.
-const LIVE: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
-/// The same of one for datagrams.
-const LIVE_UD: Mask = IBV_QP_CUR_STATE | IBV_QP_QKEY;
+/// The P_Key index and port.
+const PORT_ATTRS: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+const PATH_ATTRS: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+/// Attributes that a connected queue pair may modify in, or on return to, RTS.
+const RTS_ATTRS: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+/// The same for UD.
+const RTS_ATTRS_UD: Mask = IBV_QP_CUR_STATE | IBV_QP_QKEY;
 
-/// All transitions, but for those to RESET and ERR, which take nothing.
+/// All transitions, but for those to RESET and ERR, which take no attributes.
 const TABLE: &[Transition] = &[
     Transition {
         from: QpState::Reset,
         to: QpState::Init,
-        rc: needs(PLACE | IBV_QP_ACCESS_FLAGS, 0),
-        uc: needs(PLACE | IBV_QP_ACCESS_FLAGS, 0),
-        ud: needs(PLACE | IBV_QP_QKEY, 0),
+        rc: masks(PORT_ATTRS | IBV_QP_ACCESS_FLAGS, 0),
+        uc: masks(PORT_ATTRS | IBV_QP_ACCESS_FLAGS, 0),
+        ud: masks(PORT_ATTRS | IBV_QP_QKEY, 0),
     },
     Transition {
         from: QpState::Init,
         to: QpState::Init,
-        rc: needs(0, PLACE | IBV_QP_ACCESS_FLAGS),
-        uc: needs(0, PLACE | IBV_QP_ACCESS_FLAGS),
-        ud: needs(0, PLACE | IBV_QP_QKEY),
+        rc: masks(0, PORT_ATTRS | IBV_QP_ACCESS_FLAGS),
+        uc: masks(0, PORT_ATTRS | IBV_QP_ACCESS_FLAGS),
+        ud: masks(0, PORT_ATTRS | IBV_QP_QKEY),
     },
     Transition {
         from: QpState::Init,
         to: QpState::Rtr,
-        rc: needs(
-            PATH | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+        rc: masks(
+            PATH_ATTRS | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
             IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH,
         ),
-        uc: needs(PATH, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH),
-        ud: needs(0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        uc: masks(PATH_ATTRS, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH),
+        ud: masks(0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
     },
     Transition {
         from: QpState::Rtr,
         to: QpState::Rts,
-        rc: needs(
+        rc: masks(
             IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
-            LIVE | IBV_QP_MIN_RNR_TIMER,
+            RTS_ATTRS | IBV_QP_MIN_RNR_TIMER,
         ),
-        uc: needs(IBV_QP_SQ_PSN, LIVE),
-        ud: needs(IBV_QP_SQ_PSN, LIVE_UD),
+        uc: masks(IBV_QP_SQ_PSN, RTS_ATTRS),
+        ud: masks(IBV_QP_SQ_PSN, RTS_ATTRS_UD),
     },
     Transition {
         from: QpState::Rts,
         to: QpState::Rts,
-        rc: needs(0, LIVE | IBV_QP_MIN_RNR_TIMER),
-        uc: needs(0, LIVE),
-        ud: needs(0, LIVE_UD),
+        rc: masks(0, RTS_ATTRS | IBV_QP_MIN_RNR_TIMER),
+        uc: masks(0, RTS_ATTRS),
+        ud: masks(0, RTS_ATTRS_UD),
     },
     Transition {
         from: QpState::Rts,
         to: QpState::Sqd,
-        rc: needs(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
-        uc: needs(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
-        ud: needs(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        rc: masks(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        uc: masks(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        ud: masks(0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
     },
     Transition {
         from: QpState::Sqd,
         to: QpState::Rts,
-        rc: needs(0, LIVE | IBV_QP_MIN_RNR_TIMER),
-        uc: needs(0, LIVE),
-        ud: needs(0, LIVE_UD),
+        rc: masks(0, RTS_ATTRS | IBV_QP_MIN_RNR_TIMER),
+        uc: masks(0, RTS_ATTRS),
+        ud: masks(0, RTS_ATTRS_UD),
     },
     Transition {
         from: QpState::Sqd,
         to: QpState::Sqd,
-        rc: needs(
+        rc: masks(
             0,
-            PLACE
+            PORT_ATTRS
                 | IBV_QP_ACCESS_FLAGS
                 | IBV_QP_AV
                 | IBV_QP_TIMEOUT
@@ -181,26 +189,25 @@ const TABLE: &[Transition] = &[
                 | IBV_QP_ALT_PATH
                 | IBV_QP_PATH_MIG_STATE,
         ),
-        uc: needs(
+        uc: masks(
             0,
             IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_AV | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE,
         ),
-        ud: needs(0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        ud: masks(0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
     },
     Transition {
         from: QpState::Sqe,
         to: QpState::Rts,
         rc: None,
-        uc: needs(0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
-        ud: needs(0, LIVE_UD),
+        uc: masks(0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
+        ud: masks(0, RTS_ATTRS_UD),
     },
 ];
 
-/// What a transition asks of a queue pair of `transport`; `None` if it has no such transition.
-fn needs_of(transport: TransportKind, from: QpState, to: QpState) -> Option<Needs> {
+fn masks_of(transport: TransportKind, from: QpState, to: QpState) -> Option<AttrMasks> {
     let anywhere = match to {
-        QpState::Reset => needs(0, 0),
-        QpState::Err if from != QpState::Reset => needs(0, 0),
+        QpState::Reset => masks(0, 0),
+        QpState::Err if from != QpState::Reset => masks(0, 0),
         _ => None,
     };
     let row = TABLE.iter().find(|row| row.from == from && row.to == to);
@@ -213,7 +220,6 @@ fn needs_of(transport: TransportKind, from: QpState, to: QpState) -> Option<Need
     })
 }
 
-/// The states, in the standard's order.
 const STATES: [QpState; 7] = [
     QpState::Reset,
     QpState::Init,
@@ -224,7 +230,6 @@ const STATES: [QpState; 7] = [
     QpState::Err,
 ];
 
-/// The attributes' names, as ibv_modify_qp(3) has them.
 const NAMES: &[(Mask, &str)] = &[
     (IBV_QP_CUR_STATE, "IBV_QP_CUR_STATE"),
     (IBV_QP_EN_SQD_ASYNC_NOTIFY, "IBV_QP_EN_SQD_ASYNC_NOTIFY"),
@@ -257,32 +262,33 @@ fn names(mask: Mask) -> Vec<&'static str> {
         .collect()
 }
 
-/// What is wrong with a refused transition, in words: an `EINVAL` says nothing by itself (ibv_modify_qp(3)).
+/// What is wrong with a rejected transition, in words: `EINVAL` alone does not tell which attribute
+/// (ibv_modify_qp(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias("EINVAL", "ibv_modify_qp"))]
 pub struct Explanation {
     /// The queue pair's transport.
     pub transport: TransportKind,
-    /// The state the queue pair is in.
+    /// The current state.
     pub from: QpState,
-    /// The state asked for.
+    /// The requested state.
     pub to: QpState,
-    /// Whether there is such a transition.
+    /// Whether such a transition exists.
     pub possible: bool,
-    /// Attributes that it requires and were not given.
+    /// Required attributes that were not given.
     pub missing: Vec<&'static str>,
-    /// Attributes that it does not allow and were given.
+    /// Attributes that were given and are not allowed.
     pub unwanted: Vec<&'static str>,
-    /// What the attributes' values, or the errno, say besides.
+    /// Notes from the attributes' values or the errno.
     pub notes: Vec<String>,
 }
 
 impl Explanation {
-    /// Compares the attributes given for a transition of a queue pair of `transport` with the table.
     pub(crate) fn of(transport: TransportKind, from: QpState, to: QpState, given: Mask) -> Self {
         let given = given & !IBV_QP_STATE;
-        let row = needs_of(transport, from, to);
-        let Needs { required, optional } = row.unwrap_or(Needs {
+        let row = masks_of(transport, from, to);
+        let AttrMasks { required, optional } = row.unwrap_or(AttrMasks {
             required: 0,
             optional: 0,
         });
@@ -297,15 +303,15 @@ impl Explanation {
         }
     }
 
-    /// Whether what RTS does not allow can be changed in SQD.
+    /// Whether attributes that RTS does not allow can be modified in SQD.
     fn allowed_when_drained(&self) -> bool {
-        let drained = needs_of(self.transport, QpState::Sqd, QpState::Sqd).map_or(0, |row| row.optional);
+        let drained = masks_of(self.transport, QpState::Sqd, QpState::Sqd).map_or(0, |row| row.optional);
         (self.from, self.to) == (QpState::Rts, QpState::Rts)
             && !self.unwanted.is_empty()
             && self.unwanted.iter().all(|name| names(drained).contains(name))
     }
 
-    fn impossible(&self) -> String {
+    fn describe_impossible(&self) -> String {
         let Self {
             transport, from, to, ..
         } = self;
@@ -315,7 +321,7 @@ impl Explanation {
         }
         let onward: Vec<String> = STATES
             .into_iter()
-            .filter(|&next| next != *from && needs_of(*transport, *from, next).is_some())
+            .filter(|&next| next != *from && masks_of(*transport, *from, next).is_some())
             .map(|next| next.to_string())
             .collect();
         format!(
@@ -324,7 +330,6 @@ impl Explanation {
         )
     }
 
-    /// Adds what the values themselves give away.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
@@ -334,7 +339,7 @@ impl Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.possible {
-            return f.write_str(&self.impossible());
+            return f.write_str(&self.describe_impossible());
         }
         let mut parts = Vec::new();
         if !self.missing.is_empty() {

@@ -1,4 +1,4 @@
-//! The table of attributes, compared with the man page and as a snapshot.
+//! The table of attributes, compared with the man page and with a snapshot.
 
 use super::*;
 
@@ -59,7 +59,7 @@ const MAN_PAGE: &[(TransportKind, QpState, QpState, &[&str])] = &[
     (TransportKind::Ud, QpState::Rtr, QpState::Rts, &["IBV_QP_SQ_PSN"]),
 ];
 
-/// Every transition that some transport may have: of each transport, from each state, to each state.
+/// Every transport, from each state, to each state.
 fn transitions() -> impl Iterator<Item = (TransportKind, QpState, QpState)> {
     TRANSPORTS.into_iter().flat_map(|transport| {
         STATES
@@ -86,7 +86,7 @@ fn required_attributes_are_those_of_the_man_page() {
 fn a_transition_never_requires_what_it_calls_optional_and_names_all_it_has() {
     let named: Mask = NAMES.iter().map(|&(bit, _)| bit).sum();
     for (transport, from, to) in transitions() {
-        let Some(Needs { required, optional }) = needs_of(transport, from, to) else {
+        let Some(AttrMasks { required, optional }) = masks_of(transport, from, to) else {
             continue;
         };
         assert_eq!(required & optional, 0, "{transport} {from} to {to}");
@@ -94,15 +94,14 @@ fn a_transition_never_requires_what_it_calls_optional_and_names_all_it_has() {
     }
 }
 
-/// What the table says of one transition, in a line.
 fn line(transport: TransportKind, from: QpState, to: QpState) -> String {
-    let text = match needs_of(transport, from, to) {
+    let text = match masks_of(transport, from, to) {
         None => "no such transition".to_owned(),
-        Some(Needs {
+        Some(AttrMasks {
             required: 0,
             optional: 0,
         }) => "nothing else".to_owned(),
-        Some(Needs { required, optional }) => {
+        Some(AttrMasks { required, optional }) => {
             let list = |mask| names(mask).join(" ").replace("IBV_QP_", "");
             let required = (required != 0).then(|| format!("requires {}", list(required)));
             let optional = (optional != 0).then(|| format!("allows {}", list(optional)));

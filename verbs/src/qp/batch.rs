@@ -1,16 +1,15 @@
-//! Batches: any number of requests, one doorbell.
+//! Post lists: any number of work requests, one doorbell (doorbell batching).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::RangeBounds;
-use core::ptr::null_mut as null;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Backend, Form, Line, PostList, Receives};
-use super::refused::{Reason, Refused};
-use super::staging::{Poster, Staging, push};
+use super::backend::{Backend, PostList, WqeSlot};
+use super::post_error::{Reason, Refused};
+use super::poster::{Poster, Staging, push};
 use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{
@@ -18,12 +17,15 @@ use crate::memory::{
 };
 use crate::types::{QKey, Qpn, RKey};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
-use crate::wr::payload::sealed::Stage;
-use crate::wr::payload::{Inline, Limits, One, Payload, Several, Window};
+use crate::wr::payload::{Inline, One, Payload, Several, Window};
 
-/// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
+/// The requests of one doorbell while they are built: see
+/// [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are
+/// posted.
 ///
-/// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
+/// Each method adds a request and returns it for options:
+/// `batch.write(buffer, remote).imm(7).signalled();`.
+#[doc(alias("ibv_send_wr", "ibv_post_send"))]
 pub struct Batch<'q, 'd, T: Transport = Rc, B: Backend = PostList> {
     staging: Staging<'q, B>,
     data: PhantomData<&'d [u8]>,
@@ -46,19 +48,20 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     }
 
     #[inline(always)]
-    fn stage<O: Operation, P: Payload>(&mut self, op: O, room: u64, payload: P) -> Request<'_, O, P, B> {
+    fn stage<O: Operation, P: Payload>(&mut self, op: O, max_len: u64, payload: P) -> Request<'_, O, P, B> {
         Request {
             poster: self.staging.poster,
             next: &mut self.staging.next,
             op,
-            room,
+            room: max_len,
             payload: ManuallyDrop::new(payload),
             flags: 0,
         }
     }
 }
 
-/// Posts one request of at most `room` bytes, by a shorter way than a batch of one: nothing to chain, nothing to take back.
+/// The fast path of posting one request of at most `max_len` bytes: no chain to link, nothing to
+/// undo.
 #[inline(always)]
 pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -67,142 +70,143 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     payload: P,
 ) -> Result<(), Refused> {
     if !payload.is_single(poster.limits)
-        || op.refuses(payload.bytes(), room)
-        || !B::can(poster.qp(), &op)
-        || !poster.take_turn()
+        || op.rejects(payload.bytes(), room)
+        || !B::supports(poster.qp(), &op)
+        || !poster.try_take_slot()
     {
-        return post_one_with_care(poster, op, room, payload);
+        return post_one_slow_path(poster, op, room, payload);
     }
-    // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
-    // payload for longer than this call.
-    unsafe { poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, 0)) }
+    // SAFETY: a slot was taken, and the payload is one element within the limits. The request is
+    // complete: operation, flags, list. Inline data is borrowed by the payload for longer than this
+    // call.
+    unsafe { poster.post_one(payload, |qp, wqe, payload| B::write_one(qp, wqe, &op, payload, 0)) }
 }
 
-/// Posts one request that cannot simply be posted, or refuses it.
+/// Posts one request at a checkpoint or with a payload of several elements, or rejects it.
 #[cold]
 #[inline(never)]
-fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
+fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
     op: O,
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if !op.refuses(payload.bytes(), room) && payload.admits(poster.limits) && B::can(poster.qp(), &op) {
-        // One that is single has not got its turn; another has not asked for it.
-        let flags = if !payload.is_single(poster.limits) && poster.take_turn() {
+    if !op.rejects(payload.bytes(), room) && payload.fits(poster.limits) && B::supports(poster.qp(), &op) {
+        // A single-element request has tried to take a slot and failed; any other has not tried
+        // yet.
+        let flags = if !payload.is_single(poster.limits) && poster.try_take_slot() {
             Some(0)
         } else {
-            poster.make_room(0)
+            poster.take_slot_at_checkpoint(0)
         };
         if let Some(flags) = flags {
             // SAFETY: as in `post_one`; the limits were kept to.
-            return unsafe {
-                poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, flags))
-            };
+            return unsafe { poster.post_one(payload, |qp, wqe, payload| B::write_one(qp, wqe, &op, payload, flags)) };
         }
     }
-    let reason = objection(poster, op, room, &payload);
-    Err(poster.refuse_one(reason, payload.into_buffers()))
+    let reason = reject_reason(poster, op, room, &payload);
+    Err(poster.reject_one(reason, payload.into_buffers()))
 }
 
-/// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
-fn objection<B: Backend, O: Operation, P: Payload>(
+fn reject_reason<B: Backend, O: Operation, P: Payload>(
     poster: &Poster<B>,
     op: O,
     room: u64,
     payload: &P,
 ) -> Option<Reason> {
-    if !B::can(poster.qp(), &op) {
+    if !B::supports(poster.qp(), &op) {
         return Some(Reason::Unsupported);
     }
-    op.objection(payload.bytes(), room)
-        .or_else(|| payload.check(poster.limits))
+    op.reject_reason(payload.bytes(), room)
+        .or_else(|| payload.reject_reason(poster.limits))
 }
 
-/// Stages a request at `next`, or keeps its buffers with the refusal.
 #[inline(always)]
 fn stage<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    next: &mut *mut Form<B::Request>,
+    next: &mut *mut WqeSlot<B::Wr>,
     op: O,
     room: u64,
     payload: P,
     flags: c_uint,
 ) {
-    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || !B::can(poster.qp(), &op) {
-        *next = refuse(poster, op, room, payload);
+    if op.rejects(payload.bytes(), room) || !payload.fits(poster.limits) || !B::supports(poster.qp(), &op) {
+        *next = reject(poster, op, room, payload);
         return;
     }
-    if !poster.take_turn() {
-        *next = stage_out_of_turn(poster, *next, op, room, payload, flags);
+    if !poster.try_take_slot() {
+        *next = stage_at_checkpoint(poster, *next, op, room, payload, flags);
         return;
     }
     if flags & sys::IBV_SEND_SIGNALED != 0 {
-        poster.signalled();
+        poster.note_signaled();
     }
-    // SAFETY: it has its turn, and the limits were kept to.
-    unsafe { stage_in_turn(poster, next, op, payload, flags) }
+    // SAFETY: it has its slot, and the limits were kept to.
+    unsafe { stage_in_slot(poster, next, op, payload, flags) }
 }
 
 /// Stages a request at `next`.
 ///
 /// # Safety
-/// It has its turn, and the payload keeps to the queue pair's limits, which takes this operation.
+/// It has taken a slot; the payload is within the queue pair's limits, and the queue pair supports
+/// the operation.
 #[inline(always)]
-unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
+unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    next: &mut *mut Form<B::Request>,
+    next: &mut *mut WqeSlot<B::Wr>,
     op: O,
     payload: P,
     flags: c_uint,
 ) {
-    // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
-    // chose it.
+    // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed
+    // for 'd of the batch, which outlives `finish` because `post`'s caller chose it.
     unsafe {
-        push(poster, next, payload, |qp, form, payload| {
-            B::write(qp, form, (*form).following, &op, payload, flags)
+        push(poster, next, payload, |qp, wqe, payload| {
+            B::write(qp, wqe, (*wqe).next_slot, &op, payload, flags)
         });
     }
 }
 
-/// Stages a request that could not take its turn, or refuses it. Returns the form of the next one. It cannot unwind, so that whoever builds a batch need not have all
-/// of it in memory.
+/// Stages a request at a checkpoint, or rejects it. Returns the slot of the next request.
+/// `extern "C"`: it cannot unwind, so callers need not spill the batch to memory.
 #[cold]
 #[inline(never)]
-extern "C" fn stage_out_of_turn<B: Backend, O: Operation, P: Payload>(
+extern "C" fn stage_at_checkpoint<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    mut next: *mut Form<B::Request>,
+    mut next: *mut WqeSlot<B::Wr>,
     op: O,
     room: u64,
     payload: P,
     flags: c_uint,
-) -> *mut Form<B::Request> {
-    let Some(flags) = poster.make_room(flags) else {
-        return refuse(poster, op, room, payload);
+) -> *mut WqeSlot<B::Wr> {
+    let Some(flags) = poster.take_slot_at_checkpoint(flags) else {
+        return reject(poster, op, room, payload);
     };
-    // SAFETY: it has its turn, and the limits were kept to.
-    unsafe { stage_in_turn(poster, &mut next, op, payload, flags) };
+    // SAFETY: it has its slot, and the limits were kept to.
+    unsafe { stage_in_slot(poster, &mut next, op, payload, flags) };
     next
 }
 
-/// Refuses a request, and the batch: keeps its buffers with the refusal. Returns the form of the batch's first request: it ends as if it were empty. It cannot unwind
-/// either.
+/// Rejects a request, and with it the batch, and keeps its buffers. Returns the slot of the batch's
+/// first request, as if the batch were empty. It cannot unwind either.
 #[cold]
 #[inline(never)]
-extern "C" fn refuse<B: Backend, O: Operation, P: Payload>(
+extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
     op: O,
     room: u64,
     payload: P,
-) -> *mut Form<B::Request> {
-    let reason = objection(poster, op, room, &payload);
-    poster.refuse_next(reason, payload.into_buffers());
+) -> *mut WqeSlot<B::Wr> {
+    let reason = reject_reason(poster, op, room, &payload);
+    poster.reject_next(reason, payload.into_buffers());
     poster.first()
 }
 
 impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
-    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
+    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which accepts them if `qkey` is
+    /// its Q_Key.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_send", "ibv_wr_set_ud_addr"))]
     pub fn send_to<S: Source>(
         &mut self,
         buffer: S,
@@ -216,6 +220,7 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
 
     /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr", "sg_list"))]
     pub fn send_to_gather<S: Source, const N: usize>(
         &mut self,
         buffers: [S; N],
@@ -227,8 +232,10 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op, room, Several::new(buffers))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_to`](Self::send_to) does.
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
+    /// [`send_to`](Self::send_to) does.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr", "IBV_SEND_INLINE"))]
     pub fn send_to_inline(
         &mut self,
         bytes: &'d [u8],
@@ -242,31 +249,35 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
 
     #[inline(always)]
     fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
-        self.staging.poster.datagrams.to(ah, qpn, qkey)
+        self.staging.poster.ud.send_to(ah, qpn, qkey)
     }
 }
 
 impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_send"))]
     pub fn send<S: Source>(&mut self, buffer: S) -> Request<'_, op::Send, One<S>, B> {
         self.stage(op::Send, UNBOUNDED, One::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send, Several<N>, B> {
         self.stage(op::Send, UNBOUNDED, Several::new(buffers))
     }
 
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send, Inline<'d>, B> {
         self.stage(op::Send, UNBOUNDED, Inline::new(bytes))
     }
 
     /// WRITEs the buffer's bytes to the beginning of `remote`.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_wr_rdma_write"))]
     pub fn write<S: Source>(
         &mut self,
         buffer: S,
@@ -277,6 +288,7 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
 
     /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn write_gather<S: Source, const N: usize>(
         &mut self,
         buffers: [S; N],
@@ -285,8 +297,10 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::Write::new(remote), remote.len(), Several::new(buffers))
     }
 
-    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
+    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of
+    /// `remote`.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn write_inline(
         &mut self,
         bytes: &'d [u8],
@@ -298,10 +312,12 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
 
 /// Memory windows.
 impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
-    /// Binds a window to `range` of a buffer's bytes, for the peer to have the rights that `grants` names. Requests after it find it bound.
+    /// Binds a window to `range` of a buffer's bytes, granting the peer the rights `grants`.
+    /// Requests after it find it bound.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
+    #[doc(alias("IBV_WR_BIND_MW", "ibv_wr_bind_mw"))]
     pub fn bind<K: Key>(
         &mut self,
         window: MemoryWindow,
@@ -309,21 +325,24 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
         range: impl RangeBounds<usize>,
         _grants: K,
     ) -> Request<'_, op::Bind, Window, B> {
-        let (binding, inner, on_its_way) = window.binding::<K>(over, range);
-        self.staging.poster.ties.tie(&inner);
-        self.stage(op::Bind(binding), UNBOUNDED, Window::new(on_its_way))
+        let (binding, inner, in_flight) = window.binding::<K>(over, range);
+        self.staging.poster.tied_windows.tie(&inner);
+        self.stage(op::Bind(binding), UNBOUNDED, Window::new(in_flight))
     }
 
-    /// Takes a window's key away (local invalidate). From its completion on the peer can do nothing by it.
+    /// Local invalidate: revokes a window's key. After its completion the peer has no access by it.
+    #[doc(alias("IBV_WR_LOCAL_INV", "ibv_wr_local_inv"))]
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
-        let (binding, on_its_way) = window.release();
-        self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(on_its_way))
+        let (binding, in_flight) = window.unbinding();
+        self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(in_flight))
     }
 }
 
 impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
-    /// SENDs the buffer's bytes, and takes away the key `rkey` of a window that the peer has bound by its end of this connection.
+    /// SENDs the buffer's bytes and invalidates `rkey`, the key of a window that the peer has bound
+    /// on its end of this connection (SEND with invalidate).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND_WITH_INV", "ibv_wr_send_inv"))]
     pub fn send_with_invalidate<S: Source>(
         &mut self,
         buffer: S,
@@ -332,8 +351,10 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, One::new(buffer))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_with_invalidate`](Self::send_with_invalidate) does.
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
+    /// [`send_with_invalidate`](Self::send_with_invalidate) does.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND_WITH_INV", "IBV_SEND_INLINE"))]
     pub fn send_inline_with_invalidate(
         &mut self,
         bytes: &'d [u8],
@@ -344,14 +365,17 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
 }
 
 impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
-    /// READs as many bytes as the buffer has from the beginning of `remote`.
+    /// READs from the beginning of `remote`, as many bytes as the buffer has.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_rdma_read"))]
     pub fn read<S: Sink>(&mut self, buffer: S, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read, One<S>, B> {
         self.stage(op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
-    /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
+    /// READs from the beginning of `remote`, as many bytes as the buffers have together, filling
+    /// them in order.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn read_scatter<S: Sink, const N: usize>(
         &mut self,
         buffers: [S; N],
@@ -360,8 +384,10 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::Read::new(remote), remote.len(), Several::new(buffers))
     }
 
-    /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
+    /// Sets the peer's word to `swap` if it equals `compare`, atomically; `word` returns with the
+    /// old value.
     #[inline(always)]
+    #[doc(alias("IBV_WR_ATOMIC_CMP_AND_SWP", "ibv_wr_atomic_cmp_swp"))]
     pub fn compare_swap(
         &mut self,
         word: Word,
@@ -380,40 +406,45 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         )
     }
 
-    /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
+    /// Adds `add` to the peer's word, modulo 2^64, atomically; `word` returns with the old value.
     #[inline(always)]
+    #[doc(alias("IBV_WR_ATOMIC_FETCH_AND_ADD", "ibv_wr_atomic_fetch_add"))]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd, One<Word>, B> {
         self.stage(op::FetchAdd { word: at, add }, UNBOUNDED, One::new(word))
     }
 }
 
-/// A request of a batch, to be refined (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It takes its place in the batch when it is dropped, at the end of the
-/// statement; one that is leaked instead is not posted.
+/// A work request of a batch, open for options (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It is
+/// staged when it is dropped, at the end of the statement; one that is leaked is not posted.
+#[doc(alias("ibv_send_wr", "ibv_send_flags"))]
 pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
-    next: &'b mut *mut Form<B::Request>,
+    next: &'b mut *mut WqeSlot<B::Wr>,
     op: O,
-    /// How many bytes the message may have.
+    /// The longest message that the target takes, in bytes.
     room: u64,
     payload: ManuallyDrop<P>,
     flags: c_uint,
 }
 
 impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
-    /// Has a completion of its own, which confirms the unsignalled requests before it too.
+    /// Generates a completion (signaled), which also retires the unsignalled requests before it.
     #[inline(always)]
+    #[doc(alias = "IBV_SEND_SIGNALED")]
     pub fn signalled(self) -> Self {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
-    /// As [`signalled`](Request::signalled) where `signal` says so: of a stream of requests one in so many has a completion.
+    /// As [`signalled`](Request::signalled) if `signal`: for selective signaling, one request in N.
     #[inline(always)]
+    #[doc(alias("IBV_SEND_SIGNALED", "cq_mod"))]
     pub fn signalled_if(self, signal: bool) -> Self {
         if signal { self.signalled() } else { self }
     }
 
-    /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
+    /// Fence: waits until earlier READs and atomics have completed (IBTA vol 1, 10.8.3.3).
     #[inline(always)]
+    #[doc(alias = "IBV_SEND_FENCE")]
     pub fn fence(self) -> Self {
         self.add(sys::IBV_SEND_FENCE)
     }
@@ -424,7 +455,6 @@ impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
         self
     }
 
-    /// The same with another operation.
     #[inline(always)]
     fn map<Q: Operation>(self, to: impl FnOnce(O) -> Q) -> Request<'b, Q, P, B> {
         let this = ManuallyDrop::new(self);
@@ -452,147 +482,34 @@ impl<O: Operation, P: Payload, B: Backend> Drop for Request<'_, O, P, B> {
 }
 
 impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
-    /// Carries 32 bits to the peer's completion. A WRITE then consumes a receive of the peer's.
+    /// Immediate data: 32 bits for the peer's completion. A WRITE with it consumes a receive of the
+    /// peer.
     #[inline(always)]
+    #[doc(alias(
+        "imm_data",
+        "IBV_WR_SEND_WITH_IMM",
+        "IBV_WR_RDMA_WRITE_WITH_IMM",
+        "ibv_wr_send_imm",
+        "ibv_wr_rdma_write_imm"
+    ))]
     pub fn imm(self, imm: u32) -> Request<'b, op::WithImmediate<O>, P, B> {
         self.map(|op| op::WithImmediate { op, imm })
     }
 }
 
 impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
-    /// Wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a WRITE only with [`imm`](Self::imm).
+    /// Solicited event: wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a
+    /// WRITE only with [`imm`](Self::imm).
     #[inline(always)]
+    #[doc(alias = "IBV_SEND_SOLICITED")]
     pub fn solicited(self) -> Self {
         self.add(sys::IBV_SEND_SOLICITED)
     }
 }
 
-/// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
-pub struct ReceiveBatch<'q, T: Transport = Rc> {
-    staging: Staging<'q, Receives>,
-    transport: PhantomData<T>,
-}
-
-impl<T: Transport> ReceiveBatch<'_, T> {
-    #[inline(always)]
-    pub(super) fn post<F>(poster: &mut Poster<Receives>, build: F) -> Result<(), Refused>
-    where
-        F: for<'b> FnOnce(&mut ReceiveBatch<'b, T>),
-    {
-        let mut batch = ReceiveBatch {
-            staging: Staging::new(poster),
-            transport: PhantomData,
-        };
-        build(&mut batch);
-        batch.staging.finish()
-    }
-
-    /// Posts one receive, by a shorter way than a batch of one.
-    #[inline(always)]
-    pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), Refused> {
-        let payload = One::new(buffer);
-        if payload.bytes() < T::HEADROOM || !poster.take_turn() {
-            return receive_one_with_care(poster, payload, T::HEADROOM);
-        }
-        // SAFETY: there is room. A receive has nothing but its list, here of one element.
-        unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
-    }
-
-    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
-    #[inline(always)]
-    pub fn receive(&mut self, buffer: impl Sink) {
-        self.stage(One::new(buffer));
-    }
-
-    /// Receives a message into several buffers, one filled after the other.
-    #[inline(always)]
-    pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
-        self.stage(Several::new(buffers));
-    }
-
-    #[inline(always)]
-    fn stage<P: Payload>(&mut self, payload: P) {
-        let Staging { poster, next } = &mut self.staging;
-        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM {
-            *next = refuse_receive(poster, payload, T::HEADROOM);
-            return;
-        }
-        if !poster.take_turn() {
-            *next = receive_out_of_turn(poster, *next, payload);
-            return;
-        }
-        // SAFETY: it has its turn, and the limits were kept to. A receive has nothing but its list.
-        unsafe {
-            push(poster, next, payload, |_, form, payload| {
-                Receives::write(form, (*form).following, payload)
-            });
-        }
-    }
-}
-
-/// As [`post_one_with_care`].
-#[cold]
-#[inline(never)]
-fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
-    let objection = objection_to_receive(headroom, &payload, poster.limits);
-    if objection.is_some() || poster.make_room(0).is_none() {
-        return Err(poster.refuse_one(objection, payload.into_buffers()));
-    }
-    // SAFETY: as in `ReceiveBatch::post_one`.
-    unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
-}
-
-/// As [`stage_out_of_turn`].
-#[cold]
-#[inline(never)]
-extern "C" fn receive_out_of_turn<P: Payload>(
-    poster: &mut Poster<Receives>,
-    mut next: *mut Form<<Receives as Line>::Request>,
-    payload: P,
-) -> *mut Form<<Receives as Line>::Request> {
-    if poster.make_room(0).is_none() {
-        return refuse_receive(poster, payload, 0);
-    }
-    // SAFETY: as in `ReceiveBatch::stage`.
-    unsafe {
-        push(poster, &mut next, payload, |_, form, payload| {
-            Receives::write(form, (*form).following, payload)
-        });
-    }
-    next
-}
-
-/// As [`refuse`].
-#[cold]
-#[inline(never)]
-extern "C" fn refuse_receive<P: Payload>(
-    poster: &mut Poster<Receives>,
-    payload: P,
-    headroom: u64,
-) -> *mut Form<<Receives as Line>::Request> {
-    let reason = objection_to_receive(headroom, &payload, poster.limits);
-    poster.refuse_next(reason, payload.into_buffers());
-    poster.first()
-}
-
-/// What is wrong with a receive that must have `headroom` for the header in front of a message; `None` if nothing is.
-fn objection_to_receive(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
-    let len = payload.bytes();
-    let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
-    payload.check(limits).or(short)
-}
-
 impl<T: Transport, B: Backend> core::fmt::Debug for Batch<'_, '_, T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Batch")
-            .field("staged", &self.staging.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: Transport> core::fmt::Debug for ReceiveBatch<'_, T> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("ReceiveBatch")
             .field("staged", &self.staging.len())
             .finish_non_exhaustive()
     }

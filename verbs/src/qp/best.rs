@@ -1,4 +1,4 @@
-//! Making queue pairs by whichever backend the provider has, for programs that are to run on any.
+//! Creating queue pairs with the fastest backend that the provider supports.
 
 use super::backend::{EitherBackend, WorkRequests};
 use super::builder::QueuePairBuilder;
@@ -8,11 +8,13 @@ use super::transport::{Rc, Uc, Ud};
 use crate::error::QueuePairError;
 
 impl<'a> QueuePairBuilder<'a> {
-    /// As [`rc`](Self::rc), by the calls of `ibv_wr_post(3)` where the provider has them. Match on the result once, and hand what is in it to code that is generic
-    /// over the [`Backend`](crate::Backend).
+    /// As [`rc`](Self::rc), by the `ibv_wr_*` calls of ibv_wr_post(3) where the provider has them.
+    /// Match on the result once, and pass the content to code that is generic over the
+    /// [`Backend`](crate::Backend).
     ///
     /// # Errors
     /// As for [`rc`](Self::rc).
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_rc(
         self,
     ) -> Result<EitherBackend<PreparedQueuePair, PreparedQueuePair<Rc, WorkRequests>>, QueuePairError> {
@@ -23,6 +25,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`uc`](Self::uc).
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_uc(
         self,
     ) -> Result<EitherBackend<PreparedQueuePair<Uc>, PreparedQueuePair<Uc, WorkRequests>>, QueuePairError> {
@@ -33,6 +36,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`ud`](Self::ud).
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_ud(self) -> Result<EitherBackend<QueuePair<Ud>, QueuePair<Ud, WorkRequests>>, QueuePairError> {
         self.best(QueuePairBuilder::ud, QueuePairBuilder::ud)
     }

@@ -3,11 +3,12 @@
 use doorbell_verbs_sys as sys;
 
 use super::backend::{Backend, PostList, Receives};
-use super::batch::{Batch, ReceiveBatch, post_one};
+use super::batch::{Batch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
-use super::refused::Refused;
-use super::staging::Poster;
+use super::post_error::Refused;
+use super::poster::Poster;
+use super::receive::ReceiveBatch;
 use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
@@ -15,20 +16,22 @@ use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
 use crate::wr::payload::{Inline, One};
 
-/// What a UD queue pair asks of a datagram and its address handle; all zero for others.
+/// Limits that a UD queue pair sets on datagrams and address handles; all zero for other
+/// transports.
 #[derive(Default)]
-pub(super) struct Datagrams {
-    /// The address of the protection domain, to compare.
+pub(super) struct UdLimits {
+    /// The address of the protection domain, for comparison.
     pub(super) pd: usize,
     pub(super) port: u8,
     /// The longest message in bytes.
     pub(super) max_len: u32,
 }
 
-impl Datagrams {
-    /// The operation that sends to `ah`, and the room for its message; one that is refused, if the handle is not the queue pair's to use.
+impl UdLimits {
+    /// The operation that sends to `ah`, and its longest message; with a null handle, which posting
+    /// rejects, if the handle is of another protection domain or port.
     #[inline(always)]
-    pub(super) fn to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
+    pub(super) fn send_to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
         let raw = if ah.serves(self.pd, self.port) {
             ah.raw()
         } else {
@@ -43,15 +46,20 @@ impl Datagrams {
     }
 }
 
-/// A queue pair in use: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
-/// them comes from the completion queues given when it was made (IBTA vol 1, 10.2.4).
+/// A queue pair in use: requests are posted by [`post`](Self::post) and its short forms, receives
+/// by [`post_receives`](Self::post_receives), and their results come from the completion queues
+/// given when it was made (IBTA vol 1, 10.2.4).
 ///
-/// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
-/// library signals one by itself, so that the queue never stands still.
+/// Sends are unsignalled by default (selective signaling): their buffers come back with the next
+/// signalled completion. The library signals at least one request per half queue, so that the send
+/// queue never stalls full of unsignalled requests.
 ///
-/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`](crate::Ud) SEND to any number of peers.
+/// Its [`Transport`] decides which operations it has: [`Rc`] all, [`Uc`](crate::Uc) SEND and WRITE,
+/// [`Ud`](crate::Ud) SEND to any number of peers.
 ///
-/// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
+/// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its
+/// completion queues are next polled (or dropped).
+#[doc(alias("ibv_qp", "ibv_destroy_qp"))]
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
     pub(super) send: Poster<B>,
@@ -74,48 +82,56 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.raw()
     }
 
-    /// Posts all the requests that `build` makes, by one call of the device: one doorbell (ibv_post_send(3)).
+    /// Posts all requests that `build` makes by one call of the provider: one doorbell
+    /// (ibv_post_send(3)).
     ///
     /// Nothing is posted unless all of them fit the queue and their targets.
     ///
     /// # Errors
-    /// When a request is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
+    /// When a request is rejected, here (then none is posted) or by the device (then those before
+    /// it are). The buffers come back with the error.
     #[inline(always)]
+    #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete", "post_list"))]
     pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
 
-    /// Its number.
+    /// Its queue pair number.
     #[must_use]
+    #[doc(alias = "qp_num")]
     pub fn qpn(&self) -> Qpn {
         self.object.qpn()
     }
 
-    /// How many bytes a request may carry inline: as many as asked for, or more.
+    /// The most bytes that a request may carry inline: as many as requested, or more.
     #[must_use]
     pub fn max_inline(&self) -> u32 {
         self.send.limits.max_inline
     }
 
-    /// How many requests have been posted to the send queue: the [`sequence`](crate::Completion::sequence) of the next one.
+    /// The number of requests posted to the send queue so far: the
+    /// [`sequence`](crate::Completion::sequence) of the next one.
     #[must_use]
     pub fn next_send(&self) -> u64 {
         self.send.head()
     }
 
-    /// How many more requests the send queue takes now.
+    /// Free slots of the send queue.
     #[must_use]
+    #[doc(alias = "max_send_wr")]
     pub fn send_room(&self) -> u32 {
         self.send.depth() - self.send.in_flight()
     }
 }
 
 impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
-    /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
+    /// Posts all receives that `build` makes, by one call of the provider (ibv_post_recv(3)).
+    /// Messages consume them in this order.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
@@ -125,54 +141,61 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("ibv_post_recv", "ibv_recv_wr"))]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
-    /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
+    /// The number of receives posted so far: the [`sequence`](crate::Completion::sequence) of the
+    /// next one.
     #[must_use]
     pub fn next_receive(&self) -> u64 {
         self.recv.head()
     }
 
-    /// How many more receives it takes now.
+    /// Free slots of the receive queue.
     #[must_use]
+    #[doc(alias = "max_recv_wr")]
     pub fn receive_room(&self) -> u32 {
         self.recv.depth() - self.recv.in_flight()
     }
 }
 
 impl<T: Connectionless, B: Backend> QueuePair<T, B> {
-    /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
+    /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which accepts it if
+    /// `qkey` is its Q_Key. At most [`max_datagram`](Self::max_datagram) bytes.
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_post_send"))]
     pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
-        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
         post_one(&mut self.send, op, room, One::new(buffer))
     }
 
-    /// Posts one SEND of `bytes`, which may be changed at once, as [`send_to`](Self::send_to) does.
+    /// Posts one SEND of `bytes` inline (they may be reused at once), as [`send_to`](Self::send_to)
+    /// does.
     ///
     /// # Errors
     /// As for [`send_to`](Self::send_to).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE"))]
     pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
-        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
         post_one(&mut self.send, op, room, Inline::new(bytes))
     }
 
-    /// What others must know to send to it.
+    /// The address that peers need to send to it.
     #[must_use]
     pub fn endpoint(&self) -> UdEndpoint {
         self.link
     }
 
-    /// The longest message that it sends, in bytes: one packet. What it sends to may take less.
+    /// The longest message that it sends, in bytes: one packet. The destination may take less.
     #[must_use]
     pub fn max_datagram(&self) -> u32 {
-        self.send.datagrams.max_len
+        self.send.ud.max_len
     }
 }
 
@@ -182,15 +205,17 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_post_send", "rdma_post_send"))]
     pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
         post_one(&mut self.send, op::Send, UNBOUNDED, One::new(buffer))
     }
 
-    /// Posts one SEND of `bytes`, which may be changed at once.
+    /// Posts one SEND of `bytes` inline: they may be reused at once.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE"))]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         post_one(&mut self.send, op::Send, UNBOUNDED, Inline::new(bytes))
     }
@@ -200,47 +225,54 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_post_send", "rdma_post_write"))]
     pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
         post_one(&mut self.send, op::Write::new(remote), remote.len(), One::new(buffer))
     }
 
-    /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
+    /// Posts one RDMA WRITE of `bytes` inline (they may be reused at once) to the beginning of
+    /// `remote`.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE"))]
     pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
         post_one(&mut self.send, op::Write::new(remote), remote.len(), Inline::new(bytes))
     }
 
-    /// What it is connected to.
+    /// The peer's endpoint.
     #[must_use]
+    #[doc(alias = "dest_qp_num")]
     pub fn peer(&self) -> &Endpoint {
         &self.link.peer
     }
 
-    /// The path MTU in use: the smaller of the two ends'.
+    /// The path MTU in use: the smaller of both ends'.
     #[must_use]
+    #[doc(alias = "path_mtu")]
     pub fn mtu(&self) -> Mtu {
         self.link.mtu
     }
 }
 
 impl<T: Reliable, B: Backend> QueuePair<T, B> {
-    /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
+    /// Posts one RDMA READ from the beginning of `remote`, of the buffer's length.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_post_send", "rdma_post_read"))]
     pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
         post_one(&mut self.send, op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
-    /// Posts one compare-and-swap; the old value comes back in `word`.
+    /// Posts one compare-and-swap; `word` returns with the old value.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
         let op = op::CompareSwap {
             word: at,
@@ -250,11 +282,12 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op, UNBOUNDED, One::new(word))
     }
 
-    /// Posts one fetch-and-add; the old value comes back in `word`.
+    /// Posts one fetch-and-add; `word` returns with the old value.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
         post_one(
             &mut self.send,

@@ -1,9 +1,10 @@
-//! What queue pairs must know of each other: to be connected, or to send each other datagrams.
+//! Queue pair addresses, exchanged by the peers before connecting or sending datagrams.
 
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// One end of a connection: give your own to the peer, by any means, and connect to the peer's (IBTA vol 1, 11.2.5.2).
+/// One end of a connection, exchanged out of band; connect to the peer's (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("dest_qp_num", "rq_psn"))]
 pub struct Endpoint {
     /// The port's GID.
     pub gid: Gid,
@@ -11,45 +12,41 @@ pub struct Endpoint {
     pub lid: Lid,
     /// The queue pair's number.
     pub qpn: Qpn,
-    /// The sequence number of the first packet it will send.
+    /// The PSN of the first packet that it will send.
     pub psn: Psn,
-    /// The largest path MTU it can take.
+    /// The largest path MTU that it supports.
     pub mtu: Mtu,
-    /// How many READs and atomics it serves at once.
+    /// The READs and atomics that it serves at once (responder resources).
     pub rd_atomic: u8,
 }
 
-/// Bytes that are no [`Endpoint`].
+/// The error of decoding an [`Endpoint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an endpoint: {0}")]
 pub struct BadEndpoint(&'static str);
 
-/// How many bytes a serialised [`Endpoint`] takes.
 const ENDPOINT_BYTES: usize = 32;
 
-/// The first byte: the format's version.
 const VERSION: u8 = 1;
 
-/// What both kinds of endpoint have in common as bytes.
-struct Form {
-    /// Kind and MTU.
-    second: u8,
+/// The wire format of both kinds of endpoint.
+struct WireEndpoint {
+    kind_and_mtu: u8,
     lid: Lid,
     qpn: Qpn,
-    /// PSN, or queue key.
-    number: u32,
+    psn_or_qkey: u32,
     rd_atomic: u8,
     gid: Gid,
 }
 
-impl Form {
+impl WireEndpoint {
     fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let mut bytes = [0; ENDPOINT_BYTES];
         bytes[0] = VERSION;
-        bytes[1] = self.second;
+        bytes[1] = self.kind_and_mtu;
         bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.qpn.get().to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.number.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.psn_or_qkey.to_be_bytes());
         bytes[12] = self.rd_atomic;
         bytes[16..].copy_from_slice(&self.gid.0);
         bytes
@@ -65,10 +62,10 @@ impl Form {
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..]);
         Ok(Self {
-            second: bytes[1],
+            kind_and_mtu: bytes[1],
             lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
             qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
-            number: number(8),
+            psn_or_qkey: number(8),
             rd_atomic: bytes[12],
             gid: Gid(gid),
         })
@@ -80,7 +77,8 @@ fn mtu_of(code: u8) -> Result<Mtu, BadEndpoint> {
 }
 
 impl Endpoint {
-    /// It as bytes: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic, three zeros, GID (16); numbers big-endian.
+    /// Serialises it: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic,
+    /// three zeros, GID (16); numbers big-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let Self {
@@ -92,36 +90,37 @@ impl Endpoint {
             rd_atomic,
         } = *self;
         let (second, number) = (mtu as u8, psn.get());
-        Form {
-            second,
+        WireEndpoint {
+            kind_and_mtu: second,
             lid,
             qpn,
-            number,
+            psn_or_qkey: number,
             rd_atomic,
             gid,
         }
         .to_bytes()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// When the version is another, or a number is out of its range.
+    /// When the version differs, or a number is out of range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        let form = Form::from_bytes(bytes)?;
+        let wire = WireEndpoint::from_bytes(bytes)?;
         Ok(Self {
-            gid: form.gid,
-            lid: form.lid,
-            qpn: form.qpn,
-            psn: Psn::new(form.number).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
-            mtu: mtu_of(form.second)?,
-            rd_atomic: form.rd_atomic,
+            gid: wire.gid,
+            lid: wire.lid,
+            qpn: wire.qpn,
+            psn: Psn::new(wire.psn_or_qkey).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
+            mtu: mtu_of(wire.kind_and_mtu)?,
+            rd_atomic: wire.rd_atomic,
         })
     }
 }
 
-/// Where a UD queue pair can be reached: give your own to whoever is to send to it, by any means (IBTA vol 1, 9.8.3).
+/// The address of a UD queue pair, given to its senders out of band (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("remote_qpn", "remote_qkey"))]
 pub struct UdEndpoint {
     /// The port's GID.
     pub gid: Gid,
@@ -129,17 +128,18 @@ pub struct UdEndpoint {
     pub lid: Lid,
     /// The queue pair's number.
     pub qpn: Qpn,
-    /// The key that a datagram must carry to be received.
+    /// The Q_Key that datagrams must carry.
     pub qkey: QKey,
-    /// The longest datagram that its port takes.
+    /// The longest datagram that its port supports.
     pub mtu: Mtu,
 }
 
-/// Set in the second byte of a serialised [`UdEndpoint`], so that neither kind is taken for the other.
+/// Set in the second byte of a serialised [`UdEndpoint`], to tell the kinds apart.
 const DATAGRAM: u8 = 0x80;
 
 impl UdEndpoint {
-    /// It as bytes: version (1), MTU code plus 128, LID (2), queue pair number (4), Q_Key (4), four zeros, GID (16); numbers big-endian.
+    /// Serialises it: version (1), MTU code plus 128, LID (2), queue pair number (4), Q_Key (4),
+    /// four zeros, GID (16); numbers big-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let Self {
@@ -149,34 +149,35 @@ impl UdEndpoint {
             qkey,
             mtu,
         } = *self;
-        Form {
-            second: DATAGRAM | mtu as u8,
+        WireEndpoint {
+            kind_and_mtu: DATAGRAM | mtu as u8,
             lid,
             qpn,
-            number: qkey.0,
+            psn_or_qkey: qkey.0,
             rd_atomic: 0,
             gid,
         }
         .to_bytes()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// When the version is another, it is a connection's [`Endpoint`], or a number is out of its range.
+    /// When the version differs, it is an [`Endpoint`] of a connection, or a number is out of
+    /// range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        let form = Form::from_bytes(bytes)?;
-        if form.second & DATAGRAM == 0 {
+        let wire = WireEndpoint::from_bytes(bytes)?;
+        if wire.kind_and_mtu & DATAGRAM == 0 {
             return Err(BadEndpoint(
                 "it is a connection's, and the queue pair here sends datagrams",
             ));
         }
         Ok(Self {
-            gid: form.gid,
-            lid: form.lid,
-            qpn: form.qpn,
-            qkey: QKey(form.number),
-            mtu: mtu_of(form.second & !DATAGRAM)?,
+            gid: wire.gid,
+            lid: wire.lid,
+            qpn: wire.qpn,
+            qkey: QKey(wire.psn_or_qkey),
+            mtu: mtu_of(wire.kind_and_mtu & !DATAGRAM)?,
         })
     }
 }

@@ -1,4 +1,5 @@
-//! Connecting by the attributes that a connection manager has negotiated, instead of a peer's [`Endpoint`].
+//! Connecting by the attributes that a connection manager has negotiated, instead of a peer's
+//! [`Endpoint`].
 
 use doorbell_verbs_sys as sys;
 
@@ -6,13 +7,13 @@ use super::attributes::QpState;
 use super::backend::Backend;
 use super::connected::QueuePair;
 use super::endpoint::Endpoint;
-use super::object::no_attributes;
+use super::object::zeroed_attr;
 use super::prepared::PreparedQueuePair;
 use super::transport::{Link, Reliable};
 use crate::error::QueuePairError;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
-/// What the peer's connection manager is told of a queue pair.
+/// The connection parameters of a queue pair (`rdma_conn_param`).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
     pub(crate) qpn: Qpn,
@@ -37,32 +38,31 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// The device it was made on.
     pub(crate) fn device(&self) -> &str {
         &self.object.pd().context.name
     }
 
-    /// The port it was made on.
     pub(crate) fn port(&self) -> u8 {
         self.settings.port
     }
 
-    /// Takes over the partition of the path, if it is another than the builder's.
+    /// Takes over the P_Key index of the resolved path.
     pub(crate) fn join_partition(&mut self, pkey_index: u16) -> Result<(), QueuePairError> {
         if self.settings.pkey_index == pkey_index {
             return Ok(());
         }
         self.settings.pkey_index = pkey_index;
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.pkey_index = pkey_index;
         self.object
-            .modify((QpState::Init, QpState::Init), attr, sys::IBV_QP_PKEY_INDEX, |_| {
+            .transition((QpState::Init, QpState::Init), attr, sys::IBV_QP_PKEY_INDEX, |_| {
                 vec![format!("P_Key index {pkey_index} must exist")]
             })
     }
 
-    /// INIT to RTR to RTS, with what the connection manager says for each. The builder's own have their say in what only this side has to know: how long
-    /// to wait for an acknowledgement and before a retry without a receive; and they bound the READs and atomics.
+    /// INIT to RTR to RTS, with the connection manager's attributes. The builder's settings apply
+    /// where only this side is concerned (local ACK timeout, RNR timer), and bound the READs and
+    /// atomics.
     pub(crate) fn connect_managed(
         self,
         mut rtr: sys::ibv_qp_attr,
@@ -77,7 +77,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             | sys::IBV_QP_RQ_PSN
             | sys::IBV_QP_MAX_DEST_RD_ATOMIC
             | sys::IBV_QP_MIN_RNR_TIMER;
-        self.object.modify((QpState::Init, QpState::Rtr), rtr, mask, |_| {
+        self.object.transition((QpState::Init, QpState::Rtr), rtr, mask, |_| {
             vec!["the connection manager's path is no longer there".to_owned()]
         })?;
         rts.max_rd_atomic = rts.max_rd_atomic.min(offer.initiator_depth);
@@ -88,7 +88,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
         self.object
-            .modify((QpState::Rtr, QpState::Rts), rts, mask, |_| Vec::new())?;
+            .transition((QpState::Rtr, QpState::Rts), rts, mask, |_| Vec::new())?;
         let mtu = Mtu::from_code(rtr.path_mtu).unwrap_or(Mtu::B256);
         let peer = Endpoint {
             gid: Gid::from_sys(&rtr.ah_attr.grh.dgid),

@@ -1,17 +1,22 @@
-//! Queue pairs: made by a [`QueuePairBuilder`], given to the peer as a [`PreparedQueuePair`], used as a [`QueuePair`].
+//! Queue pairs: built by a [`QueuePairBuilder`], announced to the peer as a [`PreparedQueuePair`],
+//! used as a [`QueuePair`].
 //!
-//! `ring` holds what is in flight; `staging` builds a batch into the provider's own format (`backend`) and posts it; `batch` is the typed face of that.
+//! `ring` holds the buffers of requests in flight; `poster` writes a batch into the work queue's
+//! slots (`backend`) and rings the doorbell; `batch` is the typed interface.
 //!
-//! # Why nothing safe frees, moves or aliases memory that the device may touch
+//! # Why safe code cannot free, move or alias memory that the device may touch
 //!
-//! 1. Posting *moves* buffers into the ring, before the device hears of them. The ring gives one back only when a completion confirms its request, or when the
-//!    provider says that it did not take the request.
-//! 2. A ring is dropped, with what is in it, only after `ibv_destroy_qp` has returned success, when the device is done with the queue pair's memory: the queue pair
-//!    holds a reference to its rings until then, and leaks it if destroying fails.
-//! 3. Memory is deregistered when its last buffer is gone, and freed only if that succeeded.
-//! 4. What a peer may write at any time is never lent as a slice.
-//! 5. A memory window holds the region it is bound to, and is deallocated before it lets go: no peer reaches memory by a key whose region is gone.
-//! 6. Protection domain, completion queues and context are held by reference count by all that was made of them, so that destruction is in order.
+//! 1. Posting *moves* buffers into the ring before the doorbell rings. The ring returns a buffer
+//!    only when a completion retires its request, or when the provider reports that it did not
+//!    accept the request.
+//! 2. A ring, with its contents, is dropped only after `ibv_destroy_qp` has succeeded: the queue
+//!    pair holds a reference to its rings until then, and leaks it if destroying fails.
+//! 3. Memory is deregistered when its last buffer is dropped, and freed only if that succeeded.
+//! 4. Memory that a peer may write at any time is never lent as a slice.
+//! 5. A memory window holds a reference to the region it is bound to and is deallocated before it
+//!    releases it: no key outlives its region.
+//! 6. Every object holds references to the protection domain, completion queues and context it was
+//!    made from, so destruction is in order.
 
 mod adopt;
 pub(crate) mod attributes;
@@ -19,32 +24,35 @@ mod backend;
 mod batch;
 mod best;
 mod builder;
-mod change;
 mod connected;
+mod create;
 mod endpoint;
 pub(crate) mod managed;
+mod modify;
 mod object;
+mod post_error;
+mod poster;
 mod prepared;
 mod query;
-mod refused;
+mod receive;
 mod ring;
-mod staging;
 mod transport;
 mod windows;
 
 pub use attributes::{Explanation, QpState};
 pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
-pub use batch::{Batch, ReceiveBatch, Request};
+pub use batch::{Batch, Request};
 pub use builder::QueuePairBuilder;
-pub use change::Change;
 pub use connected::QueuePair;
 pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
+pub use modify::Change;
 pub(crate) use object::QpObject;
+pub use post_error::{Reason, Refused, RefusedBatch, RefusedBy};
 pub use prepared::PreparedQueuePair;
 pub use query::{
     Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
 };
-pub use refused::{Reason, Refused, RefusedBatch, RefusedBy};
+pub use receive::ReceiveBatch;
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
 pub use transport::{

@@ -1,4 +1,5 @@
-//! The queue pair itself: what must be destroyed before its rings, protection domain and completion queues go.
+//! The `ibv_qp` itself: destroyed before its rings, protection domain and completion queues are
+//! released.
 
 use core::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -24,14 +25,16 @@ pub(crate) struct QpObject {
     lender: ManuallyDrop<Lender>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
+// Sync.
 unsafe impl Send for QpObject {}
 // SAFETY: as above.
 unsafe impl Sync for QpObject {}
 
 impl QpObject {
     /// # Safety
-    /// `raw` is a queue pair of `transport` in `pd`, on the completion queues of `send` and `recv`, to which nothing is posted; nobody but the lender destroys it.
+    /// `raw` is a queue pair of `transport` in `pd`, on the completion queues of `send` and `recv`,
+    /// with nothing posted; no other owner than the lender destroys it.
     pub(crate) unsafe fn new(
         raw: *mut sys::ibv_qp,
         transport: TransportKind,
@@ -42,8 +45,8 @@ impl QpObject {
     ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
-        send.ring().belong_to(qpn);
-        recv.ring().belong_to(qpn);
+        send.ring().set_qpn(qpn);
+        recv.ring().set_qpn(qpn);
         Self {
             raw,
             qpn,
@@ -75,26 +78,26 @@ impl QpObject {
         &self.recv
     }
 
-    /// What an error message calls it.
     pub(crate) fn name(&self) -> String {
         format!("{} queue pair {}", self.pd.context.name, self.qpn)
     }
 
-    /// The state it is in.
     pub(crate) fn state(&self) -> Result<QpState, QueuePairError> {
-        let (attr, _) = self.ask(sys::IBV_QP_STATE)?;
+        let (attr, _) = self.query_qp(sys::IBV_QP_STATE)?;
         Ok(QpState::from_sys(attr.qp_state))
     }
 
-    /// All that the device says of it.
+    /// ibv_query_qp(3) of all attributes.
     pub(crate) fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
-        let (attr, init) = self.ask(ALL)?;
+        let (attr, init) = self.query_qp(ALL)?;
         Ok(QueuePairAttr::from_sys(self.qpn, self.transport, &attr, &init))
     }
 
-    /// ibv_query_qp(3).
-    fn ask(&self, mask: sys::ibv_qp_attr_mask) -> Result<(sys::ibv_qp_attr, sys::ibv_qp_init_attr), QueuePairError> {
-        let mut attr = no_attributes();
+    fn query_qp(
+        &self,
+        mask: sys::ibv_qp_attr_mask,
+    ) -> Result<(sys::ibv_qp_attr, sys::ibv_qp_init_attr), QueuePairError> {
+        let mut attr = zeroed_attr();
         // SAFETY: all-zero is a valid value of this struct of integers and nullable pointers.
         let mut init: sys::ibv_qp_init_attr = unsafe { core::mem::zeroed() };
         // SAFETY: the queue pair is live and both may be written.
@@ -106,8 +109,9 @@ impl QpObject {
         Ok((attr, init))
     }
 
-    /// Moves it from `from` to `to` with the attributes of `mask` (ibv_modify_qp(3)). A refusal is explained by the table, and by `notes` from the errno.
-    pub(crate) fn modify(
+    /// Moves the queue pair from `from` to `to` with the attributes of `mask` (ibv_modify_qp(3)).
+    /// An error is explained by the transition table, and by `notes` from the errno.
+    pub(crate) fn transition(
         &self,
         (from, to): (QpState, QpState),
         mut attr: sys::ibv_qp_attr,
@@ -116,33 +120,33 @@ impl QpObject {
     ) -> Result<(), QueuePairError> {
         let mask = mask | sys::IBV_QP_STATE;
         attr.qp_state = to.to_sys();
-        self.tell(attr, mask).map_err(|error| {
+        self.modify_qp(attr, mask).map_err(|error| {
             let object = format!("{}, {from} to {to}", self.name());
-            self.refused(object, (self.state().unwrap_or(from), to), mask, error, notes)
+            self.modify_error(object, (self.state().unwrap_or(from), to), mask, error, notes)
         })
     }
 
-    /// Changes the attributes of `mask`, in the state that it is in. A refusal is explained as by [`modify`](Self::modify).
-    pub(crate) fn change(
+    /// Modifies the attributes of `mask` in the current state. Errors are explained as in
+    /// [`transition`](Self::transition).
+    pub(crate) fn modify(
         &self,
         attr: sys::ibv_qp_attr,
         mask: sys::ibv_qp_attr_mask,
         notes: impl FnOnce(&std::io::Error) -> Vec<String>,
     ) -> Result<(), QueuePairError> {
-        self.tell(attr, mask).map_err(|error| {
+        self.modify_qp(attr, mask).map_err(|error| {
             let state = self.state().unwrap_or(QpState::Rts);
             let object = format!("{}, in {state}", self.name());
-            self.refused(object, (state, state), mask, error, notes)
+            self.modify_error(object, (state, state), mask, error, notes)
         })
     }
 
-    /// ibv_modify_qp(3).
-    fn tell(&self, mut attr: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> Result<(), std::io::Error> {
+    fn modify_qp(&self, mut attr: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> Result<(), std::io::Error> {
         // SAFETY: the queue pair is live.
         check(unsafe { (self.pd.context.api.modify_qp)(self.raw, &mut attr, mask.cast_signed()) })
     }
 
-    fn refused(
+    fn modify_error(
         &self,
         object: String,
         (from, to): (QpState, QpState),
@@ -159,7 +163,7 @@ impl QpObject {
         }
     }
 
-    /// That it has not drained yet, if that is so.
+    /// A note for errors while the send queue is still draining.
     pub(crate) fn draining_note(&self) -> Vec<String> {
         match self.query() {
             Ok(attr) if attr.draining => vec!["it is still draining: wait for the event SendQueueDrained".to_owned()],
@@ -168,11 +172,9 @@ impl QpObject {
     }
 }
 
-/// All attributes that there are.
 const ALL: sys::ibv_qp_attr_mask = (sys::IBV_QP_DEST_QPN << 1) - 1;
 
-/// Attributes that are all zero, to be filled with those that a transition's mask names.
-pub(crate) fn no_attributes() -> sys::ibv_qp_attr {
+pub(crate) fn zeroed_attr() -> sys::ibv_qp_attr {
     // SAFETY: all-zero is a valid value of this struct of integers.
     unsafe { core::mem::zeroed() }
 }
@@ -180,18 +182,22 @@ pub(crate) fn no_attributes() -> sys::ibv_qp_attr {
 impl Drop for QpObject {
     fn drop(&mut self) {
         let api = self.pd.context.api;
-        // Stops what is in flight as early as can be. It fails harmlessly from RESET, or when the device is gone.
-        let mut attr = no_attributes();
+        // Flushes what is in flight as early as possible. Fails harmlessly in RESET, or when the
+        // device is gone.
+        let mut attr = zeroed_attr();
         attr.qp_state = sys::IBV_QPS_ERR;
         // SAFETY: the queue pair is live.
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };
-        // A provider may hold the lock of an extended completion queue while that is polled, and destroying takes it: on the polling thread that would wait for itself for ever.
+        // A provider may hold the lock of an extended completion queue while it is polled, and
+        // ibv_destroy_qp takes that lock: on the polling thread it would deadlock, so destruction
+        // is deferred.
         let polled_here = [&self.send, &self.recv]
             .map(|attachment| Arc::clone(attachment.cq()))
             .into_iter()
             .find(|cq| cq.is_polled_here());
         if let Some(cq) = polled_here {
-            // SAFETY: what is in the four is moved out, and nothing of it used after: they are not dropped with `self`.
+            // SAFETY: the four fields are moved out and not used after: they are not dropped with
+            // `self`.
             let (pd, send, recv, lender) = unsafe {
                 (
                     ManuallyDrop::new(ManuallyDrop::take(&mut self.pd)),
@@ -213,19 +219,22 @@ impl Drop for QpObject {
             return;
         }
         let result = if self.lender.is_some() {
-            // It is its lender's to destroy; in RESET the device has forgotten all that was posted to it (IBTA vol 1, 10.3.1.1).
+            // The lender destroys it; in RESET the device has discarded all posted requests (IBTA
+            // vol 1, 10.3.1.1).
             attr.qp_state = sys::IBV_QPS_RESET;
             // SAFETY: the queue pair is live.
             unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) }
         } else {
-            // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object that is being dropped.
+            // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object
+            // that is being dropped.
             unsafe { (api.destroy_qp)(self.raw) }
         };
         if result == 0 {
             self.pd.handles.dismiss(&self.pd.context, self.send.ring());
         }
         match check(result) {
-            // SAFETY: dropped once, here. The device is done with the queue pair, so what its rings hold may go.
+            // SAFETY: dropped once, here. The device is done with the queue pair, so the contents
+            // of its rings may be dropped.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.send);
                 ManuallyDrop::drop(&mut self.recv);

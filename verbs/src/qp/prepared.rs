@@ -1,4 +1,5 @@
-//! A queue pair that can receive posts, but is not connected yet: give its endpoint to the peer, then connect.
+//! A queue pair in INIT: receives can be posted, its endpoint is exchanged with the peer, then it
+//! is connected.
 
 use core::marker::PhantomData;
 
@@ -6,20 +7,23 @@ use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
 use super::backend::{Backend, PostList, Receives};
-use super::batch::ReceiveBatch;
-use super::builder::{Made, Settings};
+use super::builder::Settings;
 use super::connected::QueuePair;
+use super::create::CreatedQp;
 use super::endpoint::Endpoint;
-use super::object::{QpObject, no_attributes};
-use super::refused::Refused;
-use super::staging::Poster;
+use super::object::{QpObject, zeroed_attr};
+use super::post_error::Refused;
+use super::poster::Poster;
+use super::receive::ReceiveBatch;
 use super::transport::{Connected, Link, OwnReceives, Rc, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
 
-/// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it (IBTA vol 1, 10.3.1.2).
+/// A queue pair in the INIT state: receives can be posted, and connecting makes it a [`QueuePair`]
+/// (IBTA vol 1, 10.3.1.2).
+#[doc(alias("ibv_qp", "IBV_QPS_INIT"))]
 pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
     pub(super) send: Poster<B>,
@@ -35,7 +39,7 @@ pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
 
 impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     pub(super) fn new(
-        made: Made,
+        made: CreatedQp,
         send: Poster<B>,
         recv: Poster<Receives>,
         settings: Settings,
@@ -55,7 +59,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// What the peer must know to connect to it.
+    /// The address that the peer needs to connect to it.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {
@@ -68,7 +72,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// Its number.
+    /// Its queue pair number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.object.qpn()
@@ -80,11 +84,13 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 
     /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).
     ///
-    /// The peer has to do the same with [`endpoint`](Self::endpoint). Nothing may be sent before both have: packets that come before are dropped, and
-    /// retried only as the timeout allows.
+    /// The peer must do the same with [`endpoint`](Self::endpoint). Send nothing before both have:
+    /// earlier packets are dropped, and retransmitted only as the timeout allows.
     ///
     /// # Errors
-    /// When the device refuses; the error says what is wrong with which attribute. The queue pair is gone then, with the receives posted to it.
+    /// When the device refuses; the error names the attribute. The queue pair is destroyed then,
+    /// with the receives posted to it.
+    #[doc(alias("ibv_modify_qp", "IBV_QPS_RTR", "IBV_QPS_RTS"))]
     pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T, B>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);
         self.to_rtr(peer, mtu)?;
@@ -98,7 +104,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     }
 
     fn to_rtr(&self, peer: &Endpoint, mtu: Mtu) -> Result<(), QueuePairError> {
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.path_mtu = mtu.code();
         attr.dest_qp_num = peer.qpn.get();
         attr.rq_psn = peer.psn.get();
@@ -112,9 +118,10 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         if T::KIND == TransportKind::Rc {
             mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
         }
-        self.object.modify((QpState::Init, QpState::Rtr), attr, mask, |error| {
-            self.rtr_notes(error, peer, mtu)
-        })
+        self.object
+            .transition((QpState::Init, QpState::Rtr), attr, mask, |error| {
+                self.rtr_notes(error, peer, mtu)
+            })
     }
 
     fn rtr_notes(&self, error: &std::io::Error, peer: &Endpoint, mtu: Mtu) -> Vec<String> {
@@ -145,24 +152,24 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 
     fn to_rts(&self, peer: &Endpoint) -> Result<(), QueuePairError> {
         let most = self.object.pd().context.attr.max_initiated_rd_atomic;
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.sq_psn = self.psn.get();
         attr.timeout = self.settings.timeout;
         attr.retry_cnt = self.settings.retry_count;
         attr.rnr_retry = self.settings.rnr_retry;
-        // No more than the peer serves: it would refuse the excess (IBTA vol 1, 9.7.5.1.4).
+        // At most the peer's responder resources: it would NAK the excess (IBTA vol 1, 9.7.5.1.4).
         attr.max_rd_atomic = self.rd_atomic.min(most).min(peer.rd_atomic);
         if T::KIND == TransportKind::Uc {
             return self
                 .object
-                .modify((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new());
+                .transition((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new());
         }
         let mask = sys::IBV_QP_SQ_PSN
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.object.modify((QpState::Rtr, QpState::Rts), attr, mask, |_| {
+        self.object.transition((QpState::Rtr, QpState::Rts), attr, mask, |_| {
             vec![format!(
                 "max_rd_atomic {} must be at most the device's {most}",
                 attr.max_rd_atomic
@@ -172,11 +179,12 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 }
 
 impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
-    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
+    /// Posts receives before connecting: see [`QueuePair::post_receives`].
     ///
     /// # Errors
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
@@ -186,6 +194,7 @@ impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
     /// # Errors
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }

@@ -1,4 +1,5 @@
-//! What a device says of a queue pair (ibv_query_qp(3), IBTA vol 1, 11.2.5.3), as a value that can be shown.
+//! The result of ibv_query_qp(3) (IBTA vol 1, 11.2.5.3), as a value with a
+//! [`Display`](fmt::Display).
 
 use core::fmt;
 
@@ -8,9 +9,11 @@ use super::attributes::QpState;
 use super::transport::TransportKind;
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// A queue pair's state and attributes (ibv_query_qp(3)). [`Display`](fmt::Display) shows all of them, one group a line.
+/// A queue pair's state and attributes (ibv_query_qp(3)). [`Display`](fmt::Display) shows all of
+/// them, one group a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias("ibv_qp_attr", "ibv_query_qp"))]
 pub struct QueuePairAttr {
     /// Its number.
     pub qpn: Qpn,
@@ -18,44 +21,48 @@ pub struct QueuePairAttr {
     pub transport: TransportKind,
     /// Its state.
     pub state: QpState,
-    /// In SQD: whether requests that were begun are still going on.
+    /// In SQD: whether requests are still in progress.
     pub draining: bool,
     /// Its port, from 1; 0 in RESET.
     pub port: u8,
-    /// The index of its partition key.
+    /// The index of its P_Key.
     pub pkey_index: u16,
-    /// The sizes of its queues, as the device made them: at least as asked for.
+    /// The granted capacities: at least the requested ones.
     pub capacity: Capacity,
-    /// Whether every send has a completion.
+    /// Whether every send generates a completion.
+    #[doc(alias = "sq_sig_all")]
     pub signal_all: bool,
-    /// What peers may do, as far as their keys allow it. UD has no such rights.
+    /// The remote operations allowed, as far as keys grant them too. UD has none.
     pub rights: RemoteRights,
-    /// The key that datagrams must carry; UD alone has one.
+    /// The Q_Key that datagrams must carry; UD only.
     pub qkey: Option<QKey>,
     /// The connection, from RTR on; UD has none.
     pub connection: Option<ConnectionAttr>,
-    /// The sequence number of its next packet, or of its first: devices differ.
+    /// The PSN of its next packet, or of its first: devices differ.
+    #[doc(alias = "sq_psn")]
     pub send_psn: Psn,
 }
 
 /// The sizes of a queue pair's queues (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_qp_cap")]
 pub struct Capacity {
-    /// Requests that its send queue holds.
+    /// Send requests outstanding.
     pub send_depth: u32,
-    /// Receives that its receive queue holds.
+    /// Receives outstanding.
     pub recv_depth: u32,
-    /// Buffers of a request of the send queue.
+    /// Scatter-gather elements of a send request.
     pub max_send_sge: u32,
-    /// Buffers of a receive.
+    /// Scatter-gather elements of a receive.
     pub max_recv_sge: u32,
-    /// Bytes that a request may carry inline.
+    /// Bytes of inline data.
     pub max_inline: u32,
 }
 
-/// What peers may do through a queue pair (IBTA vol 1, 11.2.5.2). None by default.
+/// Remote operations that a queue pair allows its peer (IBTA vol 1, 11.2.5.2). None by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[doc(alias = "qp_access_flags")]
 pub struct RemoteRights {
     /// RDMA READ; with RC alone.
     pub read: bool,
@@ -70,44 +77,48 @@ pub struct RemoteRights {
 #[non_exhaustive]
 pub struct ConnectionAttr {
     /// The peer's queue pair.
+    #[doc(alias = "dest_qp_num")]
     pub peer: Qpn,
-    /// The way to it.
+    /// The path to it.
     pub path: PathAttr,
-    /// The path MTU; `None` if the device says what the standard does not know.
+    /// The path MTU; `None` for a value that the standard does not define.
     pub mtu: Option<Mtu>,
-    /// The sequence number of the packet expected next, or of the first: devices differ.
+    /// The PSN of the packet expected next, or of the first: devices differ.
+    #[doc(alias = "rq_psn")]
     pub receive_psn: Psn,
-    /// Where it stands with its alternate path.
+    /// The state of automatic path migration.
     pub migration: PathMigration,
-    /// What RC has besides; from RTS on all of it.
+    /// Attributes of RC; complete from RTS on.
     pub reliable: Option<ReliableAttr>,
 }
 
-/// What acknowledgements, READs and atomics add to a connection.
+/// Attributes of RC: acknowledgements, READs and atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReliableAttr {
-    /// How long an acknowledgement is waited for: 4.096 µs · 2^`timeout`, 0 for ever.
+    /// The local ACK timeout: 4.096 µs · 2^`timeout`, 0 is infinite.
     pub timeout: u8,
-    /// Retries without an answer.
+    /// The retry count.
+    #[doc(alias = "retry_cnt")]
     pub retry_count: u8,
-    /// Retries when the peer has no receive posted; 7 is for ever.
+    /// The RNR retry count; 7 is infinite.
     pub rnr_retry: u8,
-    /// How long the peer is to wait when there is no receive here: a code of IBTA vol 1, table 46.
+    /// The minimum RNR NAK timer: a code of IBTA vol 1, table 46.
     pub min_rnr_timer: u8,
-    /// READs and atomics that it may have outstanding.
+    /// READs and atomics that it may have outstanding (`max_rd_atomic`).
     pub initiator_depth: u8,
-    /// READs and atomics that it serves at once.
+    /// READs and atomics that it serves at once (`max_dest_rd_atomic`).
     pub responder_resources: u8,
 }
 
-/// The way to a peer: an address vector (IBTA vol 1, 11.2.2.1).
+/// The path to a peer: an address vector (IBTA vol 1, 11.2.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_ah_attr")]
 pub struct PathAttr {
-    /// The port that packets leave by, from 1.
+    /// The local port, from 1.
     pub port: u8,
-    /// The peer's GID, and what goes with it; `None` where packets go by LID alone.
+    /// The GRH fields, with the peer's GID; `None` where packets go by LID alone.
     pub global: Option<GlobalPath>,
     /// The peer's LID; 0 on RoCE.
     pub lid: Lid,
@@ -115,33 +126,39 @@ pub struct PathAttr {
     pub service_level: u8,
 }
 
-/// A path's global route header (IBTA vol 1, 8.3).
+/// The fields of a path's global route header (IBTA vol 1, 8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_global_route")]
 pub struct GlobalPath {
     /// The peer's GID.
     pub gid: Gid,
-    /// The index of this side's GID.
+    /// The local GID index (`sgid_index`).
+    #[doc(alias = "sgid_index")]
     pub source_index: u8,
-    /// How many routers packets may pass.
+    /// The hop limit.
     pub hop_limit: u8,
     /// On RoCEv2 the IP header's DSCP and ECN.
     pub traffic_class: u8,
-    /// The label of the flow, of 20 bits.
+    /// The flow label, of 20 bits.
     pub flow_label: u32,
 }
 
-/// Where a queue pair stands with automatic path migration (IBTA vol 1, 17.2.8).
+/// The state of automatic path migration (APM; IBTA vol 1, 17.2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_mig_state")]
 pub enum PathMigration {
-    /// It goes by its primary path, and the alternate one is not in use.
+    /// It uses the primary path; the alternate path is not in use.
+    #[doc(alias = "IBV_MIG_MIGRATED")]
     Migrated,
-    /// An alternate path was given, and both sides are to be ready for it.
+    /// An alternate path was set; both ends are to load it.
+    #[doc(alias = "IBV_MIG_REARM")]
     Rearm,
-    /// Both sides are ready to go over to the alternate path.
+    /// Both ends are ready to fail over to the alternate path.
+    #[doc(alias = "IBV_MIG_ARMED")]
     Armed,
-    /// A value the standard does not know.
+    /// A value that the standard does not define.
     Unknown(u32),
 }
 
@@ -325,7 +342,6 @@ impl fmt::Display for RemoteRights {
     }
 }
 
-/// Lines of a queue pair's description.
 impl fmt::Display for ConnectionAttr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "  peer {} {}", self.peer, self.path)?;

@@ -1,11 +1,14 @@
-//! What is in flight on one queue: a ring of slots, one per request, each holding the request's buffers.
+//! The requests in flight on one work queue: a ring of slots, one per request, each holding the
+//! request's buffers.
 //!
-//! Two parties share it. The *poster* (whoever has the `&mut QueuePair`) fills slots from `head` on; the *poller* (whoever has the `&mut CompletionQueue`,
-//! perhaps on another thread) empties them from `tail` on when completions confirm them. Each writes its own counter and reads the other's: single producer,
-//! single consumer, loads and stores only.
+//! A single-producer single-consumer ring. The *poster* (owner of the `&mut QueuePair`) fills slots
+//! at `head`; the *poller* (owner of the `&mut CompletionQueue`, perhaps on another thread) empties
+//! them at `tail` as completions retire them. Each writes its own counter and reads the other's:
+//! loads and stores only.
 //!
-//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's; `head - tail <= depth <= slots`. A position is the number of
-//! requests posted before it, and lives in slot `position % slots`.
+//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's;
+//! `head - tail <= depth <= slots`. A position is the number of requests posted before it, and
+//! lives in slot `position % slots`.
 
 use core::ptr::NonNull;
 
@@ -13,7 +16,7 @@ use crate::memory::{Buffers, RangePtr};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Handed, Ordering};
 use crate::types::Qpn;
 
-/// Which of a queue pair's two queues (IBTA vol 1, 10.2.4).
+/// One of a queue pair's two work queues (IBTA vol 1, 10.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     /// The send queue: sends, writes, reads, atomics.
@@ -22,9 +25,10 @@ pub enum Queue {
     Receive,
 }
 
-/// Alone on its cache lines (two, because of the adjacent-line prefetcher), so that poster and poller don't fight over them.
+/// Alone on its cache lines (two, because of the adjacent-line prefetcher): avoids false sharing
+/// between poster and poller.
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 /// Holds the buffers of one request, if it has any.
 pub(crate) type Slot = Handed<Option<RangePtr>>;
@@ -35,24 +39,24 @@ pub(crate) struct Ring {
     depth: u32,
     queue: Queue,
     tag: u64,
-    /// The queue pair's number, once it has been made.
+    /// The queue pair number, set when it has been created.
     qpn: AtomicU32,
-    /// Whether what it receives are datagrams, each behind its global route header. Set before the queue pair is used.
+    /// Whether its receives are datagrams, each after a global route header. Set before the queue
+    /// pair is used.
     datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
-    head: Alone<AtomicU64>,
+    head: CachePadded<AtomicU64>,
     /// Requests retired so far. Written by the poller.
-    tail: Alone<AtomicU64>,
+    tail: CachePadded<AtomicU64>,
 }
 
 // SAFETY: a ring owns the ranges in its slots, which are Send.
 unsafe impl Send for Ring {}
-// SAFETY: slots are accessed by the party that owns them (see the module's invariant), and ownership passes by a release store of a counter that the other
-// party acquires.
+// SAFETY: slots are accessed by the party that owns them (see the module's invariant), and
+// ownership passes by a release store of a counter that the other party acquires.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// A ring for `depth` requests.
     pub(crate) fn new(depth: u32, queue: Queue, tag: u64) -> Self {
         let slots = slots_for(depth);
         Self {
@@ -63,8 +67,8 @@ impl Ring {
             tag,
             qpn: AtomicU32::new(0),
             datagrams: AtomicBool::new(false),
-            head: Alone(AtomicU64::new(0)),
-            tail: Alone(AtomicU64::new(0)),
+            head: CachePadded(AtomicU64::new(0)),
+            tail: CachePadded(AtomicU64::new(0)),
         }
     }
 
@@ -88,13 +92,11 @@ impl Ring {
         Qpn::truncated(self.qpn.load(Ordering::Relaxed))
     }
 
-    /// The ring is that of queue pair `qpn`, to which nothing has been posted yet.
-    pub(crate) fn belong_to(&self, qpn: Qpn) {
+    pub(crate) fn set_qpn(&self, qpn: Qpn) {
         self.qpn.store(qpn.get(), Ordering::Relaxed);
     }
 
-    /// From now on what is received are datagrams.
-    pub(crate) fn expect_datagrams(&self) {
+    pub(crate) fn set_datagrams(&self) {
         self.datagrams.store(true, Ordering::Relaxed);
     }
 
@@ -102,33 +104,36 @@ impl Ring {
         self.datagrams.load(Ordering::Relaxed)
     }
 
-    /// Requests posted so far, as anybody sees it.
+    /// Requests posted so far, for any thread.
     pub(crate) fn posted(&self) -> u64 {
         self.head.0.load(Ordering::Acquire)
     }
 
-    /// Requests in flight, as either party sees them. The other may be changing it.
+    /// Requests in flight, for either party; the other may be changing it.
     pub(crate) fn in_flight(&self) -> u32 {
         let tail = self.tail.0.load(Ordering::Acquire);
-        // At most `depth`; a head read before its owner's last store can't lie before a tail read earlier.
+        // At most `depth`; a head read before its owner's last store can't lie before a tail read
+        // earlier.
         self.head.0.load(Ordering::Acquire).saturating_sub(tail) as u32
     }
 
-    /// Poster: requests retired so far. The slots of what lies before are the poster's again.
+    /// Poster: requests retired so far. The slots of earlier positions are the poster's again.
     #[inline(always)]
     pub(crate) fn retired(&self) -> u64 {
         self.tail.0.load(Ordering::Acquire)
     }
 
-    /// Poster: where the slots are, to put buffers into those of `head..tail + depth`.
+    /// Poster: the slots, for buffers at positions `head..tail + depth`.
     pub(crate) fn slots(&self) -> NonNull<Slot> {
         NonNull::from(&*self.slots).cast()
     }
 
-    /// Poster: takes back what it put at `position` and has not published, or has taken back with `publish`.
+    /// Poster: reclaims the buffers of an unpublished `position`, or of one that `publish` has
+    /// withdrawn.
     ///
     /// # Safety
-    /// The caller is the poster, and put something into this slot, which nothing took since; `position` is not below `head`.
+    /// The caller is the poster, and put something into this slot, which nothing took since;
+    /// `position` is not below `head`.
     pub(crate) unsafe fn take_back(&self, position: u64) -> Buffers {
         let slot = self.slot(position);
         // SAFETY: the slot is the poster's and owns its list, which no device has.
@@ -139,21 +144,20 @@ impl Ring {
         }
     }
 
-    /// Poster: hands everything below `head` over to the poller. Called before the requests are given to the device, and with a lower value to take back
-    /// those that it did not accept.
+    /// Poster: publishes everything below `head` to the poller, before the doorbell; with a lower
+    /// value, withdraws requests that the device did not accept.
     #[inline(always)]
     pub(crate) fn publish(&self, head: u64) {
         self.head.0.store(head, Ordering::Release);
     }
 
-    /// Poster: as [`publish`](Self::publish), of one more request.
+    /// Poster: [`publish`](Self::publish)es one more request.
     #[inline(always)]
     pub(crate) fn publish_one(&self) {
-        // Not a read-modify-write: the poster alone writes it.
+        // No read-modify-write: the poster is the only writer.
         self.publish(self.head.0.load(Ordering::Relaxed) + 1);
     }
 
-    /// Poster: requests posted so far.
     #[inline(always)]
     pub(crate) fn head(&self) -> u64 {
         self.head.0.load(Ordering::Relaxed)
@@ -165,7 +169,6 @@ impl Ring {
         self.tail.0.load(Ordering::Relaxed)
     }
 
-    /// The slot of `position`.
     #[inline(always)]
     pub(crate) fn slot_of(&self, position: u64) -> u64 {
         position & self.mask
@@ -173,32 +176,33 @@ impl Ring {
 
     /// Poller: whether the request at `position`, which is not retired, is in flight.
     #[inline(always)]
-    pub(crate) fn holds(&self, position: u64) -> bool {
+    pub(crate) fn is_in_flight(&self, position: u64) -> bool {
         // Acquire: what the poster put in the slots is visible.
         position < self.head.0.load(Ordering::Acquire)
     }
 
-    /// Poller: how many requests before its own a completion with this slot retires, from `tail` on, the position retired next. `None` if no such request is in
-    /// flight.
+    /// Poller: how many requests before its own the completion of this slot retires, from `tail`
+    /// on. `None` if no such request is in flight.
     #[inline(always)]
     pub(crate) fn confirmed_before(&self, slot: u32, tail: u64) -> Option<u64> {
         let before = u64::from(slot).wrapping_sub(tail) & self.mask;
-        self.holds(tail + before).then_some(before)
+        self.is_in_flight(tail + before).then_some(before)
     }
 
-    /// Poller: the slot of `position`, which is not retired, and how many requests are in flight from there on.
+    /// Poller: the slot of `position`, which is not retired, and the number of requests in flight
+    /// from there on.
     #[inline(always)]
     pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
         let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
-        // By the pointer to all of them, as the caller goes on to those behind.
+        // Derived from the pointer to all slots, as the caller advances to later ones.
         (
             self.slots.as_ptr().wrapping_add(self.slot_of(position) as usize),
             in_flight,
         )
     }
 
-    /// Poller: whether the request at `position` has posted no buffers.
+    /// Poller: whether the request at `position` posted no buffers.
     ///
     /// # Safety
     /// The caller is the poller, and the request is in flight.
@@ -214,7 +218,8 @@ impl Ring {
         self.tail.0.store(tail, Ordering::Release);
     }
 
-    /// Poller: as [`retire`](Self::retire), of one more slot. It alone writes the tail, so this need not be one step; it becomes one instruction nevertheless.
+    /// Poller: [`retire`](Self::retire)s one more slot. It is the tail's only writer, so this need
+    /// not be atomic as a whole; it compiles to one instruction nevertheless.
     #[inline(always)]
     pub(crate) fn retire_next(&self) {
         self.retire(self.tail() + 1);
@@ -227,17 +232,19 @@ impl Ring {
     }
 }
 
-/// How many slots a ring for `depth` requests has: a power of two.
+/// The slots of a ring for `depth` requests: a power of two.
 pub(crate) fn slots_for(depth: u32) -> u32 {
     depth.max(1).next_power_of_two()
 }
 
 impl Drop for Ring {
-    /// Drops what is in flight. The queue pair, which holds a reference, has been destroyed: the device is done with all of it.
+    /// Drops the buffers in flight. The queue pair, which holds a reference, has been destroyed:
+    /// the device is done with them.
     fn drop(&mut self) {
         let (tail, head) = (self.tail(), self.head());
         for position in tail..head {
-            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of `tail..head` own their lists.
+            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of
+            // `tail..head` own their lists.
             drop(unsafe { self.take_back(position) });
         }
     }

@@ -1,5 +1,5 @@
-//! The transport services as types: which requests a queue pair takes is known to the compiler (IBTA vol 1, 9.7.1 and table 39: READ and atomics need RC, WRITE
-//! needs a connection, UD has SEND alone).
+//! The transport services as types: the compiler knows which operations a queue pair has (IBTA vol
+//! 1, 9.7.1 and table 39: READ and atomics need RC, WRITE needs a connection, UD has SEND alone).
 
 use core::fmt::{self, Debug};
 use core::marker::PhantomData;
@@ -9,15 +9,19 @@ use doorbell_verbs_sys as sys;
 use super::endpoint::{Endpoint, UdEndpoint};
 use crate::types::{Gid, Lid, Mtu, QKey};
 
-/// Which transport service a queue pair has, as a value.
+/// The transport service of a queue pair, as a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias = "ibv_qp_type")]
 pub enum TransportKind {
     /// Reliable connection: see [`Rc`].
+    #[doc(alias = "IBV_QPT_RC")]
     Rc,
     /// Unreliable connection: see [`Uc`].
+    #[doc(alias = "IBV_QPT_UC")]
     Uc,
     /// Unreliable datagram: see [`Ud`].
+    #[doc(alias = "IBV_QPT_UD")]
     Ud,
 }
 
@@ -41,38 +45,46 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// The transport service of a queue pair: [`Rc`], [`Uc`] or [`Ud`].
+/// The transport service of a queue pair, as a type: [`Rc`], [`Uc`] or [`Ud`].
 pub trait Transport: sealed::Service {}
 
-/// Transports that have one peer, to which all requests go: [`Rc`] and [`Uc`].
+/// Transports with one peer, to which all requests go: [`Rc`] and [`Uc`].
 pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
-/// Transports on which the peer answers, so that READ and atomics are possible: [`Rc`].
+/// Transports with acknowledgements, hence READ and atomics: [`Rc`].
 pub trait Reliable: Connected {}
 
-/// Transports without a connection: each request names its destination: [`Ud`].
+/// Transports without a connection, where each request names its destination: [`Ud`].
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
-/// Queue pairs with receives of their own: all but those whose transport is [`SharedReceive`].
+/// Queue pairs with a receive queue of their own: all but those of [`SharedReceive`].
 pub trait OwnReceives: Transport {}
 
-/// The transport `T` of a queue pair that takes its receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue): it has none of its own.
+/// The transport `T` of a queue pair that takes its receives from a
+/// [`SharedReceiveQueue`](crate::SharedReceiveQueue) (SRQ) and has no receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "ibv_srq")]
 pub struct SharedReceive<T>(PhantomData<T>);
 
-/// Reliable connection: every request arrives, once and in order, or completes in error (IBTA vol 1, 9.7).
+/// Reliable connection (RC): every request arrives, once and in order, or completes in error (IBTA
+/// vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("IBV_QPT_RC", "RC"))]
 pub struct Rc;
 
-/// Unreliable connection: SENDs and WRITEs to one peer; a message of which a packet is lost is dropped whole, and nobody is told (IBTA vol 1, 9.8.2).
+/// Unreliable connection (UC): SENDs and WRITEs to one peer; a message that loses a packet is
+/// dropped whole, without notice (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("IBV_QPT_UC", "UC"))]
 pub struct Uc;
 
-/// Unreliable datagram: SENDs of one packet each, to any peer of which there is an address handle (IBTA vol 1, 9.8.3).
+/// Unreliable datagram (UD): SENDs of one packet each, to any peer with an address handle (IBTA vol
+/// 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("IBV_QPT_UD", "UD"))]
 pub struct Ud;
 
-/// What a connected queue pair knows of its connection.
+/// The connection of a connected queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Link {
     pub(crate) peer: Endpoint,
@@ -80,7 +92,7 @@ pub struct Link {
 }
 
 impl Link {
-    fn changed(&mut self, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+    fn apply(&mut self, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
         if mask & sys::IBV_QP_AV != 0 {
             self.peer.gid = Gid::from_sys(&attr.ah_attr.grh.dgid);
             self.peer.lid = Lid(attr.ah_attr.dlid);
@@ -88,8 +100,10 @@ impl Link {
     }
 }
 
-/// The bytes in front of every datagram received: its global route header, or room for it (IBTA vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as
-/// many more than the longest message, and the message begins behind them.
+/// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
+/// vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as many more than the longest message,
+/// and the message begins after them.
+#[doc(alias = "ibv_grh")]
 pub const GRH_BYTES: usize = 40;
 
 pub(crate) mod sealed {
@@ -97,12 +111,11 @@ pub(crate) mod sealed {
 
     pub trait Service: Send + Sync + 'static {
         const KIND: TransportKind;
-        /// What a receive must have room for besides the message, in bytes.
+        /// Bytes that a receive needs besides the message.
         const HEADROOM: u64 = 0;
-        /// What a queue pair in use knows of whom it talks to.
+        /// The remote end of a queue pair in use; for UD its own address.
         type Link: Debug + Send + Sync;
-        /// Takes over what was changed of the queue pair.
-        fn changed(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
+        fn apply(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
     }
 }
 
@@ -110,8 +123,8 @@ impl sealed::Service for Rc {
     const KIND: TransportKind = TransportKind::Rc;
     type Link = Link;
 
-    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        link.changed(attr, mask);
+    fn apply(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.apply(attr, mask);
     }
 }
 
@@ -119,8 +132,8 @@ impl sealed::Service for Uc {
     const KIND: TransportKind = TransportKind::Uc;
     type Link = Link;
 
-    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        link.changed(attr, mask);
+    fn apply(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.apply(attr, mask);
     }
 }
 
@@ -129,7 +142,7 @@ impl sealed::Service for Ud {
     const HEADROOM: u64 = GRH_BYTES as u64;
     type Link = UdEndpoint;
 
-    fn changed(own: &mut UdEndpoint, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+    fn apply(own: &mut UdEndpoint, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
         if mask & sys::IBV_QP_QKEY != 0 {
             own.qkey = QKey(attr.qkey);
         }
@@ -141,8 +154,8 @@ impl<T: Transport> sealed::Service for SharedReceive<T> {
     const HEADROOM: u64 = T::HEADROOM;
     type Link = T::Link;
 
-    fn changed(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        T::changed(link, attr, mask);
+    fn apply(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        T::apply(link, attr, mask);
     }
 }
 

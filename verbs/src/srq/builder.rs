@@ -94,6 +94,6 @@ impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
     /// # Errors
     /// As there, and as for [`rc`](Self::rc).
     pub fn ud(self) -> Result<QueuePair<SharedReceive<Ud>, B>, QueuePairError> {
-        self.builder.ready()
+        self.builder.create_ready()
     }
 }

@@ -266,7 +266,7 @@ impl SharedReceiveBatch<'_> {
         }
         let max = self.poster.srq.max_sge;
         if N > max as usize {
-            return Err(Some(Reason::TooManyBuffers { asked: N, max }));
+            return Err(Some(Reason::TooManyBuffers { requested: N, max }));
         }
         let len = buffers.iter().map(|buffer| u64::from(buffer.bytes())).sum();
         if len > MAX_MESSAGE {

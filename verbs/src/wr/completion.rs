@@ -1,4 +1,4 @@
-//! Completions: what became of a request, and its buffers back.
+//! Work completions: a request's result, and its buffers.
 
 use doorbell_verbs_sys as sys;
 
@@ -9,48 +9,60 @@ use crate::memory::{BoundWindow, Buffer, Buffers, Key, Kind, MemoryWindow, Windo
 use crate::qp::{Queue, Ring};
 use crate::types::{Qpn, RKey};
 
-/// What a request that succeeded did (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
+/// The operation that succeeded (`ibv_wc_opcode`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_wc_opcode")]
 pub enum Success {
     /// The peer has received the message.
+    #[doc(alias = "IBV_WC_SEND")]
     Send,
     /// The peer's device has the data.
+    #[doc(alias = "IBV_WC_RDMA_WRITE")]
     Write,
     /// The data is in the request's buffers.
+    #[doc(alias = "IBV_WC_RDMA_READ")]
     Read,
     /// The old value is in the request's word.
+    #[doc(alias = "IBV_WC_COMP_SWAP")]
     CompareSwap,
     /// The old value is in the request's word.
+    #[doc(alias = "IBV_WC_FETCH_ADD")]
     FetchAdd,
     /// The window is bound: see [`Completion::take_bound_window`].
+    #[doc(alias = "IBV_WC_BIND_MW")]
     Bind,
-    /// The window's key is worth nothing any more: see [`Completion::take_window`].
+    /// The window's key is invalid now: see [`Completion::take_window`].
+    #[doc(alias = "IBV_WC_LOCAL_INV")]
     Invalidate,
     /// A message has arrived in the request's buffers.
+    #[doc(alias = "IBV_WC_RECV")]
     Receive {
-        /// Its length in bytes; that of a datagram with the header in front of it (see [`Completion::datagram`]).
+        /// Its length in bytes; of a datagram with its GRH (see [`Completion::datagram`]).
         len: u32,
         /// Immediate data, if it carried any.
         imm: Option<u32>,
     },
     /// A peer's RDMA WRITE with immediate data has consumed the receive; its buffers are untouched.
+    #[doc(alias = "IBV_WC_RECV_RDMA_WITH_IMM")]
     ReceiveWrite {
         /// The length of the data written, in bytes.
         len: u32,
         /// The immediate data.
         imm: u32,
     },
-    /// An unsignalled request, which a later one's completion has confirmed.
+    /// An unsignalled request, retired by a later one's completion.
     Confirmed,
     /// Another operation, with the code of `ibv_wc_opcode`.
     Other(u32),
 }
 
-/// One request retired, with its buffers (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1). Those not taken are dropped with it.
+/// One retired request, with its buffers (`ibv_wc`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1). Buffers
+/// not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
+#[doc(alias = "ibv_wc")]
 pub struct Completion<'a, Q: CqKind = Classic> {
-    /// Its completion, or that of the later request which confirms it.
+    /// Its completion, or that of the later request which retires it.
     entry: Q::Entry<'a>,
     ring: &'a Ring,
     position: u64,
@@ -68,10 +80,11 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         }
     }
 
-    /// What became of the request.
+    /// The request's result.
     ///
     /// # Errors
-    /// When it failed: the queue pair is in the error state then, and all requests after this one complete as [`Status::Flushed`].
+    /// When it failed: the queue pair is in ERR then, and all later requests complete as
+    /// [`Status::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<Success, Failure> {
         self.check()?;
@@ -99,14 +112,15 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         })
     }
 
-    /// Whether the request succeeded: [`result`](Self::result), without what it did. Costs next to nothing.
+    /// Whether the request succeeded: [`result`](Self::result) without decoding the operation.
+    /// Costs next to nothing.
     ///
     /// # Errors
     /// As for [`result`](Self::result).
     #[inline]
     pub fn check(&self) -> Result<(), Failure> {
         if self.entry.status() != sys::IBV_WC_SUCCESS
-            && let Some(failure) = failure(self.entry, self.ring, self.position)
+            && let Some(failure) = error_of(self.entry, self.ring, self.position)
         {
             return Err(failure);
         }
@@ -120,43 +134,47 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.entry.status() == sys::IBV_WC_SUCCESS || self.is_confirmed()
     }
 
-    /// Whether the completion is that of a later request, which confirms this one.
     #[inline]
     fn is_confirmed(&self) -> bool {
         is_of_later(self.entry, self.ring, self.position)
     }
 
-    /// The queue pair whose request it was.
+    /// The queue pair that the request was posted to.
     #[inline]
     #[must_use]
+    #[doc(alias = "qp_num")]
     pub fn qpn(&self) -> Qpn {
         self.ring.qpn()
     }
 
-    /// The number given to that queue pair by [`QueuePairBuilder::tag`](crate::QueuePairBuilder::tag).
+    /// The queue pair's [`QueuePairBuilder::tag`](crate::QueuePairBuilder::tag).
     #[inline]
     #[must_use]
     pub fn tag(&self) -> u64 {
         self.ring.tag()
     }
 
-    /// Which of its queues the request was posted to.
+    /// The work queue that the request was posted to.
     #[inline]
     #[must_use]
     pub fn queue(&self) -> Queue {
         self.ring.queue()
     }
 
-    /// How many requests were posted to that queue before this one: what [`QueuePair::next_send`](crate::QueuePair::next_send) was when it was posted.
+    /// The number of requests posted to that queue before this one:
+    /// [`QueuePair::next_send`](crate::QueuePair::next_send) when it was posted.
     #[inline]
     #[must_use]
+    #[doc(alias = "wr_id")]
     pub fn sequence(&self) -> u64 {
         self.position
     }
 
-    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that succeeded.
+    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that
+    /// succeeded.
     #[inline]
     #[must_use]
+    #[doc(alias = "src_qp")]
     pub fn datagram(&self) -> Option<Datagram> {
         match self.result() {
             Ok(Success::Receive { imm, .. }) if self.ring.receives_datagrams() => Some(Datagram::new(self.entry, imm)),
@@ -164,10 +182,12 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         }
     }
 
-    /// The key that the message received has invalidated, if it is a SEND with invalidate: to be given to [`BoundWindow::invalidated`].
+    /// The rkey that the received message has invalidated, if it is a SEND with invalidate: an
+    /// argument for [`BoundWindow::invalidated`].
     ///
-    /// The kernel's rxe of Linux 6.1 takes the key away, but does not say so here.
+    /// The kernel's rxe of Linux 6.1 invalidates the key, but does not report it here.
     #[must_use]
+    #[doc(alias("IBV_WC_WITH_INV", "invalidated_rkey"))]
     pub fn invalidated(&self) -> Option<RKey> {
         let received = self.is_ok() && self.entry.opcode() == sys::IBV_WC_RECV;
         let invalidating = received && self.entry.wc_flags() & sys::IBV_WC_WITH_INV != 0;
@@ -175,27 +195,29 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         invalidating.then(|| RKey(self.entry.imm_data()))
     }
 
-    /// Takes the memory window that the request has bound, with the rights that it has bound, if it succeeded in that.
+    /// Takes the memory window that the request has bound, with the rights that it has bound, if it
+    /// succeeded.
     pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.is_ok()
             .then(|| BoundWindow::take(&mut self.buffers, true))
             .flatten()
     }
 
-    /// Takes the memory window that the request has unbound, if it succeeded in that.
+    /// Takes the memory window that the request has unbound, if it succeeded.
     pub fn take_window<T: WindowType>(&mut self) -> Option<MemoryWindow<T>> {
         self.is_ok()
             .then(|| MemoryWindow::take(&mut self.buffers, true))
             .flatten()
     }
 
-    /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see [`Buffers::take`]).
+    /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see
+    /// [`Buffers::take`]).
     #[inline]
     pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
         self.buffers.take()
     }
 
-    /// Takes the word in which an atomic operation has left the old value.
+    /// Takes the word with an atomic operation's result, the old value.
     #[inline]
     pub fn take_word(&mut self) -> Option<Word> {
         self.buffers.take_word()
@@ -208,7 +230,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.buffers.take()
     }
 
-    /// All the request's buffers that were not taken yet.
+    /// All buffers of the request that were not taken yet.
     #[inline]
     #[must_use]
     pub fn into_buffers(self) -> Buffers {
@@ -217,35 +239,41 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
 }
 
 impl Completion<'_, Extended> {
-    /// When the request completed, in ticks of the device's clock (of which [`DeviceClock`](crate::DeviceClock) makes times). `None` unless the queue was made
-    /// [with time stamps](crate::ExtendedCompletionQueueBuilder::timestamps); of a request that a later one confirms, the time of that.
+    /// Completion time in ticks of the device's clock (see [`DeviceClock`](crate::DeviceClock)).
+    /// `None` unless the queue was made [with time
+    /// stamps](crate::ExtendedCompletionQueueBuilder::timestamps); for a request that a later one
+    /// retires, the time of that.
     #[inline]
     #[must_use]
+    #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn timestamp_ticks(&self) -> Option<u64> {
         self.entry.ticks()
     }
 
-    /// When the request completed, in nanoseconds since 1970-01-01 UTC. `None` unless the queue was made [with the time of
-    /// day](crate::ExtendedCompletionQueueBuilder::wallclock); of a request that a later one confirms, the time of that.
+    /// Completion time in nanoseconds since 1970-01-01 UTC. `None` unless the queue was made [with
+    /// the time of day](crate::ExtendedCompletionQueueBuilder::wallclock); for a request that a
+    /// later one retires, the time of that.
     #[inline]
     #[must_use]
+    #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
     pub fn wallclock_ns(&self) -> Option<u64> {
         self.entry.wallclock_ns()
     }
 }
 
-/// Whether a completion that confirms the request at `position` is that of a later one: the lower half of its `wr_id` is the slot of its own. Receives have one each; those of a shared
-/// receive queue lie in no slot of the ring.
+/// Whether a completion that retires the request at `position` is a later one's: the lower half of
+/// its `wr_id` is its own slot. Receives have one each; those of a shared receive queue have no
+/// slot in the ring.
 #[inline]
 fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
     u64::from(entry.slot()) != ring.slot_of(position) && ring.queue() == Queue::Send
 }
 
-/// How the request at `position` has failed, if this error completion is its own. Takes what it needs by value, so that a completion need not be in memory, and all of it, so that
-/// nothing of it need be worked out before.
+/// The error of the request at `position`, if this error completion is its own. By value, so that a
+/// completion need not be in memory, and computed entirely here, off the fast path.
 #[cold]
 #[inline(never)]
-fn failure(entry: impl Entry, ring: &Ring, position: u64) -> Option<Failure> {
+fn error_of(entry: impl Entry, ring: &Ring, position: u64) -> Option<Failure> {
     if is_of_later(entry, ring, position) {
         return None;
     }

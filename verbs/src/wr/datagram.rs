@@ -1,4 +1,4 @@
-//! What a completion says of a datagram received: whom it came from, and where in its buffer it lies.
+//! The source and position of a received datagram, from its completion.
 
 use core::ops::Range;
 
@@ -8,11 +8,14 @@ use crate::cq::Entry;
 use crate::qp::GRH_BYTES;
 use crate::types::{Lid, Qpn};
 
-/// A datagram received by a UD queue pair (IBTA vol 1, 11.4.2.1). It lies in the request's buffer behind the [`GRH_BYTES`] bytes of its global route header.
+/// A datagram received by a UD queue pair (IBTA vol 1, 11.4.2.1). It starts in the request's buffer
+/// after the [`GRH_BYTES`] bytes of its global route header.
 ///
-/// To answer, make an address handle by [`reply_to`](crate::AddressHandleBuilder::reply_to) with the buffer, and send to [`source`](Self::source). The Q_Key of the sender
-/// is not told: by convention both sides use the same.
+/// To reply, make an address handle by [`reply_to`](crate::AddressHandleBuilder::reply_to) with the
+/// buffer, and send to [`source`](Self::source). The completion does not carry the sender's Q_Key:
+/// by convention both sides use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "ibv_wc")]
 pub struct Datagram {
     pub(crate) len: u32,
     pub(crate) imm: Option<u32>,
@@ -25,7 +28,7 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// Of the completion of a receive of a UD queue pair that succeeded.
+    /// From the completion of a successful receive of a UD queue pair.
     pub(crate) fn new(entry: impl Entry, imm: Option<u32>) -> Self {
         Self {
             len: entry.byte_len().saturating_sub(GRH_BYTES as u32),
@@ -39,7 +42,7 @@ impl Datagram {
         }
     }
 
-    /// As much of a completion as an address handle is made of.
+    /// The fields of a completion that an address handle is made from.
     pub(crate) fn to_sys(self) -> sys::ibv_wc {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut wc: sys::ibv_wc = unsafe { core::mem::zeroed() };
@@ -61,11 +64,12 @@ impl Datagram {
         reason = "a datagram may be empty, and is one all the same"
     )]
     #[must_use]
+    #[doc(alias = "byte_len")]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Where the message lies in the buffers: `&buffer[datagram.payload()]`.
+    /// The range of the message in the buffers: `&buffer[datagram.payload()]`.
     #[must_use]
     pub fn payload(&self) -> Range<usize> {
         GRH_BYTES..GRH_BYTES + self.len()
@@ -73,35 +77,41 @@ impl Datagram {
 
     /// Immediate data, if it carried any.
     #[must_use]
+    #[doc(alias = "imm_data")]
     pub fn imm(&self) -> Option<u32> {
         self.imm
     }
 
     /// The queue pair that sent it.
     #[must_use]
+    #[doc(alias = "src_qp")]
     pub fn source(&self) -> Qpn {
         self.source
     }
 
-    /// Whether the first [`GRH_BYTES`] bytes hold its header. On RoCE they always do; on InfiniBand they hold nothing when it came from the same subnet without one.
+    /// Whether the first [`GRH_BYTES`] bytes hold its GRH. On RoCE they always do; on InfiniBand
+    /// they are undefined for a datagram of the same subnet without one.
     #[must_use]
+    #[doc(alias = "IBV_WC_GRH")]
     pub fn has_grh(&self) -> bool {
         self.flags & sys::IBV_WC_GRH != 0
     }
 
     /// The LID of the port that sent it; 0 on RoCE.
     #[must_use]
+    #[doc(alias = "slid")]
     pub fn source_lid(&self) -> Lid {
         Lid(self.slid)
     }
 
-    /// The InfiniBand service level that it came with.
+    /// Its InfiniBand service level.
     #[must_use]
+    #[doc(alias = "sl")]
     pub fn service_level(&self) -> u8 {
         self.sl
     }
 
-    /// The index of the partition key that it came with; 0 when it came by an extended completion queue, which does not tell.
+    /// The index of its P_Key; 0 from an extended completion queue, which does not report it.
     #[must_use]
     pub fn pkey_index(&self) -> u16 {
         self.pkey_index

@@ -1,4 +1,4 @@
-//! Work requests and their completions: what can be asked of a queue pair, and what comes of it.
+//! Work requests and work completions.
 
 pub(crate) mod completion;
 pub(crate) mod datagram;

@@ -1,4 +1,4 @@
-//! The operations of a send queue, as types: each knows its opcode and what it writes into a work request.
+//! The operations of a send queue as types: each knows its opcode and operands.
 
 use doorbell_verbs_sys::{self as sys, work_requests};
 
@@ -6,23 +6,26 @@ use crate::memory::{Key, Remote, RemoteWord};
 use crate::qp::Reason;
 
 /// An operation of the send queue.
-pub trait Operation: sealed::Fill + Copy + core::fmt::Debug {}
+#[doc(alias = "ibv_wr_opcode")]
+pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 
-/// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data, and SEND with invalidate.
+/// Operations that send a message and may request a solicited event: SEND and WRITE, with or
+/// without immediate data, and SEND with invalidate.
 pub trait Message: Operation {}
 
-/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
+/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE
+/// (IBTA vol 1, 9.2.5).
+#[doc(alias = "imm_data")]
 pub trait Immediate: Message {
-    /// The opcode with immediate data.
     #[doc(hidden)]
     const WITH_IMMEDIATE: sys::ibv_wr_opcode;
 
-    /// Tells the operation with immediate data to the provider.
+    /// Makes the `ibv_wr_*` call of the operation with immediate data.
     ///
     /// # Safety
     /// As for the operation without.
     #[doc(hidden)]
-    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32);
+    unsafe fn call_wr_with_imm(&self, qp: *mut sys::ibv_qp_ex, imm: u32);
 }
 
 pub(crate) mod sealed {
@@ -30,23 +33,25 @@ pub(crate) mod sealed {
 
     use crate::qp::Reason;
 
-    pub trait Fill {
+    pub trait SendOperation {
         /// Writes opcode and operands.
         ///
         /// # Safety
         /// `wr` points to a work request.
-        unsafe fn fill(&self, wr: *mut sys::ibv_send_wr);
+        unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr);
 
-        /// Tells the operation to the provider.
+        /// Makes the operation's `ibv_wr_*` call.
         ///
         /// # Safety
-        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the operation `is_callable`.
-        unsafe fn call(&self, qp: *mut sys::ibv_qp_ex);
+        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the
+        /// operation `is_callable`.
+        unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex);
 
-        /// Whether any queue pair of its transport takes it; else `is_callable` says so.
-        const ALWAYS: bool = true;
+        /// Whether any queue pair of its transport supports it; else `is_callable` decides.
+        const ALWAYS_SUPPORTED: bool = true;
 
-        /// Whether the queue pair takes it: those that any of its transport takes were looked for when it was made.
+        /// Whether the queue pair supports it. Those that any of its transport supports were
+        /// checked when it was made.
         ///
         /// # Safety
         /// `qp` is live and was made by ibv_create_qp_ex.
@@ -55,14 +60,14 @@ pub(crate) mod sealed {
             true
         }
 
-        /// Whether a message of `len` bytes will not do where there is `room` for so many.
+        /// Whether a message of `len` bytes is invalid, where `room` are possible.
         #[inline(always)]
-        fn refuses(&self, len: u64, room: u64) -> bool {
+        fn rejects(&self, len: u64, room: u64) -> bool {
             len > room
         }
 
-        /// What is wrong with it, if `refuses` says so.
-        fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+        /// Why it is invalid, if `rejects` says so.
+        fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
             (len > room).then_some(Reason::RemoteTooShort { len, remote: room })
         }
     }
@@ -70,6 +75,7 @@ pub(crate) mod sealed {
 
 /// An [`Immediate`] operation with its 32 bits.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "imm_data")]
 pub struct WithImmediate<O> {
     pub(crate) op: O,
     pub(crate) imm: u32,
@@ -77,12 +83,14 @@ pub struct WithImmediate<O> {
 
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_SEND")]
 pub struct Send;
 
 /// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr"))]
 pub struct SendTo {
-    /// Null where the address handle is not the queue pair's to use.
+    /// Null if the queue pair may not use the address handle.
     pub(crate) ah: *mut sys::ibv_ah,
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
@@ -90,14 +98,17 @@ pub struct SendTo {
 
 /// RDMA WRITE (IBTA vol 1, 9.4.3).
 #[derive(Debug, Clone, Copy)]
-pub struct Write(Target);
+#[doc(alias = "IBV_WR_RDMA_WRITE")]
+pub struct Write(RemoteAddress);
 
 /// RDMA READ (IBTA vol 1, 9.4.4).
 #[derive(Debug, Clone, Copy)]
-pub struct Read(Target);
+#[doc(alias = "IBV_WR_RDMA_READ")]
+pub struct Read(RemoteAddress);
 
 /// Compare and swap of eight bytes (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
 pub struct CompareSwap {
     pub(crate) word: RemoteWord,
     pub(crate) compare: u64,
@@ -106,39 +117,43 @@ pub struct CompareSwap {
 
 /// Fetch and add of eight bytes (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
 pub struct FetchAdd {
     pub(crate) word: RemoteWord,
     pub(crate) add: u64,
 }
 
-/// SEND that takes a key of the peer's away (IBTA vol 1, 9.4.1.1).
+/// SEND with invalidate of a peer's key (IBTA vol 1, 9.4.1.1).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_SEND_WITH_INV")]
 pub struct SendInvalidate {
     pub(crate) rkey: u32,
 }
 
-/// Binding of a memory window (IBTA vol 1, 10.8.3.3).
+/// Bind of a memory window (IBTA vol 1, 10.8.3.3).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_BIND_MW")]
 pub struct Bind(pub(crate) Binding);
 
 /// Local invalidate of a memory window (IBTA vol 1, 10.8.3.3).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_LOCAL_INV")]
 pub struct Invalidate(pub(crate) Binding);
 
-/// What a request does with a window.
+/// The operands of a window's request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Binding {
-    /// Live, unless there is an objection.
+    /// Live, unless `objection` is set.
     pub(crate) mw: *mut sys::ibv_mw,
-    /// The key that it is to have, or that is to be taken away.
+    /// The new key, or the one to invalidate.
     pub(crate) rkey: u32,
     pub(crate) info: sys::ibv_mw_bind_info,
-    pub(crate) objection: Option<Objection>,
+    pub(crate) objection: Option<BindError>,
 }
 
-/// What is wrong with a window's request.
+/// Why a window's request is invalid.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Objection {
+pub(crate) enum BindError {
     Gone,
     Foreign,
     Empty,
@@ -147,21 +162,21 @@ pub(crate) enum Objection {
 impl Binding {
     pub(crate) fn reason(&self) -> Option<Reason> {
         self.objection.map(|objection| match objection {
-            Objection::Gone => Reason::WindowGone,
-            Objection::Foreign => Reason::ForeignWindow,
-            Objection::Empty => Reason::EmptyWindow,
+            BindError::Gone => Reason::WindowGone,
+            BindError::Foreign => Reason::ForeignWindow,
+            BindError::Empty => Reason::EmptyWindow,
         })
     }
 }
 
-/// Where remote memory begins. Two words, so that it is passed in registers where a request is looked at more closely.
+/// A remote address and rkey. Two words, so that it is passed in registers to the slow path.
 #[derive(Debug, Clone, Copy)]
-struct Target {
+struct RemoteAddress {
     addr: u64,
     rkey: u32,
 }
 
-impl Target {
+impl RemoteAddress {
     #[inline(always)]
     fn new<K: Key>(remote: Remote<K>) -> Self {
         Self {
@@ -171,40 +186,40 @@ impl Target {
     }
 }
 
-/// The room for a message that nothing but its own limits bounds.
+/// The longest message where only the payload's own limits apply.
 pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
 impl Write {
     #[inline(always)]
     pub(crate) fn new<K: Key>(remote: Remote<K>) -> Self {
-        Self(Target::new(remote))
+        Self(RemoteAddress::new(remote))
     }
 }
 
 impl Read {
     #[inline(always)]
     pub(crate) fn new<K: Key>(remote: Remote<K>) -> Self {
-        Self(Target::new(remote))
+        Self(RemoteAddress::new(remote))
     }
 }
 
-impl sealed::Fill for Send {
+impl sealed::SendOperation for Send {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: points to a request by contract.
         unsafe { (*wr).opcode = sys::IBV_WR_SEND }
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_send(qp) }
     }
 }
 
-impl sealed::Fill for SendTo {
+impl sealed::SendOperation for SendTo {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_SEND;
@@ -217,7 +232,7 @@ impl sealed::Fill for SendTo {
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract; the address handle is live, as the request borrows it.
         unsafe {
             work_requests::wr_send(qp);
@@ -226,11 +241,11 @@ impl sealed::Fill for SendTo {
     }
 
     #[inline(always)]
-    fn refuses(&self, len: u64, room: u64) -> bool {
+    fn rejects(&self, len: u64, room: u64) -> bool {
         self.ah.is_null() || len > room
     }
 
-    fn objection(&self, len: u64, room: u64) -> Option<Reason> {
+    fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
         if self.ah.is_null() {
             return Some(Reason::ForeignAddressHandle);
         }
@@ -239,9 +254,9 @@ impl sealed::Fill for SendTo {
     }
 }
 
-impl sealed::Fill for Write {
+impl sealed::SendOperation for Write {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_RDMA_WRITE;
@@ -250,15 +265,15 @@ impl sealed::Fill for Write {
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_rdma_write(qp, self.0.rkey, self.0.addr) }
     }
 }
 
-impl sealed::Fill for Read {
+impl sealed::SendOperation for Read {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_RDMA_READ;
@@ -267,7 +282,7 @@ impl sealed::Fill for Read {
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_rdma_read(qp, self.0.rkey, self.0.addr) }
     }
@@ -278,7 +293,7 @@ impl sealed::Fill for Read {
 /// # Safety
 /// `wr` points to a request.
 #[inline(always)]
-unsafe fn write_remote(wr: *mut sys::ibv_send_wr, target: Target) {
+unsafe fn write_remote(wr: *mut sys::ibv_send_wr, target: RemoteAddress) {
     // SAFETY: points to a request by contract; both are fields of the union's `rdma` variant.
     unsafe {
         (*wr).wr.rdma.remote_addr = target.addr;
@@ -286,9 +301,9 @@ unsafe fn write_remote(wr: *mut sys::ibv_send_wr, target: Target) {
     }
 }
 
-impl sealed::Fill for CompareSwap {
+impl sealed::SendOperation for CompareSwap {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_ATOMIC_CMP_AND_SWP;
@@ -302,12 +317,12 @@ impl sealed::Fill for CompareSwap {
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_atomic_cmp_swp(qp, self.word.rkey.0, self.word.addr, self.compare, self.swap) }
     }
 
-    const ALWAYS: bool = false;
+    const ALWAYS_SUPPORTED: bool = false;
 
     #[inline(always)]
     unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
@@ -316,9 +331,9 @@ impl sealed::Fill for CompareSwap {
     }
 }
 
-impl sealed::Fill for FetchAdd {
+impl sealed::SendOperation for FetchAdd {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -332,12 +347,12 @@ impl sealed::Fill for FetchAdd {
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_atomic_fetch_add(qp, self.word.rkey.0, self.word.addr, self.add) }
     }
 
-    const ALWAYS: bool = false;
+    const ALWAYS_SUPPORTED: bool = false;
 
     #[inline(always)]
     unsafe fn is_callable(&self, qp: *mut sys::ibv_qp_ex) -> bool {
@@ -346,9 +361,9 @@ impl sealed::Fill for FetchAdd {
     }
 }
 
-impl sealed::Fill for SendInvalidate {
+impl sealed::SendOperation for SendInvalidate {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_SEND_WITH_INV;
@@ -357,7 +372,7 @@ impl sealed::Fill for SendInvalidate {
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_send_inv(qp, self.rkey) }
     }
@@ -369,8 +384,8 @@ impl sealed::Fill for SendInvalidate {
     }
 }
 
-impl sealed::Fill for Bind {
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+impl sealed::SendOperation for Bind {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_BIND_MW;
@@ -382,7 +397,7 @@ impl sealed::Fill for Bind {
         }
     }
 
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract; window and region are live, as the request keeps them.
         unsafe { work_requests::wr_bind_mw(qp, self.0.mw, self.0.rkey, &raw const self.0.info) }
     }
@@ -392,17 +407,17 @@ impl sealed::Fill for Bind {
         unsafe { (*qp).wr_bind_mw.is_some() }
     }
 
-    fn refuses(&self, _len: u64, _room: u64) -> bool {
+    fn rejects(&self, _len: u64, _room: u64) -> bool {
         self.0.objection.is_some()
     }
 
-    fn objection(&self, _len: u64, _room: u64) -> Option<Reason> {
+    fn reject_reason(&self, _len: u64, _room: u64) -> Option<Reason> {
         self.0.reason()
     }
 }
 
-impl sealed::Fill for Invalidate {
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+impl sealed::SendOperation for Invalidate {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
             (*wr).opcode = sys::IBV_WR_LOCAL_INV;
@@ -410,7 +425,7 @@ impl sealed::Fill for Invalidate {
         }
     }
 
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_local_inv(qp, self.0.rkey) }
     }
@@ -420,39 +435,39 @@ impl sealed::Fill for Invalidate {
         unsafe { (*qp).wr_local_inv.is_some() }
     }
 
-    fn refuses(&self, _len: u64, _room: u64) -> bool {
+    fn rejects(&self, _len: u64, _room: u64) -> bool {
         self.0.objection.is_some()
     }
 
-    fn objection(&self, _len: u64, _room: u64) -> Option<Reason> {
+    fn reject_reason(&self, _len: u64, _room: u64) -> Option<Reason> {
         self.0.reason()
     }
 }
 
-impl<O: Immediate> sealed::Fill for WithImmediate<O> {
+impl<O: Immediate> sealed::SendOperation for WithImmediate<O> {
     #[inline(always)]
-    unsafe fn fill(&self, wr: *mut sys::ibv_send_wr) {
+    unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
         unsafe {
-            self.op.fill(wr);
+            self.op.fill_wr(wr);
             (*wr).opcode = O::WITH_IMMEDIATE;
             (*wr).anon_1.imm_data = self.imm.to_be();
         }
     }
 
     #[inline(always)]
-    unsafe fn call(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract.
-        unsafe { self.op.call_with(qp, self.imm) }
+        unsafe { self.op.call_wr_with_imm(qp, self.imm) }
     }
 
     #[inline(always)]
-    fn refuses(&self, len: u64, room: u64) -> bool {
-        self.op.refuses(len, room)
+    fn rejects(&self, len: u64, room: u64) -> bool {
+        self.op.rejects(len, room)
     }
 
-    fn objection(&self, len: u64, room: u64) -> Option<Reason> {
-        self.op.objection(len, room)
+    fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
+        self.op.reject_reason(len, room)
     }
 }
 
@@ -475,7 +490,7 @@ impl Immediate for Send {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
 
     #[inline(always)]
-    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+    unsafe fn call_wr_with_imm(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_send_imm(qp, imm.to_be()) }
     }
@@ -484,7 +499,7 @@ impl Immediate for SendTo {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
 
     #[inline(always)]
-    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+    unsafe fn call_wr_with_imm(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
         // SAFETY: by contract.
         unsafe {
             work_requests::wr_send_imm(qp, imm.to_be());
@@ -496,7 +511,7 @@ impl Immediate for Write {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
 
     #[inline(always)]
-    unsafe fn call_with(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
+    unsafe fn call_wr_with_imm(&self, qp: *mut sys::ibv_qp_ex, imm: u32) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_rdma_write_imm(qp, self.0.rkey, self.0.addr, imm.to_be()) }
     }

@@ -1,4 +1,5 @@
-//! What a request carries: one buffer, several, bytes inline, or a memory window.
+//! The payload of a work request: one buffer, a scatter-gather list, inline data, or a memory
+//! window.
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -8,10 +9,10 @@ use doorbell_verbs_sys::{self as sys, work_requests};
 use crate::memory::{Buffers, Source};
 use crate::qp::Reason;
 
-/// What a request carries: [`One`], [`Several`], [`Inline`] or [`Window`].
+/// The payload of a work request: [`One`], [`Several`], [`Inline`] or [`Window`].
 pub trait Payload: sealed::Stage {}
 
-/// The limits of a queue pair that a payload must keep to.
+/// A queue pair's limits for payloads.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub(crate) max_inline: u32,
@@ -22,38 +23,35 @@ pub(crate) mod sealed {
     use super::{Buffers, Limits, Reason, c_uint, sys};
 
     pub trait Stage: Sized {
-        /// Flags that the work request gets.
         const FLAGS: c_uint;
 
-        /// Bytes of the message.
         fn bytes(&self) -> u64;
 
-        /// Why the queue pair would not take it, if so.
-        fn check(&self, limits: Limits) -> Option<Reason>;
+        /// Why the queue pair would reject it; `None` if it is valid.
+        fn reject_reason(&self, limits: Limits) -> Option<Reason>;
 
-        /// Whether `check` finds nothing.
         #[inline(always)]
-        fn admits(&self, limits: Limits) -> bool {
-            self.check(limits).is_none()
+        fn fits(&self, limits: Limits) -> bool {
+            self.reject_reason(limits).is_none()
         }
 
-        /// Whether `check` finds nothing, and `num_sge` is 1.
+        /// Whether `reject_reason` is `None`, and `num_sge` is 1.
         fn is_single(&self, limits: Limits) -> bool;
 
-        /// How many elements the scatter-gather list has.
         fn num_sge(&self) -> i32;
 
         /// Writes the scatter-gather list.
         ///
         /// # Safety
-        /// `check` found nothing, and there is room for `max_sge` elements.
-        unsafe fn fill(&self, sges: *mut sys::ibv_sge);
+        /// `reject_reason` is `None`, and `sges` has space for `max_sge` elements.
+        unsafe fn write_sges(&self, sges: *mut sys::ibv_sge);
 
-        /// Tells it to the provider.
+        /// Sets it on the current `ibv_wr_*` request.
         ///
         /// # Safety
-        /// `check` found nothing; `qp` is live and was made by ibv_create_qp_ex, and an operation of a batch of it has just been told.
-        unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex);
+        /// `reject_reason` is `None`; `qp` is live and was made by ibv_create_qp_ex, and the last
+        /// call of its batch was an operation.
+        unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex);
 
         /// The buffers it owns, to be kept while in flight.
         fn into_buffers(self) -> Buffers;
@@ -62,6 +60,7 @@ pub(crate) mod sealed {
 
 /// One buffer.
 #[derive(Debug)]
+#[doc(alias = "ibv_sge")]
 pub struct One<S>(S);
 
 impl<S: Source> One<S> {
@@ -80,7 +79,7 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 
     #[inline(always)]
-    fn check(&self, _limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, _limits: Limits) -> Option<Reason> {
         None
     }
 
@@ -95,13 +94,13 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
-        // SAFETY: every list has room for one.
+    unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
+        // SAFETY: every list has space for one.
         unsafe { self.0.write_sge(sges) }
     }
 
     #[inline(always)]
-    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex) {
         let sge = self.0.sge();
         // SAFETY: by contract.
         unsafe { work_requests::wr_set_sge(qp, sge.lkey, sge.addr, sge.length) }
@@ -113,8 +112,9 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 }
 
-/// `N` buffers, one after the other on the wire.
+/// A scatter-gather list of `N` buffers, in wire order.
 #[derive(Debug)]
+#[doc(alias("ibv_sge", "sg_list"))]
 pub struct Several<const N: usize> {
     sges: [sys::ibv_sge; N],
     buffers: Buffers,
@@ -139,10 +139,10 @@ impl<const N: usize> sealed::Stage for Several<N> {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
     }
 
-    fn check(&self, limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, limits: Limits) -> Option<Reason> {
         if N > limits.max_sge as usize {
             return Some(Reason::TooManyBuffers {
-                asked: N,
+                requested: N,
                 max: limits.max_sge,
             });
         }
@@ -151,21 +151,21 @@ impl<const N: usize> sealed::Stage for Several<N> {
     }
 
     fn is_single(&self, limits: Limits) -> bool {
-        N == 1 && self.admits(limits)
+        N == 1 && self.fits(limits)
     }
 
     fn num_sge(&self) -> i32 {
         N as i32
     }
 
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
+    unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
         for (index, sge) in self.sges.iter().enumerate() {
-            // SAFETY: `check` has seen that N elements fit.
+            // SAFETY: `reject_reason` has seen that N elements fit.
             unsafe { *sges.add(index) = *sge };
         }
     }
 
-    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract; the list is read during the call.
         unsafe { work_requests::wr_set_sge_list(qp, N, self.sges.as_ptr()) }
     }
@@ -178,8 +178,9 @@ impl<const N: usize> sealed::Stage for Several<N> {
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// Bytes that the device takes as part of the work request, so that they may be changed as soon as the batch is posted.
+/// Inline data: copied into the WQE, so that it may be changed as soon as the batch is posted.
 #[derive(Debug)]
+#[doc(alias = "IBV_SEND_INLINE")]
 pub struct Inline<'d> {
     bytes: *const u8,
     len: usize,
@@ -206,7 +207,7 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    fn check(&self, limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, limits: Limits) -> Option<Reason> {
         let max = limits.max_inline;
         (self.len > max as usize).then_some(Reason::InlineTooLong { len: self.len, max })
     }
@@ -223,8 +224,9 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
-        // SAFETY: every list has room for one. An inline element's key is not looked at. The length fits, being at most `max_inline`.
+    unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
+        // SAFETY: every list has space for one. An inline element's key is not read. The length
+        // fits, being at most `max_inline`.
         unsafe {
             (*sges).addr = self.bytes.expose_provenance() as u64;
             (*sges).length = self.len as u32;
@@ -232,7 +234,7 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract; the bytes are only read, though the prototype does not say so.
         unsafe { work_requests::wr_set_inline_data(qp, self.bytes.cast_mut().cast(), self.len) }
     }
@@ -243,14 +245,14 @@ impl sealed::Stage for Inline<'_> {
     }
 }
 
-/// A memory window, to be bound or unbound: nothing that goes on the wire.
+/// A memory window, to be bound or unbound: nothing goes on the wire.
 #[derive(Debug)]
 pub struct Window(Buffers);
 
 impl Window {
-    /// A window on its way.
-    pub(crate) fn new(on_its_way: Buffers) -> Self {
-        Self(on_its_way)
+    /// A window in flight.
+    pub(crate) fn new(in_flight: Buffers) -> Self {
+        Self(in_flight)
     }
 }
 
@@ -261,7 +263,7 @@ impl sealed::Stage for Window {
         0
     }
 
-    fn check(&self, _limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, _limits: Limits) -> Option<Reason> {
         None
     }
 
@@ -273,9 +275,9 @@ impl sealed::Stage for Window {
         0
     }
 
-    unsafe fn fill(&self, _sges: *mut sys::ibv_sge) {}
+    unsafe fn write_sges(&self, _sges: *mut sys::ibv_sge) {}
 
-    unsafe fn tell(&self, _qp: *mut sys::ibv_qp_ex) {}
+    unsafe fn set_data(&self, _qp: *mut sys::ibv_qp_ex) {}
 
     fn into_buffers(self) -> Buffers {
         self.0

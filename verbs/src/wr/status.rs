@@ -1,4 +1,4 @@
-//! Completion statuses, each with what it means for whoever gets it (IBTA vol 1, 11.6.2; ibv_poll_cq(3)).
+//! Completion statuses, each with advice (IBTA vol 1, 11.6.2; ibv_poll_cq(3)).
 
 use core::fmt;
 
@@ -7,39 +7,55 @@ use doorbell_verbs_sys as sys;
 use crate::qp::Queue;
 use crate::types::Qpn;
 
-/// Why a request failed (ibv_poll_cq(3); IBTA vol 1, 11.6.2).
+/// Why a request failed (`ibv_wc_status`; ibv_poll_cq(3); IBTA vol 1, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias = "ibv_wc_status")]
 pub enum Status {
     /// A receive was too short for the message, or a request longer than the path takes.
+    #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
     LocalLength,
     /// The queue pair's own state is inconsistent.
+    #[doc(alias = "IBV_WC_LOC_QP_OP_ERR")]
     LocalQpOperation,
     /// A buffer's key does not cover it, or is of another protection domain.
+    #[doc(alias = "IBV_WC_LOC_PROT_ERR")]
     LocalProtection,
-    /// The queue pair went to the error state before this request was done.
+    /// The queue pair entered ERR before this request completed.
+    #[doc(alias = "IBV_WC_WR_FLUSH_ERR")]
     Flushed,
     /// A memory window could not be bound.
+    #[doc(alias = "IBV_WC_MW_BIND_ERR")]
     WindowBind,
-    /// The peer answered with something that makes no sense.
+    /// The peer's response is invalid.
+    #[doc(alias = "IBV_WC_BAD_RESP_ERR")]
     BadResponse,
     /// Memory lacks the local right needed.
+    #[doc(alias = "IBV_WC_LOC_ACCESS_ERR")]
     LocalAccess,
-    /// The peer could not make sense of the request.
+    /// The peer's responder rejects the request as invalid.
+    #[doc(alias = "IBV_WC_REM_INV_REQ_ERR")]
     RemoteInvalidRequest,
     /// The peer's memory does not allow the access.
+    #[doc(alias = "IBV_WC_REM_ACCESS_ERR")]
     RemoteAccess,
-    /// The peer failed to carry the request out.
+    /// The peer failed to execute the request.
+    #[doc(alias = "IBV_WC_REM_OP_ERR")]
     RemoteOperation,
-    /// The peer does not answer.
+    /// The peer does not respond: the retry count is exceeded.
+    #[doc(alias = "IBV_WC_RETRY_EXC_ERR")]
     RetryExceeded,
-    /// The peer has no receive posted.
+    /// The peer has no receive posted: the RNR retry count is exceeded.
+    #[doc(alias = "IBV_WC_RNR_RETRY_EXC_ERR")]
     RnrRetryExceeded,
     /// The peer aborted the operation.
+    #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
     RemoteAborted,
     /// The device failed.
+    #[doc(alias = "IBV_WC_FATAL_ERR")]
     Fatal,
     /// A response took too long.
+    #[doc(alias = "IBV_WC_RESP_TIMEOUT_ERR")]
     ResponseTimeout,
     /// Another error, with the code of `ibv_wc_status`.
     Other(u32),
@@ -67,8 +83,9 @@ impl Status {
         }
     }
 
-    /// What it means and what to do.
+    /// Its meaning, and what to do.
     #[must_use]
+    #[doc(alias = "ibv_wc_status_str")]
     pub const fn advice(self) -> &'static str {
         match self {
             Self::LocalLength => {
@@ -81,7 +98,7 @@ impl Status {
                 "a buffer is not of the queue pair's protection domain, or was registered on another device"
             }
             Self::Flushed => {
-                "an earlier failure, or this side itself, put the queue pair in the error state; look for the first failure"
+                "an earlier failure, or this side itself, put the queue pair in the error state; see the first failure"
             }
             Self::WindowBind => "the memory window cannot be bound: check its region's rights",
             Self::BadResponse => "the peer answered out of order: is it really the peer, and is its device sound?",
@@ -134,26 +151,29 @@ impl fmt::Display for Status {
     }
 }
 
-/// The vendor's code, if it says anything.
-fn vendor(code: u32) -> String {
+/// The vendor's code, if it is not 0.
+fn vendor_suffix(code: u32) -> String {
     match code {
         0 => String::new(),
         code => format!(" (vendor code {code:#x})"),
     }
 }
 
-/// A failed request: what is valid in an error completion, and no more (ibv_poll_cq(3): identity, status, queue pair, vendor's code).
+/// An error completion: the fields that are valid in it, and no more (ibv_poll_cq(3): identity,
+/// status, queue pair, vendor's code).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor(*.vendor_error), .status.advice())]
+#[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]
+#[doc(alias = "ibv_wc")]
 pub struct Failure {
     /// Why.
     pub status: Status,
-    /// The device's own code for it.
+    /// The device's own code (`vendor_err`).
+    #[doc(alias = "vendor_err")]
     pub vendor_error: u32,
     /// The queue pair.
     pub qpn: Qpn,
-    /// Which of its queues.
+    /// The work queue.
     pub queue: Queue,
     /// Which request of the queue, counted from 0.
     pub sequence: u64,

@@ -1,4 +1,5 @@
-//! The table of libibverbs' functions, and the loader that fills it from the system's library; and the macro that makes such tables.
+//! The table of libibverbs' functions, the loader that fills it from the system's library, and the
+//! macro that defines such tables.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::error::Error as _;
@@ -11,14 +12,14 @@ use crate::bindings::*;
 /// Why the system's libibverbs could not be used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LoadError {
-    /// The dynamic loader found no usable library; its own words follow.
+    /// The dynamic loader found no usable library; its message follows.
     #[error("cannot load {library}: {reason}; {advice}")]
     NoLibrary {
-        /// The file name looked for.
+        /// The file name.
         library: &'static str,
-        /// What dlerror(3) said.
+        /// The message of dlerror(3).
         reason: String,
-        /// What to do about it.
+        /// Advice.
         advice: &'static str,
     },
     /// The library lacks a function that every rdma-core since 2018 has.
@@ -31,26 +32,31 @@ pub enum LoadError {
     },
 }
 
-/// That the functions of an [`Api`], or of a [`CmApi`](crate::rdmacm::CmApi), do as the man pages say. A table cannot be made without one, nor one without
-/// `unsafe`: the safe API believes what a table's functions return, and any safe `extern "C" fn` can be made into a pointer to an unsafe one.
+/// The promise that the functions of an [`Api`], or of a [`CmApi`](crate::rdmacm::CmApi), behave as
+/// their man pages say. A table cannot be made without one, nor one without `unsafe`: the safe API
+/// trusts what a table's functions return, and any safe `extern "C" fn` coerces to a pointer to an
+/// unsafe one.
 #[derive(Debug)]
 pub struct Promise(());
 
 impl Promise {
-    /// Gives the promise.
+    /// Makes the promise.
     ///
     /// # Safety
-    /// Called by their man pages' rules, the functions of the table that it goes into, and those in the contexts and objects that they make, keep to these pages:
-    /// what they return is live until the verb that destroys it, they touch no memory but what they are given, registered memory only while registered, and that of
-    /// a request only until its completion has been polled or its queue pair destroyed. Each completion is of a request that was posted with its `wr_id`, and comes once;
-    /// it is polled after that was posted, and after those of the same send queue that were posted before.
+    /// Called by their man pages' rules, the functions of the table that it goes into, and those in
+    /// the contexts and objects that they make, keep to these pages: what they return is live until
+    /// the verb that destroys it, they touch no memory but what they are given, registered memory
+    /// only while registered, and that of a request only until its completion has been polled or
+    /// its queue pair destroyed. Each completion is of a request that was posted with its `wr_id`,
+    /// and comes once; it is polled after that was posted, and after those of the same send queue
+    /// that were posted before.
     #[must_use]
     pub const unsafe fn given() -> Self {
         Self(())
     }
 }
 
-/// Makes a table of a library's functions, and `fill`, which looks each of them up.
+/// Defines a table of a library's functions, and `fill`, which resolves each of them.
 macro_rules! api {
     (
         $(#[$doc:meta])*
@@ -59,11 +65,12 @@ macro_rules! api {
         optional { $( $(#[$odoc:meta])* fn $opt:ident = $osym:literal ( $($oarg:ident : $oty:ty),* ) $(-> $oret:ty)? ; )* }
     ) => {
         $(#[$doc])*
-        ///
-        /// Whoever fills the table promises what the man pages promise, by the [`Promise`](crate::Promise) in it; whoever calls through it keeps to their rules.
-        /// It is neither `Clone` nor `Copy`: safe code cannot put functions of its own into a table that somebody else answers for.
+        /// The code that fills the table promises what the man pages promise, by its
+        /// [`Promise`](crate::Promise); callers keep to their rules. It is neither `Clone` nor
+        /// `Copy`: safe code cannot put functions of its own into a table that other code has
+        /// vouched for.
         pub struct $name {
-            /// Whoever made this table answers for it.
+            /// Made by the code that fills the table.
             pub promise: $crate::Promise,
             $( $(#[$rdoc])* pub $req: unsafe extern "C" fn($($rarg: $rty),*) $(-> $rret)?, )*
             $( $(#[$odoc])* pub $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) $(-> $oret)?>, )*
@@ -72,10 +79,12 @@ macro_rules! api {
         impl $name {
             fn fill(library: &Library) -> Result<Self, LoadError> {
                 Ok(Self {
-                    // SAFETY: the functions are the system library's own, as the man pages describe them.
+                    // SAFETY: the functions are the system library's own, as the man pages describe
+                    // them.
                     promise: unsafe { $crate::Promise::given() },
                     $( $req: {
-                        // SAFETY: the symbol is a function of the library's public ABI, whose C prototype in its header is the field's type.
+                        // SAFETY: the symbol is a function of the library's public ABI, whose C
+                        // prototype in its header is the field's type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) $(-> $rret)?>($rsym.as_bytes()) };
                         *symbol.map_err(|_| LoadError::NoSymbol { library: $library, symbol: $rsym })?
                     }, )*
@@ -98,10 +107,11 @@ macro_rules! api {
 pub(crate) use api;
 
 api! {
-    /// The functions of libibverbs, as pointers (see the man page of each, `ibv_` before the field's name).
+    /// The functions of libibverbs, as pointers (see the man page of each, `ibv_` before the
+    /// field's name).
     ///
-    /// The required ones are there in every rdma-core of the last years; an optional one is `None` where a library or a device does not
-    /// supply it.
+    /// Every supported rdma-core has the required ones; an optional one is `None` where a library
+    /// or a device does not supply it.
     struct Api from LIBRARY;
     required {
         /// ibv_get_device_list(3).
@@ -122,8 +132,8 @@ api! {
         fn ack_async_event = "ibv_ack_async_event"(event: *mut ibv_async_event);
         /// ibv_query_device(3).
         fn query_device = "ibv_query_device"(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
-        /// ibv_query_port(3), the exported form, which fills the part of [`ibv_port_attr`] that `_compat_ibv_port_attr` holds; use
-        /// [`inline::query_port`](crate::inline::query_port).
+        /// ibv_query_port(3), the exported form, which fills the part of [`ibv_port_attr`] that
+        /// `_compat_ibv_port_attr` holds; use [`inline::query_port`](crate::inline::query_port).
         fn query_port = "ibv_query_port"(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int;
         /// ibv_query_gid(3).
         fn query_gid = "ibv_query_gid"(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
@@ -181,7 +191,8 @@ api! {
         fn rereg_mr = "ibv_rereg_mr"(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> c_int;
         /// ibv_reg_mr_iova(3), since rdma-core 25.
         fn reg_mr_iova = "ibv_reg_mr_iova"(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr;
-        /// ibv_reg_mr_iova2: what the `ibv_reg_mr` macro calls for optional access flags, since rdma-core 28.
+        /// ibv_reg_mr_iova2: what the `ibv_reg_mr` macro calls for optional access flags, since
+        /// rdma-core 28.
         fn reg_mr_iova2 = "ibv_reg_mr_iova2"(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
         /// ibv_reg_dmabuf_mr(3), since rdma-core 34.
         fn reg_dmabuf_mr = "ibv_reg_dmabuf_mr"(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr;
@@ -207,10 +218,12 @@ api! {
 const LIBRARY: &str = "libibverbs.so.1";
 
 impl Api {
-    /// The functions of the system's `libibverbs.so.1`, loaded on the first call and kept for the life of the process.
+    /// The functions of the system's `libibverbs.so.1`, loaded on the first call and kept for the
+    /// life of the process.
     ///
     /// # Errors
-    /// When the dynamic loader cannot load the library or it lacks a required function. The result of the first call is final.
+    /// When the dynamic loader cannot load the library or it lacks a required function. The result
+    /// of the first call is final.
     pub fn load() -> Result<&'static Self, LoadError> {
         static SYSTEM: OnceLock<Result<Api, LoadError>> = OnceLock::new();
         SYSTEM
@@ -229,8 +242,8 @@ impl Api {
     }
 }
 
-/// Loads `library` for the life of the process: what lies behind the function pointers taken from it can never be unloaded. Providers keep threads and
-/// exit handlers in it besides.
+/// Loads `library` for the life of the process: the function pointers taken from it outlive any
+/// handle, and providers keep threads and exit handlers in it.
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.

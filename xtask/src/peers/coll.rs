@@ -1,6 +1,8 @@
-//! `cargo xtask peers coll`: the collectives beside Open MPI over shared memory and gloo over TCP, by turns in one run, on f32.
+//! `cargo xtask peers coll`: the collectives compared with Open MPI over shared memory and gloo
+//! over TCP, interleaved in one run, on f32.
 //!
-//! The peers' programs are `tests/peers/collectives`: each, as `doorbell coll`, repeats an operation for every size and prints the mean time of one over all ranks.
+//! The peers' programs are in `tests/peers/collectives`: like `doorbell coll`, each repeats an
+//! operation for every size and prints its mean time over all ranks.
 
 use super::{Request, median, replaced};
 use crate::{setup, target_folder, workspace};
@@ -16,47 +18,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is measured, by nccl-tests' names of them.
+/// The operations measured, by nccl-tests' names.
 const OPERATIONS: [&str; 5] = ["allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall"];
-/// From 8 bytes to 64 MiB, by twos.
+/// From 8 bytes to 64 MiB, in powers of two.
 const FROM: &str = "8";
 const TO: &str = "67108864";
-/// The sizes that go into the file; the terminal gets all.
-const SHOWN: [u64; 11] = [
+/// The sizes written to the file; the terminal gets all.
+const WRITTEN_SIZES: [u64; 11] = [
     8, 64, 512, 4096, 16384, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216, 67_108_864,
 ];
-/// The longest that one program may take for all sizes of an operation.
+/// Time limit of one program for all sizes of an operation.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Between two looks at processes.
-const PAUSE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 const BEGIN: &str = "<!-- begin collective peers -->\n";
 const END: &str = "<!-- end collective peers -->\n";
 
-/// Who is measured.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Who {
+enum Implementation {
     Doorbell,
     OpenMpi,
     Gloo,
 }
 
-const ALL: [Who; 3] = [Who::Doorbell, Who::OpenMpi, Who::Gloo];
+const ALL: [Implementation; 3] = [Implementation::Doorbell, Implementation::OpenMpi, Implementation::Gloo];
 
-/// What is asked for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct Options {
     pub(super) rounds: usize,
     pub(super) ranks: Vec<u32>,
     pub(super) operations: Vec<String>,
     pub(super) write: bool,
 }
 
-/// Microseconds by operation, ranks, bytes and who.
-type Figures = BTreeMap<(usize, u32, u64, Who), Vec<f64>>;
+/// Microseconds by operation, ranks, bytes and implementation.
+type Samples = BTreeMap<(usize, u32, u64, Implementation), Vec<f64>>;
 
-/// Runs the contest and prints its tables.
-pub(super) fn run(asked: &Asked) -> Result<u8> {
+pub(super) fn run(options: &Options) -> Result<u8> {
     env::set_current_dir(workspace())?;
     for missing in setup::provide(&setup::COLLECTIVE_PEERS)? {
         eprintln!("peers: {missing} is missing, and what needs it is left out");
@@ -64,38 +62,41 @@ pub(super) fn run(asked: &Asked) -> Result<u8> {
     super::build()?;
     let folder = target_folder()?.join("peers");
     fs::create_dir_all(&folder)?;
-    let mut present = vec![Who::Doorbell];
-    for (who, compiler, source, libraries) in [
-        (Who::OpenMpi, "mpicc", "mpi.c", &[][..]),
-        (Who::Gloo, "c++", "gloo.cc", &["-lgloo"][..]),
+    let mut present = vec![Implementation::Doorbell];
+    for (implementation, compiler, source, libraries) in [
+        (Implementation::OpenMpi, "mpicc", "mpi.c", &[][..]),
+        (Implementation::Gloo, "c++", "gloo.cc", &["-lgloo"][..]),
     ] {
         match compile(&folder, compiler, source, libraries) {
-            Ok(()) => present.push(who),
+            Ok(()) => present.push(implementation),
             Err(error) => eprintln!("peers: {source}: {error:#}"),
         }
     }
-    let mut figures = Figures::new();
-    for round in 0..asked.rounds {
+    let mut samples = Samples::new();
+    for round in 0..options.rounds {
         for (index, operation) in OPERATIONS.iter().enumerate() {
-            if !asked.operations.is_empty() && !asked.operations.iter().any(|name| name == operation) {
+            if !options.operations.is_empty() && !options.operations.iter().any(|name| name == operation) {
                 continue;
             }
-            for &ranks in &asked.ranks {
-                for &who in &present {
-                    match who.measure(&folder, operation, ranks, round) {
+            for &ranks in &options.ranks {
+                for &implementation in &present {
+                    match implementation.measure(&folder, operation, ranks, round) {
                         Ok(rows) => {
                             for (bytes, micros) in rows {
-                                figures.entry((index, ranks, bytes, who)).or_default().push(micros);
+                                samples
+                                    .entry((index, ranks, bytes, implementation))
+                                    .or_default()
+                                    .push(micros);
                             }
                         }
-                        Err(error) => eprintln!("peers: {who:?}, {operation}, {ranks} ranks: {error:#}"),
+                        Err(error) => eprintln!("peers: {implementation:?}, {operation}, {ranks} ranks: {error:#}"),
                     }
                 }
                 eprintln!("peers: round {}, {operation}, {ranks} ranks: done", round + 1);
             }
         }
     }
-    let medians: BTreeMap<_, _> = figures
+    let medians: BTreeMap<_, _> = samples
         .into_iter()
         .filter_map(|(key, values)| Some((key, median(values)?)))
         .collect();
@@ -103,9 +104,9 @@ pub(super) fn run(asked: &Asked) -> Result<u8> {
         bail!("nothing could be measured");
     }
     print!("{}", tables(&medians, &|_| true));
-    if asked.write {
+    if options.write {
         let file = fs::read_to_string(super::FILE).with_context(|| format!("cannot read {}", super::FILE))?;
-        let shown = tables(&medians, &|bytes| SHOWN.contains(&bytes));
+        let shown = tables(&medians, &|bytes| WRITTEN_SIZES.contains(&bytes));
         fs::write(super::FILE, replaced(&file, BEGIN, END, &shown)?)?;
     }
     Ok(0)
@@ -128,7 +129,7 @@ fn compile(folder: &Path, compiler: &str, source: &str, libraries: &[&str]) -> R
     Ok(())
 }
 
-impl Who {
+impl Implementation {
     /// The mean time of one operation, in microseconds, for every size.
     fn measure(self, folder: &Path, operation: &str, ranks: u32, round: usize) -> Result<Vec<(u64, f64)>> {
         let count = ranks.to_string();
@@ -137,28 +138,28 @@ impl Who {
             Self::Doorbell => {
                 let mut command = Command::new(target_folder()?.join("release/doorbell"));
                 command.args(["coll", operation, "--ranks", &count, "-b", FROM, "-e", TO, "-f", "2"]);
-                // Checked elsewhere; here only times count, as the peers check nothing.
+                // No verification: the peers do none either, and results are verified elsewhere.
                 command.args(["--check", "0"]);
-                children.push(started(command)?);
+                children.push(spawn(command)?);
             }
             Self::OpenMpi => {
                 let mut command = Command::new("mpirun");
                 command.args(["--allow-run-as-root", "--mca", "btl", "self,vader", "-n", &count]);
                 command.arg(folder.join("mpi")).args([operation, FROM, TO, "2"]);
-                children.push(started(command)?);
+                children.push(spawn(command)?);
             }
             Self::Gloo => {
-                let meeting = folder.join(format!("gloo-{}-{operation}-{ranks}-{round}", std::process::id()));
-                fs::create_dir_all(&meeting)?;
+                let folder_of_ranks = folder.join(format!("gloo-{}-{operation}-{ranks}-{round}", std::process::id()));
+                fs::create_dir_all(&folder_of_ranks)?;
                 for rank in 0..ranks {
                     let mut command = Command::new(folder.join("gloo"));
                     command.args([operation, FROM, TO, "2"]);
-                    command.env("GLOO_FOLDER", &meeting);
+                    command.env("GLOO_FOLDER", &folder_of_ranks);
                     command.env("GLOO_RANK", rank.to_string()).env("GLOO_RANKS", &count);
-                    children.push(started(command)?);
+                    children.push(spawn(command)?);
                 }
                 let rows = finish(children);
-                fs::remove_dir_all(&meeting)?;
+                fs::remove_dir_all(&folder_of_ranks)?;
                 return rows;
             }
         }
@@ -166,18 +167,18 @@ impl Who {
     }
 }
 
-fn started(mut command: Command) -> Result<Ended> {
+fn spawn(mut command: Command) -> Result<KillOnDrop> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .spawn()
         .with_context(|| format!("cannot run {}", command.get_program().to_string_lossy()))?;
-    Ok(Ended(child))
+    Ok(KillOnDrop(child))
 }
 
-/// Waits for all processes, and gives what the first printed.
-fn finish(mut children: Vec<Ended>) -> Result<Vec<(u64, f64)>> {
+/// Waits for all processes and returns the rows that the first printed.
+fn finish(mut children: Vec<KillOnDrop>) -> Result<Vec<(u64, f64)>> {
     let Some(stdout) = children.first_mut().and_then(|first| first.0.stdout.take()) else {
         bail!("nothing was started");
     };
@@ -189,20 +190,21 @@ fn finish(mut children: Vec<Ended>) -> Result<Vec<(u64, f64)>> {
                 Some(status) if status.success() => break,
                 Some(status) => bail!("ended with {status}"),
                 None if Instant::now() > deadline => bail!("took more than {} s", LIMIT.as_secs()),
-                None => thread::sleep(PAUSE),
+                None => thread::sleep(POLL_INTERVAL),
             }
         }
     }
     let text = reader.join().unwrap_or_else(|_| Ok(String::new()))?;
     let rows: Vec<_> = text.lines().filter_map(row).collect();
     if rows.is_empty() {
-        bail!("no figure in its output");
+        bail!("no result in its output");
     }
     Ok(rows)
 }
 
-/// A line of a peer's program, `OPERATION BYTES MICROSECONDS`, or of `doorbell coll`, whose columns are nccl-tests': size, count, type, operator, root, time, …; of a broadcast, which has a root and no operator, the time in place,
-/// as the peers' broadcasts are.
+/// Parses a line of a peer's program, `OPERATION BYTES MICROSECONDS`, or of `doorbell coll`, whose
+/// columns are nccl-tests': size, count, type, operator, root, time, … A broadcast has a root and
+/// no operator; its in-place time is used, as the peers broadcast in place.
 fn row(line: &str) -> Option<(u64, f64)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (bytes, micros) = match words[..] {
@@ -216,20 +218,20 @@ fn row(line: &str) -> Option<(u64, f64)> {
     Some((bytes.parse().ok()?, micros.parse().ok()?))
 }
 
-/// A process, killed if it still runs when nobody waits for it any more.
-struct Ended(Child);
+/// A process, killed on drop if it still runs.
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            // Fails only if it is gone.
+            // Fails only if the process is gone.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
     }
 }
 
-fn tables(medians: &BTreeMap<(usize, u32, u64, Who), f64>, shown: &dyn Fn(u64) -> bool) -> String {
+fn tables(medians: &BTreeMap<(usize, u32, u64, Implementation), f64>, shown: &dyn Fn(u64) -> bool) -> String {
     let mut text = String::new();
     let groups: std::collections::BTreeSet<(usize, u32)> = medians
         .keys()
@@ -244,9 +246,9 @@ fn tables(medians: &BTreeMap<(usize, u32, u64, Who), f64>, shown: &dyn Fn(u64) -
             .map(|key| key.2)
             .collect();
         for bytes in sizes.into_iter().filter(|bytes| shown(*bytes)) {
-            let of = |who| medians.get(&(operation, ranks, bytes, who)).copied();
+            let of = |implementation| medians.get(&(operation, ranks, bytes, implementation)).copied();
             let [ours, mpi, gloo] = ALL.map(of);
-            let cell = |figure: Option<f64>| figure.map_or_else(|| "–".into(), |figure| format!("{figure:.2}"));
+            let cell = |value: Option<f64>| value.map_or_else(|| "–".into(), |value| format!("{value:.2}"));
             let ratio = |theirs: Option<f64>| cell(ours.zip(theirs).map(|(ours, theirs)| ours / theirs));
             let cells = [cell(ours), cell(mpi), cell(gloo), ratio(mpi), ratio(gloo)];
             let _ = writeln!(text, "| {bytes} | {} |", cells.join(" | "));
@@ -256,10 +258,10 @@ fn tables(medians: &BTreeMap<(usize, u32, u64, Who), f64>, shown: &dyn Fn(u64) -
     text
 }
 
-/// What the words after `coll` ask for.
+/// Parses the words after `coll`.
 pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
     use lexopt::prelude::*;
-    let mut asked = Asked {
+    let mut options = Options {
         rounds: 3,
         ranks: vec![2, 3],
         operations: Vec::new(),
@@ -268,26 +270,26 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
     while let Some(argument) = arguments.next()? {
         match argument {
             Short('h') | Long("help") => return Ok(Request::Help),
-            Long("rounds") => asked.rounds = arguments.value()?.parse()?,
+            Long("rounds") => options.rounds = arguments.value()?.parse()?,
             Long("ranks") => {
                 let list = arguments.value()?.string()?;
-                asked.ranks = list.split(',').map(str::parse).collect::<Result<_, _>>()?;
+                options.ranks = list.split(',').map(str::parse).collect::<Result<_, _>>()?;
             }
-            Long("write") => asked.write = true,
+            Long("write") => options.write = true,
             Value(value) => {
                 let name = value.string()?;
                 if !OPERATIONS.contains(&name.as_str()) {
                     bail!("there is no operation {name:?}: one of {}", OPERATIONS.join(", "));
                 }
-                asked.operations.push(name);
+                options.operations.push(name);
             }
             other => return Err(other.unexpected().into()),
         }
     }
-    if asked.rounds == 0 || asked.ranks.iter().any(|ranks| !(2..=64).contains(ranks)) {
+    if options.rounds == 0 || options.ranks.iter().any(|ranks| !(2..=64).contains(ranks)) {
         bail!("--rounds is 1 at least, --ranks from 2 to 64");
     }
-    Ok(Request::Collectives(asked))
+    Ok(Request::Collectives(options))
 }
 
 #[cfg(test)]
@@ -295,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_programs_print() {
+    fn rows_are_parsed() {
         assert_eq!(row("allreduce 8 0.156"), Some((8, 0.156)));
         assert_eq!(
             row(
@@ -320,19 +322,22 @@ mod tests {
 
     #[test]
     fn a_table_has_ratios() {
-        let medians = BTreeMap::from([((0, 2, 8, Who::Doorbell), 1.0), ((0, 2, 8, Who::OpenMpi), 2.0)]);
+        let medians = BTreeMap::from([
+            ((0, 2, 8, Implementation::Doorbell), 1.0),
+            ((0, 2, 8, Implementation::OpenMpi), 2.0),
+        ]);
         let text = tables(&medians, &|_| true);
         assert!(text.contains("| 8 | 1.00 | 2.00 | – | 0.50 | – |"), "{text}");
         assert!(!tables(&medians, &|bytes| bytes > 8).contains("| 8 |"));
     }
 
     #[test]
-    fn what_is_asked_for() {
+    fn options_are_parsed() {
         let parsed = |line: &str| parse(lexopt::Parser::from_args(line.split_whitespace()));
-        let Request::Collectives(asked) = parsed("allreduce --ranks 3 --rounds 1 --write").unwrap() else {
-            panic!("collectives were asked for");
+        let Request::Collectives(options) = parsed("allreduce --ranks 3 --rounds 1 --write").unwrap() else {
+            panic!("not the collectives");
         };
-        assert_eq!((asked.rounds, asked.ranks, asked.write), (1, vec![3], true));
+        assert_eq!((options.rounds, options.ranks, options.write), (1, vec![3], true));
         for wrong in ["dance", "--ranks 1", "--rounds 0", "--nope"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }

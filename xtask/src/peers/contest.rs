@@ -1,6 +1,6 @@
-//! The programs that are compared: how both ends of each are run, and where its figure is.
+//! The programs that are compared: how to run both ends of each, and where to read its result.
 
-use super::read::{self, Reading};
+use super::read::{self, FieldSelector};
 use crate::target_folder;
 use anyhow::{Context, Result, bail};
 use std::{
@@ -12,58 +12,53 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where a contest can be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Environment {
     Host,
     Guest,
 }
 
-/// A program on one way between two processes.
+/// A program on one path between two processes.
 pub(super) struct Contest {
-    pub(super) place: Place,
+    pub(super) environment: Environment,
     pub(super) name: &'static str,
-    pub(super) way: &'static str,
+    pub(super) path: &'static str,
     pub(super) operation: &'static str,
     tool: Tool,
 }
 
-/// How it is run.
 #[derive(Clone, Copy)]
 enum Tool {
     /// `doorbell bw` and `doorbell lat`, which run both ends themselves; the link.
     Doorbell(&'static str),
     /// perftest under `doorbell run`; the link.
     Dropin(&'static str),
-    /// perftest on the kernel's device.
     Rxe,
-    /// UCX, with these transports.
     Ucx(&'static str),
     /// libfabric's ping-pong, with this provider and this kind of endpoint.
     Fabric(&'static str, &'static str),
 }
 
-const fn host(name: &'static str, way: &'static str, operation: &'static str, tool: Tool) -> Contest {
+const fn host(name: &'static str, path: &'static str, operation: &'static str, tool: Tool) -> Contest {
     Contest {
-        place: Place::Host,
+        environment: Environment::Host,
         name,
-        way,
+        path,
         operation,
         tool,
     }
 }
 
-const fn guest(name: &'static str, way: &'static str, tool: Tool) -> Contest {
+const fn guest(name: &'static str, path: &'static str, tool: Tool) -> Contest {
     Contest {
-        place: Place::Guest,
+        environment: Environment::Guest,
         name,
-        way,
+        path,
         operation: "RDMA WRITE",
         tool,
     }
 }
 
-/// All of them.
 pub(super) const CONTESTS: [Contest; 11] = [
     host("doorbell", "between processes", "RDMA WRITE", Tool::Doorbell("local")),
     host(
@@ -103,22 +98,21 @@ pub(super) const CONTESTS: [Contest; 11] = [
     guest("ib_write", "the drop-in, between processes", Tool::Dropin("local")),
 ];
 
-/// Ports of servers, each used once: what lingers of the last pair disturbs nobody.
+/// Server ports, each used once, so that sockets of the last pair in TIME_WAIT do not interfere.
 static PORT: AtomicU16 = AtomicU16::new(23_000);
 
-/// The longest that a pair may take.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often a client is tried whose server does not listen yet, and after what time.
-const TRIES: u32 = 40;
-const AGAIN: Duration = Duration::from_millis(100);
+/// How often a client retries while its server does not listen yet, and the delay between attempts.
+const MAX_ATTEMPTS: u32 = 40;
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// One figure of a contest.
+/// One measurement of a contest.
 pub(super) struct Trial {
-    /// None where the client's program brings its server along.
+    /// None when the client's program starts its own server.
     server: Option<Vec<String>>,
     client: Vec<String>,
     variables: Vec<(&'static str, &'static str)>,
-    reading: Reading,
+    field: FieldSelector,
 }
 
 impl Contest {
@@ -126,15 +120,15 @@ impl Contest {
     pub(super) fn bandwidth(&self) -> Trial {
         let port = PORT.fetch_add(1, Ordering::Relaxed);
         // The guest's processor is emulated.
-        let (bytes, count) = match self.place {
-            Place::Host => ("1048576", "3000"),
-            Place::Guest => ("65536", "300"),
+        let (bytes, count) = match self.environment {
+            Environment::Host => ("1048576", "3000"),
+            Environment::Guest => ("65536", "300"),
         };
         match self.tool {
             Tool::Doorbell(link) => doorbell("bw", link, bytes, count, read::PERFTEST_BW),
             Tool::Dropin(link) => self.perftest("ib_write_bw", Some(link), bytes, count, port, read::PERFTEST_BW),
             Tool::Rxe => self.perftest("ib_write_bw", None, bytes, count, port, read::PERFTEST_BW),
-            Tool::Ucx(ways) => ucx(ways, "ucp_put_bw", bytes, "1000", port, read::UCX_BW),
+            Tool::Ucx(transports) => ucx(transports, "ucp_put_bw", bytes, "1000", port, read::UCX_BW),
             Tool::Fabric(provider, kind) => fabric(provider, kind, bytes, "1000", port, read::FABRIC_BW),
         }
     }
@@ -142,23 +136,32 @@ impl Contest {
     /// Half of a round trip of 8 bytes, in microseconds.
     pub(super) fn latency(&self) -> Trial {
         let port = PORT.fetch_add(1, Ordering::Relaxed);
-        let count = match self.place {
-            Place::Host => "5000",
-            Place::Guest => "500",
+        let count = match self.environment {
+            Environment::Host => "5000",
+            Environment::Guest => "500",
         };
         match self.tool {
             Tool::Doorbell(link) => doorbell("lat", link, "8", count, read::DOORBELL_LAT),
             Tool::Dropin(link) => self.perftest("ib_write_lat", Some(link), "8", count, port, read::PERFTEST_LAT),
             Tool::Rxe => self.perftest("ib_write_lat", None, "8", count, port, read::PERFTEST_LAT),
-            Tool::Ucx(ways) => ucx(ways, "ucp_put_lat", "8", count, port, read::UCX_LAT),
+            Tool::Ucx(transports) => ucx(transports, "ucp_put_lat", "8", count, port, read::UCX_LAT),
             Tool::Fabric(provider, kind) => fabric(provider, kind, "8", count, port, read::FABRIC_LAT),
         }
     }
 
-    /// perftest on the drop-in library over a link, or on rxe0. In the guest the drop-in has a network namespace to itself, as rxe holds the port in the first.
-    fn perftest(&self, tool: &str, link: Option<&str>, bytes: &str, count: &str, port: u16, reading: Reading) -> Trial {
+    /// perftest on the drop-in library over a link, or on rxe0. In the guest the drop-in runs in
+    /// its own network namespace, as rxe holds the port in the first.
+    fn perftest(
+        &self,
+        tool: &str,
+        link: Option<&str>,
+        bytes: &str,
+        count: &str,
+        port: u16,
+        field: FieldSelector,
+    ) -> Trial {
         let mut line = Vec::new();
-        if link.is_some() && self.place == Place::Guest {
+        if link.is_some() && self.environment == Environment::Guest {
             line.extend(["ip", "netns", "exec", "peer"].map(String::from));
         }
         match link {
@@ -176,7 +179,7 @@ impl Contest {
             server: Some(line),
             client,
             variables: Vec::new(),
-            reading,
+            field,
         }
     }
 }
@@ -186,18 +189,18 @@ fn program() -> String {
     target.join("release/doorbell").to_string_lossy().into_owned()
 }
 
-fn doorbell(test: &str, link: &'static str, bytes: &str, count: &str, reading: Reading) -> Trial {
+fn doorbell(test: &str, link: &'static str, bytes: &str, count: &str, field: FieldSelector) -> Trial {
     let mut client = vec![program()];
     client.extend([test, "write", "--no-progress", "-s", bytes, "-n", count].map(String::from));
     Trial {
         server: None,
         client,
         variables: vec![("DOORBELL_LINK", link)],
-        reading,
+        field,
     }
 }
 
-fn ucx(ways: &'static str, test: &str, bytes: &str, count: &str, port: u16, reading: Reading) -> Trial {
+fn ucx(transports: &'static str, test: &str, bytes: &str, count: &str, port: u16, field: FieldSelector) -> Trial {
     let port = port.to_string();
     let client = [
         "ucx_perftest",
@@ -215,12 +218,12 @@ fn ucx(ways: &'static str, test: &str, bytes: &str, count: &str, port: u16, read
     Trial {
         server: Some(["ucx_perftest", "-p", &port].map(String::from).into()),
         client: client.map(String::from).into(),
-        variables: vec![("UCX_TLS", ways)],
-        reading,
+        variables: vec![("UCX_TLS", transports)],
+        field,
     }
 }
 
-fn fabric(provider: &str, kind: &str, bytes: &str, count: &str, port: u16, reading: Reading) -> Trial {
+fn fabric(provider: &str, kind: &str, bytes: &str, count: &str, port: u16, field: FieldSelector) -> Trial {
     let port = port.to_string();
     let common = ["fi_pingpong", "-p", provider, "-e", kind, "-S", bytes, "-I", count].map(String::from);
     let with = |end: &[&str]| {
@@ -231,26 +234,26 @@ fn fabric(provider: &str, kind: &str, bytes: &str, count: &str, port: u16, readi
         server: Some(with(&["-B", &port])),
         client: with(&["-P", &port, "127.0.0.1"]),
         variables: Vec::new(),
-        reading,
+        field,
     }
 }
 
 impl Trial {
-    /// Runs both ends and gives the client's figure.
+    /// Runs both ends and returns the client's result.
     pub(super) fn run(&self) -> Result<f64> {
         let Some(server) = &self.server else {
-            return self.figure(&finish(self.start(&self.client)?)?);
+            return self.parse(&finish(self.start(&self.client)?)?);
         };
-        let mut server = Ended(self.start(server)?);
+        let mut server = KillOnDrop(self.start(server)?);
         let mut last = String::new();
-        for _ in 0..TRIES {
-            thread::sleep(AGAIN);
+        for _ in 0..MAX_ATTEMPTS {
+            thread::sleep(RETRY_DELAY);
             if let Some(status) = server.0.try_wait()? {
                 bail!("the server ended early, with {status}: {last}");
             }
             let output = finish(self.start(&self.client)?)?;
-            match self.figure(&output) {
-                Ok(figure) => return Ok(figure),
+            match self.parse(&output) {
+                Ok(value) => return Ok(value),
                 Err(error) => last = format!("{error:#}"),
             }
         }
@@ -269,20 +272,20 @@ impl Trial {
             .with_context(|| format!("cannot run {name}"))
     }
 
-    fn figure(&self, output: &Output) -> Result<f64> {
+    fn parse(&self, output: &Output) -> Result<f64> {
         let text = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             let errors = String::from_utf8_lossy(&output.stderr);
-            let said = errors.lines().chain(text.lines()).rfind(|line| !line.trim().is_empty());
-            bail!("ended with {}: {}", output.status, said.unwrap_or("no word"));
+            let last_line = errors.lines().chain(text.lines()).rfind(|line| !line.trim().is_empty());
+            bail!("ended with {}: {}", output.status, last_line.unwrap_or("no output"));
         }
-        self.reading.find(&text).context("no figure in its output")
+        self.field.find(&text).context("no result in its output")
     }
 }
 
-/// Waits for a process that prints little, and kills it when it takes too long.
+/// Waits for a process that prints little, and kills it on timeout.
 fn finish(child: Child) -> Result<Output> {
-    let mut child = Ended(child);
+    let mut child = KillOnDrop(child);
     let deadline = Instant::now() + LIMIT;
     while child.0.try_wait()?.is_none() {
         if Instant::now() > deadline {
@@ -302,10 +305,10 @@ fn finish(child: Child) -> Result<Output> {
     Ok(output)
 }
 
-/// A process that ends with this value. A server that is not gone by itself a moment after its client is killed.
-struct Ended(Child);
+/// A process that ends with this value: killed when it has not exited 1 s after its client.
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         for _ in 0..100 {
             if matches!(self.0.try_wait(), Ok(Some(_))) {
@@ -313,7 +316,7 @@ impl Drop for Ended {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // Fails only if it is gone.
+        // Fails only if the process is gone.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,9 +1,10 @@
-//! `cargo xtask peers verbs`: the same two questions to `doorbell` and to its peers, in one run: how much a second in messages of 1 MiB, and how long 8 bytes take
-//! from one process to another on this host.
+//! `cargo xtask peers verbs`: bandwidth with 1 MiB messages and latency of 8 bytes between two
+//! processes on this host, of `doorbell` and its peers in one run.
 //!
-//! A [`contest::Contest`] is a pair of processes, server and client; each prints a figure that is read from its output. All are run by turns, several rounds,
-//! and the median counts. What needs the kernel's rxe runs in the guest ([`crate::vm`]), where this program runs itself again: those times are an emulator's, and
-//! good for nothing but a comparison with each other.
+//! A [`contest::Contest`] is a pair of processes, server and client, whose output has the result.
+//! All run round-robin for several rounds, and the median counts. What needs the kernel's rxe runs
+//! in the guest ([`crate::vm`]), where this program runs itself again: those times are an
+//! emulator's and compare with each other only.
 
 mod coll;
 mod contest;
@@ -11,7 +12,7 @@ mod read;
 
 use crate::{setup, vm::machine::Outcome, workspace};
 use anyhow::{Context, Result, bail};
-use contest::{CONTESTS, Contest, Place};
+use contest::{CONTESTS, Contest, Environment};
 use std::{
     env,
     ffi::OsString,
@@ -23,36 +24,36 @@ use std::{
 };
 
 const HELP: &str = "\
-Measure the device and the collectives beside their peers
+Compare the device and the collectives with their peers
 
-Usage: cargo xtask peers verbs [OPTIONS]                 the device, by what each peer brings along
-       cargo xtask peers coll [OPERATION]... [OPTIONS]   collectives, beside Open MPI and gloo; all operations unless some are named
+Usage: cargo xtask peers verbs [OPTIONS]                 the device, by each peer's own tool
+       cargo xtask peers coll [OPERATION]... [OPTIONS]   collectives, compared with Open MPI and gloo [default: all operations]
 
 Options of verbs:
-      --rounds N   how often each is run; the median counts [default: 5]
-      --no-guest   leave out what needs the kernel's rxe
-      --write      put the table into docs/PERFORMANCE.md
+      --rounds N   runs of each; the median counts [default: 5]
+      --no-guest   skip what needs the kernel's rxe
+      --write      write the table to docs/PERFORMANCE.md
 
 Options of coll:
-      --rounds N   how often each is run; the median counts [default: 3]
-      --ranks N,M  with how many ranks [default: 2,3]
-      --write      put the tables into docs/PERFORMANCE.md
+      --rounds N   runs of each; the median counts [default: 3]
+      --ranks N,M  numbers of ranks [default: 2,3]
+      --write      write the tables to docs/PERFORMANCE.md
 
   -h, --help       show this
 
-Debian's packages of the peers are installed where we are root; what is missing is left out, with a line that says so.
+As root, Debian's packages of the peers are installed; what is missing is skipped with a warning.
 ";
 
-/// Where the table goes.
+/// The file that holds the table.
 const FILE: &str = "docs/PERFORMANCE.md";
 const BEGIN: &str = "<!-- begin peers -->\n";
 const END: &str = "<!-- end peers -->\n";
 
-/// Begins a line by which the run in the guest tells of a figure.
-const FIGURE: &str = "peers-figure ";
+/// Prefix of the lines by which the run in the guest reports a result.
+const RESULT_PREFIX: &str = "peers-result ";
 
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct Options {
     rounds: usize,
     guest: bool,
     write: bool,
@@ -60,9 +61,9 @@ struct Asked {
     inside: bool,
 }
 
-/// What came of a contest: GB/s and microseconds, each where it could be measured.
+/// Result of a contest: GB/s and microseconds, each where it could be measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Figures {
+struct Results {
     gigabytes: Option<f64>,
     micros: Option<f64>,
 }
@@ -71,7 +72,7 @@ struct Figures {
 pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     let request = match parse(arguments)? {
         Request::Verbs(request) => request,
-        Request::Collectives(asked) => return coll::run(&asked),
+        Request::Collectives(options) => return coll::run(&options),
         Request::Help => {
             print!("{HELP}");
             return Ok(0);
@@ -79,9 +80,13 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     };
     env::set_current_dir(workspace())?;
     if request.inside {
-        for (index, figures) in measure(Place::Guest, request.rounds) {
-            let text = |figure: Option<f64>| figure.map_or_else(|| "-".into(), |figure| figure.to_string());
-            println!("{FIGURE}{index} {} {}", text(figures.gigabytes), text(figures.micros));
+        for (index, results) in measure(Environment::Guest, request.rounds) {
+            let text = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| value.to_string());
+            println!(
+                "{RESULT_PREFIX}{index} {} {}",
+                text(results.gigabytes),
+                text(results.micros)
+            );
         }
         return Ok(0);
     }
@@ -89,7 +94,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
         eprintln!("peers: {missing} is missing, and what needs it is left out");
     }
     build()?;
-    let host = measure(Place::Host, request.rounds);
+    let host = measure(Environment::Host, request.rounds);
     let guest = if request.guest {
         in_guest(request.rounds)?
     } else {
@@ -107,12 +112,11 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     Ok(0)
 }
 
-/// What the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
     Help,
-    Verbs(Asked),
-    Collectives(coll::Asked),
+    Verbs(Options),
+    Collectives(coll::Options),
 }
 
 fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
@@ -127,7 +131,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
 
 fn parse_verbs(mut arguments: lexopt::Parser) -> Result<Request> {
     use lexopt::prelude::*;
-    let mut request = Asked {
+    let mut request = Options {
         rounds: 5,
         guest: true,
         write: false,
@@ -169,28 +173,30 @@ fn build() -> Result<()> {
     Ok(())
 }
 
-/// Runs all contests of a place by turns, and gives the medians of those that gave anything, by their place in [`CONTESTS`].
-fn measure(place: Place, rounds: usize) -> Vec<(usize, Figures)> {
+/// Runs all contests of an environment round-robin, and returns the medians of those that
+/// succeeded, by index in [`CONTESTS`].
+fn measure(environment: Environment, rounds: usize) -> Vec<(usize, Results)> {
     let here: Vec<(usize, &Contest)> = CONTESTS
         .iter()
         .enumerate()
-        .filter(|(_, contest)| contest.place == place)
+        .filter(|(_, contest)| contest.environment == environment)
         .collect();
     let mut taken: Vec<(Vec<f64>, Vec<f64>)> = here.iter().map(|_| Default::default()).collect();
     for round in 0..rounds {
         for ((_, contest), (gigabytes, micros)) in here.iter().zip(&mut taken) {
-            for (trial, figures) in [(contest.bandwidth(), gigabytes), (contest.latency(), micros)] {
-                // What failed at first is left out, what failed later counts without that round.
-                if round > 0 && figures.is_empty() {
+            for (trial, results) in [(contest.bandwidth(), gigabytes), (contest.latency(), micros)] {
+                // A contest that fails in the first round is left out; a later failure loses that
+                // round only.
+                if round > 0 && results.is_empty() {
                     continue;
                 }
-                let Contest { name, way, .. } = contest;
+                let Contest { name, path, .. } = contest;
                 match trial.run() {
-                    Ok(figure) => {
-                        eprintln!("peers: {name}, {way}: {figure:.2}");
-                        figures.push(figure);
+                    Ok(value) => {
+                        eprintln!("peers: {name}, {path}: {value:.2}");
+                        results.push(value);
                     }
-                    Err(error) => eprintln!("peers: {name}, {way}: {error:#}"),
+                    Err(error) => eprintln!("peers: {name}, {path}: {error:#}"),
                 }
             }
         }
@@ -198,19 +204,19 @@ fn measure(place: Place, rounds: usize) -> Vec<(usize, Figures)> {
     here.iter()
         .zip(taken)
         .map(|((index, _), (gigabytes, micros))| {
-            let figures = Figures {
+            let results = Results {
                 gigabytes: median(gigabytes),
                 micros: median(micros),
             };
-            (*index, figures)
+            (*index, results)
         })
-        .filter(|(_, figures)| *figures != Figures::default())
+        .filter(|(_, results)| *results != Results::default())
         .collect()
 }
 
-/// The contests that need rxe, by this program in the guest.
-fn in_guest(rounds: usize) -> Result<Vec<(usize, Figures)>> {
-    let program = env::current_exe().context("where is this program?")?;
+/// Runs the contests that need rxe, by this program in the guest.
+fn in_guest(rounds: usize) -> Result<Vec<(usize, Results)>> {
+    let program = env::current_exe().context("cannot find this program")?;
     let mut command: Vec<OsString> = vec![program.into()];
     command.extend(["peers", "verbs", "--inside", "--rounds"].map(OsString::from));
     command.push(rounds.to_string().into());
@@ -234,11 +240,10 @@ fn in_guest(rounds: usize) -> Result<Vec<(usize, Figures)>> {
     let output: Vec<u8> = received.into_iter().flatten().collect();
     Ok(String::from_utf8_lossy(&output)
         .lines()
-        .filter_map(figure_line)
+        .filter_map(parse_result)
         .collect())
 }
 
-/// Takes what the guest writes.
 struct Capture(mpsc::Sender<Vec<u8>>);
 
 impl Write for Capture {
@@ -252,18 +257,18 @@ impl Write for Capture {
     }
 }
 
-fn figure_line(line: &str) -> Option<(usize, Figures)> {
-    let mut words = line.strip_prefix(FIGURE)?.split(' ');
+fn parse_result(line: &str) -> Option<(usize, Results)> {
+    let mut words = line.strip_prefix(RESULT_PREFIX)?.split(' ');
     let index = words.next()?.parse().ok().filter(|index| *index < CONTESTS.len())?;
-    let mut figure = || words.next().map(|word| word.parse().ok());
-    let figures = Figures {
-        gigabytes: figure()?,
-        micros: figure()?,
+    let mut value = || words.next().map(|word| word.parse().ok());
+    let results = Results {
+        gigabytes: value()?,
+        micros: value()?,
     };
-    Some((index, figures))
+    Some((index, results))
 }
 
-fn table(host: &[(usize, Figures)], guest: &[(usize, Figures)]) -> String {
+fn table(host: &[(usize, Results)], guest: &[(usize, Results)]) -> String {
     let mut text = String::new();
     for (title, note, rows) in [
         ("On one host", "1 MiB messages; half a round trip of 8 bytes", host),
@@ -277,21 +282,24 @@ fn table(host: &[(usize, Figures)], guest: &[(usize, Figures)]) -> String {
             continue;
         }
         let _ = writeln!(text, "{title} ({note}):\n");
-        let _ = writeln!(text, "| program | way | operation | GB/s | µs |\n|---|---|---|---|---|");
-        for (index, figures) in rows {
+        let _ = writeln!(
+            text,
+            "| program | path | operation | GB/s | µs |\n|---|---|---|---|---|"
+        );
+        for (index, results) in rows {
             let Contest {
-                name, way, operation, ..
+                name, path, operation, ..
             } = &CONTESTS[*index];
-            let cell = |figure: Option<f64>| figure.map_or_else(|| "–".into(), |figure| format!("{figure:.2}"));
-            let (gigabytes, micros) = (cell(figures.gigabytes), cell(figures.micros));
-            let _ = writeln!(text, "| `{name}` | {way} | {operation} | {gigabytes} | {micros} |");
+            let cell = |value: Option<f64>| value.map_or_else(|| "–".into(), |value| format!("{value:.2}"));
+            let (gigabytes, micros) = (cell(results.gigabytes), cell(results.micros));
+            let _ = writeln!(text, "| `{name}` | {path} | {operation} | {gigabytes} | {micros} |");
         }
         text.push('\n');
     }
     text
 }
 
-/// The file with the table between its marks.
+/// The file with the table between its marks replaced.
 fn replaced(file: &str, begin: &str, end: &str, table: &str) -> Result<String> {
     let marks = file.split_once(begin).and_then(|(before, rest)| {
         let (_, after) = rest.split_once(end)?;
@@ -315,9 +323,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for() {
+    fn options_are_parsed() {
         let Request::Verbs(request) = parsed("verbs --rounds 3 --no-guest").unwrap() else {
-            panic!("verbs were asked for");
+            panic!("not the verbs");
         };
         assert_eq!((request.rounds, request.guest, request.write), (3, false, false));
         for help in ["--help", "verbs --help", "coll -h"] {
@@ -329,22 +337,22 @@ mod tests {
     }
 
     #[test]
-    fn figures_come_out_of_the_guest() {
-        let figures = Figures {
+    fn results_of_the_guest_are_parsed() {
+        let results = Results {
             gigabytes: Some(1.5),
             micros: None,
         };
-        assert_eq!(figure_line("peers-figure 2 1.5 -"), Some((2, figures)));
-        assert_eq!(figure_line("peers-figure 99 1.5 -"), None);
-        assert_eq!(figure_line("ib_write_bw says"), None);
+        assert_eq!(parse_result("peers-result 2 1.5 -"), Some((2, results)));
+        assert_eq!(parse_result("peers-result 99 1.5 -"), None);
+        assert_eq!(parse_result("ib_write_bw says"), None);
     }
 
     #[test]
-    fn the_table_takes_the_place_of_the_old_one() {
+    fn the_table_replaces_the_old_one() {
         let table = table(
             &[(
                 0,
-                Figures {
+                Results {
                     gigabytes: Some(12.345),
                     micros: None,
                 },

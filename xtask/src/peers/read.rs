@@ -1,59 +1,62 @@
-//! Reading a figure out of what a program printed.
+//! Reads a result out of a program's output.
 
-/// Which number it is: field `field` of the last line whose first field is a number and that has so many fields, times `factor`.
+/// Selects a number: field `field` of the last line whose first field is a number and that has
+/// `fields` fields, times `factor`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
+pub(super) struct FieldSelector {
     pub(super) fields: usize,
     pub(super) field: usize,
     pub(super) factor: f64,
 }
 
-/// Mebibytes per second in gigabytes.
+/// Mebibytes per second in gigabytes per second.
 const MEBI: f64 = (1 << 20) as f64 / 1e9;
 
 /// `ib_write_bw` and `doorbell bw`: bytes, iterations, peak, average, rate.
-pub(super) const PERFTEST_BW: Reading = Reading {
+pub(super) const PERFTEST_BW: FieldSelector = FieldSelector {
     fields: 5,
     field: 3,
     factor: MEBI,
 };
 /// `ib_write_lat`: bytes, iterations, min, max, typical, …
-pub(super) const PERFTEST_LAT: Reading = Reading {
+pub(super) const PERFTEST_LAT: FieldSelector = FieldSelector {
     fields: 9,
     field: 4,
     factor: 1.0,
 };
 /// `doorbell lat`: bytes, iterations, min, p50, …
-pub(super) const DOORBELL_LAT: Reading = Reading {
+pub(super) const DOORBELL_LAT: FieldSelector = FieldSelector {
     fields: 9,
     field: 3,
     factor: 1.0,
 };
-/// `ucx_perftest -f`: iterations, latency three times (50 %, average, overall), mebibytes twice (average, overall), messages twice.
-pub(super) const UCX_BW: Reading = Reading {
+/// `ucx_perftest -f`: iterations, latency three times (50 %, average, overall), MiB/s twice
+/// (average, overall), messages/s twice.
+pub(super) const UCX_BW: FieldSelector = FieldSelector {
     fields: 8,
     field: 5,
     factor: MEBI,
 };
-pub(super) const UCX_LAT: Reading = Reading {
+pub(super) const UCX_LAT: FieldSelector = FieldSelector {
     fields: 8,
     field: 1,
     factor: 1.0,
 };
-/// `fi_pingpong`: bytes, sent, acknowledged, total, time, megabytes a second, microseconds a transfer, rate. Both ways count as transfers.
-pub(super) const FABRIC_BW: Reading = Reading {
+/// `fi_pingpong`: bytes, sent, acknowledged, total, time, MB/s, microseconds a transfer, rate. Each
+/// direction counts as a transfer.
+pub(super) const FABRIC_BW: FieldSelector = FieldSelector {
     fields: 8,
     field: 5,
     factor: 1e-3,
 };
-pub(super) const FABRIC_LAT: Reading = Reading {
+pub(super) const FABRIC_LAT: FieldSelector = FieldSelector {
     fields: 8,
     field: 6,
     factor: 1.0,
 };
 
-impl Reading {
-    /// The figure, if it is there and above zero.
+impl FieldSelector {
+    /// The value, if present and above zero.
     pub(super) fn find(&self, output: &str) -> Option<f64> {
         output
             .lines()
@@ -61,8 +64,8 @@ impl Reading {
             .map(|line| line.split_whitespace().collect::<Vec<_>>())
             .find(|fields| fields.len() == self.fields && fields[0].starts_with(|first: char| first.is_ascii_digit()))
             .and_then(|fields| fields[self.field].parse::<f64>().ok())
-            .filter(|figure| figure.is_finite() && *figure > 0.0)
-            .map(|figure| figure * self.factor)
+            .filter(|value| value.is_finite() && *value > 0.0)
+            .map(|value| value * self.factor)
     }
 }
 
@@ -71,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_programs_print() {
+    fn outputs_are_parsed() {
         let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 65536      5000             1000.00            953.674   \t\t   0.015259\n---\n";
         assert!((PERFTEST_BW.find(bw).unwrap() - 1.0).abs() < 1e-4);
         let lat = " #bytes #iterations t_min t_max t_typical t_avg t_stdev 99% 99.9%\n 8 1000 1.11 9.99 1.25 1.3 0.1 2.0 3.0\n";

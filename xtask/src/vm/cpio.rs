@@ -1,9 +1,9 @@
 //! Writes the guest's initramfs: a cpio archive in the "newc" format that the kernel unpacks.
 //!
-//! Written here because the archive holds a device node, which a user who is not root cannot make on disk, and because
-//! a fresh machine has no `cpio`. The format is in the kernel's `Documentation/driver-api/early-userspace/buffer-format.rst`.
+//! Implemented here because the archive holds a device node, which an unprivileged user cannot make
+//! on disk, and because a fresh machine has no `cpio`. The format is in the kernel's
+//! `Documentation/driver-api/early-userspace/buffer-format.rst`.
 
-/// An archive being built in memory.
 pub(crate) struct Archive {
     bytes: Vec<u8>,
     inode: u32,
@@ -14,7 +14,6 @@ const FILE: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 impl Archive {
-    /// An empty archive.
     pub(crate) fn new() -> Self {
         Self {
             bytes: Vec::new(),
@@ -27,7 +26,6 @@ impl Archive {
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[]);
     }
 
-    /// Adds a file with its permission bits.
     pub(crate) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) {
         self.entry(path, FILE | permissions, (0, 0), content);
     }
@@ -37,7 +35,7 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE | 0o600, number, &[]);
     }
 
-    /// Ends the archive and hands over its bytes.
+    /// Ends the archive and returns its bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes
@@ -61,7 +59,7 @@ impl Archive {
         self.pad();
     }
 
-    /// Headers and contents both start on a multiple of four bytes.
+    /// Headers and contents both start at a multiple of four bytes.
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }

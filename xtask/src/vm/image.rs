@@ -1,7 +1,7 @@
-//! What the guest is made of: Debian's kernel and the packages it needs, unpacked under `target/vm`.
+//! The guest's image: Debian's kernel and the packages it needs, unpacked under `target/vm`.
 //!
-//! Nothing is installed on the host. `apt-get download` fetches, `dpkg-deb` unpacks, and the guest sees the result laid
-//! over the host's root. Layout:
+//! Nothing is installed on the host. `apt-get download` fetches, `dpkg-deb` unpacks, and the guest
+//! sees the result layered over the host's root. Layout:
 //!
 //! ```text
 //! target/vm/lock                     held while the rest is being made
@@ -11,7 +11,8 @@
 //! target/vm/initrd-HASH.cpio         made from the above and from init.sh
 //! ```
 //!
-//! A folder appears under its final name only once it is complete, so an interrupted run leaves nothing half-made in use.
+//! A folder gets its final name only when complete, so an interrupted run leaves nothing half-made
+//! in use.
 
 use super::{cpio::Archive, modules::Modules};
 use crate::apt;
@@ -24,10 +25,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Counts changes in what is staged: a new number makes everybody stage again.
+/// Version of the staged layout: a new number makes every checkout stage again.
 const LAYOUT: u32 = 2;
 
-/// What a guest is expected to offer, unless the host has it already.
+/// Packages that the guest offers, unless the host has them already.
 const PACKAGES: &[&str] = &[
     "busybox-static",
     "ibverbs-utils",
@@ -37,7 +38,7 @@ const PACKAGES: &[&str] = &[
     "rdmacm-utils",
 ];
 
-/// One file of each package, to see whether the host or the staged folder still has it.
+/// One file of each package, to check whether the host or the staged folder still has it.
 const EXPECTED: &[&str] = &[
     "bin/busybox",
     "bin/ibv_devinfo",
@@ -48,8 +49,9 @@ const EXPECTED: &[&str] = &[
     "bin/rping",
 ];
 
-/// Loaded by init, in this order: what reaches the host's file system and the ports, then RDMA. `rdma_rxe` asks the
-/// kernel's crypto interface for "crc32" and fails where no implementation has been loaded.
+/// Loaded by init in this order: modules for the host's file system and the ports, then RDMA.
+/// `rdma_rxe` requests "crc32" from the kernel's crypto interface and fails when no implementation
+/// is loaded.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -63,8 +65,8 @@ const MODULES: &[&str] = &[
     "veth",
 ];
 
-/// The parts of the kernel package that are kept. The whole of it takes 390 MB, mostly drivers of hardware that the
-/// guest does not have.
+/// The parts of the kernel package that are kept. The whole takes 390 MB, mostly drivers of
+/// hardware that the guest does not have.
 const KERNEL_PARTS: &[&str] = &[
     "./boot/vmlinuz-*",
     "./lib/modules/*/modules.*",
@@ -86,20 +88,16 @@ const KERNEL_PARTS: &[&str] = &[
     "./lib/modules/*/kernel/drivers/virtio",
 ];
 
-/// What a guest boots from, ready on disk.
 pub(crate) struct Image {
-    /// The kernel.
     pub(crate) kernel: PathBuf,
-    /// The initramfs.
     pub(crate) initrd: PathBuf,
-    /// Laid over the host's root.
+    /// Layered over the host's root.
     pub(crate) sysroot: PathBuf,
-    /// The kernel package's name and version.
     pub(crate) kernel_version: String,
 }
 
 impl Image {
-    /// The image below `folder`, made first if it is not there. Says on stderr what takes time.
+    /// The image below `folder`, made if missing. Reports slow steps on stderr.
     pub(crate) fn prepare(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = File::create(folder.join("lock")).context("cannot make the lock file")?;
@@ -120,7 +118,7 @@ impl Image {
     }
 }
 
-/// Whether everything that a guest expects is in the staged folder or, as it lies over it, on the host.
+/// Whether everything that a guest offers is in the staged folder or on the host below it.
 fn is_complete(sysroot: &Path) -> bool {
     sysroot.is_dir()
         && EXPECTED
@@ -128,7 +126,7 @@ fn is_complete(sysroot: &Path) -> bool {
             .all(|file| has_program(sysroot, file) || has_program(Path::new("/"), file))
 }
 
-/// Whether a root has a program, in `bin` or `sbin`, of `/usr` or not.
+/// Whether `root` has a program in `bin` or `sbin`, with or without `/usr`.
 fn has_program(root: &Path, file: &str) -> bool {
     ["", "usr/", "s", "usr/s"]
         .iter()
@@ -141,7 +139,8 @@ fn stage(folder: &Path, system: &Path) -> Result<()> {
     let sysroot = work.join("sysroot");
     let debs = work.join("debs");
     fs::create_dir_all(&debs)?;
-    // Debian's own layout, else a package's /lib would hide the host's /lib, which is a link to /usr/lib.
+    // Debian's own layout: otherwise a package's /lib would hide the host's /lib, which is a link
+    // to /usr/lib.
     for name in ["bin", "lib", "lib64", "sbin"] {
         fs::create_dir_all(sysroot.join("usr").join(name))?;
         symlink(format!("usr/{name}"), sysroot.join(name))?;
@@ -153,7 +152,7 @@ fn stage(folder: &Path, system: &Path) -> Result<()> {
     );
     let kernel = apt::kernel_package()?;
     let mut wanted = vec![kernel.clone()];
-    // Always a static busybox of our own: the initramfs is made from it.
+    // Always our own static busybox: the initramfs is made from it.
     wanted.push("busybox-static".to_owned());
     wanted.extend(apt::lacking(PACKAGES)?);
     wanted.dedup();
@@ -183,7 +182,7 @@ fn stage(folder: &Path, system: &Path) -> Result<()> {
     fs::rename(&work, system).context("cannot put the image in its place")
 }
 
-/// Unpacks a package, or the `parts` of it, below `root`, going through `root`'s links.
+/// Unpacks a package, or the `parts` of it, below `root`, following `root`'s links.
 fn unpack(deb: &Path, root: &Path, parts: &[&str]) -> Result<()> {
     let mut from = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
@@ -222,7 +221,7 @@ fn modules_folder(sysroot: &Path) -> Result<PathBuf> {
     Ok(first?.path())
 }
 
-/// The initramfs: busybox, init and the modules to load. Made again whenever init changes.
+/// The initramfs: busybox, init and the modules to load. Rebuilt when init changes.
 fn initrd(folder: &Path, sysroot: &Path) -> Result<PathBuf> {
     const INIT: &str = include_str!("init.sh");
     let mut hasher = DefaultHasher::new();

@@ -63,7 +63,7 @@ early() {
 network() {
     mkdir -p /run/netns
     ip netns add peer || return
-    # Addresses are to be usable at once: nobody else is on this wire, so skip duplicate address detection.
+    # Addresses are to be usable at once: this wire has no other node, so skip duplicate address detection.
     echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad
     ip netns exec peer /run/doorbell/busybox sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad' || return
     ip -batch - <<-LINKS || return
@@ -118,7 +118,7 @@ guest() {
     network || fail "the network or rxe0 could not be set up"
 
     # Pipes stand between the command and the ports: a port can be opened only once, and the command may open
-    # /dev/stdout again; a pipe also tells us when the last of the output has gone through.
+    # /dev/stdout again; a pipe also shows when the last of the output was read.
     mkdir /run/doorbell/pipes
     mkfifo /run/doorbell/pipes/out /run/doorbell/pipes/err
     cat /run/doorbell/pipes/out > "${ports}p1" 3>&- &

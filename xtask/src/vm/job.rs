@@ -1,8 +1,8 @@
-//! What the host asks the guest to run, as the shell fragment that the guest's init reads.
+//! The guest's job, as the shell fragment that its init reads.
 //!
-//! The fragment sets `MTU` and `DIRECTORY`, defines a function `environment` that exports the command's
-//! variables, and makes the command the positional parameters. Every value is quoted, so bytes pass through unchanged,
-//! newlines included.
+//! The fragment sets `MTU` and `DIRECTORY`, defines a function `environment` that exports the
+//! command's variables, and makes the command the positional parameters. Every value is quoted, so
+//! bytes pass through unchanged, newlines included.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -10,21 +10,19 @@ use std::{
     path::PathBuf,
 };
 
-/// A command for the guest and the surroundings it runs in.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
     /// Its working directory, the same path as on the host.
     pub(crate) directory: PathBuf,
-    /// Its environment. Names are such as [`is_variable_name`] accepts.
+    /// Its environment. Names satisfy [`is_variable_name`].
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// MTU of both ends of the guest's veth, in bytes.
     pub(crate) mtu: u32,
 }
 
 impl Job {
-    /// The fragment that init reads.
+    /// The fragment for init.
     pub(crate) fn script(&self) -> Vec<u8> {
         let mut script = Vec::new();
         let mut line = |before: &[u8], value: &OsStr| {
@@ -86,7 +84,7 @@ mod tests {
         }
     }
 
-    /// A real shell is the judge: it prints what it made of the fragment, NUL-separated.
+    /// A real shell checks the result: it prints what it parsed, NUL-separated.
     fn read_by_a_shell(job: &Job) -> Vec<Vec<u8>> {
         let mut script = job.script();
         script.extend_from_slice(
@@ -123,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_a_shell_cannot_export_are_told_apart() {
+    fn names_that_a_shell_cannot_export_are_detected() {
         for good in ["DOORBELL_LINK", "_", "a1"] {
             assert!(is_variable_name(OsStr::new(good)), "{good}");
         }

@@ -1,8 +1,10 @@
-//! One run of QEMU: starts it, feeds it the job, hands on the command's output and learns how it ended.
+//! One run of QEMU: starts it, sends it the job, forwards the command's output and reports how it
+//! ended.
 //!
-//! Four Unix sockets join us to the machine: its serial console, and the three virtio ports that `init.sh` describes.
-//! They lie in a folder of their own and are unlinked as soon as QEMU has connected, so guests never collide and nothing
-//! is left behind. QEMU asks the kernel to be killed when we die (`setpriv --pdeathsig`), however we die.
+//! Four Unix sockets connect to the machine: its serial console, and the three virtio ports that
+//! `init.sh` describes. They lie in a private folder and are unlinked as soon as QEMU has
+//! connected, so guests never collide and nothing is left behind. The kernel kills QEMU when this
+//! process dies (`setpriv --pdeathsig`).
 
 use super::{image::Image, job::Job};
 use anyhow::{Context, Result, bail};
@@ -27,43 +29,37 @@ use std::{
 /// Longest time from power-on to the command's start. It takes 5 s on an idle machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
-/// How many lines of the console are kept to explain a failure.
+/// How many console lines are kept to explain a failure.
 const CONSOLE_LINES: usize = 40;
 
-/// Where the command's output goes.
 pub(crate) type Sink = Box<dyn Write + Send>;
 
-/// How a guest ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The command ended with this status, 128 + n when signal n ended it.
     Exited(u8),
     /// The limit passed first; the guest was stopped.
     TimedOut,
-    /// Nobody takes the output any more; the guest was stopped.
+    /// The reader of the output is gone; the guest was stopped.
     Unread,
     /// The guest itself failed, with the reason and the console's last lines.
     Failed {
-        /// What went wrong.
         reason: String,
         /// Oldest first.
         console: Vec<String>,
     },
 }
 
-/// What a run is told beside its job.
 pub(crate) struct Options {
     /// Longest time for the whole run.
     pub(crate) limit: Duration,
     /// Show the console, and how long the start took, on stderr.
     pub(crate) verbose: bool,
-    /// Takes the command's stdout.
     pub(crate) stdout: Sink,
-    /// Takes the command's stderr.
     pub(crate) stderr: Sink,
 }
 
-/// What the threads that read from the machine tell the one that waits.
+/// Events from the threads that read from the machine.
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     Up(String),
@@ -93,11 +89,13 @@ pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome>
     ];
     let control_reader = control.try_clone()?;
     thread::spawn(move || read_control(control_reader, &events));
-    // The guest reads this once it is that far; the socket's buffer, or this thread's patience, holds it until then.
+    // The guest reads this when it gets that far; until then the socket's buffer or this thread
+    // holds it.
     thread::spawn(move || control.write_all(&script));
 
     let outcome = wait(&received, started, options.limit, options.verbose);
-    // All output is in the sockets by now (the guest reports after it was taken), so nothing is lost by killing.
+    // The guest reports after its output was taken, so all output is in the sockets by now and
+    // killing loses nothing.
     qemu.kill();
     for output in outputs {
         let _ = output.join();
@@ -109,7 +107,7 @@ pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome>
     })
 }
 
-/// Waits for the run's end. The console's lines are still to be added.
+/// Waits for the run's end. The caller adds the console's lines.
 fn wait(received: &Receiver<Event>, started: Instant, limit: Duration, verbose: bool) -> Outcome {
     let failed = |reason: String| Outcome::Failed {
         reason,
@@ -139,7 +137,7 @@ fn wait(received: &Receiver<Event>, started: Instant, limit: Duration, verbose: 
     }
 }
 
-/// The machine's process, ended on every path.
+/// The machine's process, killed and reaped on drop.
 struct Qemu(Child);
 
 impl Qemu {
@@ -158,8 +156,8 @@ impl Drop for Qemu {
 fn command(image: &Image, sockets: &Sockets, job_size: usize, verbose: bool) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
-    // KVM is left alone even where /dev/kvm is there: the guest hung under it on the first machine we tried, many have none,
-    // and emulation behaves the same everywhere.
+    // KVM is not used even where /dev/kvm exists: the guest hung under it on the first machine we
+    // tried, many have none, and emulation behaves the same everywhere.
     command.args([
         "-nodefaults",
         "-no-user-config",
@@ -217,7 +215,7 @@ fn option_value(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// The listening ends, in a folder that only we may enter.
+/// The listening ends, in a folder that only this user may enter.
 struct Sockets {
     folder: PathBuf,
     listeners: [UnixListener; 4],
@@ -235,7 +233,7 @@ impl Sockets {
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
         let folder = std::env::temp_dir().join(name);
-        // Only a process with our number can have left this, and it is gone.
+        // Only a process with our pid can have left this, and it is gone.
         let _ = fs::remove_dir_all(&folder);
         fs::DirBuilder::new()
             .mode(0o700)
@@ -293,8 +291,8 @@ impl Drop for Sockets {
     }
 }
 
-/// Copies a port to a sink until the machine is gone. Tells when the sink fails (the reader of our pipe left), and reads
-/// on, so that the command is never held up by it.
+/// Copies a port to a sink until the machine is gone. Reports when the sink fails (the reader of
+/// our pipe left) and keeps reading, so that the command never blocks on its output.
 fn pump(mut port: UnixStream, mut sink: Sink, events: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
@@ -352,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guests_lines_are_told_apart() {
+    fn the_guests_lines_are_parsed() {
         assert_eq!(
             parse("up 6.1.0-9-amd64 #1 SMP"),
             Some(Event::Up("6.1.0-9-amd64 #1 SMP".to_owned()))
@@ -402,7 +400,7 @@ mod tests {
     #[test]
     fn only_the_last_lines_of_the_console_are_kept() {
         let (reader, mut writer) = UnixStream::pair().unwrap();
-        // In one write, as the socket would not hold hundreds of small ones.
+        // In one write: the socket would not hold hundreds of small ones.
         let text: String = (0..100).map(|number| format!("line {number}\r\n")).collect();
         writer.write_all(text.as_bytes()).unwrap();
         drop(writer);
@@ -426,7 +424,7 @@ mod tests {
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let (events, received) = mpsc::channel();
         let pump = pump(reader, Box::new(Closed), events);
-        // Far more than a socket buffers: this returns only if somebody keeps reading.
+        // Far more than a socket buffers: this returns only if the pump keeps reading.
         writer.write_all(&vec![0; 4 << 20]).unwrap();
         drop(writer);
         pump.join().unwrap();

@@ -1,26 +1,32 @@
-//! `cargo xtask vm -- CMD…`: runs a command in a guest whose kernel has RDMA over Ethernet in software (rxe).
+//! `cargo xtask vm -- CMD…`: runs a command in a guest whose kernel has RDMA over Ethernet in
+//! software (rxe).
 //!
-//! The machines that this project is built on have no RDMA and load no modules. The guest does: Debian's kernel under
-//! QEMU's emulator, which needs neither root nor KVM. Its root is the host's own file system, read-only under a layer that
-//! is dropped at the end, so a command has the same paths inside as outside, `./target/release/doorbell` included.
+//! The machines that this project is built on have no RDMA and load no modules. The guest does:
+//! Debian's kernel under QEMU's emulator, which needs neither root nor KVM. Its root is the host's
+//! file system, read-only under a layer that is dropped at the end, so a command has the same paths
+//! inside as outside, `./target/release/doorbell` included.
 //!
 //! What a command finds in the guest:
 //!
 //! - it is root, with 4 CPUs, 2 GiB of memory, no limit on locked memory, and stdin empty;
-//! - `rxe0` on `v0` with 10.9.0.1 and fd09::1; `v0` is joined to `v1` in the network namespace `peer`, with 10.9.0.2 and
-//!   fd09::2: `ip netns exec peer CMD`. The kernel's rxe holds UDP port 4791 in the first namespace, so a userspace device
-//!   goes into `peer`;
-//! - `/dev/infiniband` open to all users (`setpriv --reuid 65534 --clear-groups CMD` is an unprivileged one);
-//! - perftest, ibverbs-utils, iproute2 and rdma-core, fetched once into `target/vm`; `busybox` for such as `ping`;
-//!   `modprobe` for other modules, such as `sch_netem`, `ifb` or `dummy` (Debian builds no `siw`);
-//! - the host's `PATH`, `HOME`, `LANG`, `CI`, `RUST_LOG`, `RUST_BACKTRACE` and `DOORBELL_*`, and what `--env` adds.
+//! - `rxe0` on `v0` with 10.9.0.1 and fd09::1; `v0` is paired with `v1` in the network namespace
+//!   `peer`, with 10.9.0.2 and fd09::2: `ip netns exec peer CMD`. The kernel's rxe holds UDP port
+//!   4791 in the first namespace, so a userspace device runs in `peer`;
+//! - `/dev/infiniband` open to all users (`setpriv --reuid 65534 --clear-groups CMD` is an
+//!   unprivileged one);
+//! - perftest, ibverbs-utils, iproute2 and rdma-core, fetched once into `target/vm`; `busybox` for
+//!   such as `ping`; `modprobe` for other modules, such as `sch_netem`, `ifb` or `dummy` (Debian
+//!   builds no `siw`);
+//! - the host's `PATH`, `HOME`, `LANG`, `CI`, `RUST_LOG`, `RUST_BACKTRACE` and `DOORBELL_*`, and
+//!   what `--env` adds.
 //!
-//! A start takes some seconds, so many steps belong into one guest: `cargo xtask vm -- sh -c 'step 1 && step 2'`, or a
-//! script. The MTU of a running guest can be changed: `ip link set v0 mtu 4200; ip -n peer link set v1 mtu 4200` takes rxe
-//! from an MTU of 1024 to 4096. All timings in a guest are those of an emulator.
+//! A start takes some seconds, so run many steps in one guest:
+//! `cargo xtask vm -- sh -c 'step 1 && step 2'`, or a script. The MTU of a running guest can be
+//! changed: `ip link set v0 mtu 4200; ip -n peer link set v1 mtu 4200` takes rxe from an MTU of
+//! 1024 to 4096. All timings in a guest are an emulator's.
 //!
-//! Parts: [`image`] makes what it boots from, [`job`] says what to run, [`machine`] runs it, and `init.sh` is the guest's
-//! side of it.
+//! Parts: [`image`] makes the boot image, [`job`] describes the command, [`machine`] runs it, and
+//! `init.sh` is the guest's side.
 
 mod cpio;
 pub(crate) mod image;
@@ -47,25 +53,25 @@ Run a command in a guest with the kernel's rxe
 Usage: cargo xtask vm [OPTIONS] -- CMD…
 
 Options:
-      --mtu BYTES         MTU of the veth that rxe0 stands on [default: 1500]
+      --mtu BYTES         MTU of the veth below rxe0 [default: 1500]
       --timeout SECONDS   stop the guest after this time, with status 124 [default: 600]
-      --env NAME[=VALUE]  set a variable for CMD, or hand on the one here
+      --env NAME[=VALUE]  set a variable for CMD, or pass it on
   -v, --verbose           show the guest's console on stderr
   -h, --help              show this
 
 In the guest: rxe0 on 10.9.0.1 and fd09::1; network namespace `peer` with 10.9.0.2 and fd09::2 on the other end.
 Files are this machine's; what CMD writes is dropped. The exit status is CMD's, 128 + n after signal n, 124 after
-the timeout, 125 when the guest failed, 141 when the reader of the output left.
+the timeout, 125 when the guest failed, 141 when the reader of the output is gone.
 ";
 
-/// Exit status when the limit passed, as timeout(1) has it.
+/// Exit status on timeout, as timeout(1).
 const TIMED_OUT: u8 = 124;
-/// Exit status when nobody reads the output any more, as after SIGPIPE.
+/// Exit status when the output has no reader any more, as after SIGPIPE.
 const UNREAD: u8 = 141;
 /// Exit status when the guest, not the command, failed.
 const GUEST_FAILED: u8 = 125;
 
-/// Variables that a command gets from here, beside those that begin with [`PREFIX`].
+/// Variables passed to the command, beside those that begin with [`PREFIX`].
 const VARIABLES: &[&str] = &[
     "CI",
     "HOME",
@@ -76,21 +82,15 @@ const VARIABLES: &[&str] = &[
     "RUST_LOG",
     "USER",
 ];
-/// What the names of the toolkit's own variables begin with.
 const PREFIX: &[u8] = b"DOORBELL_";
 
-/// A guest to be run, with all that can be chosen.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// MTU of the veth in bytes.
     pub(crate) mtu: u32,
-    /// Longest time for the whole run.
     pub(crate) limit: Duration,
     /// Further variables.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Show the console.
     pub(crate) verbose: bool,
 }
 
@@ -141,7 +141,8 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     };
     let limit = request.limit;
     let outcome = request.run(Box::new(io::stdout()), Box::new(io::stderr()));
-    // A wrong call ends with 2 in `main`; from here on every status but the command's own is one of ours.
+    // A wrong call ends with 2 in `main`; from here on every status but the command's own is one of
+    // these.
     let outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
         reason: format!("{error:#}"),
         console: Vec::new(),
@@ -163,7 +164,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     })
 }
 
-/// `None` when help is asked for.
+/// `None` when help was requested.
 fn parse(mut arguments: lexopt::Parser) -> Result<Option<Request>> {
     use lexopt::prelude::*;
     let mut request = Request::new(Vec::new());
@@ -173,7 +174,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Request>> {
             Short('v') | Long("verbose") => request.verbose = true,
             Long("mtu") => {
                 request.mtu = arguments.value()?.parse()?;
-                // IPv6 asks for 1280 (RFC 8200, section 5); veth takes up to 65535.
+                // IPv6 requires 1280 (RFC 8200, section 5); veth takes up to 65535.
                 if !(1280..=65535).contains(&request.mtu) {
                     bail!("--mtu is 1280 to 65535 bytes");
                 }
@@ -193,7 +194,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Option<Request>> {
     Ok(Some(request))
 }
 
-/// `NAME=VALUE`, or `NAME` with its value from here.
+/// `NAME=VALUE`, or `NAME` with its value from this process's environment.
 fn variable(text: &OsStr) -> Result<(OsString, OsString)> {
     let bytes = text.as_bytes();
     let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {

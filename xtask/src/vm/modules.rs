@@ -1,7 +1,8 @@
-//! The kernel's modules: which file holds which, what each needs, and the order to load them in.
+//! The kernel's modules: their files, dependencies, and load order.
 //!
-//! Debian writes `modules.dep` when the kernel package is installed, by `depmod`. The guest's kernel is only unpacked, so
-//! the same facts are read here from the `depends=` field of each module's `.modinfo` section.
+//! Debian's `depmod` writes `modules.dep` when the kernel package is installed. The guest's kernel
+//! is only unpacked, so the dependencies are read from the `depends=` field of each module's
+//! `.modinfo` section.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -11,7 +12,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// All modules below one folder, by name.
 pub(crate) struct Modules {
     folder: PathBuf,
     by_name: BTreeMap<String, Module>,
@@ -58,7 +58,8 @@ impl Modules {
         Ok(())
     }
 
-    /// The files of `wanted` and of all they need, each after what it needs, `wanted` in the order given.
+    /// The files of `wanted` and all their dependencies, each after its dependencies, `wanted` in
+    /// the order given.
     pub(crate) fn load_order(&self, wanted: &[&str]) -> Result<Vec<(String, PathBuf)>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
@@ -68,7 +69,8 @@ impl Modules {
         Ok(order)
     }
 
-    /// A module is never listed as needed when it is built into the kernel: one without a file is missing.
+    /// `depends=` never lists a module that is built into the kernel, so one without a file is
+    /// missing.
     fn visit(&self, name: &str, seen: &mut HashSet<String>, order: &mut Vec<(String, PathBuf)>) -> Result<()> {
         let Some(module) = self.by_name.get(name) else {
             bail!("the kernel in {} has no module {name}", self.folder.display());
@@ -83,13 +85,14 @@ impl Modules {
         Ok(())
     }
 
-    /// The text of `modules.dep`, for `modprobe` in the guest. Modules whose needs were not unpacked are left out.
+    /// The text of `modules.dep`, for `modprobe` in the guest. Modules whose dependencies were not
+    /// unpacked are left out.
     pub(crate) fn dependency_file(&self) -> String {
         let mut text = String::new();
         for (name, module) in &self.by_name {
             let Ok(order) = self.load_order(&[name]) else { continue };
             let _ = write!(text, "{}:", module.path.display());
-            // `modprobe` loads this list from its end, and the module itself after it.
+            // `modprobe` loads this list from its end, then the module itself.
             for (_, path) in order[..order.len() - 1].iter().rev() {
                 let _ = write!(text, " {}", path.strip_prefix(&self.folder).unwrap_or(path).display());
             }
@@ -104,7 +107,8 @@ fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The names in the `depends=` field of a module's `.modinfo`: NUL-terminated strings inside the ELF file.
+/// The names in the `depends=` field of a module's `.modinfo`: NUL-terminated strings inside the
+/// ELF file.
 fn depends(module: &[u8]) -> Vec<String> {
     let field = b"\0depends=";
     let Some(start) = module.windows(field.len()).position(|window| window == field) else {

@@ -1,16 +1,22 @@
-//! The executor by copy engines: what is long goes by `cuMemcpyAsync` into the others' memory, and the processors of a GPU only reduce.
+//! The copy-engine executor: long messages are copied by `cuMemcpyAsync` into the peers' memory,
+//! and multiprocessors only reduce.
 //!
-//! A plan is lowered once for each kind and size ([`script`]) and replayed: into the caller's stream, streams for copies to others, and one more that waits for what nothing here waits for. The caller's stream goes on when all of them are done.
+//! A plan is lowered once per kind and size ([`script`]) and replayed: on the caller's stream, on
+//! streams for copies to peers, and on one for waits that nothing local depends on. The caller's
+//! stream resumes when all of them are done.
 //!
-//! A rank tells another that something is there by copying a word of ones behind it, by the same engine; who waits does so in a stream. So a copy is what takes time, and no kernel waits for anything.
+//! A rank signals a message by copying an all-ones word behind it on the same engine; the receiver
+//! waits for it with a stream memory operation. So copies dominate the time, and no kernel waits
+//! for anything.
 
+mod plan;
 mod script;
 mod tasks;
 
 use std::sync::Arc;
 
 use doorbell_cuda::reduce::{Operator, Reducer, Source};
-use doorbell_cuda::{Context, DeviceMemory, Event, Memory, Span, Stream, Until};
+use doorbell_cuda::{Context, DeviceMemory, Event, Memory, Span, Stream, WaitCondition};
 
 use super::error::GpuError;
 use super::peers::{Mapped, Peers, WORDS};
@@ -18,16 +24,13 @@ use super::types;
 use crate::algorithm::Algorithm;
 use crate::plan::{Collective, Form};
 use crate::types::{DataType, Rank};
-use script::{Act, At, CALLER, Script, Terms, Word};
+use script::{CALLER, FlagWord, Location, Script, ScriptParams, StreamOp};
 
-/// Scripts that are kept.
-const KEPT: usize = 64;
-/// Bytes of a word.
+const CACHED_SCRIPTS: usize = 64;
 const WORD: usize = 4;
-/// From so many bytes on that a rank reduces, it does so in two parts.
+/// Reductions of at least this many bytes are done in two parts.
 const TWO_PARTS: u64 = 32 << 20;
 
-/// An operation, checked.
 #[derive(Clone, Copy)]
 pub(super) struct Operation<'a> {
     pub(super) collective: Collective,
@@ -39,24 +42,26 @@ pub(super) struct Operation<'a> {
     pub(super) input: Option<Span<'a>>,
     pub(super) output: Option<Span<'a>>,
     pub(super) in_place: bool,
-    /// The others' memory in which they have their outputs, and where in it.
+    /// The ranks' registered memory that holds the outputs, and the offset in it.
     pub(super) registered: Option<(&'a Mapped, usize)>,
-    /// Bytes of a slice of the whole.
     pub(super) slice: u64,
 }
 
-/// What a script was made of.
+/// What a script depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Key {
+struct ScriptKey {
     collective: Collective,
     algorithm: Algorithm,
     root: Rank,
-    terms: Terms,
+    params: ScriptParams,
 }
 
-/// In how many parts an all-reduce of one slice is reduced, and the messages beside that are sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. More than two win nothing. Where nothing
-/// is sent behind the reduction it is not worth that: copies wait for what processors read meanwhile, for as long as is won.
-fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
+/// The number of parts into which the reduction of a one-slice all-reduce, and the messages next to
+/// it, are divided: each part adds a copy and a flag word, which cost some 5 µs of link time, and
+/// hides the reduction of the previous part. More than two gain nothing. If nothing is sent after
+/// the reduction it does not pay off: copies wait for concurrent reads by multiprocessors as long
+/// as is gained.
+fn tail_parts(operation: &Operation<'_>, ranks: usize) -> u32 {
     let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
     let is_one = operation.collective == Collective::AllReduce && operation.slice >= bytes;
     if is_one && bytes / ranks as u64 >= TWO_PARTS {
@@ -66,14 +71,12 @@ fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
     }
 }
 
-/// A script with events for it.
-struct Prepared {
-    key: Key,
+struct CachedScript {
+    key: ScriptKey,
     script: Script,
     events: Vec<Event>,
 }
 
-/// One rank's.
 pub(super) struct Copies {
     peers: Arc<Peers>,
     copiers: u8,
@@ -81,23 +84,23 @@ pub(super) struct Copies {
     streams: Vec<Stream>,
     reducer: Reducer,
     /// The types and operators whose kernels have run.
-    warm: Vec<(DataType, &'static str)>,
-    /// The last used comes last.
-    prepared: Vec<Prepared>,
+    warm_up: Vec<(DataType, &'static str)>,
+    /// In LRU order, the most recent last.
+    cached: Vec<CachedScript>,
 }
 
 impl Copies {
     pub(super) fn new(peers: Arc<Peers>, copiers: u8) -> Result<Self, GpuError> {
         let context = peers.context().clone();
-        // One of them waits for what comes last.
+        // One of them for the waits that come last.
         let streams = (0..=copiers).map(|_| Stream::new(&context)).collect::<Result<_, _>>()?;
         Ok(Self {
             peers,
             copiers,
             streams,
             reducer: Reducer::new(&context),
-            warm: Vec::new(),
-            prepared: Vec::new(),
+            warm_up: Vec::new(),
+            cached: Vec::new(),
         })
     }
 
@@ -109,15 +112,16 @@ impl Copies {
         &self.reducer
     }
 
-    /// The streams that it has beside the caller's.
     pub(super) fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
-    /// Runs the kernels of a type and an operator once, with next to nothing to do. The driver may load a kernel only when it is first launched, and then waits for all that the device does: which may be waiting for another rank of this process.
-    pub(super) fn warm(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
+    /// Runs the kernels of a type and an operator once, with almost no work. The driver may load a
+    /// kernel lazily at its first launch, and then waits for all work of the device, which may wait
+    /// for another rank of this process.
+    pub(super) fn warm_up(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
         let name = (data, operator.name());
-        if self.warm.contains(&name) {
+        if self.warm_up.contains(&name) {
             return Ok(());
         }
         let over = types::data(data);
@@ -126,7 +130,7 @@ impl Copies {
         let memory = DeviceMemory::alloc(self.context(), 8)?;
         stream.fill(memory.all(), 0)?;
         let element = memory.span(..data.bytes())?;
-        let form = doorbell_cuda::reduce::Form::Element;
+        let form = doorbell_cuda::reduce::OperandKind::Element;
         self.reducer
             .reduce(&stream, over, operator, &[Source::elements(element)], (form, element))?;
         if operator == Operator::Sum {
@@ -135,42 +139,41 @@ impl Copies {
                 .reduce(&stream, over, operator, &[scaled], (form, element))?;
         }
         stream.synchronize()?;
-        self.warm.push(name);
+        self.warm_up.push(name);
         Ok(())
     }
 
-    /// Makes all of an operation that can be made before it is put into a stream: its script, and kernels that have run.
-    pub(super) fn ready(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
+    /// Prepares an operation before any of it is enqueued: its script, and warmed-up kernels.
+    pub(super) fn prepare_all(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
-            self.warm(operation.data, operation.operator)?;
+            self.warm_up(operation.data, operation.operator)?;
         }
         self.prepare(operation)
     }
 
-    /// Puts an operation into `stream`.
     pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
-        self.ready(operation)?;
-        let Some(prepared) = self.prepared.last() else {
+        self.prepare_all(operation)?;
+        let Some(cached) = self.cached.last() else {
             return Ok(());
         };
-        for (at, act) in &prepared.script.acts {
+        for (at, op) in &cached.script.ops {
             let on = match *at {
                 CALLER => stream,
                 other => &self.streams[usize::from(other) - 1],
             };
-            self.act(operation, &prepared.events, act, on)?;
+            self.op(operation, &cached.events, op, on)?;
         }
         Ok(())
     }
 
-    /// Has the script of an operation as the last one.
+    /// Looks up or builds the operation's script, and makes it the most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let areas = self.peers.areas();
-        let key = Key {
+        let key = ScriptKey {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,
-            terms: Terms {
+            params: ScriptParams {
                 data: operation.data,
                 count: operation.count,
                 direct: operation.registered.is_some(),
@@ -178,61 +181,61 @@ impl Copies {
                 staging: areas.staging.len() as u64,
                 slice: operation.slice,
                 copiers: self.copiers,
-                tail: tail(operation, self.peers.ranks()),
+                tail_parts: tail_parts(operation, self.peers.ranks()),
             },
         };
-        if let Some(known) = self.prepared.iter().rposition(|prepared| prepared.key == key) {
-            self.prepared[known..].rotate_left(1);
+        if let Some(known) = self.cached.iter().rposition(|cached| cached.key == key) {
+            self.cached[known..].rotate_left(1);
             return Ok(());
         }
         let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
         let schedule = match key.collective {
-            // Everybody tells everybody, whatever the algorithm's way is: there is nothing else in it.
+            // All ranks signal all ranks, whatever the algorithm: a barrier has no other content.
             Collective::Barrier => Algorithm::RecursiveDoubling.schedule(key.collective, &order, key.root)?,
             _ => key.algorithm.schedule(key.collective, &order, key.root)?,
         };
-        let script = Script::new(&*schedule, self.peers.rank(), key.terms).map_err(|e| GpuError::Misuse {
+        let script = Script::new(&*schedule, self.peers.rank(), key.params).map_err(|e| GpuError::Misuse {
             collective: key.collective,
             what: e.to_string(),
         })?;
         let events = (0..script.events)
             .map(|_| Event::new(self.context()))
             .collect::<Result<_, _>>()?;
-        if self.prepared.len() >= KEPT {
-            self.prepared.remove(0);
+        if self.cached.len() >= CACHED_SCRIPTS {
+            self.cached.remove(0);
         }
-        self.prepared.push(Prepared { key, script, events });
+        self.cached.push(CachedScript { key, script, events });
         Ok(())
     }
 
-    fn act(&self, operation: &Operation<'_>, events: &[Event], act: &Act, stream: &Stream) -> Result<(), GpuError> {
-        match act {
-            Act::Signal(word) => {
+    fn op(&self, operation: &Operation<'_>, events: &[Event], op: &StreamOp, stream: &Stream) -> Result<(), GpuError> {
+        match op {
+            StreamOp::Signal(word) => {
                 let ones = self.word(self.peers.rank(), 0)?;
                 stream.copy(self.word(word.peer, self.index(*word, self.peers.rank()))?, ones)?;
             }
-            Act::Await(word) => {
+            StreamOp::Await(word) => {
                 let word = self.word(self.peers.rank(), self.index(*word, word.peer))?;
-                stream.wait_value32(word, Until::AnyBit(1))?;
+                stream.wait_value32(word, WaitCondition::AnyBit(1))?;
                 stream.write_value32(word, 0)?;
             }
-            Act::Copy { from, into, bytes } => {
+            StreamOp::Copy { from, into, bytes } => {
                 let bytes = *bytes as usize;
                 stream.copy(self.span(operation, *into, bytes)?, self.span(operation, *from, bytes)?)?;
             }
-            Act::Reduce {
+            StreamOp::Reduce {
                 sources,
                 into,
                 elements,
             } => {
-                let span = |at: At, form: Form| {
+                let span = |at: Location, form: Form| {
                     let unit = match form {
                         Form::Element => operation.data.bytes(),
                         Form::Partial => operation.data.accumulator().bytes(),
                     };
                     self.span(operation, at, *elements as usize * unit)
                 };
-                let source = |(at, form): &(At, Form)| {
+                let source = |(at, form): &(Location, Form)| {
                     let span = span(*at, *form)?;
                     Ok(match form {
                         Form::Element => Source::elements(span),
@@ -244,25 +247,25 @@ impl Copies {
                 self.reducer
                     .reduce(stream, types::data(operation.data), operation.operator, &sources, into)?;
             }
-            Act::Record(event) => stream.record(&events[*event as usize])?,
-            Act::Wait(event) => stream.wait(&events[*event as usize])?,
+            StreamOp::Record(event) => stream.record(&events[*event as usize])?,
+            StreamOp::Wait(event) => stream.wait(&events[*event as usize])?,
         }
         Ok(())
     }
 
-    /// Which of the words of an arena one is that `writer` writes.
-    fn index(&self, word: Word, writer: Rank) -> usize {
-        let kind = usize::from(word.is_room) * self.peers.ranks();
+    /// The index in an arena of a word that `writer` writes.
+    fn index(&self, word: FlagWord, writer: Rank) -> usize {
+        let kind = usize::from(word.is_credit) * self.peers.ranks();
         1 + (kind + writer.index()) * WORDS + word.index as usize
     }
 
-    /// A word of a rank's arena. The first is all ones, to be copied.
+    /// A word of a rank's arena. The first is all ones, the source of signal copies.
     fn word(&self, rank: Rank, index: usize) -> Result<Span<'_>, GpuError> {
         let start = self.peers.areas().words.start + WORD * index;
         Ok(self.peers.arenas().of(rank).span(start..start + WORD)?)
     }
 
-    fn span<'a>(&'a self, operation: &Operation<'a>, at: At, bytes: usize) -> Result<Span<'a>, GpuError> {
+    fn span<'a>(&'a self, operation: &Operation<'a>, at: Location, bytes: usize) -> Result<Span<'a>, GpuError> {
         let own = |span: Option<Span<'a>>, offset: u64| match span {
             Some(span) => Ok(span.span(offset as usize..offset as usize + bytes)?),
             None => Err(GpuError::Misuse {
@@ -275,11 +278,11 @@ impl Copies {
             Ok(self.peers.arenas().of(rank).span(start..start + bytes)?)
         };
         match at {
-            At::Input(offset) => own(operation.input, offset),
-            At::Output(offset) => own(operation.output, offset),
-            At::Staging(offset) => staging(self.peers.rank(), offset),
-            At::TheirStaging(rank, offset) => staging(rank, offset),
-            At::TheirOutput(rank, offset) => {
+            Location::Input(offset) => own(operation.input, offset),
+            Location::Output(offset) => own(operation.output, offset),
+            Location::Staging(offset) => staging(self.peers.rank(), offset),
+            Location::TheirStaging(rank, offset) => staging(rank, offset),
+            Location::TheirOutput(rank, offset) => {
                 let theirs = operation.registered.and_then(|(mapped, start)| {
                     let start = start + offset as usize;
                     mapped.of(rank).span(start..start + bytes).ok()

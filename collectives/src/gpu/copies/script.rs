@@ -1,53 +1,57 @@
-//! What one rank's streams do for an operation: a plan, lowered to copies, words, reductions and events.
+//! A script: one rank's stream operations for a collective, i.e. a plan lowered to copies, flag
+//! words, reductions and events.
 //!
-//! A [`Script`] is made of a schedule by arithmetic alone, of all ranks' programs, so that each rank knows where what it sends belongs at its receiver. It is constant: nothing in it depends on how often it was done before, so that a graph
-//! that was captured of it can be launched again and again.
+//! A [`Script`] is computed from the schedule of all ranks' programs, so that each rank knows the
+//! destination address of what it sends. It is constant: nothing depends on how often it ran
+//! before, so a graph that captured it can be launched repeatedly.
 //!
-//! # Words
-//! All that ranks tell each other is that a word is no longer zero. Who waits for one sets it to zero again before it goes on, and it is written again only after that is known:
-//! - *ready*, at the beginning: the receiver is done with what came before, and its memory may be written. Each sender waits for the words of those that it sends to.
-//! - *room*, for a message to memory that was used before in the same operation: it may be written again.
-//! - *full*: the message is there.
+//! # Flag words
+//! Ranks synchronize only by words that become nonzero. The waiting rank resets the word to zero
+//! before it proceeds, and the writer writes it again only once that is known:
+//! - *ready*, at the beginning: the receiver is done with earlier operations, and its memory may be
+//!   written. Each sender waits for the words of its receivers.
+//! - *credit*, for a message into memory already used in the same operation: it may be overwritten.
+//! - *full*: the message has arrived.
 //!
 //! # Order
-//! An operation is cut into slices, which use staging memory by turns. A step's *depth* is how many messages must have come one after another before it. Tasks are put into streams by slice and depth together, so that the first sends of a slice come
-//! before the later ones of the slice before it, and reductions hide behind them. All ranks do so: whatever a task waits for, on any rank, comes before it in this order. So operations end even where a driver has the streams' work done in the very order in
-//! which it was put into them.
+//! An operation is divided into slices, which use staging memory round-robin. A step's *depth* is
+//! the length of the longest chain of messages before it. Tasks are enqueued by slice plus depth,
+//! so that the first sends of a slice precede later ones of the slice before it and overlap with
+//! reductions. All ranks do so: whatever a task waits for, on any rank, precedes it in this order.
+//! So operations complete even if a driver serializes the streams' work in the order in which it
+//! was enqueued (no deadlock).
 
-use super::tasks::{Message, Plan, Task, What};
+use super::plan::{Message, Plan};
+use super::tasks::{Task, TaskKind};
 use crate::gpu::peers::WORDS;
 use crate::plan::{Form, Schedule};
 use crate::types::{DataType, Rank};
 
-/// The word that says that a rank is ready.
+/// The word by which a rank signals that it is ready.
 pub(super) const READY: u32 = WORDS as u32 - 1;
 
-/// The stream of the caller, where reductions are done.
+/// The caller's stream, on which reductions run.
 pub(super) const CALLER: u8 = 0;
 
-/// What an operation is, as far as it decides what is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Terms {
+pub(super) struct ScriptParams {
     pub(super) data: DataType,
     /// Elements of the whole, or of each part.
     pub(super) count: u64,
-    /// Whether messages may be put where they belong in the others' outputs.
+    /// Whether messages may be stored directly in the peers' outputs.
     pub(super) direct: bool,
     /// Whether input and output are the same memory.
     pub(super) in_place: bool,
-    /// Bytes of staging memory.
     pub(super) staging: u64,
-    /// Bytes of a slice of the whole.
     pub(super) slice: u64,
-    /// Streams for copies to others.
+    /// Streams for copies to peers.
     pub(super) copiers: u8,
-    /// In how many parts reductions are done, and the messages beside them sent.
-    pub(super) tail: u32,
+    /// The number of parts into which reductions, and the messages next to them, are divided.
+    pub(super) tail_parts: u32,
 }
 
-/// Where bytes lie: so many bytes behind the beginning of what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum At {
+pub(super) enum Location {
     Input(u64),
     Output(u64),
     Staging(u64),
@@ -56,69 +60,64 @@ pub(super) enum At {
     TheirStaging(Rank, u64),
 }
 
-/// A word: by whom it is written or read at the other end, and which of theirs.
+/// A flag word: the peer at the other end, and its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Word {
+pub(super) struct FlagWord {
     pub(super) peer: Rank,
-    /// Whether it says that there is room, and not that a message is there.
-    pub(super) is_room: bool,
+    /// Whether it grants a credit, rather than signaling a message.
+    pub(super) is_credit: bool,
     pub(super) index: u32,
 }
 
-/// Work for a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Act {
-    /// Writes a word of the peer's.
-    Signal(Word),
-    /// Waits for a word that the peer writes, and makes it zero.
-    Await(Word),
+pub(super) enum StreamOp {
+    /// Writes a word of the peer.
+    Signal(FlagWord),
+    /// Waits for a word that the peer writes, and resets it.
+    Await(FlagWord),
     Copy {
-        from: At,
-        into: At,
+        from: Location,
+        into: Location,
         bytes: u64,
     },
     Reduce {
-        sources: Box<[(At, Form)]>,
-        into: (At, Form),
+        sources: Box<[(Location, Form)]>,
+        into: (Location, Form),
         elements: u64,
     },
-    /// Records an event.
     Record(u32),
-    /// Waits for an event.
     Wait(u32),
 }
 
-/// What one rank does, in the order in which it is put into its streams.
+/// One rank's operations in the order in which they are enqueued.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Script {
-    /// Each with the number of its stream.
-    pub(super) acts: Vec<(u8, Act)>,
-    /// How many events there are.
+    /// Each with its stream index.
+    pub(super) ops: Vec<(u8, StreamOp)>,
     pub(super) events: u32,
-    /// How many streams there are: the caller's, those for copies, and one to wait for what nobody here waits for.
+    /// The number of streams: the caller's, those for copies, and one for waits that nothing local
+    /// depends on.
     pub(super) streams: u8,
 }
 
-/// Why there is no script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the operation does not fit {staging} bytes of staging memory and {WORDS} words, however it is cut")]
-pub(super) struct TooLarge {
+#[error("the operation does not fit {staging} bytes of staging memory and {WORDS} words with any slice size")]
+pub(super) struct DoesNotFit {
     pub(super) staging: u64,
 }
 
 impl Script {
-    /// What `rank` does.
-    pub(super) fn new(schedule: &dyn Schedule, rank: Rank, terms: Terms) -> Result<Self, TooLarge> {
-        let plan = Plan::new(schedule, terms)?;
+    pub(super) fn new(schedule: &dyn Schedule, rank: Rank, params: ScriptParams) -> Result<Self, DoesNotFit> {
+        let plan = Plan::new(schedule, params)?;
         Ok(plan.script(rank))
     }
 }
 
-/// What is put into a stream at a time.
+/// Operations that are enqueued together.
 struct Item {
     stream: u8,
-    acts: Vec<Act>,
-    /// Items before it that it waits for.
+    ops: Vec<StreamOp>,
+    /// Earlier items that it waits for.
     after: Vec<usize>,
 }
 
@@ -126,7 +125,7 @@ impl Plan {
     fn script(&self, rank: Rank) -> Script {
         let me = rank.index();
         let mut script = Script {
-            streams: self.terms.copiers + 2,
+            streams: self.params.copiers + 2,
             ..Script::default()
         };
         self.begin(me, &mut script);
@@ -140,10 +139,11 @@ impl Plan {
         script
     }
 
-    /// Tells the senders that this rank is ready, and waits for the receivers. A barrier is no more, with an answer, as a word must not be written twice before it was read.
+    /// Signals readiness to the senders, and waits for the receivers. A barrier consists of this
+    /// plus a reply, as a word must not be written twice before it was read.
     fn begin(&self, me: usize, script: &mut Script) {
         let ranks = self.programs.len();
-        // Whoever is next first, so that nobody is everybody's first.
+        // Rotated by rank, so that ranks do not all start with the same peer.
         let others = (1..ranks).map(|distance| (me + distance) % ranks);
         let sends = |from: usize, to: usize| {
             let between = |message: &&Message| message.from.index() == from && message.to.index() == to;
@@ -154,48 +154,53 @@ impl Plan {
                     .filter(between)
                     .any(|message| self.message_bytes(*message, 0) > 0)
         };
-        let word = |peer: usize, is_room: bool| Word {
+        let word = |peer: usize, is_credit: bool| FlagWord {
             peer: Rank(peer as u32),
-            is_room,
-            index: if is_room { READY } else { 0 },
+            is_credit,
+            index: if is_credit { READY } else { 0 },
         };
         let senders: Vec<_> = others.clone().filter(|peer| sends(*peer, me)).collect();
         let receivers: Vec<_> = others.filter(|peer| sends(me, *peer)).collect();
-        let mut put = |act| script.acts.push((CALLER, act));
-        senders.iter().for_each(|peer| put(Act::Signal(word(*peer, true))));
-        receivers.iter().for_each(|peer| put(Act::Await(word(*peer, true))));
+        let mut put = |op| script.ops.push((CALLER, op));
+        senders.iter().for_each(|peer| put(StreamOp::Signal(word(*peer, true))));
+        receivers
+            .iter()
+            .for_each(|peer| put(StreamOp::Await(word(*peer, true))));
         if self.is_barrier {
-            receivers.iter().for_each(|peer| put(Act::Signal(word(*peer, false))));
-            senders.iter().for_each(|peer| put(Act::Await(word(*peer, false))));
+            receivers
+                .iter()
+                .for_each(|peer| put(StreamOp::Signal(word(*peer, false))));
+            senders.iter().for_each(|peer| put(StreamOp::Await(word(*peer, false))));
         }
     }
 
-    /// Gives tasks their streams, and receives their places: right before what needs them.
+    /// Assigns streams to tasks, and moves each receive right before its first use.
     fn items(&self, tasks: Vec<Task>) -> Vec<Item> {
-        let last = self.terms.copiers + 1;
+        let last = self.params.copiers + 1;
         let mut streams = vec![CALLER; tasks.len()];
         let mut copier = 0;
         for (task, stream) in tasks.iter().zip(&mut streams) {
-            if matches!(task.what, What::Send { .. }) {
+            if matches!(task.kind, TaskKind::Send { .. }) {
                 *stream = 1 + copier;
-                copier = (copier + 1) % self.terms.copiers.max(1);
+                copier = (copier + 1) % self.params.copiers.max(1);
             }
         }
-        // In which order tasks are put into streams.
+        // The order in which tasks are enqueued.
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut is_moved = vec![false; tasks.len()];
         for at in 0..tasks.len() {
-            if !matches!(tasks[at].what, What::Receive { .. }) {
+            if !matches!(tasks[at].kind, TaskKind::Receive { .. }) {
                 continue;
             }
             let user = (at + 1..tasks.len()).find(|&user| {
                 tasks[user].place.0 == tasks[at].place.0
-                    && !matches!(tasks[user].what, What::Receive { .. })
+                    && !matches!(tasks[user].kind, TaskKind::Receive { .. })
                     && tasks[user].follows(&tasks[at])
             });
             match user {
                 Some(user) => {
-                    // Copies to others have a stream for themselves, in which nothing but them takes the link's time.
+                    // Copies to peers have streams of their own, so that nothing else delays the
+                    // link.
                     streams[at] = if streams[user] == CALLER { CALLER } else { last };
                     before[user].push(at);
                     is_moved[at] = true;
@@ -208,11 +213,11 @@ impl Plan {
             order.append(&mut before[at]);
             order.push(at);
         }
-        self.with_room(&tasks, &streams, &order)
+        self.with_credits(&tasks, &streams, &order)
     }
 
-    /// Adds what tells senders that there is room, behind the last task that used it.
-    fn with_room(&self, tasks: &[Task], streams: &[u8], order: &[usize]) -> Vec<Item> {
+    /// Adds the credit signals to senders, behind the last task that used the memory.
+    fn with_credits(&self, tasks: &[Task], streams: &[u8], order: &[usize]) -> Vec<Item> {
         let follows: Vec<Vec<usize>> = order
             .iter()
             .map(|&at| {
@@ -223,7 +228,7 @@ impl Plan {
             .collect();
         let mut rooms: Vec<Vec<usize>> = vec![Vec::new(); order.len() + 1];
         for (position, &at) in order.iter().enumerate() {
-            if let What::Receive { has_to_ask: true, .. } = tasks[at].what {
+            if let TaskKind::Receive { needs_credit: true, .. } = tasks[at].kind {
                 let behind = follows[position].iter().max().map_or(0, |last| last + 1);
                 rooms[behind].push(position);
             }
@@ -232,15 +237,15 @@ impl Plan {
         let mut item_of = vec![0; order.len()];
         for position in 0..=order.len() {
             for &receive in &rooms[position] {
-                let What::Receive { from, word, .. } = tasks[order[receive]].what else {
+                let TaskKind::Receive { from, word, .. } = tasks[order[receive]].kind else {
                     continue;
                 };
                 let after: Vec<usize> = follows[receive].iter().map(|&other| item_of[other]).collect();
                 items.push(Item {
                     stream: after.iter().max().map_or(CALLER, |&last| items[last].stream),
-                    acts: vec![Act::Signal(Word {
+                    ops: vec![StreamOp::Signal(FlagWord {
                         peer: from,
-                        is_room: true,
+                        is_credit: true,
                         index: word,
                     })],
                     after,
@@ -248,35 +253,36 @@ impl Plan {
             }
             let Some(&at) = order.get(position) else { break };
             let task = &tasks[at];
-            let full = |peer, index| Word {
+            let full = |peer, index| FlagWord {
                 peer,
-                is_room: false,
+                is_credit: false,
                 index,
             };
-            let (acts, after) = match task.what {
-                What::Send { to, word, has_to_ask } => {
-                    let room = Word {
+            let (ops, after) = match task.kind {
+                TaskKind::Send { to, word, needs_credit } => {
+                    let credit = FlagWord {
                         peer: to,
-                        is_room: true,
+                        is_credit: true,
                         index: word,
                     };
-                    let asks = has_to_ask.then_some(Act::Await(room));
-                    let told = Act::Signal(full(to, word));
+                    let wait_credit = needs_credit.then_some(StreamOp::Await(credit));
+                    let signal = StreamOp::Signal(full(to, word));
                     (
-                        asks.into_iter()
-                            .chain(task.acts.iter().cloned())
-                            .chain([told])
+                        wait_credit
+                            .into_iter()
+                            .chain(task.ops.iter().cloned())
+                            .chain([signal])
                             .collect(),
                         &follows[position][..],
                     )
                 }
-                What::Receive { from, word, .. } => (vec![Act::Await(full(from, word))], &[][..]),
-                What::Work => (task.acts.clone(), &follows[position][..]),
+                TaskKind::Receive { from, word, .. } => (vec![StreamOp::Await(full(from, word))], &[][..]),
+                TaskKind::Work => (task.ops.clone(), &follows[position][..]),
             };
             item_of[position] = items.len();
             items.push(Item {
                 stream: streams[at],
-                acts,
+                ops,
                 after: after.iter().map(|&other| item_of[other]).collect(),
             });
         }
@@ -284,10 +290,10 @@ impl Plan {
     }
 }
 
-/// Puts items into streams, with events where one stream has to wait for another.
+/// Appends items to the streams, with events for dependencies between streams.
 fn emit(items: &[Item], script: &mut Script) {
     let streams = usize::from(script.streams);
-    // How far each stream is known to be behind each other one: the last item that it has waited for, and one more.
+    // Per stream pair: the last item of the other stream known to be done, plus one.
     let mut known = vec![vec![0; streams]; streams];
     let mut waits: Vec<Vec<usize>> = vec![Vec::new(); items.len()];
     let mut events: Vec<Option<u32>> = vec![None; items.len()];
@@ -299,7 +305,7 @@ fn emit(items: &[Item], script: &mut Script) {
             if other == own || known[own][other] > before {
                 continue;
             }
-            // `after` is in order, so this is the last that is waited for on that stream.
+            // `after` is sorted, so this is the last wait on that stream.
             known[own][other] = before + 1;
             events[before].get_or_insert_with(|| {
                 next += 1;
@@ -310,31 +316,29 @@ fn emit(items: &[Item], script: &mut Script) {
     }
     let mut is_used = vec![false; streams];
     is_used[usize::from(CALLER)] = true;
-    // The first event is the beginning.
+    // Event 0 is the operation's start.
     if items.iter().any(|item| item.stream != CALLER) {
-        script.acts.push((CALLER, Act::Record(0)));
+        script.ops.push((CALLER, StreamOp::Record(0)));
     }
     for (at, item) in items.iter().enumerate() {
         let used = &mut is_used[usize::from(item.stream)];
         if !*used {
             *used = true;
-            script.acts.push((item.stream, Act::Wait(0)));
+            script.ops.push((item.stream, StreamOp::Wait(0)));
         }
         for &before in &waits[at] {
             script
-                .acts
-                .extend(events[before].map(|event| (item.stream, Act::Wait(event))));
+                .ops
+                .extend(events[before].map(|event| (item.stream, StreamOp::Wait(event))));
         }
+        script.ops.extend(item.ops.iter().map(|op| (item.stream, op.clone())));
         script
-            .acts
-            .extend(item.acts.iter().map(|act| (item.stream, act.clone())));
-        script
-            .acts
-            .extend(events[at].map(|event| (item.stream, Act::Record(event))));
+            .ops
+            .extend(events[at].map(|event| (item.stream, StreamOp::Record(event))));
     }
     for stream in (1..script.streams).filter(|stream| is_used[usize::from(*stream)]) {
-        script.acts.push((stream, Act::Record(next)));
-        script.acts.push((CALLER, Act::Wait(next)));
+        script.ops.push((stream, StreamOp::Record(next)));
+        script.ops.push((CALLER, StreamOp::Wait(next)));
         next += 1;
     }
     script.events = next;

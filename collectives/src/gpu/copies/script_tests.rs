@@ -1,4 +1,6 @@
-//! Scripts of all ranks, run by a scheduler that takes any stream's next act that can be done: results are right, no word is written twice before it was read, and all ends, even where each rank has but one stream.
+//! Scripts of all ranks, run by a scheduler that executes any stream's next enabled operation:
+//! results are correct, no word is written twice before it was read, and there is no deadlock, even
+//! if each rank has only one stream.
 
 use std::collections::VecDeque;
 
@@ -9,18 +11,17 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::reference::{Case, Origin};
 
-/// Memory of a rank. Elements are words of 16 bits, partial results of 32: as they are of `f16`, but added as integers.
+/// A rank's memory. Elements are 16-bit words and partial results 32-bit, as for `f16`, but added
+/// as integers.
 struct Memory {
     user: Vec<u8>,
-    /// Where input and output begin in it.
     input: usize,
     output: usize,
     staging: Vec<u8>,
 }
 
-/// A rank in the middle of an operation.
 struct Running {
-    queues: Vec<VecDeque<(u8, Act)>>,
+    queues: Vec<VecDeque<(u8, StreamOp)>>,
     events: Vec<bool>,
 }
 
@@ -31,23 +32,23 @@ struct World {
 }
 
 impl World {
-    fn at(&mut self, rank: usize, at: At) -> (&mut Vec<u8>, usize) {
+    fn at(&mut self, rank: usize, at: Location) -> (&mut Vec<u8>, usize) {
         match at {
-            At::Input(offset) => {
+            Location::Input(offset) => {
                 let memory = &mut self.memory[rank];
                 (&mut memory.user, memory.input + offset as usize)
             }
-            At::Output(offset) => {
+            Location::Output(offset) => {
                 let memory = &mut self.memory[rank];
                 (&mut memory.user, memory.output + offset as usize)
             }
-            At::Staging(offset) => (&mut self.memory[rank].staging, offset as usize),
-            At::TheirOutput(peer, offset) => self.at(peer.index(), At::Output(offset)),
-            At::TheirStaging(peer, offset) => self.at(peer.index(), At::Staging(offset)),
+            Location::Staging(offset) => (&mut self.memory[rank].staging, offset as usize),
+            Location::TheirOutput(peer, offset) => self.at(peer.index(), Location::Output(offset)),
+            Location::TheirStaging(peer, offset) => self.at(peer.index(), Location::Staging(offset)),
         }
     }
 
-    fn read(&mut self, rank: usize, (at, form): (At, Form), index: u64) -> u32 {
+    fn read(&mut self, rank: usize, (at, form): (Location, Form), index: u64) -> u32 {
         let (memory, start) = self.at(rank, at);
         match form {
             Form::Element => u32::from(u16::from_ne_bytes(
@@ -57,7 +58,7 @@ impl World {
         }
     }
 
-    fn write(&mut self, rank: usize, (at, form): (At, Form), index: u64, value: u32) {
+    fn write(&mut self, rank: usize, (at, form): (Location, Form), index: u64, value: u32) {
         let (memory, start) = self.at(rank, at);
         match form {
             Form::Element => memory[start + 2 * index as usize..][..2].copy_from_slice(&(value as u16).to_ne_bytes()),
@@ -65,28 +66,27 @@ impl World {
         }
     }
 
-    /// Does an act, if it can be done now.
-    fn act(&mut self, rank: usize, act: &Act, events: &mut [bool]) -> bool {
-        match act {
-            Act::Signal(word) => {
-                let word = &mut self.words[word.peer.index()][rank][usize::from(word.is_room)][word.index as usize];
-                assert!(!*word, "{act:?} of rank {rank} before the last was read");
+    fn op(&mut self, rank: usize, op: &StreamOp, events: &mut [bool]) -> bool {
+        match op {
+            StreamOp::Signal(word) => {
+                let word = &mut self.words[word.peer.index()][rank][usize::from(word.is_credit)][word.index as usize];
+                assert!(!*word, "{op:?} of rank {rank} before the last was read");
                 *word = true;
             }
-            Act::Await(word) => {
-                let word = &mut self.words[rank][word.peer.index()][usize::from(word.is_room)][word.index as usize];
+            StreamOp::Await(word) => {
+                let word = &mut self.words[rank][word.peer.index()][usize::from(word.is_credit)][word.index as usize];
                 if !*word {
                     return false;
                 }
                 *word = false;
             }
-            Act::Copy { from, into, bytes } => {
+            StreamOp::Copy { from, into, bytes } => {
                 let (memory, start) = self.at(rank, *from);
                 let copied = memory[start..start + *bytes as usize].to_vec();
                 let (memory, start) = self.at(rank, *into);
                 memory[start..start + *bytes as usize].copy_from_slice(&copied);
             }
-            Act::Reduce {
+            StreamOp::Reduce {
                 sources,
                 into,
                 elements,
@@ -99,14 +99,14 @@ impl World {
                     self.write(rank, *into, index, sum);
                 }
             }
-            Act::Record(event) => events[*event as usize] = true,
-            Act::Wait(event) => return events[*event as usize],
+            StreamOp::Record(event) => events[*event as usize] = true,
+            StreamOp::Wait(event) => return events[*event as usize],
         }
         true
     }
 }
 
-/// Where input and output are in a rank's memory, and its length, in elements.
+/// Offsets of input and output in a rank's memory, and its length, in elements.
 fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
     let (input, output) = (case.input(rank) as usize, case.output(rank) as usize);
     if !in_place {
@@ -123,68 +123,68 @@ fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
     (from, into, (from + input).max(into + output))
 }
 
-fn given(rank: Rank, index: u64, turn: u64) -> u16 {
-    (u64::from(rank.0) * 7919 + index * 31 + turn * 104_729 + 5) as u16
+fn given(rank: Rank, index: u64, round: u64) -> u16 {
+    (u64::from(rank.0) * 7919 + index * 31 + round * 104_729 + 5) as u16
 }
 
-/// Runs it `turns` times, one behind the other without a pause, and compares.
-fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u64, turns: u64) {
+/// Runs it `turns` times back to back and compares the results.
+fn runs(schedule: &dyn Schedule, case: &Case, params: ScriptParams, single_stream: bool, seed: u64, rounds: u64) {
     let ranks = case.ranks as usize;
     let all = || (0..case.ranks).map(Rank);
-    let scripts: Vec<_> = all().map(|rank| Script::new(schedule, rank, terms).unwrap()).collect();
+    let scripts: Vec<_> = all().map(|rank| Script::new(schedule, rank, params).unwrap()).collect();
     let memory = all().map(|rank| {
-        let (input, output, len) = places(case, rank, terms.in_place);
+        let (input, output, len) = places(case, rank, params.in_place);
         Memory {
             user: vec![0; 2 * len],
             input: 2 * input,
             output: 2 * output,
-            staging: vec![0xaa; terms.staging as usize],
+            staging: vec![0xaa; params.staging as usize],
         }
     });
     let mut world = World {
         memory: memory.collect(),
         words: vec![vec![[vec![false; WORDS], vec![false; WORDS]]; ranks]; ranks],
     };
-    let begin = |world: &mut World, rank: usize, turn: u64| {
+    let begin = |world: &mut World, rank: usize, round: u64| {
         for index in 0..case.input(Rank(rank as u32)) {
             world.write(
                 rank,
-                (At::Input(0), Form::Element),
+                (Location::Input(0), Form::Element),
                 index,
-                given(Rank(rank as u32), index, turn).into(),
+                given(Rank(rank as u32), index, round).into(),
             );
         }
         let script = &scripts[rank];
-        let mut queues = vec![VecDeque::new(); if alone { 1 } else { usize::from(script.streams) }];
-        for (stream, act) in &script.acts {
-            queues[if alone { 0 } else { usize::from(*stream) }].push_back((*stream, act.clone()));
+        let mut queues = vec![VecDeque::new(); if single_stream { 1 } else { usize::from(script.streams) }];
+        for (stream, op) in &script.ops {
+            queues[if single_stream { 0 } else { usize::from(*stream) }].push_back((*stream, op.clone()));
         }
         Running {
             queues,
             events: vec![false; script.events as usize],
         }
     };
-    let compare = |world: &mut World, rank: usize, turn: u64| {
+    let compare = |world: &mut World, rank: usize, round: u64| {
         let mut index = 0;
         for (len, origin) in case.pieces(Rank(rank as u32)) {
             for at in 0..len {
                 let wanted = match origin {
-                    Origin::From(from, first) => given(from, first + at, turn),
+                    Origin::From(from, first) => given(from, first + at, round),
                     Origin::Reduced(first) => all()
-                        .map(|from| given(from, first + at, turn))
+                        .map(|from| given(from, first + at, round))
                         .fold(0, u16::wrapping_add),
                 };
-                let got = world.read(rank, (At::Output(0), Form::Element), index);
+                let got = world.read(rank, (Location::Output(0), Form::Element), index);
                 assert_eq!(
                     got,
                     u32::from(wanted),
-                    "element {index} of rank {rank}, {case:?} {terms:?}"
+                    "element {index} of rank {rank}, {case:?} {params:?}"
                 );
                 index += 1;
             }
         }
     };
-    let mut turn = vec![0; ranks];
+    let mut round = vec![0; ranks];
     let mut running: Vec<_> = (0..ranks).map(|rank| begin(&mut world, rank, 0)).collect();
     let mut state = seed | 1;
     let mut random = move |below: usize| {
@@ -193,31 +193,31 @@ fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u
         state ^= state << 17;
         (state >> 33) as usize % below
     };
-    while turn.iter().any(|turn| *turn < turns) {
+    while round.iter().any(|round| *round < rounds) {
         let (first, mut moved) = (random(ranks), false);
         for rank in (0..ranks).map(|at| (first + at) % ranks) {
-            if turn[rank] == turns {
+            if round[rank] == rounds {
                 continue;
             }
             let one = &mut running[rank];
             let streams = one.queues.len();
             let begin_at = random(streams);
             let next = (0..streams).map(|at| (begin_at + at) % streams).find(|&stream| {
-                let Some((_, act)) = one.queues[stream].front() else {
+                let Some((_, op)) = one.queues[stream].front() else {
                     return false;
                 };
-                world.act(rank, act, &mut one.events)
+                world.op(rank, op, &mut one.events)
             });
             if let Some(stream) = next {
                 one.queues[stream].pop_front();
                 moved = true;
             }
             if running[rank].queues.iter().all(VecDeque::is_empty) {
-                compare(&mut world, rank, turn[rank]);
-                turn[rank] += 1;
+                compare(&mut world, rank, round[rank]);
+                round[rank] += 1;
                 moved = true;
-                if turn[rank] < turns {
-                    running[rank] = begin(&mut world, rank, turn[rank]);
+                if round[rank] < rounds {
+                    running[rank] = begin(&mut world, rank, round[rank]);
                 }
             }
             if moved && random(3) > 0 {
@@ -226,7 +226,7 @@ fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u
         }
         assert!(
             moved,
-            "nothing goes on: {case:?} {terms:?}; {:?}",
+            "nothing goes on: {case:?} {params:?}; {:?}",
             running
                 .iter()
                 .map(|one| one
@@ -245,18 +245,17 @@ fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u
         .flatten()
         .filter(|word| **word)
         .count();
-    assert_eq!(left, 0, "words are left: {case:?} {terms:?}");
+    assert_eq!(left, 0, "words are left: {case:?} {params:?}");
 }
 
-/// All that scripts are made of here.
 fn known() -> Vec<(Algorithm, Collective)> {
     let all = Algorithm::ALL
         .iter()
         .flat_map(|algorithm| Collective::ALL.iter().map(move |collective| (*algorithm, *collective)));
-    let is_known = |(algorithm, collective): &(Algorithm, Collective)| {
+    let is_implied = |(algorithm, collective): &(Algorithm, Collective)| {
         algorithm.supports(*collective) && *collective != Collective::AllToAllV
     };
-    all.filter(is_known).collect()
+    all.filter(is_implied).collect()
 }
 
 fn schedule(algorithm: Algorithm, case: &Case) -> Box<dyn Schedule> {
@@ -274,16 +273,16 @@ proptest! {
         root in any::<u32>(),
         count in prop_oneof![0u64..40, 0u64..3000],
         slice in 64u64..4096,
-        (direct, in_place, alone) in any::<(bool, bool, bool)>(),
+        (direct, in_place, single_stream) in any::<(bool, bool, bool)>(),
         copiers in 1u8..=3,
-        tail in 1u32..=4,
+        tail_parts in 1u32..=4,
         seed in any::<u64>(),
     ) {
         let known = known();
         let (algorithm, collective) = known[which.index(known.len())];
         let case = Case { collective, ranks, root: Rank(root % ranks), count: if collective == Collective::Barrier { 0 } else { count } };
         let schedule = schedule(algorithm, &case);
-        let terms = Terms {
+        let params = ScriptParams {
             data: DataType::F16,
             count: case.count,
             direct,
@@ -291,9 +290,9 @@ proptest! {
             staging: 1 << 20,
             slice,
             copiers,
-            tail,
+            tail_parts,
         };
-        runs(&*schedule, &case, terms, alone, seed, 3);
+        runs(&*schedule, &case, params, single_stream, seed, 3);
     }
 }
 
@@ -305,7 +304,7 @@ fn staging_memory_that_is_too_small_is_an_error() {
         root: Rank(0),
         count: 1 << 20,
     };
-    let terms = Terms {
+    let params = ScriptParams {
         data: DataType::F32,
         count: case.count,
         direct: true,
@@ -313,21 +312,24 @@ fn staging_memory_that_is_too_small_is_an_error() {
         staging: 4096,
         slice: 1 << 20,
         copiers: 1,
-        tail: 1,
+        tail_parts: 1,
     };
     let schedule = schedule(Algorithm::FullMesh, &case);
-    assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
+    assert_eq!(
+        Script::new(&*schedule, Rank(0), params),
+        Err(DoesNotFit { staging: 4096 })
+    );
 }
 
-/// What rank 1 does in an operation among 4 on 4-byte elements.
-fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, in_place: bool) -> Script {
+/// The script of rank 1 for an operation among 4 ranks on 4-byte elements.
+fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail_parts: u32, in_place: bool) -> Script {
     let case = Case {
         collective,
         ranks: 4,
         root: Rank(0),
         count: 1 << 16,
     };
-    let terms = Terms {
+    let params = ScriptParams {
         data: DataType::F32,
         count: case.count,
         direct: true,
@@ -335,50 +337,49 @@ fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, i
         staging: 1 << 20,
         slice,
         copiers: 1,
-        tail,
+        tail_parts,
     };
-    Script::new(&*schedule(algorithm, &case), Rank(1), terms).unwrap()
+    Script::new(&*schedule(algorithm, &case), Rank(1), params).unwrap()
 }
 
-/// What one of its streams does.
-fn stream(script: &Script, of: u8) -> Vec<Act> {
-    let own = script.acts.iter().filter(|(stream, _)| *stream == of);
-    own.map(|(_, act)| act.clone()).collect()
+fn stream(script: &Script, of: u8) -> Vec<StreamOp> {
+    let own = script.ops.iter().filter(|(stream, _)| *stream == of);
+    own.map(|(_, op)| op.clone()).collect()
 }
 
 #[test]
-fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
+fn parts_are_reduced_as_soon_as_received() {
     let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, 2, false);
-    let acts = stream(&script, CALLER);
-    let ready = acts.iter().position(|act| *act == Act::Record(0)).unwrap();
-    let what: Vec<_> = acts[ready + 1..]
+    let ops = stream(&script, CALLER);
+    let ready = ops.iter().position(|op| *op == StreamOp::Record(0)).unwrap();
+    let kind: Vec<_> = ops[ready + 1..]
         .iter()
-        .map(|act| match act {
-            Act::Await(word) => format!("{} from {}", word.index, word.peer.0),
-            Act::Reduce { elements, .. } => format!("reduce {elements}"),
-            Act::Record(_) => "tell".to_owned(),
-            Act::Wait(_) => "end".to_owned(),
+        .map(|op| match op {
+            StreamOp::Await(word) => format!("{} from {}", word.index, word.peer.0),
+            StreamOp::Reduce { elements, .. } => format!("reduce {elements}"),
+            StreamOp::Record(_) => "signal".to_owned(),
+            StreamOp::Wait(_) => "end".to_owned(),
             other => format!("{other:?}"),
         })
         .collect();
-    // The last is rank 2's, which has three behind it to send to before.
+    // The last one is rank 2's, which sends to three others before.
     let wanted = [
         "0 from 0",
         "0 from 3",
         "0 from 2",
         "reduce 8192",
-        "tell",
+        "signal",
         "1 from 2",
         "reduce 8192",
-        "tell",
+        "signal",
         "end",
         "end",
     ];
-    assert_eq!(what, wanted);
+    assert_eq!(kind, wanted);
     let copied: Vec<_> = stream(&script, 1)
         .into_iter()
-        .filter_map(|act| match act {
-            Act::Copy { bytes, .. } => Some(bytes >> 10),
+        .filter_map(|op| match op {
+            StreamOp::Copy { bytes, .. } => Some(bytes >> 10),
             _ => None,
         })
         .collect();
@@ -386,28 +387,28 @@ fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
 }
 
 #[test]
-fn copies_to_others_have_their_stream_for_themselves() {
-    let acts = stream(&script(Collective::Broadcast, Algorithm::Ring, 1 << 16, 1, false), 1);
-    let copies = acts.iter().filter(|act| matches!(act, Act::Copy { .. })).count();
-    assert_eq!(copies, 4, "{acts:?}");
-    assert!(!acts.iter().any(|act| matches!(act, Act::Await(_))), "{acts:?}");
+fn copies_to_peers_have_their_own_stream() {
+    let ops = stream(&script(Collective::Broadcast, Algorithm::Ring, 1 << 16, 1, false), 1);
+    let copies = ops.iter().filter(|op| matches!(op, StreamOp::Copy { .. })).count();
+    assert_eq!(copies, 4, "{ops:?}");
+    assert!(!ops.iter().any(|op| matches!(op, StreamOp::Await(_))), "{ops:?}");
 }
 
 #[test]
-fn nobody_asks_for_room_where_it_has_got_what_was_there() {
-    for tail in [1, 3] {
-        let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, tail, true);
-        let asked = script.acts.iter().filter(|(_, act)| match act {
-            Act::Signal(word) | Act::Await(word) => word.is_room && word.index != READY,
+fn no_credit_is_needed_when_the_old_data_was_received_back() {
+    for tail_parts in [1, 3] {
+        let script = script(Collective::AllReduce, Algorithm::FullMesh, u64::MAX, tail_parts, true);
+        let credit_waits = script.ops.iter().filter(|(_, op)| match op {
+            StreamOp::Signal(word) | StreamOp::Await(word) => word.is_credit && word.index != READY,
             _ => false,
         });
-        assert_eq!(asked.count(), 0);
+        assert_eq!(credit_waits.count(), 0);
     }
-    // In a ring, what a result takes the place of was sent to somebody else.
+    // In a ring, the data that a result overwrites was sent to another rank.
     let ring = script(Collective::AllReduce, Algorithm::Ring, u64::MAX, 1, true);
     assert!(
-        ring.acts
+        ring.ops
             .iter()
-            .any(|(_, act)| matches!(act, Act::Await(word) if word.is_room && word.index != READY))
+            .any(|(_, op)| matches!(op, StreamOp::Await(word) if word.is_credit && word.index != READY))
     );
 }

@@ -1,36 +1,34 @@
-//! What a rank has to do for an operation, task by task, before it is known in which stream: where each message goes at its receiver, what is read and written, and what comes before what.
+//! The tasks of a rank for an operation, before streams are assigned: memory accesses and
+//! dependencies.
 
 use core::ops::Range;
 
-use super::script::{Act, At, READY, Terms, TooLarge};
-use crate::executor::layout::{Contents, Extent, Layout, pieces, split};
-use crate::plan::walk::{Walker, Who, walk};
-use crate::plan::{Collective, Form, Place, Program, Schedule, Span, Step};
+use super::plan::{Message, Plan};
+use super::script::{Location, StreamOp};
+use crate::executor::layout::{pieces, split};
+use crate::plan::{Form, Place, Span, Step};
 use crate::types::Rank;
 
-/// What staging memory is divided by.
-const ALIGN: u64 = 256;
-/// Slices of an operation at most.
-const MAX_SLICES: u64 = 512;
+/// The alignment of areas within staging memory.
+pub(super) const ALIGN: u64 = 256;
 
-/// Memory of a rank that is its own to look after.
+/// Memory of a rank whose hazards it tracks itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Space {
+pub(super) enum MemorySpace {
     Input,
     Output,
     Staging,
 }
 
-/// Bytes that a task reads or writes.
 #[derive(Clone, Debug)]
-pub(super) struct Touch {
-    space: Space,
+pub(super) struct Access {
+    pub(super) space: MemorySpace,
     bytes: Range<u64>,
     writes: bool,
 }
 
-impl Touch {
-    fn meets(&self, other: &Self) -> bool {
+impl Access {
+    pub(super) fn conflicts(&self, other: &Self) -> bool {
         (self.writes || other.writes)
             && self.space == other.space
             && self.bytes.start < other.bytes.end
@@ -39,342 +37,37 @@ impl Touch {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum What {
-    Send { to: Rank, word: u32, has_to_ask: bool },
-    Receive { from: Rank, word: u32, has_to_ask: bool },
+pub(super) enum TaskKind {
+    Send { to: Rank, word: u32, needs_credit: bool },
+    Receive { from: Rank, word: u32, needs_credit: bool },
     Work,
 }
 
-/// Something that is done in one stream.
+/// A task: work on one stream.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
-    /// Slice, strand, step, and which of the step's: what comes before in this order comes before in the plan.
+    /// Slice, strand, step, and index within the step: the plan's order.
     pub(super) place: (u64, u32, u32, u32),
     pub(super) depth: u32,
-    pub(super) what: What,
-    pub(super) acts: Vec<Act>,
-    pub(super) touches: Vec<Touch>,
-}
-
-/// A message, as its sender and its receiver have it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Message {
-    pub(super) from: Rank,
-    pub(super) to: Rank,
-    /// Which of those between the two in a slice: the first of its parts.
-    pub(super) number: u32,
-    /// In how many parts it is sent, each with a word of its own.
-    pub(super) parts: u32,
-    pub(super) strand: u32,
-    pub(super) send: u32,
-    pub(super) receive: u32,
-    /// Where in the receiver's part of staging memory it is put, if not where it belongs.
-    pub(super) staged: Option<u64>,
-    /// Whether it is put where something else has been in the same slice.
-    pub(super) replaces: bool,
-}
-
-/// A plan with all that is known of it.
-pub(super) struct Plan {
-    pub(super) terms: Terms,
-    pub(super) programs: Vec<Program>,
-    pub(super) layouts: Vec<Layout>,
-    pub(super) contents: Vec<Contents>,
-    /// By rank and strand, of each step.
-    pub(super) depths: Vec<Vec<Vec<u32>>>,
-    pub(super) messages: Vec<Message>,
-    /// By rank and strand, the message of each step.
-    pub(super) of_step: Vec<Vec<Vec<Option<u32>>>>,
-    /// By sender and receiver, how many messages a slice has.
-    pub(super) counts: Vec<Vec<u32>>,
-    pub(super) is_barrier: bool,
-    pub(super) slices: u64,
-    /// How many slices have staging memory of their own, and how much.
-    pub(super) turns: u64,
-    pub(super) turn: u64,
-    /// In place, what is to be added to bytes of the input and of the output, by rank, for them to be the same bytes of one memory.
-    pub(super) shifts: Vec<(u64, u64)>,
-}
-
-/// Notes the depths of steps.
-struct Depths {
-    now: Vec<Vec<u32>>,
-    all: Vec<Vec<Vec<u32>>>,
-}
-
-impl Walker for Depths {
-    type Message = u32;
-
-    fn send(&mut self, who: Who, step: &Step) -> u32 {
-        self.alone(who, step);
-        self.now[who.rank.index()][who.strand as usize]
-    }
-
-    fn receive(&mut self, who: Who, _: &Step, message: u32) {
-        let now = &mut self.now[who.rank.index()][who.strand as usize];
-        *now = (*now).max(message + 1);
-        self.all[who.rank.index()][who.strand as usize].push(*now);
-    }
-
-    fn alone(&mut self, who: Who, _: &Step) {
-        let now = self.now[who.rank.index()][who.strand as usize];
-        self.all[who.rank.index()][who.strand as usize].push(now);
-    }
+    pub(super) kind: TaskKind,
+    pub(super) ops: Vec<StreamOp>,
+    pub(super) accesses: Vec<Access>,
 }
 
 impl Plan {
-    pub(super) fn new(schedule: &dyn Schedule, terms: Terms) -> Result<Self, TooLarge> {
-        let shape = schedule.shape();
-        let (ranks, strands) = (shape.ranks(), schedule.strands());
-        let all = || (0..ranks).map(Rank);
-        let programs: Vec<_> = all().map(|rank| Program::of(schedule, rank)).collect();
-        let contents = all()
-            .zip(&programs)
-            .map(|(rank, program)| Contents::new(shape, rank, &program.scratch, &program.partial))
-            .collect();
-        let none = vec![vec![Vec::new(); strands as usize]; ranks as usize];
-        let mut depths = Depths {
-            now: vec![vec![0; strands as usize]; ranks as usize],
-            all: none,
-        };
-        walk(schedule, &mut depths);
-        let es = terms.data.bytes() as u64;
-        let shift = |rank| match (terms.in_place, shape.shared(rank)) {
-            (true, Some(shared)) => {
-                let part = |blocks: u32| u64::from(blocks / shape.blocks.max(1)) * terms.count * es;
-                (part(shared.output), part(shared.input))
-            }
-            _ => (0, 0),
-        };
-        let mut plan = Self {
-            terms,
-            layouts: Vec::new(),
-            contents,
-            depths: depths.all,
-            messages: Vec::new(),
-            of_step: Vec::new(),
-            counts: Vec::new(),
-            is_barrier: shape.collective == Collective::Barrier,
-            slices: 1,
-            turns: 1,
-            turn: 0,
-            shifts: all().map(shift).collect(),
-            programs,
-        };
-        plan.match_messages();
-        let parts = match shape.collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
-            _ => u64::from(ranks),
-        };
-        let whole = terms.count.saturating_mul(es).saturating_mul(parts);
-        // Each message of each slice has a word of its own.
-        let most = u64::from(plan.counts.iter().flatten().copied().max().unwrap_or(0));
-        let at_most = (u64::from(READY) / most.max(1)).clamp(1, MAX_SLICES);
-        let too_large = TooLarge { staging: terms.staging };
-        if most >= u64::from(READY) {
-            return Err(too_large);
-        }
-        let mut slices = whole.div_ceil(terms.slice.max(1)).clamp(1, at_most);
-        loop {
-            plan.cut(schedule, slices);
-            if plan.turn * plan.turns <= terms.staging {
-                return Ok(plan);
-            }
-            if slices >= at_most || slices >= terms.count {
-                return Err(too_large);
-            }
-            slices = (slices * 2).min(at_most);
-        }
-    }
-
-    fn match_messages(&mut self) {
-        let ranks = self.programs.len();
-        self.counts = vec![vec![0; ranks]; ranks];
-        self.of_step = self
-            .programs
-            .iter()
-            .map(|program| program.strands.iter().map(|steps| vec![None; steps.len()]).collect())
-            .collect();
-        for strand in 0..self.programs.first().map_or(0, |program| program.strands.len()) {
-            let steps = |rank: usize| (0u32..).zip(&self.programs[rank].strands[strand]);
-            for from in 0..ranks {
-                for to in 0..ranks {
-                    let sends = steps(from)
-                        .filter(|(_, step)| matches!(step, Step::Send { to: peer, .. } if peer.index() == to));
-                    let receives = steps(to).filter(|(_, step)| {
-                        matches!(step, Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } if peer.index() == from)
-                    });
-                    for ((send, _), (receive, _)) in sends.zip(receives) {
-                        let id = Some(self.messages.len() as u32);
-                        self.of_step[from][strand][send as usize] = id;
-                        self.of_step[to][strand][receive as usize] = id;
-                        let number = self.counts[from][to];
-                        let parts = if self.is_beside_reduction((from, send), (to, receive), strand) {
-                            self.terms.tail.max(1)
-                        } else {
-                            1
-                        };
-                        self.counts[from][to] += parts;
-                        self.messages.push(Message {
-                            from: Rank(from as u32),
-                            to: Rank(to as u32),
-                            number,
-                            parts,
-                            strand: strand as u32,
-                            send,
-                            receive,
-                            staged: None,
-                            replaces: false,
-                        });
-                    }
-                }
-            }
-        }
-    }
-
-    /// Whether a message is the last that its receiver gets before it reduces it, or the first that its sender sends of what it has reduced: those hide most of a reduction if both are cut alike.
-    fn is_beside_reduction(&self, (from, send): (usize, u32), (to, receive): (usize, u32), strand: usize) -> bool {
-        let (sent, received) = (&self.programs[from].strands[strand], &self.programs[to].strands[strand]);
-        let (Step::Send { span, .. }, Step::Recv { into, .. }) = (&sent[send as usize], &received[receive as usize])
-        else {
-            return false;
-        };
-        let is_reduced_next =
-            matches!(received.get(receive as usize + 1), Some(Step::Reduce { sources, .. }) if sources.contains(into));
-        let before = send.checked_sub(1).map(|before| &sent[before as usize]);
-        is_reduced_next || matches!(before, Some(Step::Reduce { into, .. }) if into == span)
-    }
-
-    /// Lays everything out for so many slices.
-    fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
-        let shape = schedule.shape();
-        let extent = || Extent {
-            count: self.terms.count,
-            parts: None,
-            slices: slices as u32,
-        };
-        self.layouts = self
-            .programs
-            .iter()
-            .map(|program| Layout::new(shape, extent(), &program.scratch, &program.partial))
-            .collect();
-        self.slices = slices;
-        (self.turns, self.turn) = (1, 0);
-        let mut ends: Vec<u64> = (0..self.programs.len())
-            .map(|rank| self.partial_at(rank) + self.layouts[rank].partial_len * self.unit(Form::Partial))
-            .collect();
-        for id in 0..self.messages.len() {
-            let message = self.messages[id];
-            let step = self.receiving(message);
-            let is_staged = match step {
-                Step::RecvReduce { .. } => true,
-                Step::Recv { into, .. } => into.place == Place::Output && !self.terms.direct,
-                _ => false,
-            };
-            self.messages[id].replaces = false;
-            self.messages[id].staged = is_staged.then(|| {
-                let end = &mut ends[message.to.index()];
-                let start = end.next_multiple_of(ALIGN);
-                *end = start + self.message_bytes(message, 0);
-                start
-            });
-        }
-        self.turn = ends.into_iter().max().unwrap_or(0).next_multiple_of(ALIGN);
-        self.look_for_replaced();
-    }
-
-    /// Finds messages that take the place of something that their senders cannot know to be done with, and how long staging memory is in use.
-    fn look_for_replaced(&mut self) {
-        let mut replaced = Vec::new();
-        let mut turns = 1;
-        let tasks: Vec<_> = (0..self.programs.len()).map(|rank| self.tasks(rank, 0)).collect();
-        for (rank, own) in tasks.iter().enumerate() {
-            for (at, task) in own.iter().enumerate() {
-                for before in &own[..at] {
-                    let meets = |space: Option<Space>| {
-                        let of = |touch: &&Touch| space.is_none_or(|space| touch.space == space);
-                        task.touches
-                            .iter()
-                            .filter(of)
-                            .any(|touch| before.touches.iter().any(|other| other.meets(touch)))
-                    };
-                    if !meets(None) {
-                        continue;
-                    }
-                    if matches!(task.what, What::Receive { .. }) && !self.is_known(rank, task, before, &tasks) {
-                        replaced.extend(self.message_of(rank, task));
-                    }
-                    if meets(Some(Space::Staging)) {
-                        turns = turns.max(u64::from(task.depth.saturating_sub(before.depth)) + 1);
-                    }
-                }
-            }
-        }
-        for id in replaced {
-            self.messages[id as usize].replaces = true;
-        }
-        self.turns = turns;
-    }
-
-    /// Whether the sender of what `rank` receives sends it only when it has got, from this rank, what was sent `before`: of an all-reduce in place, each gets the results of what it has given.
-    fn is_known(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
-        let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
-        let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))
-        else {
-            return false;
-        };
-        if !matches!(before.what, What::Send { .. }) || got.to != given.from {
-            return false;
-        }
-        let sender = &tasks[given.from.index()];
-        let at = |strand, step, part| sender.iter().position(|task| task.place == (0, strand, step, part));
-        let (Some(sent), Some(came)) = (
-            at(given.strand, given.send, receive.place.3),
-            at(got.strand, got.receive, before.place.3),
-        ) else {
-            return false;
-        };
-        let mut comes_before = vec![false; sender.len()];
-        comes_before[sent] = true;
-        // What a task follows is in front of it in the plan, and so in this order.
-        for later in (came..=sent).rev() {
-            if comes_before[later] {
-                for earlier in came..later {
-                    comes_before[earlier] |= sender[later].follows(&sender[earlier]);
-                }
-            }
-        }
-        came < sent && comes_before[came]
-    }
-
-    /// The message that a task sends or receives.
-    fn message_of(&self, rank: usize, task: &Task) -> Option<u32> {
-        let (_, strand, step, _) = task.place;
-        self.of_step[rank][strand as usize][step as usize]
-    }
-
-    fn sending(&self, message: Message) -> &Step {
-        &self.programs[message.from.index()].strands[message.strand as usize][message.send as usize]
-    }
-
-    fn receiving(&self, message: Message) -> &Step {
-        &self.programs[message.to.index()].strands[message.strand as usize][message.receive as usize]
-    }
-
-    /// Bytes of an element in a form.
-    fn unit(&self, form: Form) -> u64 {
+    pub(super) fn unit(&self, form: Form) -> u64 {
         match form {
-            Form::Element => self.terms.data.bytes() as u64,
-            Form::Partial => self.terms.data.accumulator().bytes() as u64,
+            Form::Element => self.params.data.bytes() as u64,
+            Form::Partial => self.params.data.accumulator().bytes() as u64,
         }
     }
 
-    /// Where partial results are in a slice's part of staging memory.
-    fn partial_at(&self, rank: usize) -> u64 {
+    /// The offset of partial results in a slice's staging memory.
+    pub(super) fn partial_at(&self, rank: usize) -> u64 {
         (self.layouts[rank].scratch_len * self.unit(Form::Element)).next_multiple_of(ALIGN)
     }
 
-    /// The pieces of a span of `rank`'s: where each is, in bytes, and its elements.
+    /// The pieces of a span of `rank`: location in bytes, and elements.
     fn span(&self, rank: usize, span: Span, slice: u64) -> Vec<(Place, u64, u64)> {
         let layout = &self.layouts[rank];
         let Some(data) = self.contents[rank].of(span) else {
@@ -394,9 +87,8 @@ impl Plan {
         each.iter().map(run).collect()
     }
 
-    /// Where a slice's part of staging memory begins.
     fn base(&self, slice: u64) -> u64 {
-        slice % self.turns * self.turn
+        slice % self.staging_slots * self.staging_slot_bytes
     }
 
     pub(super) fn message_bytes(&self, message: Message, slice: u64) -> u64 {
@@ -411,7 +103,7 @@ impl Plan {
         elements * self.unit(span.place.form())
     }
 
-    /// Where the pieces of a message are put, at its receiver.
+    /// The destinations of a message's pieces at its receiver.
     fn target(&self, message: Message, slice: u64) -> Vec<(Place, u64)> {
         if let Some(staged) = message.staged {
             let mut next = self.base(slice) + staged;
@@ -437,15 +129,15 @@ impl Plan {
         }
     }
 
-    fn touch(&self, rank: usize, (place, at): (Place, u64), bytes: u64, writes: bool) -> Touch {
+    fn access(&self, rank: usize, (place, at): (Place, u64), bytes: u64, writes: bool) -> Access {
         let (input, output) = self.shifts[rank];
         let (space, start) = match place {
-            Place::Input if self.terms.in_place => (Space::Output, at + input),
-            Place::Input => (Space::Input, at),
-            Place::Output => (Space::Output, at + output),
-            Place::Scratch | Place::Partial => (Space::Staging, at),
+            Place::Input if self.params.in_place => (MemorySpace::Output, at + input),
+            Place::Input => (MemorySpace::Input, at),
+            Place::Output => (MemorySpace::Output, at + output),
+            Place::Scratch | Place::Partial => (MemorySpace::Staging, at),
         };
-        Touch {
+        Access {
             space,
             bytes: start..start + bytes,
             writes,
@@ -458,13 +150,13 @@ impl Plan {
         for (strand, steps) in self.programs[rank].strands.iter().enumerate() {
             for (at, step) in steps.iter().enumerate() {
                 let depth = self.depths[rank][strand][at];
-                let message = self.of_step[rank][strand][at].map(|id| self.messages[id as usize]);
+                let message = self.message_of_step[rank][strand][at].map(|id| self.messages[id as usize]);
                 let mut task = Task {
                     place: (slice, strand as u32, at as u32, 0),
                     depth,
-                    what: What::Work,
-                    acts: Vec::new(),
-                    touches: Vec::new(),
+                    kind: TaskKind::Work,
+                    ops: Vec::new(),
+                    accesses: Vec::new(),
                 };
                 match (step, message) {
                     (Step::Send { span, .. }, Some(message)) => {
@@ -477,20 +169,20 @@ impl Plan {
                                 let cut = cut(len, part, message.parts);
                                 let (skipped, bytes) = (cut.start * unit, (cut.end - cut.start) * unit);
                                 task.copy(
-                                    here((place, from + skipped)),
-                                    there(message.to, (into, to + skipped)),
+                                    own_location((place, from + skipped)),
+                                    peer_location(message.to, (into, to + skipped)),
                                     bytes,
                                 );
-                                task.touches
-                                    .push(self.touch(rank, (place, from + skipped), bytes, false));
+                                task.accesses
+                                    .push(self.access(rank, (place, from + skipped), bytes, false));
                             }
                             task.place.3 = part;
-                            task.what = What::Send {
+                            task.kind = TaskKind::Send {
                                 to: message.to,
                                 word: self.word(message, slice) + part,
-                                has_to_ask: self.has_to_ask(message, slice),
+                                needs_credit: self.needs_credit(message, slice),
                             };
-                            tasks.extend(task.some());
+                            tasks.extend(task.nonempty());
                         }
                     }
                     (Step::Recv { into, .. }, Some(message)) => {
@@ -500,11 +192,11 @@ impl Plan {
                             task.place.3 = message.parts;
                             let sources = self.target(message, slice);
                             for ((place, to, len), from) in self.span(rank, *into, slice).into_iter().zip(sources) {
-                                task.copy(here(from), here((place, to)), len * unit);
-                                task.touches.push(self.touch(rank, from, len * unit, false));
-                                task.touches.push(self.touch(rank, (place, to), len * unit, true));
+                                task.copy(own_location(from), own_location((place, to)), len * unit);
+                                task.accesses.push(self.access(rank, from, len * unit, false));
+                                task.accesses.push(self.access(rank, (place, to), len * unit, true));
                             }
-                            tasks.extend(task.some());
+                            tasks.extend(task.nonempty());
                         }
                     }
                     (Step::RecvReduce { form, with, into, .. }, Some(message)) => {
@@ -517,19 +209,19 @@ impl Plan {
                             .collect();
                         let sources = [received, self.operand(rank, *with, slice)];
                         self.reduce(rank, &mut task, &sources, (*into, slice), (0, 1));
-                        tasks.extend(task.some());
+                        tasks.extend(task.nonempty());
                     }
                     (Step::Reduce { sources, into }, _) => {
                         let sources: Vec<_> = sources
                             .iter()
                             .map(|source| self.operand(rank, *source, slice))
                             .collect();
-                        let parts = self.terms.tail.max(1);
+                        let parts = self.params.tail_parts.max(1);
                         for part in 0..parts {
                             let mut task = task.clone();
                             task.place.3 = part;
                             self.reduce(rank, &mut task, &sources, (*into, slice), (part, parts));
-                            tasks.extend(task.some());
+                            tasks.extend(task.nonempty());
                         }
                     }
                     (Step::Copy { from, into }, _) => {
@@ -540,18 +232,18 @@ impl Plan {
                             .zip(self.span(rank, *into, slice))
                         {
                             let (read, written) = (
-                                self.touch(rank, (source, at), len * unit, false),
-                                self.touch(rank, (place, to), len * unit, true),
+                                self.access(rank, (source, at), len * unit, false),
+                                self.access(rank, (place, to), len * unit, true),
                             );
                             if read.space == written.space && read.bytes == written.bytes {
                                 continue;
                             }
-                            task.copy(here((source, at)), here((place, to)), len * unit);
-                            task.touches.extend([read, written]);
+                            task.copy(own_location((source, at)), own_location((place, to)), len * unit);
+                            task.accesses.extend([read, written]);
                         }
-                        tasks.extend(task.some());
+                        tasks.extend(task.nonempty());
                     }
-                    // A message that nobody sends: the checker proves that there is none.
+                    // A message without a sender: the plan checker excludes it.
                     _ => {}
                 }
             }
@@ -574,20 +266,20 @@ impl Plan {
                 let cut = cut(*len, part, message.parts);
                 if !cut.is_empty() {
                     let bytes = (cut.end - cut.start) * unit;
-                    task.touches
-                        .push(self.touch(message.to.index(), (place, at + cut.start * unit), bytes, true));
+                    task.accesses
+                        .push(self.access(message.to.index(), (place, at + cut.start * unit), bytes, true));
                 }
             }
-            if task.touches.is_empty() {
+            if task.accesses.is_empty() {
                 continue;
             }
             task.place.3 = part;
-            // It comes when it was sent.
+            // It is received at the depth at which it was sent.
             task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
-            task.what = What::Receive {
+            task.kind = TaskKind::Receive {
                 from: message.from,
                 word: self.word(message, slice) + part,
-                has_to_ask: self.has_to_ask(message, slice),
+                needs_credit: self.needs_credit(message, slice),
             };
             tasks.push(task);
         }
@@ -600,7 +292,6 @@ impl Plan {
             .collect()
     }
 
-    /// Reduces one part of so many.
     fn reduce(
         &self,
         rank: usize,
@@ -623,14 +314,17 @@ impl Plan {
                 .collect();
             let to = skip((place, to), place.form());
             for (from, form) in &of_piece {
-                task.touches
-                    .push(self.touch(rank, *from, elements * self.unit(*form), false));
+                task.accesses
+                    .push(self.access(rank, *from, elements * self.unit(*form), false));
             }
-            task.touches
-                .push(self.touch(rank, to, elements * self.unit(place.form()), true));
-            task.acts.push(Act::Reduce {
-                sources: of_piece.into_iter().map(|(from, form)| (here(from), form)).collect(),
-                into: (here(to), place.form()),
+            task.accesses
+                .push(self.access(rank, to, elements * self.unit(place.form()), true));
+            task.ops.push(StreamOp::Reduce {
+                sources: of_piece
+                    .into_iter()
+                    .map(|(from, form)| (own_location(from), form))
+                    .collect(),
+                into: (own_location(to), place.form()),
                 elements,
             });
         }
@@ -640,55 +334,55 @@ impl Plan {
         slice as u32 * self.counts[message.from.index()][message.to.index()] + message.number
     }
 
-    /// Whether a message waits for a word of its own before it is sent: if what it replaces was there in the same operation.
-    fn has_to_ask(&self, message: Message, slice: u64) -> bool {
+    /// Whether a message needs a credit before it is sent: if it overwrites data of the same
+    /// operation.
+    fn needs_credit(&self, message: Message, slice: u64) -> bool {
         let is_staging = match (message.staged, self.receiving(message)) {
             (Some(_), _) => true,
             (None, Step::Recv { into, .. }) => matches!(into.place, Place::Scratch | Place::Partial),
             _ => false,
         };
-        message.replaces || (is_staging && slice >= self.turns)
+        message.replaces || (is_staging && slice >= self.staging_slots)
     }
 }
 
 impl Task {
-    fn copy(&mut self, from: At, into: At, bytes: u64) {
+    fn copy(&mut self, from: Location, into: Location, bytes: u64) {
         if bytes > 0 {
-            self.acts.push(Act::Copy { from, into, bytes });
+            self.ops.push(StreamOp::Copy { from, into, bytes });
         }
     }
 
-    /// Itself, unless there is nothing to do.
-    fn some(self) -> Option<Self> {
-        (!self.acts.is_empty()).then_some(self)
+    /// The task, unless it is empty.
+    fn nonempty(self) -> Option<Self> {
+        (!self.ops.is_empty()).then_some(self)
     }
 
-    /// Whether it has to come after another one that comes before it in the plan.
     pub(super) fn follows(&self, other: &Self) -> bool {
         other.place < self.place
             && self
-                .touches
+                .accesses
                 .iter()
-                .any(|touch| other.touches.iter().any(|before| before.meets(touch)))
+                .any(|access| other.accesses.iter().any(|before| before.conflicts(access)))
     }
 }
 
-/// Which of so many elements a part is.
+/// The element range of a part.
 fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
     split(len, parts, part)..split(len, parts, part + 1)
 }
 
-fn here((place, at): (Place, u64)) -> At {
+fn own_location((place, at): (Place, u64)) -> Location {
     match place {
-        Place::Input => At::Input(at),
-        Place::Output => At::Output(at),
-        Place::Scratch | Place::Partial => At::Staging(at),
+        Place::Input => Location::Input(at),
+        Place::Output => Location::Output(at),
+        Place::Scratch | Place::Partial => Location::Staging(at),
     }
 }
 
-fn there(rank: Rank, (place, at): (Place, u64)) -> At {
+fn peer_location(rank: Rank, (place, at): (Place, u64)) -> Location {
     match place {
-        Place::Input | Place::Output => At::TheirOutput(rank, at),
-        Place::Scratch | Place::Partial => At::TheirStaging(rank, at),
+        Place::Input | Place::Output => Location::TheirOutput(rank, at),
+        Place::Scratch | Place::Partial => Location::TheirStaging(rank, at),
     }
 }

@@ -1,34 +1,36 @@
-//! Runs the groups of all ranks by their words alone: whether all come to their end, and what each knows of the others when it does something.
+//! Simulates the groups of all ranks by their signals alone: detects deadlock, and records what
+//! each rank knows about the others at each group.
 
-use super::{At, Messages, Strand, Word, fuse};
+use super::{Location, Messages, Signal, Strand, fuse};
 use crate::types::Rank;
 
-/// A group's place in its rank's order, and what the rank knew when it had waited for what the group needs: for each rank, how many of its groups were done.
+/// A group's position in its rank's order, and the rank's knowledge after the group's waits: per
+/// rank, the number of its groups known to be done.
 type Knowledge = (u32, Vec<u32>);
 
-/// What ranks knew of each other.
 pub(super) struct History {
     /// By rank, slice and group.
     done: Vec<Vec<Vec<Knowledge>>>,
 }
 
-/// Between two ranks, seen from one of them.
+/// The signals between two ranks, from the view of one.
 #[derive(Clone, Default)]
-struct Between {
-    /// Messages that this one has told the other of, and what it knew then, one after another: staged ones, and direct ones.
-    told: [Vec<Vec<u32>>; 2],
-    /// Staged messages from the other that this one has read.
+struct PairState {
+    /// Messages signaled to the other rank, staged and direct, each with the knowledge at that
+    /// point.
+    signaled: [Vec<Vec<u32>>; 2],
+    /// Staged messages from the other rank that this one has read.
     read: u32,
 }
 
-/// Runs all ranks for more slices than there are slots.
+/// Simulates all ranks for more slices than there are slots.
 ///
 /// # Errors
-/// A rank that waits for ever.
+/// A deadlocked rank.
 pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
     let ranks = strands.len();
     let slices = slots + ranks as u32 + 2;
-    let mut between = vec![vec![Between::default(); ranks]; ranks];
+    let mut between = vec![vec![PairState::default(); ranks]; ranks];
     let mut history = History {
         done: strands
             .iter()
@@ -43,11 +45,11 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
         for (rank, strand) in strands.iter().enumerate() {
             while let Some(step) = orders[rank].get(at[rank]) {
                 let mut next = known[rank].clone();
-                let has_come = step.iter().all(|&(slice, index)| {
+                let is_satisfied = step.iter().all(|&(slice, index)| {
                     let mut waits = strand.groups[index].waits.iter();
-                    waits.all(|&wait| has_come(wait, slice, rank, strand, &between, slots, &mut next))
+                    waits.all(|&wait| is_satisfied(wait, slice, rank, strand, &between, slots, &mut next))
                 });
-                if !has_come {
+                if !is_satisfied {
                     break;
                 }
                 let turn = at[rank] as u32;
@@ -58,8 +60,8 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
                 next[rank] = at[rank] as u32;
                 known[rank] = next;
                 for &(slice, index) in step {
-                    for &tell in &strand.groups[index].tells {
-                        note(tell, slice, rank, strand, &mut between, &known[rank]);
+                    for &signal in &strand.groups[index].signals {
+                        record_signal(signal, slice, rank, strand, &mut between, &known[rank]);
                     }
                 }
                 moved = true;
@@ -75,45 +77,53 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
     }
 }
 
-/// Whether what a rank waits for in a slice is so. It knows then what who told it knew.
-fn has_come(
-    wait: Word,
+/// Whether a wait of a slice is satisfied. The waiting rank then also knows what the signaling rank
+/// knew.
+fn is_satisfied(
+    wait: Signal,
     slice: u32,
     rank: usize,
     strand: &Strand,
-    between: &[Vec<Between>],
+    between: &[Vec<PairState>],
     slots: u32,
     known: &mut [u32],
 ) -> bool {
     match wait {
-        Word::Direct { peer, message } | Word::Staged { peer, message } => {
-            let direct = matches!(wait, Word::Direct { .. });
+        Signal::Direct { peer, message } | Signal::Staged { peer, message } => {
+            let direct = matches!(wait, Signal::Direct { .. });
             let traffic = &strand.peers[peer.index()];
             let each = if direct {
                 traffic.received_direct
             } else {
                 traffic.received_staged
             };
-            let told = &between[peer.index()][rank].told[usize::from(direct)];
-            let told = told.get((slice * each + message) as usize);
-            for (known, theirs) in known.iter_mut().zip(told.into_iter().flatten()) {
+            let signaled = &between[peer.index()][rank].signaled[usize::from(direct)];
+            let signaled = signaled.get((slice * each + message) as usize);
+            for (known, theirs) in known.iter_mut().zip(signaled.into_iter().flatten()) {
                 *known = (*known).max(*theirs);
             }
-            told.is_some()
+            signaled.is_some()
         }
-        Word::Credit { peer, staged } => {
+        Signal::Credit { peer, staged } => {
             let number = slice * strand.peers[peer.index()].sent_staged + staged;
             number < slots + between[peer.index()][rank].read
         }
-        Word::Ready { .. } => true,
+        Signal::Ready { .. } => true,
     }
 }
 
-/// Notes what a rank tells in a slice, with what it knows.
-fn note(tell: Word, slice: u32, rank: usize, strand: &Strand, between: &mut [Vec<Between>], known: &[u32]) {
-    match tell {
-        Word::Direct { peer, message } | Word::Staged { peer, message } => {
-            let direct = matches!(tell, Word::Direct { .. });
+/// Records a signal of a slice, with the rank's knowledge.
+fn record_signal(
+    signal: Signal,
+    slice: u32,
+    rank: usize,
+    strand: &Strand,
+    between: &mut [Vec<PairState>],
+    known: &[u32],
+) {
+    match signal {
+        Signal::Direct { peer, message } | Signal::Staged { peer, message } => {
+            let direct = matches!(signal, Signal::Direct { .. });
             let traffic = &strand.peers[peer.index()];
             let each = if direct {
                 traffic.sent_direct
@@ -121,22 +131,21 @@ fn note(tell: Word, slice: u32, rank: usize, strand: &Strand, between: &mut [Vec
                 traffic.sent_staged
             };
             let number = slice * each + message + 1;
-            let told = &mut between[rank][peer.index()].told[usize::from(direct)];
-            told.resize(told.len().max(number as usize), known.to_vec());
+            let signaled = &mut between[rank][peer.index()].signaled[usize::from(direct)];
+            signaled.resize(signaled.len().max(number as usize), known.to_vec());
         }
-        Word::Credit { peer, staged } => {
+        Signal::Credit { peer, staged } => {
             let number = slice * strand.peers[peer.index()].received_staged + staged + 1;
             let read = &mut between[rank][peer.index()].read;
             *read = number.max(*read);
         }
-        Word::Ready { .. } => {}
+        Signal::Ready { .. } => {}
     }
 }
 
-/// What a rank does together: slices and groups.
+/// Slices and groups that a rank executes together.
 type Step = Vec<(u32, usize)>;
 
-/// In which order a rank does its groups.
 fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     let ahead = strand.ahead as usize;
     let late = u32::from(ahead > 0);
@@ -158,8 +167,9 @@ fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     order
 }
 
-/// Messages that are stored into an output which its owner may still have to read, or to write: from, to, and which.
-pub(super) fn too_early(
+/// Messages stored into an output that its owner may still read or write: sender, receiver, and
+/// index.
+pub(super) fn premature_stores(
     strands: &[Strand],
     history: &History,
     messages: &Messages,
@@ -170,7 +180,7 @@ pub(super) fn too_early(
         let stores = strand.groups.iter().enumerate().flat_map(|(index, group)| {
             let targets = group.bodies.iter().flat_map(|body| &body.targets);
             targets.filter_map(move |target| match target.at {
-                At::TheirOutput(to, block) => Some((index, to, block)),
+                Location::TheirOutput(to, block) => Some((index, to, block)),
                 _ => None,
             })
         });
@@ -181,9 +191,9 @@ pub(super) fn too_early(
                 continue;
             };
             let message = messages[&(sender, to)][number].number;
-            let place = fuse::memory(At::Output(block), None);
+            let place = fuse::memory(Location::Output(block), None);
             let theirs = &strands[to.index()];
-            let waits = |word: &Word| matches!(*word, Word::Direct { peer, message: last } if peer == sender && last >= message);
+            let waits = |word: &Signal| matches!(*word, Signal::Direct { peer, message: last } if peer == sender && last >= message);
             let before = theirs
                 .groups
                 .iter()

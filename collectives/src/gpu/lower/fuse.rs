@@ -1,68 +1,69 @@
-//! One rank's steps as groups: where received messages lie, what is fused, and what waits and tells together.
+//! One rank's steps as groups: placement of received messages, fusion, and grouping of waits and
+//! signals.
 
 use std::collections::HashMap;
 
-use super::{At, Block, Body, Group, Messages, Micro, Operand, Word, Work};
+use super::{Block, BlockStep, Body, Group, Location, Messages, Operand, Signal, Work};
 use crate::plan::{Form, Place};
 use crate::types::Rank;
 
-/// Bodies of a group at most, and their operands.
+/// Maximum bodies of a group, and their maximum operands.
 pub(super) const MAX_BODIES: usize = 24;
 pub(super) const MAX_OPERANDS: usize = 64;
-/// Sources, or targets, of a body at most.
+/// Maximum sources, or targets, of a body.
 const MAX_SIDE: usize = 20;
 
-/// A body, what it waits for and what it tells.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Raw {
-    waits: Vec<Word>,
+pub(super) struct UnfusedBody {
+    waits: Vec<Signal>,
     body: Option<Body>,
-    tells: Vec<Word>,
+    signals: Vec<Signal>,
 }
 
-/// What has been received and not looked at so far.
+/// A received message that has not been read yet.
 #[derive(Clone, Copy)]
 struct Arrived {
-    at: At,
-    /// Not waited for yet.
-    wait: Option<Word>,
-    /// The step that reads it last, and what it tells then.
-    until: Option<(usize, Word)>,
+    at: Location,
+    /// Its wait, until waited for.
+    wait: Option<Signal>,
+    /// The last step that reads it, and the signal due then.
+    until: Option<(usize, Signal)>,
 }
 
-/// Binds blocks to memory: what each step reads, writes, waits for and tells; and how many blocks of own memory there are.
-pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw>, u32) {
+/// Binds blocks to memory: each step's reads, writes, waits and signals; and the number of scratch
+/// blocks.
+pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec<UnfusedBody>, u32) {
     let mut scratch: HashMap<Block, u32> = HashMap::new();
     let mut own = |(place, block): Block| match place {
-        Place::Input => At::Input(block),
-        Place::Output => At::Output(block),
+        Place::Input => Location::Input(block),
+        Place::Output => Location::Output(block),
         Place::Scratch | Place::Partial => {
             let next = scratch.len() as u32;
-            At::Scratch(*scratch.entry((place, block)).or_insert(next))
+            Location::Scratch(*scratch.entry((place, block)).or_insert(next))
         }
     };
     let mut arrived: HashMap<Block, Arrived> = HashMap::new();
     let mut raws = Vec::new();
     for (index, step) in steps.iter().enumerate() {
-        let mut raw = Raw::default();
+        let mut raw = UnfusedBody::default();
         let mut sources = Vec::new();
         if let Some((from, number, form)) = step.takes {
             let message = messages[&(from, rank)][number as usize];
             let (peer, number) = (from, message.number);
             if message.is_direct {
                 if let Some(into) = step.into {
-                    let wait = Some(Word::Direct { peer, message: number });
+                    let wait = Some(Signal::Direct { peer, message: number });
                     let at = own(into);
                     arrived.insert(into, Arrived { at, wait, until: None });
                 }
                 continue;
             }
-            let data = Word::Staged { peer, message: number };
-            let read = Word::Credit { peer, staged: number };
-            let at = At::Received(from, number);
+            let data = Signal::Staged { peer, message: number };
+            let read = Signal::Credit { peer, staged: number };
+            let at = Location::Received(from, number);
             if let (Some(into), Some(last)) = (
                 step.into.filter(|_| step.work == Work::Move),
-                stays(steps, index, from, rank, messages),
+                last_reader_in_slot(steps, index, from, rank, messages),
             ) {
                 arrived.insert(
                     into,
@@ -75,7 +76,7 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
                 continue;
             }
             raw.waits.push(data);
-            raw.tells.push(read);
+            raw.signals.push(read);
             if step.into.is_some() {
                 sources.push(Operand { at, form });
             }
@@ -85,7 +86,7 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
             if let Some(found) = arrived.get_mut(&block) {
                 at = found.at;
                 raw.waits.extend(found.wait.take());
-                raw.tells
+                raw.signals
                     .extend(found.until.filter(|(last, _)| *last == index).map(|(_, word)| word));
             }
             sources.push(Operand {
@@ -107,14 +108,14 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
             let (peer, number) = (to, message.number);
             let at = match message.output.filter(|_| message.is_direct) {
                 Some(block) => {
-                    raw.waits.push(Word::Ready { peer });
-                    raw.tells.push(Word::Direct { peer, message: number });
-                    At::TheirOutput(to, block)
+                    raw.waits.push(Signal::Ready { peer });
+                    raw.signals.push(Signal::Direct { peer, message: number });
+                    Location::TheirOutput(to, block)
                 }
                 None => {
-                    raw.waits.push(Word::Credit { peer, staged: number });
-                    raw.tells.push(Word::Staged { peer, message: number });
-                    At::TheirSlot(to, number)
+                    raw.waits.push(Signal::Credit { peer, staged: number });
+                    raw.signals.push(Signal::Staged { peer, message: number });
+                    Location::TheirSlot(to, number)
                 }
             };
             targets.push(Operand { at, form });
@@ -132,8 +133,16 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
     (raws, scratch.len() as u32)
 }
 
-/// The step that reads last what the step at `index` receives, if it can lie in its slot until then: into memory of the rank's own, read at all, and nothing else comes from the same rank by its FIFO meanwhile.
-fn stays(steps: &[Micro], index: usize, from: Rank, rank: Rank, messages: &Messages) -> Option<usize> {
+/// The last step that reads what the step at `index` receives, if the data can stay in its FIFO
+/// slot until then: its destination is scratch memory that is read, and no other message from the
+/// same rank arrives through the FIFO meanwhile.
+fn last_reader_in_slot(
+    steps: &[BlockStep],
+    index: usize,
+    from: Rank,
+    rank: Rank,
+    messages: &Messages,
+) -> Option<usize> {
     let into = steps[index]
         .into
         .filter(|(place, _)| matches!(place, Place::Scratch | Place::Partial))?;
@@ -147,21 +156,21 @@ fn stays(steps: &[Micro], index: usize, from: Rank, rank: Rank, messages: &Messa
         }
     }
     let last = last?;
-    let is_next = |step: &Micro| {
+    let is_next = |step: &BlockStep| {
         step.takes
             .is_some_and(|(peer, number, _)| peer == from && !messages[&(peer, rank)][number as usize].is_direct)
     };
     (!steps[index + 1..=last].iter().any(is_next)).then_some(last)
 }
 
-/// Has each body store to all who get its result, and drops what nobody reads.
-pub(super) fn fuse(raws: Vec<Raw>) -> Vec<Raw> {
-    let mut fused: Vec<Raw> = Vec::new();
+/// Makes each body store to all receivers of its result, and drops unused bodies.
+pub(super) fn fuse(raws: Vec<UnfusedBody>) -> Vec<UnfusedBody> {
+    let mut fused: Vec<UnfusedBody> = Vec::new();
     for raw in raws {
         match fused.last_mut() {
-            Some(before) if joins(before, &raw) => {
+            Some(before) if can_fuse(before, &raw) => {
                 before.waits.extend(raw.waits);
-                before.tells.extend(raw.tells);
+                before.signals.extend(raw.signals);
                 if let (Some(body), Some(more)) = (&mut before.body, raw.body) {
                     body.targets.extend(more.targets);
                 }
@@ -172,7 +181,7 @@ pub(super) fn fuse(raws: Vec<Raw>) -> Vec<Raw> {
     for index in 0..fused.len() {
         let Some(body) = &fused[index].body else { continue };
         let is_read = |target: &Operand| {
-            let At::Scratch(_) = target.at else { return true };
+            let Location::Scratch(_) = target.at else { return true };
             let later = fused[index + 1..].iter().filter_map(|raw| raw.body.as_ref());
             for body in later {
                 if body.sources.iter().any(|source| source.at == target.at) {
@@ -195,8 +204,8 @@ pub(super) fn fuse(raws: Vec<Raw>) -> Vec<Raw> {
     fused
 }
 
-/// Whether what follows a body at once only stores elsewhere what that reads, or what it makes.
-fn joins(before: &Raw, next: &Raw) -> bool {
+/// Whether the body that directly follows only stores elsewhere what this one reads or produces.
+fn can_fuse(before: &UnfusedBody, next: &UnfusedBody) -> bool {
     let (Some(one), Some(other)) = (&before.body, &next.body) else {
         return false;
     };
@@ -211,12 +220,12 @@ fn joins(before: &Raw, next: &Raw) -> bool {
         && (same || one.targets.contains(source))
 }
 
-/// Puts bodies together that wait and tell together.
-pub(super) fn group(raws: Vec<Raw>, shift: Option<i64>) -> Vec<Group> {
+/// Combines bodies that can wait and signal together.
+pub(super) fn group(raws: Vec<UnfusedBody>, shift: Option<i64>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for raw in raws {
         let group = match groups.last_mut() {
-            Some(group) if together(group, &raw, shift) => group,
+            Some(group) if can_group(group, &raw, shift) => group,
             _ => {
                 groups.push(Group::default());
                 let last = groups.len() - 1;
@@ -224,34 +233,35 @@ pub(super) fn group(raws: Vec<Raw>, shift: Option<i64>) -> Vec<Group> {
             }
         };
         for wait in raw.waits {
-            note(&mut group.waits, wait);
+            record_signal(&mut group.waits, wait);
         }
-        for tell in raw.tells {
-            note(&mut group.tells, tell);
+        for signal in raw.signals {
+            record_signal(&mut group.signals, signal);
         }
         group.bodies.extend(raw.body);
     }
     groups
 }
 
-/// Whether a body may be done with those of a group: all of them only send, or all of them only receive, and none has to do with what another one writes.
-fn together(group: &Group, raw: &Raw, shift: Option<i64>) -> bool {
-    let sends = |waits: &[Word]| !waits.iter().any(|wait| wait.is_data());
-    let receives = |waits: &[Word], tells: &[Word]| {
-        waits.iter().all(|wait| wait.is_data()) && tells.iter().all(|tell| matches!(tell, Word::Credit { .. }))
+/// Whether a body can join a group: all of them only send, or all only receive, and none accesses
+/// what another writes.
+fn can_group(group: &Group, raw: &UnfusedBody, shift: Option<i64>) -> bool {
+    let sends = |waits: &[Signal]| !waits.iter().any(|wait| wait.is_data());
+    let receives = |waits: &[Signal], signals: &[Signal]| {
+        waits.iter().all(|wait| wait.is_data()) && signals.iter().all(|signal| matches!(signal, Signal::Credit { .. }))
     };
     let alike = sends(&group.waits) && sends(&raw.waits)
-        || receives(&group.waits, &group.tells) && receives(&raw.waits, &raw.tells);
+        || receives(&group.waits, &group.signals) && receives(&raw.waits, &raw.signals);
     let operands = |body: &Body| body.sources.len() + body.targets.len();
     let Some(body) = &raw.body else { return alike };
     alike
         && group.bodies.len() < MAX_BODIES
         && group.bodies.iter().map(operands).sum::<usize>() + operands(body) <= MAX_OPERANDS
-        && !group.bodies.iter().any(|other| clash(other, body, shift))
+        && !group.bodies.iter().any(|other| conflicts(other, body, shift))
 }
 
 /// Whether one of two bodies writes what the other reads or writes.
-fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
+fn conflicts(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     let touches = |body: &Body, place| {
         let all = body.sources.iter().chain(&body.targets);
         all.map(|operand| memory(operand.at, shift)).any(|other| other == place)
@@ -264,37 +274,37 @@ fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     writes(a, b) || writes(b, a)
 }
 
-/// Where an operand is, an input's block as the output's that it is in place.
-pub(super) fn memory(at: At, shift: Option<i64>) -> (At, i64) {
+/// The memory of an operand; in place, an input block as the corresponding output block.
+pub(super) fn memory(at: Location, shift: Option<i64>) -> (Location, i64) {
     match (at, shift) {
-        (At::Input(block), Some(shift)) => (At::Output(0), i64::from(block) + shift),
-        (At::Input(block), None) => (At::Input(0), i64::from(block)),
-        (At::Output(block), _) => (At::Output(0), i64::from(block)),
+        (Location::Input(block), Some(shift)) => (Location::Output(0), i64::from(block) + shift),
+        (Location::Input(block), None) => (Location::Input(0), i64::from(block)),
+        (Location::Output(block), _) => (Location::Output(0), i64::from(block)),
         (other, _) => (other, 0),
     }
 }
 
-/// Adds a word, of which the last of each kind and peer counts for those before it.
-fn note(words: &mut Vec<Word>, word: Word) {
+/// Adds a signal; for each kind and peer the last one covers earlier ones.
+fn record_signal(words: &mut Vec<Signal>, word: Signal) {
     for known in &mut *words {
         match (known, word) {
             (
-                Word::Direct { peer, message: known },
-                Word::Direct {
+                Signal::Direct { peer, message: known },
+                Signal::Direct {
                     peer: other,
                     message: next,
                 },
             )
             | (
-                Word::Staged { peer, message: known },
-                Word::Staged {
+                Signal::Staged { peer, message: known },
+                Signal::Staged {
                     peer: other,
                     message: next,
                 },
             )
             | (
-                Word::Credit { peer, staged: known },
-                Word::Credit {
+                Signal::Credit { peer, staged: known },
+                Signal::Credit {
                     peer: other,
                     staged: next,
                 },
@@ -302,36 +312,37 @@ fn note(words: &mut Vec<Word>, word: Word) {
                 *known = next.max(*known);
                 return;
             }
-            (Word::Ready { peer }, Word::Ready { peer: other }) if *peer == other => return,
+            (Signal::Ready { peer }, Signal::Ready { peer: other }) if *peer == other => return,
             _ => {}
         }
     }
     words.push(word);
 }
 
-/// How many groups at the beginning may be a slice ahead of the others: if they send by other counts than those, or to others.
+/// The number of leading groups that may be one slice ahead: if the later groups use other counters
+/// or peers for sending.
 pub(super) fn leading(groups: &[Group]) -> u32 {
     let leading = groups.iter().take_while(|group| only_sends_input(group)).count();
     let (first, rest) = groups.split_at(leading);
-    let channel = |word: &Word| match *word {
-        Word::Direct { peer, .. } => Some((peer, true)),
-        Word::Staged { peer, .. } => Some((peer, false)),
-        Word::Credit { .. } | Word::Ready { .. } => None,
+    let channel = |word: &Signal| match *word {
+        Signal::Direct { peer, .. } => Some((peer, true)),
+        Signal::Staged { peer, .. } => Some((peer, false)),
+        Signal::Credit { .. } | Signal::Ready { .. } => None,
     };
     let mixed = first
         .iter()
-        .flat_map(|group| &group.tells)
+        .flat_map(|group| &group.signals)
         .filter_map(channel)
         .any(|one| {
             rest.iter()
-                .flat_map(|group| &group.tells)
+                .flat_map(|group| &group.signals)
                 .filter_map(channel)
                 .any(|other| one == other)
         });
     if mixed || rest.is_empty() { 0 } else { leading as u32 }
 }
 
-/// Whether the last of the leading groups and the one that follows it are no more together than a group may be.
+/// Whether the last leading group and its successor together stay within the limits of a group.
 pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
     let Some(two) = ahead.checked_sub(1).and_then(|last| groups.get(last..last + 2)) else {
         return false;
@@ -343,10 +354,10 @@ pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
     bodies().count() <= MAX_BODIES && operands <= MAX_OPERANDS
 }
 
-/// Whether a group may be done for the next slice before this one is finished.
+/// Whether a group may run for the next slice before the current one is finished.
 fn only_sends_input(group: &Group) -> bool {
-    let input = |operand: &Operand| matches!(operand.at, At::Input(_));
-    let away = |operand: &Operand| !matches!(operand.at, At::Scratch(_));
+    let input = |operand: &Operand| matches!(operand.at, Location::Input(_));
+    let away = |operand: &Operand| !matches!(operand.at, Location::Scratch(_));
     !group.waits.iter().any(|wait| wait.is_data())
         && group
             .bodies

@@ -1,4 +1,5 @@
-//! Every schedule is lowered, and what is lowered is what it should be. That results are right, tests/gpu shows with the kernels themselves.
+//! Lowers every schedule, and checks structural properties. The results are verified by tests/gpu,
+//! with the kernels themselves.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -9,7 +10,7 @@ fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn
     algorithm.schedule(collective, &order, Rank(ranks / 2)).unwrap()
 }
 
-/// Messages that two ranks exchange in a slice, as both count them.
+/// Whether both ranks of each pair count the same messages per slice.
 fn counts_agree(lowered: &[Lowered]) -> bool {
     let ranks = lowered.len();
     (0..lowered[0].strands.len()).all(|strand| {
@@ -57,7 +58,7 @@ fn every_schedule_lowers_with_slots_for_its_longest_spans() {
 }
 
 #[test]
-fn four_slots_are_enough_for_what_sends_directly_or_around() {
+fn four_slots_suffice_for_direct_and_ring_schedules() {
     for algorithm in [
         Algorithm::FullMesh,
         Algorithm::OneShot,
@@ -96,12 +97,12 @@ fn too_few_slots_are_an_error_and_no_deadlock() {
     let halving = schedule(Algorithm::HalvingDoubling, Collective::AllReduce, 8);
     assert!(matches!(
         lower(&*halving, options),
-        Err(LowerError::Stuck { slots: 2, .. })
+        Err(LowerError::Deadlock { slots: 2, .. })
     ));
 }
 
 #[test]
-fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
+fn full_mesh_groups_sends_and_fuses_stores() {
     let mesh = schedule(Algorithm::FullMesh, Collective::AllReduce, 4);
     for in_place in [false, true] {
         let options = Options {
@@ -126,23 +127,24 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
             };
             assert_eq!(sum.work, Work::Reduce { whole: true });
             assert_eq!((sum.sources.len(), sum.targets.len()), (4, 4));
-            // What is sent of the input has been received by whom it is for, before that rank's sum can come: in place, too.
+            // Input that was sent has been received before that rank's sum can arrive: in place,
+            // too.
             let direct = sum
                 .targets
                 .iter()
-                .filter(|target| matches!(target.at, At::TheirOutput(..)));
+                .filter(|target| matches!(target.at, Location::TheirOutput(..)));
             assert_eq!(direct.count(), 3);
-            // The sum is waited for at the end alone; slots are given back with every slice.
-            let is_direct = |word: &Word| matches!(word, Word::Direct { .. });
-            assert_eq!(reduce.last.len(), 3);
-            assert!(reduce.last.iter().all(is_direct) && !reduce.tells.iter().any(is_direct));
-            assert!(send.last.is_empty() && send.tells.len() == 3);
+            // The sum is waited for only at the end; slot credits are returned with every slice.
+            let is_direct = |word: &Signal| matches!(word, Signal::Direct { .. });
+            assert_eq!(reduce.last_signals.len(), 3);
+            assert!(reduce.last_signals.iter().all(is_direct) && !reduce.signals.iter().any(is_direct));
+            assert!(send.last_signals.is_empty() && send.signals.len() == 3);
         }
     }
 }
 
 #[test]
-fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
+fn leading_sends_join_the_reduction() {
     let options = Options {
         in_place: false,
         direct: true,
@@ -153,7 +155,7 @@ fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
     for (algorithm, collective, joined) in [
         (Algorithm::FullMesh, Collective::ReduceScatter, true),
         (Algorithm::FullMesh, Collective::AllReduce, true),
-        // All of it is sending, or what is sent on goes the way of what is sent first.
+        // All groups send, or forwarded data uses the same connection as the first sends.
         (Algorithm::FullMesh, Collective::AllGather, false),
         (Algorithm::Ring, Collective::AllReduce, false),
     ] {
@@ -165,26 +167,37 @@ fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
         let in_step = Options { ahead: 0, ..options };
         assert!(!all_joined(in_step), "{collective} {algorithm}: nothing is ahead");
     }
-    // What is written into the outputs of a chain is waited for with every slice, to be sent on; but the last rank's is not.
+    // Stores into a chain's outputs are waited for in every slice, to be forwarded; except the last
+    // rank's.
     let chain = of(Algorithm::Ring, Collective::Broadcast, options);
     let groups = chain
         .iter()
         .flat_map(|rank| &rank.strands)
         .flat_map(|strand| &strand.groups);
-    let told: Vec<_> = groups.map(|group| (group.tells.len(), group.last.len())).collect();
-    assert_eq!(told.iter().filter(|told| **told == (1, 0)).count(), 2, "{told:?}");
-    assert_eq!(told.iter().filter(|told| **told == (0, 1)).count(), 1, "{told:?}");
+    let signaled: Vec<_> = groups
+        .map(|group| (group.signals.len(), group.last_signals.len()))
+        .collect();
+    assert_eq!(
+        signaled.iter().filter(|signaled| **signaled == (1, 0)).count(),
+        2,
+        "{signaled:?}"
+    );
+    assert_eq!(
+        signaled.iter().filter(|signaled| **signaled == (0, 1)).count(),
+        1,
+        "{signaled:?}"
+    );
     assert!(!chain[0].all.staged, "slices of any length");
 }
 
-/// Two ranks that send each other input, and read what has come: with so many slots.
+/// Two ranks that send each other input and read what arrives, with this many slots.
 fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
     let strand = |peer| {
-        let staged = Word::Staged { peer, message: 0 };
-        let credit = Word::Credit { peer, staged: 0 };
-        let group = |waits: Word, tells: Word| Group {
+        let staged = Signal::Staged { peer, message: 0 };
+        let credit = Signal::Credit { peer, staged: 0 };
+        let group = |waits: Signal, signals: Signal| Group {
             waits: vec![waits],
-            tells: vec![tells],
+            signals: vec![signals],
             ..Group::default()
         };
         let traffic = Traffic {
@@ -204,12 +217,13 @@ fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
 }
 
 #[test]
-fn who_waits_for_a_slot_and_a_message_at_once_needs_two_slots() {
+fn mutual_sends_need_two_slots() {
     assert_eq!(ahead_of_each_other(1), Err(Rank(0)));
     assert_eq!(ahead_of_each_other(2), Ok(()));
 }
 
-/// Rank 1 reads a block of its input, which in place is that of its output into which rank 0 stores; and tells rank 0 of that, which waits for it or not.
+/// Rank 1 reads a block of its input, which in place is the block of its output into which rank 0
+/// stores; it signals that to rank 0, which waits for it or not.
 fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
     let element = |at| Operand {
         at,
@@ -221,14 +235,14 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
         sources: vec![element(from)],
         targets: vec![element(into)],
     };
-    let read = Word::Staged {
+    let read = Signal::Staged {
         peer: Rank(1),
         message: 0,
     };
     let store = Group {
         waits: if waits { vec![read] } else { Vec::new() },
-        bodies: vec![body(At::Input(0), At::TheirOutput(Rank(1), 0))],
-        tells: vec![Word::Direct {
+        bodies: vec![body(Location::Input(0), Location::TheirOutput(Rank(1), 0))],
+        signals: vec![Signal::Direct {
             peer: Rank(1),
             message: 0,
         }],
@@ -236,8 +250,8 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
     };
     let send = Group {
         waits: Vec::new(),
-        bodies: vec![body(At::Input(0), At::TheirSlot(Rank(0), 0))],
-        tells: vec![Word::Staged {
+        bodies: vec![body(Location::Input(0), Location::TheirSlot(Rank(0), 0))],
+        signals: vec![Signal::Staged {
             peer: Rank(0),
             message: 0,
         }],
@@ -262,7 +276,7 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
 }
 
 #[test]
-fn a_store_into_what_is_still_to_be_read_is_found() {
+fn premature_stores_are_detected() {
     let message = |is_direct: bool| Message {
         output: is_direct.then_some(0),
         is_direct,
@@ -275,7 +289,7 @@ fn a_store_into_what_is_still_to_be_read_is_found() {
     let early = |waits, shift| {
         let strands = store_into_what_is_read(waits);
         let history = check::run(&strands, 16).unwrap_or_else(|rank| panic!("rank {rank} waits for ever"));
-        check::too_early(&strands, &history, &messages, |_| shift)
+        check::premature_stores(&strands, &history, &messages, |_| shift)
     };
     assert_eq!(early(false, Some(0)), [(Rank(0), Rank(1), 0)]);
     assert!(early(true, Some(0)).is_empty(), "it waits for who reads");

@@ -1,4 +1,5 @@
-//! A device's memory, made by `cuMemCreate`: it can be exported as a file descriptor, and mapped for other devices.
+//! Device memory as VMM allocations (`cuMemCreate`), which can be exported as file descriptors and
+//! mapped for peer devices.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -10,23 +11,25 @@ use crate::context::Context;
 use crate::device::{Attribute, Device};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::{Body, Place, Region, Resource};
+use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Location, status};
 
-/// Memory of a device. Handles are cloned freely; the memory is freed when the last is dropped and no work uses it.
+/// A VMM allocation of device memory. Handles are reference-counted; the memory is freed when the
+/// last is dropped and no work uses it.
 ///
-/// What it holds at first is not specified. Its bytes are reached by copies and kernels only.
+/// Its initial contents are unspecified. Its bytes are accessed only by copies and kernels.
 #[derive(Clone)]
+#[doc(alias = "CUmemGenericAllocationHandle")]
 pub struct DeviceMemory {
     resource: Arc<Resource>,
-    /// Kept by the resource.
+    /// Owned by the resource.
     handle: AllocationHandle,
     mapped: usize,
     home: c_int,
     gpu_direct: bool,
 }
 
-/// What [`DeviceMemory`] is to be like.
+/// Options of a [`DeviceMemory`] allocation.
 #[derive(Debug, Clone)]
 pub struct DeviceMemoryOptions<'a> {
     context: &'a Context,
@@ -34,15 +37,16 @@ pub struct DeviceMemoryOptions<'a> {
 }
 
 impl DeviceMemory {
-    /// `len` bytes of the device of `context`, for that device alone.
+    /// Allocates `len` bytes on the device of `context`, mapped for that device alone.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::NotSupported`], [`Error::Empty`], or what the driver says otherwise.
+    /// [`Error::OutOfMemory`], [`Error::NotSupported`], [`Error::Empty`], or another driver error.
+    #[doc(alias("cuMemCreate", "cuMemMap", "cuMemAlloc", "cudaMalloc"))]
     pub fn alloc(context: &Context, len: usize) -> Result<Self, Error> {
         Self::options(context).alloc(len)
     }
 
-    /// Memory of the device of `context` that others reach too.
+    /// Options for memory on the device of `context` that peers also access.
     #[must_use]
     pub fn options(context: &Context) -> DeviceMemoryOptions<'_> {
         DeviceMemoryOptions {
@@ -51,25 +55,27 @@ impl DeviceMemory {
         }
     }
 
-    /// The bytes that are mapped: its length, rounded up to what the device allocates by (2 MiB).
+    /// The mapped bytes: its length, rounded up to the allocation granularity (2 MiB).
     #[must_use]
     pub fn mapped_len(&self) -> usize {
         self.mapped
     }
 
-    /// Whether it was made for GPUDirect RDMA (`gpuDirectRDMACapable`), as it is where the device has that.
+    /// Whether it was allocated for GPUDirect RDMA (`gpuDirectRDMACapable`), as it is if the device
+    /// supports that.
     #[must_use]
     pub fn is_gpu_direct(&self) -> bool {
         self.gpu_direct
     }
 
-    /// Where it begins.
+    /// Its device pointer.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.all().device_ptr()
     }
 
-    /// The device that it lies on; `None` of imported memory of a device that this process does not see.
+    /// The device it resides on; `None` for imported memory of a device that this process does not
+    /// see.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let home = usize::try_from(self.home).ok()?;
@@ -88,7 +94,7 @@ impl DeviceMemory {
 }
 
 impl DeviceMemoryOptions<'_> {
-    /// Kernels and copies of `devices` reach it, too.
+    /// Maps it for peer access by `devices` too.
     #[must_use]
     pub fn peers(mut self, devices: &[Device]) -> Self {
         self.peers.extend_from_slice(devices);
@@ -98,8 +104,9 @@ impl DeviceMemoryOptions<'_> {
     /// Allocates `len` bytes.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::NoPeerAccess`] where one of the peers does not reach the device; [`Error::NotSupported`] where the device cannot map memory so;
-    /// [`Error::Empty`]; or what the driver says otherwise.
+    /// [`Error::OutOfMemory`]; [`Error::NoPeerAccess`] if one of the peers has no access to the
+    /// device; [`Error::NotSupported`] if the device cannot map memory so; [`Error::Empty`]; or
+    /// another driver error.
     pub fn alloc(&self, len: usize) -> Result<DeviceMemory, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -118,19 +125,19 @@ impl DeviceMemoryOptions<'_> {
         let _entered = self.context.enter()?;
         let (granularity, mapped) = round_up(device, &prop, len)?;
         let mut handle = 0;
-        // SAFETY: the pointers are to values of ours.
+        // SAFETY: the pointers are to local values.
         let mut create = || unsafe { (driver.table().mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
-        let mut answer = create();
-        if answer == status::OUT_OF_MEMORY {
-            // What was dropped may only not have been looked at since its work was done.
+        let mut status = create();
+        if status == status::OUT_OF_MEMORY {
+            // Dropped memory whose work is done may not have been reaped yet.
             self.context.reap();
-            answer = create();
+            status = create();
         }
-        driver.check(answer, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
+        driver.check(status, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
         self.map(handle, &prop, granularity, len, mapped)
     }
 
-    /// Maps the allocation `handle`, which is this one's from now on; the context is current.
+    /// Maps the allocation `handle` and takes ownership of it; the context is current.
     pub(super) fn map(
         &self,
         handle: AllocationHandle,
@@ -142,14 +149,14 @@ impl DeviceMemoryOptions<'_> {
         let device = self.context.device();
         let mut mapping = Mapping::of(handle, mapped);
         if let Err(error) = mapping.map(device, granularity, &self.peers) {
-            // What has been made so far goes again; the first error is the one to tell.
+            // Undo what was done; the first error is reported.
             drop(mapping.release(device.driver()));
             return Err(error);
         }
         let region = Region {
             address: mapping.address,
             len,
-            place: Place::Device,
+            space: MemorySpace::Device,
         };
         Ok(DeviceMemory {
             resource: Resource::new(self.context, region, mapping),
@@ -165,19 +172,19 @@ impl DeviceMemoryOptions<'_> {
     }
 }
 
-/// What allocations like `prop` are multiples of, and `len` as such a multiple.
+/// The allocation granularity for `prop`, and `len` rounded up to it.
 pub(super) fn round_up(device: Device, prop: &AllocationProp, len: usize) -> Result<(usize, usize), Error> {
     let driver = device.driver();
     let mut granularity = 0;
-    // SAFETY: the pointers are to values of ours.
-    let answer = unsafe {
+    // SAFETY: the pointers are to local values.
+    let status = unsafe {
         (driver.table().mem_get_allocation_granularity)(
             &raw mut granularity,
             ptr::from_ref(prop),
             sys::GRANULARITY_MINIMUM,
         )
     };
-    driver.check(answer, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
+    driver.check(status, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
     let granularity = granularity.max(1);
     let mapped = len.checked_next_multiple_of(granularity).ok_or(Error::OutOfBounds {
         start: 0,
@@ -190,12 +197,12 @@ pub(super) fn round_up(device: Device, prop: &AllocationProp, len: usize) -> Res
 fn location(device: Device) -> Location {
     Location {
         kind: sys::LOCATION_DEVICE,
-        // The number of a device in this process: its ordinal.
+        // A device's number in this process: its ordinal.
         id: device.raw(),
     }
 }
 
-/// An allocation and the addresses it is mapped at. Each part is undone only if it was done.
+/// An allocation and its mapping. Release undoes only the steps that were done.
 struct Mapping {
     handle: Option<AllocationHandle>,
     address: Address,
@@ -204,7 +211,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Of an allocation of `bytes`, which is mapped nowhere so far.
+    /// An allocation of `bytes`, not mapped yet.
     fn of(handle: AllocationHandle, bytes: usize) -> Self {
         Self {
             handle: Some(handle),
@@ -214,31 +221,31 @@ impl Mapping {
         }
     }
 
-    /// Maps it at addresses of its own, for `device` and for `peers`.
+    /// Maps it at newly reserved addresses, for `device` and `peers`.
     fn map(&mut self, device: Device, alignment: usize, peers: &[Device]) -> Result<(), Error> {
         let driver = device.driver();
         let table = driver.table();
         let bytes = self.bytes;
         let Some(handle) = self.handle else { return Ok(()) };
         for peer in peers.iter().filter(|peer| **peer != device) {
-            reaches(*peer, device)?;
+            check_peer_access(*peer, device)?;
         }
-        // SAFETY: the pointer is to an address of ours.
-        let answer = unsafe { (table.mem_address_reserve)(&raw mut self.address, bytes, alignment, 0, 0) };
-        driver.check(answer, "cuMemAddressReserve", format_args!("{bytes} bytes"))?;
-        // SAFETY: the addresses were reserved just now, for this; the allocation is live.
-        let answer = unsafe { (table.mem_map)(self.address, bytes, 0, handle, 0) };
-        driver.check(answer, "cuMemMap", format_args!("{bytes} bytes on {device}"))?;
+        // SAFETY: the pointer is to a local address.
+        let status = unsafe { (table.mem_address_reserve)(&raw mut self.address, bytes, alignment, 0, 0) };
+        driver.check(status, "cuMemAddressReserve", format_args!("{bytes} bytes"))?;
+        // SAFETY: the addresses were just reserved for this; the allocation is live.
+        let status = unsafe { (table.mem_map)(self.address, bytes, 0, handle, 0) };
+        driver.check(status, "cuMemMap", format_args!("{bytes} bytes on {device}"))?;
         self.is_mapped = true;
         let mut accesses = vec![access(device)];
         accesses.extend(peers.iter().filter(|peer| **peer != device).map(|peer| access(*peer)));
-        // SAFETY: the addresses are mapped; the descriptions are as many as said.
-        let answer = unsafe { (table.mem_set_access)(self.address, bytes, accesses.as_ptr(), accesses.len()) };
+        // SAFETY: the addresses are mapped; the length is that of the descriptor array.
+        let status = unsafe { (table.mem_set_access)(self.address, bytes, accesses.as_ptr(), accesses.len()) };
         if accesses.len() == 1 {
-            driver.check(answer, "cuMemSetAccess", format_args!("{bytes} bytes on {device}"))
+            driver.check(status, "cuMemSetAccess", format_args!("{bytes} bytes on {device}"))
         } else {
             driver.check(
-                answer,
+                status,
                 "cuMemSetAccess",
                 format_args!("{bytes} bytes on {device} for {peers:?}"),
             )
@@ -246,8 +253,9 @@ impl Mapping {
     }
 }
 
-/// That `device` reaches the memory of `other`: the driver's answer to a mapping that it does not would not say so.
-pub(super) fn reaches(device: Device, other: Device) -> Result<(), Error> {
+/// Checks that `device` has peer access to the memory of `other`; the driver's error for a mapping
+/// would not name the cause.
+pub(super) fn check_peer_access(device: Device, other: Device) -> Result<(), Error> {
     if device.peer(other)?.is_some() {
         return Ok(());
     }
@@ -269,29 +277,29 @@ impl Body for Mapping {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
         let table = driver.table();
         let (address, bytes) = (self.address, self.bytes);
-        // All of it is tried, whatever fails; the first error is told.
+        // All steps are tried even if one fails; the first error is reported.
         let mut result = Ok(());
         if std::mem::take(&mut self.is_mapped) {
-            // SAFETY: mapped as a whole by this, and no work uses it.
-            let answer = unsafe { (table.mem_unmap)(address, bytes) };
-            result = result.and(driver.check(answer, "cuMemUnmap", format_args!("{bytes} bytes")));
+            // SAFETY: mapped as a whole by this value, and no work uses it.
+            let status = unsafe { (table.mem_unmap)(address, bytes) };
+            result = result.and(driver.check(status, "cuMemUnmap", format_args!("{bytes} bytes")));
         }
         if std::mem::take(&mut self.address) != 0 {
-            // SAFETY: reserved as a whole by this, and unmapped.
-            let answer = unsafe { (table.mem_address_free)(address, bytes) };
-            result = result.and(driver.check(answer, "cuMemAddressFree", format_args!("{bytes} bytes")));
+            // SAFETY: reserved as a whole by this value, and unmapped.
+            let status = unsafe { (table.mem_address_free)(address, bytes) };
+            result = result.and(driver.check(status, "cuMemAddressFree", format_args!("{bytes} bytes")));
         }
         if let Some(handle) = self.handle.take() {
-            // SAFETY: made by this, and used no more.
-            let answer = unsafe { (table.mem_release)(handle) };
-            result = result.and(driver.check(answer, "cuMemRelease", format_args!("{bytes} bytes")));
+            // SAFETY: owned by this value, and used no more.
+            let status = unsafe { (table.mem_release)(handle) };
+            result = result.and(driver.check(status, "cuMemRelease", format_args!("{bytes} bytes")));
         }
         result
     }
 }
 
 impl Sealed for DeviceMemory {
-    #[allow(private_interfaces)] // As the trait has it.
+    #[allow(private_interfaces)] // As declared in the trait.
     fn resource(&self) -> &Arc<Resource> {
         &self.resource
     }

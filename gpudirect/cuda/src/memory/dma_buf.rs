@@ -1,4 +1,4 @@
-//! Device memory as a dma-buf: what other drivers of the kernel, a NIC's, import it by.
+//! Device memory exported as a dma-buf, which other kernel drivers (a NIC's) import.
 
 use core::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -11,22 +11,24 @@ use crate::sys::{self, pointer};
 /// A dma-buf of device memory.
 #[derive(Debug)]
 pub struct DmaBuf {
-    /// Its file descriptor. Whoever has registered it may close it.
+    /// Its file descriptor. It may be closed once the memory is registered.
     pub fd: OwnedFd,
-    /// Where the memory begins that was asked for, in the dma-buf.
+    /// Offset of the requested memory in the dma-buf.
     pub offset: usize,
-    /// The bytes of the dma-buf: whole pages of the host.
+    /// Bytes of the dma-buf: whole host pages.
     pub len: usize,
-    /// Where the dma-buf begins on the device.
+    /// The device pointer at which the dma-buf starts.
     pub start: DevicePtr,
 }
 
 impl Span<'_> {
-    /// The pages that it lies in as a dma-buf. The memory must be there as long as whoever imports it.
+    /// Exports the host pages that contain it as a dma-buf. The memory must outlive the import.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] where the device, its driver or its kernel modules have no dma-buf; [`Error::Missing`] before CUDA 11.7; [`Error::Empty`]; or what the driver says
-    /// otherwise: of memory of the host, and of memory that was not made for GPUDirect RDMA.
+    /// [`Error::NotSupported`] if the device, its driver or its kernel modules do not support
+    /// dma-buf; [`Error::Missing`] before CUDA 11.7; [`Error::Empty`]; or another driver error: for
+    /// host memory, and for memory that was not allocated for GPUDirect RDMA.
+    #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn dma_buf(self) -> Result<DmaBuf, Error> {
         if self.is_empty() {
             return Err(Error::Empty);
@@ -43,11 +45,12 @@ impl Span<'_> {
 
         let _entered = context.enter()?;
         let mut fd = -1;
-        // SAFETY: the pointer is to a file descriptor's room, which is what this kind of handle is written to. Device memory is mapped in pages of 64 KiB and more,
-        // so that the host's pages around the range are mapped too.
-        let answer = unsafe { get((&raw mut fd).cast::<c_void>(), start, len, sys::RANGE_DMA_BUF_FD, 0) };
+        // SAFETY: the pointer is to a local int, which this handle type is written to. Device
+        // memory is mapped in pages of 64 KiB and more, so the host pages around the range are
+        // mapped too.
+        let status = unsafe { get((&raw mut fd).cast::<c_void>(), start, len, sys::RANGE_DMA_BUF_FD, 0) };
         driver.check(
-            answer,
+            status,
             "cuMemGetHandleForAddressRange",
             format_args!("{len} bytes of {} as a dma-buf", context.device()),
         )?;
@@ -59,28 +62,30 @@ impl Span<'_> {
         })
     }
 
-    /// Makes copies and fills of CUDA that wait for their own end (`cuMemcpy`) wait for all of their work where they are of the allocation that it lies in: what GPUDirect RDMA asks for.
+    /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: synchronous copies and fills (`cuMemcpy`) of its
+    /// allocation return only when all of their work is done, as GPUDirect RDMA requires.
     ///
     /// # Errors
-    /// What the driver says: some do not have it for mapped memory, where [`Context::set_sync_memops`](crate::Context::set_sync_memops) does the same.
+    /// The driver's error: some do not support it for mapped memory, for which
+    /// [`Context::set_sync_memops`](crate::Context::set_sync_memops) has the same effect.
+    #[doc(alias("CU_POINTER_ATTRIBUTE_SYNC_MEMOPS", "cuPointerSetAttribute"))]
     pub fn set_sync_memops(self) -> Result<(), Error> {
         let context = self.resource().context();
         let driver = context.driver();
         let _entered = context.enter()?;
         let yes: u32 = 1;
-        // SAFETY: this attribute is set from an unsigned int; the address lies in memory that is live.
-        let answer = unsafe {
+        // SAFETY: this attribute is set from an unsigned int; the address lies in live memory.
+        let status = unsafe {
             (driver.table().pointer_set_attribute)((&raw const yes).cast(), pointer::SYNC_MEMOPS, self.address())
         };
         driver.check(
-            answer,
+            status,
             "cuPointerSetAttribute",
             format_args!("SYNC_MEMOPS of memory of {}", context.device()),
         )
     }
 }
 
-/// The host's page size.
 fn page_size() -> u64 {
     // SAFETY: sysconf(3) has no requirements.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

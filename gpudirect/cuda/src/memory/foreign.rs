@@ -1,4 +1,5 @@
-//! Device memory that somebody else has allocated: PyTorch's, or another process's by the older kind of sharing (`cuIpc*`); and what the driver knows of any address.
+//! Device memory allocated elsewhere: by PyTorch, or by another process that shares it through a
+//! CUDA IPC handle (`cuIpc*`). Also queries of pointer attributes.
 
 use core::ffi::{c_int, c_void};
 use core::fmt;
@@ -13,47 +14,48 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::{Body, Place, Region, Resource};
+use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::stream::Owner;
 use crate::sys::{self, Address, IpcBytes, pointer, status};
 
-/// What kind of memory an address is of.
+/// The memory type of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("CUmemorytype", "cudaMemoryType"))]
 pub enum MemoryType {
-    /// The host's, pinned or mapped by CUDA.
+    /// Host memory, pinned or mapped by CUDA.
     Host,
-    /// A device's.
+    /// Device memory.
     Device,
-    /// Managed: the driver moves it between host and device.
+    /// Managed memory: the driver migrates it between host and device.
     Managed,
 }
 
-/// What the driver knows of an address.
+/// Pointer attributes of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PointerInfo {
-    /// The kind of memory.
+    /// The memory type.
     pub memory_type: MemoryType,
-    /// The number of the device that it was allocated on or for.
+    /// The ordinal of the device on or for which it was allocated.
     pub device: usize,
-    /// Where its allocation, or for mapped memory its mapping, begins, and its bytes; `None` where the driver does not say, as it need not of the host's.
+    /// Start and bytes of its allocation, or of its mapping for VMM memory; `None` if the driver
+    /// does not report it, as is allowed for host memory.
     pub allocation: Option<(DevicePtr, usize)>,
-    /// A number that no other allocation of this process has or will have.
+    /// An allocation id, unique in this process.
     pub buffer_id: u64,
-    /// Mapped by `cuMemMap`, so that it is shared by file descriptor where it was made for that.
+    /// Mapped by `cuMemMap`: shareable by file descriptor if it was allocated so.
     pub is_mapped: bool,
-    /// Whether it was made to be shared by file descriptor.
+    /// Whether it was allocated as shareable by file descriptor.
     pub shares_by_fd: bool,
-    /// Whether [`Foreign::ipc_handle`] can share it.
+    /// Whether [`Foreign::ipc_handle`] can export it.
     pub shares_by_ipc: bool,
-    /// Whether NICs can reach it, by a dma-buf or nvidia_peermem.
+    /// Whether NICs can access it, through a dma-buf or nvidia_peermem.
     pub is_gpu_direct: bool,
 }
 
 impl Driver {
-    /// The kind of memory that an address is of, and the number of its device; `None` of one that is not CUDA's. Unlike [`Context::pointer_info`] this needs no context, and makes none on a device that the program does not use.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The memory type of an address and the ordinal of its device; `None` for an address unknown
+    /// to CUDA. Unlike [`Context::pointer_info`] it needs no context, and creates none on a device
+    /// that the program does not use.
     pub fn locate(self, address: DevicePtr) -> Result<Option<(MemoryType, usize)>, Error> {
         let Some(memory_type) = memory_type(self, address)? else {
             return Ok(None);
@@ -64,10 +66,9 @@ impl Driver {
 }
 
 impl Context {
-    /// What the driver knows of an address; `None` of one that is not CUDA's, such as of a `Vec`.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The pointer attributes of an address; `None` for an address unknown to CUDA, such as that of
+    /// a `Vec`.
+    #[doc(alias("cuPointerGetAttribute", "cudaPointerGetAttributes"))]
     pub fn pointer_info(&self, address: DevicePtr) -> Result<Option<PointerInfo>, Error> {
         let driver = self.driver();
         let _entered = self.enter()?;
@@ -88,16 +89,17 @@ impl Context {
     }
 }
 
-/// The kind of memory; `None` of an address that is not CUDA's.
+/// The memory type; `None` for an address unknown to CUDA.
 fn memory_type(driver: Driver, address: DevicePtr) -> Result<Option<MemoryType>, Error> {
     let mut kind: u32 = 0;
-    // SAFETY: this attribute is written as an unsigned int; the driver only looks the address up.
-    let answer =
+    // SAFETY: this attribute is written as an unsigned int; the driver does not dereference the
+    // address.
+    let status =
         unsafe { (driver.table().pointer_get_attribute)((&raw mut kind).cast(), pointer::MEMORY_TYPE, address.0) };
-    if answer == status::INVALID_VALUE {
+    if status == status::INVALID_VALUE {
         return Ok(None);
     }
-    driver.check(answer, "cuPointerGetAttribute", format_args!("{address:?}"))?;
+    driver.check(status, "cuPointerGetAttribute", format_args!("{address:?}"))?;
     Ok(Some(match kind {
         _ if flag(driver, pointer::IS_MANAGED, address) => MemoryType::Managed,
         1 => MemoryType::Host,
@@ -105,20 +107,21 @@ fn memory_type(driver: Driver, address: DevicePtr) -> Result<Option<MemoryType>,
     }))
 }
 
-/// An attribute that is written as an int. Some are written as a bool: then the other bytes stay 0.
+/// An attribute that is written as an int. Some are written as a bool, which leaves the other
+/// bytes 0.
 fn number(driver: Driver, attribute: c_int, address: DevicePtr) -> Result<c_int, Error> {
     let mut value: c_int = 0;
     // SAFETY: these attributes are written as an int or less.
-    let answer = unsafe { (driver.table().pointer_get_attribute)((&raw mut value).cast(), attribute, address.0) };
+    let status = unsafe { (driver.table().pointer_get_attribute)((&raw mut value).cast(), attribute, address.0) };
     driver.check(
-        answer,
+        status,
         "cuPointerGetAttribute",
         format_args!("attribute {attribute} of {address:?}"),
     )?;
     Ok(value)
 }
 
-/// Whether it is so; not where the driver is older than the attribute.
+/// Whether the attribute is nonzero; `false` if the driver does not know it.
 fn flag(driver: Driver, attribute: c_int, address: DevicePtr) -> bool {
     number(driver, attribute, address).is_ok_and(|value| value != 0)
 }
@@ -126,25 +129,25 @@ fn flag(driver: Driver, attribute: c_int, address: DevicePtr) -> bool {
 fn buffer_id(driver: Driver, address: DevicePtr) -> Result<u64, Error> {
     let mut id: u64 = 0;
     // SAFETY: this attribute is written as an unsigned long long.
-    let answer = unsafe { (driver.table().pointer_get_attribute)((&raw mut id).cast(), pointer::BUFFER_ID, address.0) };
+    let status = unsafe { (driver.table().pointer_get_attribute)((&raw mut id).cast(), pointer::BUFFER_ID, address.0) };
     driver.check(
-        answer,
+        status,
         "cuPointerGetAttribute",
         format_args!("BUFFER_ID of {address:?}"),
     )?;
     Ok(id)
 }
 
-/// The allocation that an address lies in; the context is current.
+/// The allocation that contains the address; the context is current.
 fn range(driver: Driver, address: DevicePtr) -> Result<(DevicePtr, usize), Error> {
     let (mut base, mut size) = (0, 0);
-    // SAFETY: the pointers are to values of ours.
-    let answer = unsafe { (driver.table().mem_get_address_range)(&raw mut base, &raw mut size, address.0) };
-    driver.check(answer, "cuMemGetAddressRange", format_args!("{address:?}"))?;
+    // SAFETY: the pointers are to local values.
+    let status = unsafe { (driver.table().mem_get_address_range)(&raw mut base, &raw mut size, address.0) };
+    driver.check(status, "cuMemGetAddressRange", format_args!("{address:?}"))?;
     Ok((DevicePtr(base), size))
 }
 
-/// Whether an address was mapped by `cuMemMap`, and whether what is mapped can be exported.
+/// Whether the address was mapped by `cuMemMap`, and whether that allocation can be exported.
 fn mapped(driver: Driver, address: DevicePtr) -> (bool, bool) {
     let Some(handle) = retain(driver, address) else {
         return (false, false);
@@ -157,27 +160,31 @@ fn mapped(driver: Driver, address: DevicePtr) -> (bool, bool) {
 fn retain(driver: Driver, address: DevicePtr) -> Option<sys::AllocationHandle> {
     let mut handle = 0;
     let at = ptr::without_provenance_mut::<c_void>(usize::try_from(address.0).ok()?);
-    // SAFETY: the pointer is to a handle of ours; the driver only looks the address up.
-    let answer = unsafe { (driver.table().mem_retain_allocation_handle)(&raw mut handle, at) };
-    (answer == status::SUCCESS).then_some(handle)
+    // SAFETY: the pointer is to a local handle; the driver does not dereference the address.
+    let status = unsafe { (driver.table().mem_retain_allocation_handle)(&raw mut handle, at) };
+    (status == status::SUCCESS).then_some(handle)
 }
 
-/// Device memory of somebody else's. Handles are cloned freely; it is let go of when the last is dropped and no work uses it.
+/// Device memory allocated elsewhere. Handles are reference-counted; it is released when the last
+/// is dropped and no work uses it.
 #[derive(Clone)]
 pub struct Foreign(Arc<Resource>);
 
-/// What another process opens an allocation by: `CUipcMemHandle`.
+/// The IPC handle of an allocation: `CUipcMemHandle`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[doc(alias("CUipcMemHandle", "cudaIpcMemHandle_t"))]
 pub struct IpcHandle(pub [u8; 64]);
 
 impl Foreign {
-    /// `len` bytes from `address` on, kept by `owner`, which is dropped when no work uses them any longer.
+    /// Wraps `len` bytes from `address`. `owner` keeps them allocated; it is dropped when no work
+    /// uses them any longer.
     ///
     /// # Safety
-    /// They must be memory that work of `context` can read and write, until `owner` is dropped.
+    /// Work of `context` must be able to read and write them until `owner` is dropped.
     ///
     /// # Errors
-    /// [`Error::Empty`]; [`Error::OutOfBounds`] where the driver knows that the allocation is shorter; or what the driver says otherwise, of an address that it does not know.
+    /// [`Error::Empty`]; [`Error::OutOfBounds`] if the driver reports a shorter allocation; or
+    /// another driver error, for an unknown address.
     pub unsafe fn wrap(context: &Context, address: DevicePtr, len: usize, owner: Owner) -> Result<Self, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -187,7 +194,8 @@ impl Foreign {
             range(context.driver(), address)?
         };
         let offset = usize::try_from(address.0 - base.0).unwrap_or(usize::MAX);
-        // Of mapped memory the range is one mapping's; an owner may have put several side by side.
+        // For VMM memory the range is that of one mapping; the owner may have several adjacent
+        // ones.
         if offset.saturating_add(len) > size && !mapped(context.driver(), address).0 {
             return Err(Error::OutOfBounds {
                 start: offset,
@@ -195,24 +203,29 @@ impl Foreign {
                 len: size,
             });
         }
-        Ok(Self::of(context, address.0, len, Kept::Owner { _owner: owner }))
+        Ok(Self::of(context, address.0, len, Backing::Owner { _owner: owner }))
     }
 
-    /// All of the allocation that another process has shared by [`Foreign::ipc_handle`] or `cuIpcGetMemHandle`; never one of this process.
+    /// Opens a whole allocation that another process has shared by [`Foreign::ipc_handle`] or
+    /// `cuIpcGetMemHandle`; never one of this process.
     ///
     /// # Safety
-    /// The other process must keep the allocation until this one has let go of it: the driver does not. Nobody else in this process must have it open for the same device: drivers differ in what
-    /// becomes of the one when the other is closed. What this function has opened it knows, and gives again.
+    /// The other process must keep the allocation until this one has closed it: the driver does
+    /// not. No other code in this process may have it open for the same device: drivers differ in
+    /// what closing one then does to the other. This function tracks its own openings and returns
+    /// the open one again.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] where it is on a device that the context's does not reach, [`Error::StillOpen`], or what the driver says otherwise.
+    /// [`Error::NoPeerAccess`] if the context's device has no access to the memory's,
+    /// [`Error::StillOpen`], or another driver error.
+    #[doc(alias("cuIpcOpenMemHandle", "cudaIpcOpenMemHandle"))]
     pub unsafe fn open(context: &Context, handle: &IpcHandle) -> Result<Self, Error> {
         let driver = context.driver();
         let device = context.device();
         let key = (device.raw(), *handle);
         let _opening = OPENING.lock();
         if matches!(opened(key), Some(None)) {
-            // It may only not have been looked at since its work was done.
+            // It may be dropped with its work done, and not reaped yet.
             context.reap();
         }
         match opened(key) {
@@ -222,48 +235,46 @@ impl Foreign {
         }
         let _entered = context.enter()?;
         let mut address: Address = 0;
-        // SAFETY: the pointer is to an address of ours, and the context is current; the driver looks through the handle for an allocation that it knows.
-        let answer = unsafe {
+        // SAFETY: the pointer is to a local address, and the context is current; the driver
+        // validates the handle.
+        let status = unsafe {
             (driver.table().ipc_open_mem_handle)(&raw mut address, IpcBytes(handle.0), sys::IPC_LAZY_PEER_ACCESS)
         };
         driver.check(
-            answer,
+            status,
             "cuIpcOpenMemHandle",
             format_args!("another process's memory for {device}"),
         )?;
         match range(driver, DevicePtr(address)) {
             Ok((_, size)) => {
-                let foreign = Self::of(context, address, size, Kept::Opened(Open { key, address }));
+                let foreign = Self::of(context, address, size, Backing::Opened(Open { key, address }));
                 OPENED.lock().push((key, Arc::downgrade(&foreign.0)));
                 Ok(foreign)
             }
             Err(error) => {
-                // The first error is the one to tell.
+                // The first error is reported.
                 drop(Open { key, address }.close(driver));
                 Err(error)
             }
         }
     }
 
-    fn of(context: &Context, address: Address, len: usize, kept: Kept) -> Self {
+    fn of(context: &Context, address: Address, len: usize, kept: Backing) -> Self {
         let region = Region {
             address,
             len,
-            place: Place::Device,
+            space: MemorySpace::Device,
         };
         Self(Resource::new(context, region, kept))
     }
 
-    /// Where it begins.
+    /// Its device pointer.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.all().device_ptr()
     }
 
-    /// The device that the driver has it on.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// The device it resides on, according to the driver.
     pub fn device(&self) -> Result<Device, Error> {
         let driver = self.0.context().driver();
         let _entered = self.0.context().enter()?;
@@ -271,7 +282,7 @@ impl Foreign {
         driver.device(usize::try_from(ordinal).unwrap_or(usize::MAX))
     }
 
-    /// Bytes of the allocation that it begins in, or of the mapping, and whether it is one.
+    /// Bytes of the allocation or mapping in which it starts, and whether it is a mapping.
     pub(super) fn allocation(&self) -> Result<(usize, bool), Error> {
         let driver = self.0.context().driver();
         let _entered = self.0.context().enter()?;
@@ -279,20 +290,22 @@ impl Foreign {
         Ok((size, mapped(driver, self.device_ptr()).0))
     }
 
-    /// What another process opens the allocation by that it lies in, and where in that it begins. Of memory that `cuMemAlloc` made; mapped memory goes by [`Foreign::export_fd`].
-    /// It must be kept until the other process has let go of it.
+    /// The IPC handle of its allocation, and its offset there. For memory from `cuMemAlloc`; mapped
+    /// memory is exported by [`Foreign::export_fd`]. It must be kept until the other process has
+    /// closed it.
     ///
     /// # Errors
-    /// What the driver says: of mapped memory, and of an allocation that was opened from another process.
+    /// The driver's error: for mapped memory, and for an allocation opened from another process.
+    #[doc(alias("cuIpcGetMemHandle", "cudaIpcGetMemHandle"))]
     pub fn ipc_handle(&self) -> Result<(IpcHandle, usize), Error> {
         let driver = self.0.context().driver();
         let _entered = self.0.context().enter()?;
         let (base, _) = range(driver, self.device_ptr())?;
         let mut bytes = IpcBytes([0; 64]);
         // SAFETY: the pointer is to the bytes of a handle.
-        let answer = unsafe { (driver.table().ipc_get_mem_handle)(&raw mut bytes, base.0) };
+        let status = unsafe { (driver.table().ipc_get_mem_handle)(&raw mut bytes, base.0) };
         driver.check(
-            answer,
+            status,
             "cuIpcGetMemHandle",
             format_args!("memory of {}", self.0.context().device()),
         )?;
@@ -300,10 +313,11 @@ impl Foreign {
         Ok((IpcHandle(bytes.0), offset))
     }
 
-    /// A descriptor of the mapping that it begins in, where that was made to be shared so, and where in that it begins.
+    /// A file descriptor of the mapping in which it starts, if that was allocated as shareable, and
+    /// its offset there.
     ///
     /// # Errors
-    /// What the driver says: of memory that is not mapped, and of what was not made to be exported.
+    /// The driver's error: for memory that is not mapped or not exportable.
     pub fn export_fd(&self) -> Result<(OwnedFd, usize), Error> {
         let driver = self.0.context().driver();
         let _entered = self.0.context().enter()?;
@@ -323,42 +337,43 @@ impl Foreign {
     }
 }
 
-/// Who keeps the memory.
-enum Kept {
+/// What keeps the memory allocated.
+enum Backing {
     Owner {
         _owner: Owner,
     },
-    /// Another process's, opened here.
+    /// Another process's allocation, opened here.
     Opened(Open),
 }
 
-/// The device that an allocation was opened for, and what it was opened by.
-type Key = (c_int, IpcHandle);
+/// The device for which an allocation was opened, and its IPC handle.
+type OpenKey = (c_int, IpcHandle);
 
 /// Another process's allocations that are open here, until they are closed.
-static OPENED: Mutex<Vec<(Key, Weak<Resource>)>> = Mutex::new(Vec::new());
-/// Held by who opens one, so that nobody else does at the same time. What is closed meanwhile needs [`OPENED`] alone.
+static OPENED: Mutex<Vec<(OpenKey, Weak<Resource>)>> = Mutex::new(Vec::new());
+/// Serializes openings. Closing needs [`OPENED`] alone.
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// What an allocation is that is open; in it, `None` where nobody has a handle of it any more.
-fn opened(key: Key) -> Option<Option<Arc<Resource>>> {
+/// The entry of an open allocation; its inner value is `None` if the last handle is gone and
+/// closing is pending.
+fn opened(key: OpenKey) -> Option<Option<Arc<Resource>>> {
     let opened = OPENED.lock();
     let (_, resource) = opened.iter().find(|(one, _)| *one == key)?;
     Some(resource.upgrade())
 }
 
-/// An allocation that is open, with an entry in [`OPENED`] for as long as this is there.
+/// An open allocation; it has an entry in [`OPENED`] for its lifetime.
 struct Open {
-    key: Key,
+    key: OpenKey,
     address: Address,
 }
 
 impl Open {
-    /// The context is current, and no work uses it any more.
+    /// Closes it; the context is current, and no work uses it any more.
     fn close(&self, driver: Driver) -> Result<(), Error> {
-        // SAFETY: opened once by whoever has made this, and closed once.
-        let answer = unsafe { (driver.table().ipc_close_mem_handle)(self.address) };
-        driver.check(answer, "cuIpcCloseMemHandle", format_args!("another process's memory"))
+        // SAFETY: opened once by the value's creator, and closed once.
+        let status = unsafe { (driver.table().ipc_close_mem_handle)(self.address) };
+        driver.check(status, "cuIpcCloseMemHandle", format_args!("another process's memory"))
     }
 }
 
@@ -368,10 +383,10 @@ impl Drop for Open {
     }
 }
 
-impl Body for Kept {
+impl Body for Backing {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
         match self {
-            // It goes with this value.
+            // Dropped with this value.
             Self::Owner { .. } => Ok(()),
             Self::Opened(open) => open.close(driver),
         }
@@ -379,7 +394,7 @@ impl Body for Kept {
 }
 
 impl Sealed for Foreign {
-    #[allow(private_interfaces)] // As the trait has it.
+    #[allow(private_interfaces)] // As declared in the trait.
     fn resource(&self) -> &Arc<Resource> {
         &self.0
     }

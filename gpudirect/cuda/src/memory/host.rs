@@ -1,4 +1,5 @@
-//! The host's memory, pinned so that devices copy from and to it by themselves, and mapped for their kernels.
+//! Pinned host memory, mapped for devices: the target of DMA copies and of kernels' loads and
+//! stores.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -11,32 +12,37 @@ use super::{DevicePtr, Memory, Sealed};
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::{Body, Place, Region, Resource};
+use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::stream::Owner;
 use crate::sys;
 
-/// Pinned memory of the host, never write-combined. Handles are cloned freely; it is freed when the last is dropped and no work uses it.
+/// Pinned host memory, never write-combined. Handles are reference-counted; it is freed when the
+/// last is dropped and no work uses it.
 ///
-/// To allocate and to free it is the driver's: it may wait for other work of the device meanwhile, so it is made early and kept.
+/// Allocation and freeing are driver calls that may wait for other work of the device, so allocate
+/// early and keep it.
 ///
-/// A device may write it at any time. So a slice of it is given only to whoever has the last handle, when no work uses it ([`HostMemory::bytes_mut`]);
-/// otherwise its bytes are copied out and in, and its words are atomics.
+/// A device may write it at any time. So a slice of it is given only to the last handle, when no
+/// work uses it ([`HostMemory::bytes_mut`]); otherwise bytes are copied in and out, and words are
+/// atomics.
 #[derive(Clone)]
 pub struct HostMemory {
     resource: Arc<Resource>,
     host: ptr::NonNull<u8>,
 }
 
-// SAFETY: the pointer is to memory that the resource keeps, and is followed only as the methods say.
+// SAFETY: the resource keeps the memory of the pointer, which is dereferenced only as the methods
+// document.
 unsafe impl Send for HostMemory {}
-// SAFETY: shared handles reach the bytes by atomics only.
+// SAFETY: shared handles access the bytes by atomics only.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// `len` bytes, zero, for the devices of all contexts.
+    /// Allocates `len` zeroed bytes, mapped for the devices of all contexts.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Empty`], or what the driver says otherwise.
+    /// [`Error::OutOfMemory`], [`Error::Empty`], or another driver error.
+    #[doc(alias("cuMemHostAlloc", "cudaHostAlloc"))]
     pub fn alloc(context: &Context, len: usize) -> Result<Self, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -44,19 +50,21 @@ impl HostMemory {
         let _entered = context.enter()?;
         let driver = context.driver();
         let mut host = ptr::null_mut();
-        // SAFETY: the pointer is to a pointer of ours; the context is current.
-        let answer =
+        // SAFETY: the pointer is to a local pointer; the context is current.
+        let status =
             unsafe { (driver.table().mem_host_alloc)(&raw mut host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        driver.check(answer, "cuMemHostAlloc", format_args!("{len} bytes of pinned memory"))?;
-        // SAFETY: the driver has given so many bytes, of which nobody knows.
+        driver.check(status, "cuMemHostAlloc", format_args!("{len} bytes of pinned memory"))?;
+        // SAFETY: the driver has just allocated these bytes, and no other reference to them exists.
         unsafe { ptr::write_bytes(host.cast::<u8>(), 0, len) };
         Self::mapped(context, host, len, Pinned::Allocated(host.expose_provenance()))
     }
 
-    /// Memory that exists already, pinned and mapped from now on until it is dropped.
+    /// Pins and maps existing memory until it is dropped.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] beyond the limit of locked memory, [`Error::Empty`], or what the driver says otherwise; the memory is dropped then.
+    /// [`Error::OutOfMemory`] beyond the locked-memory limit, [`Error::Empty`], or another driver
+    /// error; the memory is then dropped.
+    #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub fn register(context: &Context, memory: Box<[u8]>) -> Result<Self, Error> {
         let len = memory.len();
         if len == 0 {
@@ -64,14 +72,15 @@ impl HostMemory {
         }
         let _entered = context.enter()?;
         let driver = context.driver();
-        // Taken apart: from here on the bytes are reached through the pointer only.
+        // From here on the bytes are accessed through the raw pointer only.
         let memory = Box::into_raw(memory);
         let host = memory.cast::<c_void>();
-        // SAFETY: the bytes are of ours, and stay where they are until they are unregistered; the context is current.
-        let answer =
+        // SAFETY: this value owns the bytes, which stay in place until they are unregistered; the
+        // context is current.
+        let status =
             unsafe { (driver.table().mem_host_register)(host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        if let Err(error) = driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes")) {
-            // SAFETY: taken apart above, and not registered.
+        if let Err(error) = driver.check(status, "cuMemHostRegister", format_args!("{len} bytes")) {
+            // SAFETY: from `Box::into_raw` above, and not registered.
             drop(unsafe { Box::from_raw(memory) });
             return Err(error);
         }
@@ -82,13 +91,13 @@ impl HostMemory {
         Self::mapped(context, host, len, owner)
     }
 
-    /// Memory that somebody else has, pinned and mapped from now on: a mapping of shared memory, for one. `owner` keeps it and is dropped when it is unpinned.
+    /// Pins and maps memory owned elsewhere, such as a shared mapping. `owner` keeps it, and is
+    /// dropped when it is unpinned.
     ///
     /// # Safety
-    /// `len` bytes from `host` on must be there until `owner` is dropped, and nobody may have a reference to them meanwhile but to atomics.
-    ///
-    /// # Errors
-    /// As [`HostMemory::register`].
+    /// `len` bytes from `host` must stay valid until `owner` is dropped, and meanwhile be
+    /// referenced only as atomics.
+    #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub unsafe fn register_raw(
         context: &Context,
         host: ptr::NonNull<u8>,
@@ -101,11 +110,12 @@ impl HostMemory {
         let _entered = context.enter()?;
         let driver = context.driver();
         let host = host.as_ptr().cast::<c_void>();
-        // SAFETY: the caller's promise; the owner is kept until they are unregistered; the context is current.
-        let answer =
+        // SAFETY: by the caller's promise; the owner is kept until they are unregistered; the
+        // context is current.
+        let status =
             unsafe { (driver.table().mem_host_register)(host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes"))?;
-        let pinned = Pinned::Lent {
+        driver.check(status, "cuMemHostRegister", format_args!("{len} bytes"))?;
+        let pinned = Pinned::Borrowed {
             host: host.expose_provenance(),
             owner,
         };
@@ -115,18 +125,18 @@ impl HostMemory {
     fn mapped(context: &Context, host: *mut c_void, len: usize, mut owner: Pinned) -> Result<Self, Error> {
         let driver = context.driver();
         let mut address = 0;
-        // SAFETY: the pointer is to an address of ours; the memory is pinned and mapped; the context is current.
-        let answer = unsafe { (driver.table().mem_host_get_device_pointer)(&raw mut address, host, 0) };
-        let checked = driver.check(answer, "cuMemHostGetDevicePointer", format_args!("{len} bytes"));
+        // SAFETY: the pointer is to a local address; the memory is pinned and mapped; the context is current.
+        let status = unsafe { (driver.table().mem_host_get_device_pointer)(&raw mut address, host, 0) };
+        let checked = driver.check(status, "cuMemHostGetDevicePointer", format_args!("{len} bytes"));
         let (Ok(()), Some(pointer)) = (&checked, ptr::NonNull::new(host.cast::<u8>())) else {
-            // The first error is the one to tell.
+            // The first error is reported.
             drop(owner.release(driver));
             return Err(checked.err().unwrap_or(Error::Empty));
         };
         let region = Region {
             address,
             len,
-            place: Place::Host {
+            space: MemorySpace::Host {
                 at: host.expose_provenance(),
             },
         };
@@ -136,44 +146,47 @@ impl HostMemory {
         })
     }
 
-    /// Where it begins, for the processor. What lies there may be written by devices at any time.
+    /// Its host address. Devices may write the bytes at any time.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.host.as_ptr()
     }
 
-    /// Where it begins, for kernels.
+    /// Its device pointer.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.all().device_ptr()
     }
 
-    /// Frees it, or unpins what somebody else has, as soon as the work that uses it is done, which is waited for. Where there are other handles the last of them does, as when this one is dropped.
+    /// Waits for the work that uses it, then frees it, or unpins memory owned elsewhere. If there
+    /// are other handles, the last one does so on drop instead.
     ///
     /// # Errors
-    /// [`Error::Lost`] when work has failed: then it is freed when that is known to be over; or what the driver says.
+    /// [`Error::Lost`] if work has failed: it is then freed once that work is known to be over; or
+    /// another driver error.
+    #[doc(alias("cuMemFreeHost", "cuMemHostUnregister", "cudaFreeHost"))]
     pub fn free(self) -> Result<(), Error> {
         Arc::into_inner(self.resource).map_or(Ok(()), Resource::free)
     }
 
-    /// Its bytes, when all work that uses it is done: waits for that.
+    /// Its bytes, after waiting for all work that uses it.
     ///
     /// # Errors
-    /// [`Error::Shared`] where there are other handles; [`Error::Lost`] when work has failed.
+    /// [`Error::Shared`] if there are other handles; [`Error::Lost`] if work has failed.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         let Some(resource) = Arc::get_mut(&mut self.resource) else {
             return Err(Error::Shared);
         };
-        resource.settle()?;
-        // SAFETY: so many bytes are there. This is the only handle, and it is borrowed as long as the slice lives, so nobody can begin
-        // work with it; what had been begun is done.
+        resource.wait_for_work()?;
+        // SAFETY: the memory has this many bytes. This is the only handle, and it is borrowed as
+        // long as the slice lives, so no new work can start with it; earlier work is done.
         Ok(unsafe { slice::from_raw_parts_mut(self.host.as_ptr(), resource.region().len) })
     }
 
-    /// Copies `bytes` to `offset`. The bytes are written one by one or in words, in no order that work of a device could rely on.
+    /// Copies `bytes` to `offset`, in bytes or words, in no order that device work could rely on.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] where they do not lie in it.
+    /// [`Error::OutOfBounds`] if they exceed the memory.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.check(offset, bytes.len())?;
         let target = self.host.as_ptr().wrapping_add(offset);
@@ -195,10 +208,10 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Copies the bytes from `offset` on to `bytes`. Of what a device writes meanwhile, any part may be seen.
+    /// Copies the bytes at `offset` to `bytes`. Concurrent device writes may be seen in part.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] where they do not lie in it.
+    /// [`Error::OutOfBounds`] if they exceed the memory.
     pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
         self.check(offset, bytes.len())?;
         let source = self.host.as_ptr().wrapping_add(offset);
@@ -221,7 +234,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// The word of 32 bits at `offset`, a multiple of 4: to be exchanged with kernels and streams.
+    /// The 32-bit word at `offset`, a multiple of 4, shared with kernels and streams.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`].
@@ -231,11 +244,12 @@ impl HostMemory {
         if !pointer.is_aligned() {
             return Err(Error::Misaligned { offset, word: 4 });
         }
-        // SAFETY: the word lies in memory that this keeps, on its boundary; whoever has a shared handle reaches it by atomics only.
+        // SAFETY: the word lies aligned in memory that this value keeps; shared handles access it
+        // by atomics only.
         Ok(unsafe { AtomicU32::from_ptr(pointer) })
     }
 
-    /// The word of 64 bits at `offset`, a multiple of 8: to be exchanged with kernels and streams.
+    /// The 64-bit word at `offset`, a multiple of 8, shared with kernels and streams.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`].
@@ -251,29 +265,30 @@ impl HostMemory {
         self.span(offset..offset.saturating_add(len)).map(|_| ())
     }
 
-    /// The byte at `offset`, which lies in the memory.
     fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: the callers have checked that it lies in memory that this keeps; whoever has a shared handle reaches it by atomics only.
+        // SAFETY: the callers have checked that it lies in memory that this value keeps; shared
+        // handles access it by atomics only.
         unsafe { AtomicU8::from_ptr(self.host.as_ptr().add(offset)) }
     }
 
-    /// The word at `offset`, which lies in the memory on a boundary of 8.
+    /// The word at `offset`, within the memory and a multiple of 8.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: as above, and on its boundary.
+        // SAFETY: as above, and aligned.
         unsafe { AtomicU64::from_ptr(self.host.as_ptr().add(offset).cast()) }
     }
 }
 
-/// Whose the memory is. Addresses are exposed, so that this can go to other threads.
+/// The owner of the memory. Addresses are exposed, so that this can be sent to other threads.
 enum Pinned {
     Allocated(usize),
-    /// A `Box<[u8]>` of ours.
+    /// A `Box<[u8]>` of this value.
     Registered {
         host: usize,
         len: usize,
     },
-    /// Somebody else's. Where it cannot be unregistered its pages may still be written: then it is kept for ever.
-    Lent {
+    /// Owned elsewhere. If unregistering fails its pages may still be written, so it is then kept
+    /// forever.
+    Borrowed {
         host: usize,
         owner: Owner,
     },
@@ -284,31 +299,32 @@ impl Body for Pinned {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
         match std::mem::replace(self, Self::Gone) {
             Self::Allocated(host) => {
-                // SAFETY: the driver allocated it, and nobody has it any more.
-                let answer = unsafe { (driver.table().mem_free_host)(ptr::with_exposed_provenance_mut(host)) };
-                driver.check(answer, "cuMemFreeHost", format_args!("pinned memory"))
+                // SAFETY: the driver allocated it, and this is its last owner.
+                let status = unsafe { (driver.table().mem_free_host)(ptr::with_exposed_provenance_mut(host)) };
+                driver.check(status, "cuMemFreeHost", format_args!("pinned memory"))
             }
             Self::Registered { host, len } => {
                 unregister(driver, host)?;
                 let bytes = ptr::slice_from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), len);
-                // SAFETY: it was taken apart when it was registered. Where it is still registered, devices might write it: then this is not reached.
+                // SAFETY: from `Box::into_raw` at registration. If unregistering failed, devices
+                // might still write it: then this is not reached.
                 drop(unsafe { Box::from_raw(bytes) });
                 Ok(())
             }
-            Self::Lent { host, owner } => unregister(driver, host).inspect_err(|_| std::mem::forget(owner)),
+            Self::Borrowed { host, owner } => unregister(driver, host).inspect_err(|_| std::mem::forget(owner)),
             Self::Gone => Ok(()),
         }
     }
 }
 
 fn unregister(driver: Driver, host: usize) -> Result<(), Error> {
-    // SAFETY: it was registered once, and no work uses it any more.
-    let answer = unsafe { (driver.table().mem_host_unregister)(ptr::with_exposed_provenance_mut(host)) };
-    driver.check(answer, "cuMemHostUnregister", format_args!("pinned memory"))
+    // SAFETY: registered once, and no work uses it any more.
+    let status = unsafe { (driver.table().mem_host_unregister)(ptr::with_exposed_provenance_mut(host)) };
+    driver.check(status, "cuMemHostUnregister", format_args!("pinned memory"))
 }
 
 impl Sealed for HostMemory {
-    #[allow(private_interfaces)] // As the trait has it.
+    #[allow(private_interfaces)] // As declared in the trait.
     fn resource(&self) -> &Arc<Resource> {
         &self.resource
     }

@@ -1,7 +1,10 @@
-//! Memory that work on a device reads and writes: the device's own ([`DeviceMemory`]), the host's, pinned ([`HostMemory`]), and what somebody else has allocated ([`Foreign`]). What of a device's other processes can be given is [`Shareable`].
+//! Memory used by device work: VMM allocations ([`DeviceMemory`]), pinned host memory
+//! ([`HostMemory`]), and device memory allocated elsewhere ([`Foreign`]). [`Shareable`] memory can
+//! be shared with other processes.
 //!
-//! A handle keeps its memory; handles are cloned freely. Memory is freed when its last handle is dropped and the work that uses it is done (see the crate's
-//! documentation). A [`Span`] is a checked range of it: what copies and launches take; a [`Part`] is one that keeps its memory.
+//! A handle keeps its memory; it is freed when its last handle is dropped and the work that uses it
+//! is done (see the crate's documentation). A [`Span`] is a checked, borrowed range for copies and
+//! launches; an [`OwnedSpan`] also keeps its memory.
 
 mod device;
 mod dma_buf;
@@ -17,15 +20,16 @@ pub use device::{DeviceMemory, DeviceMemoryOptions};
 pub use dma_buf::DmaBuf;
 pub use foreign::{Foreign, IpcHandle, MemoryType, PointerInfo};
 pub use host::HostMemory;
-pub use share::{Handle, Shareable, Shared};
+pub use share::{ExportedRange, MemoryHandle, Shareable};
 
 use crate::error::Error;
-use crate::resource::{Place, Resource};
+use crate::resource::{MemorySpace, Resource};
 use crate::sys::Address;
 
-/// An address that kernels can use: a `CUdeviceptr`.
+/// A device pointer: a `CUdeviceptr`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
+#[doc(alias = "CUdeviceptr")]
 pub struct DevicePtr(pub u64);
 
 impl fmt::Debug for DevicePtr {
@@ -36,12 +40,12 @@ impl fmt::Debug for DevicePtr {
 
 /// Memory of any kind.
 pub trait Memory: sealed::Sealed {
-    /// Its bytes.
+    /// Its length in bytes.
     fn len(&self) -> usize {
         self.resource().region().len
     }
 
-    /// Whether it has no bytes: never, but a slice would be asked so.
+    /// Whether it has no bytes: always `false`, present because `len` is.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -58,7 +62,7 @@ pub trait Memory: sealed::Sealed {
     /// The bytes of `range`.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] where they do not lie in it.
+    /// [`Error::OutOfBounds`] if they exceed the memory.
     fn span(&self, range: impl RangeBounds<usize>) -> Result<Span<'_>, Error>
     where
         Self: Sized,
@@ -72,16 +76,16 @@ mod sealed {
 
     use crate::resource::Resource;
 
-    /// What only this crate's memory can do.
+    /// Implemented only by this crate's memory types.
     pub trait Sealed {
-        /// What keeps it.
-        #[allow(private_interfaces)] // Nobody can name this method outside the crate.
+        /// The resource that keeps it.
+        #[allow(private_interfaces)] // Unnameable outside the crate.
         fn resource(&self) -> &Arc<Resource>;
     }
 }
 pub(crate) use sealed::Sealed;
 
-/// A range of memory, known to lie in it.
+/// A checked range of memory.
 #[derive(Clone, Copy)]
 pub struct Span<'a> {
     resource: &'a Arc<Resource>,
@@ -90,7 +94,7 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// Its bytes.
+    /// Its length in bytes.
     #[must_use]
     pub fn len(self) -> usize {
         self.len
@@ -102,10 +106,10 @@ impl<'a> Span<'a> {
         self.len == 0
     }
 
-    /// The bytes of `range` of this one.
+    /// The bytes of `range` within it.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] where they do not lie in it.
+    /// [`Error::OutOfBounds`] if they exceed it.
     pub fn span(self, range: impl RangeBounds<usize>) -> Result<Self, Error> {
         let start = match range.start_bound() {
             Bound::Included(at) => *at,
@@ -131,13 +135,13 @@ impl<'a> Span<'a> {
         })
     }
 
-    /// Where it begins, for a kernel of the context that the memory is of, and of devices that the memory is mapped for.
+    /// Its device pointer, for kernels of the memory's context and of devices that the memory is
+    /// mapped for.
     #[must_use]
     pub fn device_ptr(self) -> DevicePtr {
         DevicePtr(self.address())
     }
 
-    /// Where it begins in its memory.
     pub(crate) fn offset(self) -> usize {
         self.offset
     }
@@ -146,11 +150,11 @@ impl<'a> Span<'a> {
         self.resource.region().address + self.offset as Address
     }
 
-    /// Where it lies; on the host, where it begins there.
-    pub(crate) fn place(self) -> Place {
-        match self.resource.region().place {
-            Place::Device => Place::Device,
-            Place::Host { at } => Place::Host { at: at + self.offset },
+    /// Its memory space; for host memory, with the host address of the range.
+    pub(crate) fn space(self) -> MemorySpace {
+        match self.resource.region().space {
+            MemorySpace::Device => MemorySpace::Device,
+            MemorySpace::Host { at } => MemorySpace::Host { at: at + self.offset },
         }
     }
 
@@ -160,10 +164,10 @@ impl<'a> Span<'a> {
 }
 
 impl Span<'_> {
-    /// The same range, as a value that keeps its memory.
+    /// The same range as a value that keeps its memory.
     #[must_use]
-    pub fn keep(self) -> Part {
-        Part {
+    pub fn keep(self) -> OwnedSpan {
+        OwnedSpan {
             resource: Arc::clone(self.resource),
             offset: self.offset,
             len: self.len,
@@ -171,30 +175,30 @@ impl Span<'_> {
     }
 }
 
-/// A range of memory that keeps it: of whatever kind, whoever has made it. Cloned freely, as other handles are.
+/// A range that keeps its memory, of any kind. Handles are reference-counted.
 #[derive(Clone)]
-pub struct Part {
+pub struct OwnedSpan {
     resource: Arc<Resource>,
     offset: usize,
     len: usize,
 }
 
-impl Part {
-    /// Where it begins.
+impl OwnedSpan {
+    /// Its device pointer.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.all().device_ptr()
     }
 }
 
-impl Sealed for Part {
-    #[allow(private_interfaces)] // As the trait has it.
+impl Sealed for OwnedSpan {
+    #[allow(private_interfaces)] // As declared in the trait.
     fn resource(&self) -> &Arc<Resource> {
         &self.resource
     }
 }
 
-impl Memory for Part {
+impl Memory for OwnedSpan {
     fn len(&self) -> usize {
         self.len
     }
@@ -208,7 +212,7 @@ impl Memory for Part {
     }
 }
 
-impl fmt::Debug for Part {
+impl fmt::Debug for OwnedSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.all().fmt(f)
     }
@@ -217,7 +221,7 @@ impl fmt::Debug for Part {
 impl fmt::Debug for Span<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Span")
-            .field("place", &self.place())
+            .field("place", &self.space())
             .field("address", &self.device_ptr())
             .field("len", &self.len)
             .finish()

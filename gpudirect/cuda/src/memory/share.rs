@@ -1,44 +1,51 @@
-//! Device memory between processes: exported as a file descriptor, which goes over a Unix socket, and imported from one; or, where somebody has allocated it by `cuMemAlloc`, by the older kind of handle.
+//! Sharing device memory between processes: as a file descriptor sent over a Unix socket, or, for
+//! memory from `cuMemAlloc`, as a CUDA IPC handle.
 //!
-//! What goes by a descriptor lives as long as any process has it mapped or holds a descriptor of it: no process can free what another uses, and none need outlive another. What goes by a handle must be kept by whoever has allocated it.
+//! Memory shared by descriptor lives as long as any process maps it or holds a descriptor, so no
+//! process can free it under another. Memory shared by IPC handle must be kept by its allocating
+//! process.
 
 use core::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use super::device::{DeviceMemory, DeviceMemoryOptions, reaches, round_up};
+use super::device::{DeviceMemory, DeviceMemoryOptions, check_peer_access, round_up};
 use super::foreign::{Foreign, IpcHandle};
-use super::{Memory, Part};
+use super::{Memory, OwnedSpan};
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::sys::{self, AllocationHandle, AllocationProp};
 
 impl DeviceMemory {
-    /// A file descriptor that other processes, and this one, import it by. It stands for all of [`DeviceMemory::mapped_len`] and for every right to it.
+    /// A file descriptor from which other processes, and this one, import it. It grants full access
+    /// to all of [`DeviceMemory::mapped_len`].
     ///
     /// # Errors
-    /// What the driver says: of memory that was imported and may not go further, and beyond the limit of open files.
+    /// The driver's error: for imported memory that may not be re-exported, and beyond the
+    /// open-file limit.
+    #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd, Error> {
         let _entered = self.context().enter()?;
         export(self.context().driver(), self.handle())
     }
 
-    /// Maps what a file descriptor stands for, for the device of `context`; see [`DeviceMemoryOptions::import`].
-    ///
-    /// # Errors
-    /// As [`DeviceMemoryOptions::import`].
+    /// Maps the memory of a file descriptor for the device of `context`; see
+    /// [`DeviceMemoryOptions::import`].
+    #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import(context: &crate::Context, fd: BorrowedFd<'_>, len: usize) -> Result<Self, Error> {
         Self::options(context).import(fd, len)
     }
 }
 
 impl DeviceMemoryOptions<'_> {
-    /// Maps `len` bytes of what `fd` stands for, which [`DeviceMemory::export_fd`] gave, of whatever device they are. The descriptor is not needed any longer then.
+    /// Maps `len` bytes of the memory of `fd`, from [`DeviceMemory::export_fd`] on any device. The
+    /// descriptor is not needed afterwards.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] where the device does not reach the memory's, [`Error::Empty`], or what the driver says: `CUDA_ERROR_INVALID_VALUE` of a descriptor
-    /// that stands for no memory, or for less than `len`.
+    /// [`Error::NoPeerAccess`] if the device has no access to the memory's, [`Error::Empty`], or
+    /// the driver's error: `CUDA_ERROR_INVALID_VALUE` for a descriptor of no memory, or of less
+    /// than `len`.
     pub fn import(&self, fd: BorrowedFd<'_>, len: usize) -> Result<DeviceMemory, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -48,8 +55,9 @@ impl DeviceMemoryOptions<'_> {
         let _entered = self.context().enter()?;
         let mut handle = 0;
         let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
-        // SAFETY: the pointer is to a handle of ours. The descriptor goes in the place of a pointer, as the driver has it; the driver keeps a duplicate of what it stands for.
-        let answer = unsafe {
+        // SAFETY: the pointer is to a local handle. The descriptor is passed in place of a pointer,
+        // as the driver specifies; the driver keeps its own reference.
+        let status = unsafe {
             (driver.table().mem_import)(
                 &raw mut handle,
                 ptr::without_provenance_mut(number),
@@ -57,7 +65,7 @@ impl DeviceMemoryOptions<'_> {
             )
         };
         driver.check(
-            answer,
+            status,
             "cuMemImportFromShareableHandle",
             format_args!("{len} bytes for {device}"),
         )?;
@@ -72,41 +80,41 @@ impl DeviceMemoryOptions<'_> {
     }
 }
 
-/// What another process is given an allocation by.
+/// The handle by which another process opens an allocation.
 #[derive(Debug)]
-pub enum Handle {
-    /// A descriptor of mapped memory, to be sent over a Unix socket.
+pub enum MemoryHandle {
+    /// The file descriptor of a VMM allocation, sent over a Unix socket.
     Descriptor(OwnedFd),
-    /// What `cuIpcOpenMemHandle` takes: bytes, for other processes of this host.
+    /// The bytes that `cuIpcOpenMemHandle` takes, for other processes of this host.
     Ipc(IpcHandle),
 }
 
-/// A range of memory, as another process is told of it.
+/// A range of memory as exported to another process.
 #[derive(Debug)]
-pub struct Shared {
-    /// Of the allocation.
-    pub handle: Handle,
+pub struct ExportedRange {
+    /// The handle of the allocation.
+    pub handle: MemoryHandle,
     /// Bytes of the allocation.
     pub allocation: usize,
-    /// Where in the allocation the range begins.
+    /// Offset of the range in the allocation.
     pub offset: usize,
     /// Bytes of the range.
     pub len: usize,
 }
 
-/// Memory of a device that other processes can be given.
+/// Device memory that can be shared with other processes.
 pub trait Shareable: Memory + core::fmt::Debug {
-    /// What another process needs to reach all of it.
+    /// Exports all of it.
     ///
     /// # Errors
-    /// [`Error::Scattered`], or what the driver says of memory that cannot be shared.
-    fn share(&self) -> Result<Shared, Error>;
+    /// [`Error::MultipleMappings`], or the driver's error for memory that cannot be shared.
+    fn share(&self) -> Result<ExportedRange, Error>;
 }
 
 impl Shareable for DeviceMemory {
-    fn share(&self) -> Result<Shared, Error> {
-        Ok(Shared {
-            handle: Handle::Descriptor(self.export_fd()?),
+    fn share(&self) -> Result<ExportedRange, Error> {
+        Ok(ExportedRange {
+            handle: MemoryHandle::Descriptor(self.export_fd()?),
             allocation: self.len(),
             offset: 0,
             len: self.len(),
@@ -115,21 +123,21 @@ impl Shareable for DeviceMemory {
 }
 
 impl Shareable for Foreign {
-    fn share(&self) -> Result<Shared, Error> {
+    fn share(&self) -> Result<ExportedRange, Error> {
         let (allocation, is_mapped) = self.allocation()?;
         let (handle, offset) = if is_mapped {
             let (fd, offset) = self.export_fd()?;
-            (Handle::Descriptor(fd), offset)
+            (MemoryHandle::Descriptor(fd), offset)
         } else {
             let (handle, offset) = self.ipc_handle()?;
-            (Handle::Ipc(handle), offset)
+            (MemoryHandle::Ipc(handle), offset)
         };
         let len = self.len();
         if offset.saturating_add(len) > allocation {
             let first = allocation.saturating_sub(offset);
-            return Err(Error::Scattered { len, first });
+            return Err(Error::MultipleMappings { len, first });
         }
-        Ok(Shared {
+        Ok(ExportedRange {
             handle,
             allocation,
             offset,
@@ -138,27 +146,29 @@ impl Shareable for Foreign {
     }
 }
 
-impl Shared {
-    /// Maps it for the device of `context`. A descriptor is not needed any longer then.
+impl ExportedRange {
+    /// Maps it for the device of `context`. A descriptor is not needed afterwards.
     ///
     /// # Safety
-    /// What goes by [`Handle::Ipc`] must be another process's, and be kept by it until this one has let go of it: see [`Foreign::open`].
+    /// For [`MemoryHandle::Ipc`], the memory must be another process's, which keeps it until this
+    /// one has closed it: see [`Foreign::open`].
     ///
     /// # Errors
-    /// As [`DeviceMemory::import`] and [`Foreign::open`]; [`Error::NoPeerAccess`] where the device does not reach it, [`Error::OutOfBounds`] where the range is not in the allocation.
-    pub unsafe fn open(&self, context: &Context) -> Result<Part, Error> {
+    /// As [`DeviceMemory::import`] and [`Foreign::open`]; [`Error::NoPeerAccess`] if the device has
+    /// no access, [`Error::OutOfBounds`] if the range exceeds the allocation.
+    pub unsafe fn open(&self, context: &Context) -> Result<OwnedSpan, Error> {
         let range = self.offset..self.offset.saturating_add(self.len);
         match &self.handle {
-            Handle::Descriptor(fd) => {
+            MemoryHandle::Descriptor(fd) => {
                 let memory = DeviceMemory::import(context, fd.as_fd(), self.allocation)?;
-                // Of a device that this process does not see nothing can be asked.
+                // Peer access to a device that this process does not see cannot be queried.
                 if let Some(home) = memory.device().filter(|home| *home != context.device()) {
-                    reaches(context.device(), home)?;
+                    check_peer_access(context.device(), home)?;
                 }
                 Ok(memory.span(range)?.keep())
             }
-            Handle::Ipc(handle) => {
-                // SAFETY: the caller's promise, word for word.
+            MemoryHandle::Ipc(handle) => {
+                // SAFETY: the caller's promise, verbatim.
                 let memory = unsafe { Foreign::open(context, handle)? };
                 Ok(memory.span(range)?.keep())
             }
@@ -166,43 +176,41 @@ impl Shared {
     }
 }
 
-/// A descriptor of an allocation.
 pub(super) fn export(driver: Driver, handle: AllocationHandle) -> Result<OwnedFd, Error> {
     let mut fd = -1;
-    // SAFETY: the pointer is to a file descriptor's room, which is what this kind of handle is written to; the allocation is live.
-    let answer =
+    // SAFETY: the pointer is to a local int, which this handle type is written to; the allocation
+    // is live.
+    let status =
         unsafe { (driver.table().mem_export)((&raw mut fd).cast::<c_void>(), handle, sys::HANDLE_POSIX_FD, 0) };
-    driver.check(answer, "cuMemExportToShareableHandle", format_args!("device memory"))?;
+    driver.check(status, "cuMemExportToShareableHandle", format_args!("device memory"))?;
     owned("cuMemExportToShareableHandle", fd)
 }
 
-/// The descriptor that the driver gave.
+/// Takes ownership of the driver's descriptor.
 pub(super) fn owned(call: &'static str, fd: i32) -> Result<OwnedFd, Error> {
     if fd < 0 {
         return Err(Error::NoDescriptor { call, fd });
     }
-    // SAFETY: the driver has opened it for this, and nobody else knows of it.
+    // SAFETY: the driver has just opened it for this call, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What an allocation was made like.
 pub(super) fn properties(driver: Driver, handle: AllocationHandle) -> Result<AllocationProp, Error> {
     let mut prop = AllocationProp::NONE;
     // SAFETY: the pointer is to properties of ours; the allocation is live.
-    let answer = unsafe { (driver.table().mem_get_allocation_properties)(&raw mut prop, handle) };
+    let status = unsafe { (driver.table().mem_get_allocation_properties)(&raw mut prop, handle) };
     driver.check(
-        answer,
+        status,
         "cuMemGetAllocationPropertiesFromHandle",
         format_args!("device memory"),
     )?;
     Ok(prop)
 }
 
-/// Lets go of an allocation that was only looked at.
 pub(super) fn release(driver: Driver, handle: AllocationHandle) {
-    // SAFETY: the handle was retained or imported once by the caller, and is used no more.
-    let answer = unsafe { (driver.table().mem_release)(handle) };
-    if let Err(error) = driver.check(answer, "cuMemRelease", format_args!("device memory")) {
+    // SAFETY: the caller retained or imported the handle once, and uses it no more.
+    let status = unsafe { (driver.table().mem_release)(handle) };
+    if let Err(error) = driver.check(status, "cuMemRelease", format_args!("device memory")) {
         tracing::warn!("device memory was not let go of: {error}");
     }
 }

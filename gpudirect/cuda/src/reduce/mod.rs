@@ -1,9 +1,12 @@
-//! Reductions of up to eight memories into one, by kernels that read each memory once: `kernels/reduce.cu`, of which the PTX is part of this crate.
+//! Reductions of up to eight memories into one, by kernels that read each memory once:
+//! `kernels/reduce.cu`, embedded in this crate as PTX.
 //!
-//! Results are those of the collectives' kernels on the processor, bit for bit: sources are reduced in their order, floats of 16 and 8 bits in `f32`, rounded once. What is stored has no NaN but the quiet one without a sign; in
-//! [partial results](Form::Partial) signs and payloads of NaNs are unspecified.
+//! Results are bit-identical to those of the collectives' host kernels: sources are reduced in
+//! order, 16- and 8-bit floats in `f32` with one rounding. Stored NaNs are the positive quiet NaN;
+//! in [partial results](OperandKind::Partial) their signs and payloads are unspecified.
 //!
-//! [`Reducer`] loads a kernel when it is first used, which takes the driver tens of milliseconds to compile; [`Reducer::prepare`] does that beforehand. [`Reduction`] is one launch as a value.
+//! [`Reducer`] loads a kernel on first use (the driver compiles for tens of milliseconds);
+//! [`Reducer::prepare`] does so in advance. [`Reduction`] is one launch as a value.
 
 mod plan;
 mod types;
@@ -19,14 +22,16 @@ use crate::memory::Span;
 use crate::module::{Kernel, Launch, Module, excerpt};
 use crate::stream::Stream;
 
-pub use plan::{Arguments, KernelName, MAX_SOURCES, MAX_THREADS, Reduction, Shape, SourceAt, Unfit};
-pub use types::{DataType, Form, Operator, Scalar};
+pub use plan::{
+    Arguments, InvalidReduction, KernelName, LaunchConfig, MAX_SOURCES, MAX_THREADS, Reduction, SourceOperand,
+};
+pub use types::{DataType, OperandKind, Operator, Scalar};
 
-/// A memory to be reduced.
+/// A source of a reduction.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     span: Span<'a>,
-    form: Form,
+    kind: OperandKind,
     scalar: Option<Scalar>,
 }
 
@@ -36,7 +41,7 @@ impl<'a> Source<'a> {
     pub fn elements(span: Span<'a>) -> Self {
         Self {
             span,
-            form: Form::Element,
+            kind: OperandKind::Element,
             scalar: None,
         }
     }
@@ -45,12 +50,12 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn partials(span: Span<'a>) -> Self {
         Self {
-            form: Form::Partial,
+            kind: OperandKind::Partial,
             ..Self::elements(span)
         }
     }
 
-    /// Each element is multiplied with `scalar`, and rounded, before it is added.
+    /// Multiplies each element by `scalar`, with rounding, before it is added.
     #[must_use]
     pub fn times(self, scalar: impl Into<Scalar>) -> Self {
         Self {
@@ -60,29 +65,29 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Why memories were not reduced.
+/// A failed reduction.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReduceError {
-    /// They cannot be.
+    /// The operands are invalid.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
-    /// The memories are not of one number of elements.
+    InvalidReduction(#[from] InvalidReduction),
+    /// The operands have different element counts.
     #[error(
-        "memory of {len} bytes for {elements} elements of {bytes} bytes: all memories of a reduction must be equally many elements long"
+        "memory of {len} bytes for {elements} elements of {bytes} bytes: all memories of a reduction must have the same number of elements"
     )]
     Length {
         /// Bytes of the memory.
         len: usize,
-        /// How many elements it must have: those that begin in the target.
+        /// The required number of elements: that of the target.
         elements: usize,
-        /// Of an element, in the memory's form.
+        /// Bytes per element, for the operand's kind.
         bytes: usize,
     },
-    /// The PTX, one of somebody else's making, has no such kernel.
+    /// PTX of another build lacks the kernel.
     #[error("the PTX has no kernel {0}")]
     NoKernel(KernelName),
-    /// The driver refused.
+    /// The driver's error.
     #[error(transparent)]
     Driver(#[from] Error),
 }
@@ -91,90 +96,98 @@ pub enum ReduceError {
 pub struct Reducer {
     context: Context,
     ptx: Cow<'static, str>,
-    shape: Shape,
+    config: LaunchConfig,
     kernels: [OnceLock<Kernel>; plan::Function::COUNT * DataType::ALL.len()],
 }
 
 impl Reducer {
-    /// The kernels of this crate, launched as measured to be fast.
+    /// The embedded kernels with the launch configuration that measured fastest.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, KernelFile::Reduce.ptx(), Shape::default())
+        Self::with(context, KernelFile::Reduce.ptx(), LaunchConfig::default())
     }
 
-    /// Kernels built otherwise (`cargo xtask kernels --unroll 4`), or launched otherwise, to be compared.
+    /// Kernels of another build (`cargo xtask kernels --unroll 4`), or another launch
+    /// configuration, for comparison.
     #[must_use]
-    pub fn with_ptx(context: &Context, ptx: String, shape: Shape) -> Self {
-        Self::with(context, ptx, shape)
+    pub fn with_ptx(context: &Context, ptx: String, config: LaunchConfig) -> Self {
+        Self::with(context, ptx, config)
     }
 
-    /// The kernels of this crate, launched with as many threads as `shape` says.
+    /// The embedded kernels with this launch configuration.
     #[must_use]
-    pub fn with_shape(context: &Context, shape: Shape) -> Self {
-        Self::with(context, KernelFile::Reduce.ptx(), shape)
+    pub fn with_config(context: &Context, config: LaunchConfig) -> Self {
+        Self::with(context, KernelFile::Reduce.ptx(), config)
     }
 
-    fn with(context: &Context, ptx: impl Into<Cow<'static, str>>, shape: Shape) -> Self {
+    fn with(context: &Context, ptx: impl Into<Cow<'static, str>>, config: LaunchConfig) -> Self {
         Self {
             context: context.clone(),
             ptx: ptx.into(),
-            shape,
+            config,
             kernels: [const { OnceLock::new() }; _],
         }
     }
 
-    /// How many threads its reductions have.
+    /// Its launch configuration.
     #[must_use]
-    pub fn shape(&self) -> Shape {
-        self.shape
+    pub fn config(&self) -> LaunchConfig {
+        self.config
     }
 
-    /// Puts the reduction of `sources`, in their order, `into` a memory of a form into `stream`. The target may be one of the sources, and must else be apart from them. All of the memories must be as many elements long.
+    /// Enqueues on `stream` the reduction of `sources`, in order, into `into`. The target may be
+    /// one of the sources exactly, and must otherwise not overlap them. All operands must have the
+    /// same element count.
     ///
-    /// A memory of another device must be mapped for this one; what others have written to it is seen if what they did before comes before this in the stream.
+    /// Memory of another device must be mapped for this one; other writers' data is visible if it
+    /// is ordered before this in the stream.
     ///
     /// # Errors
-    /// [`ReduceError`]; nothing was done. What fails while the kernel runs is the error of a later call.
+    /// [`ReduceError`]; nothing was enqueued. Failures while the kernel runs are reported by a
+    /// later call.
     pub fn reduce(
         &self,
         stream: &Stream,
         data: DataType,
         operator: Operator,
         sources: &[Source<'_>],
-        into: (Form, Span<'_>),
+        into: (OperandKind, Span<'_>),
     ) -> Result<(), ReduceError> {
         let count = sources.len();
         if count == 0 || count > MAX_SOURCES {
-            return Err(Unfit::Sources(count).into());
+            return Err(InvalidReduction::Sources(count).into());
         }
         let elements = into.1.len() / data.bytes_of(into.0);
         length(data, into.0, into.1, elements)?;
-        let mut at = [SourceAt {
+        let mut at = [SourceOperand {
             address: 0,
-            form: Form::Element,
+            kind: OperandKind::Element,
             scalar: None,
         }; MAX_SOURCES];
         let mut uses = [into.1; MAX_SOURCES + 1];
         for (index, source) in sources.iter().enumerate() {
-            length(data, source.form, source.span, elements)?;
-            at[index] = SourceAt {
+            length(data, source.kind, source.span, elements)?;
+            at[index] = SourceOperand {
                 address: source.span.device_ptr().0,
-                form: source.form,
+                kind: source.kind,
                 scalar: source.scalar,
             };
             uses[index + 1] = source.span;
         }
         let into = (into.0, into.1.device_ptr().0);
-        let reduction = Reduction::new(data, operator, &at[..count], into, elements as u64, self.shape)?;
-        // SAFETY: every span holds the elements that the kernel reads or writes in it, and is kept; the target is a source exactly or apart from all.
+        let reduction = Reduction::new(data, operator, &at[..count], into, elements as u64, self.config)?;
+        // SAFETY: every span holds the elements that the kernel accesses in it, and is kept; the
+        // target is exactly a source or overlaps none.
         unsafe { self.launch(stream, &reduction, &uses[..=count]) }
     }
 
-    /// Puts a reduction of memory by its addresses into `stream`: of a peer's, or of PyTorch's. `uses` is kept until it is done.
+    /// Enqueues on `stream` a reduction of memory given by address, such as a peer's or PyTorch's.
+    /// `uses` is kept until it is done.
     ///
     /// # Safety
-    /// All addresses must be those of memory that the device reaches, with as many elements as the reduction was made for, until it is done; nobody else may write what it reads, or touch what it writes, meanwhile. The kernels' PTX must
-    /// be of this crate's source.
+    /// Until it is done, each address must be accessible to the device and hold the element count
+    /// of the reduction; nothing else may write its sources or access its target. The PTX must be
+    /// built from this crate's source.
     ///
     /// # Errors
     /// [`ReduceError::Driver`] or [`ReduceError::NoKernel`].
@@ -184,12 +197,13 @@ impl Reducer {
         }
         let kernel = self.kernel(reduction.kernel)?;
         let launch = Launch::linear(reduction.blocks, reduction.threads);
-        // SAFETY: the kernel's only argument is this struct; what is in it, the caller answers for.
+        // SAFETY: this struct is the kernel's only parameter; the caller vouches for its contents.
         unsafe { kernel.launch(stream, launch, &[&reduction.arguments], uses)? };
         Ok(())
     }
 
-    /// Loads the kernels of `data` and `operator`, which a first reduction would do: before a stream is captured, or measured.
+    /// Loads the kernels of `data` and `operator` in advance, such as before a capture or a
+    /// measurement.
     ///
     /// # Errors
     /// [`ReduceError::Driver`] or [`ReduceError::NoKernel`].
@@ -203,7 +217,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// A kernel, alone in a module of its own: to compile all takes the driver seconds.
+    /// A kernel in a module of its own: compiling all of them takes the driver seconds.
     fn kernel(&self, name: KernelName) -> Result<&Kernel, ReduceError> {
         let slot = &self.kernels[name.data as usize * plan::Function::COUNT + name.function as usize];
         if let Some(kernel) = slot.get() {
@@ -220,14 +234,14 @@ impl fmt::Debug for Reducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reducer")
             .field("device", &self.context.device())
-            .field("shape", &self.shape)
+            .field("shape", &self.config)
             .finish_non_exhaustive()
     }
 }
 
-/// Fails unless a memory is exactly as many elements long.
-fn length(data: DataType, form: Form, span: Span<'_>, elements: usize) -> Result<(), ReduceError> {
-    let (len, bytes) = (span.len(), data.bytes_of(form));
+/// Checks that a memory holds exactly this many elements.
+fn length(data: DataType, kind: OperandKind, span: Span<'_>, elements: usize) -> Result<(), ReduceError> {
+    let (len, bytes) = (span.len(), data.bytes_of(kind));
     if elements.checked_mul(bytes) == Some(len) {
         Ok(())
     } else {

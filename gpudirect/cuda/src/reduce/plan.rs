@@ -1,85 +1,86 @@
-//! What a reduction is, checked and turned into what its kernel is launched with: numbers alone, so that the kernels' source can be run by the processor, too.
+//! A reduction, validated and lowered to launch parameters. It consists of numbers alone, so that
+//! the kernels' source can also be run on the host.
 
 use core::fmt;
 
-use super::types::{DataType, Form, Operator, Scalar};
+use super::types::{DataType, OperandKind, Operator, Scalar};
 
-/// How many memories one pass reduces at most.
+/// The maximum number of sources per pass.
 pub const MAX_SOURCES: usize = 8;
-/// How many threads a block has at most.
+/// The maximum number of threads per block.
 pub const MAX_THREADS: u32 = 512;
-/// Bytes of a group of elements that a thread loads and stores at once.
+/// Bytes of a vector access: the group of elements that a thread loads or stores at once.
 const GROUP: u64 = 16;
 
-/// A memory to be reduced, by its address.
+/// A source given by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SourceAt {
-    /// Where it begins.
+pub struct SourceOperand {
+    /// Its address.
     pub address: u64,
-    /// What it is made of.
-    pub form: Form,
-    /// What each of its elements is multiplied with first, and rounded: of elements alone.
+    /// Elements or partial results.
+    pub kind: OperandKind,
+    /// The factor applied to each element first, with rounding; for elements only.
     pub scalar: Option<Scalar>,
 }
 
-/// Why memories cannot be reduced.
+/// Why a reduction is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unfit {
-    /// None, or more than a kernel takes.
+pub enum InvalidReduction {
+    /// No sources, or more than a kernel takes.
     #[error(
         "{0} sources to reduce: one pass takes 1 to {MAX_SOURCES}; reduce more of them in several, through partial results"
     )]
     Sources(usize),
-    /// Memory between the elements' natural addresses.
-    #[error("memory at {address:#x} for elements of {bytes} bytes: its address must be a multiple of that")]
+    /// A memory is not aligned to its elements.
+    #[error("memory at {address:#x} for elements of {bytes} bytes: its address must be a multiple of the element size")]
     Misaligned {
-        /// Where it begins.
+        /// Its address.
         address: u64,
-        /// Of an element, in the memory's form.
+        /// Bytes per element, for the operand's kind.
         bytes: u64,
     },
-    /// Memory beyond the last address there is.
-    #[error("{elements} elements at {address:#x} do not end at any address")]
+    /// A memory exceeds the address space.
+    #[error("{elements} elements at {address:#x} exceed the address space")]
     TooLong {
-        /// Where it begins.
+        /// Its address.
         address: u64,
-        /// How many.
+        /// The number of elements.
         elements: u64,
     },
-    /// The target lies across a source.
+    /// The target overlaps a source.
     #[error(
-        "the target at {target:#x} lies across the source at {source_at:#x}: it may be a source exactly, in the same form, or must be apart from all"
+        "the target at {target:#x} overlaps the source at {source_at:#x}: it may be exactly a source, of the same kind, or must overlap none"
     )]
     Overlap {
-        /// Where the target begins.
+        /// The target's address.
         target: u64,
-        /// Where the source begins.
+        /// The source's address.
         source_at: u64,
     },
-    /// A scalar for something that is not multiplied.
-    #[error("a scalar for {what}: only sources of elements are multiplied, and only in a sum")]
+    /// A scalar for an operand that cannot be scaled.
+    #[error("a scalar for {what}: only sources of elements can be scaled, and only in a sum")]
     Scaled {
-        /// Whose it is.
+        /// The operand.
         what: &'static str,
     },
-    /// A scalar of another type.
-    #[error("a scalar of {scalar} for elements of {data}: it must be of {}, which they accumulate in", data.accumulator())]
+    /// A scalar of the wrong type.
+    #[error("a scalar of {scalar} for elements of {data}: it must be of {}, their accumulator type", data.accumulator())]
     Scalar {
         /// The scalar's type.
         scalar: DataType,
         /// The elements' type.
         data: DataType,
     },
-    /// An average over nobody.
+    /// An average over zero ranks.
     #[error("an average over 0 ranks")]
     NoRanks,
-    /// A block's threads.
+    /// An invalid number of threads per block.
     #[error("blocks of {0} threads: a multiple of 32 up to {MAX_THREADS} is needed")]
     Threads(u32),
 }
 
-/// The kernels: what each is called after the type.
+/// The kernel functions; their names follow the type's in the kernel's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Function {
     Sum,
@@ -93,7 +94,7 @@ pub(super) enum Function {
 impl Function {
     pub(super) const COUNT: usize = 6;
 
-    /// Those that reductions by `operator` use.
+    /// The functions that reductions by `operator` use.
     pub(super) const fn of(operator: Operator) -> &'static [Self] {
         match operator {
             Operator::Sum => &[Self::Sum, Self::PreMulSum],
@@ -116,7 +117,7 @@ impl Function {
     }
 }
 
-/// A kernel: of a type and a function.
+/// A kernel, by type and function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelName {
     pub(super) data: DataType,
@@ -129,7 +130,7 @@ impl fmt::Display for KernelName {
     }
 }
 
-/// What a kernel is given: `doorbell::Arguments` in kernels/reduce.cu, whose fields are told there.
+/// The kernel's parameter: `doorbell::Arguments` of kernels/reduce.cu, which documents the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Arguments {
@@ -147,19 +148,20 @@ pub struct Arguments {
 
 const _: () = assert!(size_of::<Arguments>() == 176);
 
-/// How many threads a reduction has: to be measured. More than it has work for are not launched.
+/// A launch configuration, for tuning. No more threads are launched than there is work for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Threads of a block: a multiple of 32, up to [`MAX_THREADS`].
+pub struct LaunchConfig {
+    /// Threads per block: a multiple of 32, up to [`MAX_THREADS`].
     pub threads: u32,
-    /// Blocks at most. Where there are fewer than tiles, each does several.
+    /// The maximum number of blocks. With fewer blocks than tiles, each block loops.
     pub blocks: u32,
-    /// Groups of 16 bytes that a thread has in flight, as the kernels were built, for types of 2 bytes and more.
+    /// The 16-byte groups that a thread has in flight, as built into the kernels, for types of 2
+    /// bytes and more.
     pub unroll: u32,
 }
 
-impl Default for Shape {
-    /// A block for each tile.
+impl Default for LaunchConfig {
+    /// One block per tile.
     fn default() -> Self {
         Self {
             threads: MAX_THREADS,
@@ -169,37 +171,38 @@ impl Default for Shape {
     }
 }
 
-/// A reduction that is ready to be launched: checked, with the work divided.
+/// A validated reduction, ready to launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reduction {
     /// Its kernel.
     pub kernel: KernelName,
-    /// What the kernel is given.
+    /// Its parameter.
     pub arguments: Arguments,
-    /// Blocks of the grid; 0 where there is nothing to do.
+    /// Blocks of the grid; 0 if there is nothing to do.
     pub blocks: u32,
-    /// Threads of each.
+    /// Threads per block.
     pub threads: u32,
 }
 
 impl Reduction {
-    /// The reduction of `elements` of each of the `sources`, in their order, into memory of a form at an address.
+    /// The reduction of `elements` elements of each source, in order, into memory of the given kind
+    /// and address.
     ///
     /// # Errors
-    /// See [`Unfit`].
+    /// See [`InvalidReduction`].
     pub fn new(
         data: DataType,
         operator: Operator,
-        sources: &[SourceAt],
-        into: (Form, u64),
+        sources: &[SourceOperand],
+        into: (OperandKind, u64),
         elements: u64,
-        shape: Shape,
-    ) -> Result<Self, Unfit> {
+        config: LaunchConfig,
+    ) -> Result<Self, InvalidReduction> {
         if sources.is_empty() || sources.len() > MAX_SOURCES {
-            return Err(Unfit::Sources(sources.len()));
+            return Err(InvalidReduction::Sources(sources.len()));
         }
-        if shape.threads == 0 || shape.threads > MAX_THREADS || !shape.threads.is_multiple_of(32) {
-            return Err(Unfit::Threads(shape.threads));
+        if config.threads == 0 || config.threads > MAX_THREADS || !config.threads.is_multiple_of(32) {
+            return Err(InvalidReduction::Threads(config.threads));
         }
         let mut arguments = Arguments {
             into: into.1,
@@ -209,16 +212,16 @@ impl Reduction {
         };
         let target = extent(data, into.0, into.1, elements)?;
         for (index, source) in sources.iter().enumerate() {
-            let memory = extent(data, source.form, source.address, elements)?;
-            let same = source.address == into.1 && data.bytes_of(source.form) == data.bytes_of(into.0);
+            let memory = extent(data, source.kind, source.address, elements)?;
+            let same = source.address == into.1 && data.bytes_of(source.kind) == data.bytes_of(into.0);
             if !same && memory.start < target.end && target.start < memory.end {
-                return Err(Unfit::Overlap {
+                return Err(InvalidReduction::Overlap {
                     target: into.1,
                     source_at: source.address,
                 });
             }
             arguments.sources[index] = source.address;
-            if is_partial(data, source.form) {
+            if is_partial(data, source.kind) {
                 arguments.partials |= 1 << index;
             }
         }
@@ -230,51 +233,57 @@ impl Reduction {
         Ok(Self {
             kernel: KernelName { data, function },
             arguments,
-            blocks: arguments.blocks(data, shape),
-            threads: shape.threads,
+            blocks: arguments.blocks(data, config),
+            threads: config.threads,
         })
     }
 }
 
-/// Where memory is partial results of another type than elements are.
-fn is_partial(data: DataType, form: Form) -> bool {
-    form == Form::Partial && data.accumulator() != data
+/// Whether the memory holds partial results whose type differs from the elements'.
+fn is_partial(data: DataType, kind: OperandKind) -> bool {
+    kind == OperandKind::Partial && data.accumulator() != data
 }
 
-/// The addresses that elements take, checked.
-fn extent(data: DataType, form: Form, address: u64, elements: u64) -> Result<core::ops::Range<u64>, Unfit> {
-    let bytes = data.bytes_of(form) as u64;
+/// The address range of the elements, checked for overflow.
+fn extent(
+    data: DataType,
+    kind: OperandKind,
+    address: u64,
+    elements: u64,
+) -> Result<core::ops::Range<u64>, InvalidReduction> {
+    let bytes = data.bytes_of(kind) as u64;
     if !address.is_multiple_of(bytes) {
-        return Err(Unfit::Misaligned { address, bytes });
+        return Err(InvalidReduction::Misaligned { address, bytes });
     }
     let end = elements.checked_mul(bytes).and_then(|len| address.checked_add(len));
-    end.map(|end| address..end).ok_or(Unfit::TooLong { address, elements })
+    end.map(|end| address..end)
+        .ok_or(InvalidReduction::TooLong { address, elements })
 }
 
-/// The kernel's function for an operator, with what it is to divide by and to multiply with.
+/// The kernel function for an operator; sets the divisor and the scalars.
 fn function(
     data: DataType,
     operator: Operator,
-    sources: &[SourceAt],
-    into: Form,
+    sources: &[SourceOperand],
+    into: OperandKind,
     arguments: &mut Arguments,
-) -> Result<Function, Unfit> {
+) -> Result<Function, InvalidReduction> {
     let is_scaled = sources.iter().any(|source| source.scalar.is_some());
     if is_scaled {
         if operator != Operator::Sum {
-            return Err(Unfit::Scaled { what: operator.name() });
+            return Err(InvalidReduction::Scaled { what: operator.name() });
         }
         for (source, bits) in sources.iter().zip(&mut arguments.scalars) {
-            // What is not multiplied is multiplied with one, which changes nothing.
+            // A factor of one changes nothing.
             let scalar = source.scalar.unwrap_or(Scalar::one(data));
-            if source.form == Form::Partial && source.scalar.is_some() {
-                return Err(Unfit::Scaled {
+            if source.kind == OperandKind::Partial && source.scalar.is_some() {
+                return Err(InvalidReduction::Scaled {
                     what: "partial results",
                 });
             }
-            if scalar.over() != data.accumulator() {
-                return Err(Unfit::Scalar {
-                    scalar: scalar.over(),
+            if scalar.data_type() != data.accumulator() {
+                return Err(InvalidReduction::Scalar {
+                    scalar: scalar.data_type(),
                     data,
                 });
             }
@@ -287,9 +296,9 @@ fn function(
         Operator::Prod => Function::Prod,
         Operator::Min => Function::Min,
         Operator::Max => Function::Max,
-        Operator::Avg { ranks: 0 } => return Err(Unfit::NoRanks),
+        Operator::Avg { ranks: 0 } => return Err(InvalidReduction::NoRanks),
         // Partial results are divided when they are finished.
-        Operator::Avg { .. } if into == Form::Partial => Function::Sum,
+        Operator::Avg { .. } if into == OperandKind::Partial => Function::Sum,
         Operator::Avg { ranks } => {
             arguments.divisor = ranks;
             Function::Avg
@@ -298,7 +307,8 @@ fn function(
 }
 
 impl Arguments {
-    /// Divides the elements into head, groups and tail. Without an element from which on every memory is aligned, all is head.
+    /// Divides the elements into head, vectorized groups and tail. If no element makes every memory
+    /// aligned, all elements are head.
     fn divide(&mut self, data: DataType) {
         let forms = (0..self.count as usize).map(|index| (self.sources[index], self.partials >> index & 1 == 1));
         let target = (self.into, self.partials >> MAX_SOURCES & 1 == 1);
@@ -318,19 +328,19 @@ impl Arguments {
         }
     }
 
-    /// Blocks for a tile each, or for one of the other elements for each thread, whichever are more.
-    fn blocks(&self, data: DataType, shape: Shape) -> u32 {
-        let threads = u64::from(shape.threads);
+    /// The larger of one block per tile and one thread per head or tail element.
+    fn blocks(&self, data: DataType, config: LaunchConfig) -> u32 {
+        let threads = u64::from(config.threads);
         let each = GROUP / data.bytes() as u64;
-        let unroll = u64::from(shape.unroll.max(1));
+        let unroll = u64::from(config.unroll.max(1));
         let tiles = match (self.partials, data.bytes()) {
             (0, 1) => self.groups.div_ceil(threads * unroll.div_ceil(2)),
             (0, _) => self.groups.div_ceil(threads * unroll),
-            // Four times four elements for each thread.
+            // Each thread takes four times four elements.
             _ => (self.groups * each).div_ceil(threads * 16),
         };
         let single = self.elements - self.groups * each;
-        let most = u64::from(shape.blocks.clamp(1, i32::MAX as u32));
+        let most = u64::from(config.blocks.clamp(1, i32::MAX as u32));
         tiles.max(single.div_ceil(threads)).min(most) as u32
     }
 }

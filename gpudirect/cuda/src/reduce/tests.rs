@@ -1,35 +1,41 @@
-//! What is checked before a kernel is launched, and how the work is divided. The kernels themselves are run in tests/gpu, on a GPU and by the processor.
+//! Tests of validation and work division. The kernels themselves are run in tests/gpu, on a GPU and
+//! on the host.
 
 use super::plan::Function;
 use super::*;
 
-const SHAPE: Shape = Shape {
+const SHAPE: LaunchConfig = LaunchConfig {
     threads: 64,
     blocks: 1000,
     unroll: 2,
 };
 
-fn elements(address: u64) -> SourceAt {
-    SourceAt {
+fn elements(address: u64) -> SourceOperand {
+    SourceOperand {
         address,
-        form: Form::Element,
+        kind: OperandKind::Element,
         scalar: None,
     }
 }
 
-fn partials(address: u64) -> SourceAt {
-    SourceAt {
-        form: Form::Partial,
+fn partials(address: u64) -> SourceOperand {
+    SourceOperand {
+        kind: OperandKind::Partial,
         ..elements(address)
     }
 }
 
-fn sum(data: DataType, sources: &[SourceAt], into: (Form, u64), elements: u64) -> Result<Reduction, Unfit> {
+fn sum(
+    data: DataType,
+    sources: &[SourceOperand],
+    into: (OperandKind, u64),
+    elements: u64,
+) -> Result<Reduction, InvalidReduction> {
     Reduction::new(data, Operator::Sum, sources, into, elements, SHAPE)
 }
 
 #[test]
-fn every_kernel_is_in_the_ptx_and_alone_in_its_excerpt() {
+fn every_kernel_has_a_ptx_excerpt_of_its_own() {
     for data in DataType::ALL {
         for operator in [
             Operator::Sum,
@@ -55,7 +61,7 @@ fn every_kernel_is_in_the_ptx_and_alone_in_its_excerpt() {
 }
 
 #[test]
-fn memories_that_are_aligned_alike_have_a_head_and_a_tail() {
+fn equally_aligned_memories_have_head_and_tail() {
     for (data, offset, head, groups) in [
         (DataType::F32, 0, 0, 25),
         (DataType::F32, 4, 3, 24),
@@ -66,7 +72,7 @@ fn memories_that_are_aligned_alike_have_a_head_and_a_tail() {
         let reduction = sum(
             data,
             &[elements(0x1000 + offset), elements(0x2000 + offset)],
-            (Form::Element, 0x3000 + offset),
+            (OperandKind::Element, 0x3000 + offset),
             100,
         )
         .unwrap();
@@ -80,11 +86,11 @@ fn memories_that_are_aligned_alike_have_a_head_and_a_tail() {
 }
 
 #[test]
-fn memories_that_are_aligned_differently_have_no_groups() {
+fn differently_aligned_memories_have_no_groups() {
     let reduction = sum(
         DataType::F16,
         &[elements(0x1000), elements(0x2002)],
-        (Form::Element, 0x3000),
+        (OperandKind::Element, 0x3000),
         1000,
     );
     let reduction = reduction.unwrap();
@@ -93,12 +99,13 @@ fn memories_that_are_aligned_differently_have_no_groups() {
 }
 
 #[test]
-fn partial_results_are_aligned_as_what_they_are() {
-    // Two elements of 2 bytes are 4 bytes of elements and 8 of partial results: 6 more of either are a multiple of 16.
+fn partial_results_are_aligned_by_their_own_size() {
+    // Two elements of 2 bytes are 4 bytes of elements and 8 of partial results: 6 more of either
+    // reach a multiple of 16.
     let reduction = sum(
         DataType::Bf16,
         &[elements(0x1004), partials(0x2008)],
-        (Form::Partial, 0x3008),
+        (OperandKind::Partial, 0x3008),
         100,
     );
     let found = format!("{:?}", reduction.unwrap().arguments);
@@ -106,19 +113,19 @@ fn partial_results_are_aligned_as_what_they_are() {
         found.contains("head: 6, groups: 11, count: 2, partials: 258,"),
         "{found}"
     );
-    // Of types that accumulate as themselves they are elements.
-    let reduction = sum(DataType::I32, &[partials(0x1000)], (Form::Partial, 0x2000), 100);
+    // For types that accumulate as themselves, partial results are elements.
+    let reduction = sum(DataType::I32, &[partials(0x1000)], (OperandKind::Partial, 0x2000), 100);
     assert!(format!("{:?}", reduction.unwrap().arguments).contains("partials: 0,"));
 }
 
 #[test]
-fn there_are_as_many_blocks_as_tiles_and_no_more_than_allowed() {
+fn one_block_per_tile_up_to_the_limit() {
     // A tile is 64 threads with 2 groups of 4 elements each.
     let blocks = |elements_| {
         sum(
             DataType::F32,
             &[elements(0x10_0000)],
-            (Form::Element, 0x2000_0000),
+            (OperandKind::Element, 0x2000_0000),
             elements_,
         )
         .unwrap()
@@ -129,72 +136,82 @@ fn there_are_as_many_blocks_as_tiles_and_no_more_than_allowed() {
 }
 
 #[test]
-fn what_cannot_be_reduced_is_refused() {
-    let into = (Form::Element, 0x9000);
-    let of = |sources: &[SourceAt]| sum(DataType::F32, sources, into, 16).unwrap_err();
-    assert_eq!(of(&[]), Unfit::Sources(0));
-    assert_eq!(of(&[elements(0x1000); 9]), Unfit::Sources(9));
+fn invalid_reductions_are_refused() {
+    let into = (OperandKind::Element, 0x9000);
+    let of = |sources: &[SourceOperand]| sum(DataType::F32, sources, into, 16).unwrap_err();
+    assert_eq!(of(&[]), InvalidReduction::Sources(0));
+    assert_eq!(of(&[elements(0x1000); 9]), InvalidReduction::Sources(9));
     assert_eq!(
         of(&[elements(0x1002)]),
-        Unfit::Misaligned {
+        InvalidReduction::Misaligned {
             address: 0x1002,
             bytes: 4
         }
     );
-    assert!(matches!(of(&[elements(u64::MAX - 15)]), Unfit::TooLong { .. }));
-    assert!(matches!(of(&[elements(0x8fc4)]), Unfit::Overlap { .. }));
-    assert!(matches!(of(&[elements(0x903c)]), Unfit::Overlap { .. }));
+    assert!(matches!(
+        of(&[elements(u64::MAX - 15)]),
+        InvalidReduction::TooLong { .. }
+    ));
+    assert!(matches!(of(&[elements(0x8fc4)]), InvalidReduction::Overlap { .. }));
+    assert!(matches!(of(&[elements(0x903c)]), InvalidReduction::Overlap { .. }));
     assert!(sum(DataType::F32, &[elements(0x9000), elements(0x9040)], into, 16).is_ok());
     let narrow = sum(DataType::F16, &[partials(0x9000)], into, 16);
-    assert!(matches!(narrow, Err(Unfit::Overlap { .. })));
+    assert!(matches!(narrow, Err(InvalidReduction::Overlap { .. })));
 
     for threads in [0, 33, 1024] {
-        let shape = Shape { threads, ..SHAPE };
-        let refused = Reduction::new(DataType::U8, Operator::Max, &[elements(0)], into, 1, shape);
-        assert_eq!(refused, Err(Unfit::Threads(threads)));
+        let config = LaunchConfig { threads, ..SHAPE };
+        let refused = Reduction::new(DataType::U8, Operator::Max, &[elements(0)], into, 1, config);
+        assert_eq!(refused, Err(InvalidReduction::Threads(threads)));
     }
     let average = Reduction::new(DataType::U8, Operator::Avg { ranks: 0 }, &[elements(0)], into, 1, SHAPE);
-    assert_eq!(average, Err(Unfit::NoRanks));
+    assert_eq!(average, Err(InvalidReduction::NoRanks));
 }
 
 #[test]
 fn scalars_are_for_sums_of_elements_and_of_their_accumulator() {
-    let scaled = |source: SourceAt, scalar: Scalar, operator| {
-        let source = SourceAt {
+    let scaled = |source: SourceOperand, scalar: Scalar, operator| {
+        let source = SourceOperand {
             scalar: Some(scalar),
             ..source
         };
         let sources = [source, elements(0x3000)];
-        Reduction::new(DataType::F16, operator, &sources, (Form::Element, 0x9000), 16, SHAPE)
+        Reduction::new(
+            DataType::F16,
+            operator,
+            &sources,
+            (OperandKind::Element, 0x9000),
+            16,
+            SHAPE,
+        )
     };
     let reduction = scaled(elements(0x1000), 2.5f32.into(), Operator::Sum).unwrap();
     assert_eq!(reduction.kernel.to_string(), "reduce_f16_premulsum");
-    // The other source is multiplied with one.
+    // The factor of the other source is one.
     let (first, second) = (2.5f32.to_bits(), 1f32.to_bits());
     assert!(format!("{:?}", reduction.arguments).contains(&format!("scalars: [{first}, {second}, 0,")));
     assert!(matches!(
         scaled(elements(0x1000), 2.5f64.into(), Operator::Sum),
-        Err(Unfit::Scalar { .. })
+        Err(InvalidReduction::Scalar { .. })
     ));
     assert!(matches!(
         scaled(elements(0x1000), 2.5f32.into(), Operator::Max),
-        Err(Unfit::Scaled { .. })
+        Err(InvalidReduction::Scaled { .. })
     ));
     assert!(matches!(
         scaled(partials(0x1000), 2.5f32.into(), Operator::Sum),
-        Err(Unfit::Scaled { .. })
+        Err(InvalidReduction::Scaled { .. })
     ));
 }
 
 #[test]
 fn averages_are_divided_when_elements_are_finished() {
-    let of = |form| {
+    let of = |kind| {
         let average = Operator::Avg { ranks: 7 };
-        let reduction = Reduction::new(DataType::Bf16, average, &[elements(0x1000)], (form, 0x9000), 16, SHAPE);
+        let reduction = Reduction::new(DataType::Bf16, average, &[elements(0x1000)], (kind, 0x9000), 16, SHAPE);
         reduction.unwrap()
     };
-    let finished = of(Form::Element);
+    let finished = of(OperandKind::Element);
     assert_eq!(finished.kernel.to_string(), "reduce_bf16_avg");
     assert!(format!("{:?}", finished.arguments).contains("divisor: 7,"));
-    assert_eq!(of(Form::Partial).kernel.to_string(), "reduce_bf16_sum");
+    assert_eq!(of(OperandKind::Partial).kernel.to_string(), "reduce_bf16_sum");
 }

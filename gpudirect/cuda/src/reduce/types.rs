@@ -1,4 +1,5 @@
-//! What is reduced and how: types, operators, forms and scalars. They are those of the collectives, which this crate does not know.
+//! Types, operators and scalars of reductions. They mirror those of the collectives, on which this
+//! crate does not depend.
 
 use core::fmt;
 
@@ -19,7 +20,7 @@ pub enum DataType {
     U64,
     /// IEEE 754 binary16.
     F16,
-    /// The upper half of a binary32.
+    /// bfloat16: the upper half of a binary32.
     Bf16,
     /// IEEE 754 binary32.
     F32,
@@ -32,7 +33,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 12] = [
         Self::I8,
         Self::U8,
@@ -48,7 +49,7 @@ impl DataType {
         Self::F8E5M2,
     ];
 
-    /// Its name, as kernels and options have it.
+    /// Its name in kernels and options.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,7 +79,8 @@ impl DataType {
         }
     }
 
-    /// The type that partial results have: `f32` for the floats of 16 and 8 bits, itself for the others.
+    /// The accumulator type of partial results: `f32` for 16- and 8-bit floats, otherwise the type
+    /// itself.
     #[must_use]
     pub const fn accumulator(self) -> Self {
         match self {
@@ -87,12 +89,12 @@ impl DataType {
         }
     }
 
-    /// Bytes of an element in a form.
+    /// Bytes per element, for an operand kind.
     #[must_use]
-    pub const fn bytes_of(self, form: Form) -> usize {
-        match form {
-            Form::Element => self.bytes(),
-            Form::Partial => self.accumulator().bytes(),
+    pub const fn bytes_of(self, kind: OperandKind) -> usize {
+        match kind {
+            OperandKind::Element => self.bytes(),
+            OperandKind::Partial => self.accumulator().bytes(),
         }
     }
 }
@@ -103,29 +105,30 @@ impl fmt::Display for DataType {
     }
 }
 
-/// What a memory is made of.
+/// The contents of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum OperandKind {
     /// Elements.
     Element,
-    /// Partial results, of [the type that accumulates](DataType::accumulator): neither rounded nor divided so far.
+    /// Partial results in the [accumulator type](DataType::accumulator): not yet rounded or
+    /// divided.
     Partial,
 }
 
-/// What reduces two operands. A sum may multiply each source first ([`Scalar`]).
+/// A reduction operator. A sum may scale each source first ([`Scalar`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operator {
     /// The sum; integers wrap.
     Sum,
     /// The product; integers wrap.
     Prod,
-    /// The least; NaN, if any of them is. −0 is less than 0.
+    /// The minimum; NaN if any operand is. −0 is less than 0.
     Min,
-    /// The greatest; NaN, if any of them is. −0 is less than 0.
+    /// The maximum; NaN if any operand is. −0 is less than 0.
     Max,
-    /// The sum, divided by a number when elements are finished; integers truncate towards zero.
+    /// The average: a sum divided when elements are finished; integers truncate towards zero.
     Avg {
-        /// How many numbers it is the average of, 1 or more: that of the sources, unless some are partial results.
+        /// The divisor, 1 or more: the number of sources, unless some are partial results.
         ranks: u32,
     },
 }
@@ -144,32 +147,33 @@ impl Operator {
     }
 }
 
-/// What the elements of a source are multiplied with, of [the type that they accumulate in](DataType::accumulator). Made from a number of that type.
+/// A factor for the elements of a source, in their [accumulator type](DataType::accumulator).
+/// Converted from a number of that type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Scalar {
-    over: DataType,
+    data_type: DataType,
     bits: u64,
 }
 
 impl Scalar {
     /// Its type.
     #[must_use]
-    pub const fn over(self) -> DataType {
-        self.over
+    pub const fn data_type(self) -> DataType {
+        self.data_type
     }
 
-    /// Its bits, those of a type of less than 8 bytes lowest.
+    /// Its bits; types of less than 8 bytes use the lowest.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.bits
     }
 
-    /// What changes no element of `data`.
+    /// The factor that changes no element of `data`.
     pub(super) fn one(data: DataType) -> Self {
         match data.accumulator() {
             DataType::F32 => 1f32.into(),
             DataType::F64 => 1f64.into(),
-            over => Self { over, bits: 1 },
+            data_type => Self { data_type, bits: 1 },
         }
     }
 }
@@ -178,13 +182,13 @@ macro_rules! scalars {
     ($($type:ty: $name:ident, |$value:ident| $bits:expr;)*) => {
         $(impl From<$type> for Scalar {
             fn from($value: $type) -> Self {
-                Self { over: DataType::$name, bits: $bits }
+                Self { data_type: DataType::$name, bits: $bits }
             }
         })*
     };
 }
 
-// Integers of 8 bits with their signs, as their kernels accumulate in 32.
+// 8-bit integers are sign-extended, as their kernels accumulate in 32 bits.
 scalars! {
     i8: I8, |value| u64::from(i32::from(value) as u32);
     u8: U8, |value| value.into();

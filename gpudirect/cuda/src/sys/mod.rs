@@ -1,7 +1,9 @@
-//! CUDA's driver API as far as this crate uses it: its types and numbers, and the [`Table`] of its functions.
+//! FFI declarations of the CUDA driver API used by this crate: types, constants, and the [`Table`]
+//! of functions.
 //!
-//! Written by hand and not taken from bindings that bring all of CUDA: what a function answers is a plain number here, as a driver newer than any
-//! binding may answer one that no enum has. A test compares every size, offset and number with those of the crate `cudarc`.
+//! Written by hand rather than generated: a function's status is a plain number, as a newer driver
+//! may return one that no enum has. A test compares every size, offset and number with the `cudarc`
+//! crate.
 
 mod table;
 #[cfg(test)]
@@ -11,7 +13,7 @@ use core::ffi::{c_int, c_uint, c_void};
 
 pub(crate) use table::{Table, fill, open};
 
-/// What every function answers: `CUresult`.
+/// The status of a driver call: `CUresult`.
 pub(crate) type Status = c_int;
 /// `CUdevice`.
 pub(crate) type RawDevice = c_int;
@@ -42,7 +44,7 @@ pub(crate) struct Location {
     pub(crate) id: c_int,
 }
 
-/// `CUmemAllocationProp`, its flags among the rest.
+/// `CUmemAllocationProp`, with its flags inlined.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AllocationProp {
@@ -57,7 +59,7 @@ pub(crate) struct AllocationProp {
 }
 
 impl AllocationProp {
-    /// To be written to by the driver.
+    /// Zeroed, as an output parameter.
     pub(crate) const NONE: Self = Self {
         kind: 0,
         handle_types: 0,
@@ -93,7 +95,7 @@ pub(crate) struct CopyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// The answers that are told apart.
+/// The status codes that are distinguished.
 pub(crate) mod status {
     use super::Status;
 
@@ -133,26 +135,26 @@ pub(crate) mod status {
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Status = 908;
 }
 
-/// Whether every later call answers the same, until the process ends.
-pub(crate) fn is_final(answer: Status) -> bool {
+/// Whether the error is sticky: every later call of the process returns it.
+pub(crate) fn is_sticky(status: Status) -> bool {
     matches!(
-        answer,
+        status,
         status::ECC_UNCORRECTABLE
             | status::NVLINK_UNCORRECTABLE
             | status::ILLEGAL_ADDRESS
             | status::LAUNCH_TIMEOUT
             | status::CONTEXT_IS_DESTROYED
             | status::ASSERT
-    ) || (status::HARDWARE_STACK_ERROR..=status::LAUNCH_FAILED).contains(&answer)
+    ) || (status::HARDWARE_STACK_ERROR..=status::LAUNCH_FAILED).contains(&status)
 }
 
-/// Whether a query has been answered that work is over: done, or failed with its context. Any other answer may be of something else, as of a capture that
-/// forbids to ask.
-pub(crate) fn is_over(answer: Status) -> bool {
-    answer == status::SUCCESS || is_final(answer)
+/// Whether a query's status means that the work is over: done, or failed with its context. Any
+/// other status may concern something else, such as a capture that forbids the query.
+pub(crate) fn is_complete(status: Status) -> bool {
+    status == status::SUCCESS || is_sticky(status)
 }
 
-/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
+/// `CU_STREAM_NON_BLOCKING`: no synchronization with the legacy default stream.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;

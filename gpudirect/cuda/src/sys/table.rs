@@ -1,7 +1,8 @@
-//! The table of the driver's functions, and the loader that fills it from `libcuda.so.1`.
+//! The table of driver functions, and the loader that fills it from `libcuda.so.1`.
 //!
-//! A function's symbol carries the version that its C prototype in `cuda.h` is of (`_v2`), which is what the header's macros do for C. What has been there since
-//! CUDA 11.4 is required; what is younger is `None` where the driver is older, and whoever calls it says so in an error.
+//! A symbol carries the version of its C prototype in `cuda.h` (`_v2`), as the header's macros do
+//! for C. Functions present since CUDA 11.4 are required; newer ones are `None` in older drivers,
+//! and their callers report that as an error.
 
 use core::ffi::{c_char, c_float, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::error::Error as _;
@@ -11,22 +12,22 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::*;
 
-/// Makes the table, and `fill`, which looks each function up.
+/// Generates the table, and `fill`, which resolves each function.
 macro_rules! table {
     (
         required { $( fn $req:ident = $rsym:literal ( $($rarg:ident : $rty:ty),* ); )* }
         optional { $( fn $opt:ident = $osym:literal ( $($oarg:ident : $oty:ty),* ); )* }
     ) => {
-        /// The driver's functions, each under its name without `cu`; see NVIDIA's "CUDA Driver API".
+        /// The driver's functions, named without `cu`; see NVIDIA's "CUDA Driver API".
         pub(crate) struct Table {
             $( pub(crate) $req: unsafe extern "C" fn($($rarg: $rty),*) -> Status, )*
             $( pub(crate) $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) -> Status>, )*
         }
 
-        /// Looks up every function of the table; the symbol that is missing, where a required one is.
+        /// Resolves every function; returns the first missing required symbol as the error.
         ///
         /// # Safety
-        /// The library must be CUDA's driver, or one whose functions do as CUDA's.
+        /// The library must be the CUDA driver, or implement its functions as specified.
         pub(crate) unsafe fn fill(library: &Library) -> Result<Table, &'static str> {
             Ok(Table {
                 $( $req: {
@@ -155,7 +156,7 @@ table! {
         fn stream_write_value64 = "cuStreamWriteValue64_v2"(stream: RawStream, address: Address, value: u64, flags: c_uint);
         fn stream_wait_value32 = "cuStreamWaitValue32_v2"(stream: RawStream, address: Address, value: u32, flags: c_uint);
         fn stream_wait_value64 = "cuStreamWaitValue64_v2"(stream: RawStream, address: Address, value: u64, flags: c_uint);
-        // CUDA 12.8, and as 13.0 has it.
+        // CUDA 12.8, and the 13.0 version.
         fn memcpy_batch_async_v1 = "cuMemcpyBatchAsync"(
             to: *mut Address, from: *mut Address, bytes: *mut usize, count: usize, attributes: *mut CopyAttributes, indices: *mut usize, attribute_count: usize,
             failed: *mut usize, stream: RawStream
@@ -172,7 +173,8 @@ table! {
     }
 }
 
-/// Opens the library at `path` for the life of the process: what lies behind the pointers taken from it can never be unloaded. What dlerror(3) said, otherwise.
+/// Opens the library at `path` for the life of the process, so that pointers into it never dangle.
+/// On failure, the message of dlerror(3).
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.
@@ -181,12 +183,12 @@ pub(crate) unsafe fn open(path: &Path) -> Result<&'static Library, String> {
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             let name = path.display().to_string();
             Err(
-                match said.strip_prefix(&name).and_then(|rest| rest.strip_prefix(": ")) {
+                match message.strip_prefix(&name).and_then(|rest| rest.strip_prefix(": ")) {
                     Some(rest) => rest.to_owned(),
-                    None => said,
+                    None => message,
                 },
             )
         }

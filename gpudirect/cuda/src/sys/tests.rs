@@ -1,4 +1,5 @@
-//! Our types and numbers beside those of the crate `cudarc`, which are generated from CUDA's headers.
+//! Comparison of this crate's types and constants with those of the `cudarc` crate, generated from
+//! CUDA's headers.
 
 use core::mem::offset_of;
 
@@ -6,7 +7,7 @@ use cudarc::driver::sys as theirs;
 
 use super::*;
 
-/// The sizes of two types, and where each has its fields.
+/// Compares the size, alignment and field offsets of two types.
 macro_rules! same_layout {
     ($ours:ty, $theirs:ty $(, $our:ident = $their:ident)*) => {
         assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
@@ -49,7 +50,7 @@ fn types() {
     same_layout!([u8; 16], theirs::CUuuid);
 }
 
-/// Each of ours, and the constant of theirs that it is.
+/// Compares constants.
 macro_rules! same_numbers {
     ($($ours:expr => $theirs:expr),* $(,)?) => { $(assert_eq!(i64::from($ours), $theirs as i64, stringify!($theirs));)* };
 }

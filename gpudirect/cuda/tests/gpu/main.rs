@@ -1,7 +1,9 @@
-//! The suite on NVIDIA's driver, and what takes two processes. A program of its own, so that it runs where there is no cargo: it prints what became of each case, and where there is no GPU one line that says why. Run by cargo there, it runs itself on the
-//! CPU stand-in.
+//! The suite on NVIDIA's driver, plus cases that need two processes. A program of its own, so that
+//! it runs without cargo: it prints the result of each case, or one line that says why there is no
+//! GPU. Under cargo without a GPU it runs itself on the CPU stand-in.
 //!
-//! `gpu [FILTER]` runs the cases whose names have FILTER in them; `gpu --measure` prints what copies and calls take.
+//! `gpu [FILTER]` runs the cases whose names contain FILTER; `gpu --measure` prints the cost of
+//! copies and calls.
 
 #[path = "../suite/mod.rs"]
 mod suite;
@@ -25,7 +27,7 @@ fn main() -> ExitCode {
     }
     let driver = match Driver::load() {
         Ok(driver) => driver,
-        // Cargo sets the variable: the repository is there, of which the stand-in is built.
+        // Cargo sets the variable: the repository, from which the stand-in is built, is present.
         Err(absent) if env::var_os("CARGO_MANIFEST_DIR").is_some() && doorbell_cuda_standin::missing().is_none() => {
             println!("on the CPU stand-in, as there is {absent}");
             return on_the_stand_in(&arguments);
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
     if first == "--measure" {
         return said(measure::all(driver));
     }
-    // Options of the test harness, which `cargo test` may pass, are none of ours.
+    // Options that `cargo test` may pass to a test harness are ignored.
     let filter = Some(first).filter(|first| !first.starts_with('-')).unwrap_or_default();
     let mut failed = 0;
     for case in CASES
@@ -75,7 +77,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program again, with the stand-in for its driver.
+/// Runs this program again, with the stand-in driver.
 fn on_the_stand_in(arguments: &[String]) -> ExitCode {
     let status = env::current_exe().and_then(|program| {
         Command::new(program)

@@ -1,4 +1,4 @@
-//! What copies and calls take, by this crate: figures, and no judgement. Medians of repeats.
+//! Measures the cost of copies and calls of this crate (medians), without judging them.
 
 use std::error::Error;
 use std::hint;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use doorbell_cuda::{
-    CaptureMode, Context, DeviceMemory, Driver, Event, HostMemory, Launch, Memory, Module, Stream, Until,
+    CaptureMode, Context, DeviceMemory, Driver, Event, HostMemory, Launch, Memory, Module, Stream, WaitCondition,
 };
 
 use crate::suite::PTX;
@@ -23,7 +23,7 @@ pub(crate) fn all(driver: Driver) -> Result {
     words(&context, &stream)
 }
 
-/// Bytes per second of copies between each two places.
+/// Bandwidth in bytes/s of copies between each two places.
 fn bandwidth(driver: Driver, context: &Context, stream: &Stream) -> Result {
     const MOST: usize = 256 << 20;
     let (one, two) = (DeviceMemory::alloc(context, MOST)?, DeviceMemory::alloc(context, MOST)?);
@@ -65,14 +65,14 @@ fn bandwidth(driver: Driver, context: &Context, stream: &Stream) -> Result {
     Ok(())
 }
 
-/// What single calls take of the processor's time and of the stream's.
+/// The CPU time and the stream time of single calls.
 fn calls(context: &Context, stream: &Stream) -> Result {
     let memory = DeviceMemory::alloc(context, 1 << 20)?;
     let (one, two) = (memory.span(..8)?, memory.span(4096..4104)?);
     let kernel = Module::from_ptx(context, PTX)?.kernel("add_one")?;
     let event = Event::new(context)?;
     let launch = || -> Result {
-        // SAFETY: as many words are there.
+        // SAFETY: the memory has this many words.
         unsafe {
             kernel.launch(
                 stream,
@@ -132,7 +132,7 @@ fn calls(context: &Context, stream: &Stream) -> Result {
     show("event recorded", &|| Ok(stream.record(&event)?))?;
     show("word written", &|| Ok(stream.write_value32(one, 1)?))?;
 
-    // The processor's part alone: the stream waits for a word meanwhile, so that nothing is begun.
+    // CPU time alone: the stream waits for a word meanwhile, so that nothing starts.
     let gate = HostMemory::alloc(context, 64)?;
     for (what, run) in [
         ("copy of 8 bytes", &copy as &dyn Fn() -> Result),
@@ -141,7 +141,7 @@ fn calls(context: &Context, stream: &Stream) -> Result {
         let taken = median((0..REPEATS).map(|_| {
             const CALLS: u32 = 200;
             gate.atomic_u32(0)?.store(0, Ordering::Release);
-            stream.wait_value32(gate.all(), Until::Equal(1))?;
+            stream.wait_value32(gate.all(), WaitCondition::Equal(1))?;
             let begun = Instant::now();
             for _ in 0..CALLS {
                 run()?;
@@ -156,23 +156,23 @@ fn calls(context: &Context, stream: &Stream) -> Result {
     Ok(())
 }
 
-/// Round trips of words between the processor and a stream that waits for them.
+/// Round trips of words between the host and a waiting stream.
 fn words(context: &Context, stream: &Stream) -> Result {
     const ROUNDS: u32 = 200;
     let host = HostMemory::alloc(context, 64)?;
     let (ping, pong) = (host.span(..4)?, host.span(4..8)?);
     let taken = median((0..REPEATS).map(|_| {
-        let (ask, answer) = (host.atomic_u32(0)?, host.atomic_u32(4)?);
-        ask.store(0, Ordering::Release);
-        answer.store(0, Ordering::Release);
+        let (request, reply) = (host.atomic_u32(0)?, host.atomic_u32(4)?);
+        request.store(0, Ordering::Release);
+        reply.store(0, Ordering::Release);
         for round in 1..=ROUNDS {
-            stream.wait_value32(ping, Until::AtLeast(round))?;
+            stream.wait_value32(ping, WaitCondition::AtLeast(round))?;
             stream.write_value32(pong, round)?;
         }
         let begun = Instant::now();
         for round in 1..=ROUNDS {
-            ask.store(round, Ordering::Release);
-            while answer.load(Ordering::Acquire) != round {
+            request.store(round, Ordering::Release);
+            while reply.load(Ordering::Acquire) != round {
                 hint::spin_loop();
             }
         }
@@ -184,7 +184,7 @@ fn words(context: &Context, stream: &Stream) -> Result {
     Ok(())
 }
 
-/// The seconds that each of `count` runs takes by the stream's clock.
+/// Seconds per run over `count` runs, by the stream's clock.
 fn timed(context: &Context, stream: &Stream, count: u32, run: impl Fn() -> Result) -> Result<f64> {
     let (start, end) = (Event::timed(context)?, Event::timed(context)?);
     run()?;

@@ -1,4 +1,4 @@
-//! Memory and events between two processes, the second of which may be on another GPU.
+//! Memory and events shared between two processes, possibly on two GPUs.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use libloading::os::unix::Library;
 
 use crate::suite::{Case, Outcome, Setting, pattern};
 
-/// What begins the command line of a second process.
+/// The first argument of the second process.
 pub(crate) const CHILD: &str = "--child";
 const BYTES: usize = 5_000_000;
 
@@ -28,7 +28,7 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// A second process changes memory that it has by its standard input, and records an event.
+/// A second process modifies memory passed as its standard input, and records an event.
 fn descriptor(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let bytes = pattern(BYTES, 1);
@@ -51,12 +51,12 @@ fn descriptor(driver: Driver) -> Outcome {
     setting.finish()
 }
 
-/// A second process changes memory of the older kind, such as PyTorch's.
+/// A second process modifies memory from `cuMemAlloc`, such as PyTorch's.
 fn ipc(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     setting.context.make_current()?;
     let name = env::var_os("DOORBELL_CUDA_LIBRARY").unwrap_or_else(|| "libcuda.so.1".into());
-    // SAFETY: the driver, which is loaded already.
+    // SAFETY: the driver, which is already loaded.
     let library = unsafe { Library::new(name)? };
     type Alloc = unsafe extern "C" fn(*mut u64, usize) -> i32;
     type Free = unsafe extern "C" fn(u64) -> i32;
@@ -68,9 +68,9 @@ fn ipc(driver: Driver) -> Outcome {
         )
     };
     let mut address = 0;
-    // SAFETY: the context is current, and the pointer is to an address of ours.
+    // SAFETY: the context is current, and the pointer is to a local address.
     assert_eq!(unsafe { alloc(&raw mut address, BYTES) }, 0);
-    // SAFETY: it is there until it is freed below.
+    // SAFETY: it stays allocated until it is freed below.
     let memory = unsafe { Foreign::wrap(&setting.context, DevicePtr(address + 256), BYTES - 256, Arc::new(()))? };
     let info = setting
         .context
@@ -79,7 +79,7 @@ fn ipc(driver: Driver) -> Outcome {
     assert_eq!(info.memory_type, MemoryType::Device);
     assert!(info.shares_by_ipc && !info.is_mapped && !info.shares_by_fd);
     memory.all().set_sync_memops()?;
-    // SAFETY: refused, as the allocation ends before.
+    // SAFETY: refused, as the allocation is shorter.
     assert!(unsafe { Foreign::wrap(&setting.context, DevicePtr(address), 64 << 20, Arc::new(())) }.is_err());
 
     setting.stream.fill(memory.all(), 1)?;
@@ -94,7 +94,7 @@ fn ipc(driver: Driver) -> Outcome {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // The child says that it is done, and lets go of the memory before it ends.
+    // The child reports that it is done, and closes the memory before it exits.
     let mut said = String::new();
     child.stdout.take().ok_or("no pipe")?.read_to_string(&mut said)?;
     assert!(child.wait()?.success() && said == "done", "{said}");
@@ -102,12 +102,12 @@ fn ipc(driver: Driver) -> Outcome {
     assert!(got[..1000] == [7; 1000] && got[1000..].iter().all(|byte| *byte == 1));
     drop(memory);
     setting.stream.synchronize()?;
-    // SAFETY: allocated above, and nobody uses it any more.
+    // SAFETY: allocated above, and no longer used.
     assert_eq!(unsafe { free(address) }, 0);
     setting.finish()
 }
 
-/// The second process, which may be on the second GPU.
+/// The second process, possibly on the second GPU.
 pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let driver = Driver::load()?;
     let device = driver.device(driver.device_count() - 1)?;
@@ -125,7 +125,7 @@ pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn std::error::Erro
             let theirs = Stream::new(&home)?;
             theirs.wait(&event)?;
             if context != home {
-                assert!(matches!(stream.wait(&event), Err(Error::Foreign { event: 0, .. })));
+                assert!(matches!(stream.wait(&event), Err(Error::ForeignEvent { event: 0, .. })));
             }
             let ours = Event::new(&home)?;
             theirs.record(&ours)?;

@@ -1,4 +1,4 @@
-//! Machines without CUDA, or with one that cannot be used: one line that says what is missing.
+//! Machines without CUDA, or with an unusable one: one line that says what is missing.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn said(absent: Result<Driver, Absent>) -> String {
 
 #[test]
 fn no_library() {
-    // SAFETY: there is none.
+    // SAFETY: there is no such library.
     let absent = unsafe { Driver::load_from(Path::new("libdoorbell-is-not-there.so.1")) };
     assert_eq!(
         said(absent),
@@ -22,7 +22,8 @@ fn no_library() {
     );
 }
 
-/// On a machine that has no driver, as that which runs CI, the system's is absent; on any, it is what it was the first time.
+/// On a machine without a driver, such as a CI machine, loading fails; anywhere, the first result
+/// is final.
 #[test]
 fn the_system() {
     match (Driver::load(), Driver::load()) {
@@ -64,7 +65,7 @@ fn no_device() {
 }
 
 #[test]
-fn the_driver_does_not_start() {
+fn driver_fails_to_initialize() {
     let standin = Standin::load(Manner::Lazy);
     standin.fail("cuInit", 34);
     assert_eq!(
@@ -72,7 +73,7 @@ fn the_driver_does_not_start() {
         "no CUDA: cuInit of the driver: CUDA_ERROR_STUB_LIBRARY (CUDA driver is a stub library); this is the toolkit's stub, for linking only: take its \
          folder out of LD_LIBRARY_PATH"
     );
-    // Numbers that the driver has no words for, too.
+    // Also for numbers that the driver does not describe.
     standin.fail("cuInit", 803);
     let said = said(standin.driver());
     assert!(

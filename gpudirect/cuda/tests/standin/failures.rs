@@ -1,4 +1,4 @@
-//! Answers of the driver that are errors: what becomes of them, and that nothing is left half made.
+//! Driver errors: how they are reported, and that nothing is left half done.
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -21,20 +21,20 @@ fn with_context(test: impl FnOnce(&Standin, Driver, &Context)) {
 }
 
 #[test]
-fn errors_are_told_apart() {
+fn driver_errors_are_classified() {
     with_context(|standin, _, context| {
         let alloc = |code| {
             standin.fail("cuMemCreate", code);
             DeviceMemory::alloc(context, 100).unwrap_err()
         };
-        // Asked for once more, when what was dropped has been freed.
+        // Retried after dropped memory has been reaped.
         standin.fail("cuMemCreate", 2);
         DeviceMemory::alloc(context, 100).unwrap();
         let error = DeviceMemory::alloc(context, (1 << 30) + 1).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory(_)));
         assert_eq!(
             error.to_string(),
-            "cuMemCreate of 1075838976 bytes on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (out of memory): free memory of this GPU (see nvidia-smi for who has it) or ask for less"
+            "cuMemCreate of 1075838976 bytes on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (out of memory): free memory of this GPU (nvidia-smi lists its users) or request less"
         );
         assert!(matches!(alloc(801), Error::NotSupported(_)));
         for code in [217, 705, 711] {
@@ -49,7 +49,7 @@ fn errors_are_told_apart() {
             other.to_string(),
             "cuMemCreate of 2097152 bytes on GPU 0: CUDA_ERROR_INVALID_VALUE (invalid argument)"
         );
-        // A driver newer than this crate has numbers that it does not know.
+        // A newer driver has codes unknown to this crate.
         let unknown = alloc(123_456);
         assert_eq!(unknown.failure().map(|failure| failure.code), Some(123_456));
         assert_eq!(
@@ -60,7 +60,7 @@ fn errors_are_told_apart() {
 }
 
 #[test]
-fn what_fails_half_way_leaves_nothing() {
+fn partial_failures_leak_nothing() {
     with_context(|standin, _, context| {
         let exported = DeviceMemory::alloc(context, 100).unwrap().export_fd().unwrap();
         let made = |kind: &str| match kind {
@@ -117,7 +117,7 @@ fn what_fails_half_way_leaves_nothing() {
 }
 
 #[test]
-fn devices_that_do_not_reach_each_other() {
+fn devices_without_peer_access() {
     with_context(|standin, driver, context| {
         standin.set_peers(false);
         let other = driver.device(1).unwrap();
@@ -145,7 +145,7 @@ fn devices_that_do_not_reach_each_other() {
 }
 
 #[test]
-fn younger_functions_are_asked_for() {
+fn newer_functions_are_optional() {
     let standin = Standin::load_without(Manner::Lazy, &["cuMemGetHandleForAddressRange"]);
     let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
     let memory = DeviceMemory::alloc(&context, 100).unwrap();
@@ -178,7 +178,7 @@ fn the_thread_keeps_its_context() {
 }
 
 #[test]
-fn a_stream_that_has_failed_holds_nothing() {
+fn failed_stream_keeps_no_resources() {
     with_context(|standin, _, context| {
         let stream = Stream::new(context).unwrap();
         let memory = DeviceMemory::alloc(context, 100).unwrap();
@@ -192,7 +192,7 @@ fn a_stream_that_has_failed_holds_nothing() {
             matches!(host.bytes_mut(), Err(Error::Lost(_))),
             "it is not known whether the copy was done"
         );
-        // By now the driver answers again, and what was to be waited for was remembered.
+        // The driver works again, and the pending streams were kept.
         assert_eq!(host.bytes_mut().unwrap(), [5; 100]);
         standin.fail("cuStreamQuery", 700);
         drop(memory);
@@ -206,7 +206,7 @@ fn memory_that_cannot_be_unpinned_is_kept() {
     let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
     let owner = Arc::new(vec![0u8; 100]);
     let at = NonNull::from(owner.as_slice()).cast::<u8>();
-    // SAFETY: the owner keeps so many bytes.
+    // SAFETY: the owner keeps this many bytes.
     let host = unsafe { HostMemory::register_raw(&context, at, owner.len(), owner.clone()) }.unwrap();
     standin.fail("cuMemHostUnregister", 1);
     drop(host);
@@ -214,7 +214,7 @@ fn memory_that_cannot_be_unpinned_is_kept() {
 }
 
 #[test]
-fn a_context_that_goes_first_waits_for_nobody() {
+fn dropping_a_context_first_does_not_wait() {
     for work_is_done in [true, false] {
         let standin = Standin::load(Manner::Lazy);
         let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
@@ -228,18 +228,18 @@ fn a_context_that_goes_first_waits_for_nobody() {
             event.synchronize().unwrap();
         }
         drop((event, stream, context));
-        // What work still uses is left to the driver, whose context goes.
+        // Resources still in use are left to the driver, which frees them with the context.
         assert_eq!(standin.count("mapping"), if work_is_done { 0 } else { 1 });
         assert_eq!(standin.count("context"), 0);
     }
 }
 
 #[test]
-fn a_foreign_stream_is_left_to_its_owner() {
+fn foreign_stream_is_not_destroyed() {
     with_context(|standin, _, context| {
         let theirs = Stream::new(context).unwrap();
         let owner = Arc::new(());
-        // SAFETY: the stream outlives what is made of it here.
+        // SAFETY: the stream outlives the value made from it here.
         let stream = unsafe { Stream::from_raw(context, theirs.as_raw(), owner.clone()) };
         let memory = DeviceMemory::alloc(context, 100).unwrap();
         stream.fill(memory.all(), 1).unwrap();
@@ -249,7 +249,7 @@ fn a_foreign_stream_is_left_to_its_owner() {
         stream.synchronize().unwrap();
         assert_eq!(standin.count("mapping"), 0);
 
-        // While its owner captures it, nobody looks at it: that would end the capture.
+        // While its owner captures it, it is not queried: that would invalidate the capture.
         let memory = DeviceMemory::alloc(context, 100).unwrap();
         stream.fill(memory.all(), 1).unwrap();
         theirs
@@ -261,7 +261,8 @@ fn a_foreign_stream_is_left_to_its_owner() {
             .unwrap();
         stream.synchronize().unwrap();
         assert_eq!(standin.count("mapping"), 0);
-        // Nor is it idle where a capture elsewhere forbids to ask, nor where the answer is not known.
+        // Nor does it count as idle if a capture elsewhere forbids the query, or the status is
+        // unknown.
         for code in [906, 999] {
             let memory = DeviceMemory::alloc(context, 100).unwrap();
             stream.fill(memory.all(), 1).unwrap();
@@ -276,8 +277,8 @@ fn a_foreign_stream_is_left_to_its_owner() {
         assert_eq!(standin.count("stream"), 1);
         assert_eq!(Arc::strong_count(&owner), 1);
 
-        // The legacy default stream, which has no handle, takes copies one by one.
-        // SAFETY: no stream of that name is used.
+        // The legacy default stream, which has no handle, takes copies one by one. SAFETY: no
+        // stream of that name is used.
         let default = unsafe { Stream::from_raw(context, ptr::null_mut(), owner.clone()) };
         assert!(default.as_raw().is_null());
     });

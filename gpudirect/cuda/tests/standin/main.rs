@@ -1,4 +1,4 @@
-//! The whole crate on the CPU stand-in for a GPU: everything but what the hardware does.
+//! The whole crate on the CPU stand-in: everything but hardware behaviour.
 
 #[path = "../suite/mod.rs"]
 mod suite;
@@ -23,11 +23,11 @@ fn run_suite(manner: Manner) {
 }
 
 #[test]
-fn the_suite_when_work_is_as_late_as_may_be() {
+fn suite_with_lazy_execution() {
     run_suite(Manner::Lazy);
 }
 
 #[test]
-fn the_suite_when_work_is_done_at_once() {
+fn suite_with_prompt_execution() {
     run_suite(Manner::Prompt);
 }

@@ -1,4 +1,4 @@
-//! Copies, and the bytes of the host.
+//! Copies, and access to host memory.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ pub(super) fn peer_to_peer(driver: Driver) -> Outcome {
     here.stream.copy(pushed.all(), from.all())?;
     assert!(here.read(&pushed)? == bytes);
 
-    // By a stream of the other device; of memory that is mapped for its own device alone.
+    // By a stream of the other device, from memory mapped for its own device alone.
     let stream = Stream::new(&there)?;
     let alone = DeviceMemory::alloc(&there, bytes.len())?;
     stream.copy(alone.all(), pushed.all())?;
@@ -168,7 +168,7 @@ pub(super) fn registered(driver: Driver) -> Outcome {
 
     let lent = Arc::new(pattern(8192, 9));
     let at = NonNull::from(lent.as_slice()).cast::<u8>();
-    // SAFETY: the owner keeps so many bytes, which are only read, by the copy below.
+    // SAFETY: the owner keeps this many bytes, which the copy below only reads.
     let raw = unsafe { HostMemory::register_raw(&setting.context, at, lent.len(), lent.clone())? };
     setting.stream.copy(there.span(..8192)?, raw.all())?;
     drop(raw);
@@ -181,7 +181,7 @@ pub(super) fn registered(driver: Driver) -> Outcome {
     );
     assert!(setting.read(&there)?[..8192] == lent[..]);
 
-    // SAFETY: as above; the first was let go of.
+    // SAFETY: as above; the first registration was released.
     let raw = unsafe { HostMemory::register_raw(&setting.context, at, lent.len(), lent.clone())? };
     let other = raw.clone();
     setting.stream.copy(there.span(8192..16384)?, raw.all())?;

@@ -1,4 +1,4 @@
-//! Captured work.
+//! Capture and graphs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -69,7 +69,7 @@ pub(super) fn forked(driver: Driver) -> Outcome {
     let got = setting.read(&left)?;
     assert_eq!((word(&got, 0), word(&got, 12), word(&got, 16)), (2, 2, 1));
 
-    // Both streams and both events are as before.
+    // Both streams and both events are usable as before.
     add_one(&other, &kernel, &right, 100)?;
     other.record(&done)?;
     setting.stream.wait(&done)?;
@@ -93,7 +93,7 @@ pub(super) fn aborted(driver: Driver) -> Outcome {
         })
     }));
     assert!(panicked.is_err());
-    // A stream that waits in a capture cannot be waited for: the capture is lost then, and only that.
+    // A captured stream cannot be synchronized: this invalidates the capture, and only that.
     let lost = setting.stream.capture(CaptureMode::ThreadLocal, &[], || {
         fill()?;
         setting.stream.synchronize()
@@ -132,7 +132,7 @@ pub(super) fn keeps_its_memory(driver: Driver) -> Outcome {
     let exec = {
         let from = setting.host(&bytes)?;
         let through = DeviceMemory::alloc(&setting.context, bytes.len())?;
-        // Dropped while the graph is captured: to look whether its work is done must not disturb the capture.
+        // Dropped during the capture: checking its streams must not disturb the capture.
         let other = setting.device(&bytes)?;
         let graph = setting.stream.capture(CaptureMode::ThreadLocal, &[], || {
             setting.stream.copy(through.all(), from.all())?;

@@ -22,7 +22,7 @@ pub(super) fn run(driver: Driver) -> Outcome {
         cooperative: true,
         ..Launch::linear(4, 256)
     };
-    // SAFETY: 1000 words are there.
+    // SAFETY: the memory has 1000 words.
     unsafe { kernel.launch(&setting.stream, cooperative, &[&memory.device_ptr(), &1000u32], &[])? };
     drop(kernel);
     let got = setting.read(&memory)?;
@@ -31,7 +31,7 @@ pub(super) fn run(driver: Driver) -> Outcome {
         assert_eq!(u32::from_ne_bytes(*word), at as u32 + added, "word {at}");
     }
 
-    // What a launch names is kept, be it little or much.
+    // Resources of a launch are kept, few or many.
     let kernel = setting.kernel("add_one")?;
     let mut all = Vec::new();
     for others in [0, 40] {
@@ -45,7 +45,7 @@ pub(super) fn run(driver: Driver) -> Outcome {
         let mut uses: Vec<_> = others.iter().map(Memory::all).collect();
         uses.push(memory.all());
         let arguments: [&dyn Argument; 2] = [&memory.device_ptr(), &1000u32];
-        // SAFETY: 1000 words are there.
+        // SAFETY: the memory has 1000 words.
         unsafe { kernel.launch(&setting.stream, Launch::linear(4, 256), &arguments, &uses)? };
     }
     assert!(
@@ -72,7 +72,7 @@ pub(super) fn refused(driver: Driver) -> Outcome {
 
     let kernel = module.kernel("spin")?;
     let time = 1u64;
-    // SAFETY: refused before anything is run.
+    // SAFETY: refused before anything runs.
     let none = unsafe { kernel.launch(&setting.stream, Launch::linear(0, 1), &[&time], &[]) };
     assert!(matches!(none, Err(Error::Driver { .. })), "{none:?}");
     // SAFETY: as above.

@@ -50,7 +50,7 @@ pub(super) fn threads_keep_their_context(driver: Driver) -> Outcome {
         return Ok(Verdict::Skipped("one GPU".to_owned()));
     };
     let (one, two) = (one.context()?, two.context()?);
-    // Of each device its own answer, whichever is current for the thread.
+    // Each device's own value, whichever context is current.
     for current in [&one, &two] {
         current.make_current()?;
         for context in [&one, &two] {

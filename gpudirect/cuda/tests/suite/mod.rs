@@ -1,4 +1,5 @@
-//! What holds of any driver: run on the CPU stand-in (`standin`), and on NVIDIA's where there is one (`gpu`).
+//! Tests that hold for any driver: run on the CPU stand-in (`standin`), and on NVIDIA's if there is
+//! one (`gpu`).
 
 mod copies;
 mod graphs;
@@ -12,16 +13,15 @@ use std::error::Error;
 
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Kernel, Launch, Memory, Module, Stream};
 
-/// What became of a case.
 pub(crate) enum Verdict {
     Passed,
-    /// The machine lacks what it needs.
+    /// The machine lacks a requirement.
     Skipped(String),
 }
 
 pub(crate) type Outcome = Result<Verdict, Box<dyn Error>>;
 
-/// A case that asserts what it finds, and says by an error what it could not do.
+/// A test case: it asserts on results, and returns an error if it could not run.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) run: fn(Driver) -> Outcome,
@@ -29,14 +29,14 @@ pub(crate) struct Case {
 
 macro_rules! cases {
     ($($module:ident: $($case:ident),*;)*) => {
-        /// All cases, in the order in which they are run.
+        /// All cases, in execution order.
         pub(crate) const CASES: &[Case] = &[$($(Case { name: concat!(stringify!($module), "::", stringify!($case)), run: $module::$case },)*)*];
     };
 }
 
 cases! {
     machine: devices, peers, threads_keep_their_context, ordering;
-    small: every_length, many, taken_back, refused_and_dropped;
+    small: every_length, many, cancelled, refused_and_dropped;
     copies: round_trip, fills, ranges_are_checked, peer_to_peer, batches, registered, bytes_and_words;
     streams: events, times, words, dropped_in_flight, slices_wait, slices_are_of_the_last_handle, threads;
     kernels: run, refused;
@@ -44,10 +44,10 @@ cases! {
     sharing: by_descriptor, not_memory, foreign, pointers, dma_bufs, nothing_is_left;
 }
 
-/// Two kernels: `add_one(words, count)` adds 1 to each word of 32 bits, `spin(nanoseconds)` does nothing for so long.
+/// Two kernels: `add_one(words, count)` adds 1 to each 32-bit word, `spin(nanoseconds)` busy-waits.
 pub(crate) const PTX: &str = include_str!("kernels.ptx");
 
-/// What most cases need.
+/// The common fixture.
 pub(crate) struct Setting {
     pub(crate) context: Context,
     pub(crate) stream: Stream,
@@ -73,7 +73,7 @@ impl Setting {
         Ok(memory)
     }
 
-    /// What lies in memory when all that was put into the stream is done.
+    /// The contents of memory after all work of the stream.
     pub(crate) fn read(&self, memory: &impl Memory) -> Result<Vec<u8>, Box<dyn Error>> {
         let mut host = HostMemory::alloc(&self.context, memory.len())?;
         self.stream.copy(host.all(), memory.all())?;
@@ -92,7 +92,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Waits for everything and sees that nothing waits to be freed.
+    /// Synchronizes, and asserts that no free is pending.
     pub(crate) fn finish(self) -> Outcome {
         self.stream.synchronize()?;
         assert_eq!(self.context.reap(), 0, "something still waits for work that is done");
@@ -100,14 +100,13 @@ impl Setting {
     }
 }
 
-/// Bytes that tell their places apart.
+/// Position-dependent bytes.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len)
         .map(|at| ((at * 31 + at / 251 + seed * 17) % 256) as u8)
         .collect()
 }
 
-/// Launches `add_one` on `count` words of `memory`.
 pub(crate) fn add_one(
     stream: &Stream,
     kernel: &Kernel,
@@ -116,6 +115,6 @@ pub(crate) fn add_one(
 ) -> Result<(), doorbell_cuda::Error> {
     assert!(count as usize * 4 <= memory.len());
     let launch = Launch::linear(count.div_ceil(256), 256);
-    // SAFETY: the kernel takes an address and a count of words that are there.
+    // SAFETY: the kernel takes an address and a count of words within the memory.
     unsafe { kernel.launch(stream, launch, &[&memory.device_ptr(), &count], &[memory.all()]) }
 }

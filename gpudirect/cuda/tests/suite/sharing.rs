@@ -1,4 +1,4 @@
-//! Memory of others: exported, imported, wrapped.
+//! Exported, imported and wrapped memory.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -45,7 +45,7 @@ pub(super) fn foreign(driver: Driver) -> Outcome {
     let bytes = pattern(10_000, 2);
     let owner = Arc::new(setting.device(&bytes)?);
     let at = DevicePtr(owner.device_ptr().0 + 1000);
-    // SAFETY: the owner keeps so many bytes.
+    // SAFETY: the owner keeps this many bytes.
     let memory = unsafe { Foreign::wrap(&setting.context, at, 5000, owner.clone())? };
     assert_eq!((memory.device_ptr(), memory.len()), (at, 5000));
     assert_eq!(memory.device()?, setting.context.device());
@@ -69,7 +69,7 @@ pub(super) fn foreign(driver: Driver) -> Outcome {
     assert_eq!(setting.context.reap(), 0);
     assert_eq!(Arc::strong_count(&owner), 1);
 
-    // SAFETY: refused, as no CUDA memory is there.
+    // SAFETY: refused, as there is no CUDA memory.
     let nowhere = unsafe { Foreign::wrap(&setting.context, DevicePtr(4096), 4, Arc::new(())) };
     assert!(nowhere.is_err());
     setting.finish()
@@ -138,7 +138,7 @@ pub(super) fn nothing_is_left(driver: Driver) -> Outcome {
     setting.stream.synchronize()?;
     assert_eq!(setting.context.reap(), 0);
     let (after, _) = setting.context.memory_info()?;
-    // Others may use the same device: what 500 leaks would have taken is a thousand megabytes.
+    // Other programs may use the same device: 500 leaks would take a thousand megabytes.
     assert!(
         after + (256 << 20) > before,
         "{before} bytes were free, and then {after}"

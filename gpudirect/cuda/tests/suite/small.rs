@@ -1,4 +1,4 @@
-//! Short copies by a block of the device.
+//! Short copies by a resident block.
 
 use std::error::Error;
 
@@ -6,10 +6,10 @@ use doorbell_cuda::{Driver, Error as CudaError, Memory, SmallCopies, SmallSource
 
 use super::{Outcome, Setting, pattern};
 
-/// Gives a command and says its number.
-fn give(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Result<u64, Box<dyn Error>> {
+fn submit(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Result<u64, Box<dyn Error>> {
     loop {
-        // SAFETY: the callers keep the memory, which is of the device's own context or pinned, until the command is done, and have no slice of it.
+        // SAFETY: the callers keep the memory, which is of the device's own context or pinned,
+        // until the command is done, and have no slice of it.
         if let Some(number) = unsafe { copies.copy(into, from)? } {
             return Ok(number);
         }
@@ -17,7 +17,7 @@ fn give(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Resu
     }
 }
 
-/// Waits for a command, which nobody takes back.
+/// Waits for a command that is not cancelled.
 fn finish(copies: &mut SmallCopies, number: u64) -> Result<(), Box<dyn Error>> {
     while copies.done()? < number {
         std::thread::yield_now();
@@ -25,14 +25,15 @@ fn finish(copies: &mut SmallCopies, number: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The block leaves, and nothing of it is kept.
+/// The block exits, and nothing of it is kept.
 fn end(setting: Setting, copies: SmallCopies) -> Outcome {
     drop(copies);
     setting.context.synchronize()?;
     setting.finish()
 }
 
-/// Every length of a few words at every place of one, and the longest: the bytes are there, and none beside them is touched.
+/// Every length of a few words at every offset within a word, and the maximum length: the bytes
+/// arrive, and no adjacent byte changes.
 pub(crate) fn every_length(driver: Driver) -> Outcome {
     const LEN: usize = 2 * SmallCopies::LARGEST;
     let setting = Setting::new(driver)?;
@@ -46,18 +47,18 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
     lengths.extend([
         (8, 16, SmallCopies::LARGEST),
         (0, 8, 2048),
-        (4, 12, SmallCopies::LARGEST_ODD),
-        (1, 2, SmallCopies::LARGEST_ODD),
+        (4, 12, SmallCopies::MAX_UNALIGNED),
+        (1, 2, SmallCopies::MAX_UNALIGNED),
     ]);
     for (into, from, len) in lengths {
         let target = setting.device(&pattern(LEN, 2))?;
         let back = setting.host(&pattern(LEN, 2))?;
         setting.stream.synchronize()?;
-        // To the device's memory from its own, from pinned memory, and from the command itself; to pinned memory.
+        // To device memory from itself, from pinned memory, and inline; to pinned memory.
         let sent = pattern(LEN, 1)[from..from + len].to_vec();
         let mut expected = pattern(LEN, 2);
         let mut places = vec![(into, SmallSource::Memory(source.span(from..from + len)?))];
-        if len <= SmallCopies::LARGEST_ODD {
+        if len <= SmallCopies::MAX_UNALIGNED {
             places.push((into + 1024, SmallSource::Memory(pinned.span(from..from + len)?)));
         }
         if len <= SmallCopies::MOST_INLINE {
@@ -65,10 +66,10 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
         }
         for (at, source) in places {
             expected[at..at + len].copy_from_slice(&sent);
-            give(&mut copies, target.span(at..at + len)?, source)?;
+            submit(&mut copies, target.span(at..at + len)?, source)?;
         }
         let source = SmallSource::Memory(source.span(from..from + len)?);
-        let last = give(&mut copies, back.span(into..into + len)?, source)?;
+        let last = submit(&mut copies, back.span(into..into + len)?, source)?;
         finish(&mut copies, last)?;
         assert_eq!(setting.read(&target)?, expected, "{len} bytes from {from} to {into}");
         let mut expected = pattern(LEN, 2);
@@ -82,17 +83,18 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
     end(setting, copies)
 }
 
-/// The ring goes round more often than its turns have numbers, with one command on its way and with many; each sees what the one before wrote.
+/// The ring wraps more often than there are lap numbers, with one outstanding command and with
+/// many; each sees the previous one's writes.
 pub(crate) fn many(driver: Driver) -> Outcome {
-    const TURNS: usize = 256 * 64;
+    const LAPS: usize = 256 * 64;
     let setting = Setting::new(driver)?;
     let mut copies = SmallCopies::new(&setting.context)?;
     let memory = setting.device(&[0; 24])?;
     setting.stream.synchronize()?;
-    for count in 0..TURNS as u64 {
-        // The last word is copied on behind what has just come.
-        give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&count.to_le_bytes()))?;
-        let copied = give(&mut copies, memory.span(8..16)?, SmallSource::Memory(memory.span(..8)?))?;
+    for count in 0..LAPS as u64 {
+        // Copies the word on, behind its arrival.
+        submit(&mut copies, memory.span(..8)?, SmallSource::Bytes(&count.to_le_bytes()))?;
+        let copied = submit(&mut copies, memory.span(8..16)?, SmallSource::Memory(memory.span(..8)?))?;
         if count % 61 == 0 {
             finish(&mut copies, copied)?;
             let mut words = setting.host(&[0; 16])?;
@@ -102,21 +104,21 @@ pub(crate) fn many(driver: Driver) -> Outcome {
             assert_eq!(words.bytes_mut()?.to_vec(), expected);
         }
     }
-    let last = give(
+    let last = submit(
         &mut copies,
         memory.span(16..)?,
         SmallSource::Memory(memory.span(8..16)?),
     )?;
-    assert_eq!(last, 2 * TURNS as u64 + 1);
+    assert_eq!(last, 2 * LAPS as u64 + 1);
     finish(&mut copies, last)?;
     assert_eq!(copies.done()?, last);
     let all = setting.read(&memory)?;
-    assert_eq!(all, [(TURNS as u64 - 1).to_le_bytes(); 3].concat());
+    assert_eq!(all, [(LAPS as u64 - 1).to_le_bytes(); 3].concat());
     end(setting, copies)
 }
 
-/// What was taken back is never copied, whenever the block begins; and it goes on behind that.
-pub(crate) fn taken_back(driver: Driver) -> Outcome {
+/// A cancelled command never executes, whenever the block starts; later commands do.
+pub(crate) fn cancelled(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let memory = setting.device(&pattern(16, 1))?;
     setting.stream.synchronize()?;
@@ -124,8 +126,8 @@ pub(crate) fn taken_back(driver: Driver) -> Outcome {
     let mut before = pattern(16, 1)[..8].to_vec();
     for round in 0..50_u64 {
         let word = round.to_le_bytes();
-        give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&pattern(8, 7)))?;
-        let number = give(&mut copies, memory.span(..8)?, SmallSource::Bytes(&word))?;
+        submit(&mut copies, memory.span(..8)?, SmallSource::Bytes(&pattern(8, 7)))?;
+        let number = submit(&mut copies, memory.span(..8)?, SmallSource::Bytes(&word))?;
         let came = copies.wait(number)?;
         setting.context.synchronize()?;
         if came {
@@ -137,7 +139,8 @@ pub(crate) fn taken_back(driver: Driver) -> Outcome {
     end(setting, copies)
 }
 
-/// What is no short copy is refused, and no more are taken than there is room for; nothing of it is left when they are dropped on their way.
+/// Unsupported copies are refused, and no more are accepted than there are slots; dropping
+/// outstanding ones leaves nothing behind.
 pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let memory = setting.device(&pattern(8 * SmallCopies::LARGEST, 1))?;
@@ -163,10 +166,10 @@ pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
         assert!(matches!(refused, Err(CudaError::Lengths { .. })), "{refused:?}");
     }
     for _ in 0..20 {
-        let last = give(&mut copies, memory.span(..8)?, SmallSource::Memory(memory.span(8..16)?))?;
+        let last = submit(&mut copies, memory.span(..8)?, SmallSource::Memory(memory.span(8..16)?))?;
         finish(&mut copies, last)?;
     }
-    give(
+    submit(
         &mut copies,
         memory.span(..8)?,
         SmallSource::Memory(memory.span(16..24)?),

@@ -1,10 +1,10 @@
-//! Streams, events, words, and what is dropped while work uses it.
+//! Streams, events, stream memory operations, and memory dropped while in use.
 
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_cuda::{Attribute, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Stream, Until};
+use doorbell_cuda::{Attribute, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Stream, WaitCondition};
 
 use super::{Outcome, Setting, Verdict, pattern};
 
@@ -50,16 +50,16 @@ pub(super) fn words(driver: Driver) -> Outcome {
     let has_64 = setting.context.device().has(Attribute::CanUse64BitStreamMemOps);
     let host = HostMemory::alloc(&setting.context, 64)?;
     let (go, done, long) = (host.span(..4)?, host.span(4..8)?, host.span(8..16)?);
-    setting.stream.wait_value32(go, Until::AtLeast(5))?;
+    setting.stream.wait_value32(go, WaitCondition::AtLeast(5))?;
     setting.stream.write_value32(done, 77)?;
     if has_64 {
-        setting.stream.wait_value64(long, Until::Equal(1 << 40))?;
+        setting.stream.wait_value64(long, WaitCondition::Equal(1 << 40))?;
         setting.stream.write_value64(host.span(16..24)?, u64::MAX)?;
     }
-    setting.stream.wait_value32(go, Until::AnyBit(4))?;
+    setting.stream.wait_value32(go, WaitCondition::AnyBit(4))?;
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Long enough that a stream that does not wait is found out, most times.
+            // Long enough that a stream that does not wait is usually detected.
             thread::sleep(Duration::from_millis(20));
             assert_eq!(
                 host.atomic_u32(4).unwrap().load(Ordering::Acquire),
@@ -86,7 +86,7 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let bytes = pattern(1 << 20, 2);
     let mut back = HostMemory::alloc(&setting.context, bytes.len())?;
-    // All is made first: the driver may wait for the device when it makes or frees pinned memory.
+    // Everything is allocated first: allocating or freeing pinned memory may wait for the device.
     {
         let host = setting.host(&bytes)?;
         let one = DeviceMemory::alloc(&setting.context, bytes.len())?;
@@ -105,7 +105,7 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
     setting.stream.synchronize()?;
     assert_eq!(setting.context.reap(), 0);
 
-    // Work of a stream that was used before many others is not forgotten for theirs.
+    // A stream used before many others is still tracked.
     let memory = setting.device(&bytes)?;
     let mut others = Vec::new();
     for _ in 0..12 {
@@ -123,7 +123,7 @@ pub(super) fn dropped_in_flight(driver: Driver) -> Outcome {
     assert!(setting.context.reap() >= 1, "memory was freed while a copy was to come");
     assert!(back.bytes_mut()? == bytes);
 
-    // Nor of streams that are dropped.
+    // Nor are dropped streams forgotten.
     let memory = setting.device(&bytes)?;
     setting.stream.synchronize()?;
     for _ in 0..20 {

@@ -1,15 +1,19 @@
-/* NVML for tests, of a machine that lines of text describe: those of the file FAKE_NVML names, or what fake_describe() was given.
+/* A fake NVML for tests. The machine is described by lines of text: those of the file FAKE_NVML
+ * names, or those passed to fake_describe().
  *
  *   driver VERSION
- *   gpu ADDRESS UUID NAME             the GPUs, counted from 0; an address is DOMAIN:BUS:DEVICE
- *   links GPU COUNT MBPS VERSION FAR  that many active links more: FAR is switch, npu, unknown, or another GPU's number; 0 of MBPS and -1 of VERSION are not told
- *   dead GPU COUNT                    that many links more that are not active
- *   ancestor GPU GPU LEVEL            as nvmlGpuTopologyLevel_t counts; 50 if nothing is said
- *   p2p GPU GPU CAPABILITY STATUS     as nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t count; if nothing is said: by the links
- *   cpus GPU FIRST LAST, node GPU N   more processors, a NUMA node
- *   fail FUNCTION CODE                all calls of FUNCTION (without "nvml") answer CODE; * is every function but Init_v2
+ *   gpu ADDRESS UUID NAME             a GPU, counted from 0; an address is DOMAIN:BUS:DEVICE
+ *   links GPU COUNT MBPS VERSION FAR  adds active links: FAR is switch, npu, unknown, or another
+ *                                     GPU's number; MBPS 0 and VERSION -1 are not reported
+ *   dead GPU COUNT                    adds inactive links
+ *   ancestor GPU GPU LEVEL            an nvmlGpuTopologyLevel_t; 50 by default
+ *   p2p GPU GPU CAPABILITY STATUS     nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t; by default
+ *                                     derived from the links
+ *   cpus GPU FIRST LAST, node GPU N   adds CPUs, a NUMA node
+ *   fail FUNCTION CODE                all calls of FUNCTION (without "nvml") return CODE; * is every
+ *                                     function but Init_v2
  *
- * With -DOLD it has only what every NVML has. */
+ * With -DOLD it has only the functions that every NVML has. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -294,8 +298,8 @@ int nvmlDeviceGetP2PStatus(Gpu *one, Gpu *two, int capability, int *status)
 	TRY("DeviceGetP2PStatus");
 	if (capability < 0 || capability > 4)
 		return INVALID_ARGUMENT;
-	int told = one->p2p[two - gpus][capability];
-	*status = told >= 0 ? told : linked(one, two) ? 0 : capability == 2 ? 5 : 1;
+	int configured = one->p2p[two - gpus][capability];
+	*status = configured >= 0 ? configured : linked(one, two) ? 0 : capability == 2 ? 5 : 1;
 	return SUCCESS;
 }
 

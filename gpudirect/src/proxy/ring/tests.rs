@@ -1,16 +1,19 @@
-//! Rings under any interleaving of stores, full ones, many turns, and whatever a hostile kernel may write.
+//! Ring tests: any interleaving of stores, full rings, many laps, and hostile kernels.
 
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::proxy::{Operation, Signalling, Update};
+use crate::proxy::{Operation, SignalOp, SignalUpdate};
 
 fn descriptor() -> impl Strategy<Value = Descriptor> {
     const FIELD: u64 = u64::MAX >> 8;
-    let update = prop_oneof![any::<u64>().prop_map(Update::Set), any::<u64>().prop_map(Update::Add)];
-    let signalling = (0..=FIELD, update).prop_map(|(signal, update)| Signalling { signal, update });
+    let update = prop_oneof![
+        any::<u64>().prop_map(SignalOp::Set),
+        any::<u64>().prop_map(SignalOp::Add)
+    ];
+    let signalling = (0..=FIELD, update).prop_map(|(signal, update)| SignalUpdate { signal, update });
     let operation = prop_oneof![
         prop::option::of(signalling.clone()).prop_map(Operation::Put),
         Just(Operation::Get),
@@ -27,28 +30,28 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
     })
 }
 
-/// A kernel's thread that has an index, and the words that it has yet to store, in its own order.
+/// A kernel thread with an index, and the words it has yet to store, in its own order.
 struct Writer {
     stores: VecDeque<(usize, u64)>,
 }
 
 proptest! {
     #[test]
-    fn words_say_what_they_were_written_for(descriptor in descriptor(), turn in 1u8..) {
-        let words = descriptor.encode(turn);
-        prop_assert!(words.iter().all(|word| turn_of(*word) == turn));
+    fn descriptor_words_carry_their_lap(descriptor in descriptor(), lap in 1u8..) {
+        let words = descriptor.encode(lap);
+        prop_assert!(words.iter().all(|word| lap_of(*word) == lap));
         prop_assert_eq!(Descriptor::decode(&words), Ok(descriptor));
     }
 
     #[test]
-    fn turns_differ_from_those_before(index in any::<u64>(), shift in 1u32..20) {
+    fn lap_numbers_differ_from_the_previous_lap(index in any::<u64>(), shift in 1u32..20) {
         let slots = 1u64 << shift;
-        prop_assert_ne!(turn(index, slots), 0);
-        prop_assert_ne!(turn(index, slots), turn_before(index, slots));
+        prop_assert_ne!(lap(index, slots), 0);
+        prop_assert_ne!(lap(index, slots), previous_lap(index, slots));
     }
 
     #[test]
-    fn whatever_lies_there_is_survived(words in any::<[u64; 8]>(), rest in any::<[u64; 8]>()) {
+    fn arbitrary_ring_contents_are_survived(words in any::<[u64; 8]>(), rest in any::<[u64; 8]>()) {
         drop(Descriptor::decode(&words).map(|descriptor| descriptor.to_string()));
         let ring = Ring::plain(2);
         let mut consumer = Consumer::new(Arc::clone(&ring));
@@ -56,21 +59,24 @@ proptest! {
             ring.words.at(SLOTS + at).store(word, Ordering::Relaxed);
         }
         let first = consumer.peek();
-        let turns: Vec<u8> = words.iter().map(|word| turn_of(*word)).collect();
-        if turns.iter().all(|turn| *turn == 1) {
-            prop_assert_ne!(first, Next::Nothing);
+        let laps: Vec<u8> = words.iter().map(|word| lap_of(*word)).collect();
+        if laps.iter().all(|lap| *lap == 1) {
+            prop_assert_ne!(first, Peeked::Empty);
         } else {
-            prop_assert_eq!(first, Next::Nothing);
-            // What is neither of this turn nor of the one before is told, if nothing that is not there yet comes first.
-            let odd = turns.iter().position(|turn| *turn > 1);
-            let missing = turns.iter().position(|turn| *turn == 0);
+            prop_assert_eq!(first, Peeked::Empty);
+            // A word of neither this lap nor the previous one is reported, unless a missing word
+            // precedes it.
+            let odd = laps.iter().position(|lap| *lap > 1);
+            let missing = laps.iter().position(|lap| *lap == 0);
             let torn = odd.is_some_and(|odd| missing.is_none_or(|missing| odd < missing));
-            prop_assert_eq!(ring.failure().is_some_and(|failed| failed.cause == Cause::Torn), torn);
+            prop_assert_eq!(ring.failure().is_some_and(|failed| failed.cause == FailureCause::Torn), torn);
             prop_assert_eq!(ring.words.at(STOPPED).load(Ordering::Relaxed), u64::from(torn));
         }
     }
 
-    /// Writers store their words one by one in any order and by turns, while the proxy looks, takes and finishes: it takes all that was asked for, whole, in the order of the indices, and never more than there is room for.
+    /// Producers store their words one by one, in any order and interleaved, while the proxy peeks,
+    /// consumes and completes: it consumes every request, whole, in index order, and never more
+    /// than there are free slots.
     #[test]
     fn stores_in_any_order(
         descriptors in prop::collection::vec((descriptor(), Just((0..DESCRIPTOR_WORDS).collect::<Vec<_>>()).prop_shuffle()), 1..40),
@@ -79,26 +85,26 @@ proptest! {
     ) {
         let ring = Ring::plain(slots);
         let mut consumer = Consumer::new(Arc::clone(&ring));
-        let mut asked = descriptors.iter();
+        let mut requests = descriptors.iter();
         let mut writers: Vec<Writer> = Vec::new();
-        let (mut head, mut taken, mut under_way) = (0u64, Vec::new(), Vec::new());
+        let (mut head, mut taken, mut in_flight) = (0u64, Vec::new(), Vec::new());
         let mut choices = choices.into_iter().cycle().map(usize::from);
         let mut steps = 0;
-        while taken.len() < descriptors.len() || !under_way.is_empty() {
+        while taken.len() < descriptors.len() || !in_flight.is_empty() {
             steps += 1;
             prop_assert!(steps < 100_000, "it stands still");
             let choice = choices.next().unwrap_or(0) + steps / 400;
             match choice % 5 {
-                // A thread takes an index, if there is room.
+                // A thread takes an index, if a slot is free.
                 0 if head - ring.words.at(CONSUMED).load(Ordering::Acquire) < ring.slots => {
-                    if let Some((descriptor, order)) = asked.next() {
-                        let words = descriptor.encode(turn(head, ring.slots));
+                    if let Some((descriptor, order)) = requests.next() {
+                        let words = descriptor.encode(lap(head, ring.slots));
                         let first = ring.slot(head);
                         writers.push(Writer { stores: order.iter().map(|at| (first + at, words[*at])).collect() });
                         head += 1;
                     }
                 }
-                // One of those that have one stores a word.
+                // A thread with an index stores a word.
                 1 | 2 if !writers.is_empty() => {
                     let which = choice / 5 % writers.len();
                     if let Some((at, word)) = writers[which].stores.pop_front() {
@@ -108,25 +114,25 @@ proptest! {
                     }
                 }
                 3 => {
-                    if let Next::Descriptor(found) = consumer.peek() {
+                    if let Peeked::Descriptor(found) = consumer.peek() {
                         prop_assert_eq!(found, Ok(descriptors[taken.len()].0));
                         let index = consumer.take();
                         prop_assert_eq!(index, taken.len() as u64);
                         taken.push(index);
-                        under_way.push(index);
+                        in_flight.push(index);
                         consumer.publish();
                     }
                 }
-                4 if !under_way.is_empty() => {
-                    let index = under_way.swap_remove(choice / 5 % under_way.len());
+                4 if !in_flight.is_empty() => {
+                    let index = in_flight.swap_remove(choice / 5 % in_flight.len());
                     consumer.finish(index);
                     consumer.publish();
-                    let oldest = under_way.iter().copied().min().unwrap_or(taken.len() as u64);
+                    let oldest = in_flight.iter().copied().min().unwrap_or(taken.len() as u64);
                     prop_assert_eq!(ring.completed(), oldest);
                 }
                 _ => {}
             }
-            prop_assert!(under_way.len() <= slots as usize);
+            prop_assert!(in_flight.len() <= slots as usize);
         }
         prop_assert_eq!(ring.failure(), None);
         prop_assert_eq!(ring.completed(), descriptors.len() as u64);
@@ -135,9 +141,9 @@ proptest! {
 
 fn signal(id: u64) -> Descriptor {
     Descriptor {
-        operation: Operation::Signal(Signalling {
+        operation: Operation::Signal(SignalUpdate {
             signal: 0,
-            update: Update::Set(id),
+            update: SignalOp::Set(id),
         }),
         peer: 0,
         len: 0,
@@ -147,15 +153,14 @@ fn signal(id: u64) -> Descriptor {
     }
 }
 
-/// More turns than there are numbers for them.
 #[test]
-fn many_turns() {
+fn more_laps_than_lap_numbers() {
     let ring = Ring::plain(2);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     for id in 0..2000 {
-        assert_eq!(consumer.peek(), Next::Nothing);
+        assert_eq!(consumer.peek(), Peeked::Empty);
         assert_eq!(ring.try_write(&signal(id)), Some(id));
-        assert_eq!(consumer.peek(), Next::Descriptor(Ok(signal(id))));
+        assert_eq!(consumer.peek(), Peeked::Descriptor(Ok(signal(id))));
         let index = consumer.take();
         consumer.finish(index);
         consumer.publish();
@@ -164,7 +169,7 @@ fn many_turns() {
 }
 
 #[test]
-fn full_and_free_again() {
+fn full_ring_frees_slots_again() {
     let ring = Ring::plain(3);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     assert_eq!(ring.slots, 4);
@@ -172,36 +177,36 @@ fn full_and_free_again() {
     assert_eq!(ring.try_write(&signal(4)), None);
     let (first, second) = (consumer.take(), consumer.take());
     consumer.publish();
-    // Taken is free for writers; but what is under way is as much as there are slots.
+    // Consumed slots are free for producers, but the number in flight is limited to the slots.
     (4..6).for_each(|id| assert_eq!(ring.try_write(&signal(id)), Some(id)));
     assert_eq!([consumer.take(), consumer.take()], [2, 3]);
-    assert_eq!(consumer.peek(), Next::Nothing);
+    assert_eq!(consumer.peek(), Peeked::Empty);
     consumer.finish(second);
     consumer.publish();
-    assert_eq!((ring.completed(), consumer.peek()), (0, Next::Nothing));
+    assert_eq!((ring.completed(), consumer.peek()), (0, Peeked::Empty));
     consumer.finish(first);
     consumer.publish();
     assert_eq!(
         (ring.completed(), consumer.peek()),
-        (2, Next::Descriptor(Ok(signal(4))))
+        (2, Peeked::Descriptor(Ok(signal(4))))
     );
 }
 
-/// Only what has been released is taken, and whoever waits is let go when the proxy goes.
+/// Only released entries are consumed, and waiting streams are released when the proxy stops.
 #[test]
 fn gates() {
-    let ring = Ring::over(Words::plain(words(4)), 4, true);
+    let ring = Ring::over(SharedWords::plain(words(4)), 4, true);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     (0..3).for_each(|id| assert!(ring.try_write(&signal(id)).is_some()));
-    assert_eq!(consumer.peek(), Next::Nothing);
+    assert_eq!(consumer.peek(), Peeked::Empty);
     ring.words.at(RELEASED).store(1, Ordering::Release);
-    assert_eq!(consumer.peek(), Next::Descriptor(Ok(signal(0))));
+    assert_eq!(consumer.peek(), Peeked::Descriptor(Ok(signal(0))));
     let first = consumer.take();
-    assert_eq!(consumer.peek(), Next::Nothing);
+    assert_eq!(consumer.peek(), Peeked::Empty);
     consumer.finish(first);
     ring.close();
-    assert!(!consumer.is_over(), "two have yet to be released");
+    assert!(!consumer.is_finished(), "two have yet to be released");
     consumer.abandon();
     assert_eq!(ring.completed(), 3);
-    assert_eq!(ring.failure().unwrap().cause, Cause::Stopped);
+    assert_eq!(ring.failure().unwrap().cause, FailureCause::Stopped);
 }

@@ -1,53 +1,67 @@
-//! Bandwidth, as the C tools measure it with each other: `flow` is what each operation does, `drive` the loop, and here the order of it all, which is the conversation's.
+//! Bandwidth tests, wire-compatible with the C tools: `requester` is what each operation posts,
+//! `test_loop` the measuring loop; this module is the order of the test.
 //!
-//! Which barriers there are depends on the test; docs/CLASSIC.md has the whole table. In short: before each size where both ends work (SEND, and both directions), and behind the last, or behind each
-//! where a C tool has it. Then, where an end has measured what the other has not, results; then goodbye.
+//! Which barriers there are depends on the test; docs/CLASSIC.md has the table. In short: before
+//! each size where both ends work (SEND, and bidirectional tests), and after the last, or after
+//! each where a C tool has it. Then the reports are exchanged, where one end has measured what the
+//! other has not, and the control connection closes.
 
-mod drive;
-mod flow;
+mod requester;
+mod test_loop;
 
 use doorbell_verbs::{Rc, SharedReceive, Uc, Ud};
 
-use self::drive::{Drive, Outcome};
-use self::flow::{Arrivals, Counts, Flow, Reads, Sends, Writes};
-use super::begin::begin;
+use self::requester::{AtomicRequester, ReadRequester, Receiver, Requester, SendRequester, WriteRequester};
+use self::test_loop::{Outcome, TestLoop};
+use super::control::open_control;
 use super::layout::{Rates, bandwidth};
 use super::printer::{Directions, Printer};
 use super::settings::{Output, Settings, Transport};
-use super::station::{Depths, Service, Station};
+use super::test_end::{Depths, TestEnd, TestTransport};
 use super::tool::Verb;
-use super::wire::{Conversation, Figures};
+use super::wire::{BwReport, ControlConnection};
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Bandwidth, Clock, ClockChoice};
 
-/// Runs a bandwidth test, and prints it.
+/// Runs a bandwidth test and prints it.
 ///
 /// # Errors
-/// [`Failure::Interrupted`], when what was measured until then is printed; [`Failure::Usage`] when it is a test that there is not; [`Failure::Test`] and [`Failure::Lost`] when it failed.
+/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
 pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
     let shared = settings.shared_receive;
     match (settings.tool.verb, settings.transport) {
-        (Verb::Write, Transport::Rc) => test::<Rc, Writes>(settings, device, interrupt),
-        (Verb::Write, Transport::Uc) => test::<Uc, Writes>(settings, device, interrupt),
-        (Verb::Read, Transport::Rc) => test::<Rc, Reads>(settings, device, interrupt),
-        (Verb::Atomic, Transport::Rc) => test::<Rc, Counts>(settings, device, interrupt),
-        (Verb::Send, Transport::Rc) if shared => test::<SharedReceive<Rc>, Sends>(settings, device, interrupt),
-        (Verb::Send, Transport::Uc) if shared => test::<SharedReceive<Uc>, Sends>(settings, device, interrupt),
-        (Verb::Send, Transport::Ud) if shared => test::<SharedReceive<Ud>, Sends>(settings, device, interrupt),
-        (Verb::Send, Transport::Rc) => test::<Rc, Sends>(settings, device, interrupt),
-        (Verb::Send, Transport::Uc) => test::<Uc, Sends>(settings, device, interrupt),
-        (Verb::Send, Transport::Ud) => test::<Ud, Sends>(settings, device, interrupt),
+        (Verb::Write, Transport::Rc) => run_and_print::<Rc, WriteRequester>(settings, device, interrupt),
+        (Verb::Write, Transport::Uc) => run_and_print::<Uc, WriteRequester>(settings, device, interrupt),
+        (Verb::Read, Transport::Rc) => run_and_print::<Rc, ReadRequester>(settings, device, interrupt),
+        (Verb::Atomic, Transport::Rc) => run_and_print::<Rc, AtomicRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Rc) if shared => {
+            run_and_print::<SharedReceive<Rc>, SendRequester>(settings, device, interrupt)
+        }
+        (Verb::Send, Transport::Uc) if shared => {
+            run_and_print::<SharedReceive<Uc>, SendRequester>(settings, device, interrupt)
+        }
+        (Verb::Send, Transport::Ud) if shared => {
+            run_and_print::<SharedReceive<Ud>, SendRequester>(settings, device, interrupt)
+        }
+        (Verb::Send, Transport::Rc) => run_and_print::<Rc, SendRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Uc) => run_and_print::<Uc, SendRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Ud) => run_and_print::<Ud, SendRequester>(settings, device, interrupt),
         (verb, transport) => Err(Failure::usage(format!(
             "-c {transport:?}: the transport has no {verb:?}: leave it out"
         ))),
     }
 }
 
-fn test<T: Service, F: Flow<T>>(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
+fn run_and_print<T: TestTransport, F: Requester<T>>(
+    settings: &Settings,
+    device: &Device,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
     let mut printer = Printer::new(settings)?;
-    let result = converse::<T, F>(settings, device, interrupt, &mut printer);
+    let result = run_test::<T, F>(settings, device, interrupt, &mut printer);
     match result {
         Ok(()) => printer.finish(),
         Err(Failure::Interrupted) => printer.finish().and(Err(Failure::Interrupted)),
@@ -55,85 +69,84 @@ fn test<T: Service, F: Flow<T>>(settings: &Settings, device: &Device, interrupt:
     }
 }
 
-fn converse<T: Service, F: Flow<T>>(
+fn run_test<T: TestTransport, F: Requester<T>>(
     settings: &Settings,
     device: &Device,
     interrupt: &Interrupt,
     printer: &mut Printer<'_>,
 ) -> Result<(), Failure> {
     let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
-    let (mut conversation, managed) = begin(settings, device, printer, interrupt)?;
+    let (mut control, cm) = open_control(settings, device, printer, interrupt)?;
     let depths = Depths::of(settings);
-    let mut station =
-        Station::<T>::establish(settings, device, &mut conversation, managed, interrupt, printer, depths)?;
-    printer.heads()?;
-    let mut course = Course {
+    let mut test_end = TestEnd::<T>::establish(settings, device, &mut control, cm, interrupt, printer, depths)?;
+    printer.column_heads()?;
+    let mut bw_test = BwTest {
         settings,
-        arrivals: arrivals(settings, &mut station)?,
-        station: &mut station,
-        conversation: &mut conversation,
+        receivers: receivers(settings, &mut test_end)?,
+        test_end: &mut test_end,
+        control: &mut control,
         printer,
         clock: &clock,
     };
     let last = if is_passive(settings) {
-        Figures::default()
+        BwReport::default()
     } else {
-        course.sizes::<F>()?
+        bw_test.sizes::<F>()?
     };
     if settings.tool.verb != Verb::Send && !settings.bidirectional {
-        course.tell_at_the_end(&last)?;
+        bw_test.exchange_final_reports(&last)?;
     }
-    station.meet_after_test(&mut conversation)?;
+    test_end.barrier_after_test(&mut control)?;
     std::thread::sleep(settings.wait_destroy);
-    conversation.goodbye();
+    control.close();
     Ok(())
 }
 
-/// Whether this end does nothing but lend its memory.
+/// Whether this end only provides its memory.
 fn is_passive(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && settings.receives() && !settings.bidirectional
 }
 
-/// What messages are received into, which stays posted from size to size: as long as the longest.
-fn arrivals<T: Service>(settings: &Settings, station: &mut Station<T>) -> Result<Vec<Arrivals>, Failure> {
+/// The receives, as long as the longest message; they stay posted from size to size.
+fn receivers<T: TestTransport>(settings: &Settings, test_end: &mut TestEnd<T>) -> Result<Vec<Receiver>, Failure> {
     if settings.tool.verb != Verb::Send || !(settings.receives() || settings.bidirectional) {
         return Ok(Vec::new());
     }
     let longest = settings.sizes.iter().max().copied().unwrap_or(0);
-    let queues = if station.shared.is_some() {
+    let queues = if test_end.shared.is_some() {
         1
     } else {
-        station.lanes.len()
+        test_end.qps.len()
     };
-    let mut arrivals = (0..queues)
-        .map(|_| Arrivals::new(settings, station, longest, settings.rx_depth.max(1)))
+    let mut receivers = (0..queues)
+        .map(|_| Receiver::new(settings, test_end, longest, settings.rx_depth.max(1)))
         .collect::<Result<Vec<_>, _>>()?;
-    let Station { lanes, shared, .. } = station;
-    for (lane, arrivals) in lanes.iter_mut().zip(&mut arrivals) {
-        arrivals.post(lane, shared.as_mut())?;
+    let TestEnd { qps, shared, .. } = test_end;
+    for (test_qp, receiver) in qps.iter_mut().zip(&mut receivers) {
+        receiver.post(test_qp, shared.as_mut())?;
     }
-    Ok(arrivals)
+    Ok(receivers)
 }
 
 /// A test from its first size to its last.
-struct Course<'a, 'p, T: Service> {
+struct BwTest<'a, 'p, T: TestTransport> {
     settings: &'a Settings,
-    station: &'a mut Station<T>,
-    arrivals: Vec<Arrivals>,
-    conversation: &'a mut Conversation,
+    test_end: &'a mut TestEnd<T>,
+    receivers: Vec<Receiver>,
+    control: &'a mut ControlConnection,
     printer: &'a mut Printer<'p>,
     clock: &'a Clock,
 }
 
-impl<T: Service> Course<'_, '_, T> {
-    /// Runs all sizes. Returns what the last came to.
-    fn sizes<F: Flow<T>>(&mut self) -> Result<Figures, Failure> {
+impl<T: TestTransport> BwTest<'_, '_, T> {
+    /// Runs all sizes. Returns the report of the last.
+    fn sizes<F: Requester<T>>(&mut self) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let sends = settings.tool.verb == Verb::Send;
-        let mut last = Figures::default();
+        let mut last = BwReport::default();
         for &bytes in &settings.sizes {
             if sends || settings.bidirectional {
-                self.station.meet(self.conversation)?;
+                self.test_end.barrier(self.control)?;
             }
             loop {
                 last = self.size::<F>(bytes)?;
@@ -142,20 +155,21 @@ impl<T: Service> Course<'_, '_, T> {
                 }
             }
             if sends && settings.all {
-                self.station.meet_after_test(self.conversation)?;
+                self.test_end.barrier_after_test(self.control)?;
             }
         }
         Ok(last)
     }
 
-    /// Runs one size, and prints it.
-    fn size<F: Flow<T>>(&mut self, bytes: u64) -> Result<Figures, Failure> {
+    /// Runs one size and prints it.
+    fn size<F: Requester<T>>(&mut self, bytes: u64) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let mut outcome = Outcome::default();
         let result = {
-            let watch = self.conversation.watch();
-            let mut drive = Drive::<T, F>::new(settings, self.station, &mut self.arrivals, bytes, self.clock, watch)?;
-            drive.run(&mut outcome)
+            let monitor = self.control.monitor();
+            let mut test_loop =
+                TestLoop::<T, F>::new(settings, self.test_end, &mut self.receivers, bytes, self.clock, monitor)?;
+            test_loop.run(&mut outcome)
         };
         let cpu = outcome.cpu.used();
         let cpu_percent = (cpu.user_cores + cpu.system_cores) * 100.0;
@@ -185,36 +199,37 @@ impl<T: Service> Course<'_, '_, T> {
         }
         let is_send = settings.tool.verb == Verb::Send;
         if !is_send && settings.all {
-            self.station.meet_after_test(self.conversation)?;
+            self.test_end.barrier_after_test(self.control)?;
         }
         let remote = if is_send && settings.is_timed() {
-            // The C tools tell nothing here, so that what came in is what this end has seen of the other's.
+            // The C tools exchange no report here, so the received rate stands for the peer's
+            // direction.
             received.ok_or_else(nothing)?
         } else {
-            self.theirs(&ours, bytes)?
+            self.exchange_reports(&ours, bytes)?
         };
         self.printer
             .rates(sum(&local, &remote), Some(Directions { local, remote }), cpu_percent)?;
         Ok(ours)
     }
 
-    /// Tells what this end's direction came to. Returns what the other end's did.
-    fn theirs(&mut self, ours: &Figures, bytes: u64) -> Result<Rates, Failure> {
-        let theirs = self.conversation.figures(ours)?;
+    /// Exchanges the reports of one size. Returns the peer's.
+    fn exchange_reports(&mut self, ours: &BwReport, bytes: u64) -> Result<Rates, Failure> {
+        let theirs = self.control.exchange_report(ours)?;
         if !theirs.are_plausible() || theirs.size != bytes {
             return Err(Failure::test(format!(
                 "peer {}: its results make no sense: are both ends given the same options?",
-                self.conversation.peer()
+                self.control.peer()
             )));
         }
         Ok(rates_of(&theirs))
     }
 
-    /// Where one end alone has worked: meets the other behind the last size, and tells it what came out.
-    fn tell_at_the_end(&mut self, ours: &Figures) -> Result<(), Failure> {
-        self.station.meet_after_test(self.conversation)?;
-        let theirs = self.conversation.figures(ours)?;
-        // Of the two one has measured. What the other says is what its memory held.
+    /// Barrier after the last size of a one-sided test, then exchanges the reports.
+    fn exchange_final_reports(&mut self, ours: &BwReport) -> Result<(), Failure> {
+        self.test_end.barrier_after_test(self.control)?;
+        let theirs = self.control.exchange_report(ours)?;
+        // Only one of the two ends has measured. The other reports what its memory held.
         if is_passive(self.settings) && theirs.are_plausible() && theirs.average > 0.0 {
             self.printer.rates(rates_of(&theirs), None, 0.0)?;
         }
@@ -233,10 +248,10 @@ fn rates(settings: &Settings, bytes: u64, iterations: u64, figures: &Bandwidth) 
     }
 }
 
-/// As this end tells it.
-fn figures(settings: &Settings, rates: &Rates) -> Figures {
+/// The report that this end sends.
+fn figures(settings: &Settings, rates: &Rates) -> BwReport {
     let output: &Output = &settings.output;
-    Figures {
+    BwReport {
         size: rates.bytes,
         iterations: rates.iterations,
         peak: rates.peak_bytes_per_s.map_or(0.0, |peak| bandwidth(output, peak)),
@@ -245,8 +260,9 @@ fn figures(settings: &Settings, rates: &Rates) -> Figures {
     }
 }
 
-/// As the other end has told it. Its bandwidth is in whichever unit it prints, so that the message rate, which has but one, says how much that is.
-fn rates_of(theirs: &Figures) -> Rates {
+/// The peer's report. Its bandwidth is in the unit the peer prints; the message rate has only one
+/// unit, so the bandwidth is computed from it.
+fn rates_of(theirs: &BwReport) -> Rates {
     let messages_per_s = theirs.rate * 1e6;
     let average_bytes_per_s = messages_per_s * theirs.size as f64;
     Rates {

@@ -1,33 +1,35 @@
-//! Latency, as the C tools measure it with each other.
+//! Latency tests, wire-compatible with the C tools.
 //!
-//! `write` and `send` are ends of a ping-pong, which `rally` plays; `ask` is the client of READs and atomics, whose loop is `single`, and whose server does nothing. Every message is timed by
-//! itself (`tally`), so that figures are true percentiles of all of them; `watch` is what loops do while they wait. Here is the order of it all: a barrier before the first size (before each, of
-//! SENDs), and behind the last another and a goodbye, which WRITEs do not have.
+//! `write` and `send` are the ends of a ping-pong, which `pingpong` runs; `one_sided` is the client
+//! of READs and atomics, whose loop is `single` and whose server is passive. Every message is timed
+//! by itself (`recorder`), so percentiles are of all messages; `monitor` polls for time-up, Ctrl-C
+//! and a lost peer while a loop waits. Barriers: one before the first size (before each, for SEND),
+//! one after the last followed by closing, except for WRITE.
 
-mod ask;
-mod messages;
-mod rally;
+mod monitor;
+mod one_sided;
+mod pingpong;
+mod recorder;
 mod send;
+mod send_buffers;
 mod single;
-mod tally;
-mod watch;
 mod write;
 
 use std::time::Duration;
 
 use doorbell_verbs::{Connected, Rc, SharedReceive, Uc, Ud};
 
-use self::messages::SOURCES;
-use self::rally::{End, Racket};
-use self::tally::Tally;
-use self::watch::Watch;
-use super::begin::begin;
+use self::monitor::LoopMonitor;
+use self::pingpong::{PingPong, Role};
+use self::recorder::LatencyRecorder;
+use self::send_buffers::BUFFERS;
+use super::control::open_control;
 use super::layout::Latencies;
 use super::printer::Printer;
-use super::settings::{Length, Settings, Transport};
-use super::station::{Depths, Service, Station};
+use super::settings::{Settings, TestLength, Transport};
+use super::test_end::{Depths, TestEnd, TestTransport};
 use super::tool::Verb;
-use super::wire::{Conversation, Key};
+use super::wire::{ControlConnection, QpInfo};
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -36,13 +38,14 @@ use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 /// Requests of a round of `--perform_warm_up`.
 const WARM_UP: u32 = 100;
 
-/// Runs a latency test, and prints it.
+/// Runs a latency test and prints it.
 ///
 /// # Errors
-/// [`Failure::Interrupted`], when what was measured until then is printed; [`Failure::Usage`] when it is a test that there is not; [`Failure::Test`] and [`Failure::Lost`] when it failed.
+/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
 pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut printer = Printer::new(settings)?;
-    let end = Here {
+    let end = LatSetup {
         settings,
         device,
         interrupt,
@@ -58,7 +61,7 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
         (Verb::Send, Transport::Rc) => end.send::<Rc>(),
         (Verb::Send, Transport::Uc) => end.send::<Uc>(),
         (Verb::Send, Transport::Ud) => end.send::<Ud>(),
-        (Verb::Read | Verb::Atomic, Transport::Rc) => end.ask(),
+        (Verb::Read | Verb::Atomic, Transport::Rc) => end.one_sided(),
         (verb, transport) => Err(Failure::usage(format!(
             "-c {transport:?}: the transport has no {verb:?}: leave it out"
         ))),
@@ -70,64 +73,64 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
     }
 }
 
-/// This end, before it has met the other.
-struct Here<'a, 'p> {
+/// This end before it is connected.
+struct LatSetup<'a, 'p> {
     settings: &'a Settings,
     device: &'a Device,
     interrupt: &'a Interrupt,
     printer: &'a mut Printer<'p>,
 }
 
-impl<'a, 'p> Here<'a, 'p> {
-    fn write<T: Service + Connected>(self) -> Result<(), Failure> {
+impl<'a, 'p> LatSetup<'a, 'p> {
+    fn write<T: TestTransport + Connected>(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut course, station) = self.meet::<T>(1)?;
-        let mut racket = write::Writes::new(settings, station)?;
-        // It is the server that begins, unlike with SENDs.
+        let (mut lat_test, test_end) = self.connect::<T>(1)?;
+        let mut pingpong = write::WritePingPong::new(settings, test_end)?;
+        // Unlike with SEND, the server sends first.
         let end = if settings.is_server() {
-            End::Begins
+            Role::Initiator
         } else {
-            End::Answers
+            Role::Responder
         };
-        course.play(end, &mut racket)?;
-        // The other end may be a moment behind: what it writes last is to find this end's queue pair.
-        course.conversation.linger();
+        lat_test.run_pingpong(end, &mut pingpong)?;
+        // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
+        lat_test.control.linger();
         Ok(())
     }
 
-    fn send<T: Service>(self) -> Result<(), Failure> {
+    fn send<T: TestTransport>(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut course, station) = self.meet::<T>(SOURCES)?;
-        let mut racket = send::Sends::new(settings, station)?;
+        let (mut lat_test, test_end) = self.connect::<T>(BUFFERS)?;
+        let mut pingpong = send::SendPingPong::new(settings, test_end)?;
         let end = if settings.is_server() {
-            End::Answers
+            Role::Responder
         } else {
-            End::Begins
+            Role::Initiator
         };
-        course.play(end, &mut racket)?;
-        course.part()
+        lat_test.run_pingpong(end, &mut pingpong)?;
+        lat_test.finish()
     }
 
-    fn ask(self) -> Result<(), Failure> {
+    fn one_sided(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut course, station) = self.meet::<Rc>(1)?;
+        let (mut lat_test, test_end) = self.connect::<Rc>(1)?;
         if settings.is_server() {
-            course.conversation.barrier(&course.key)?;
-            // The client reaches into this end's memory until it says that it is done.
-            course.part()?;
-            drop(station);
+            lat_test.control.barrier(&lat_test.qp_info)?;
+            // The client accesses this end's memory until it reports that it is done.
+            lat_test.finish()?;
+            drop(test_end);
             return Ok(());
         }
-        let mut asker = ask::Asks::new(settings, station)?;
-        course.sizes(|size, watch| {
-            asker.resize(size.bytes);
-            single::run(&mut asker, watch, size)
+        let mut requester = one_sided::OneSided::new(settings, test_end)?;
+        lat_test.sizes(|size, monitor| {
+            requester.resize(size.bytes);
+            single::run(&mut requester, monitor, size)
         })?;
-        course.part()
+        lat_test.finish()
     }
 
-    /// Finds the other end, and connects to it.
-    fn meet<T: Service>(self, receive: u32) -> Result<(Course<'a, 'p>, Station<T>), Failure> {
+    /// Connects to the peer.
+    fn connect<T: TestTransport>(self, receive: u32) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {
         let settings = self.settings;
         let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
         if settings.output.cycles {
@@ -136,95 +139,95 @@ impl<'a, 'p> Here<'a, 'p> {
             })?;
             self.printer.set_cycles_per_ns(cycles);
         }
-        let (mut conversation, managed) = begin(settings, self.device, self.printer, self.interrupt)?;
-        let depths = Depths { send: SOURCES, receive };
-        let station = Station::<T>::establish(
+        let (mut control, cm) = open_control(settings, self.device, self.printer, self.interrupt)?;
+        let depths = Depths { send: BUFFERS, receive };
+        let test_end = TestEnd::<T>::establish(
             settings,
             self.device,
-            &mut conversation,
-            managed,
+            &mut control,
+            cm,
             self.interrupt,
             self.printer,
             depths,
         )?;
-        let course = Course {
+        let lat_test = LatTest {
             settings,
-            key: station.lanes[0].ours,
-            conversation,
+            qp_info: test_end.qps[0].ours,
+            control,
             printer: self.printer,
             clock,
         };
-        Ok((course, station))
+        Ok((lat_test, test_end))
     }
 }
 
 /// A test from its first size to its last.
-struct Course<'a, 'p> {
+struct LatTest<'a, 'p> {
     settings: &'a Settings,
-    /// What this end says at barriers.
-    key: Key,
-    conversation: Conversation,
+    /// What this end sends at barriers.
+    qp_info: QpInfo,
+    control: ControlConnection,
     printer: &'a mut Printer<'p>,
     clock: Clock,
 }
 
-/// What the loop of one size works with.
-struct Size<'a> {
-    /// How long a message is.
+/// What the loop of one message size uses.
+struct SizeRun<'a> {
     bytes: usize,
     clock: &'a Clock,
-    /// Between an answer and the next message.
+    /// Delay between an answer and the next message.
     gap: Option<Duration>,
-    /// What is measured.
-    tally: &'a mut Tally,
-    /// Requests before the clock starts, where the other end does not count them.
+    /// Receives the samples.
+    recorder: &'a mut LatencyRecorder,
+    /// Warm-up requests, where the peer does not count them.
     warm_up: u32,
-    /// Messages that came, or were answered.
+    /// Messages received, or requests completed.
     count: &'a mut u64,
 }
 
-impl Course<'_, '_> {
-    fn play(&mut self, end: End, racket: &mut impl Racket) -> Result<(), Failure> {
-        self.sizes(|size, watch| rally::play(end, racket, watch, size))
+impl LatTest<'_, '_> {
+    fn run_pingpong(&mut self, role: Role, pingpong: &mut impl PingPong) -> Result<(), Failure> {
+        self.sizes(|size, monitor| pingpong::run(role, pingpong, monitor, size))
     }
 
-    /// Measures all sizes by `measure`, and prints their lines: where it was interrupted, too, as far as it came.
+    /// Measures all sizes with `measure` and prints their rows, also the partial row of an
+    /// interrupted one.
     fn sizes(
         &mut self,
-        mut measure: impl FnMut(Size<'_>, &mut Watch<'_>) -> Result<(), Failure>,
+        mut measure: impl FnMut(SizeRun<'_>, &mut LoopMonitor<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let settings = self.settings;
         let trip = match settings.tool.verb {
             Verb::Write | Verb::Send => Trip::Half,
             Verb::Read | Verb::Atomic => Trip::Full,
         };
-        self.printer.heads()?;
+        self.printer.column_heads()?;
         for (index, &bytes) in settings.sizes.iter().enumerate() {
             if index == 0 || settings.tool.verb == Verb::Send {
-                self.conversation.barrier(&self.key)?;
+                self.control.barrier(&self.qp_info)?;
             }
             let keep = settings.output.histogram || settings.output.unsorted;
-            let mut tally = Tally::new(trip, settings.length, keep);
+            let mut recorder = LatencyRecorder::new(trip, settings.length, keep);
             let (mut count, mut cpu) = (0, CpuMeter::default());
             cpu.start();
             let outcome = measure(
-                Size {
+                SizeRun {
                     bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
                     clock: &self.clock,
                     gap: settings.gap,
-                    tally: &mut tally,
+                    recorder: &mut recorder,
                     warm_up: if settings.warm_up { WARM_UP } else { 0 },
                     count: &mut count,
                 },
-                &mut Watch::new(&self.conversation, &self.clock, settings),
+                &mut LoopMonitor::new(&self.control, &self.clock, settings),
             );
             cpu.stop();
             if !matches!(outcome, Ok(()) | Err(Failure::Interrupted)) {
                 return outcome;
             }
             let used = cpu.used();
-            if let Some(figures) = figures(settings, bytes, count, &tally) {
-                let samples = tally.samples_ns();
+            if let Some(figures) = figures(settings, bytes, count, &recorder) {
+                let samples = recorder.samples_ns();
                 let percent = (used.user_cores + used.system_cores) * 100.0;
                 self.printer.latencies(figures, samples.as_deref(), percent)?;
             }
@@ -233,23 +236,24 @@ impl Course<'_, '_> {
         Ok(())
     }
 
-    /// Meets the other end behind the last size, however long it measures, and says goodbye.
-    fn part(mut self) -> Result<(), Failure> {
-        self.conversation.barrier_after_test(&self.key)?;
+    /// Barrier after the last size, without a deadline, then closes the control connection.
+    fn finish(mut self) -> Result<(), Failure> {
+        self.control.barrier_after_test(&self.qp_info)?;
         std::thread::sleep(self.settings.wait_destroy);
-        self.conversation.goodbye();
+        self.control.close();
         Ok(())
     }
 }
 
-fn figures(settings: &Settings, bytes: u64, count: u64, tally: &Tally) -> Option<Latencies> {
-    let figures = tally.figures()?;
+fn figures(settings: &Settings, bytes: u64, count: u64, recorder: &LatencyRecorder) -> Option<Latencies> {
+    let figures = recorder.figures()?;
     Some(Latencies {
         bytes,
-        // Both ends of a ping-pong have measured a trip less; by the clock only what lies between the margins is counted.
+        // Both ends of a ping-pong have measured one trip less; a timed test counts only what lies
+        // between the margins.
         iterations: match settings.length {
-            Length::Iterations(_) => count,
-            Length::Duration { .. } => figures.count,
+            TestLength::Iterations(_) => count,
+            TestLength::Duration { .. } => figures.count,
         },
         min_ns: figures.min,
         max_ns: figures.max,
@@ -258,6 +262,6 @@ fn figures(settings: &Settings, bytes: u64, count: u64, tally: &Tally) -> Option
         stddev_ns: figures.stddev,
         p99_ns: figures.p99,
         p999_ns: figures.p999,
-        trips_per_s: tally.rate_per_s(),
+        trips_per_s: recorder.rate_per_s(),
     })
 }

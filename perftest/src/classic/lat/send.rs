@@ -1,125 +1,125 @@
-//! `ib_send_lat`: a message is sent, and seen by the completion of the receive that takes it.
+//! `ib_send_lat`: a message has arrived when its receive completes.
 
 use std::time::Duration;
 
 use doorbell_verbs::{Buffer, Local, Queue, Success};
 
-use super::messages::{Messages, SOURCES, buffers, needs_completion};
-use super::rally::Racket;
+use super::pingpong::PingPong;
+use super::send_buffers::{BUFFERS, SendBuffers, buffers, needs_completion};
 use crate::classic::settings::Settings;
-use crate::classic::station::{Service, Station, refused, slots};
+use crate::classic::test_end::{TestEnd, TestTransport, refused, slots};
 use crate::device::Gpu;
 use crate::failure::Failure;
-use crate::run::gpu::{Content, Pool};
+use crate::run::gpu::{Content, GpuPool};
 
-/// How long a sleep lasts at most, for Ctrl-C and a peer that is gone to be noticed.
+/// Longest sleep on the completion channel, so that Ctrl-C and a lost peer are noticed.
 pub(super) const SLEEP: Duration = Duration::from_millis(50);
 
 /// One end.
 #[derive(Debug)]
-pub(super) struct Sends<T: Service> {
-    station: Station<T>,
-    /// Whether it sleeps until completions come.
+pub(super) struct SendPingPong<T: TestTransport> {
+    test_end: TestEnd<T>,
+    /// Whether to sleep on the completion channel instead of polling.
     sleeps: bool,
-    /// Room for requests where none is under way.
+    /// Free send queue slots of an idle queue pair.
     depth: u32,
-    messages: Messages,
-    /// Memory of a message that has been seen, to receive another into.
+    messages: SendBuffers,
+    /// The buffer of a received message, to be posted again.
     spare: Option<Buffer<Local>>,
-    /// Where both lie in a GPU's memory.
-    gpu: Option<OnGpu>,
-    /// Messages that have come and are not waited for yet.
+    /// The buffers, where they lie in a GPU's memory.
+    gpu: Option<GpuBuffers>,
+    /// Messages that have arrived and are not consumed yet.
     arrived: u64,
 }
 
-/// Messages in a GPU's memory: what is sent, and what is received into.
+/// Send and receive buffers in a GPU's memory.
 #[derive(Debug)]
-struct OnGpu {
-    out: Pool,
-    court: Pool,
+struct GpuBuffers {
+    out: GpuPool,
+    recv_buffer: GpuPool,
 }
 
-impl OnGpu {
-    fn new<T: Service>(gpu: &Gpu, station: &mut Station<T>, bytes: u64) -> Result<OnGpu, Failure> {
-        let mut both = OnGpu {
-            out: slots(gpu, &station.pd, bytes, SOURCES)?,
-            court: slots(gpu, &station.pd, bytes.saturating_add(T::HEADER), SOURCES)?,
+impl GpuBuffers {
+    fn new<T: TestTransport>(gpu: &Gpu, test_end: &mut TestEnd<T>, bytes: u64) -> Result<GpuBuffers, Failure> {
+        let mut both = GpuBuffers {
+            out: slots(gpu, &test_end.pd, bytes, BUFFERS)?,
+            recv_buffer: slots(gpu, &test_end.pd, bytes.saturating_add(T::HEADER), BUFFERS)?,
         };
-        both.receive(station, SOURCES as usize)?;
+        both.receive(test_end, BUFFERS as usize)?;
         Ok(both)
     }
 
-    /// Posts up to so many receives.
+    /// Posts up to `count` receives.
     #[inline]
-    fn receive<T: Service>(&mut self, station: &mut Station<T>, count: usize) -> Result<(), Failure> {
-        let Station { lanes, shared, .. } = station;
-        let buffers = std::iter::from_fn(|| self.court.take(Content::Nothing)).take(count);
-        let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), buffers);
-        posted.map_err(|e| lanes[0].refused(&e))
+    fn receive<T: TestTransport>(&mut self, test_end: &mut TestEnd<T>, count: usize) -> Result<(), Failure> {
+        let TestEnd { qps, shared, .. } = test_end;
+        let buffers = std::iter::from_fn(|| self.recv_buffer.take(Content::Nothing)).take(count);
+        let posted = T::receive(&mut qps[0].qp, shared.as_mut(), buffers);
+        posted.map_err(|e| qps[0].refused(&e))
     }
 }
 
-impl<T: Service> Sends<T> {
-    /// # Errors
-    /// [`Failure::Test`] when there is no memory for messages, or the device refuses it.
-    pub(super) fn new(settings: &Settings, mut station: Station<T>) -> Result<Sends<T>, Failure> {
+impl<T: TestTransport> SendPingPong<T> {
+    pub(super) fn new(settings: &Settings, mut test_end: TestEnd<T>) -> Result<SendPingPong<T>, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
-        if let Some(gpu) = station.gpu.clone() {
-            return Ok(Sends {
+        if let Some(gpu) = test_end.gpu.clone() {
+            return Ok(SendPingPong {
                 sleeps: settings.events,
-                depth: station.lanes[0].qp.send_room(),
-                messages: Messages::none(),
+                depth: test_end.qps[0].qp.send_room(),
+                messages: SendBuffers::none(),
                 spare: None,
-                gpu: Some(OnGpu::new(&gpu, &mut station, longest)?),
+                gpu: Some(GpuBuffers::new(&gpu, &mut test_end, longest)?),
                 arrived: 0,
-                station,
+                test_end,
             });
         }
-        let receives = buffers(settings, &station, longest.saturating_add(T::HEADER))?;
-        let Station { lanes, shared, .. } = &mut station;
-        let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), receives.into_iter());
-        posted.map_err(|e| lanes[0].refused(&e))?;
-        Ok(Sends {
+        let receives = buffers(settings, &test_end, longest.saturating_add(T::HEADER))?;
+        let TestEnd { qps, shared, .. } = &mut test_end;
+        let posted = T::receive(&mut qps[0].qp, shared.as_mut(), receives.into_iter());
+        posted.map_err(|e| qps[0].refused(&e))?;
+        Ok(SendPingPong {
             sleeps: settings.events,
-            depth: station.lanes[0].qp.send_room(),
-            messages: Messages::new(settings, &station, longest)?,
+            depth: test_end.qps[0].qp.send_room(),
+            messages: SendBuffers::new(settings, &test_end, longest)?,
             spare: None,
             gpu: None,
             arrived: 0,
-            station,
+            test_end,
         })
     }
 
-    /// Posts memory to receive into.
+    /// Posts one receive.
     #[inline]
-    fn receive(station: &mut Station<T>, buffer: Buffer<Local>) -> Result<(), Failure> {
-        let Station { lanes, shared, .. } = station;
-        let posted = T::receive(&mut lanes[0].qp, shared.as_mut(), std::iter::once(buffer));
-        posted.map_err(|e| lanes[0].refused(&e))
+    fn receive(test_end: &mut TestEnd<T>, buffer: Buffer<Local>) -> Result<(), Failure> {
+        let TestEnd { qps, shared, .. } = test_end;
+        let posted = T::receive(&mut qps[0].qp, shared.as_mut(), std::iter::once(buffer));
+        posted.map_err(|e| qps[0].refused(&e))
     }
 
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
-        let Station { cq, lanes, shared, .. } = &mut self.station;
-        let lane = &mut lanes[0];
+        let TestEnd { cq, qps, shared, .. } = &mut self.test_end;
+        let test_qp = &mut qps[0];
         let completions = if self.sleeps {
             cq.wait(SLEEP).map_err(refused)?
         } else {
             cq.poll().map_err(refused)?
         };
         for mut done in completions {
-            let success = done.result().map_err(|failure| lane.failed(&failure))?;
+            let success = done.result().map_err(|failure| test_qp.failed(&failure))?;
             let buffer = done.take::<Local>();
             if done.queue() == Queue::Send {
                 match &mut self.gpu {
-                    Some(gpu) => done.take().into_iter().for_each(|buffer| gpu.out.give(buffer)),
+                    Some(gpu) => done.take().into_iter().for_each(|buffer| gpu.out.release(buffer)),
                     None => self.messages.free.extend(buffer),
                 }
                 continue;
             }
             if let Some(gpu) = &mut self.gpu {
-                done.take().into_iter().for_each(|buffer| gpu.court.give_filled(buffer));
-                if let Some(failure) = gpu.court.failed() {
+                done.take()
+                    .into_iter()
+                    .for_each(|buffer| gpu.recv_buffer.release_received(buffer));
+                if let Some(failure) = gpu.recv_buffer.take_error() {
                     return Err(failure);
                 }
             }
@@ -129,56 +129,57 @@ impl<T: Service> Sends<T> {
             let (came, belong) = (u64::from(len).saturating_sub(T::HEADER), self.messages.bytes as u64);
             if came != belong {
                 return Err(Failure::test(format!(
-                    "{lane} sent {came} bytes where {belong} belong: do both ends have the same options (-s, -a)?"
+                    "{test_qp} sent {came} bytes instead of {belong}: do both ends have the same options (-s, -a)?"
                 )));
             }
             self.arrived += 1;
             let Some(buffer) = buffer else { continue };
             if let Some(earlier) = self.spare.replace(buffer) {
-                T::receive(&mut lane.qp, shared.as_mut(), std::iter::once(earlier)).map_err(|e| lane.refused(&e))?;
+                T::receive(&mut test_qp.qp, shared.as_mut(), std::iter::once(earlier))
+                    .map_err(|e| test_qp.refused(&e))?;
             }
         }
         Ok(())
     }
 }
 
-impl<T: Service> Racket for Sends<T> {
+impl<T: TestTransport> PingPong for SendPingPong<T> {
     fn resize(&mut self, bytes: usize) {
         self.messages.bytes = bytes;
     }
 
     #[inline]
     fn is_ready(&mut self) -> Result<bool, Failure> {
-        let has_one = match &self.gpu {
+        let has_free = match &self.gpu {
             Some(gpu) => gpu.out.len() > 0,
-            None => self.messages.has_one(),
+            None => self.messages.has_free(),
         };
-        if self.station.lanes[0].qp.send_room() > 0 && has_one {
+        if self.test_end.qps[0].qp.send_room() > 0 && has_free {
             return Ok(true);
         }
         self.poll().map(|()| false)
     }
 
     #[inline]
-    fn hit(&mut self, index: u64, last: bool) -> Result<(), Failure> {
+    fn send(&mut self, index: u64, last: bool) -> Result<(), Failure> {
         if let Some(gpu) = &mut self.gpu {
-            let lane = &mut self.station.lanes[0];
+            let test_qp = &mut self.test_end.qps[0];
             let Some(message) = gpu.out.take(Content::Any) else {
                 return Ok(());
             };
-            if let Some(failure) = gpu.out.failed() {
+            if let Some(failure) = gpu.out.take_error() {
                 return Err(failure);
             }
             let signal = last || needs_completion(index, gpu.out.len() + 1);
-            let (qp, to) = (&mut lane.qp, &lane.to);
+            let (qp, to) = (&mut test_qp.qp, &test_qp.to);
             let posted = qp.post(|batch| T::send(batch, to, message, signal));
-            posted.map_err(|e| lane.refused(&e))?;
-            return gpu.receive(&mut self.station, 1);
+            posted.map_err(|e| test_qp.refused(&e))?;
+            return gpu.receive(&mut self.test_end, 1);
         }
         let signal = self.messages.signals(index, last);
         let end = self.messages.bytes;
-        let lane = &mut self.station.lanes[0];
-        let (qp, to) = (&mut lane.qp, &lane.to);
+        let test_qp = &mut self.test_end.qps[0];
+        let (qp, to) = (&mut test_qp.qp, &test_qp.to);
         let posted = if self.messages.are_inline() {
             let message = &self.messages.inline[..end];
             qp.post(|batch| T::send_inline(batch, to, message, signal))
@@ -188,16 +189,16 @@ impl<T: Service> Racket for Sends<T> {
             };
             qp.post(|batch| T::send(batch, to, message.part(..end), signal))
         };
-        posted.map_err(|e| lane.refused(&e))?;
-        // After the answer has left: there are others to receive into.
+        posted.map_err(|e| test_qp.refused(&e))?;
+        // After the answer is posted: other receives are still available.
         match self.spare.take() {
-            Some(buffer) => Self::receive(&mut self.station, buffer),
+            Some(buffer) => Self::receive(&mut self.test_end, buffer),
             None => Ok(()),
         }
     }
 
     #[inline]
-    fn has_come(&mut self, _index: u64) -> Result<bool, Failure> {
+    fn has_arrived(&mut self, _index: u64) -> Result<bool, Failure> {
         if self.arrived == 0 {
             self.poll()?;
         }
@@ -206,10 +207,10 @@ impl<T: Service> Racket for Sends<T> {
         Ok(come)
     }
 
-    fn is_settled(&mut self) -> Result<bool, Failure> {
-        if self.station.lanes[0].qp.send_room() < self.depth {
+    fn is_drained(&mut self) -> Result<bool, Failure> {
+        if self.test_end.qps[0].qp.send_room() < self.depth {
             self.poll()?;
         }
-        Ok(self.station.lanes[0].qp.send_room() == self.depth)
+        Ok(self.test_end.qps[0].qp.send_room() == self.depth)
     }
 }

@@ -1,71 +1,78 @@
-//! The client of `ib_read_lat` and `ib_atomic_lat`: one request, its completion, the next. The server only lends memory.
+//! The client loop of `ib_read_lat` and `ib_atomic_lat`: one request, its completion, the next. The
+//! server is passive.
 
-use super::Size;
-use super::rally::pause;
-use super::watch::{Turn, Watch};
+use super::SizeRun;
+use super::monitor::{LoopMonitor, LoopState};
+use super::pingpong::pause;
 use crate::failure::Failure;
 
-/// A queue pair whose requests the other end's device answers by itself.
-pub(super) trait Asker {
+/// A queue pair whose requests the peer's device completes by itself (READ, atomics).
+pub(super) trait LatRequester {
     /// Posts a request.
     ///
     /// # Errors
     /// [`Failure::Test`] when it is refused.
-    fn ask(&mut self) -> Result<(), Failure>;
+    fn post(&mut self) -> Result<(), Failure>;
 
-    /// Looks whether it has been answered.
+    /// Polls for the completion of the request.
     ///
     /// # Errors
     /// [`Failure::Test`] when it has failed.
-    fn is_answered(&mut self) -> Result<bool, Failure>;
+    fn is_complete(&mut self) -> Result<bool, Failure>;
 }
 
-/// One size. What was measured is in its tally even when it fails, and in its count how many requests were answered.
+/// Runs one size. The recorder holds what was measured and `count` the completed requests, even
+/// when it fails.
 ///
 /// # Errors
-/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the device refuses.
-pub(super) fn run(asker: &mut impl Asker, watch: &mut Watch<'_>, size: Size<'_>) -> Result<(), Failure> {
-    let Size {
+/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
+/// device refuses.
+pub(super) fn run(
+    requester: &mut impl LatRequester,
+    monitor: &mut LoopMonitor<'_>,
+    size: SizeRun<'_>,
+) -> Result<(), Failure> {
+    let SizeRun {
         clock,
         gap,
-        tally,
+        recorder,
         warm_up,
         count: answered,
         ..
     } = size;
     for _ in 0..warm_up {
-        asker.ask()?;
-        while !asker.is_answered()? {
-            watch.idle()?;
+        requester.post()?;
+        while !requester.is_complete()? {
+            monitor.idle()?;
         }
-        watch.busy()?;
+        monitor.busy()?;
     }
-    let total = tally.total();
-    tally.start(clock.now());
-    watch.start(tally.end());
+    let total = recorder.total();
+    recorder.start(clock.now());
+    monitor.start(recorder.end());
     let mut began = clock.now();
     let mut trip = None;
-    while *answered < total && !tally.is_over(began) {
+    while *answered < total && !recorder.is_over(began) {
         if let Some(gap) = gap {
-            began = pause(clock, watch, gap)?;
+            began = pause(clock, monitor, gap)?;
         }
-        asker.ask()?;
+        requester.post()?;
         if let Some((began, ended)) = trip.take() {
-            tally.record(began, ended);
+            recorder.record(began, ended);
         }
-        while !asker.is_answered()? {
-            if watch.idle()? == Turn::Over {
+        while !requester.is_complete()? {
+            if monitor.idle()? == LoopState::TimeUp {
                 return Ok(());
             }
         }
-        watch.busy()?;
+        monitor.busy()?;
         *answered += 1;
         let now = clock.now();
         trip = Some((began, now));
         began = now;
     }
     if let Some((began, ended)) = trip {
-        tally.record(began, ended);
+        recorder.record(began, ended);
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Getting a connection: the client looks the server up, the server waits for one client and then no longer listens.
+//! Setting up the control connection over TCP: the client resolves the server's name, the server
+//! accepts one client and then stops listening.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -7,34 +8,35 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::conversation::{Conversation, Role};
+use super::control_connection::{ControlConnection, Role};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// How long a client tries, refusals while the server starts included.
-const CONNECT: Duration = Duration::from_secs(3);
-/// How long it waits between attempts.
-const RETRY: Duration = Duration::from_millis(50);
-/// How often a server looks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(10);
+/// How long a client retries while the server refuses, as it may still be starting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Delay between attempts.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// How often a server checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Connects to a server, from the address `source` if there is one.
 ///
 /// # Errors
-/// [`Failure::Test`] when the name means nothing, or nobody answers there; [`Failure::Interrupted`].
+/// [`Failure::Test`] when the name does not resolve, or no server answers there;
+/// [`Failure::Interrupted`].
 pub(crate) fn connect(
     host: &str,
     port: u16,
     source: Option<IpAddr>,
     interrupt: &Interrupt,
-) -> Result<Conversation, Failure> {
+) -> Result<ControlConnection, Failure> {
     let addresses = addresses_of(host, port, source)?;
-    let deadline = Instant::now() + CONNECT;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for &address in &addresses {
             match attempt(address, source, deadline) {
-                Ok(stream) => return Conversation::new(stream, address, Role::Client, interrupt),
+                Ok(stream) => return ControlConnection::new(stream, address, Role::Client, interrupt),
                 Err(e) => last = e,
             }
         }
@@ -48,24 +50,24 @@ pub(crate) fn connect(
                 one_line(&last.to_string())
             )));
         }
-        thread::sleep(RETRY);
+        thread::sleep(RETRY_DELAY);
     }
 }
 
 /// The addresses of a server's name, of the family of `source` if there is one.
 ///
 /// # Errors
-/// [`Failure::Test`] when the name means nothing.
+/// [`Failure::Test`] when the name does not resolve.
 pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Result<Vec<SocketAddr>, Failure> {
     let found = (host, port).to_socket_addrs().map_err(|e| {
         Failure::test(format!(
-            "cannot find the server '{}': {}",
+            "cannot resolve the server '{}': {}",
             one_line(host),
             one_line(&e.to_string())
         ))
     })?;
-    let is_fit = |address: &SocketAddr| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4());
-    Ok(found.filter(is_fit).collect())
+    let same_family = |address: &SocketAddr| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4());
+    Ok(found.filter(same_family).collect())
 }
 
 fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io::Result<TcpStream> {
@@ -80,7 +82,8 @@ fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io
     Ok(socket.into())
 }
 
-/// Where a server waits. As the C tools' do, it listens on all addresses of the machine unless it is told which, and takes one client.
+/// A server's listening socket. As with the C tools, it listens on all addresses of the machine
+/// unless one is given, and accepts one client.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
@@ -93,12 +96,12 @@ impl Listener {
     /// # Errors
     /// [`Failure::Test`] when the port is in use or the address is not this machine's.
     pub(crate) fn bind(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Listener, Failure> {
-        let everywhere = if ipv6 {
+        let any_address = if ipv6 {
             Ipv6Addr::UNSPECIFIED.into()
         } else {
             Ipv4Addr::UNSPECIFIED.into()
         };
-        let address = SocketAddr::new(source.unwrap_or(everywhere), port);
+        let address = SocketAddr::new(source.unwrap_or(any_address), port);
         let listen = || {
             let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
             socket.set_reuse_address(true)?;
@@ -122,17 +125,16 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
     #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the client, and then listens no more: who comes later is refused.
+    /// Accepts the client and closes the listening socket: later clients are refused.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the socket fails.
-    pub(crate) fn accept(self, interrupt: &Interrupt) -> Result<Conversation, Failure> {
+    pub(crate) fn accept(self, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {
         loop {
             if interrupt.requested() {
                 return Err(Failure::Interrupted);
@@ -140,9 +142,9 @@ impl Listener {
             match self.socket.accept() {
                 Ok((stream, peer)) => {
                     let peer = peer.as_socket().unwrap_or(self.address);
-                    return Conversation::new(stream.into(), peer, Role::Server, interrupt);
+                    return ControlConnection::new(stream.into(), peer, Role::Server, interrupt);
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(LOOK),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL_INTERVAL),
                 Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
                 Err(e) => {
                     return Err(Failure::test(format!(

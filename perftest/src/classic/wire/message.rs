@@ -1,37 +1,34 @@
-//! The conversation's short messages, as bytes.
+//! The short messages of the control connection, as bytes.
 
 use doorbell_verbs::Mtu;
 
-/// What the other end sent that is not the message that belongs there, to be put behind its name.
+/// A malformed message: the text goes behind the peer's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// Bytes of a version.
+/// Length of a version.
 pub(super) const VERSION: usize = 16;
-/// Bytes of an MTU.
+/// Length of an MTU.
 pub(super) const MTU: usize = 2;
-/// What is said last.
+/// The closing message.
 pub(super) const DONE: [u8; 5] = *b"done\0";
 
-/// The version of the C tools whose messages these are. One of 6.28 or later has a further message for peers that say that they are as well, so this end says what it is.
+/// The version of the C tools that is implemented. From 6.28 on there is a further message between
+/// peers that both have it, so this end reports an older one.
 const OURS: &str = "6.06";
-/// The first version that the C tools of [`OURS`] talk to.
+/// The oldest version that the C tools of [`OURS`] accept.
 const OLDEST: (u32, u32) = (5, 70);
-/// The major version whose messages these are.
+/// The major version of these messages.
 const MAJOR: u32 = 6;
 
-/// This end's version.
 pub(super) fn our_version() -> [u8; VERSION] {
     let mut bytes = [0; VERSION];
     bytes[..OURS.len()].copy_from_slice(OURS.as_bytes());
     bytes
 }
 
-/// Whether a version is one that has this conversation.
-///
-/// # Errors
-/// With the reason why not, in words.
+/// Whether a version uses this protocol.
 pub(super) fn check_version(bytes: &[u8; VERSION]) -> Result<(), String> {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     let version = std::str::from_utf8(text).ok().and_then(|text| {
@@ -43,10 +40,10 @@ pub(super) fn check_version(bytes: &[u8; VERSION]) -> Result<(), String> {
         Some((number(major)?, number(minor)?, text))
     });
     match version {
-        None => Err("it is no perftest: it does not say its version".to_owned()),
+        None => Err("it is no perftest: it sends no version".to_owned()),
         Some((major, minor, _)) if (OLDEST..(MAJOR + 1, 0)).contains(&(major, minor)) => Ok(()),
         Some((_, _, text)) => Err(format!(
-            "it is perftest of version {}: this end speaks as {OURS} does, with versions from {}.{} to before {}",
+            "it is perftest of version {}: this end implements {OURS}, compatible with versions from {}.{} to before {}",
             text,
             OLDEST.0,
             OLDEST.1,
@@ -55,21 +52,21 @@ pub(super) fn check_version(bytes: &[u8; VERSION]) -> Result<(), String> {
     }
 }
 
-/// What the two ends agree on first.
+/// The parameters that the two ends agree on first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Greeting {
-    /// Bytes through which messages cycle: the larger page of the two.
+pub(crate) struct SharedParameters {
+    /// Bytes of the cycle buffer: the larger page of the two.
     pub(crate) page: u32,
-    /// What messages are aligned to within it: the larger cache line of the two.
+    /// Alignment of messages in it: the larger cache line of the two.
     pub(crate) cache_line: u32,
     /// The path MTU: the smaller of the two.
     pub(crate) mtu: Mtu,
 }
 
-impl Greeting {
-    /// What two ends that said these agree on.
-    pub(super) fn with(self, theirs: Greeting) -> Greeting {
-        Greeting {
+impl SharedParameters {
+    /// What both ends agree on.
+    pub(super) fn merge(self, theirs: SharedParameters) -> SharedParameters {
+        SharedParameters {
             page: self.page.max(theirs.page),
             cache_line: self.cache_line.max(theirs.cache_line),
             mtu: self.mtu.min(theirs.mtu),
@@ -77,15 +74,13 @@ impl Greeting {
     }
 }
 
-/// The largest page that a machine may say it has. What lies behind a queue pair is at least as long, so it is not to be anything.
+/// The largest page size a peer may report. The memory of each queue pair is at least that long, so
+/// it is bounded.
 pub(super) const LARGEST_PAGE: u32 = 1 << 20;
-/// The largest cache line.
+/// The largest cache line a peer may report.
 pub(super) const LARGEST_CACHE_LINE: u32 = 4096;
 
-/// A power of two, up to `most`.
-///
-/// # Errors
-/// When it is anything else, `otherwise`.
+/// Decodes a power of two, up to `most`.
 pub(super) fn parse_power(bytes: [u8; 4], most: u32, otherwise: Malformed) -> Result<u32, Malformed> {
     let value = u32::from_be_bytes(bytes);
     if value.is_power_of_two() && value <= most {
@@ -95,29 +90,26 @@ pub(super) fn parse_power(bytes: [u8; 4], most: u32, otherwise: Malformed) -> Re
     }
 }
 
-/// An MTU is its code as a digit.
+/// Encodes an MTU as the digit of its code.
 pub(super) fn format_mtu(mtu: Mtu) -> [u8; MTU] {
     [b'0' + mtu as u8, 0]
 }
 
-/// # Errors
-/// When it is no MTU.
 pub(super) fn parse_mtu(bytes: [u8; MTU]) -> Result<Mtu, Malformed> {
     match bytes {
         [digit @ b'1'..=b'5', 0 | b' '] => Mtu::from_bytes(128 << (digit - b'0')),
         _ => None,
     }
-    .ok_or(Malformed("its MTU is none"))
+    .ok_or(Malformed("its MTU is invalid"))
 }
 
-/// What a bandwidth test came to at one end, each in a message of its own.
+/// The report of a bandwidth test at one end; each field is a message of its own.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Figures {
-    /// Bytes of a message.
+pub(crate) struct BwReport {
+    /// Message size.
     pub(crate) size: u64,
-    /// Messages.
     pub(crate) iterations: u64,
-    /// Best bandwidth, in the unit of the sender's output: MiB/s, or Gb/s with `--report_gbits`.
+    /// Peak bandwidth, in the unit the sender prints: MiB/s, or Gb/s with `--report_gbits`.
     pub(crate) peak: f64,
     /// Average bandwidth in the same unit.
     pub(crate) average: f64,
@@ -125,8 +117,8 @@ pub(crate) struct Figures {
     pub(crate) rate: f64,
 }
 
-impl Figures {
-    /// The five messages.
+impl BwReport {
+    /// Encodes the five messages.
     pub(super) fn to_words(self) -> [[u8; 8]; 5] {
         [
             self.size.to_be_bytes(),
@@ -137,10 +129,10 @@ impl Figures {
         ]
     }
 
-    /// What they say. An end that has measured nothing says anything at all.
-    pub(super) fn from_words(words: [[u8; 8]; 5]) -> Figures {
+    /// Decodes them. An end that has measured nothing sends arbitrary values.
+    pub(super) fn from_words(words: [[u8; 8]; 5]) -> BwReport {
         let [size, iterations, peak, average, rate] = words;
-        Figures {
+        BwReport {
             size: u64::from_be_bytes(size),
             iterations: u64::from_be_bytes(iterations),
             peak: f64::from_be_bytes(peak),
@@ -149,7 +141,7 @@ impl Figures {
         }
     }
 
-    /// Whether they can be a measurement at all: finite, and not negative.
+    /// Whether the values can be a measurement: finite, and not negative.
     pub(crate) fn are_plausible(&self) -> bool {
         [self.peak, self.average, self.rate]
             .iter()
@@ -170,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_have_this_conversation_are_taken() {
+    fn versions_of_this_protocol_are_accepted() {
         assert_eq!(check_version(&our_version()), Ok(()));
         for text in ["5.70", "5.97", "6.00", "6.28", "6.30"] {
             assert_eq!(check_version(&version(text)), Ok(()), "{text}");
@@ -201,22 +193,22 @@ mod tests {
 
     #[test]
     fn the_larger_page_and_the_smaller_mtu_are_agreed_on() {
-        let ours = Greeting {
+        let ours = SharedParameters {
             page: 4096,
             cache_line: 128,
             mtu: Mtu::B4096,
         };
-        let theirs = Greeting {
+        let theirs = SharedParameters {
             page: 65536,
             cache_line: 64,
             mtu: Mtu::B1024,
         };
-        let both = Greeting {
+        let both = SharedParameters {
             page: 65536,
             cache_line: 128,
             mtu: Mtu::B1024,
         };
-        assert_eq!((ours.with(theirs), theirs.with(ours)), (both, both));
+        assert_eq!((ours.merge(theirs), theirs.merge(ours)), (both, both));
     }
 
     #[test]
@@ -231,10 +223,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn figures_go_to_words_and_back(size: u64, iterations: u64, peak: f64, average: f64, rate: f64) {
-            let figures = Figures { size, iterations, peak, average, rate };
-            let back = Figures::from_words(figures.to_words());
-            prop_assert_eq!(back.to_words(), figures.to_words());
+        fn reports_survive_encoding_and_decoding(size: u64, iterations: u64, peak: f64, average: f64, rate: f64) {
+            let report = BwReport { size, iterations, peak, average, rate };
+            let back = BwReport::from_words(report.to_words());
+            prop_assert_eq!(back.to_words(), report.to_words());
             prop_assert_eq!(back.are_plausible(), [peak, average, rate].iter().all(|v| v.is_finite() && *v >= 0.0));
         }
 

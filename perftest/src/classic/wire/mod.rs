@@ -1,19 +1,22 @@
-//! The C tools' conversation: what the two ends of a test tell each other over TCP.
+//! The wire protocol of the C tools: what the two ends of a test exchange over the control
+//! connection.
 //!
-//! Both ends send the same messages in the same order, each answered by its like before the next: the client writes first. `message` is the messages as bytes, with no socket about them; `key` the
-//! longest of them, which describes one end's queue pair; `conversation` takes turns over a connection, and `connect` makes that. `line` has messages go over a queue pair instead, which `managed` gets
-//! from the connection manager. docs/CLASSIC.md has the whole of it as a reference.
+//! Both ends send the same messages in the same order, the client first, and each is answered by
+//! its counterpart before the next. `message` is the short messages as bytes, `qp_info` the longest
+//! of them, which describes a queue pair; `control_connection` exchanges them, and `connect` sets
+//! it up over TCP. `qp_channel` carries the messages over a queue pair instead, which `cm`
+//! connects. docs/CLASSIC.md is the reference.
 
+mod cm;
 mod connect;
-mod conversation;
-mod key;
-mod line;
-mod managed;
+mod control_connection;
 mod message;
+mod qp_channel;
+mod qp_info;
 
+pub(crate) use cm::{CmEndpoint, PendingConnection};
 pub(crate) use connect::{Listener, connect};
-pub(crate) use conversation::{ANSWER, Conversation, Watch};
-pub(crate) use key::Key;
-pub(crate) use line::Line;
-pub(crate) use managed::{Half, Managed};
-pub(crate) use message::{Figures, Greeting};
+pub(crate) use control_connection::{ControlConnection, PeerMonitor, REPLY_TIMEOUT};
+pub(crate) use message::{BwReport, SharedParameters};
+pub(crate) use qp_channel::QpChannel;
+pub(crate) use qp_info::QpInfo;

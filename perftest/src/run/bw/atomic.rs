@@ -1,30 +1,31 @@
-//! The client of `bw atomic`: every lane counts in a word of its own, by adding one or by swapping each value for the next. On one queue pair
-//! atomics are done in order, so the values that come back have to be 0, 1, 2, …: that is what `--verify` looks at.
+//! The client of `bw atomic`: every queue pair increments a word of its own, by fetch-and-add of
+//! one or by compare-and-swap. Atomics on one queue pair are executed in order, so the returned
+//! values must be 0, 1, 2, …: `--verify` checks that.
 
 use doorbell_verbs::{Atomic as MayCount, Batch, Completion, Local, Memory, ProtectionDomain, RemoteWord, Word};
 
-use super::super::station::{Grants, Needs, Own, Test, Theirs, refused};
-use super::stream::{Flow, Pace, Wrong};
+use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::bw_loop::{BwRequester, DataError, PostParams};
 use crate::cli::AtomicOperation;
 use crate::failure::Failure;
 use crate::plan::Verb;
 
-/// One lane.
+/// The atomics of one queue pair.
 #[derive(Debug)]
-pub(crate) struct Count {
+pub(crate) struct AtomicRequester {
     operation: AtomicOperation,
     verify: bool,
     free: Vec<Word>,
     target: Option<RemoteWord>,
 }
 
-impl Own for Count {
-    fn needs(test: &Test<'_>) -> Needs {
-        Needs {
-            send: Pace::new(test, 0).depth(),
+impl QpMemory for AtomicRequester {
+    fn requirements(test: &Test<'_>) -> QpRequirements {
+        QpRequirements {
+            send: PostParams::new(test, 0).depth(),
             receive: 1,
             inline: 0,
-            grants: Grants::Nothing,
+            access: RemoteAccess::Nothing,
         }
     }
 
@@ -39,7 +40,7 @@ impl Own for Count {
             Verb::Atomic(operation) => operation,
             Verb::Write | Verb::Read | Verb::Send => AtomicOperation::default(),
         };
-        Ok(Count {
+        Ok(AtomicRequester {
             operation,
             verify: test.plan.verify,
             free,
@@ -48,13 +49,13 @@ impl Own for Count {
     }
 }
 
-impl Flow for Count {
+impl BwRequester for AtomicRequester {
     fn requests_per_list(_test: &Test<'_>) -> u32 {
         0
     }
 
-    fn attach(&mut self, test: &Test<'_>, theirs: &Theirs) -> Result<(), Failure> {
-        let word = theirs.data::<MayCount>(8)?.word(0);
+    fn attach(&mut self, test: &Test<'_>, peer: &PeerQp) -> Result<(), Failure> {
+        let word = peer.data::<MayCount>(8)?.word(0);
         self.target =
             Some(word.ok_or_else(|| Failure::test(format!("peer {}: its word is not aligned", test.control.peer())))?);
         Ok(())
@@ -92,12 +93,12 @@ impl Flow for Count {
     fn end_list<'d>(&mut self, _batch: &mut Batch<'_, 'd>, _posted: &'d [u8; 8], _signal: bool) {}
 
     #[inline]
-    fn retire(&mut self, mut done: Completion<'_>) -> Result<(), Wrong> {
+    fn retire(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
         let iteration = done.sequence();
         let Some(word) = done.take_word() else { return Ok(()) };
         let found = word.get();
         if self.verify && found != iteration {
-            return Err(Wrong::Value {
+            return Err(DataError::Value {
                 iteration,
                 expected: iteration,
                 found,

@@ -1,86 +1,88 @@
-//! How a server tells a client how many messages it is done with: a count, written into a word of the client's.
+//! Credits: the server advertises how many messages it is done with, by writing the count to a word
+//! of the client's memory.
 
 use std::time::Instant;
 
 use doorbell_verbs::{QueuePair, Remote, Write as MayWrite};
 
-use super::super::station::Theirs;
-use super::stream::LAST_LOOK;
+use super::super::test_end::PeerQp;
+use super::bw_loop::DRAIN_TIMEOUT;
 use crate::failure::Failure;
 
-/// Requests of a server's send queue: enough that counts never wait for one another.
+/// Send queue depth of a server: enough that the writes of the count never wait.
 pub(crate) const DEPTH: u32 = 16;
 
-/// The count of one lane.
+/// The credits of one queue pair.
 #[derive(Debug)]
-pub(crate) struct Credit {
+pub(crate) struct CreditWriter {
     word: Remote<MayWrite>,
     done: u64,
-    told: u64,
-    /// It is told at least once in so many messages.
+    advertised: u64,
+    /// The count is advertised at least once in so many messages.
     every: u64,
 }
 
-impl Credit {
-    /// For a lane with so many slots, told to the client's word.
+impl CreditWriter {
+    /// For a queue pair with so many slots, advertised in the client's word.
     ///
     /// # Errors
-    /// [`Failure::Test`] when the client's key is of no use.
-    pub(crate) fn new(theirs: &Theirs, slots: u32) -> Result<Credit, Failure> {
-        Ok(Credit {
-            word: theirs.counter()?,
+    /// [`Failure::Test`] when the client's key is unusable.
+    pub(crate) fn new(peer: &PeerQp, slots: u32) -> Result<CreditWriter, Failure> {
+        Ok(CreditWriter {
+            word: peer.counter()?,
             done: 0,
-            told: 0,
+            advertised: 0,
             every: (u64::from(slots) / 4).max(1),
         })
     }
 
-    /// Messages done with.
+    /// Messages that the server is done with.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
 
-    /// One more message is done with.
+    /// Adds a message.
     #[inline]
     pub(crate) fn add(&mut self) {
         self.done += 1;
     }
 
-    /// Tells the client if it is time, or if there is news and nothing else to do. A queue that is full just now says it the next time.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
+    /// Advertises the count if enough messages have accumulated, or if there are any and the server
+    /// is idle. With a full send queue it is deferred to the next call.
     #[inline]
-    pub(crate) fn tell(&mut self, qp: &mut QueuePair, theirs: &Theirs, idle: bool) -> Result<(), Failure> {
-        let news = self.done - self.told;
-        if (news >= self.every || (idle && news > 0)) && qp.send_room() > 0 {
+    pub(crate) fn advertise(&mut self, qp: &mut QueuePair, peer: &PeerQp, idle: bool) -> Result<(), Failure> {
+        let pending = self.done - self.advertised;
+        if (pending >= self.every || (idle && pending > 0)) && qp.send_room() > 0 {
             qp.write_inline(&self.done.to_le_bytes(), self.word)
-                .map_err(|e| theirs.refused(&e))?;
-            self.told = self.done;
+                .map_err(|e| peer.refused(&e))?;
+            self.advertised = self.done;
         }
         Ok(())
     }
 
-    /// Whether the client has been told all.
-    pub(crate) fn is_told(&self) -> bool {
-        self.told == self.done
+    /// Whether the whole count has been advertised.
+    pub(crate) fn is_advertised(&self) -> bool {
+        self.advertised == self.done
     }
 }
 
-/// Waits for the last messages after the client has said how many it sent: they may still be on their way.
+/// Waits for the last messages after the client has reported how many it sent: they may still be in
+/// flight.
 #[derive(Debug, Default)]
-pub(crate) struct LastLook {
+pub(crate) struct DrainWait {
     since: Option<Instant>,
 }
 
-impl LastLook {
-    /// Whether every lane is done with as many messages as were sent on it, and has told so.
+impl DrainWait {
+    /// Whether every queue pair is done with as many messages as were sent on it, and has
+    /// advertised that.
     ///
     /// # Errors
-    /// [`Failure::Test`] with what `missing` says when they have not come within [`LAST_LOOK`] of the first call.
+    /// [`Failure::Test`] with the text of `missing` when they have not arrived within
+    /// [`DRAIN_TIMEOUT`] of the first call.
     pub(crate) fn all(
         &mut self,
-        credits: &[Credit],
+        credits: &[CreditWriter],
         sent: &[u64],
         missing: impl FnOnce() -> String,
     ) -> Result<bool, Failure> {
@@ -88,8 +90,8 @@ impl LastLook {
             && credits
                 .iter()
                 .zip(sent)
-                .all(|(credit, sent)| credit.done() == *sent && credit.is_told());
-        if !all && self.since.get_or_insert_with(Instant::now).elapsed() > LAST_LOOK {
+                .all(|(credit, sent)| credit.done() == *sent && credit.is_advertised());
+        if !all && self.since.get_or_insert_with(Instant::now).elapsed() > DRAIN_TIMEOUT {
             return Err(Failure::test(missing()));
         }
         Ok(all)

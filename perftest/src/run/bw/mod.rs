@@ -1,14 +1,15 @@
-//! Bandwidth: as many messages in flight as the window allows.
+//! Bandwidth tests: as many messages in flight as the window allows.
 //!
-//! The client's loop is one for all operations ([`stream`]); what differs is a [`stream::Flow`]: [`push`] for write and send, [`pull`] for
-//! read, [`atomic`]. The server is passive where the operation lets it be ([`passive`]), receives and posts again for send ([`receive`]),
-//! and looks at every message in a verified write ([`inspect`]).
+//! All operations share the client's loop ([`bw_loop`]); each has a [`bw_loop::BwRequester`]:
+//! [`write_send`], [`read`], [`atomic`]. The server is passive where the operation allows it
+//! ([`passive`]), reposts receives for send ([`receive`]), and checks every message of a verified
+//! write ([`verify`]).
 
 pub(crate) mod atomic;
+pub(crate) mod bw_loop;
 mod credit;
-pub(crate) mod inspect;
 pub(crate) mod passive;
-pub(crate) mod pull;
-pub(crate) mod push;
+pub(crate) mod read;
 pub(crate) mod receive;
-pub(crate) mod stream;
+pub(crate) mod verify;
+pub(crate) mod write_send;

@@ -1,51 +1,51 @@
-//! The server of tests that its processor takes no part in: it lends memory and waits. `bw write` without `--verify`, `bw` and `lat read`, `bw`
-//! and `lat atomic`.
+//! The passive server of one-sided tests: it provides memory and waits. `bw write` without
+//! `--verify`, `bw` and `lat read`, `bw` and `lat atomic`.
 
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{Buffer, Memory, Opaque, ProtectionDomain, RemoteAtomic, RemoteRead, RemoteWrite};
 
-use super::super::gpu::{Cut, Messages};
+use super::super::gpu::{Chunking, GpuMessages};
 use super::super::pattern::Pattern;
-use super::super::station::{Grants, Keys, Needs, Own, Test, refused};
+use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, refused};
 use crate::device::Gpu;
 use crate::failure::Failure;
 use crate::plan::Verb;
 
-/// The memory lent on one lane.
+/// The memory of one queue pair that the peer accesses.
 #[derive(Debug)]
-pub(crate) enum Lent {
-    /// To be written to: one slot.
+pub(crate) enum PassiveMemory {
+    /// One slot to be written to.
     Target(Buffer<RemoteWrite>),
-    /// To be read from: as many slots as there are patterns.
+    /// Slots to be read from: as many as there are patterns.
     Source(Buffer<RemoteRead>, u32),
-    /// The same two in a GPU's memory.
+    /// One slot in a GPU's memory to be written to.
     GpuTarget(Buffer<Opaque<RemoteWrite>>),
-    /// As above.
+    /// Slots in a GPU's memory to be read from.
     GpuSource(Buffer<Opaque<RemoteRead>>, u32),
-    /// To be counted in.
+    /// A word for atomics.
     Counter(Buffer<RemoteAtomic>),
 }
 
-impl Own for Lent {
-    fn needs(test: &Test<'_>) -> Needs {
-        let grants = match test.plan.verb {
-            Verb::Read => Grants::Read,
-            Verb::Atomic(_) => Grants::Atomic,
-            Verb::Write | Verb::Send => Grants::Write,
+impl QpMemory for PassiveMemory {
+    fn requirements(test: &Test<'_>) -> QpRequirements {
+        let access = match test.plan.verb {
+            Verb::Read => RemoteAccess::Read,
+            Verb::Atomic(_) => RemoteAccess::Atomic,
+            Verb::Write | Verb::Send => RemoteAccess::Write,
         };
-        Needs {
+        QpRequirements {
             send: 1,
             receive: 1,
             inline: 0,
-            grants,
+            access,
         }
     }
 
-    fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
         let len = test.len();
         if let Some(gpu) = &test.device.gpu {
-            return Lent::of_gpu(test, pd, gpu, lane);
+            return PassiveMemory::of_gpu(test, pd, gpu, qp_index);
         }
         match test.plan.verb {
             Verb::Read => {
@@ -53,29 +53,32 @@ impl Own for Lent {
                 let mut memory = test.memory(len * slots as usize)?;
                 if test.plan.verify {
                     for (slot, payload) in (0..).zip(memory.chunks_exact_mut(len)) {
-                        Pattern::new(test.plan.seed, lane, slot).fill(payload);
+                        Pattern::new(test.plan.seed, qp_index, slot).fill(payload);
                     }
                 }
-                Ok(Lent::Source(pd.register(memory, RemoteRead).map_err(refused)?, slots))
+                Ok(PassiveMemory::Source(
+                    pd.register(memory, RemoteRead).map_err(refused)?,
+                    slots,
+                ))
             }
-            Verb::Atomic(_) => Ok(Lent::Counter(
+            Verb::Atomic(_) => Ok(PassiveMemory::Counter(
                 pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?,
             )),
-            Verb::Write | Verb::Send => Ok(Lent::Target(
+            Verb::Write | Verb::Send => Ok(PassiveMemory::Target(
                 pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?,
             )),
         }
     }
 
-    fn keys(&self) -> Keys {
+    fn advertised_memory(&self) -> AdvertisedMemory {
         let (slots, data) = match self {
-            Lent::Target(memory) => (1, memory.remote().to_bytes()),
-            Lent::Source(memory, slots) => (*slots, memory.remote().to_bytes()),
-            Lent::GpuTarget(memory) => (1, memory.remote().to_bytes()),
-            Lent::GpuSource(memory, slots) => (*slots, memory.remote().to_bytes()),
-            Lent::Counter(memory) => (1, memory.remote().to_bytes()),
+            PassiveMemory::Target(memory) => (1, memory.remote().to_bytes()),
+            PassiveMemory::Source(memory, slots) => (*slots, memory.remote().to_bytes()),
+            PassiveMemory::GpuTarget(memory) => (1, memory.remote().to_bytes()),
+            PassiveMemory::GpuSource(memory, slots) => (*slots, memory.remote().to_bytes()),
+            PassiveMemory::Counter(memory) => (1, memory.remote().to_bytes()),
         };
-        Keys {
+        AdvertisedMemory {
             slots,
             data: Some(data),
             counter: None,
@@ -83,32 +86,35 @@ impl Own for Lent {
     }
 }
 
-impl Lent {
-    /// What has been counted, where that is the test.
-    pub(crate) fn counted(&self) -> Option<u64> {
+impl PassiveMemory {
+    /// The final value of the word, in a test of atomics.
+    pub(crate) fn atomic_count(&self) -> Option<u64> {
         match self {
-            Lent::Counter(word) => Some(word.load_u64(0, Ordering::Acquire)),
-            Lent::Target(_) | Lent::Source(..) | Lent::GpuTarget(_) | Lent::GpuSource(..) => None,
+            PassiveMemory::Counter(word) => Some(word.load_u64(0, Ordering::Acquire)),
+            PassiveMemory::Target(_)
+            | PassiveMemory::Source(..)
+            | PassiveMemory::GpuTarget(_)
+            | PassiveMemory::GpuSource(..) => None,
         }
     }
 
-    fn of_gpu(test: &Test<'_>, pd: &ProtectionDomain, gpu: &Gpu, lane: usize) -> Result<Self, Failure> {
+    fn of_gpu(test: &Test<'_>, pd: &ProtectionDomain, gpu: &Gpu, qp_index: usize) -> Result<Self, Failure> {
         let len = test.len();
-        let none = || Failure::test("a GPU's memory was registered as nothing");
+        let none = || Failure::test("the registration of GPU memory returned no buffer");
         if test.plan.verb != Verb::Read {
-            let (_, mut memory) = Messages::new(gpu, pd, (len, 1), Cut::Whole, RemoteWrite)?;
-            return memory.pop().map(Lent::GpuTarget).ok_or_else(none);
+            let (_, mut memory) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, RemoteWrite)?;
+            return memory.pop().map(PassiveMemory::GpuTarget).ok_or_else(none);
         }
         let slots = if test.plan.verify { test.window() } else { 1 };
-        let (mut messages, mut memory) = Messages::new(gpu, pd, (len, slots as usize), Cut::Whole, RemoteRead)?;
+        let (mut messages, mut memory) = GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, RemoteRead)?;
         let mut payload = vec![0; len];
         for slot in 0..slots {
-            Pattern::new(test.plan.seed, lane, slot.into()).fill(&mut payload);
+            Pattern::new(test.plan.seed, qp_index, slot.into()).fill(&mut payload);
             messages.write(slot as usize, &payload)?;
         }
         memory
             .pop()
-            .map(|memory| Lent::GpuSource(memory, slots))
+            .map(|memory| PassiveMemory::GpuSource(memory, slots))
             .ok_or_else(none)
     }
 }

@@ -1,197 +1,201 @@
-//! The server of `bw send`: takes messages, with `--verify` looks at every byte, posts their buffers again, and says so.
+//! The server of `bw send`: takes messages, checks every byte with `--verify`, reposts their
+//! buffers, and advertises that as credits.
 
 use doorbell_verbs::{Buffer, Local, Opaque, PreparedQueuePair, ProtectionDomain, Queue, Success};
 
-use super::super::gpu::{Content, Pool};
+use super::super::gpu::{Content, GpuPool};
+use super::super::monitor::LoopMonitor;
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, refused};
-use super::super::watch::Watch;
-use super::credit::{self, Credit, LastLook};
+use super::super::test_end::{
+    AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp, refused,
+};
+use super::credit::{self, CreditWriter, DrainWait};
 use crate::failure::Failure;
 
-/// One lane's receives.
+/// The receives of one queue pair.
 #[derive(Debug)]
-pub(crate) struct Receives {
-    fresh: Fresh,
+pub(crate) struct ReceiveRing {
+    free: FreeReceives,
     slots: u32,
 }
 
-/// What is to be posted.
+/// The receives to be posted.
 #[derive(Debug)]
-enum Fresh {
+enum FreeReceives {
     Host(Vec<Buffer<Local>>),
-    /// With the contents that they are to have.
-    Gpu(Box<Pool>, Vec<Content>),
+    /// With the content that each shall have.
+    Gpu(Box<GpuPool>, Vec<Content>),
 }
 
-impl Own for Receives {
-    fn needs(test: &Test<'_>) -> Needs {
-        Needs {
+impl QpMemory for ReceiveRing {
+    fn requirements(test: &Test<'_>) -> QpRequirements {
+        QpRequirements {
             send: credit::DEPTH,
             receive: test.plan.receives(test.bytes),
             inline: 8,
-            grants: Grants::Nothing,
+            access: RemoteAccess::Nothing,
         }
     }
 
-    fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
         let (len, slots) = (test.len(), test.plan.receives(test.bytes));
         if let Some(gpu) = &test.device.gpu {
-            let content = |index| spoilt(test, lane, index);
-            let pool = Box::new(Pool::new(gpu, pd, len, slots as usize)?);
+            let content = |index| initial_content(test, qp_index, index);
+            let pool = Box::new(GpuPool::new(gpu, pd, len, slots as usize)?);
             let contents = (0..slots.into()).map(content).collect();
-            return Ok(Receives {
-                fresh: Fresh::Gpu(pool, contents),
+            return Ok(ReceiveRing {
+                free: FreeReceives::Gpu(pool, contents),
                 slots,
             });
         }
-        let mut fresh: Vec<_> = pd
+        let mut free: Vec<_> = pd
             .register_chunks(test.memory(len * slots as usize)?, len, Local)
             .map_err(refused)?
             .collect();
         if test.plan.verify {
             // Receives are filled in the order they are posted.
-            for (index, buffer) in (0..).zip(&mut fresh) {
-                Pattern::new(test.plan.seed, lane, index).fill_wrong(buffer);
+            for (index, buffer) in (0..).zip(&mut free) {
+                Pattern::new(test.plan.seed, qp_index, index).fill_inverse(buffer);
             }
         }
-        Ok(Receives {
-            fresh: Fresh::Host(fresh),
+        Ok(ReceiveRing {
+            free: FreeReceives::Host(free),
             slots,
         })
     }
 
-    fn keys(&self) -> Keys {
-        Keys {
+    fn advertised_memory(&self) -> AdvertisedMemory {
+        AdvertisedMemory {
             slots: self.slots,
-            ..Keys::default()
+            ..AdvertisedMemory::default()
         }
     }
 
     fn post_receives(&mut self, qp: &mut PreparedQueuePair) -> Result<(), Failure> {
-        match &mut self.fresh {
-            Fresh::Host(fresh) => fresh
+        match &mut self.free {
+            FreeReceives::Host(free) => free
                 .drain(..)
                 .try_for_each(|buffer| qp.receive(buffer).map_err(|e| refused(&*e))),
-            Fresh::Gpu(pool, contents) => {
+            FreeReceives::Gpu(pool, contents) => {
                 for content in contents.drain(..) {
                     if let Some(buffer) = pool.take(content) {
                         qp.receive(buffer).map_err(|e| refused(&*e))?;
                     }
                 }
-                pool.failed().map_or(Ok(()), Err)
+                pool.take_error().map_or(Ok(()), Err)
             }
         }
     }
 }
 
-/// What is received over by message `index`.
-fn spoilt(test: &Test<'_>, lane: usize, index: u64) -> Content {
+/// The content of the buffer that message `index` overwrites.
+fn initial_content(test: &Test<'_>, qp_index: usize, index: u64) -> Content {
     if test.plan.verify {
-        Content::Wrong(Pattern::new(test.plan.seed, lane, index))
+        Content::Inverse(Pattern::new(test.plan.seed, qp_index, index))
     } else {
         Content::Nothing
     }
 }
 
-/// Serves until the client has finished and all it sent has arrived. Returns the messages per lane.
+/// Serves until the client has finished and all its messages have arrived. Returns the messages per
+/// queue pair.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Receives>) -> Result<Vec<u64>, Failure> {
-    let Station { cq, lanes } = station;
-    let mut credits = lanes
+pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Result<Vec<u64>, Failure> {
+    let TestEnd { cq, qps } = test_end;
+    let mut credits = qps
         .iter()
-        .map(|lane| Credit::new(&lane.theirs, lane.own.slots))
+        .map(|test_qp| CreditWriter::new(&test_qp.peer, test_qp.memory.slots))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut watch = Watch::of_server(test.control);
-    let mut last_look = LastLook::default();
+    let mut monitor = LoopMonitor::of_server(test.control);
+    let mut drain = DrainWait::default();
     loop {
         let mut idle = true;
         for mut done in cq.poll().map_err(refused)? {
             let index = usize::try_from(done.tag()).unwrap_or(usize::MAX);
-            let Some(lane) = lanes.get_mut(index) else {
+            let Some(test_qp) = qps.get_mut(index) else {
                 continue;
             };
             let len = match done.result() {
                 Ok(Success::Receive { len, .. }) => len,
                 Ok(_) => continue,
-                Err(failure) => return Err(lane.theirs.failed(&failure)),
+                Err(failure) => return Err(test_qp.peer.failed(&failure)),
             };
             idle = false;
             if u64::from(len) != test.bytes {
                 return Err(Failure::test(format!(
-                    "{} sent {len} bytes where {} belong",
-                    lane.theirs, test.bytes
+                    "{} sent {len} bytes instead of {}",
+                    test_qp.peer, test.bytes
                 )));
             }
             debug_assert_eq!(done.queue(), Queue::Receive);
             let iteration = done.sequence();
             let (right, next) = (
                 Pattern::new(test.plan.seed, index, iteration),
-                iteration + u64::from(lane.own.slots),
+                iteration + u64::from(test_qp.memory.slots),
             );
-            let wrong = match &mut lane.own.fresh {
-                Fresh::Host(fresh) => {
+            let wrong = match &mut test_qp.memory.free {
+                FreeReceives::Host(free) => {
                     let Some(mut buffer) = done.take::<Local>() else {
                         continue;
                     };
                     let wrong = if test.plan.verify { right.check(&buffer) } else { None };
                     if test.plan.verify && wrong.is_none() {
-                        Pattern::new(test.plan.seed, index, next).fill_wrong(&mut buffer);
+                        Pattern::new(test.plan.seed, index, next).fill_inverse(&mut buffer);
                     }
-                    fresh.push(buffer);
+                    free.push(buffer);
                     wrong
                 }
-                Fresh::Gpu(pool, contents) => {
+                FreeReceives::Gpu(pool, contents) => {
                     let Some(buffer) = done.take::<Opaque<Local>>() else {
                         continue;
                     };
-                    let wrong = pool.look(&buffer, test.plan.verify.then_some(right))?;
-                    pool.give(buffer);
-                    contents.push(spoilt(test, index, next));
+                    let wrong = pool.check(&buffer, test.plan.verify.then_some(right))?;
+                    pool.release(buffer);
+                    contents.push(initial_content(test, index, next));
                     wrong
                 }
             };
             if let Some(wrong) = wrong {
                 let mismatch = Mismatch::at(test.bytes, index, iteration, wrong);
-                return Err(Failure::test(format!("{}: {mismatch}", lane.theirs)));
+                return Err(Failure::test(format!("{}: {mismatch}", test_qp.peer)));
             }
         }
-        for (lane, credit) in lanes.iter_mut().zip(&mut credits) {
-            post_again(lane, credit)?;
-            credit.tell(&mut lane.qp, &lane.theirs, idle)?;
+        for (test_qp, credit) in qps.iter_mut().zip(&mut credits) {
+            repost(test_qp, credit)?;
+            credit.advertise(&mut test_qp.qp, &test_qp.peer, idle)?;
         }
         if !idle {
-            watch.turn()?;
+            monitor.busy()?;
             continue;
         }
-        watch.idle()?;
-        if let Some(sent) = watch.finished() {
+        monitor.idle()?;
+        if let Some(sent) = monitor.finished() {
             let missing = || format!("peer {}: not all it sent has arrived", test.control.peer());
-            if last_look.all(&credits, sent, missing)? {
+            if drain.all(&credits, sent, missing)? {
                 return Ok(sent.to_vec());
             }
         }
     }
 }
 
-/// Posts the buffers of the messages just taken, with one doorbell.
+/// Reposts the buffers of the messages just taken, with one doorbell.
 #[inline]
-fn post_again(lane: &mut Lane<Receives>, credit: &mut Credit) -> Result<(), Failure> {
-    let Lane { qp, own, theirs } = lane;
-    match &mut own.fresh {
-        Fresh::Host(fresh) if fresh.is_empty() => Ok(()),
-        Fresh::Gpu(_, contents) if contents.is_empty() => Ok(()),
-        Fresh::Host(fresh) => qp
+fn repost(test_qp: &mut TestQp<ReceiveRing>, credit: &mut CreditWriter) -> Result<(), Failure> {
+    let TestQp { qp, memory, peer } = test_qp;
+    match &mut memory.free {
+        FreeReceives::Host(free) if free.is_empty() => Ok(()),
+        FreeReceives::Gpu(_, contents) if contents.is_empty() => Ok(()),
+        FreeReceives::Host(free) => qp
             .post_receives(|batch| {
-                for buffer in fresh.drain(..) {
+                for buffer in free.drain(..) {
                     batch.receive(buffer);
                     credit.add();
                 }
             })
-            .map_err(|e| theirs.refused(&e)),
-        Fresh::Gpu(pool, contents) => {
+            .map_err(|e| peer.refused(&e)),
+        FreeReceives::Gpu(pool, contents) => {
             qp.post_receives(|batch| {
                 for content in contents.drain(..) {
                     if let Some(buffer) = pool.take(content) {
@@ -200,8 +204,8 @@ fn post_again(lane: &mut Lane<Receives>, credit: &mut Credit) -> Result<(), Fail
                     }
                 }
             })
-            .map_err(|e| theirs.refused(&e))?;
-            pool.failed().map_or(Ok(()), Err)
+            .map_err(|e| peer.refused(&e))?;
+            pool.take_error().map_or(Ok(()), Err)
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Latency: one message on its way at a time.
+//! Latency tests: one message in flight at a time.
 //!
-//! Write and send are a ping-pong of equals ([`pingpong`]): the client's message makes the server answer with one of the same size, and half of
-//! the time between two sends of the client is the figure. Read and atomic are timed from the post to the completion ([`single`]); the server
-//! only lends memory, as in `bw`.
+//! Write and send are a ping-pong ([`pingpong`]): the server answers the client's message with one
+//! of the same size, and the result is half of the round trip between two sends of the client. Read
+//! and atomic are timed from the post to the completion ([`single`]); the server is passive, as in
+//! `bw`.
 
 pub(crate) mod pingpong;
 pub(crate) mod single;

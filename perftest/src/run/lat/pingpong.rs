@@ -1,8 +1,11 @@
-//! `lat write` and `lat send`: both ends send, wait for the other's message, and send again.
+//! `lat write` and `lat send`: a ping-pong; both ends send, wait for the peer's message, and send
+//! again.
 //!
-//! A written message is seen by its last byte, which counts (modulo 256) and is written last; a sent one by its completion. Where messages lie in a GPU's memory, at either end, the processor
-//! cannot wait for a byte there: a written one carries immediate data then, and is seen by the completion of that. With `--verify` each
-//! end looks at every byte of each message before it answers, and spoils the memory for the next.
+//! The receiver of a WRITE polls the last byte, which counts (modulo 256) and is written last; a
+//! SEND has arrived when its receive completes. The CPU cannot poll a byte in GPU memory: where
+//! messages lie there, at either end, a WRITE carries immediate data and its receive completion is
+//! polled. With `--verify` each end checks every byte of each message before it answers, and
+//! inverts the memory for the next.
 
 use std::sync::atomic::Ordering;
 
@@ -11,86 +14,88 @@ use doorbell_verbs::{
     Source, Success, Write as MayWrite,
 };
 
-use super::super::gpu::{Content, Cut, Messages, Pool};
-use super::super::meter::{Meter, Turns};
+use super::super::gpu::{Chunking, Content, GpuMessages, GpuPool};
+use super::super::meter::{LatencyMeter, Meter};
+use super::super::monitor::{Deadline, LoopMonitor};
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::station::{Grants, Keys, Lane, Needs, Own, Station, Test, Theirs, refused};
-use super::super::watch::{Deadline, Watch};
+use super::super::test_end::{
+    AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp, refused,
+};
 use crate::failure::Failure;
 use crate::plan::Verb;
 use crate::stats::Latency;
 
-/// Messages of which the memory may not have come back yet: the completion of one may be late while its answer is there.
-const SOURCES: u32 = 8;
-/// A completion is asked for once in so many messages.
+/// Buffers per direction: the completion of a message may arrive after its answer.
+const BUFFERS: u32 = 8;
+/// One message in so many is signaled.
 const SIGNAL_EVERY: u64 = 4;
-/// Looks at memory between two looks at the completion queue.
-const LOOKS: u32 = 2;
+/// Memory polls between two polls of the completion queue.
+const POLLS_PER_CHECK: u32 = 2;
 
 /// Which end of the ping-pong this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+enum Role {
     /// Sends first, and measures.
     Client,
     /// Answers.
     Server,
 }
 
-impl End {
-    /// Payloads of the two directions differ.
-    fn lane(self) -> usize {
+impl Role {
+    /// The payloads of the two directions differ.
+    fn direction(self) -> usize {
         match self {
-            End::Client => 0,
-            End::Server => 1,
+            Role::Client => 0,
+            Role::Server => 1,
         }
     }
 
-    fn other(self) -> End {
+    fn other(self) -> Role {
         match self {
-            End::Client => End::Server,
-            End::Server => End::Client,
+            Role::Client => Role::Server,
+            Role::Server => Role::Client,
         }
     }
 }
 
 /// The memory of one end.
 #[derive(Debug)]
-pub(crate) struct Ball {
+pub(crate) struct PingPongMemory {
     bytes: u64,
     seed: u64,
     verify: bool,
-    /// Messages to send, those not under way.
+    /// Free send buffers.
     free: Vec<Buffer<Local>>,
-    /// The same in a GPU's memory; also what `lat send` receives into.
-    pool: Option<Box<Pool>>,
-    /// Where the peer writes to, in a GPU's memory.
-    gpu_court: Option<(Box<Messages>, Buffer<Opaque<RemoteWrite>>)>,
-    /// Whether a written message says by immediate data that it has come.
-    announced: bool,
-    /// The message to send inline; empty where messages do not travel so.
+    /// Send buffers in a GPU's memory; with `lat send` also receive buffers.
+    pool: Option<Box<GpuPool>>,
+    /// The buffer that the peer writes to, in a GPU's memory.
+    gpu_recv_buffer: Option<(Box<GpuMessages>, Buffer<Opaque<RemoteWrite>>)>,
+    /// Whether a WRITE carries immediate data.
+    with_imm: bool,
+    /// The inline message; empty where messages are not inline.
     inline: Vec<u8>,
-    /// Where the peer writes to, in `lat write`.
-    court: Option<Buffer<RemoteWrite>>,
-    /// Buffers to receive into, in `lat send`.
+    /// The buffer that the peer writes to, in `lat write`.
+    recv_buffer: Option<Buffer<RemoteWrite>>,
+    /// Receive buffers, in `lat send`.
     receives: Vec<Buffer<Local>>,
-    /// Where to write to, in `lat write`.
+    /// The peer's buffer, in `lat write`.
     target: Option<Remote<MayWrite>>,
-    /// A message to look at.
+    /// A message to be checked.
     scratch: Vec<u8>,
 }
 
-impl Own for Ball {
-    fn needs(test: &Test<'_>) -> Needs {
-        let (receive, grants) = match test.plan.verb {
-            Verb::Send => (SOURCES, Grants::Nothing),
-            Verb::Write if test.plan.gpu => (SOURCES, Grants::Write),
-            Verb::Write | Verb::Read | Verb::Atomic(_) => (1, Grants::Write),
+impl QpMemory for PingPongMemory {
+    fn requirements(test: &Test<'_>) -> QpRequirements {
+        let (receive, access) = match test.plan.verb {
+            Verb::Send => (BUFFERS, RemoteAccess::Nothing),
+            Verb::Write if test.plan.gpu => (BUFFERS, RemoteAccess::Write),
+            Verb::Write | Verb::Read | Verb::Atomic(_) => (1, RemoteAccess::Write),
         };
-        Needs {
-            send: SOURCES,
+        QpRequirements {
+            send: BUFFERS,
             receive,
             inline: 0,
-            grants,
+            access,
         }
     }
 
@@ -103,29 +108,29 @@ impl Own for Ball {
                 .collect())
         };
         let sends = test.plan.verb == Verb::Send;
-        let announced = test.plan.gpu && !sends;
+        let with_imm = test.plan.gpu && !sends;
         let gpu = test.device.gpu.as_ref();
-        // Both directions of `lat send` take from one pool.
+        // Both directions of `lat send` use one pool.
         let pooled = messages(test) as usize * if sends { 2 } else { 1 };
         let pool = gpu
-            .map(|gpu| Pool::new(gpu, pd, len, pooled).map(Box::new))
+            .map(|gpu| GpuPool::new(gpu, pd, len, pooled).map(Box::new))
             .transpose()?;
-        let gpu_court = match gpu {
+        let gpu_recv_buffer = match gpu {
             Some(gpu) if !sends => {
-                let (messages, mut court) = Messages::new(gpu, pd, (len, 1), Cut::Whole, RemoteWrite)?;
-                court.pop().map(|court| (Box::new(messages), court))
+                let (messages, mut recv_buffer) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, RemoteWrite)?;
+                recv_buffer.pop().map(|recv_buffer| (Box::new(messages), recv_buffer))
             }
             _ => None,
         };
-        let receives = if announced {
-            let few = Memory::zeroed(SOURCES as usize);
+        let receives = if with_imm {
+            let few = Memory::zeroed(BUFFERS as usize);
             pd.register_chunks(few, 1, Local).map_err(refused)?.collect()
         } else if sends && gpu.is_none() {
             several(messages(test))?
         } else {
             Vec::new()
         };
-        Ok(Ball {
+        Ok(PingPongMemory {
             bytes: test.bytes,
             seed: test.plan.seed,
             verify: test.plan.verify,
@@ -135,26 +140,26 @@ impl Own for Ball {
                 several(messages(test))?
             },
             pool,
-            announced,
+            with_imm,
             inline: if test.is_inline() { vec![0; len] } else { Vec::new() },
-            court: if sends || gpu_court.is_some() {
+            recv_buffer: if sends || gpu_recv_buffer.is_some() {
                 None
             } else {
                 Some(pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?)
             },
-            gpu_court,
+            gpu_recv_buffer,
             receives,
             target: None,
             scratch: if test.plan.verify { vec![0; len] } else { Vec::new() },
         })
     }
 
-    fn keys(&self) -> Keys {
-        Keys {
+    fn advertised_memory(&self) -> AdvertisedMemory {
+        AdvertisedMemory {
             slots: 1,
-            data: match (&self.court, &self.gpu_court) {
-                (Some(court), _) => Some(court.remote().to_bytes()),
-                (None, Some((_, court))) => Some(court.remote().to_bytes()),
+            data: match (&self.recv_buffer, &self.gpu_recv_buffer) {
+                (Some(recv_buffer), _) => Some(recv_buffer.remote().to_bytes()),
+                (None, Some((_, recv_buffer))) => Some(recv_buffer.remote().to_bytes()),
                 (None, None) => None,
             },
             counter: None,
@@ -165,8 +170,8 @@ impl Own for Ball {
         for buffer in self.receives.drain(..) {
             qp.receive(buffer).map_err(|e| refused(&*e))?;
         }
-        if let Some(pool) = self.pool.as_mut().filter(|_| self.gpu_court.is_none()) {
-            // Half of it; the other is for what is sent.
+        if let Some(pool) = self.pool.as_mut().filter(|_| self.gpu_recv_buffer.is_none()) {
+            // Half of the pool; the other half is for sending.
             for _ in 0..pool.len() / 2 {
                 if let Some(buffer) = pool.take(Content::Nothing) {
                     qp.receive(buffer).map_err(|e| refused(&*e))?;
@@ -177,48 +182,49 @@ impl Own for Ball {
     }
 }
 
-/// Messages there is memory for, in each direction.
+/// Buffers in each direction.
 fn messages(test: &Test<'_>) -> u32 {
-    test.window().min(SOURCES)
+    test.window().min(BUFFERS)
 }
 
-impl Ball {
-    fn attach(&mut self, theirs: &Theirs) -> Result<(), Failure> {
-        if self.court.is_some() || self.gpu_court.is_some() {
-            self.target = Some(theirs.data(self.bytes)?);
+impl PingPongMemory {
+    fn attach(&mut self, peer: &PeerQp) -> Result<(), Failure> {
+        if self.recv_buffer.is_some() || self.gpu_recv_buffer.is_some() {
+            self.target = Some(peer.data(self.bytes)?);
         }
         Ok(())
     }
 
-    /// Whether there is memory for a message to be sent.
+    /// Whether there is a free send buffer.
     #[inline]
-    fn has_message(&self) -> bool {
+    fn has_free_buffer(&self) -> bool {
         match &self.pool {
             Some(pool) => pool.len() > 0,
             None => !self.inline.is_empty() || !self.free.is_empty(),
         }
     }
 
-    /// Whether messages are seen by their last byte.
-    fn is_flagged(&self) -> bool {
-        self.court.is_some() && !self.announced
+    /// Whether the last byte of a message is polled.
+    fn polls_last_byte(&self) -> bool {
+        self.recv_buffer.is_some() && !self.with_imm
     }
 
-    /// Writes a message down.
-    fn compose(&self, end: End, index: u64, message: &mut [u8]) {
+    /// Writes the payload of a message.
+    fn fill_message(&self, role: Role, index: u64, message: &mut [u8]) {
         if self.verify {
-            Pattern::new(self.seed, end.lane(), index).fill(message);
+            Pattern::new(self.seed, role.direction(), index).fill(message);
         }
-        if let (Some(last), true) = (message.last_mut(), self.is_flagged()) {
+        if let (Some(last), true) = (message.last_mut(), self.polls_last_byte()) {
             *last = flag(index);
         }
     }
 
-    /// Finds what is wrong with a message that the other end composed.
-    fn inspect(&self, from: End, index: u64, message: &mut [u8]) -> Option<Mismatch> {
-        let pattern = Pattern::new(self.seed, from.lane(), index);
-        if let (Some(last), true) = (message.last_mut(), self.is_flagged()) {
-            // The flag has been seen; what the pattern has in its place is not sent.
+    /// Finds the first wrong byte of a message from `from`.
+    fn check_message(&self, from: Role, index: u64, message: &mut [u8]) -> Option<Mismatch> {
+        let pattern = Pattern::new(self.seed, from.direction(), index);
+        if let (Some(last), true) = (message.last_mut(), self.polls_last_byte()) {
+            // The last byte holds the flag, which has been seen; the pattern's byte there is never
+            // sent.
             *last = pattern.last_byte(self.bytes);
         }
         pattern
@@ -226,11 +232,11 @@ impl Ball {
             .map(|wrong| Mismatch::at(self.bytes, 0, index, wrong))
     }
 
-    fn take_back(&mut self, mut done: Completion<'_>) {
+    fn reclaim(&mut self, mut done: Completion<'_>) {
         match &mut self.pool {
             Some(pool) => {
                 if let Some(buffer) = done.take::<Opaque<Local>>() {
-                    pool.give(buffer);
+                    pool.release(buffer);
                 }
             }
             None => self.free.extend(done.take::<Local>()),
@@ -238,58 +244,56 @@ impl Ball {
     }
 }
 
-/// What the last byte of a written message is: never what the one before had, and not 0 at first.
+/// The last byte of a written message: never that of the previous one, and not 0 at first.
 fn flag(index: u64) -> u8 {
     (index.wrapping_add(1) & 0xff) as u8
 }
 
-/// The client: `pings` and measures. What was measured is in the meter even when it fails. Returns the messages sent.
+/// The client: sends first and measures. The meter holds what was measured even when it fails.
+/// Returns the messages sent.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
 pub(crate) fn run(
     test: &Test<'_>,
-    station: &mut Station<Ball>,
+    test_end: &mut TestEnd<PingPongMemory>,
     meter: &mut Meter<'_, Latency>,
 ) -> Result<Vec<u64>, Failure> {
-    let mut rally = Rally::new(test, station, End::Client, Watch::of_client(test.control))?;
+    let mut pingpong = PingPong::new(test, test_end, Role::Client, LoopMonitor::of_client(test.control))?;
     let warmup = test.plan.warmup(test.bytes);
     let total = test
         .plan
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
     let mut deadline = Deadline::after(test.plan.duration());
-    let mut turns = Turns::new(meter, test.plan.rate_per_s);
+    let mut latency_meter = LatencyMeter::new(meter, test.plan.rate_per_s);
     let (mut index, mut over) = (0, false);
     while index < total && !over {
         if index == warmup {
-            deadline.start(turns.start());
+            deadline.start(latency_meter.start());
         }
-        if !turns.is_due() {
-            while !turns.is_due() {
-                rally.watch.idle()?;
+        if !latency_meter.is_due() {
+            while !latency_meter.is_due() {
+                pingpong.monitor.idle()?;
             }
-            // Or the waiting for the answer would begin with giving the core away.
-            rally.watch.turn()?;
+            // Resets the idle count; otherwise the wait for the answer would yield the CPU at once.
+            pingpong.monitor.busy()?;
         }
-        rally.hit(index)?;
-        rally.await_return(index)?;
-        over = deadline.is_over_at(turns.end());
+        pingpong.send(index)?;
+        pingpong.await_message(index)?;
+        over = deadline.is_over_at(latency_meter.end());
         index += 1;
     }
     Ok(vec![index])
 }
 
-/// The server: answers until the client has finished. Returns the messages seen.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Ball>) -> Result<Vec<u64>, Failure> {
-    let mut rally = Rally::new(test, station, End::Server, Watch::of_server(test.control))?;
+/// The server: answers until the client has finished. Returns the messages received.
+pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<PingPongMemory>) -> Result<Vec<u64>, Failure> {
+    let mut pingpong = PingPong::new(test, test_end, Role::Server, LoopMonitor::of_server(test.control))?;
     let mut index = 0;
     loop {
-        if !rally.await_return(index)? {
-            return match rally.watch.finished() {
+        if !pingpong.await_message(index)? {
+            return match pingpong.monitor.finished() {
                 Some([sent]) if *sent == index => Ok(vec![index]),
                 _ => Err(Failure::test(format!(
                     "peer {}: finished without sending all",
@@ -297,53 +301,58 @@ pub(crate) fn serve(test: &Test<'_>, station: &mut Station<Ball>) -> Result<Vec<
                 ))),
             };
         }
-        rally.hit(index)?;
+        pingpong.send(index)?;
         index += 1;
     }
 }
 
-/// One end of the ping-pong under way.
-struct Rally<'a> {
-    station: &'a mut Station<Ball>,
-    end: End,
-    watch: Watch<'a>,
-    /// Messages received and not yet waited for, in `lat send`.
+/// One end of a running ping-pong.
+struct PingPong<'a> {
+    test_end: &'a mut TestEnd<PingPongMemory>,
+    role: Role,
+    monitor: LoopMonitor<'a>,
+    /// Messages received and not yet consumed, in `lat send`.
     arrived: u64,
 }
 
-impl<'a> Rally<'a> {
-    fn new(test: &Test<'a>, station: &'a mut Station<Ball>, end: End, watch: Watch<'a>) -> Result<Rally<'a>, Failure> {
-        for Lane { own, theirs, .. } in &mut station.lanes {
-            own.attach(theirs)?;
+impl<'a> PingPong<'a> {
+    fn new(
+        test: &Test<'a>,
+        test_end: &'a mut TestEnd<PingPongMemory>,
+        role: Role,
+        monitor: LoopMonitor<'a>,
+    ) -> Result<PingPong<'a>, Failure> {
+        for TestQp { memory, peer, .. } in &mut test_end.qps {
+            memory.attach(peer)?;
         }
-        if station.lanes.is_empty() {
+        if test_end.qps.is_empty() {
             return Err(Failure::test(format!(
                 "peer {}: no queue pair to test",
                 test.control.peer()
             )));
         }
-        Ok(Rally {
-            station,
-            end,
-            watch,
+        Ok(PingPong {
+            test_end,
+            role,
+            monitor,
             arrived: 0,
         })
     }
 
-    /// Sends message `index`, when there is memory for it.
+    /// Sends message `index`, once a buffer is free.
     #[inline]
-    fn hit(&mut self, index: u64) -> Result<(), Failure> {
-        while self.station.lanes[0].qp.send_room() == 0 || !self.station.lanes[0].own.has_message() {
+    fn send(&mut self, index: u64) -> Result<(), Failure> {
+        while self.test_end.qps[0].qp.send_room() == 0 || !self.test_end.qps[0].memory.has_free_buffer() {
             self.poll()?;
-            self.watch.idle()?;
+            self.monitor.idle()?;
         }
-        let Lane { qp, own, theirs } = &mut self.station.lanes[0];
+        let TestQp { qp, memory, peer } = &mut self.test_end.qps[0];
         let signal = index % SIGNAL_EVERY == SIGNAL_EVERY - 1;
-        let target = own.target;
-        let imm = own.announced.then_some(index as u32);
-        if let Some(pool) = &mut own.pool {
-            let content = if own.verify {
-                Content::Right(Pattern::new(own.seed, self.end.lane(), index))
+        let target = memory.target;
+        let imm = memory.with_imm.then_some(index as u32);
+        if let Some(pool) = &mut memory.pool {
+            let content = if memory.verify {
+                Content::Pattern(Pattern::new(memory.seed, self.role.direction(), index))
             } else {
                 Content::Any
             };
@@ -351,141 +360,143 @@ impl<'a> Rally<'a> {
                 return Ok(());
             };
             let signal = signal || pool.len() == 0;
-            if let Some(failure) = pool.failed() {
+            if let Some(failure) = pool.take_error() {
                 return Err(failure);
             }
             return qp
                 .post(|batch| from_buffer(batch, buffer, target, imm, signal))
-                .map_err(|e| theirs.refused(&e));
+                .map_err(|e| peer.refused(&e));
         }
-        let posted = match own.free.pop() {
+        let posted = match memory.free.pop() {
             Some(mut buffer) => {
-                // Where there is little memory the last of it has to come back by itself.
-                let signal = signal || own.free.is_empty();
-                own.compose(self.end, index, &mut buffer);
+                // The message that takes the last free buffer is signaled, so that the buffer is
+                // reclaimed.
+                let signal = signal || memory.free.is_empty();
+                memory.fill_message(self.role, index, &mut buffer);
                 qp.post(|batch| from_buffer(batch, buffer, target, imm, signal))
             }
             None => {
-                let mut message = std::mem::take(&mut own.inline);
-                own.compose(self.end, index, &mut message);
-                own.inline = message;
-                let message = &own.inline;
+                let mut message = std::mem::take(&mut memory.inline);
+                memory.fill_message(self.role, index, &mut message);
+                memory.inline = message;
+                let message = &memory.inline;
                 qp.post(|batch| inline(batch, message, target, signal))
             }
         };
-        posted.map_err(|e| theirs.refused(&e))
+        posted.map_err(|e| peer.refused(&e))
     }
 
-    /// Waits for the other end's message `index`. False when the other end has finished instead.
+    /// Waits for the peer's message `index`. False when the peer has finished instead.
     #[inline]
-    fn await_return(&mut self, index: u64) -> Result<bool, Failure> {
-        let last = self.station.lanes[0].own.bytes as usize - 1;
+    fn await_message(&mut self, index: u64) -> Result<bool, Failure> {
+        let last = self.test_end.qps[0].memory.bytes as usize - 1;
         loop {
-            for _ in 0..LOOKS {
-                let seen = match &self.station.lanes[0].own.court {
-                    Some(court) if !self.station.lanes[0].own.announced => {
-                        court.load_u8(last, Ordering::Acquire) == flag(index)
+            for _ in 0..POLLS_PER_CHECK {
+                let seen = match &self.test_end.qps[0].memory.recv_buffer {
+                    Some(recv_buffer) if !self.test_end.qps[0].memory.with_imm => {
+                        recv_buffer.load_u8(last, Ordering::Acquire) == flag(index)
                     }
                     _ => self.arrived > 0,
                 };
                 if seen {
-                    // Without it the loop would soon offer its core at every turn, which costs more than the message.
-                    self.watch.turn()?;
+                    // Resets the idle count; otherwise the loop would soon yield the CPU at every
+                    // poll, which costs more than the message.
+                    self.monitor.busy()?;
                     self.arrived = self.arrived.saturating_sub(1);
-                    return self.look_at_court(index).map(|()| true);
+                    return self.verify_received(index).map(|()| true);
                 }
             }
             self.poll()?;
-            if self.watch.finished().is_some() && self.arrived == 0 {
+            if self.monitor.finished().is_some() && self.arrived == 0 {
                 return Ok(false);
             }
-            self.watch.idle()?;
+            self.monitor.idle()?;
         }
     }
 
-    /// With `--verify`, looks at what was written, and spoils it.
+    /// With `--verify`, checks what was written and inverts it.
     #[inline]
-    fn look_at_court(&mut self, index: u64) -> Result<(), Failure> {
-        let Lane { own, theirs, .. } = &mut self.station.lanes[0];
-        if !own.verify {
-            return match &mut own.gpu_court {
-                Some((court, _)) => court.pull(0),
+    fn verify_received(&mut self, index: u64) -> Result<(), Failure> {
+        let TestQp { memory, peer, .. } = &mut self.test_end.qps[0];
+        if !memory.verify {
+            return match &mut memory.gpu_recv_buffer {
+                Some((recv_buffer, _)) => recv_buffer.pull(0),
                 None => Ok(()),
             };
         }
-        let mut message = std::mem::take(&mut own.scratch);
+        let mut message = std::mem::take(&mut memory.scratch);
         let mut wrong = None;
-        if let Some((court, _)) = &mut own.gpu_court {
-            court.read(0, &mut message)?;
-            wrong = own.inspect(self.end.other(), index, &mut message);
-            Pattern::new(own.seed, self.end.other().lane(), index + 1).fill_wrong(&mut message);
+        if let Some((recv_buffer, _)) = &mut memory.gpu_recv_buffer {
+            recv_buffer.read(0, &mut message)?;
+            wrong = memory.check_message(self.role.other(), index, &mut message);
+            Pattern::new(memory.seed, self.role.other().direction(), index + 1).fill_inverse(&mut message);
         }
-        if let Some(court) = &own.court {
-            court.read_at(0, &mut message);
-            wrong = own.inspect(self.end.other(), index, &mut message);
-            Pattern::new(own.seed, self.end.other().lane(), index + 1).fill_wrong(&mut message);
-            if let (Some(last), true) = (message.last_mut(), own.is_flagged()) {
+        if let Some(recv_buffer) = &memory.recv_buffer {
+            recv_buffer.read_at(0, &mut message);
+            wrong = memory.check_message(self.role.other(), index, &mut message);
+            Pattern::new(memory.seed, self.role.other().direction(), index + 1).fill_inverse(&mut message);
+            if let (Some(last), true) = (message.last_mut(), memory.polls_last_byte()) {
                 *last = flag(index);
             }
         }
-        if let Some(court) = &mut own.court {
-            court.write_at(0, &message);
+        if let Some(recv_buffer) = &mut memory.recv_buffer {
+            recv_buffer.write_at(0, &message);
         }
-        if let Some((court, _)) = &mut own.gpu_court {
-            court.write(0, &message)?;
+        if let Some((recv_buffer, _)) = &mut memory.gpu_recv_buffer {
+            recv_buffer.write(0, &message)?;
         }
-        own.scratch = message;
-        wrong.map_or(Ok(()), |wrong| Err(Failure::test(format!("{theirs}: {wrong}"))))
+        memory.scratch = message;
+        wrong.map_or(Ok(()), |wrong| Err(Failure::test(format!("{peer}: {wrong}"))))
     }
 
-    /// Takes what has completed: memory that may be used again, and messages received.
+    /// Polls completions: reclaims send buffers and takes received messages.
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
-        let Station { cq, lanes } = &mut *self.station;
-        let Lane { qp, own, theirs } = &mut lanes[0];
+        let TestEnd { cq, qps } = &mut *self.test_end;
+        let TestQp { qp, memory, peer } = &mut qps[0];
         for mut done in cq.poll().map_err(refused)? {
-            let success = done.result().map_err(|failure| theirs.failed(&failure))?;
+            let success = done.result().map_err(|failure| peer.failed(&failure))?;
             if done.queue() == Queue::Send {
-                own.take_back(done);
+                memory.reclaim(done);
                 continue;
             }
             let (index, len) = match success {
                 Success::Receive { len, .. } | Success::ReceiveWrite { len, .. } => (done.sequence(), len),
                 _ => continue,
             };
-            if u64::from(len) != own.bytes {
+            if u64::from(len) != memory.bytes {
                 return Err(Failure::test(format!(
-                    "{theirs} sent {len} bytes where {} belong",
-                    own.bytes
+                    "{peer} sent {len} bytes instead of {}",
+                    memory.bytes
                 )));
             }
-            if own.announced {
-                // It has come where it was written to; this is what has told so.
+            if memory.with_imm {
+                // The payload is in the buffer written to; this completion only reports it.
                 self.arrived += 1;
                 if let Some(byte) = done.take::<Local>() {
-                    qp.receive(byte).map_err(|e| theirs.refused(&e))?;
+                    qp.receive(byte).map_err(|e| peer.refused(&e))?;
                 }
                 continue;
             }
-            if let Some(pool) = &mut own.pool {
+            if let Some(pool) = &mut memory.pool {
                 let Some(buffer) = done.take::<Opaque<Local>>() else {
                     continue;
                 };
-                let from = self.end.other().lane();
-                let pattern = |index| Pattern::new(own.seed, from, index);
-                let wrong = pool.look(&buffer, own.verify.then(|| pattern(index)))?;
-                pool.give(buffer);
+                let from = self.role.other().direction();
+                let pattern = |index| Pattern::new(memory.seed, from, index);
+                let wrong = pool.check(&buffer, memory.verify.then(|| pattern(index)))?;
+                pool.release(buffer);
                 if let Some(wrong) = wrong {
-                    let mismatch = Mismatch::at(own.bytes, 0, index, wrong);
-                    return Err(Failure::test(format!("{theirs}: {mismatch}")));
+                    let mismatch = Mismatch::at(memory.bytes, 0, index, wrong);
+                    return Err(Failure::test(format!("{peer}: {mismatch}")));
                 }
-                let content = if own.verify {
-                    Content::Wrong(pattern(index + 1))
+                let content = if memory.verify {
+                    Content::Inverse(pattern(index + 1))
                 } else {
                     Content::Nothing
                 };
                 if let Some(buffer) = pool.take(content) {
-                    qp.receive(buffer).map_err(|e| theirs.refused(&e))?;
+                    qp.receive(buffer).map_err(|e| peer.refused(&e))?;
                 }
                 self.arrived += 1;
                 continue;
@@ -493,14 +504,14 @@ impl<'a> Rally<'a> {
             let Some(mut buffer) = done.take::<Local>() else {
                 continue;
             };
-            if own.verify {
-                if let Some(wrong) = own.inspect(self.end.other(), index, &mut buffer) {
-                    return Err(Failure::test(format!("{theirs}: {wrong}")));
+            if memory.verify {
+                if let Some(wrong) = memory.check_message(self.role.other(), index, &mut buffer) {
+                    return Err(Failure::test(format!("{peer}: {wrong}")));
                 }
                 buffer.iter_mut().for_each(|byte| *byte = !*byte);
             }
             self.arrived += 1;
-            qp.receive(buffer).map_err(|e| theirs.refused(&e))?;
+            qp.receive(buffer).map_err(|e| peer.refused(&e))?;
         }
         Ok(())
     }

@@ -1,70 +1,72 @@
 //! The client of `lat read` and `lat atomic`: one request, its completion, the next.
 //!
-//! It posts through the same flows as `bw` does, so what `--verify` looks at is the same.
+//! It posts through the requesters of `bw`, so `--verify` checks the same.
 
-use super::super::bw::stream::Flow;
-use super::super::meter::{Meter, Turns};
-use super::super::station::{Station, Test, refused};
-use super::super::watch::{Deadline, Watch};
+use super::super::bw::bw_loop::BwRequester;
+use super::super::meter::{LatencyMeter, Meter};
+use super::super::monitor::{Deadline, LoopMonitor};
+use super::super::test_end::{Test, TestEnd, refused};
 use crate::failure::Failure;
 use crate::stats::Latency;
 
-/// Runs the test at one size. What was measured is in the meter even when it fails.
+/// Runs the test at one size. The meter holds what was measured even when it fails.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run<F: Flow>(
+pub(crate) fn run<F: BwRequester>(
     test: &Test<'_>,
-    station: &mut Station<F>,
+    test_end: &mut TestEnd<F>,
     meter: &mut Meter<'_, Latency>,
 ) -> Result<Vec<u64>, Failure> {
-    let Station { cq, lanes } = station;
-    let Some(lane) = lanes.first_mut() else {
+    let TestEnd { cq, qps } = test_end;
+    let Some(test_qp) = qps.first_mut() else {
         return Ok(Vec::new());
     };
-    lane.own.attach(test, &lane.theirs)?;
+    test_qp.memory.attach(test, &test_qp.peer)?;
     let warmup = test.plan.warmup(test.bytes);
     let total = test
         .plan
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
-    let mut watch = Watch::of_client(test.control);
+    let mut monitor = LoopMonitor::of_client(test.control);
     let mut deadline = Deadline::after(test.plan.duration());
-    let mut turns = Turns::new(meter, test.plan.rate_per_s);
+    let mut latency_meter = LatencyMeter::new(meter, test.plan.rate_per_s);
     let (mut index, mut over) = (0, false);
     while index < total && !over {
         if index == warmup {
-            deadline.start(turns.start());
+            deadline.start(latency_meter.start());
         }
-        if !turns.is_due() {
-            while !turns.is_due() {
-                watch.idle()?;
+        if !latency_meter.is_due() {
+            while !latency_meter.is_due() {
+                monitor.idle()?;
             }
-            // Or the waiting for the answer would begin with giving the core away.
-            watch.turn()?;
+            // Resets the idle count; otherwise the wait for the answer would yield the CPU at once.
+            monitor.busy()?;
         }
-        let own = &mut lane.own;
-        lane.qp
-            .post(|batch| own.stage(batch, index, None, true))
-            .map_err(|e| lane.theirs.refused(&e))?;
+        let memory = &mut test_qp.memory;
+        test_qp
+            .qp
+            .post(|batch| memory.stage(batch, index, None, true))
+            .map_err(|e| test_qp.peer.refused(&e))?;
         let mut completed = false;
         while !completed {
             for done in cq.poll().map_err(refused)? {
                 if let Err(failure) = done.result() {
-                    return Err(lane.theirs.failed(&failure));
+                    return Err(test_qp.peer.failed(&failure));
                 }
                 completed = true;
-                lane.own
+                test_qp
+                    .memory
                     .retire(done)
-                    .map_err(|wrong| Failure::test(format!("{}: {wrong}", lane.theirs)))?;
+                    .map_err(|wrong| Failure::test(format!("{}: {wrong}", test_qp.peer)))?;
             }
             if !completed {
-                watch.idle()?;
+                monitor.idle()?;
             }
         }
-        over = deadline.is_over_at(turns.end());
+        over = deadline.is_over_at(latency_meter.end());
         index += 1;
-        watch.turn()?;
+        monitor.busy()?;
     }
     Ok(vec![index])
 }

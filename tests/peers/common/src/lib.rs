@@ -1,12 +1,13 @@
-//! What the peers' columns of `cargo xtask instructions` have in common: the accounting that C does beside them, and `PROGRAM ROW ITERATIONS`.
+//! The common part of the peers' columns of `cargo xtask instructions`: the same accounting as in
+//! C, and `PROGRAM ROW ITERATIONS`.
 //!
-//! None of these crates knows which buffer a completion gives back, nor how many requests a queue has room for: that is their user's work, here done as
-//! `tests/instructions/accounting.c` does it.
+//! None of these crates tracks which buffer a completion returns, nor how many free slots a queue
+//! has: that is the user's work, done here as in `tests/instructions/accounting.c`.
 
 use std::error::Error;
 use std::process::ExitCode;
 
-/// As the other columns have them.
+/// As in the other columns.
 pub const DEPTH: u32 = 128;
 pub const BATCH: usize = 16;
 pub const BYTES: usize = 64;
@@ -23,7 +24,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// All that the queues can hold, cut from one region. They live as long as the program.
+    /// All buffers that the queues can hold, cut from one region, which is never freed.
     pub fn pool(memory: *mut u8, lkey: u32) -> Vec<&'static Self> {
         (0..2 * DEPTH as usize)
             .map(|n| {
@@ -37,15 +38,15 @@ impl Buffer {
     }
 }
 
-/// Where WRITEs go.
+/// The target of WRITEs.
 pub struct Remote {
-    /// In the peer's memory.
+    /// Address in the peer's memory.
     pub addr: u64,
     /// The key of the peer's region.
     pub rkey: u32,
 }
 
-/// Which queue a `wr_id` is of: its upper half. The lower half is the slot.
+/// The queue of a `wr_id`: its upper half. The lower half is the slot.
 pub const RECEIVE: u64 = 1 << 32;
 
 /// A queue's slots, from the oldest not retired to the next free one.
@@ -68,13 +69,13 @@ impl<B: Copy> Default for Queue<B> {
 }
 
 impl<B: Copy> Queue<B> {
-    /// Whether so many more requests fit.
+    /// Whether that many requests fit.
     #[inline]
     pub fn has_room(&self, requests: usize) -> bool {
         self.head.wrapping_sub(self.tail) <= DEPTH - requests as u32
     }
 
-    /// Takes the next slot, for a request that has this buffer.
+    /// Takes the next slot, for a request with this buffer.
     #[inline]
     pub fn put(&mut self, buffer: Option<B>) -> u64 {
         let slot = self.head % DEPTH;
@@ -83,7 +84,7 @@ impl<B: Copy> Queue<B> {
         u64::from(slot)
     }
 
-    /// Whether the next request must be signalled: one in every half queue.
+    /// Whether the next request must be signaled: one per half queue (selective signaling).
     #[inline]
     pub fn is_signalled(&mut self) -> bool {
         if self.head != self.signal_at {
@@ -93,7 +94,7 @@ impl<B: Copy> Queue<B> {
         true
     }
 
-    /// Retires slots to this one, and gives their buffers back.
+    /// Retires slots up to this one, and returns their buffers.
     #[inline]
     pub fn retire(&mut self, slot: u32, pool: &mut Vec<B>) {
         let end = slot.wrapping_add(1);
@@ -111,15 +112,15 @@ impl<B: Copy> Queue<B> {
     }
 }
 
-/// What a peer is for [`main`]. Errors of the data path are `false`.
+/// A peer's operations for [`main`]. Errors of the data path are `false`.
 pub trait Peer: Sized {
     /// Why the crate has no such call.
     fn lacks(row: &str) -> Option<&'static str>;
-    /// Makes what a row needs.
+    /// Creates what a row needs.
     fn open(row: &str) -> Result<Self, Box<dyn Error>>;
-    /// Posts what a row says.
+    /// Posts a row's requests.
     fn post(&mut self, row: &str) -> bool;
-    /// Polls until nothing is left, and retires what is done.
+    /// Polls until the queue is empty, and retires completed slots.
     fn drain(&mut self) -> bool;
 }
 

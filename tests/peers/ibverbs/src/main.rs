@@ -1,6 +1,8 @@
-//! The column `ibverbs`: a request is a range of a region and a `wr_id`; the accounting is its user's work.
+//! The column `ibverbs`: a request is a range of a region and a `wr_id`; the accounting is the
+//! user's work.
 //!
-//! Release 0.9.2 posts SEND, each signalled, and single receives; it polls the classic completion queue. So most rows are no calls of its.
+//! Release 0.9.2 posts SEND, each signaled, and single receives; it polls the classic completion
+//! queue. Most rows have no such call.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -8,7 +10,7 @@ use std::process::ExitCode;
 use doorbell_peer_common::{BATCH, BYTES, DEPTH, Queue, RECEIVE};
 use ibverbs::{CompletionQueue, Context, MemoryRegion, QueuePair, ibv_qp_type, ibv_wc};
 
-/// Where a buffer begins in the region.
+/// Offset of a buffer in the region.
 type Offset = u32;
 
 struct Peer {
@@ -27,7 +29,8 @@ fn measure_receive(peer: &mut Peer, buffer: Offset) -> bool {
     }
     let wr_id = RECEIVE | peer.receives.put(Some(buffer));
     let start = buffer as usize;
-    // SAFETY: the region lives as long as the queue pair, and nothing reads the range before its completion.
+    // SAFETY: the region lives as long as the queue pair, and nothing reads the range before its
+    // completion.
     unsafe {
         peer.qp
             .post_receive(&mut peer.region, start..start + BYTES, wr_id)
@@ -61,7 +64,7 @@ impl doorbell_peer_common::Peer for Peer {
 
     fn open(_row: &str) -> Result<Self, Box<dyn Error>> {
         let devices = ibverbs::devices()?;
-        // What others borrow from lives as long as the program.
+        // Objects that others borrow live as long as the program.
         let context: &'static Context = Box::leak(Box::new(devices.get(0).ok_or("no device")?.open()?));
         let cq: &'static CompletionQueue<'static> = Box::leak(Box::new(context.create_cq(2 * DEPTH as i32, 0)?));
         let pd = Box::leak(Box::new(context.alloc_pd()?));

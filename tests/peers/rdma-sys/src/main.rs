@@ -10,7 +10,6 @@ use std::ptr;
 use doorbell_peer_common::{BATCH, BYTES, Buffer, DEPTH, Queue, RECEIVE, Remote};
 use rdma_sys::*;
 
-/// The most completions of one poll.
 const POLL: usize = 32;
 
 const SIGNALED: c_uint = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -26,7 +25,7 @@ struct Peer {
     pool: Vec<&'static Buffer>,
 }
 
-/// Writes what a WRITE has, and leaves the rest as it is, as the C columns do.
+/// Sets the fields of a WRITE, and leaves the rest uninitialised, as the C columns do.
 ///
 /// # Safety
 ///
@@ -40,7 +39,8 @@ unsafe fn fill_write(
     flags: c_uint,
     remote: &Remote,
 ) {
-    // SAFETY: by the contract. The fields are written one by one; no reference to what is not initialised is made.
+    // SAFETY: by the contract. The fields are written one by one; no reference to uninitialised
+    // data is made.
     unsafe {
         (*wr).wr_id = wr_id;
         (*wr).next = next;
@@ -75,7 +75,8 @@ fn measure_write(peer: &mut Peer, buffer: &'static Buffer, remote: &Remote) -> c
     let mut wr = MaybeUninit::uninit();
     let flags = flags_of(&mut peer.sends);
     let wr_id = peer.sends.put(Some(buffer));
-    // SAFETY: the request is filled in before it is posted; its memory is registered and lives as long as the program.
+    // SAFETY: the request is filled in before it is posted; its memory is registered and lives as
+    // long as the program.
     unsafe {
         fill_write(wr.as_mut_ptr(), ptr::null_mut(), wr_id, &mut sge, flags, remote);
         ibv_post_send(peer.qp, wr.as_mut_ptr(), &mut ptr::null_mut())
@@ -89,7 +90,8 @@ fn measure_write_wr(peer: &mut Peer, buffer: &'static Buffer, remote: &Remote) -
     }
     let flags = flags_of(&mut peer.sends);
     let wr_id = peer.sends.put(Some(buffer));
-    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the program.
+    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the
+    // program.
     unsafe {
         ibv_wr_start(peer.qp_ex);
         (*peer.qp_ex).wr_id = wr_id;
@@ -160,7 +162,8 @@ fn measure_batch(peer: &mut Peer, remote: &Remote) -> c_int {
             fill_write(wrs.add(n), next, wr_id, sges.add(n), flags, remote);
         }
     }
-    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long as the program.
+    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long
+    // as the program.
     unsafe { ibv_post_send(peer.qp, wrs, &mut ptr::null_mut()) }
 }
 
@@ -169,7 +172,8 @@ fn measure_batch_wr(peer: &mut Peer, remote: &Remote) -> c_int {
     if !peer.sends.has_room(BATCH) {
         return ENOMEM;
     }
-    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the program.
+    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the
+    // program.
     unsafe {
         ibv_wr_start(peer.qp_ex);
         for _ in 0..BATCH {
@@ -228,7 +232,8 @@ fn measure_list(peer: &mut Peer) -> c_int {
             });
         }
     }
-    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long as the program.
+    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long
+    // as the program.
     unsafe { ibv_post_recv(peer.qp, wrs, &mut ptr::null_mut()) }
 }
 
@@ -248,7 +253,7 @@ impl Peer {
 fn measure_drain(peer: &mut Peer) -> bool {
     let mut wcs = MaybeUninit::<[ibv_wc; POLL]>::uninit();
     let wcs = wcs.as_mut_ptr().cast::<ibv_wc>();
-    // SAFETY: there is room for as many.
+    // SAFETY: the array has room for [`POLL`].
     let count = unsafe { ibv_poll_cq(peer.cq, POLL as i32, wcs) };
     for n in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the first `count` are written.
@@ -289,8 +294,8 @@ fn measure_drain_ex(peer: &mut Peer) -> bool {
 const ENOMEM: c_int = 12;
 const ENOENT: c_int = 2;
 
-/// The functions of a context that `struct ibv_context` has no room for. The crate's own search for them compares the marker with `u32::MAX`, and so finds none
-/// on a machine of 64 bits.
+/// The functions of a context beyond `struct ibv_context`. The crate's own check compares the
+/// marker with `u32::MAX`, and so fails on 64-bit machines.
 fn extended(context: *mut ibv_context) -> *mut verbs_context {
     context
         .wrapping_byte_sub(std::mem::offset_of!(verbs_context, context))
@@ -304,7 +309,8 @@ impl doorbell_peer_common::Peer for Peer {
 
     fn open(row: &str) -> Result<Self, Box<dyn Error>> {
         let memory = Box::leak(Box::new([0_u8; 2 * DEPTH as usize * BYTES]));
-        // SAFETY: every pointer is checked before it is used, and every structure is of plain integers and pointers, for which zero is a value.
+        // SAFETY: every pointer is checked before it is used, and every structure is of plain
+        // integers and pointers, for which zero is a value.
         unsafe {
             let devices = ibv_get_device_list(ptr::null_mut());
             let context = ibv_open_device(*devices);

@@ -1,4 +1,4 @@
-//! The column `sideway`: its guards post and its pollers drain; the accounting is its user's work.
+//! The column `sideway`: its guards post and its pollers drain; the accounting is the user's work.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -18,7 +18,8 @@ use sideway::ibverbs::queue_pair::{
     SetScatterGatherEntry, WorkRequestFlags,
 };
 
-/// The completion queue of either kind, by its own type: sideway's enum of both would cost a branch for each call.
+/// The completion queue of either kind, by its own type: sideway's enum of both would cost a branch
+/// for each call.
 enum Completions {
     Basic(Arc<BasicCompletionQueue>),
     Extended(Arc<ExtendedCompletionQueue>),

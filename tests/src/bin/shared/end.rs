@@ -1,4 +1,5 @@
-//! Queue pairs on a shared receive queue and their memory, by the calls that a C program would make. Nothing is destroyed: the process ends with it.
+//! Queue pairs on a shared receive queue and their memory, by the C verbs. Nothing is destroyed:
+//! the process exits with it.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -7,36 +8,27 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_tests::raw::{Whereabouts, checked, find_gid, made, open_device, zeroed};
+use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
 
-/// Places for receives.
 pub(crate) const DEPTH: usize = 32;
 /// The longest message; that of the stock ping-pongs.
 pub(crate) const SIZE: usize = 4096;
 
 const QKEY: u32 = 0x1111_1111;
-/// In front of every datagram received.
+/// Bytes of the GRH in front of every received datagram.
 const GRH: usize = 40;
-/// How long a message or an event may take before it counts as lost.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Says that a completion is of the send of the queue pair whose index is below it.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Flag in the wr_id of a send; the low bits are the queue pair's index.
 const SEND: u64 = 1 << 32;
-/// The first PSN of every queue pair: any will do, and this one wraps soon.
-const PSN: u32 = 0xff_fff0;
 
-/// A message that has come.
 pub(crate) struct Received {
-    /// Which queue pair it came by.
     pub(crate) qp: usize,
-    /// Which place it was in: free again.
-    pub(crate) slot: usize,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What an end is told unasked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     Limit,
@@ -44,7 +36,8 @@ pub(crate) enum Event {
     Other(u32),
 }
 
-/// One end. Its buffer: a place for the message that each queue pair sends, then those for the receives.
+/// One end. Its buffer: a send slot per queue pair, then the receive slots.
+// fields: raw verbs objects of one process, without owners
 pub(crate) struct End {
     transport: Transport,
     api: &'static Api,
@@ -56,39 +49,37 @@ pub(crate) struct End {
     buffer: *mut u8,
     gid: ibv_gid,
     gid_index: u8,
-    /// By queue pair: where it sends to.
     peers: Vec<(u32, *mut ibv_ah)>,
-    /// By queue pair: a send is under way.
+    /// By queue pair: whether a send is in flight.
     sending: Vec<bool>,
-    /// A send that is not acknowledged is then done, too.
-    peer_may_leave: bool,
-    /// A message that came while waiting for something else.
+    /// Messages received while waiting for something else.
     kept: Vec<Received>,
     events: Receiver<Event>,
     is_soft: bool,
 }
 
 impl End {
-    /// Queue pairs in INIT; no receive is posted.
+    /// Creates queue pairs in INIT; no receive is posted.
     pub(crate) fn open(api: &'static Api, config: &Config) -> Result<Self> {
         let buffer = Box::leak(vec![0_u8; (SIZE + GRH) * (config.qps + DEPTH)].into_boxed_slice());
         let len = buffer.len();
         let buffer = buffer.as_mut_ptr();
         let create_srq = api.create_srq.context("the library has no ibv_create_srq")?;
-        // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer; attributes are read and written in the calls.
+        // SAFETY: each object was returned by the call before and lives to the end of the process,
+        // as does the buffer; attributes are read and written in the calls.
         unsafe {
-            let context = open_device(api, &config.place.device)?;
-            let (gid_index, gid) = find_gid(api, context, config.place.address)?;
-            let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
+            let context = open_device(api, &config.options.device)?;
+            let (gid_index, gid) = find_gid(api, context, config.options.address)?;
+            let pd = non_null((api.alloc_pd)(context), "ibv_alloc_pd")?;
             let access = IBV_ACCESS_LOCAL_WRITE as i32;
-            let mr = made((api.reg_mr)(pd, buffer.cast(), len, access), "ibv_reg_mr")?;
+            let mr = non_null((api.reg_mr)(pd, buffer.cast(), len, access), "ibv_reg_mr")?;
             let entries = (DEPTH + config.qps) as i32;
             let cq = (api.create_cq)(context, entries, ptr::null_mut(), ptr::null_mut(), 0);
-            let cq = made(cq, "ibv_create_cq")?;
+            let cq = non_null(cq, "ibv_create_cq")?;
             let mut init: ibv_srq_init_attr = zeroed();
             init.attr.max_wr = DEPTH as u32;
             init.attr.max_sge = 1;
-            let srq = made(create_srq(pd, &mut init), "ibv_create_srq")?;
+            let srq = non_null(create_srq(pd, &mut init), "ibv_create_srq")?;
             let mut init: ibv_qp_init_attr = zeroed();
             init.send_cq = cq;
             init.recv_cq = cq;
@@ -100,7 +91,7 @@ impl End {
                 Transport::Ud => IBV_QPT_UD,
             };
             let qps = (0..config.qps)
-                .map(|_| made((api.create_qp)(pd, &mut init), "ibv_create_qp"))
+                .map(|_| non_null((api.create_qp)(pd, &mut init), "ibv_create_qp"))
                 .collect::<Result<Vec<_>>>()?;
             let end = Self {
                 transport: config.transport,
@@ -115,10 +106,9 @@ impl End {
                 gid_index,
                 peers: Vec::new(),
                 sending: vec![false; config.qps],
-                peer_may_leave: false,
                 kept: Vec::new(),
                 events: events(api, context),
-                is_soft: config.place.device.starts_with("soft"),
+                is_soft: config.options.device.starts_with("soft"),
             };
             let mut attr: ibv_qp_attr = zeroed();
             attr.qp_state = IBV_QPS_INIT;
@@ -135,12 +125,8 @@ impl End {
         }
     }
 
-    pub(crate) fn qps(&self) -> usize {
-        self.qps.len()
-    }
-
-    pub(crate) fn whereabouts(&self) -> Vec<Whereabouts> {
-        let one = |&qp: &*mut ibv_qp| Whereabouts {
+    pub(crate) fn addresses(&self) -> Vec<QpAddress> {
+        let one = |&qp: &*mut ibv_qp| QpAddress {
             // SAFETY: live.
             qpn: unsafe { (*qp).qp_num },
             psn: PSN,
@@ -150,47 +136,22 @@ impl End {
         self.qps.iter().map(one).collect()
     }
 
-    /// Into RTS, each towards its peer.
-    pub(crate) fn connect(&mut self, peers: &[Whereabouts]) -> Result<()> {
+    /// Brings each queue pair to RTS towards its peer.
+    pub(crate) fn connect(&mut self, peers: &[QpAddress]) -> Result<()> {
         for (qp, peer) in peers.iter().enumerate() {
-            let mut attr: ibv_qp_attr = zeroed();
-            attr.qp_state = IBV_QPS_RTR;
-            attr.path_mtu = IBV_MTU_1024;
-            attr.dest_qp_num = peer.qpn;
-            attr.rq_psn = peer.psn;
-            attr.max_dest_rd_atomic = 1;
-            attr.min_rnr_timer = 12;
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.port_num = 1;
-            attr.ah_attr.grh.dgid.raw = peer.gid;
-            attr.ah_attr.grh.sgid_index = self.gid_index;
-            attr.ah_attr.grh.hop_limit = 64;
-            attr.timeout = 14;
-            attr.retry_cnt = 7;
-            attr.rnr_retry = 7;
-            attr.sq_psn = PSN;
-            attr.max_rd_atomic = 1;
-            let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-            let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-            let (rtr, rts) = match self.transport {
-                Transport::Rc => (path | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, retries),
-                Transport::Ud => (0, 0),
-            };
-            self.modify(qp, &mut attr, IBV_QP_STATE | rtr)?;
-            attr.qp_state = IBV_QPS_RTS;
-            self.modify(qp, &mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rts)?;
+            // SAFETY: live.
+            let mut address = unsafe { raw::connect(self.api, self.qps[qp], self.gid_index, peer)? };
             let mut ah = ptr::null_mut();
             if self.transport == Transport::Ud {
                 let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
                 // SAFETY: the PD is live.
-                ah = made(unsafe { create(self.pd, &mut attr.ah_attr) }, "ibv_create_ah")?;
+                ah = non_null(unsafe { create(self.pd, &mut address) }, "ibv_create_ah")?;
             }
             self.peers.push((peer.qpn, ah));
         }
         Ok(())
     }
 
-    /// Arms the limit.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
         let modify = self.api.modify_srq.context("the library has no ibv_modify_srq")?;
         let mut attr = ibv_srq_attr {
@@ -199,22 +160,23 @@ impl End {
             srq_limit: limit,
         };
         // SAFETY: live.
-        checked(
+        check_errno(
             unsafe { modify(self.srq, &mut attr, IBV_SRQ_LIMIT as i32) },
             "ibv_modify_srq",
         )
     }
 
-    /// The next event, when one comes in time.
+    /// The next event; `None` on timeout.
     pub(crate) fn event(&self) -> Result<Option<Event>> {
-        match self.events.recv_timeout(PATIENCE) {
+        match self.events.recv_timeout(TIMEOUT) {
             Ok(event) => Ok(Some(event)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => bail!("ibv_get_async_event fails"),
         }
     }
 
-    /// Puts a queue pair into the error state. It holds no receive, so that nothing is flushed; a soft device says that its last one was reached.
+    /// Moves a queue pair to ERR. It holds no receive, so nothing is flushed; a soft device reports
+    /// its last WQE reached.
     pub(crate) fn fail(&mut self, qp: usize) -> Result<()> {
         let mut attr: ibv_qp_attr = zeroed();
         attr.qp_state = IBV_QPS_ERR;
@@ -230,7 +192,7 @@ impl End {
         Ok(())
     }
 
-    /// Posts the receive of a place to the shared queue.
+    /// Posts the receive of a slot to the shared receive queue.
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<()> {
         let mut element = self.element(self.qps.len() + slot, SIZE + GRH);
         let mut wr = ibv_recv_wr {
@@ -242,16 +204,16 @@ impl End {
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of one, whose element is in registered memory.
         let result = unsafe { inline::post_srq_recv(self.srq, &mut wr, &mut bad) };
-        checked(result, "ibv_post_srq_recv")
+        check_errno(result, "ibv_post_srq_recv")
     }
 
-    /// Sends a message, when the queue pair's last one is done.
+    /// Sends a message once the queue pair's last send is complete.
     pub(crate) fn send(&mut self, qp: usize, bytes: &[u8]) -> Result<()> {
         self.wait_until(|end| !end.sending[qp])?;
-        // SAFETY: the place has room for the longest message, and no request uses it.
+        // SAFETY: the slot holds the longest message, and no request uses it.
         unsafe {
-            let place = self.buffer.add(qp * (SIZE + GRH));
-            place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(SIZE));
+            let slot = self.buffer.add(qp * (SIZE + GRH));
+            slot.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(SIZE));
         }
         let mut element = self.element(qp, bytes.len());
         let mut wr: ibv_send_wr = zeroed();
@@ -271,31 +233,18 @@ impl End {
         let mut bad = ptr::null_mut();
         self.sending[qp] = true;
         // SAFETY: live; a list of one, whose element is in registered memory.
-        checked(
+        check_errno(
             unsafe { inline::post_send(self.qps[qp], &mut wr, &mut bad) },
             "ibv_post_send",
         )
     }
 
-    /// Waits until every send is done.
-    pub(crate) fn wait_sent(&mut self) -> Result<()> {
-        self.wait_until(|end| !end.sending.contains(&true))
-    }
-
-    /// The same for the last sends to a peer that leaves once it has received them: rxe hands a message over before it acknowledges it, so that the
-    /// acknowledgement may never come. Whether all has arrived, the peer says by its end.
-    pub(crate) fn wait_sent_or_left(&mut self) -> Result<()> {
-        self.peer_may_leave = true;
-        self.wait_sent()
-    }
-
-    /// Waits for a message.
     pub(crate) fn receive(&mut self) -> Result<Received> {
         self.wait_until(|end| !end.kept.is_empty())?;
         Ok(self.kept.remove(0))
     }
 
-    /// A message, if one has come.
+    /// A message, if one has arrived.
     pub(crate) fn poll(&mut self) -> Result<Option<Received>> {
         self.take_completion()?;
         Ok((!self.kept.is_empty()).then(|| self.kept.remove(0)))
@@ -305,12 +254,12 @@ impl End {
         let since = Instant::now();
         while !done(self) {
             self.take_completion()?;
-            ensure!(since.elapsed() < PATIENCE, "nothing after {PATIENCE:?}");
+            ensure!(since.elapsed() < TIMEOUT, "nothing after {TIMEOUT:?}");
         }
         Ok(())
     }
 
-    /// Takes a completion, if there is one, and keeps the message of a receive.
+    /// Polls a completion, and stores a received message in `kept`.
     fn take_completion(&mut self) -> Result<()> {
         let mut wc = MaybeUninit::<ibv_wc>::uninit();
         // SAFETY: live, room for one.
@@ -325,9 +274,8 @@ impl End {
         let qp = self.qps.iter().position(|&qp| unsafe { (*qp).qp_num } == wc.qp_num);
         let qp = qp.with_context(|| format!("a completion of queue pair {:#x}", wc.qp_num))?;
         let is_send = wc.wr_id == SEND | qp as u64;
-        let has_left = self.peer_may_leave && is_send && wc.status == IBV_WC_RETRY_EXC_ERR;
         ensure!(
-            wc.status == IBV_WC_SUCCESS || has_left,
+            wc.status == IBV_WC_SUCCESS,
             "queue pair {qp}: a completion with status {}",
             wc.status
         );
@@ -354,13 +302,13 @@ impl End {
         let start = (self.qps.len() + slot) * (SIZE + GRH) + grh;
         // SAFETY: in the buffer, and the device has done with it.
         let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(start), end - grh) }.to_vec();
-        self.kept.push(Received { qp, slot, bytes });
+        self.kept.push(Received { qp, bytes });
         Ok(())
     }
 
-    fn element(&self, place: usize, len: usize) -> ibv_sge {
+    fn element(&self, slot: usize, len: usize) -> ibv_sge {
         ibv_sge {
-            addr: (self.buffer.expose_provenance() + place * (SIZE + GRH)) as u64,
+            addr: (self.buffer.expose_provenance() + slot * (SIZE + GRH)) as u64,
             length: len as u32,
             // SAFETY: live.
             lkey: unsafe { (*self.mr).lkey },
@@ -370,7 +318,7 @@ impl End {
     fn modify(&self, qp: usize, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
         // SAFETY: live.
         let result = unsafe { (self.api.modify_qp)(self.qps[qp], attr, mask as i32) };
-        checked(result, "ibv_modify_qp")
+        check_errno(result, "ibv_modify_qp")
     }
 }
 
@@ -380,23 +328,24 @@ fn events(api: &'static Api, context: *mut ibv_context) -> Receiver<Event> {
     let context = context.expose_provenance();
     thread::spawn(move || {
         loop {
-            let mut event = MaybeUninit::<ibv_async_event>::uninit();
-            // SAFETY: the context is never closed; the event is filled when it says 0, and acknowledged once, after its element was looked at.
-            let told = unsafe {
+            let mut raw = MaybeUninit::<ibv_async_event>::uninit();
+            // SAFETY: the context is never closed; the event is filled on return of 0, and
+            // acknowledged once, after its element was read.
+            let event = unsafe {
                 let context = ptr::with_exposed_provenance_mut(context);
-                if (api.get_async_event)(context, event.as_mut_ptr()) != 0 {
+                if (api.get_async_event)(context, raw.as_mut_ptr()) != 0 {
                     return;
                 }
-                let what = event.assume_init_ref();
-                let told = match what.event_type {
+                let what = raw.assume_init_ref();
+                let event = match what.event_type {
                     IBV_EVENT_SRQ_LIMIT_REACHED => Event::Limit,
                     IBV_EVENT_QP_LAST_WQE_REACHED => Event::LastWqe((*what.element.qp).qp_num),
                     other => Event::Other(other),
                 };
-                (api.ack_async_event)(event.as_mut_ptr());
-                told
+                (api.ack_async_event)(raw.as_mut_ptr());
+                event
             };
-            if sender.send(told).is_err() {
+            if sender.send(event).is_err() {
                 return;
             }
         }

@@ -1,8 +1,10 @@
-//! Queue pairs that share a receive queue, on any device, through the table of verbs: one end of a pair, or a partner for the stock `ibv_srq_pingpong`, whose
-//! exchange over TCP it speaks.
+//! Queue pairs that share a receive queue, on any device, through the verbs table: one end of a
+//! pair.
 //!
-//! Both ends have a shared receive queue. Each sends to the other's in turn, over several queue pairs; every byte is verified, and that each queue pair keeps its
-//! order. On the way the limit is reached, the queue runs empty (over RC the messages wait, over UD they are not sent), and a queue pair fails while the others go on.
+//! Both ends have a shared receive queue. Each sends to the other's in order over several queue
+//! pairs; every byte is verified, and the message order of each queue pair. On the way the limit is
+//! reached, the queue runs empty (over RC the messages wait, over UD none are sent), and a queue
+//! pair fails while the others continue.
 
 mod end;
 
@@ -12,46 +14,35 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use doorbell_tests::interop::Role;
-use doorbell_tests::program::{self, Place, Program};
-use doorbell_tests::raw::{Rendezvous, Whereabouts, table};
+use doorbell_tests::program::{self, EndOptions, Program};
+use doorbell_tests::raw::{Rendezvous, api_for};
 
 use end::{End, Event};
 
-/// Receives that are posted at first.
-const FIRST: usize = 8;
-/// The limit: reached when the first message but one has come.
+const INITIAL_RECEIVES: usize = 8;
+/// The limit, reached when all but one of the first messages have arrived.
 const LIMIT: usize = 3;
-/// Messages of the long part.
-const STREAM: usize = 120;
-/// As many messages of a datagram's stream are on the way at most: each finds a receive.
-const LOT: usize = 4;
+const STREAM_MESSAGES: usize = 120;
+/// Datagrams in flight at most, so that each finds a receive.
+const BATCH: usize = 4;
 
-/// The stock program always says as many lines, whatever its number of queue pairs.
-const STOCK_LINES: usize = 256;
-
-/// Which transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Transport {
     Rc,
     Ud,
 }
 
-/// What an end is given.
 #[derive(Clone, Debug)]
 struct Config {
-    place: Place,
+    options: EndOptions,
     transport: Transport,
-    /// Queue pairs on the queue.
+    /// Queue pairs on the shared receive queue.
     qps: usize,
-    /// The peer is a stock ping-pong: so many messages each way.
-    stock: Option<usize>,
 }
 
-/// Its options.
 struct Shared {
     transport: Option<Transport>,
     qps: usize,
-    stock: Option<usize>,
 }
 
 impl Default for Shared {
@@ -59,21 +50,18 @@ impl Default for Shared {
         Self {
             transport: None,
             qps: 3,
-            stock: None,
         }
     }
 }
 
 impl Program for Shared {
-    const USAGE: &str =
-        "shared --device NAME --address IP --transport rc|ud (--listen|--connect) IP:PORT [--qps N] [--stock ROUNDS]";
+    const USAGE: &str = "shared --device NAME --address IP --transport rc|ud (--listen|--connect) IP:PORT [--qps N]";
 
     fn option(&mut self, name: &str, value: &str) -> Result<bool> {
         match (name, value) {
             ("--transport", "rc") => self.transport = Some(Transport::Rc),
             ("--transport", "ud") => self.transport = Some(Transport::Ud),
             ("--qps", _) => self.qps = value.parse()?,
-            ("--stock", _) => self.stock = Some(value.parse()?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -85,12 +73,11 @@ impl Program for Shared {
         Ok(())
     }
 
-    fn run(self, place: &Place) -> Result<()> {
+    fn run(self, options: &EndOptions) -> Result<()> {
         run(&Config {
-            place: place.clone(),
+            options: options.clone(),
             transport: self.transport.context("--transport is missing")?,
             qps: self.qps,
-            stock: self.stock,
         })
     }
 }
@@ -100,22 +87,11 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut end = End::open(table(&config.place.device, config.place.address)?, config)?;
-    let mut rendezvous = Rendezvous::open(config.place.role)?;
-    let is_server = matches!(config.place.role, Role::Listen(_));
-    if config.stock.is_some() {
-        (0..end::DEPTH).try_for_each(|slot| end.post_receive(slot))?;
-    }
-    let lines = if config.stock.is_some() {
-        STOCK_LINES
-    } else {
-        config.qps
-    };
-    connect(&mut end, &mut rendezvous, lines, is_server)?;
-    if let Some(rounds) = config.stock {
-        return ping_pong(&mut end, rounds, is_server);
-    }
-    let mut talk = Talk {
+    let mut end = End::open(api_for(&config.options.device, config.options.address)?, config)?;
+    let mut rendezvous = Rendezvous::open(config.options.role)?;
+    let is_server = matches!(config.options.role, Role::Listen(_));
+    connect(&mut end, &mut rendezvous, is_server)?;
+    let mut conversation = Conversation {
         end,
         rendezvous,
         transport: config.transport,
@@ -124,87 +100,56 @@ fn run(config: &Config) -> Result<()> {
         posted: 0,
     };
     for sends in [is_server, !is_server] {
-        talk.next.fill(0);
-        talk.few(sends).context("few messages")?;
-        talk.empty(sends).context("an empty queue")?;
-        talk.stream(sends).context("a stream")?;
+        conversation.next.fill(0);
+        conversation.few(sends).context("few messages")?;
+        conversation.empty(sends).context("an empty queue")?;
+        conversation.stream(sends).context("a stream")?;
     }
     for fails in [is_server, !is_server] {
-        talk.failure(fails).context("a queue pair that fails")?;
+        conversation.failure(fails).context("a queue pair that fails")?;
     }
     println!(
         "{}: shared receive queue of {} queue pairs over {:?}: every byte verified",
-        config.place.device, config.qps, config.transport
+        config.options.device, config.qps, config.transport
     );
     Ok(())
 }
 
-/// Each says where its queue pairs are, in so many lines.
-fn connect(end: &mut End, rendezvous: &mut Rendezvous, lines: usize, is_server: bool) -> Result<()> {
-    let mut ours = end.whereabouts();
-    let nowhere = Whereabouts {
-        qpn: 0,
-        psn: 0,
-        gid: [0; 16],
-    };
-    ours.resize(lines, nowhere);
-    let say = |rendezvous: &mut Rendezvous| ours.iter().try_for_each(|one| rendezvous.say(one));
+fn connect(end: &mut End, rendezvous: &mut Rendezvous, is_server: bool) -> Result<()> {
+    let ours = end.addresses();
+    let send = |rendezvous: &mut Rendezvous| ours.iter().try_for_each(|one| rendezvous.send_address(one));
     if !is_server {
-        say(rendezvous)?;
+        send(rendezvous)?;
     }
-    let theirs = ours.iter().map(|_| rendezvous.hear()).collect::<Result<Vec<_>>>()?;
-    end.connect(&theirs[..end.qps()])?;
+    let theirs = ours
+        .iter()
+        .map(|_| rendezvous.receive_address())
+        .collect::<Result<Vec<_>>>()?;
+    end.connect(&theirs)?;
     if is_server {
-        say(rendezvous)?;
-        rendezvous.hear_done()
+        send(rendezvous)?;
+        rendezvous.receive_done()
     } else {
-        rendezvous.say_done()
+        rendezvous.send_done()
     }
 }
 
-/// What the stock program does: a message on each queue pair goes to and fro.
-fn ping_pong(end: &mut End, rounds: usize, is_server: bool) -> Result<()> {
-    let message = vec![0x5a; end::SIZE];
-    let mut sent = 0;
-    if !is_server {
-        for qp in 0..end.qps() {
-            end.send(qp, &message)?;
-            sent += 1;
-        }
-    }
-    for round in 0..rounds {
-        let received = end.receive().with_context(|| format!("message {round} of {rounds}"))?;
-        ensure!(received.bytes.len() == end::SIZE, "{} bytes", received.bytes.len());
-        end.post_receive(received.slot)?;
-        if sent < rounds {
-            end.send(received.qp, &message)?;
-            sent += 1;
-        }
-    }
-    end.wait_sent_or_left()?;
-    // It counts its own messages by their acknowledgements, and may have sent some beyond the count.
-    sleep(Duration::from_millis(500));
-    println!("{rounds} messages each way with a stock ping-pong");
-    Ok(())
-}
-
-/// A conversation of two of ours.
-struct Talk {
+/// A test with another `shared` as the peer.
+struct Conversation {
     end: End,
     rendezvous: Rendezvous,
     transport: Transport,
     step: u32,
     /// By queue pair: the number of its next message in this direction.
     next: Vec<u64>,
-    /// Receives posted on the way; each place of the buffer has its turn.
+    /// Receives posted so far; the slots are used round-robin.
     posted: usize,
 }
 
-impl Talk {
-    /// Waits until the other end is here too.
+impl Conversation {
     fn barrier(&mut self) -> Result<()> {
         self.step += 1;
-        let theirs = u32::from_be_bytes(self.rendezvous.swap(self.step.to_be_bytes())?);
+        let theirs = u32::from_be_bytes(self.rendezvous.exchange(self.step.to_be_bytes())?);
         ensure!(theirs == self.step, "out of step: {} here, {theirs} there", self.step);
         Ok(())
     }
@@ -217,7 +162,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Sends `count` messages, in turn over the queue pairs from `first` on.
+    /// Sends `count` messages, round-robin over the queue pairs from `first` on.
     fn send(&mut self, count: usize, first: usize) -> Result<()> {
         for qp in (first..self.next.len()).cycle().take(count) {
             let bytes = message(self.transport, qp, self.next[qp]);
@@ -227,8 +172,8 @@ impl Talk {
         Ok(())
     }
 
-    /// Receives `count` messages, and verifies each; posts another receive for each when `again`.
-    fn receive(&mut self, count: usize, again: bool) -> Result<()> {
+    /// Receives and verifies `count` messages; posts another receive for each when `repost`.
+    fn receive(&mut self, count: usize, repost: bool) -> Result<()> {
         for _ in 0..count {
             let received = self.end.receive()?;
             let (qp, number) = (received.qp, self.next[received.qp]);
@@ -249,7 +194,7 @@ impl Talk {
                 "message {number} of queue pair {qp}: byte {wrong:?} is wrong"
             );
             self.next[qp] += 1;
-            self.post(usize::from(again))?;
+            self.post(usize::from(repost))?;
         }
         Ok(())
     }
@@ -257,11 +202,11 @@ impl Talk {
     /// Some messages, until few receives are left and the limit is reached.
     fn few(&mut self, sends: bool) -> Result<()> {
         if !sends {
-            self.post(FIRST)?;
+            self.post(INITIAL_RECEIVES)?;
             self.end.arm(LIMIT as u32)?;
         }
         self.barrier()?;
-        let count = FIRST - LIMIT + 1;
+        let count = INITIAL_RECEIVES - LIMIT + 1;
         if sends {
             self.send(count, 0)?;
         } else {
@@ -272,7 +217,7 @@ impl Talk {
         self.barrier()
     }
 
-    /// The rest of the receives; and over RC messages that find none, which wait.
+    /// The rest of the receives; and over RC messages without a receive, which wait.
     fn empty(&mut self, sends: bool) -> Result<()> {
         let waiting = match self.transport {
             Transport::Rc => self.next.len(),
@@ -284,31 +229,31 @@ impl Talk {
             self.receive(LIMIT - 1, false)?;
             sleep(Duration::from_millis(100));
             ensure!(self.end.poll()?.is_none(), "a message without a receive");
-            self.post(FIRST)?;
+            self.post(INITIAL_RECEIVES)?;
             self.receive(waiting, false)?;
             self.post(waiting)?;
         }
         self.barrier()
     }
 
-    /// Many messages; receives come as they are used.
+    /// Many messages; used receives are reposted.
     fn stream(&mut self, sends: bool) -> Result<()> {
-        let lot = match self.transport {
-            Transport::Rc => STREAM,
-            Transport::Ud => LOT,
+        let batch = match self.transport {
+            Transport::Rc => STREAM_MESSAGES,
+            Transport::Ud => BATCH,
         };
-        for _ in 0..STREAM / lot {
+        for _ in 0..STREAM_MESSAGES / batch {
             if sends {
-                self.send(lot, 0)?;
+                self.send(batch, 0)?;
             } else {
-                self.receive(lot, true)?;
+                self.receive(batch, true)?;
             }
             self.barrier()?;
         }
         Ok(())
     }
 
-    /// A queue pair fails at one end; the receives stay, and the others go on.
+    /// A queue pair fails at one end; the receives stay, and the others continue.
     fn failure(&mut self, fails: bool) -> Result<()> {
         self.next.fill(0);
         if fails {
@@ -316,9 +261,9 @@ impl Talk {
         }
         self.barrier()?;
         if fails {
-            self.receive(LOT, true)?;
+            self.receive(BATCH, true)?;
         } else {
-            self.send(LOT, 1)?;
+            self.send(BATCH, 1)?;
         }
         self.barrier()
     }
@@ -332,7 +277,7 @@ fn message(transport: Transport, qp: usize, number: u64) -> Vec<u8> {
     };
     let len = lengths[number as usize % lengths.len()];
     let seed = number << 8 | qp as u64;
-    // A multiplicative hash (Knuth, TAOCP vol 3, 6.4) of which message it is and the offset.
+    // A multiplicative hash (Knuth, TAOCP vol 3, 6.4) of the message's identity and the offset.
     let byte = |offset: usize| (seed << 24 | offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     (0..len).map(|offset| byte(offset) as u8).collect()
 }

@@ -1,68 +1,67 @@
 //! One end: a thread for each conversation.
 //!
-//! It says `cards …`, is told those of the other end, says `ready`, and is told `go`. The near end says at last how many rounds there were, the slowest of them, and how many stalled.
+//! It prints `endpoints …`, reads the peer's, prints `ready`, and reads `go`. The initiator finally
+//! reports how many rounds there were, the slowest, and how many stalled.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_tests::attributes::{decode, encode, print_line};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Endpoint, Library, Local, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote,
-    RemoteWrite, Success, Write,
+    Buffer, CompletionQueue, Library, Local, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote, RemoteWrite,
+    Success, Write,
 };
 
 use crate::{Plan, Role};
 
-/// Bytes of most messages; the first says whether it is the last.
+/// Bytes of most messages; the first byte marks the last message.
 const SHORT: usize = 64;
-/// Bytes of the others: two of them fill a lane's bulk area, and whoever wants to send waits for room.
+/// Bytes of the others: two of them fill a shm ring's bulk area, so that a sender waits for free
+/// space.
 const LONG: usize = 512 << 10;
-/// The timeout that most programs set, 14: what takes longer would cost them a retry. On a busy machine threads that are to run wait as long.
-const USUAL: Duration = Duration::from_nanos(4096 << 14);
-/// Longer than any stall that ends.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest of most pauses: the progress thread spins for 200 µs.
-const PAUSE: u64 = 400_000;
-/// The longest of the others, in nanoseconds.
+/// The timeout that most programs set, 14: a slower round would cost them a retry. On a busy
+/// machine runnable threads wait as long.
+const DEFAULT_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest of most pauses, in nanoseconds: the progress thread spins for 200 µs.
+const SHORT_PAUSE: u64 = 400_000;
 const LONG_PAUSE: u64 = 3_000_000;
 
-/// What is known before the other end is.
+/// An end before the peer's attributes are known.
 struct Unconnected {
     prepared: PreparedQueuePair<Rc>,
     cq: CompletionQueue,
     inbox: Buffer<RemoteWrite>,
 }
 
-/// A conversation.
 struct Conversation {
     qp: QueuePair,
     cq: CompletionQueue,
-    /// Where the other end writes to, who may be asleep then.
+    /// The peer writes here, even while this end sleeps.
     _inbox: Buffer<RemoteWrite>,
     theirs: Remote<Write>,
-    /// What to send, unless it is under way.
+    /// The message to send, unless it is in flight.
     message: Option<Buffer<Local>>,
-    /// What was received, until it is looked at.
     received: Option<Buffer<Local>>,
-    random: u64,
+    rng: u64,
 }
 
-/// What the near end saw.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct Statistics {
     rounds: u64,
     slowest: Duration,
-    /// Took longer than [`USUAL`].
+    /// Rounds longer than [`DEFAULT_TIMEOUT`].
     late: u64,
     stalls: u64,
 }
 
-/// Is an end.
+/// Runs an end.
 ///
 /// # Errors
-/// When a request fails, a message is wrong, or the other end is not there.
+/// When a request fails, a message is wrong, or the peer is gone.
 pub(crate) fn run(plan: &Plan, role: Role) -> Result<()> {
     let [mut config] = <[DeviceConfig; 1]>::try_from(DeviceConfig::from_env()?)
         .map_err(|devices| anyhow::anyhow!("one device is enough, and not {}", devices.len()))?;
@@ -72,25 +71,28 @@ pub(crate) fn run(plan: &Plan, role: Role) -> Result<()> {
     let unconnected: Vec<_> = (0..plan.conversations)
         .map(|_| Unconnected::new(plan, &pd))
         .collect::<Result<_>>()?;
-    let cards: Vec<_> = unconnected.iter().map(Unconnected::card).collect();
-    say(&format!("cards {}", cards.join(" ")))?;
-    let told = command()?;
-    let cards = told.split(' ');
+    let endpoints: Vec<_> = unconnected.iter().map(Unconnected::endpoint_info).collect();
+    print_line(&format!("endpoints {}", endpoints.join(" ")))?;
+    let line = read_line()?;
+    let endpoints = line.split(' ');
     let conversations: Vec<_> = (0..)
-        .zip(unconnected.into_iter().zip(cards))
-        .map(|(index, (one, card))| one.connect(plan, role, &pd, index, card))
+        .zip(unconnected.into_iter().zip(endpoints))
+        .map(|(index, (one, endpoint_info))| one.connect(plan, role, &pd, index, endpoint_info))
         .collect::<Result<_>>()?;
-    ensure!(conversations.len() == plan.conversations, "a card is missing");
-    say("ready")?;
-    ensure!(command()? == "go", "not told to go");
+    ensure!(
+        conversations.len() == plan.conversations,
+        "endpoint information is missing"
+    );
+    print_line("ready")?;
+    ensure!(read_line()? == "go", "expected go");
     let end = Instant::now() + plan.time;
-    let results: Vec<Result<Seen>> = thread::scope(|scope| {
+    let results: Vec<Result<Statistics>> = thread::scope(|scope| {
         let threads: Vec<_> = conversations
             .into_iter()
             .map(|mut one| {
                 scope.spawn(move || match role {
-                    Role::Near => one.ask(plan, end),
-                    Role::Far => one.answer().map(|()| Seen::default()),
+                    Role::Initiator => one.initiate(plan, end),
+                    Role::Responder => one.respond().map(|()| Statistics::default()),
                 })
             })
             .collect();
@@ -99,20 +101,20 @@ pub(crate) fn run(plan: &Plan, role: Role) -> Result<()> {
             .map(|result| result.unwrap_or_else(|_| bail!("a conversation panicked")))
             .collect()
     });
-    let mut all = Seen::default();
-    for seen in results {
-        let seen = seen?;
-        all.rounds += seen.rounds;
-        all.slowest = all.slowest.max(seen.slowest);
-        all.late += seen.late;
-        all.stalls += seen.stalls;
+    let mut all = Statistics::default();
+    for statistics in results {
+        let statistics = statistics?;
+        all.rounds += statistics.rounds;
+        all.slowest = all.slowest.max(statistics.slowest);
+        all.late += statistics.late;
+        all.stalls += statistics.stalls;
     }
-    if role == Role::Near {
-        let Seen {
+    if role == Role::Initiator {
+        let Statistics {
             rounds, late, stalls, ..
         } = all;
         let slowest = all.slowest.as_secs_f64() * 1e3;
-        say(&format!(
+        print_line(&format!(
             "rounds {rounds}, slowest {slowest:.1} ms, {late} beyond 67 ms, {stalls} stalls"
         ))?;
     }
@@ -133,28 +135,23 @@ impl Unconnected {
         })
     }
 
-    /// What the other end has to know, in hexadecimal.
-    fn card(&self) -> String {
-        let bytes = [
-            &self.prepared.endpoint().to_bytes()[..],
-            &self.inbox.remote().to_bytes()[..],
-        ];
-        bytes.concat().iter().map(|byte| format!("{byte:02x}")).collect()
+    /// The attributes that the peer needs, in hexadecimal.
+    fn endpoint_info(&self) -> String {
+        encode(&self.prepared.endpoint(), &self.inbox.remote())
     }
 
-    fn connect(self, plan: &Plan, role: Role, pd: &ProtectionDomain, index: u64, card: &str) -> Result<Conversation> {
-        let bytes: Vec<u8> = (0..card.len() / 2)
-            .map(|at| {
-                card.get(2 * at..2 * at + 2)
-                    .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-            })
-            .collect::<Option<_>>()
-            .context("a card that is not hexadecimal")?;
-        let (endpoint, remote) = bytes.split_first_chunk().context("a card too short")?;
-        let theirs = Remote::from_bytes(remote.try_into().context("a card of the wrong length")?)?;
-        let mut qp = self.prepared.connect(&Endpoint::from_bytes(endpoint)?)?;
+    fn connect(
+        self,
+        plan: &Plan,
+        role: Role,
+        pd: &ProtectionDomain,
+        index: u64,
+        endpoint_info: &str,
+    ) -> Result<Conversation> {
+        let (peer, theirs) = decode(endpoint_info)?;
+        let mut qp = self.prepared.connect(&peer)?;
         qp.receive(buffer(pd)?)?;
-        let side = if role == Role::Near { 1 } else { 2 };
+        let side = if role == Role::Initiator { 1 } else { 2 };
         Ok(Conversation {
             qp,
             cq: self.cq,
@@ -162,16 +159,17 @@ impl Unconnected {
             theirs,
             message: Some(buffer(pd)?),
             received: None,
-            // Never 0, of which nothing but 0 comes.
-            random: (plan.seed << 16 | index << 2 | side).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            // Never 0: xorshift stays at 0.
+            rng: (plan.seed << 16 | index << 2 | side).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
         })
     }
 }
 
 impl Conversation {
-    /// Begins rounds until the time is over, and says so in the last: a message that is answered, or a WRITE, of which the other end's application hears nothing.
-    fn ask(&mut self, plan: &Plan, end: Instant) -> Result<Seen> {
-        let mut seen = Seen::default();
+    /// Starts rounds until the time is over, and marks the last: a message that is answered, or a
+    /// WRITE, which the peer's application does not see.
+    fn initiate(&mut self, plan: &Plan, end: Instant) -> Result<Statistics> {
+        let mut statistics = Statistics::default();
         let mut last = false;
         while !last {
             self.pause();
@@ -179,8 +177,8 @@ impl Conversation {
             let began = Instant::now();
             let mut message = self.message.take().context("no message is left")?;
             message[0] = u8::from(last);
-            let len = self.draw_len();
-            if last || !self.draw().is_multiple_of(3) {
+            let len = self.random_len();
+            if last || !self.random().is_multiple_of(3) {
                 self.qp.post(|batch| drop(batch.send(message.part(..len))))?;
                 ensure!(self.receive()? == last, "an answer to something else");
             } else {
@@ -191,26 +189,25 @@ impl Conversation {
                 self.sleep()?;
             }
             let took = began.elapsed();
-            seen.rounds += 1;
-            seen.slowest = seen.slowest.max(took);
-            seen.late += u64::from(took > USUAL);
+            statistics.rounds += 1;
+            statistics.slowest = statistics.slowest.max(took);
+            statistics.late += u64::from(took > DEFAULT_TIMEOUT);
             if took > plan.stalled() {
-                seen.stalls += 1;
-                eprintln!("sleepers: round {} took {took:?}", seen.rounds);
+                statistics.stalls += 1;
+                eprintln!("sleepers: round {} took {took:?}", statistics.rounds);
             }
         }
-        Ok(seen)
+        Ok(statistics)
     }
 
-    /// Answers until told that it was the last.
-    fn answer(&mut self) -> Result<()> {
+    fn respond(&mut self) -> Result<()> {
         let mut last = false;
         while !last {
             last = self.receive()?;
             self.pause();
             let mut answer = self.message.take().context("no message is left")?;
             answer[0] = u8::from(last);
-            let len = self.draw_len();
+            let len = self.random_len();
             self.qp.post(|batch| drop(batch.send(answer.part(..len))))?;
             while self.message.is_none() {
                 self.sleep()?;
@@ -219,7 +216,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Sleeps until a message is there, and says whether it is the last.
+    /// Sleeps until a message has arrived; returns whether it is the last.
     fn receive(&mut self) -> Result<bool> {
         loop {
             if let Some(buffer) = self.received.take() {
@@ -231,43 +228,44 @@ impl Conversation {
         }
     }
 
-    /// Sleeps until something completes. A message may come before what was posted is known to have gone.
+    /// Sleeps until something completes. A message may arrive before our own send completes.
     fn sleep(&mut self) -> Result<()> {
         let mut some = false;
-        for mut done in self.cq.wait(PATIENCE)? {
+        for mut done in self.cq.wait(TIMEOUT)? {
             some = true;
             let success = done.result().map_err(|failure| anyhow::anyhow!("{failure}"))?;
             let buffer = done.take::<Local>().context("a completion without its buffer")?;
-            let place = match success {
+            let destination = match success {
                 Success::Receive { .. } => &mut self.received,
                 _ => &mut self.message,
             };
-            ensure!(place.replace(buffer).is_none(), "more completions than requests");
+            ensure!(destination.replace(buffer).is_none(), "more completions than requests");
         }
-        ensure!(some, "not woken for {PATIENCE:?}");
+        ensure!(some, "not woken for {TIMEOUT:?}");
         Ok(())
     }
 
-    /// None, one about as long as the progress thread spins, or a longer one; none of those that sleep is exact.
+    /// No pause, one about as long as the progress thread spins, or a longer one; sleeps are
+    /// inexact.
     fn pause(&mut self) {
-        let pause = match self.draw() % 8 {
+        let pause = match self.random() % 8 {
             0 | 1 => return,
-            2..7 => self.draw() % PAUSE,
-            _ => self.draw() % LONG_PAUSE,
+            2..7 => self.random() % SHORT_PAUSE,
+            _ => self.random() % LONG_PAUSE,
         };
         thread::sleep(Duration::from_nanos(pause));
     }
 
-    fn draw_len(&mut self) -> usize {
-        if self.draw().is_multiple_of(16) { LONG } else { SHORT }
+    fn random_len(&mut self) -> usize {
+        if self.random().is_multiple_of(16) { LONG } else { SHORT }
     }
 
-    fn draw(&mut self) -> u64 {
+    fn random(&mut self) -> u64 {
         // xorshift64*.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+        self.rng ^= self.rng >> 12;
+        self.rng ^= self.rng << 25;
+        self.rng ^= self.rng >> 27;
+        self.rng.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
     }
 }
 
@@ -275,14 +273,8 @@ fn buffer(pd: &ProtectionDomain) -> Result<Buffer<Local>> {
     Ok(pd.register(vec![0; LONG], Local)?)
 }
 
-fn command() -> Result<String> {
+fn read_line() -> Result<String> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     Ok(line.trim().to_owned())
-}
-
-fn say(line: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}")?;
-    Ok(out.flush()?)
 }

@@ -1,8 +1,11 @@
-//! Many conversations between two processes that sleep whenever they wait: is anybody ever not woken?
+//! Many conversations between two processes that sleep whenever they wait: detects lost wake-ups.
 //!
-//! `sleepers` starts two ends and judges; `sleepers --end near|far` is one of them ([`end`]). Each conversation has a completion channel and a thread of its own at either end, and pauses of random length
-//! about as long as the device's progress thread spins: so both go to sleep, and are woken, at all moments that there are. The queue pairs' timeout is long. Who is not woken is so by a
-//! retransmission, or never: a round that takes half the timeout has *stalled*, and no other thing is as slow.
+//! `sleepers` starts two ends and evaluates them; `sleepers --end initiator|responder` is one of
+//! them ([`end`]). Each conversation has a completion channel and a thread of its own at either
+//! end, and pauses of random length about as long as the device's progress thread spins, so that
+//! sleep and wake-up race at every point. The queue pairs' timeout is long: a lost wake-up ends by
+//! a retransmission, or never. A round that takes half the timeout has *stalled*; nothing else is
+//! as slow.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::IpAddr;
@@ -13,33 +16,26 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 mod end;
 
-/// How to call it.
-const USAGE: &str =
-    "sleepers [--conversations N] [--seconds S] [--timeout EXPONENT] [--address IP] [--seed N] [--end near|far]";
+const USAGE: &str = "sleepers [--conversations N] [--seconds S] [--timeout EXPONENT] [--address IP] [--seed N] [--end initiator|responder]";
 
-/// What is to be done; the ends are told the same.
+/// Parameters of the test, the same for both ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     conversations: usize,
-    /// For how long.
     time: Duration,
     /// The queue pairs' timeout: 4.096 µs · 2^timeout.
     timeout: u8,
-    /// The address of both.
     address: IpAddr,
-    /// Of pauses.
     seed: u64,
-    /// This process is an end, and which.
+    /// Set when this process is an end.
     end: Option<Role>,
 }
 
-/// Which end of the conversations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// The one that begins each round and takes its time.
-    Near,
-    /// The one that answers.
-    Far,
+    /// Starts each round and measures it.
+    Initiator,
+    Responder,
 }
 
 impl Plan {
@@ -63,8 +59,8 @@ impl Plan {
                 "--seed" => plan.seed = value.parse().with_context(wrong)?,
                 "--end" => {
                     plan.end = Some(match value.as_str() {
-                        "near" => Role::Near,
-                        "far" => Role::Far,
+                        "initiator" => Role::Initiator,
+                        "responder" => Role::Responder,
                         _ => bail!("{}: no such end", wrong()),
                     });
                 }
@@ -77,7 +73,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The options by which an end is told the plan.
+    /// The options that pass the plan to an end.
     fn to_args(&self, end: &str) -> Vec<String> {
         [
             ("--conversations", self.conversations.to_string()),
@@ -92,7 +88,7 @@ impl Plan {
         .collect()
     }
 
-    /// A round that takes as long has stalled.
+    /// A round that takes this long has stalled.
     pub(crate) fn stalled(&self) -> Duration {
         Duration::from_nanos(4096 << self.timeout) / 2
     }
@@ -108,7 +104,7 @@ fn main() -> ExitCode {
     };
     let result = match plan.end {
         Some(role) => end::run(&plan, role),
-        None => judge(&plan),
+        None => evaluate(&plan),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -119,7 +115,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// An end, as its parent has it.
 struct End {
     process: Child,
     commands: ChildStdin,
@@ -142,41 +137,40 @@ impl End {
         })
     }
 
-    /// The rest of the next line that it says, which begins with `word`.
-    fn hear(&mut self, word: &str) -> Result<String> {
-        let line = self.lines.next().context("an end has ended early")??;
+    /// The rest of the end's next line, which must begin with `word`.
+    fn expect_line(&mut self, word: &str) -> Result<String> {
+        let line = self.lines.next().context("an end has exited early")??;
         let rest = line.strip_prefix(word).with_context(|| format!("not {word}: {line}"))?;
         Ok(rest.trim().to_owned())
     }
 
-    fn tell(&mut self, line: &str) -> Result<()> {
+    fn send_line(&mut self, line: &str) -> Result<()> {
         Ok(writeln!(self.commands, "{line}")?)
     }
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        // Nothing is left to kill unless the other one has failed.
+        // Still running only if the other one has failed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Starts both ends and says what came of it.
-fn judge(plan: &Plan) -> Result<()> {
-    let (mut near, mut far) = (End::start(plan, "near")?, End::start(plan, "far")?);
-    let (of_near, of_far) = (near.hear("cards")?, far.hear("cards")?);
-    near.tell(&of_far)?;
-    far.tell(&of_near)?;
-    for end in [&mut near, &mut far] {
-        end.hear("ready")?;
+fn evaluate(plan: &Plan) -> Result<()> {
+    let (mut initiator, mut responder) = (End::start(plan, "initiator")?, End::start(plan, "responder")?);
+    let (of_initiator, of_responder) = (initiator.expect_line("endpoints")?, responder.expect_line("endpoints")?);
+    initiator.send_line(&of_responder)?;
+    responder.send_line(&of_initiator)?;
+    for end in [&mut initiator, &mut responder] {
+        end.expect_line("ready")?;
     }
-    far.tell("go")?;
-    near.tell("go")?;
-    let told = near.hear("rounds")?;
-    let ended = [near.process.wait()?, far.process.wait()?];
-    println!("{} conversations, rounds {told}", plan.conversations);
+    responder.send_line("go")?;
+    initiator.send_line("go")?;
+    let statistics = initiator.expect_line("rounds")?;
+    let ended = [initiator.process.wait()?, responder.process.wait()?];
+    println!("{} conversations, rounds {statistics}", plan.conversations);
     ensure!(ended.iter().all(|status| status.success()), "an end has failed");
-    ensure!(told.ends_with(" 0 stalls"), "somebody was not woken");
+    ensure!(statistics.ends_with(" 0 stalls"), "a wake-up was lost");
     Ok(())
 }

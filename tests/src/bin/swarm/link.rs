@@ -1,11 +1,14 @@
-//! A member's connection to one other: what it sends there, and what it checks of what comes.
+//! A member's connection to one peer: the traffic it sends and the checks of what it receives.
 //!
-//! Each message kind is checked where its bytes can be seen whole: a SEND and a WRITE with immediate by whom they reach, a WRITE by the READ that follows it on the same queue pair, a fetch-and-add by
-//! the value it finds. A slot that a WRITE with immediate went to is used again only when the other has said, by an empty SEND, that it has looked at it.
+//! Each kind of request is verified where its bytes are complete: a SEND and a WRITE with immediate
+//! by the receiver, a WRITE by the READ that follows it on the same queue pair, a fetch-and-add by
+//! the value it returns. The target slot of a WRITE with immediate is reused only after the peer
+//! has reported, by an empty SEND, that it has checked it.
 
 use std::collections::VecDeque;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use doorbell_tests::attributes::{decode, encode};
 use doorbell_verbs::{
     All, Buffer, Buffers, Local, Memory, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote, RemoteAll,
     Success, Word,
@@ -13,29 +16,25 @@ use doorbell_verbs::{
 
 use crate::{Pattern, Plan};
 
-/// The longest WRITE and READ.
 const MAX: usize = 256 << 10;
-/// The longest SEND.
 const MAX_SEND: usize = 32 << 10;
 /// Slots for WRITEs that are read back, and one for WRITEs with immediate.
 const SLOTS: usize = 2;
-/// SENDs under way at most.
 const SENDS: usize = 4;
-/// Receives posted: for the peer's SENDs, a WRITE with immediate, and as many empty SENDs as ours call for.
+/// Receives posted: for the peer's SENDs, a WRITE with immediate, and the empty SENDs that answer
+/// ours.
 const RECEIVES: usize = 8;
-/// Send requests under way at most.
 pub(crate) const DEPTH: u32 = 32;
-/// Entries that a link takes in a completion queue.
+/// Completion queue entries per link.
 pub(crate) const ENTRIES: u32 = DEPTH + RECEIVES as u32;
-/// What the peer sees of a member's memory: the slots, and a word to add to.
+/// The memory exposed to a peer: the slots, and a word for atomics.
 const INBOX: usize = (SLOTS + 1) * MAX + 8;
 
-/// A request under way.
 #[derive(Debug)]
-enum Task {
-    /// A WRITE, which the READ behind it looks at.
+enum InFlight {
+    /// A WRITE, verified by the READ behind it.
     Write,
-    /// The READ of what was written.
+    /// The READ of written data.
     Read {
         slot: usize,
         number: u64,
@@ -47,17 +46,17 @@ enum Task {
     },
     /// The empty SEND that frees the peer's slot.
     Free,
-    /// A fetch-and-add, and what it should find.
+    /// A fetch-and-add, and the value it should return.
     Add {
         found: u64,
     },
 }
 
-/// Why a link ended.
+/// The failure that ended a link.
 #[derive(Debug)]
 pub(crate) struct Lost(pub(crate) doorbell_verbs::Failure);
 
-/// Memory that other processes can map, or memory of the heap: payloads go other ways from either.
+/// Memory that other processes can map, or heap memory: they use different copy modes.
 fn memory(len: usize, index: usize) -> Result<Memory> {
     Ok(if index.is_multiple_of(2) {
         Memory::shared(len)?
@@ -66,38 +65,38 @@ fn memory(len: usize, index: usize) -> Result<Memory> {
     })
 }
 
-/// What a link is before the peer is known.
+/// A link before the peer's attributes are known.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     prepared: PreparedQueuePair<Rc>,
     inbox: Buffer<RemoteAll>,
 }
 
-/// A connected link.
 #[derive(Debug)]
+// fields: per-operation state of one test link
 pub(crate) struct Link {
-    me: usize,
+    index: usize,
     peer: usize,
     seed: u64,
     qp: QueuePair,
     inbox: Buffer<RemoteAll>,
     theirs: Remote<All>,
-    tasks: VecDeque<Task>,
-    /// For WRITEs, and what is read back; one of each for a slot.
+    in_flight: VecDeque<InFlight>,
+    /// For each slot: the WRITE's source, and the READ's destination.
     slots: [Option<(Buffer<Local>, Buffer<Local>)>; SLOTS],
     reading: [Option<Buffer<Local>>; SLOTS],
     immediate: Option<Buffer<Local>>,
-    /// The peer has not looked at the slot yet.
-    unseen: bool,
+    /// The peer has not checked the slot yet.
+    unchecked: bool,
     sends: Vec<Buffer<Local>>,
     word: Option<Word>,
-    /// Messages of each kind so far: written, written with immediate, sent, and received likewise.
+    /// Messages of each kind so far: written, written with immediate, sent; and received likewise.
     numbers: [u64; 3],
     received: [u64; 2],
     added: u64,
-    /// Bytes that have arrived where they should.
+    /// Bytes verified.
     pub(crate) moved: u64,
-    random: u64,
+    rng: u64,
 }
 
 impl Unconnected {
@@ -106,89 +105,74 @@ impl Unconnected {
         Ok(Self { prepared, inbox })
     }
 
-    /// What the peer has to know, in hexadecimal.
-    pub(crate) fn card(&self) -> String {
-        let bytes = [
-            &self.prepared.endpoint().to_bytes()[..],
-            &self.inbox.remote().to_bytes()[..],
-        ];
-        bytes.concat().iter().map(|byte| format!("{byte:02x}")).collect()
+    /// The attributes that the peer needs, in hexadecimal.
+    pub(crate) fn endpoint_info(&self) -> String {
+        encode(&self.prepared.endpoint(), &self.inbox.remote())
     }
 
-    /// Connects to the peer whose card that is.
     pub(crate) fn connect(
         self,
         plan: &Plan,
         pd: &ProtectionDomain,
-        me: usize,
+        index: usize,
         peer: usize,
-        card: &str,
+        endpoint_info: &str,
     ) -> Result<Link> {
-        let bytes: Vec<u8> = (0..card.len() / 2)
-            .map(|at| {
-                card.get(2 * at..2 * at + 2)
-                    .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-            })
-            .collect::<Option<_>>()
-            .context("a card that is not hexadecimal")?;
-        let (endpoint, remote) = bytes.split_first_chunk().context("a card too short")?;
-        let endpoint = doorbell_verbs::Endpoint::from_bytes(endpoint)?;
-        let theirs = Remote::from_bytes(remote.try_into().context("a card of the wrong length")?)?;
+        let (endpoint, theirs) = decode(endpoint_info)?;
         let mut qp = self.prepared.connect(&endpoint)?;
         let register = |len: usize| pd.register(vec![0; len], Local);
         for _ in 0..RECEIVES {
             qp.receive(register(MAX_SEND)?)?;
         }
         let mut slots = [None, None];
-        for (index, slot) in slots.iter_mut().enumerate() {
-            let from = pd.register(memory(MAX, index)?, Local)?;
+        for (number, slot) in slots.iter_mut().enumerate() {
+            let from = pd.register(memory(MAX, number)?, Local)?;
             *slot = Some((from, register(MAX)?));
         }
         let word = register(8)?
             .into_word()
             .map_err(|_| anyhow::anyhow!("eight bytes of the heap are not aligned"))?;
         Ok(Link {
-            me,
+            index,
             peer,
             seed: plan.seed,
             qp,
             inbox: self.inbox,
             theirs,
-            tasks: VecDeque::new(),
+            in_flight: VecDeque::new(),
             slots,
             reading: [None, None],
             immediate: Some(register(MAX)?),
-            unseen: false,
+            unchecked: false,
             sends: (0..SENDS).map(|_| register(MAX_SEND)).collect::<Result<_, _>>()?,
             word: Some(word),
             numbers: [0; 3],
             received: [0; 2],
             added: 0,
             moved: 0,
-            random: Pattern::new(plan.seed, me, peer, u64::MAX).0 | 1,
+            rng: Pattern::new(plan.seed, index, peer, u64::MAX).0 | 1,
         })
     }
 }
 
 impl Link {
-    /// Whether nothing of ours is under way.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.tasks.is_empty()
+        self.in_flight.is_empty()
     }
 
-    /// Posts what there is memory and room for. False when there is nothing to post now.
+    /// Posts as much as buffers and free slots allow. False when nothing was posted.
     pub(crate) fn fill(&mut self) -> Result<bool> {
         let mut posted = false;
-        // Room is left for what answers the peer.
+        // Keeps slots for answers to the peer.
         while self.qp.send_room() > 4 && self.post_some()? {
             posted = true;
         }
         Ok(posted)
     }
 
-    /// Posts one message of a kind chosen at random; false when there is no memory for it, until what is under way comes back.
+    /// Posts one request of a random kind; false when its buffers are in flight.
     fn post_some(&mut self) -> Result<bool> {
-        match self.draw() % 8 {
+        match self.random() % 8 {
             0..3 => self.post_written_and_read(),
             3 | 4 => self.post_with_immediate(),
             5 | 6 => self.post_send(),
@@ -200,7 +184,7 @@ impl Link {
         let Some(slot) = self.slots.iter().position(Option::is_some) else {
             return Ok(false);
         };
-        let len = self.draw_len(MAX);
+        let len = self.random_len(MAX);
         let Some((mut from, into)) = self.slots[slot].take() else {
             return Ok(false);
         };
@@ -211,26 +195,27 @@ impl Link {
             batch.write(from.part(..len), at).signalled();
             batch.read(into.part(..len), at).signalled();
         })?;
-        self.tasks.extend([Task::Write, Task::Read { slot, number, len }]);
+        self.in_flight
+            .extend([InFlight::Write, InFlight::Read { slot, number, len }]);
         Ok(true)
     }
 
     fn post_with_immediate(&mut self) -> Result<bool> {
-        if self.unseen {
+        if self.unchecked {
             return Ok(false);
         }
         let Some(mut from) = self.immediate.take() else {
             return Ok(false);
         };
-        let len = self.draw_len(MAX);
+        let len = self.random_len(MAX);
         let number = self.count(1);
         self.pattern(number << 2 | 1).fill(&mut from[..len]);
         let at = self.slot(SLOTS, len)?;
         self.qp
             .post(|batch| drop(batch.write(from.part(..len), at).imm(number as u32).signalled()))?;
-        self.unseen = true;
+        self.unchecked = true;
         self.moved += len as u64;
-        self.tasks.push_back(Task::WriteImm);
+        self.in_flight.push_back(InFlight::WriteImm);
         Ok(true)
     }
 
@@ -238,31 +223,31 @@ impl Link {
         let Some(mut from) = self.sends.pop() else {
             return Ok(false);
         };
-        let len = self.draw_len(MAX_SEND);
+        let len = self.random_len(MAX_SEND);
         let number = self.count(2);
         self.pattern(number << 2 | 2).fill(&mut from[..len]);
         self.qp.post(|batch| drop(batch.send(from.part(..len)).signalled()))?;
-        self.tasks.push_back(Task::Send { len });
+        self.in_flight.push_back(InFlight::Send { len });
         Ok(true)
     }
 
-    /// Adds one to the peer's word: also what shows that the peer lives when there is nothing else to send.
+    /// Increments the peer's word; also probes whether the peer is alive when there is nothing else
+    /// to send.
     pub(crate) fn add(&mut self) -> Result<bool> {
         let Some(word) = self.word.take() else {
             return Ok(false);
         };
         let at = self.theirs.word((INBOX - 8) as u64).context("the peer has no word")?;
         self.qp.post(|batch| drop(batch.fetch_add(word, at, 1).signalled()))?;
-        self.tasks.push_back(Task::Add { found: self.added });
+        self.in_flight.push_back(InFlight::Add { found: self.added });
         self.added += 1;
         Ok(true)
     }
 
-    /// A request of ours is done.
     pub(crate) fn sent(&mut self, mut buffers: Buffers) -> Result<()> {
-        let task = self.tasks.pop_front().context("a completion of nothing")?;
+        let request = self.in_flight.pop_front().context("a completion of nothing")?;
         let peer = self.peer;
-        if let Task::Add { found } = task {
+        if let InFlight::Add { found } = request {
             let word = buffers.take::<Local>().and_then(|buffer| buffer.into_word().ok());
             let word = word.context("an atomic without its word")?;
             ensure!(
@@ -275,8 +260,8 @@ impl Link {
             return Ok(());
         }
         let mut buffer = || buffers.take::<Local>().context("a completion without its buffer");
-        match task {
-            Task::Write => {
+        match request {
+            InFlight::Write => {
                 let slot = self
                     .reading
                     .iter()
@@ -284,7 +269,7 @@ impl Link {
                     .context("a WRITE too many")?;
                 self.reading[slot] = Some(buffer()?);
             }
-            Task::Read { slot, number, len } => {
+            InFlight::Read { slot, number, len } => {
                 let into = buffer()?;
                 if let Some(wrong) = self.pattern(number << 2).find_wrong(&into[..len]) {
                     bail!(
@@ -299,24 +284,23 @@ impl Link {
                     .context("a READ without its WRITE")?;
                 self.slots[slot] = Some((from, into));
             }
-            Task::WriteImm => self.immediate = Some(buffer()?),
-            Task::Send { len } => {
+            InFlight::WriteImm => self.immediate = Some(buffer()?),
+            InFlight::Send { len } => {
                 self.moved += len as u64;
                 self.sends.push(buffer()?);
             }
-            Task::Free | Task::Add { .. } => {}
+            InFlight::Free | InFlight::Add { .. } => {}
         }
         Ok(())
     }
 
-    /// A message of the peer has come.
     pub(crate) fn received(&mut self, success: Success, mut buffers: Buffers, scratch: &mut Vec<u8>) -> Result<()> {
         let peer = self.peer;
         let buffer = buffers.take::<Local>().context("a receive without its buffer")?;
         match success {
             Success::Receive { imm: Some(_), .. } => {
-                ensure!(self.unseen, "member {peer} frees a slot that is free");
-                self.unseen = false;
+                ensure!(self.unchecked, "member {peer} frees a slot that is free");
+                self.unchecked = false;
             }
             Success::Receive { len, imm: None } => {
                 let number = self.take_number(1);
@@ -339,7 +323,7 @@ impl Link {
                     bail!("WRITE {number} of {len} bytes from member {peer} is wrong from byte {wrong} on");
                 }
                 self.qp.post(|batch| drop(batch.send_inline(&[]).imm(0).signalled()))?;
-                self.tasks.push_back(Task::Free);
+                self.in_flight.push_back(InFlight::Free);
             }
             other => bail!("a receive of {other:?} from member {peer}"),
         }
@@ -354,11 +338,11 @@ impl Link {
     }
 
     fn pattern(&self, number: u64) -> Pattern {
-        Pattern::new(self.seed, self.me, self.peer, number)
+        Pattern::new(self.seed, self.index, self.peer, number)
     }
 
     fn theirs(&self, number: u64) -> Pattern {
-        Pattern::new(self.seed, self.peer, self.me, number)
+        Pattern::new(self.seed, self.peer, self.index, number)
     }
 
     fn count(&mut self, kind: usize) -> u64 {
@@ -371,18 +355,18 @@ impl Link {
         self.received[kind] - 1
     }
 
-    fn draw(&mut self) -> u64 {
+    fn random(&mut self) -> u64 {
         // xorshift64*.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+        self.rng ^= self.rng >> 12;
+        self.rng ^= self.rng << 25;
+        self.rng ^= self.rng >> 27;
+        self.rng.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
     }
 
-    /// A length up to `max`, each power of two as likely as the next.
-    fn draw_len(&mut self, max: usize) -> usize {
-        let bits = self.draw() % u64::from(max.ilog2() + 1);
+    /// A length up to `max`, log-uniformly distributed.
+    fn random_len(&mut self, max: usize) -> usize {
+        let bits = self.random() % u64::from(max.ilog2() + 1);
         let low = 1 << bits;
-        (low + (self.draw() as usize & (low - 1))).min(max)
+        (low + (self.random() as usize & (low - 1))).min(max)
     }
 }

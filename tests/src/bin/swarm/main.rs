@@ -1,8 +1,12 @@
-//! Many processes on one address, every pair connected, mixed traffic of which every byte is checked, and one of them killed every so often.
+//! Many processes on one address, every pair connected, mixed traffic of which every byte is
+//! checked, and members killed at intervals.
 //!
-//! `swarm` starts the members, hands their addresses round, kills, and judges ([`parent`]); `swarm --member INDEX` is one of them ([`member`]), which has a [`link`] to
-//! each other. They speak by lines on stdin and stdout. What must hold: no byte is wrong, every queue pair to a member that was killed reports its error within the time that
-//! its timeout and retries allow, none reports an error of a member that lives, and when all have gone no descriptor, socket, file or port is left behind.
+//! `swarm` starts the members, distributes their attributes, kills, and evaluates ([`parent`]);
+//! `swarm --member INDEX` is one of them ([`member`]), which has a [`link`] to each other. They
+//! communicate by lines on stdin and stdout. Invariants: no byte is wrong, every queue pair to a
+//! killed member reports its error within the time that its timeout and retries allow, none reports
+//! an error of a live member, and after all have exited no descriptor, socket, file or port is left
+//! behind.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -14,25 +18,22 @@ mod link;
 mod member;
 mod parent;
 
-/// How to call it.
 const USAGE: &str = "swarm [--processes N] [--bytes BYTES] [--kill-every MS] [--kills N] [--address IP] [--timeout EXPONENT] [--seed N]";
 
-/// What is to be done; the members are told the same.
+/// Parameters of the test, the same for all members.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// How many members.
     processes: usize,
-    /// What each moves, of every kind of request together.
+    /// Bytes that each member moves, over all kinds of requests.
     bytes: u64,
-    /// The time between two deaths.
+    /// Interval between two kills.
     kill_every: Duration,
-    /// How many are killed at least, even when all traffic is over.
+    /// Minimum number of kills, even when all traffic is over.
     kills: usize,
-    /// The address of them all.
     address: IpAddr,
     /// The queue pairs' timeout: 4.096 µs · 2^timeout.
     timeout: u8,
-    /// Of sizes, kinds and victims.
+    /// Seed of sizes, kinds and victims.
     seed: u64,
 }
 
@@ -50,11 +51,11 @@ impl Default for Plan {
     }
 }
 
-/// Retries of a request before its queue pair gives up.
+/// Retries of a request before its queue pair fails.
 pub(crate) const RETRIES: u8 = 6;
 
 impl Plan {
-    /// Reads the options; also the index with which this process is a member.
+    /// Parses the options; also this process's index when it is a member.
     fn parse(mut args: impl Iterator<Item = String>) -> Result<(Self, Option<usize>)> {
         let (mut plan, mut member) = (Self::default(), None);
         while let Some(name) = args.next() {
@@ -78,7 +79,7 @@ impl Plan {
         Ok((plan, member))
     }
 
-    /// The options by which a member is told the plan.
+    /// The options that pass the plan to a member.
     fn to_args(&self) -> Vec<String> {
         [
             ("--processes", self.processes.to_string()),
@@ -118,7 +119,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The bytes of message `number` from one member to another: words that a reader can tell from those of any other message.
+/// The bytes of message `number` from one member to another: words that differ from those of any
+/// other message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern(u64);
 
@@ -140,7 +142,7 @@ impl Pattern {
         }
     }
 
-    /// Where the first wrong word is.
+    /// The position of the first wrong word.
     pub(crate) fn find_wrong(self, bytes: &[u8]) -> Option<usize> {
         let mut words = bytes.chunks(8).enumerate();
         words
@@ -168,12 +170,15 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_told_the_plan() {
+    fn the_plan_is_passed_to_a_member() {
         let parse = |args: Vec<String>| Plan::parse(args.into_iter());
         let args = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         let (plan, _) = parse(args("--processes 5 --bytes 77 --address ::1 --seed 9")).unwrap();
-        let (told, member) = parse([plan.to_args(), args("--member 4")].concat()).unwrap();
-        assert_eq!((told.processes, told.bytes, told.seed, member), (5, 77, 9, Some(4)));
+        let (parsed, member) = parse([plan.to_args(), args("--member 4")].concat()).unwrap();
+        assert_eq!(
+            (parsed.processes, parsed.bytes, parsed.seed, member),
+            (5, 77, 9, Some(4))
+        );
         for wrong in ["--processes 1", "--kills 31", "--bytes", "--size 3", "--timeout 32"] {
             assert!(parse(args(wrong)).is_err(), "{wrong}");
         }

@@ -1,36 +1,38 @@
 //! One member: its device, and a link to each other member.
 //!
-//! It says `cards …`, is told `peers …`, says `ready`, is told `go`; says `lost PEER STATUS` of each peer that no longer answers and `done BYTES` when all its traffic is over, and goes on
-//! asking every peer now and then whether it lives. `quiet` and `leave` end that in step, so that nobody takes who leaves for dead; at last it says `left DESCRIPTORS`: how many more it has than
+//! It prints `endpoints …`, reads `peers …`, prints `ready`, and reads `go`; prints `lost PEER` for
+//! each peer that no longer answers and `done BYTES` when all its traffic is over, and then probes
+//! every idle peer periodically. `quiet` and `leave` end the probing in step, so that no member
+//! reports a leaving peer as dead; finally it prints `left DESCRIPTORS`: how many more it has than
 //! before it opened the device.
 
-use std::io::{self, BufRead as _, Write as _};
+use std::io::{self, BufRead as _};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_tests::attributes::print_line;
 use doorbell_verbs::{CompletionQueue, Failure, Library, ProtectionDomain, Queue, Status};
 
 use crate::link::{DEPTH, ENTRIES, Link, Lost, Unconnected};
 use crate::{Plan, RETRIES};
 
-/// How often a peer that is sent nothing else is asked whether it lives.
-const ASK_EVERY: Duration = Duration::from_millis(100);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs member `index`.
 ///
 /// # Errors
-/// When a byte is wrong, or anything fails that has nothing to do with a dead peer.
+/// When a byte is wrong, or anything fails that is not caused by a dead peer.
 pub(crate) fn run(plan: &Plan, index: usize) -> Result<()> {
     let lines = commands();
     let before = descriptors()?;
-    live(plan, index, &lines)?;
-    say(&format!("left {}", descriptors()? as i64 - before as i64))
+    run_traffic(plan, index, &lines)?;
+    print_line(&format!("left {}", descriptors()? as i64 - before as i64))
 }
 
-fn live(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()> {
+fn run_traffic(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()> {
     let [mut config] = <[DeviceConfig; 1]>::try_from(DeviceConfig::from_env()?)
         .map_err(|devices| anyhow::anyhow!("one device is enough, and not {}", devices.len()))?;
     config.address = Some(plan.address);
@@ -50,31 +52,30 @@ fn live(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()> {
         let prepared = builder.timeout(plan.timeout).retry_count(RETRIES).rnr_retry(7).rc()?;
         unconnected.push(Unconnected::new(&pd, prepared, peer)?);
     }
-    let cards: Vec<_> = unconnected.iter().map(Unconnected::card).collect();
-    say(&format!("cards {}", cards.join(" ")))?;
-    let told = await_line(lines)?;
-    let cards = told.strip_prefix("peers ").context("no peers")?;
+    let endpoints: Vec<_> = unconnected.iter().map(Unconnected::endpoint_info).collect();
+    print_line(&format!("endpoints {}", endpoints.join(" ")))?;
+    let line = await_line(lines)?;
+    let endpoints = line.strip_prefix("peers ").context("no peers")?;
     let mut member = Member {
         links: Vec::new(),
         cq,
         dead: vec![false; plan.processes],
         scratch: Vec::new(),
     };
-    member.connect(plan, &pd, index, unconnected, cards)?;
-    say("ready")?;
+    member.connect(plan, &pd, index, unconnected, endpoints)?;
+    print_line("ready")?;
     if await_line(lines)? != "go" {
-        bail!("not told to go");
+        bail!("expected go");
     }
     member.work(plan.bytes / peers as u64, lines)
 }
 
-/// The members but `index`, in order.
 fn others(plan: &Plan, index: usize) -> impl Iterator<Item = usize> {
     (0..plan.processes).filter(move |&peer| peer != index)
 }
 
 struct Member {
-    /// By the peer's index; `None` for this member itself, and for those that are lost.
+    /// By the peer's index; `None` for this member itself, and for lost peers.
     links: Vec<Option<Link>>,
     cq: CompletionQueue,
     dead: Vec<bool>,
@@ -88,47 +89,47 @@ impl Member {
         pd: &ProtectionDomain,
         index: usize,
         unconnected: Vec<Unconnected>,
-        cards: &str,
+        endpoints: &str,
     ) -> Result<()> {
         self.links.resize_with(plan.processes, || None);
-        for ((peer, link), card) in others(plan, index).zip(unconnected).zip(cards.split(' ')) {
-            self.links[peer] = Some(link.connect(plan, pd, index, peer, card)?);
+        for ((peer, link), endpoint_info) in others(plan, index).zip(unconnected).zip(endpoints.split(' ')) {
+            self.links[peer] = Some(link.connect(plan, pd, index, peer, endpoint_info)?);
         }
         Ok(())
     }
 
-    /// Moves `share` bytes to each peer, then only asks whether they live, until told to leave.
+    /// Moves `share` bytes to each peer, then probes them until `leave` arrives.
     fn work(&mut self, share: u64, lines: &Receiver<String>) -> Result<()> {
-        let (mut done, mut quiet, mut said_quiet) = (false, false, false);
-        let mut asked = Instant::now();
+        let (mut done, mut quiet, mut reported_quiet) = (false, false, false);
+        let mut last_probe = Instant::now();
         loop {
             let mut idle = self.poll(quiet)?;
             match lines.try_recv().as_deref() {
                 Ok("quiet") => quiet = true,
                 Ok("leave") => return Ok(()),
-                Ok(other) => bail!("told {other:?}"),
+                Ok(other) => bail!("unknown command {other:?}"),
                 Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => bail!("nobody is there to tell what to do"),
+                Err(TryRecvError::Disconnected) => bail!("the parent is gone"),
             }
-            let ask = !quiet && asked.elapsed() > ASK_EVERY;
-            if ask {
-                asked = Instant::now();
+            let probe = !quiet && last_probe.elapsed() > PROBE_INTERVAL;
+            if probe {
+                last_probe = Instant::now();
             }
             for link in self.links.iter_mut().flatten().filter(|_| !quiet) {
                 if link.moved < share {
                     idle &= !link.fill()?;
-                } else if ask {
+                } else if probe {
                     link.add()?;
                 }
             }
             if !done && self.links.iter().flatten().all(|link| link.moved >= share) {
                 done = true;
                 let moved: u64 = self.links.iter().flatten().map(|link| link.moved).sum();
-                say(&format!("done {moved}"))?;
+                print_line(&format!("done {moved}"))?;
             }
-            if quiet && !said_quiet && self.links.iter().flatten().all(Link::is_quiet) {
-                said_quiet = true;
-                say("quiet")?;
+            if quiet && !reported_quiet && self.links.iter().flatten().all(Link::is_quiet) {
+                reported_quiet = true;
+                print_line("quiet")?;
             }
             if idle {
                 thread::yield_now();
@@ -136,7 +137,7 @@ impl Member {
         }
     }
 
-    /// Takes what has completed; whether nothing had.
+    /// Handles completions; returns whether there were none.
     fn poll(&mut self, leaving: bool) -> Result<bool> {
         let (mut idle, mut lost) = (true, Vec::new());
         for done in self.cq.poll()? {
@@ -154,19 +155,19 @@ impl Member {
         for (peer, Lost(failure)) in lost {
             self.links[peer] = None;
             if !std::mem::replace(&mut self.dead[peer], true) && !leaving {
-                report(peer, &failure)?;
+                report_lost(peer, &failure)?;
             }
         }
         Ok(idle)
     }
 }
 
-/// A peer that is dead is told of as lost, by the one status that means it; anything else is a fault.
-fn report(peer: usize, failure: &Failure) -> Result<()> {
+/// Reports a dead peer as lost; a status other than retry exceeded is a fault.
+fn report_lost(peer: usize, failure: &Failure) -> Result<()> {
     if failure.status != Status::RetryExceeded {
         bail!("the connection to member {peer} ended: {failure}");
     }
-    say(&format!("lost {peer}"))
+    print_line(&format!("lost {peer}"))
 }
 
 fn commands() -> Receiver<String> {
@@ -182,16 +183,9 @@ fn commands() -> Receiver<String> {
 }
 
 fn await_line(lines: &Receiver<String>) -> Result<String> {
-    lines.recv().context("nobody is there to tell what to do")
+    lines.recv().context("the parent is gone")
 }
 
-fn say(line: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}")?;
-    Ok(out.flush()?)
-}
-
-/// Descriptors open in this process.
 fn descriptors() -> Result<usize> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }

@@ -1,4 +1,4 @@
-//! Who starts the members, kills some, and judges.
+//! The parent: starts the members, kills some, and evaluates.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,26 +14,25 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{Pattern, Plan, RETRIES};
 
-/// A step in which nobody dies takes no longer than this.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// The UDP port of RoCEv2.
+/// Time limit of a step without a kill.
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PORT: u16 = 4791;
 
 /// Runs the swarm.
 ///
 /// # Errors
-/// When anything is not as it must be.
+/// When an invariant is violated.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let began = Instant::now();
     let shared = shared_memory();
     let mut swarm = Swarm::start(plan)?;
-    let victims = swarm.live(plan);
-    let summary = victims.and_then(|()| swarm.end());
+    let victims = swarm.run_traffic(plan);
+    let summary = victims.and_then(|()| swarm.shut_down());
     swarm.kill_all();
     let (moved, slowest) = summary?;
-    nothing_left(plan, &shared)?;
+    check_leaks(plan, &shared)?;
     println!(
-        "{} members of {} bytes each, {} killed, {} survived and moved {moved} bytes in {:.1} s; a death was noticed by all after {:.2} s at most",
+        "{} members of {} bytes each, {} killed, {} survived and moved {moved} bytes in {:.1} s; a death was detected by all after {:.2} s at most",
         plan.processes,
         plan.bytes,
         swarm.killed.len(),
@@ -47,12 +46,11 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
 struct Swarm {
     members: Vec<Child>,
     lines: Receiver<(usize, String)>,
-    /// When each victim died.
     killed: HashMap<usize, Instant>,
-    /// Survivors that have noticed, by victim.
-    noticed: HashMap<usize, Vec<usize>>,
-    /// How long a survivor may take to notice.
-    bound: Duration,
+    /// Survivors that have reported the loss, by victim.
+    detected: HashMap<usize, Vec<usize>>,
+    /// Time limit for a survivor to report a loss.
+    detection_limit: Duration,
     slowest: Duration,
     moved: HashMap<usize, u64>,
 }
@@ -61,7 +59,7 @@ impl Swarm {
     fn start(plan: &Plan) -> Result<Self> {
         let (send, lines) = mpsc::channel();
         let program = std::env::current_exe()?;
-        // A member is killed by its parent's death as well: by the end of its stdin.
+        // A member also exits on its parent's death: at the end of its stdin.
         let mut members = Vec::new();
         for index in 0..plan.processes {
             let mut member = Command::new(&program)
@@ -82,63 +80,67 @@ impl Swarm {
             });
             members.push(member);
         }
-        // IBTA vol 1, 9.7.6.1.3: a timeout lasts up to four times what it says. Then there is time for the requester to send, and to be scheduled.
+        // IBTA vol 1, 9.7.6.1.3: a timeout lasts up to four times its value. 5 s more for sending
+        // and scheduling.
         let timeout = Duration::from_nanos(4096 << plan.timeout);
-        let bound = 4 * timeout * (u32::from(RETRIES) + 1) + Duration::from_secs(5);
+        let detection_limit = 4 * timeout * (u32::from(RETRIES) + 1) + Duration::from_secs(5);
         Ok(Self {
             members,
             lines,
             killed: HashMap::new(),
-            noticed: HashMap::new(),
-            bound,
+            detected: HashMap::new(),
+            detection_limit,
             slowest: Duration::ZERO,
             moved: HashMap::new(),
         })
     }
 
-    /// From the first card to the last death that has been noticed.
-    fn live(&mut self, plan: &Plan) -> Result<()> {
-        let cards = self.each("cards ")?;
-        let cards: Vec<Vec<&str>> = cards.iter().map(|cards| cards.split(' ').collect()).collect();
+    /// From the exchange of attributes to the last reported loss.
+    fn run_traffic(&mut self, plan: &Plan) -> Result<()> {
+        let endpoints = self.wait_for_all("endpoints ")?;
+        let endpoints: Vec<Vec<&str>> = endpoints
+            .iter()
+            .map(|endpoints| endpoints.split(' ').collect())
+            .collect();
         for (index, member) in self.members.iter_mut().enumerate() {
-            // A member's cards are in the order of the others.
-            let of = |peer: usize| cards[peer].get(index - usize::from(index > peer)).copied();
+            // A member's attributes are in the order of the other members.
+            let of = |peer: usize| endpoints[peer].get(index - usize::from(index > peer)).copied();
             let peers: Option<Vec<_>> = (0..plan.processes).filter(|&peer| peer != index).map(of).collect();
-            tell(
+            send_line(
                 member,
-                &format!("peers {}", peers.context("a card is missing")?.join(" ")),
+                &format!("peers {}", peers.context("endpoint information is missing")?.join(" ")),
             )?;
         }
-        self.each("ready")?;
-        self.tell_all("go")?;
+        self.wait_for_all("ready")?;
+        self.send_to_all("go")?;
         let mut next = Instant::now() + plan.kill_every;
         let mut draws = 0;
         loop {
             let living = plan.processes - self.killed.len();
             let over = self.moved.len() == plan.processes && self.killed.len() >= plan.kills;
-            if over && self.all_noticed() {
+            if over && self.all_detected() {
                 return Ok(());
             }
             if let Some((index, line)) = self.next_line(Duration::from_millis(20))? {
-                self.hear(index, &line)?;
+                self.handle_line(index, &line)?;
             }
-            self.no_death_overdue()?;
+            self.check_overdue()?;
             if !over && living > 2 && Instant::now() >= next {
                 next += plan.kill_every;
-                let victim = self.choose(plan, draws);
+                let victim = self.choose_victim(plan, draws);
                 draws += 1;
                 self.kill(victim)?;
             }
         }
     }
 
-    /// One that lives, by the plan's seed.
-    fn choose(&self, plan: &Plan, draw: u64) -> usize {
+    /// A living member, chosen by the plan's seed.
+    fn choose_victim(&self, plan: &Plan, random: u64) -> usize {
         let living: Vec<_> = (0..plan.processes)
             .filter(|index| !self.killed.contains_key(index))
             .collect();
         let mut bytes = [0; 8];
-        Pattern::new(plan.seed, 0, 0, draw).fill(&mut bytes);
+        Pattern::new(plan.seed, 0, 0, random).fill(&mut bytes);
         living[u64::from_le_bytes(bytes) as usize % living.len()]
     }
 
@@ -151,13 +153,13 @@ impl Swarm {
             "member {victim} had ended before it was killed: {status}"
         );
         self.killed.insert(victim, Instant::now());
-        self.noticed.insert(victim, Vec::new());
+        self.detected.insert(victim, Vec::new());
         self.moved.insert(victim, 0);
         Ok(())
     }
 
-    /// A line from a member while all work.
-    fn hear(&mut self, index: usize, line: &str) -> Result<()> {
+    /// Handles a line from a member during traffic.
+    fn handle_line(&mut self, index: usize, line: &str) -> Result<()> {
         if self.killed.contains_key(&index) {
             return Ok(());
         }
@@ -169,13 +171,13 @@ impl Swarm {
         let peer: usize = line
             .strip_prefix("lost ")
             .and_then(|peer| peer.parse().ok())
-            .with_context(|| format!("member {index} says {line:?}"))?;
+            .with_context(|| format!("member {index} printed {line:?}"))?;
         let died = self
             .killed
             .get(&peer)
-            .with_context(|| format!("member {index} takes member {peer} for dead, which lives"))?;
+            .with_context(|| format!("member {index} reports member {peer} as dead, which is alive"))?;
         self.slowest = self.slowest.max(died.elapsed());
-        self.noticed.entry(peer).or_default().push(index);
+        self.detected.entry(peer).or_default().push(index);
         Ok(())
     }
 
@@ -183,36 +185,37 @@ impl Swarm {
         self.members.len() - self.killed.len()
     }
 
-    fn all_noticed(&self) -> bool {
+    fn all_detected(&self) -> bool {
         let lives = |index: &&usize| !self.killed.contains_key(index);
         let survivors = self.survivors();
-        self.noticed
+        self.detected
             .values()
             .all(|by| by.iter().filter(lives).count() == survivors)
     }
 
-    fn no_death_overdue(&self) -> Result<()> {
+    fn check_overdue(&self) -> Result<()> {
         for (victim, died) in &self.killed {
-            let by = self.noticed.get(victim).map_or(&[][..], Vec::as_slice);
+            let by = self.detected.get(victim).map_or(&[][..], Vec::as_slice);
             let missing: Vec<_> = (0..self.members.len())
                 .filter(|index| !self.killed.contains_key(index) && !by.contains(index))
                 .collect();
             ensure!(
-                missing.is_empty() || died.elapsed() < self.bound,
-                "{:?} after the death of member {victim}, {missing:?} have not been told of it",
-                self.bound
+                missing.is_empty() || died.elapsed() < self.detection_limit,
+                "{:?} after the death of member {victim}, {missing:?} have not detected it",
+                self.detection_limit
             );
         }
         Ok(())
     }
 
-    /// The survivors leave in step; what they moved together, and how long the slowest took to notice a death.
-    fn end(&mut self) -> Result<(u64, Duration)> {
-        self.tell_all("quiet")?;
-        self.each("quiet")?;
-        self.tell_all("leave")?;
+    /// The survivors leave in step. Returns the bytes moved, and the longest time to detect a
+    /// death.
+    fn shut_down(&mut self) -> Result<(u64, Duration)> {
+        self.send_to_all("quiet")?;
+        self.wait_for_all("quiet")?;
+        self.send_to_all("leave")?;
         for (index, left) in self
-            .each("left ")?
+            .wait_for_all("left ")?
             .iter()
             .enumerate()
             .filter(|(_, left)| !left.is_empty())
@@ -228,28 +231,31 @@ impl Swarm {
         Ok((self.moved.values().sum(), self.slowest))
     }
 
-    /// Waits until each survivor has said a line that begins so; what follows, by member.
-    fn each(&mut self, prefix: &str) -> Result<Vec<String>> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut said = vec![None; self.members.len()];
-        while said.iter().flatten().count() < self.survivors() {
+    /// Waits until each survivor has printed a line with this prefix; returns the rest, by member.
+    fn wait_for_all(&mut self, prefix: &str) -> Result<Vec<String>> {
+        let deadline = Instant::now() + TIMEOUT;
+        let mut lines = vec![None; self.members.len()];
+        while lines.iter().flatten().count() < self.survivors() {
             let left = deadline.saturating_duration_since(Instant::now());
-            ensure!(!left.is_zero(), "not every member says {prefix:?} within {PATIENCE:?}");
+            ensure!(
+                !left.is_zero(),
+                "not every member printed {prefix:?} within {TIMEOUT:?}"
+            );
             let Some((index, line)) = self.next_line(left.min(Duration::from_millis(100)))? else {
                 continue;
             };
             match line.strip_prefix(prefix) {
-                Some(rest) => said[index] = Some(rest.to_owned()),
-                None => self.hear(index, &line)?,
+                Some(rest) => lines[index] = Some(rest.to_owned()),
+                None => self.handle_line(index, &line)?,
             }
         }
-        Ok(said.into_iter().map(Option::unwrap_or_default).collect())
+        Ok(lines.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    /// The next line; `None` when none comes for so long.
+    /// The next line; `None` on timeout.
     ///
     /// # Errors
-    /// When a member has ended that was not killed.
+    /// When a member exited that was not killed.
     fn next_line(&mut self, wait: Duration) -> Result<Option<(usize, String)>> {
         match self.lines.recv_timeout(wait) {
             Ok(line) => return Ok(Some(line)),
@@ -267,31 +273,29 @@ impl Swarm {
         Ok(None)
     }
 
-    fn tell_all(&mut self, line: &str) -> Result<()> {
+    fn send_to_all(&mut self, line: &str) -> Result<()> {
         for (index, member) in self.members.iter_mut().enumerate() {
             if !self.killed.contains_key(&index) {
-                tell(member, line).with_context(|| format!("member {index}"))?;
+                send_line(member, line).with_context(|| format!("member {index}"))?;
             }
         }
         Ok(())
     }
 
-    /// Ends whatever still runs.
     fn kill_all(&mut self) {
         for member in &mut self.members {
-            // It has ended already, or does now.
+            // It has exited already, or does now.
             let _ = member.kill();
             let _ = member.wait();
         }
     }
 }
 
-fn tell(member: &mut Child, line: &str) -> Result<()> {
+fn send_line(member: &mut Child, line: &str) -> Result<()> {
     let input = member.stdin.as_mut().context("a member has no input")?;
     Ok(writeln!(input, "{line}")?)
 }
 
-/// What lies in shared memory.
 fn shared_memory() -> Vec<std::ffi::OsString> {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
@@ -299,8 +303,9 @@ fn shared_memory() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// When all have gone: no socket by a name of the address, no new shared memory, and the port is free.
-fn nothing_left(plan: &Plan, before: &[std::ffi::OsString]) -> Result<()> {
+/// Checks that no abstract socket of the address and no new shared memory is left, and that the
+/// port is free.
+fn check_leaks(plan: &Plan, before: &[std::ffi::OsString]) -> Result<()> {
     let sockets = fs::read_to_string("/proc/net/unix")?;
     // The rest of the name is a version.
     let name = format!("/{}:{PORT}/", plan.address);

@@ -1,41 +1,37 @@
-//! A ping-pong over UC or UD on any device, through the table of verbs: one end of a pair, or a partner for the stock `ibv_uc_pingpong` and
-//! `ibv_ud_pingpong`, whose exchange over TCP it speaks.
+//! A ping-pong over UC or UD on any device, through the verbs table: one end of a pair.
 //!
-//! The client sends a message that differs in every round and at every offset; the server, ours or a stock one, sends back what it has received; and the
-//! client verifies every byte. So both directions are seen. Between two of ours, `--write` has UC use RDMA WRITE with immediate instead of SEND. The
-//! transports repeat nothing: a message lost fails the run, after some seconds.
+//! The client sends a message that differs in every round and at every offset; the server echoes
+//! it; and the client verifies every byte, so both directions are checked. `--write` uses RDMA
+//! WRITE with immediate instead of SEND on UC. These transports retransmit nothing: a lost message
+//! fails the run, after some seconds.
 
-mod side;
+mod end;
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use doorbell_tests::interop::Role;
-use doorbell_tests::program::{self, Place, Program};
-use doorbell_tests::raw::{Rendezvous, table};
+use doorbell_tests::program::{self, EndOptions, Program};
+use doorbell_tests::raw::{Rendezvous, api_for};
 
-use side::{Side, Target};
+use end::{End, Target};
 
-/// Which transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Transport {
     Uc,
     Ud,
 }
 
-/// What an end is given.
 #[derive(Clone, Debug)]
 struct Config {
-    place: Place,
+    options: EndOptions,
     transport: Transport,
-    /// Bytes of a message.
     size: usize,
     rounds: u32,
     /// UC: RDMA WRITE with immediate instead of SEND.
     write: bool,
 }
 
-/// Its options.
 struct Unreliable {
     transport: Option<Transport>,
     size: usize,
@@ -75,9 +71,9 @@ impl Program for Unreliable {
         Ok(())
     }
 
-    fn run(self, place: &Place) -> Result<()> {
+    fn run(self, options: &EndOptions) -> Result<()> {
         run(&Config {
-            place: place.clone(),
+            options: options.clone(),
             transport: self.transport.context("--transport is missing")?,
             size: self.size,
             rounds: self.rounds,
@@ -91,36 +87,36 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut side = Side::open(table(&config.place.device, config.place.address)?, config)?;
-    let mut rendezvous = Rendezvous::open(config.place.role)?;
-    let is_server = matches!(config.place.role, Role::Listen(_));
+    let mut end = End::open(api_for(&config.options.device, config.options.address)?, config)?;
+    let mut rendezvous = Rendezvous::open(config.options.role)?;
+    let is_server = matches!(config.options.role, Role::Listen(_));
     if is_server {
-        let theirs = rendezvous.hear()?;
-        side.connect(&theirs)?;
-        rendezvous.say(&side.whereabouts())?;
-        rendezvous.hear_done()?;
+        let theirs = rendezvous.receive_address()?;
+        end.connect(&theirs)?;
+        rendezvous.send_address(&end.address())?;
+        rendezvous.receive_done()?;
     } else {
-        rendezvous.say(&side.whereabouts())?;
-        let theirs = rendezvous.hear()?;
-        side.connect(&theirs)?;
-        rendezvous.say_done()?;
+        rendezvous.send_address(&end.address())?;
+        let theirs = rendezvous.receive_address()?;
+        end.connect(&theirs)?;
+        rendezvous.send_done()?;
     }
     let target = if config.write {
-        Some(Target::from_bytes(rendezvous.swap(side.target().to_bytes())?))
+        Some(Target::from_bytes(rendezvous.exchange(end.target().to_bytes())?))
     } else {
         None
     };
     for round in 0..config.rounds {
         let exchanged = if is_server {
-            answer(&mut side, target)
+            pong(&mut end, target)
         } else {
-            ask(&mut side, target, round)
+            ping(&mut end, target, round)
         };
         exchanged.with_context(|| format!("round {round} of {}", config.rounds))?;
     }
     println!(
         "{}: {} messages of {} bytes over {:?} each way{}",
-        config.place.device,
+        config.options.device,
         config.rounds,
         config.size,
         config.transport,
@@ -129,10 +125,10 @@ fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn ask(side: &mut Side, target: Option<Target>, round: u32) -> Result<()> {
-    let sent: Vec<u8> = (0..side.size()).map(|offset| pattern(round, offset)).collect();
-    side.send(&sent, target)?;
-    let received = side.receive()?;
+fn ping(end: &mut End, target: Option<Target>, round: u32) -> Result<()> {
+    let sent: Vec<u8> = (0..end.size()).map(|offset| pattern(round, offset)).collect();
+    end.send(&sent, target)?;
+    let received = end.receive()?;
     let wrong = sent.iter().zip(&received).position(|(sent, received)| sent != received);
     match wrong {
         None if sent.len() == received.len() => Ok(()),
@@ -141,9 +137,9 @@ fn ask(side: &mut Side, target: Option<Target>, round: u32) -> Result<()> {
     }
 }
 
-fn answer(side: &mut Side, target: Option<Target>) -> Result<()> {
-    let received = side.receive()?;
-    side.send(&received, target)
+fn pong(end: &mut End, target: Option<Target>) -> Result<()> {
+    let received = end.receive()?;
+    end.send(&received, target)
 }
 
 /// A multiplicative hash (Knuth, TAOCP vol 3, 6.4) of round and offset.

@@ -1,23 +1,21 @@
-//! One end: a protection domain with a region that grants peers nothing but may have windows, and for each case a fresh connection.
+//! One end: a protection domain with a region that allows windows but no direct remote access, and
+//! for each case a fresh connection.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use doorbell_tests::interop::Channel;
+use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
-/// Bytes of the region.
 pub(crate) const LEN: usize = 16 << 10;
-/// How long a completion may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The PSN of each end's first packet: it wraps soon.
-const PSN: u32 = 0xff_fff0;
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What lasts from case to case. Nothing of it is destroyed: the process ends with it.
+/// Objects shared by all cases. None is destroyed: the process exits with them.
 pub(crate) struct End {
     api: &'static Api,
     context: *mut ibv_context,
@@ -29,45 +27,27 @@ pub(crate) struct End {
     pub(crate) channel: Channel,
 }
 
-/// A queue pair of RC and the queue it completes into, destroyed on drop.
+/// An RC queue pair and its completion queue, destroyed on drop.
 pub(crate) struct Connection {
     api: &'static Api,
     cq: *mut ibv_cq,
     qp: *mut ibv_qp,
 }
 
-/// A window, deallocated on drop.
 pub(crate) struct Window(*mut ibv_mw);
-
-/// The errno value of a call as an error.
-fn checked(result: c_int, call: &str) -> Result<()> {
-    ensure!(result == 0, "{call}: {}", std::io::Error::from_raw_os_error(result));
-    Ok(())
-}
-
-/// The pointer, or what errno says.
-fn made<T>(object: *mut T, call: &str) -> Result<*mut T> {
-    ensure!(!object.is_null(), "{call}: {}", std::io::Error::last_os_error());
-    Ok(object)
-}
-
-/// All zero.
-fn zeroed<T: Copy>() -> T {
-    // SAFETY: used for the C structs of verbs alone: integers, null pointers and unions of these.
-    unsafe { MaybeUninit::zeroed().assume_init() }
-}
 
 impl End {
     pub(crate) fn open(api: &'static Api, device: &str, address: IpAddr, channel: Channel) -> Result<Self> {
         let buffer = Box::leak(vec![0_u64; LEN / 8].into_boxed_slice());
         let buffer = buffer.as_mut_ptr().cast::<u8>();
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
-        // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer.
+        // SAFETY: each object was returned by the call before and lives to the end of the process,
+        // as does the buffer.
         unsafe {
             let context = open_device(api, device)?;
             let (gid_index, gid) = find_gid(api, context, address)?;
-            let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
-            let mr = made((api.reg_mr)(pd, buffer.cast(), LEN, access as c_int), "ibv_reg_mr")?;
+            let pd = non_null((api.alloc_pd)(context), "ibv_alloc_pd")?;
+            let mr = non_null((api.reg_mr)(pd, buffer.cast(), LEN, access as c_int), "ibv_reg_mr")?;
             Ok(Self {
                 api,
                 context,
@@ -81,12 +61,13 @@ impl End {
         }
     }
 
-    /// A queue pair in RTS, towards one that the other end makes at the same time.
+    /// Creates a queue pair and brings it to RTS, towards one that the peer creates at the same
+    /// time.
     pub(crate) fn connect(&mut self) -> Result<Connection> {
         // SAFETY: live objects; attributes are read in the calls.
         let connection = unsafe {
             let cq = (self.api.create_cq)(self.context, 64, ptr::null_mut(), ptr::null_mut(), 0);
-            let cq = made(cq, "ibv_create_cq")?;
+            let cq = non_null(cq, "ibv_create_cq")?;
             let mut init: ibv_qp_init_attr = zeroed();
             init.send_cq = cq;
             init.recv_cq = cq;
@@ -95,7 +76,7 @@ impl End {
             init.cap.max_send_sge = 1;
             init.cap.max_recv_sge = 1;
             init.qp_type = IBV_QPT_RC;
-            let qp = made((self.api.create_qp)(self.pd, &mut init), "ibv_create_qp")?;
+            let qp = non_null((self.api.create_qp)(self.pd, &mut init), "ibv_create_qp")?;
             Connection { api: self.api, cq, qp }
         };
         let mut attr: ibv_qp_attr = zeroed();
@@ -107,45 +88,20 @@ impl End {
         // SAFETY: live; a GID is 16 bytes whichever member was written.
         let (number, gid) = unsafe { ((*connection.qp).qp_num, self.gid.raw) };
         let peer = self.channel.exchange(number.to_be_bytes())?;
-        attr.ah_attr.grh.dgid.raw = self.channel.exchange(gid)?;
-        attr.ah_attr.grh.sgid_index = self.gid_index;
-        attr.ah_attr.grh.hop_limit = 64;
-        attr.ah_attr.is_global = 1;
-        attr.ah_attr.port_num = 1;
-        attr.qp_state = IBV_QPS_RTR;
-        attr.path_mtu = IBV_MTU_1024;
-        attr.dest_qp_num = u32::from_be_bytes(peer);
-        attr.rq_psn = PSN;
-        attr.max_dest_rd_atomic = 4;
-        attr.min_rnr_timer = 12;
-        let rtr = IBV_QP_STATE
-            | IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER;
-        connection.modify(&mut attr, rtr)?;
-        attr.qp_state = IBV_QPS_RTS;
-        attr.sq_psn = PSN;
-        attr.timeout = 17;
-        attr.retry_cnt = 6;
-        attr.rnr_retry = 7;
-        attr.max_rd_atomic = 4;
-        let rts = IBV_QP_STATE
-            | IBV_QP_SQ_PSN
-            | IBV_QP_TIMEOUT
-            | IBV_QP_RETRY_CNT
-            | IBV_QP_RNR_RETRY
-            | IBV_QP_MAX_QP_RD_ATOMIC;
-        connection.modify(&mut attr, rts)?;
+        let peer = QpAddress {
+            qpn: u32::from_be_bytes(peer),
+            psn: PSN,
+            gid: self.channel.exchange(gid)?,
+        };
+        // SAFETY: live.
+        unsafe { raw::connect(self.api, connection.qp, self.gid_index, &peer)? };
         self.channel.barrier()?;
         Ok(connection)
     }
 
     pub(crate) fn window(&self, kind: ibv_mw_type) -> Result<Window> {
         // SAFETY: live.
-        made(unsafe { inline::alloc_mw(self.pd, kind) }, "ibv_alloc_mw").map(Window)
+        non_null(unsafe { inline::alloc_mw(self.pd, kind) }, "ibv_alloc_mw").map(Window)
     }
 
     pub(crate) fn addr(&self) -> u64 {
@@ -167,7 +123,7 @@ impl End {
         };
     }
 
-    /// The buffer, read anew.
+    /// The buffer's bytes, by volatile reads.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         // SAFETY: in the buffer.
         (0..LEN)
@@ -184,7 +140,7 @@ impl End {
         }
     }
 
-    /// `len` bytes at `at` of the region, as a binding names them.
+    /// `len` bytes at `at` of the region, as bind info.
     pub(crate) fn range(&self, at: usize, len: usize, access: u32) -> ibv_mw_bind_info {
         ibv_mw_bind_info {
             mr: self.mr,
@@ -193,22 +149,16 @@ impl End {
             mw_access_flags: access,
         }
     }
-
-    /// What deregistering the region says: its errno value.
-    pub(crate) fn try_deregister(&self) -> c_int {
-        // SAFETY: called while a window is bound to it, so that it stays.
-        unsafe { (self.api.dereg_mr)(self.mr) }
-    }
 }
 
 impl Connection {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
         // SAFETY: live.
         let result = unsafe { (self.api.modify_qp)(self.qp, attr, mask as c_int) };
-        checked(result, "ibv_modify_qp")
+        check_errno(result, "ibv_modify_qp")
     }
 
-    /// Posts a signalled request of one element, and gives its completion.
+    /// Posts a signaled request of one element, and returns its completion.
     pub(crate) fn complete(&self, mut wr: ibv_send_wr, mut element: ibv_sge) -> Result<ibv_wc> {
         wr.wr_id = 1;
         wr.send_flags = IBV_SEND_SIGNALED;
@@ -217,7 +167,7 @@ impl Connection {
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of one, whose element is in registered memory.
         let result = unsafe { inline::post_send(self.qp, &mut wr, &mut bad) };
-        checked(result, "ibv_post_send")?;
+        check_errno(result, "ibv_post_send")?;
         self.wait(1)
     }
 
@@ -231,7 +181,7 @@ impl Connection {
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of one, whose element is in registered memory.
         let result = unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) };
-        checked(result, "ibv_post_recv")
+        check_errno(result, "ibv_post_recv")
     }
 
     /// The completion of the receive.
@@ -252,14 +202,14 @@ impl Connection {
                 ensure!(wc.wr_id == wr_id, "a completion of request {}", wc.wr_id);
                 return Ok(wc);
             }
-            ensure!(since.elapsed() < PATIENCE, "no completion after {PATIENCE:?}");
+            ensure!(since.elapsed() < TIMEOUT, "no completion after {TIMEOUT:?}");
         }
     }
 
-    /// Binds a window, which gets its next key, and gives the status of the completion.
+    /// Binds a window, which gets its next key, and returns the completion.
     pub(crate) fn bind(&self, window: &Window, bind_info: ibv_mw_bind_info) -> Result<ibv_wc> {
         let mw = window.0;
-        // SAFETY: all live; the key of a window of type 2 is the program's to keep up (ibv_bind_mw(3)).
+        // SAFETY: all live; the program must update the key of a type 2 window (ibv_bind_mw(3)).
         unsafe {
             let rkey = inline::inc_rkey((*mw).rkey);
             if (*mw).type_ == IBV_MW_TYPE_1 {
@@ -268,7 +218,7 @@ impl Connection {
                     send_flags: IBV_SEND_SIGNALED,
                     bind_info,
                 };
-                checked(inline::bind_mw(self.qp, mw, &mut bind), "ibv_bind_mw")?;
+                check_errno(inline::bind_mw(self.qp, mw, &mut bind), "ibv_bind_mw")?;
                 ensure!((*mw).rkey == rkey, "the window's key is {:#x}", (*mw).rkey);
                 return self.wait(1);
             }
@@ -302,7 +252,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         let result = unsafe { inline::dealloc_mw(self.0) };
         if result != 0 {
             eprintln!("ibv_dealloc_mw: {result}");
@@ -310,49 +260,8 @@ impl Drop for Window {
     }
 }
 
-/// A request without any of its particulars.
 pub(crate) fn request(opcode: ibv_wr_opcode) -> ibv_send_wr {
     let mut wr: ibv_send_wr = zeroed();
     wr.opcode = opcode;
     wr
-}
-
-/// Opens a device by its name.
-///
-/// # Safety
-/// `api` is a libibverbs.
-unsafe fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
-    let mut count = 0;
-    // SAFETY: the list is as long as it says; what it points to stays, as it is never freed.
-    unsafe {
-        let list = made((api.get_device_list)(&mut count), "ibv_get_device_list")?;
-        for index in 0..count as usize {
-            let device = *list.add(index);
-            if CStr::from_ptr((api.get_device_name)(device)).to_str() == Ok(name) {
-                return made((api.open_device)(device), "ibv_open_device");
-            }
-        }
-    }
-    bail!("no device {name}")
-}
-
-/// The GID that stands for an address, and its index.
-///
-/// # Safety
-/// `context` is live and of `api`.
-unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) -> Result<(u8, ibv_gid)> {
-    let wanted = match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    for index in 0..16 {
-        let mut gid: ibv_gid = zeroed();
-        // SAFETY: by contract; 16 bytes whichever member was written.
-        unsafe {
-            if (api.query_gid)(context, 1, index, &mut gid) == 0 && gid.raw == wanted {
-                return Ok((index as u8, gid));
-            }
-        }
-    }
-    None.with_context(|| format!("no GID for {address}"))
 }

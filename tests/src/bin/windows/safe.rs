@@ -1,4 +1,5 @@
-//! The same by the safe API: windows that come and go while connections do, in the order that the device needs.
+//! The same by the safe API: windows and connections created and dropped in the order that the
+//! device requires.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -7,19 +8,17 @@ use anyhow::{Context as _, Result, ensure};
 use doorbell_tests::interop::Channel;
 use doorbell_verbs::{
     Completion, CompletionQueue, Context, Endpoint, Key, Library, Local, ProtectionDomain, QueuePair, Remote, Status,
-    Type1, Type2, WindowType, Windowed, Write,
+    Type2, WindowType, Windowed, Write,
 };
 use doorbell_verbs_sys::Api;
 
-/// How long a completion may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const LEN: usize = 3000;
 
-/// Runs it with the windows on this end when `owner`, else on the other.
+/// Runs with the windows on this end when `owner`, else on the peer.
 pub(crate) fn run(api: &'static Api, device: &str, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let context = Library::new(api).open(device)?;
-    dropped_with_its_queue_pair(&context, address, channel, owner).context("a window of type 2 by the safe API")?;
-    type_1(&context, address, channel, owner).context("a window of type 1 by the safe API")
+    dropped_with_its_queue_pair(&context, address, channel, owner).context("a type 2 window by the safe API")
 }
 
 fn connect(
@@ -40,14 +39,14 @@ fn connect(
     Ok((qp, cq, pd))
 }
 
-/// What `take` makes of the next completion.
+/// Passes the next completion to `take`.
 fn next<R>(cq: &mut CompletionQueue, take: impl FnOnce(Completion<'_>) -> Result<R>) -> Result<R> {
     let since = Instant::now();
     loop {
         if let Some(done) = cq.poll()?.next() {
             return take(done);
         }
-        ensure!(since.elapsed() < PATIENCE, "no completion after {PATIENCE:?}");
+        ensure!(since.elapsed() < TIMEOUT, "no completion after {TIMEOUT:?}");
     }
 }
 
@@ -56,7 +55,7 @@ fn bound<K: Key, T: WindowType>(mut done: Completion<'_>) -> Result<doorbell_ver
     done.take_bound_window().context("the window did not come back")
 }
 
-/// Writes as the peer, and says how it ends.
+/// Writes as the peer, and returns an error status.
 fn write(
     (qp, cq, pd): (&mut QueuePair, &mut CompletionQueue, &ProtectionDomain),
     byte: u8,
@@ -67,7 +66,8 @@ fn write(
     next(cq, |done| Ok(done.result().err().map(|failure| failure.status)))
 }
 
-/// A window bound, written through, invalidated and bound again; then the queue pair is dropped while it is bound.
+/// A window is bound, written through, invalidated and bound again; then the queue pair is dropped
+/// while it is bound.
 fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let (mut qp, mut cq, pd) = connect(context, address, channel)?;
     let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
@@ -106,40 +106,4 @@ fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut
     drop(second);
     inbox.into_memory()?;
     channel.barrier()
-}
-
-/// A window of type 1, bound and unbound.
-fn type_1(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
-    let (mut qp, mut cq, pd) = connect(context, address, channel)?;
-    let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
-    if !owner {
-        let key = Remote::<Write>::from_bytes(&channel.exchange(nothing)?)?;
-        ensure!(write((&mut qp, &mut cq, &pd), 3, key)?.is_none(), "the WRITE failed");
-        channel.barrier()?;
-        channel.barrier()?;
-        let refused = write((&mut qp, &mut cq, &pd), 4, key)?;
-        ensure!(
-            refused == Some(Status::RemoteAccess),
-            "{refused:?} instead of a refusal"
-        );
-        return channel.barrier();
-    }
-    let inbox = pd.register(vec![0; LEN], Windowed)?;
-    qp.bind_type_1(pd.memory_window_type_1()?, &inbox, .., Write)?;
-    let window = next(&mut cq, bound::<Write, Type1>)?;
-    channel.exchange(window.remote().to_bytes())?;
-    channel.barrier()?;
-    qp.unbind_type_1(window)?;
-    let window = next(&mut cq, |mut done| {
-        done.result()?;
-        done.take_window::<Type1>().context("the window did not come back")
-    })?;
-    channel.barrier()?;
-    channel.barrier()?;
-    let mut bytes = vec![0; LEN];
-    inbox.read_at(0, &mut bytes);
-    ensure!(bytes == [3; LEN], "memory is not as written once");
-    drop(window);
-    inbox.into_memory()?;
-    Ok(())
 }

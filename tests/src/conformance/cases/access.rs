@@ -1,4 +1,4 @@
-//! What a peer may do to memory, and what a device may do to its own: rights, bounds, keys and domains.
+//! Access checks of remote and local memory: rights, bounds, keys and protection domains.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -7,7 +7,6 @@ use crate::conformance::rig::states::transport_name;
 use crate::conformance::rig::{ALL_RIGHTS, Bench, End, Memory, Mr, Pair, Recv, Send, Setup};
 use crate::conformance::{Case, case};
 
-/// An operation that needs a right of the peer.
 #[derive(Clone, Copy)]
 struct Operation {
     name: &'static str,
@@ -51,25 +50,25 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("access/{name}-allowed"),
                 "10.6.3.1",
-                "it works with its own right alone, of region and queue pair",
+                "succeeds with only its own right, of region and queue pair",
                 move |bench| allowed(bench, operation),
             ),
             case(
                 &format!("access/{name}-not-by-region"),
                 "9.7.4.1.5",
-                "without its right of the region: remote access error, memory unchanged",
+                "without the region's right: remote access error, memory unchanged",
                 move |bench| denied(bench, operation),
             ),
             case(
                 &format!("access/{name}-not-by-queue-pair"),
                 "9.7.4.1.4",
-                "without its right of the queue pair: an invalid request, memory unchanged",
+                "without the queue pair's right: invalid request, memory unchanged",
                 move |bench| unsupported(bench, operation),
             ),
             case(
                 &format!("access/{name}-unknown-key"),
                 "9.7.4.1.5",
-                "with a key of no region: remote access error",
+                "an unknown rkey: remote access error",
                 move |bench| {
                     bad_target(bench, operation, |pair| {
                         (pair.b.mr.at(0), pair.b.mr.rkey() ^ 0x0055_0000)
@@ -107,7 +106,7 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("access/{name}-deregistered"),
                 "10.6.5",
-                "once deregistered: remote access error",
+                "a deregistered region: remote access error",
                 move |bench| deregistered(bench, operation),
             ),
         ]);
@@ -118,7 +117,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(case(
                 &name,
                 "10.6.3.2",
-                "a send from there completes with a local protection error, and nothing is sent",
+                "a send from this memory completes with a local protection error, and nothing is sent",
                 move |bench| local_source(bench, transport, source),
             ));
         }
@@ -139,7 +138,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "local/receive-with-unknown-key",
             "9.9.3.1",
-            "a receive with a key of no region fails at both ends",
+            "a receive with an unknown lkey fails at both ends",
             receive_with_unknown_key,
         ),
         case(
@@ -151,39 +150,38 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "access/zero-length-needs-no-key",
             "9.4.3",
-            "WRITE and READ of no bytes succeed whatever key and address they name",
+            "zero-length WRITE and READ succeed with any key and address",
             zero_length,
         ),
         case(
             "access/part-of-a-long-write",
             "9.7.4.1.5",
-            "a WRITE of many packets whose end lies beyond the region changes nothing at all",
+            "a multi-packet WRITE that ends beyond the region changes nothing",
             long_write,
         ),
         case(
             "access/part-of-a-long-read",
             "9.7.4.1.5",
-            "a READ of many packets whose end lies beyond the region brings nothing at all",
+            "a multi-packet READ that ends beyond the region returns nothing",
             long_read,
         ),
         case(
             "access/change-in-rts",
             "11.2.5.2",
-            "rights taken from the queue pair in RTS are gone",
+            "rights removed from the queue pair in RTS are no longer granted",
             change_in_rts,
         ),
     ]);
     cases
 }
 
-/// Somewhere a send must not come from.
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
     sge: fn(&End) -> Result<Found>,
 }
 
-/// An element, and a region to be kept until the case is over.
+/// An element, and a region to be kept until the case ends.
 type Found = (ibv_sge, Option<Mr>);
 
 const SOURCES: [Source; 4] = [
@@ -217,7 +215,7 @@ const SOURCES: [Source; 4] = [
     },
 ];
 
-/// The operation on 8 bytes at a place.
+/// The operation on 8 bytes at `addr`.
 fn request(pair: &Pair, operation: Operation, addr: u64, rkey: u32) -> Send {
     let send = Send::new(operation.opcode).id(1).sge(pair.a.mr.sge(0, 8));
     if operation.right == IBV_ACCESS_REMOTE_ATOMIC {
@@ -250,7 +248,8 @@ fn denied(bench: &Bench, operation: Operation) -> Result<()> {
     refused(bench, &pair, operation, pair.b.mr.at(0), pair.b.mr.rkey())
 }
 
-/// A queue pair without the right does not support the operation: that counts before its memory is looked at.
+/// A queue pair without the right does not support the operation, which is checked before its
+/// memory.
 fn unsupported(bench: &Bench, operation: Operation) -> Result<()> {
     let target = Setup {
         access: ALL_RIGHTS & !operation.right,
@@ -267,7 +266,7 @@ fn unsupported(bench: &Bench, operation: Operation) -> Result<()> {
 }
 
 fn bad_target(bench: &Bench, operation: Operation, target: fn(&Pair) -> (u64, u32)) -> Result<()> {
-    // Not of whole words, so that an aligned word can lie across its end.
+    // No multiple of 8, so that an aligned word can cross its end.
     let odd = Setup {
         bytes: 1020,
         ..Setup::default()
@@ -281,7 +280,8 @@ fn refused(bench: &Bench, pair: &Pair, operation: Operation, addr: u64, rkey: u3
     fails(bench, pair, operation, (addr, rkey), IBV_WC_REM_ACCESS_ERR)
 }
 
-/// That the operation fails at the peer so, changes nothing at either end, and stops both queue pairs.
+/// Checks that the operation fails at the peer with `status`, changes nothing at either end, and
+/// moves both queue pairs to ERR.
 fn fails(bench: &Bench, pair: &Pair, operation: Operation, target: (u64, u32), status: ibv_wc_status) -> Result<()> {
     let before = bench.pattern(pair.b.mr.length(), 9);
     pair.b.fill(0, &before);
@@ -292,7 +292,7 @@ fn fails(bench: &Bench, pair: &Pair, operation: Operation, target: (u64, u32), s
     ensure!(pair.b.bytes(0, before.len()) == before, "the peer's memory changed");
     ensure!(pair.a.bytes(0, 8) == [0xaa; 8], "our memory changed");
     ensure!(pair.a.qp.state()? == IBV_QPS_ERR, "the requester is not in ERR");
-    // The responder's receive comes back flushed as it has gone to ERR.
+    // The responder's receive is flushed, as it is in ERR.
     let wc = pair.b.received.wait()?;
     ensure!(wc.status != IBV_WC_SUCCESS, "the responder's receive was used");
     ensure!(pair.b.qp.state()? == IBV_QPS_ERR, "the responder is not in ERR");
@@ -324,7 +324,7 @@ fn local_source(bench: &Bench, transport: ibv_qp_type, source: Source) -> Result
     let (bad, _kept) = (source.sge)(&pair.a)?;
     pair.a.post(Send::new(IBV_WR_SEND).id(1).sge(bad))?;
     pair.a.sent.wait_for(1, IBV_WC_LOC_PROT_ERR)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     let state = pair.a.qp.state()?;
     let expected = if transport == IBV_QPT_RC {
         IBV_QPS_ERR
@@ -428,7 +428,7 @@ fn long_write(bench: &Bench) -> Result<()> {
     pair.a.sent.wait_for(1, IBV_WC_REM_ACCESS_ERR)?;
     ensure!(
         pair.b.bytes(start, LONG - 1).iter().all(|&byte| byte == 0),
-        "some of it was written"
+        "part of it was written"
     );
     Ok(())
 }
@@ -443,7 +443,10 @@ fn long_read(bench: &Bench) -> Result<()> {
         .at(pair.b.mr.at(start), pair.b.mr.rkey());
     pair.a.post(read)?;
     pair.a.sent.wait_for(1, IBV_WC_REM_ACCESS_ERR)?;
-    ensure!(pair.a.bytes(0, LONG).iter().all(|&byte| byte == 0), "some of it came");
+    ensure!(
+        pair.a.bytes(0, LONG).iter().all(|&byte| byte == 0),
+        "part of it arrived"
+    );
     Ok(())
 }
 

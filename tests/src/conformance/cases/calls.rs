@@ -1,4 +1,4 @@
-//! Requests by calls: ibv_wr_post(3).
+//! Work requests by ibv_wr_post(3).
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;
@@ -6,7 +6,7 @@ use doorbell_verbs_sys::*;
 use crate::conformance::rig::{Bench, Binding, Calls, End, Errno, Pair, QKEY, Send, Setup, immediate, next_key};
 use crate::conformance::{Case, case};
 
-/// Signalled.
+/// Signaled.
 const S: u32 = IBV_SEND_SIGNALED;
 
 const OPERATIONS: u32 = IBV_QP_EX_WITH_SEND
@@ -19,48 +19,43 @@ const OPERATIONS: u32 = IBV_QP_EX_WITH_SEND
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("calls/send", "ibv_wr_post(3)", "a SEND by calls", send),
+        case("calls/send", "ibv_wr_post(3)", "a SEND by ibv_wr_*", send),
         case(
             "calls/elements",
             "ibv_wr_post(3)",
-            "a SEND by calls from several elements, an empty one too",
+            "a SEND by ibv_wr_* from several elements, also an empty one",
             elements,
         ),
         case(
             "calls/immediate",
             "ibv_wr_post(3)",
-            "SEND and WRITE with immediate data by calls",
+            "SEND and WRITE with immediate data by ibv_wr_*",
             with_immediate,
         ),
         case(
             "calls/write-and-read",
             "ibv_wr_post(3)",
-            "WRITE and READ by calls",
+            "WRITE and READ by ibv_wr_*",
             write_and_read,
         ),
-        case("calls/atomics", "ibv_wr_post(3)", "both atomics by calls", atomics),
+        case("calls/atomics", "ibv_wr_post(3)", "both atomics by ibv_wr_*", atomics),
         case(
             "calls/inline",
             "ibv_wr_post(3)",
-            "inline data by calls, of one part and of several, free once the call has returned",
+            "inline data by ibv_wr_*, of one buffer and of several, reusable once the call has returned",
             inline,
         ),
         case(
             "calls/batch-in-order",
             "ibv_wr_post(3)",
-            "a batch is executed in its order, and only what is signalled completes",
+            "a batch is executed in order, and only signaled requests complete",
             batch,
         ),
-        case(
-            "calls/abort",
-            "ibv_wr_post(3)",
-            "an aborted batch was never posted",
-            abort,
-        ),
+        case("calls/abort", "ibv_wr_post(3)", "an aborted batch is not posted", abort),
         case(
             "calls/nothing-before-complete",
             "ibv_wr_post(3)",
-            "nothing is done before the batch is complete",
+            "nothing is executed before ibv_wr_complete",
             nothing_before,
         ),
         case(
@@ -72,34 +67,34 @@ pub(super) fn cases() -> Vec<Case> {
         case("calls/in-init", "10.3.1.2", "a batch before RTS is refused", in_init),
         case("calls/in-err", "10.3.1.7", "a batch in ERR completes flushed", in_err),
         case(
-            "calls/only-what-was-asked-for",
+            "calls/only-requested-operations",
             "ibv_create_qp_ex(3)",
-            "calls of operations not asked for are not there, and those asked for are",
-            asked_for,
+            "only the requested operations have calls",
+            only_requested_operations,
         ),
         case(
             "calls/list-as-well",
             "ibv_create_qp_ex(3)",
-            "a queue pair with calls takes lists of requests too",
+            "an extended queue pair accepts post lists, too",
             list_too,
         ),
-        case("calls/datagrams", "ibv_wr_post(3)", "datagrams by calls", datagrams),
+        case("calls/datagrams", "ibv_wr_post(3)", "datagrams by ibv_wr_*", datagrams),
         case(
             "calls/unreliable",
             "ibv_wr_post(3)",
-            "SEND and WRITE of UC by calls",
+            "SEND and WRITE of UC by ibv_wr_*",
             unreliable,
         ),
         case(
             "calls/windows",
             "ibv_wr_post(3)",
-            "binding and both invalidations by calls",
+            "binding and both invalidations by ibv_wr_*",
             windows,
         ),
     ]
 }
 
-/// A pair whose `a` posts by calls.
+/// A pair whose `a` posts by `ibv_wr_*`.
 fn pair_of(bench: &Bench, transport: ibv_qp_type, operations: u32) -> Result<Pair> {
     let device = bench.open()?;
     let setup = Setup::of(transport);
@@ -166,7 +161,7 @@ fn elements(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Gives a request these bytes, from this place of the region.
+/// Adds these bytes to a request, from offset `at` of the region.
 fn gather(calls: &Calls<'_>, end: &End, at: usize, bytes: &[u8]) -> Result<()> {
     end.fill(at, bytes);
     calls.set_sge(end.mr.sge(at, bytes.len()))
@@ -302,7 +297,7 @@ fn abort(bench: &Bench) -> Result<()> {
     calls.send(2, S)?;
     gather(&calls, &pair.a, 0, b"never")?;
     calls.abort()?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     let calls = pair.a.qp.calls()?;
     calls.send(3, S)?;
     gather(&calls, &pair.a, 8, b"sent")?;
@@ -319,7 +314,7 @@ fn nothing_before(bench: &Bench) -> Result<()> {
     let calls = pair.a.qp.calls()?;
     calls.send(2, S)?;
     gather(&calls, &pair.a, 0, b"later")?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     posted(calls.complete()?)?;
     pair.a.sent.done(2)?;
     pair.b.received.done(1)?;
@@ -338,7 +333,7 @@ fn too_many(bench: &Bench) -> Result<()> {
     }
     let result = calls.complete()?;
     ensure!(result != Errno(0), "{count} requests were taken");
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     let calls = pair.a.qp.calls()?;
     calls.send(7, S)?;
     posted(calls.complete()?)?;
@@ -354,7 +349,7 @@ fn in_init(bench: &Bench) -> Result<()> {
     qp.bring_to(IBV_QPS_INIT)?;
     let calls = qp.calls()?;
     calls.send(1, S)?;
-    ensure!(calls.complete()? != Errno(0), "it was taken");
+    ensure!(calls.complete()? != Errno(0), "it was accepted");
     Ok(())
 }
 
@@ -370,7 +365,7 @@ fn in_err(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn asked_for(bench: &Bench) -> Result<()> {
+fn only_requested_operations(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let (pd, cq) = (device.pd()?, device.cq(16)?);
     let qp = pd.qp_ex(&cq, &cq, &Setup::default(), 0, IBV_QP_EX_WITH_RDMA_WRITE)?;
@@ -408,7 +403,10 @@ fn datagrams(bench: &Bench) -> Result<()> {
     posted(calls.complete()?)?;
     pair.a.sent.done(3)?;
     pair.a.sent.done(4)?;
-    ensure!(pair.b.received.done(1)?.src_qp == pair.a.qp.qpn(), "from somebody else");
+    ensure!(
+        pair.b.received.done(1)?.src_qp == pair.a.qp.qpn(),
+        "from another sender"
+    );
     ensure!(
         immediate(&pair.b.received.done(2)?) == [9, 9, 9, 1],
         "other immediate data"

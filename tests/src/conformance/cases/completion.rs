@@ -1,4 +1,4 @@
-//! What completes, in which order, with what; and completion queues that are resized or overrun.
+//! Completions, their order and contents; and resized or overrun completion queues.
 
 use std::thread;
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/unsignalled",
             "10.8.6",
-            "a request that asks for no completion gets none when it succeeds",
+            "a successful unsignaled request has no completion",
             unsignalled,
         ),
         case(
@@ -26,7 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/unsignalled-error",
             "10.8.6",
-            "an unsignalled request that fails completes all the same",
+            "a failed unsignaled request has a completion",
             unsignalled_error,
         ),
         case(
@@ -44,13 +44,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/poll-nothing",
             "ibv_poll_cq(3)",
-            "polling an empty queue, or for no entries, gives none",
+            "polling an empty queue, or for no entries, returns none",
             poll_nothing,
         ),
         case(
             "completion/poll-in-parts",
             "ibv_poll_cq(3)",
-            "polling gives no more than asked for and loses nothing",
+            "a poll returns no more than requested and loses nothing",
             poll_in_parts,
         ),
         case(
@@ -62,7 +62,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/flush-in-order",
             "10.3.1.7",
-            "in ERR what is queued completes flushed, in order, unsignalled requests too",
+            "in ERR queued requests complete flushed, in order, unsignaled ones too",
             flush_in_order,
         ),
         case(
@@ -86,13 +86,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/other-queue-pairs-go-on",
             "10.8.7",
-            "an error of one queue pair leaves others of its completion queue alone",
+            "an error of one queue pair does not affect others on its completion queue",
             others_go_on,
         ),
         case(
             "completion/reset-forgets",
             "10.3.1.1",
-            "what is queued when a queue pair goes to RESET never completes",
+            "requests queued on the transition to RESET never complete",
             reset_forgets,
         ),
         case(
@@ -104,31 +104,26 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "fence/read-then-send",
             "10.8.3.3",
-            "a fenced SEND carries what the READs before it brought",
+            "a fenced SEND carries the data of the READs before it",
             fence,
         ),
         case(
             "cq/resize-keeps-completions",
             "11.2.8.3",
-            "resizing keeps what is in the queue, and its order",
+            "resizing keeps the queue's completions, and their order",
             resize_keeps,
         ),
         case(
             "cq/resize-too-small",
             "11.2.8.3",
-            "resizing to less than what is in the queue is refused and keeps it",
+            "resizing below the number of queued completions is refused and keeps them",
             resize_too_small,
         ),
-        case(
-            "cq/overrun",
-            "11.6.3.1",
-            "a completion too many makes a CQ error event",
-            overrun,
-        ),
+        case("cq/overrun", "11.6.3.1", "an overrun raises a CQ error event", overrun),
     ]
 }
 
-/// `count` receives without elements at b, with wr_id from 0.
+/// Posts `count` receives without elements at b, with wr_id from 0.
 fn ready(pair: &Pair, count: u64) -> Result<()> {
     for id in 0..count {
         let result = pair.b.qp.receive_one(Recv::new(id));
@@ -238,10 +233,7 @@ fn poll_nothing(bench: &Bench) -> Result<()> {
     ready(&pair, 1)?;
     pair.a.post(nothing(1))?;
     pair.b.received.done(0)?;
-    ensure!(
-        pair.a.sent.poll_many(0)?.is_empty(),
-        "entries came that nobody asked for"
-    );
+    ensure!(pair.a.sent.poll_many(0)?.is_empty(), "more entries than requested");
     pair.a.sent.done(1)?;
     pair.a.sent.empty()
 }
@@ -256,7 +248,7 @@ fn poll_in_parts(bench: &Bench) -> Result<()> {
         pair.b.received.done(id)?;
     }
     let mut found = Vec::new();
-    let deadline = Instant::now() + bench.patience;
+    let deadline = Instant::now() + bench.time_limit;
     while found.len() < 10 && Instant::now() < deadline {
         found.extend(pair.a.sent.poll_many(3)?.iter().map(|wc| wc.wr_id));
     }
@@ -298,7 +290,7 @@ fn shared_queue(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Sends that wait for a receive which never comes, and receives of which none comes.
+/// Sends that wait for a receive which is never posted, and receives without a message.
 fn stuck(bench: &Bench) -> Result<Pair> {
     let pair = bench.pair(&Setup {
         min_rnr_timer: 20,
@@ -328,11 +320,11 @@ fn flush_behind(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.fill(0, &[7; 8]);
-    let write = |id: u64, place: u64, key| {
+    let write = |id: u64, addr: u64, key| {
         Send::new(IBV_WR_RDMA_WRITE)
             .id(id)
             .sge(pair.a.mr.sge(0, 8))
-            .at(place, key)
+            .at(addr, key)
     };
     let posted = pair.a.qp.post(&[
         write(0, at, key),
@@ -387,7 +379,7 @@ fn others_go_on(bench: &Bench) -> Result<()> {
             .sge(one.mr.sge(0, 8))
             .at(16, 0x00ab_cd00),
     )?;
-    // Its own peer: whether the refusal or the flush comes first is open.
+    // Its own peer: either the refusal or the flush may come first.
     ensure!(
         cq.wait()?.status != IBV_WC_SUCCESS,
         "a WRITE with a key of no region succeeded"
@@ -406,7 +398,7 @@ fn others_go_on(bench: &Bench) -> Result<()> {
 fn reset_forgets(bench: &Bench) -> Result<()> {
     let pair = stuck(bench)?;
     ensure!(pair.a.qp.step(IBV_QPS_RTS, IBV_QPS_RESET) == Errno(0), "RTS → RESET");
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.a.received.empty()
 }
 
@@ -415,7 +407,7 @@ fn after_destroy(bench: &Bench) -> Result<()> {
     ensure!(pair.a.qp.destroy() == Errno(0), "destroying the queue pair");
     pair.a.sent.poll_many(32)?;
     pair.a.received.poll_many(32)?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.a.received.empty()
 }
 
@@ -453,7 +445,7 @@ fn filled(bench: &Bench, count: u64) -> Result<Pair> {
     for id in 0..count {
         pair.b.received.done(id)?;
     }
-    // A receive completes before the send that it belongs to: what is on its way needs a moment.
+    // A receive completes before its send: wait for what is in flight.
     thread::sleep(bench.quiet);
     Ok(pair)
 }
@@ -472,7 +464,7 @@ fn resize_keeps(bench: &Bench) -> Result<()> {
     for id in 0..8 {
         pair.a.sent.done(id)?;
     }
-    // And it goes on.
+    // The queue continues.
     ready(&pair, 1)?;
     pair.a.post(nothing(20))?;
     pair.a.sent.done(20)?;
@@ -489,7 +481,7 @@ fn resize_too_small(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// More completions than there is room for.
+/// More completions than the queue holds.
 fn overrun(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let (pd, small, received) = (device.pd()?, device.cq(1)?, device.cq(8)?);

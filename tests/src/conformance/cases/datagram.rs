@@ -1,4 +1,4 @@
-//! UD: datagrams to anybody, with a key against strangers and a header in front.
+//! UD: datagrams to any queue pair, checked by Q_Key, with a GRH.
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;
@@ -6,7 +6,7 @@ use doorbell_verbs_sys::*;
 use crate::conformance::rig::{Ah, Bench, End, Errno, Pair, QKEY, Recv, Send, Setup, gid_bytes, immediate};
 use crate::conformance::{Case, case};
 
-/// What lies in front of every datagram received (IBTA vol 1, 11.4.1.2).
+/// Bytes of the GRH in front of every received datagram (IBTA vol 1, 11.4.1.2).
 const GRH: usize = 40;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -20,7 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/header",
             "8.3, A17.4.5.2",
-            "the 40 bytes are the header that it came with: the IP header behind 20 bytes, or the IPv6 header",
+            "the 40 bytes are the datagram's network header: 20 bytes and the IPv4 header, or the IPv6 header",
             header,
         ),
         case(
@@ -33,44 +33,44 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/scatter",
             "10.7.3.2",
-            "header and data are scattered over elements of odd sizes",
+            "header and data are scattered over SGEs of odd sizes",
             scatter,
         ),
         case(
             "ud/answer",
             "ibv_create_ah_from_wc(3)",
-            "an address handle from a completion leads back",
+            "an address handle from a completion addresses the sender",
             answer,
         ),
         case(
             "ud/wrong-key",
             "9.8.3.1, 10.2.5",
-            "a datagram with another Q_Key is dropped without a trace",
+            "a datagram with another Q_Key is dropped silently",
             wrong_key,
         ),
         case(
             "ud/own-key",
             "10.2.5",
-            "a Q_Key with its highest bit set stands for the sender's own",
+            "a Q_Key with its highest bit set selects the sender's own",
             own_key,
         ),
         case(
             "ud/changed-key",
             "11.2.5.2",
-            "a Q_Key changed in RTS counts from then on",
+            "a Q_Key modified in RTS takes effect at once",
             changed_key,
         ),
         case(
             "ud/no-receive",
             "9.8.3.2",
-            "a datagram without a receive is dropped, and its sender does not learn of it",
+            "a datagram without a receive is dropped, and completes at its sender",
             no_receive,
         ),
         case(
-            "ud/nobody-there",
+            "ud/unknown-qpn",
             "9.8.3.2",
-            "a datagram to a queue pair that is not there completes at its sender",
-            nobody_there,
+            "a datagram to an unknown QPN completes at its sender",
+            unknown_qpn,
         ),
         case(
             "ud/receiver-in-init",
@@ -87,19 +87,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/longer-than-mtu",
             "10.7.2.2, C10-93.1.1",
-            "a datagram longer than the port's MTU is not sent, which is no error",
+            "a datagram longer than the port's MTU is not sent, without an error",
             longer_than_mtu,
         ),
         case(
             "ud/longer-than-receive",
             "9.8.3.3.1",
-            "a datagram longer than its receive changes nothing behind it, and is no success",
+            "a datagram longer than its receive writes nothing beyond it, and does not succeed",
             longer_than_receive,
         ),
         case(
             "ud/many-senders",
             "9.8.3",
-            "datagrams of several senders say whose they are",
+            "datagrams of several senders carry their source QPN",
             many_senders,
         ),
         case(
@@ -111,7 +111,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/handle-destroyed-after-completion",
             "11.2.3.4",
-            "an address handle may go once its sends are complete",
+            "an address handle may be destroyed once its sends are complete",
             handle_gone,
         ),
         case(
@@ -129,20 +129,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/write-is-no-datagram",
             "table 34",
-            "a connected request to a UD queue pair goes unanswered",
+            "a connected request to a UD queue pair is not answered",
             connected_request,
         ),
     ]
 }
 
-/// A pair in RTS, and `a`'s address of `b`.
+/// A pair in RTS, and an address handle for `b`.
 fn pair(bench: &Bench) -> Result<(Pair, Ah)> {
     let pair = bench.pair(&Setup::of(IBV_QPT_UD))?;
     let ah = handle(&pair.a)?;
     Ok((pair, ah))
 }
 
-/// The address of the device itself, for this end's sends.
 fn handle(end: &End) -> Result<Ah> {
     let device = end.device();
     end.pd.ah(device.address_of(device.gid()))
@@ -152,7 +151,7 @@ fn datagram(id: u64, ah: &Ah, to: &End) -> Send {
     Send::new(IBV_WR_SEND).id(id).to(ah, to.qp.qpn(), QKEY)
 }
 
-/// A datagram that arrives, to be the next after one that must not.
+/// A datagram that arrives, after one that must not.
 fn next_arrives(pair: &Pair, ah: &Ah, receive: u64) -> Result<()> {
     pair.a.post(datagram(99, ah, &pair.b).inline(b"next"))?;
     pair.a.sent.done(99)?;
@@ -204,7 +203,7 @@ fn lengths(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Sends four bytes, and gives the completion and the header.
+/// Sends four bytes, and returns the completion and the GRH.
 fn received_header(pair: &Pair, ah: &Ah) -> Result<(ibv_wc, [u8; GRH])> {
     pair.b.expect(1, 0, 64)?;
     pair.a.post(datagram(2, ah, &pair.b).inline(b"ping"))?;
@@ -287,7 +286,7 @@ fn scatter(bench: &Bench) -> Result<()> {
     pair.a.post(datagram(2, &ah, &pair.b).sge(pair.a.mr.sge(0, 100)))?;
     pair.a.sent.done(2)?;
     pair.b.received.done(1)?;
-    // 7 bytes of the header are in the third element.
+    // 7 bytes of the GRH are in the third element.
     ensure!(
         pair.b.bytes(207, 33) == bytes[..33] && pair.b.bytes(300, 67) == bytes[33..],
         "other bytes arrived"
@@ -319,7 +318,7 @@ fn wrong_key(bench: &Bench) -> Result<()> {
         Send::new(IBV_WR_SEND)
             .id(2)
             .to(&ah, pair.b.qp.qpn(), QKEY ^ 1)
-            .inline(b"strange"),
+            .inline(b"wrong key"),
     )?;
     pair.a.sent.done(2)?;
     next_arrives(&pair, &ah, 1)?;
@@ -348,7 +347,7 @@ fn changed_key(bench: &Bench) -> Result<()> {
     attr.qkey = QKEY + 5;
     let result = pair.b.qp.modify(&attr, IBV_QP_STATE | IBV_QP_QKEY);
     ensure!(result == Errno(0), "the change: {result}");
-    ensure!(pair.b.qp.query()?.0.qkey == QKEY + 5, "a query says otherwise");
+    ensure!(pair.b.qp.query()?.0.qkey == QKEY + 5, "a query returns another value");
     pair.b.expect(1, 0, 64)?;
     pair.a.post(datagram(2, &ah, &pair.b).inline(b"the old key"))?;
     pair.a.post(
@@ -370,19 +369,19 @@ fn no_receive(bench: &Bench) -> Result<()> {
     let (pair, ah) = pair(bench)?;
     pair.a.post(datagram(2, &ah, &pair.b).inline(b"lost"))?;
     pair.a.sent.done(2)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     pair.b.expect(1, 0, 64)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     next_arrives(&pair, &ah, 1)
 }
 
-fn nobody_there(bench: &Bench) -> Result<()> {
+fn unknown_qpn(bench: &Bench) -> Result<()> {
     let (pair, ah) = pair(bench)?;
     let gone = pair.b.qp.qpn();
     ensure!(pair.b.qp.destroy() == Errno(0), "destroying the receiver");
     for id in 0..3 {
         pair.a
-            .post(Send::new(IBV_WR_SEND).id(id).to(&ah, gone, QKEY).inline(b"anybody?"))?;
+            .post(Send::new(IBV_WR_SEND).id(id).to(&ah, gone, QKEY).inline(b"unknown"))?;
         pair.a.sent.done(id)?;
     }
     Ok(())
@@ -390,15 +389,15 @@ fn nobody_there(bench: &Bench) -> Result<()> {
 
 fn receiver_in_init(bench: &Bench) -> Result<()> {
     let setup = Setup::of(IBV_QPT_UD);
-    let pair = bench.strangers(&setup, &setup)?;
+    let pair = bench.unconnected_pair(&setup, &setup)?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_INIT)?;
     let ah = handle(&pair.a)?;
     pair.b.expect(1, 0, 64)?;
     pair.a.post(datagram(2, &ah, &pair.b).inline(b"too early"))?;
     pair.a.sent.done(2)?;
-    pair.b.received.silent(bench.quiet)?;
-    pair.b.qp.walk(IBV_QPS_INIT, &[IBV_QPS_RTR])?;
+    pair.b.received.expect_nothing(bench.quiet)?;
+    pair.b.qp.modify_through(IBV_QPS_INIT, &[IBV_QPS_RTR])?;
     next_arrives(&pair, &ah, 1)
 }
 
@@ -407,7 +406,7 @@ fn receiver_in_err(bench: &Bench) -> Result<()> {
     ensure!(pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
     pair.a.post(datagram(2, &ah, &pair.b).inline(b"too late"))?;
     pair.a.sent.done(2)?;
-    pair.b.received.silent(bench.quiet)
+    pair.b.received.expect_nothing(bench.quiet)
 }
 
 fn longer_than_mtu(bench: &Bench) -> Result<()> {
@@ -416,7 +415,7 @@ fn longer_than_mtu(bench: &Bench) -> Result<()> {
     pair.b.expect(1, 0, GRH + 2 * mtu)?;
     pair.a.post(datagram(2, &ah, &pair.b).sge(pair.a.mr.sge(0, mtu + 1)))?;
     pair.a.sent.done(2)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     next_arrives(&pair, &ah, 1)
 }
 
@@ -451,7 +450,7 @@ fn many_senders(bench: &Bench) -> Result<()> {
         let their = handle(&other)?;
         other.post(datagram(2, &their, &pair.b).inline(b"it is me"))?;
         other.sent.done(2)?;
-        ensure!(pair.b.received.done(1)?.src_qp == other.qp.qpn(), "somebody else");
+        ensure!(pair.b.received.done(1)?.src_qp == other.qp.qpn(), "another sender");
     }
     pair.b.expect(1, 0, 64)?;
     next_arrives(&pair, &ah, 1)
@@ -510,12 +509,12 @@ fn local_error(bench: &Bench) -> Result<()> {
 
 fn connected_request(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
-    let hasty = Setup {
+    let short_timeouts = Setup {
         timeout: 12,
         retry_cnt: 3,
         ..Setup::default()
     };
-    let a = End::new(&device, &hasty, bench.psn(1))?;
+    let a = End::new(&device, &short_timeouts, bench.psn(1))?;
     let b = End::new(&device, &Setup::of(IBV_QPT_UD), bench.psn(2))?;
     a.qp.set_peer(b.qp.as_peer());
     a.qp.bring_to(IBV_QPS_RTS)?;
@@ -547,5 +546,5 @@ fn other_domain(bench: &Bench) -> Result<()> {
     {
         ensure!(pair.a.sent.wait()?.status != IBV_WC_SUCCESS, "it was sent");
     }
-    pair.b.received.silent(bench.quiet)
+    pair.b.received.expect_nothing(bench.quiet)
 }

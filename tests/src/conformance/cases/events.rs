@@ -11,31 +11,31 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "event/none-without-cause",
             "11.6.3",
-            "traffic in RTS makes no asynchronous event",
+            "traffic in RTS raises no asynchronous event",
             none,
         ),
         case(
             "event/communication-established",
             "11.6.3.1",
-            "the first message in RTR makes an event",
+            "the first message in RTR raises an event",
             established,
         ),
         case(
             "event/access-error",
             "11.6.3.2",
-            "a remote access violation makes an event at the responder",
+            "a remote access violation raises an event at the responder",
             access_error,
         ),
         case(
             "event/invalid-request",
             "11.6.3.2",
-            "an invalid request makes an event at the responder",
+            "an invalid request raises an event at the responder",
             invalid_request,
         ),
         case(
             "event/names-its-queue-pair",
             "ibv_get_async_event(3)",
-            "an event names the queue pair that it is of",
+            "an event carries its queue pair",
             names,
         ),
         case(
@@ -47,13 +47,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "event/destroyed-with-event-unread",
             "ibv_get_async_event(3)",
-            "events nobody has read die with their queue pair",
+            "unread events are dropped with their queue pair",
             unread,
         ),
         case(
             "drain/idle",
             "10.3.1.5",
-            "a queue with nothing in it is drained at once, with an event if asked for",
+            "an empty queue drains at once, with an event if requested",
             drain_idle,
         ),
         case(
@@ -65,7 +65,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "drain/finishes-what-has-begun",
             "10.3.1.5",
-            "requests under way complete before the queue is drained",
+            "requests in flight complete before the queue is drained",
             drain_busy,
         ),
         case(
@@ -77,13 +77,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "drain/receives-go-on",
             "10.3.1.5",
-            "a queue pair in SQD receives and answers as before",
+            "a queue pair in SQD receives and responds",
             drain_receives,
         ),
         case(
             "drain/change-and-resume",
             "11.2.5.2",
-            "what SQD lets one change is in force after RTS",
+            "attributes modified in SQD are in force after RTS",
             drain_change,
         ),
     ]
@@ -107,7 +107,7 @@ fn none(bench: &Bench) -> Result<()> {
 }
 
 fn established(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    let pair = bench.unconnected_pair(&Setup::default(), &Setup::default())?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_RTR)?;
     pair.b.expect(1, 0, 8)?;
@@ -179,8 +179,8 @@ fn names(bench: &Bench) -> Result<()> {
 fn unread(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     drain(&pair, true)?;
-    // The event is there, and nobody reads it.
-    pair.a.sent.silent(bench.quiet)?;
+    // The event is pending and unread.
+    pair.a.sent.expect_nothing(bench.quiet)?;
     ensure!(pair.a.qp.destroy() == Errno(0), "destroying the queue pair");
     match pair.a.device().event(bench.quiet) {
         None => Ok(()),
@@ -233,13 +233,13 @@ fn drain_silent(bench: &Bench) -> Result<()> {
 
 fn drain_busy(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    // Refused for want of a receive, and tried again and again.
+    // Refused with RNR NAKs, and retried.
     pair.a.post(nothing(1))?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     drain(&pair, true)?;
     ensure!(
         pair.a.device().event(bench.quiet).is_none(),
-        "drained with a request under way"
+        "drained with a request in flight"
     );
     let (attr, _) = pair.a.qp.query()?;
     ensure!(attr.sq_draining == 1, "sq_draining is {}", attr.sq_draining);
@@ -254,7 +254,7 @@ fn drain_holds(bench: &Bench) -> Result<()> {
     drain(&pair, true)?;
     drained(&pair)?;
     pair.a.post(nothing(1)).context("in SQD")?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.b.received.empty()?;
     ensure!(pair.a.qp.step(IBV_QPS_SQD, IBV_QPS_RTS) == Errno(0), "SQD → RTS");
     pair.a.sent.done(1)?;
@@ -296,7 +296,7 @@ fn drain_change(bench: &Bench) -> Result<()> {
     let (found, _) = pair.a.qp.query()?;
     ensure!(
         (found.rnr_retry, found.retry_cnt) == (0, 2),
-        "a query says {} and {}",
+        "a query returns {} and {}",
         found.rnr_retry,
         found.retry_cnt
     );

@@ -1,4 +1,4 @@
-//! Completions by calls: ibv_create_cq_ex(3).
+//! Extended completion queues: ibv_create_cq_ex(3).
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -11,25 +11,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "cq-ex/empty",
             "ibv_create_cq_ex(3)",
-            "a poll of an empty queue says so",
+            "a poll of an empty queue returns ENOENT",
             empty,
         ),
         case(
             "cq-ex/fields",
             "ibv_create_cq_ex(3)",
-            "the calls read what ibv_poll_cq(3) would have given",
+            "the read calls return the same values as ibv_poll_cq(3)",
             fields,
         ),
         case(
             "cq-ex/walk",
             "ibv_create_cq_ex(3)",
-            "one poll walks over all there is, in order",
+            "one poll iterates over all completions, in order",
             walk,
         ),
         case(
             "cq-ex/polls-in-parts",
             "ibv_create_cq_ex(3)",
-            "what a poll has not come to is there for the next",
+            "completions that a poll has not reached remain for the next",
             parts,
         ),
         case(
@@ -41,31 +41,31 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "cq-ex/error",
             "ibv_create_cq_ex(3)",
-            "a completion in error tells request and status",
+            "a completion in error carries wr_id and status",
             error,
         ),
         case(
-            "cq-ex/only-what-was-asked-for",
+            "cq-ex/only-requested-fields",
             "ibv_create_cq_ex(3)",
-            "calls that read what was not asked for are not there",
-            fields_asked_for,
+            "only the requested fields have read calls",
+            only_requested_fields,
         ),
         case(
             "cq-ex/timestamps",
             "ibv_create_cq_ex(3)",
-            "time stamps never go back, and lie between the times asked before and after",
+            "timestamps are monotonic, and lie between the times queried before and after",
             timestamps,
         ),
         case(
             "cq-ex/unknown-field",
             "ibv_create_cq_ex(3)",
-            "a field that is none is refused",
+            "an unknown field is refused",
             unknown_field,
         ),
     ]
 }
 
-/// A pair whose `b` receives into a queue that is polled by calls.
+/// A pair whose `b` receives into an extended completion queue.
 fn extended(bench: &Bench, fields: u32) -> Result<(Pair, CqEx)> {
     let device = bench.open()?;
     let cq = device.cq_ex(64, fields.into())?;
@@ -79,7 +79,8 @@ fn extended(bench: &Bench, fields: u32) -> Result<(Pair, CqEx)> {
     Ok((Pair { a, b }, cq))
 }
 
-/// As many messages, until they are complete at their sender, which is when they are in the receiver's queue.
+/// Sends `count` messages, and waits for their send completions; then they are in the receiver's
+/// queue.
 fn messages(pair: &Pair, count: u64) -> Result<()> {
     for id in 0..count {
         pair.b.expect(id, 0, 64)?;
@@ -197,7 +198,7 @@ fn error(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn fields_asked_for(bench: &Bench) -> Result<()> {
+fn only_requested_fields(bench: &Bench) -> Result<()> {
     let (_pair, cq) = extended(bench, IBV_WC_EX_WITH_BYTE_LEN)?;
     let found = cq.reads_length_and_time();
     ensure!(found == (true, false), "length: {}, time: {}", found.0, found.1);
@@ -246,6 +247,6 @@ fn timestamps(bench: &Bench) -> Result<()> {
 fn unknown_field(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     device.cq_ex(8, IBV_WC_STANDARD_FLAGS.into())?;
-    ensure!(device.cq_ex(8, 1 << 40).is_err(), "it was taken");
+    ensure!(device.cq_ex(8, 1 << 40).is_err(), "it was accepted");
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The whole matrix of state and event: what happens to a queue pair in each state, whatever comes.
+//! The matrix of states and events: the effect of every event on a queue pair in every state.
 //!
-//! `matrix.txt` is the matrix as the standard wants it, reviewed line by line; each cell is a case, so that a device is told apart from it cell by cell. It
-//! was printed by `conformance --matrix`, which observes a device.
+//! `matrix.txt` is the standard's matrix, reviewed line by line; each cell is a case, so that
+//! deviations show cell by cell. It was printed by `conformance --matrix`, which observes a device.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,16 +13,14 @@ use crate::conformance::rig::states::{STATES, TRANSPORTS, state_name, transport_
 use crate::conformance::rig::{Ah, Bench, Completions, Cq, End, Errno, QKEY, Recv, Send, Setup, named};
 use crate::conformance::{Case, case};
 
-/// The matrix as it should be.
 const EXPECTED: &str = include_str!("matrix.txt");
 
-/// What can happen to a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Event {
     PostReceive,
     PostSend,
     Modify(ibv_qp_state),
-    /// A SEND arrives; a receive was posted where that can be.
+    /// A SEND arrives; a receive was posted where the state allows.
     Send,
     SendWithoutReceive,
     Write,
@@ -31,13 +29,13 @@ enum Event {
     LocalErrorOfSend,
     /// A SEND arrives for a receive into memory beyond its region.
     LocalErrorOfReceive,
-    /// The acknowledgement of a request made in RTS arrives.
-    Answer,
+    /// The acknowledgement of a request posted in RTS arrives.
+    Acknowledgement,
     /// To ERR with work in the queues.
     Flush,
     /// To RESET with work in the queues.
-    Forget,
-    /// Destroyed, with work in the queues where there can be some.
+    Reset,
+    /// Destroyed, with work in the queues where the state allows.
     Destroy,
 }
 
@@ -52,9 +50,9 @@ impl Event {
             Read,
             LocalErrorOfSend,
             LocalErrorOfReceive,
-            Answer,
+            Acknowledgement,
             Flush,
-            Forget,
+            Reset,
             Destroy,
         ];
         [PostReceive, PostSend].into_iter().chain(modify).chain(others)
@@ -71,31 +69,30 @@ impl Event {
             Self::Read => "incoming-read".to_owned(),
             Self::LocalErrorOfSend => "local-error-of-send".to_owned(),
             Self::LocalErrorOfReceive => "local-error-of-receive".to_owned(),
-            Self::Answer => "incoming-acknowledgement".to_owned(),
+            Self::Acknowledgement => "incoming-acknowledgement".to_owned(),
             Self::Flush => "error-with-work-queued".to_owned(),
-            Self::Forget => "reset-with-work-queued".to_owned(),
+            Self::Reset => "reset-with-work-queued".to_owned(),
             Self::Destroy => "destroy".to_owned(),
         }
     }
 
-    /// Whether there is such a thing for a transport in a state.
-    fn can_be(self, transport: ibv_qp_type, state: ibv_qp_state) -> bool {
+    /// Whether the event can occur for a transport in a state.
+    fn can_occur(self, transport: ibv_qp_type, state: ibv_qp_state) -> bool {
         if transport == IBV_QPT_RC && state == IBV_QPS_SQE {
             return false;
         }
         match self {
             Self::Write => transport != IBV_QPT_UD,
             Self::Read => transport == IBV_QPT_RC,
-            Self::Answer => {
+            Self::Acknowledgement => {
                 transport == IBV_QPT_RC && matches!(state, IBV_QPS_RESET | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_ERR)
             }
-            Self::LocalErrorOfReceive | Self::Flush | Self::Forget => !matches!(state, IBV_QPS_RESET | IBV_QPS_ERR),
+            Self::LocalErrorOfReceive | Self::Flush | Self::Reset => !matches!(state, IBV_QPS_RESET | IBV_QPS_ERR),
             _ => true,
         }
     }
 }
 
-/// A place in the matrix.
 #[derive(Clone, Copy)]
 struct Cell {
     transport: ibv_qp_type,
@@ -107,7 +104,7 @@ fn cells() -> impl Iterator<Item = Cell> {
     TRANSPORTS.into_iter().flat_map(|transport| {
         STATES.into_iter().flat_map(move |state| {
             Event::all()
-                .filter(move |event| event.can_be(transport, state))
+                .filter(move |event| event.can_occur(transport, state))
                 .map(move |event| Cell {
                     transport,
                     state,
@@ -118,12 +115,10 @@ fn cells() -> impl Iterator<Item = Cell> {
 }
 
 impl Cell {
-    /// The heading that it stands under.
     fn section(&self) -> String {
         format!("{} {}", transport_name(self.transport), state_name(self.state))
     }
 
-    /// What should happen.
     fn expected(&self) -> Option<&'static str> {
         let mut section = "";
         let (wanted, event) = (self.section(), self.event.name());
@@ -151,8 +146,8 @@ pub(super) fn cases() -> Vec<Case> {
                 cell.event.name()
             );
             let expected = cell.expected();
-            let says = expected.unwrap_or("the matrix does not say");
-            case(&name, "10.3.1, figure 124", says, move |bench| {
+            let rule = expected.unwrap_or("the matrix has no such cell");
+            case(&name, "10.3.1, figure 124", rule, move |bench| {
                 let expected = expected.context("the matrix has no such cell")?;
                 let found = observe(bench, cell, expected)?;
                 ensure!(found == expected, "{found}");
@@ -162,7 +157,7 @@ pub(super) fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// The matrix of a device, as `matrix.txt` has it.
+/// The matrix of a device, in the format of `matrix.txt`.
 pub(in crate::conformance) fn print(bench: impl Fn() -> Bench) -> String {
     let mut text = String::new();
     let mut section = String::new();
@@ -177,15 +172,15 @@ pub(in crate::conformance) fn print(bench: impl Fn() -> Bench) -> String {
     text
 }
 
-/// The queue pair that things happen to, and its peer, which is in RTS.
+/// The queue pair under test, and its peer, which is in RTS.
 struct Scene<'a> {
     cell: Cell,
-    it: End,
+    target: End,
     peer: End,
-    /// The peer's address of it, and its of the peer, for datagrams.
+    /// The peer's address handle for it, and its own for the peer, for datagrams.
     handle: Ah,
     back: Ah,
-    /// How long is waited for what the matrix says will not come.
+    /// How long to wait for events that must not occur.
     quiet: Duration,
     expected: &'a str,
 }
@@ -201,14 +196,14 @@ fn observe(bench: &Bench, cell: Cell, expected: &str) -> Result<String> {
         timeout: 14,
         ..Setup::of(cell.transport)
     };
-    let pair = bench.strangers(&setup, &setup)?;
+    let pair = bench.unconnected_pair(&setup, &setup)?;
     let address = pair.a.device().address_of(pair.a.device().gid());
     let scene = Scene {
         cell,
         handle: pair.a.pd.ah(address)?,
         back: pair.b.pd.ah(address)?,
         peer: pair.a,
-        it: pair.b,
+        target: pair.b,
         quiet: bench.quiet,
         expected,
     };
@@ -218,27 +213,27 @@ fn observe(bench: &Bench, cell: Cell, expected: &str) -> Result<String> {
 
 impl Scene<'_> {
     fn play(&self) -> Result<String> {
-        let it = &self.it;
+        let target = &self.target;
         match self.cell.event {
             Event::PostReceive => {
                 self.enter(None)?;
-                let result = it.qp.receive_one(Recv::new(1).sge(it.mr.sge(0, 64)));
-                Ok(format!("{}; {}", self.posted(result, &it.received)?, self.state()?))
+                let result = target.qp.receive_one(Recv::new(1).sge(target.mr.sge(0, 64)));
+                Ok(format!("{}; {}", self.posted(result, &target.received)?, self.state()?))
             }
             Event::PostSend => {
                 self.enter(None)?;
                 self.peer.expect(9, 0, 64)?;
-                let result = it.qp.post_one(self.send().inline(b"sent"));
-                Ok(format!("{}; {}", self.posted(result, &it.sent)?, self.state()?))
+                let result = target.qp.post_one(self.send().inline(b"sent"));
+                Ok(format!("{}; {}", self.posted(result, &target.sent)?, self.state()?))
             }
             Event::Modify(to) => {
                 self.enter(None)?;
-                let result = it.qp.step(self.cell.state, to);
+                let result = target.qp.step(self.cell.state, to);
                 let word = if result == Errno(0) { "taken" } else { "refused" };
                 Ok(format!("{word}; {}", self.state()?))
             }
             Event::Send => {
-                self.enter(Some(it.mr.sge(0, 64)))?;
+                self.enter(Some(target.mr.sge(0, 64)))?;
                 self.incoming(self.incoming_send())
             }
             Event::SendWithoutReceive => {
@@ -254,9 +249,9 @@ impl Scene<'_> {
                 let write = Send::new(IBV_WR_RDMA_WRITE)
                     .id(5)
                     .inline(b"written")
-                    .at(it.mr.at(0), it.mr.rkey());
+                    .at(target.mr.at(0), target.mr.rkey());
                 let ends = self.incoming(write)?;
-                let memory = if it.bytes(0, 7) == b"written" {
+                let memory = if target.bytes(0, 7) == b"written" {
                     "written"
                 } else {
                     "unchanged"
@@ -268,53 +263,53 @@ impl Scene<'_> {
                 let read = Send::new(IBV_WR_RDMA_READ)
                     .id(5)
                     .sge(self.peer.mr.sge(0, 8))
-                    .at(it.mr.at(0), it.mr.rkey());
+                    .at(target.mr.at(0), target.mr.rkey());
                 self.incoming(read)
             }
             Event::LocalErrorOfSend => {
                 self.enter(None)?;
-                let result = it.qp.post_one(self.send().sge(self.beyond()));
-                Ok(format!("{}; {}", self.posted(result, &it.sent)?, self.state()?))
+                let result = target.qp.post_one(self.send().sge(self.beyond()));
+                Ok(format!("{}; {}", self.posted(result, &target.sent)?, self.state()?))
             }
-            Event::Answer => self.answer(),
+            Event::Acknowledgement => self.answer(),
             Event::Flush => self.with_work(Some(IBV_QPS_ERR)),
-            Event::Forget => self.with_work(Some(IBV_QPS_RESET)),
+            Event::Reset => self.with_work(Some(IBV_QPS_RESET)),
             Event::Destroy => self.with_work(None),
         }
     }
 
-    /// Brings it into the state, with a receive where one can wait there.
+    /// Brings it into the state, with a receive where one can be posted.
     fn enter(&self, receive: Option<ibv_sge>) -> Result<()> {
-        let (qp, state) = (&self.it.qp, self.cell.state);
+        let (qp, state) = (&self.target.qp, self.cell.state);
         if state == IBV_QPS_RESET {
             return Ok(());
         }
-        qp.walk(IBV_QPS_RESET, &[IBV_QPS_INIT])?;
+        qp.modify_through(IBV_QPS_RESET, &[IBV_QPS_INIT])?;
         if let Some(sge) = receive.filter(|_| state != IBV_QPS_ERR) {
             let result = qp.receive_one(Recv::new(7).sge(sge));
             ensure!(result == Errno(0), "ibv_post_recv in INIT: {result}");
         }
-        let way: &[ibv_qp_state] = match state {
+        let path: &[ibv_qp_state] = match state {
             IBV_QPS_INIT => &[],
             IBV_QPS_RTR => &[IBV_QPS_RTR],
             IBV_QPS_RTS | IBV_QPS_SQE => &[IBV_QPS_RTR, IBV_QPS_RTS],
             IBV_QPS_SQD => &[IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD],
             _ => &[IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR],
         };
-        qp.walk(IBV_QPS_INIT, way)?;
+        qp.modify_through(IBV_QPS_INIT, path)?;
         if state == IBV_QPS_SQE {
             qp.break_send_queue()?;
         }
         Ok(())
     }
 
-    /// Memory of which its region has but one byte.
+    /// Memory that exceeds its region by all but one byte.
     fn beyond(&self) -> ibv_sge {
-        let region = &self.it.mr;
+        let region = &self.target.mr;
         region.sge(region.length() - 1, 64)
     }
 
-    /// A send of it to its peer, of nothing yet.
+    /// A send to its peer, without data yet.
     fn send(&self) -> Send {
         let send = Send::new(IBV_WR_SEND).id(3);
         if self.cell.transport == IBV_QPT_UD {
@@ -327,26 +322,25 @@ impl Scene<'_> {
     fn incoming_send(&self) -> Send {
         let send = Send::new(IBV_WR_SEND).id(5).inline(b"came");
         if self.cell.transport == IBV_QPT_UD {
-            send.to(&self.handle, self.it.qp.qpn(), QKEY)
+            send.to(&self.handle, self.target.qp.qpn(), QKEY)
         } else {
             send
         }
     }
 
     fn state(&self) -> Result<&'static str> {
-        Ok(state_name(self.it.qp.state()?))
+        Ok(state_name(self.target.qp.state()?))
     }
 
-    /// The next completion of a queue; how long is waited depends on what is expected, what is found does not.
+    /// The next completion of a queue; the time limit depends on `expecting`, the result does not.
     fn next(&self, cq: &Cq, expecting: bool) -> Result<Option<ibv_wc>> {
         cq.next_within(if expecting {
-            self.it.device().patience()
+            self.target.device().time_limit()
         } else {
             self.quiet
         })
     }
 
-    /// What posting came to.
     fn posted(&self, result: Errno, cq: &Cq) -> Result<String> {
         if result != Errno(0) {
             return Ok("refused".to_owned());
@@ -358,27 +352,27 @@ impl Scene<'_> {
         ))
     }
 
-    /// A request of the peer: how it ends there, and what becomes of it here.
+    /// A request of the peer: its completion there, and its effect here.
     fn incoming(&self, request: Send) -> Result<String> {
         self.peer.post(request)?;
         let there = self.peer.sent.wait().context("at the peer")?;
-        let here = self.next(&self.it.received, self.expected.contains("receive "))?;
+        let here = self.next(&self.target.received, self.expected.contains("receive "))?;
         let receive = here.map_or_else(String::new, |wc| format!(", receive {}", named(wc.status)));
         Ok(format!("peer {}{receive}; {}", named(there.status), self.state()?))
     }
 
-    /// A request under way, which the peer lets succeed only in the state.
+    /// A request in flight, whose acknowledgement arrives in the state.
     fn answer(&self) -> Result<String> {
-        let (it, state) = (&self.it, self.cell.state);
-        it.qp.bring_to(IBV_QPS_RTS)?;
-        // Without a receive the peer is not ready for it.
-        it.post(self.send().inline(b"sent"))?;
-        it.sent.silent(self.quiet).context("before the answer")?;
+        let (target, state) = (&self.target, self.cell.state);
+        target.qp.bring_to(IBV_QPS_RTS)?;
+        // Without a receive the peer answers with RNR NAKs.
+        target.post(self.send().inline(b"sent"))?;
+        target.sent.expect_nothing(self.quiet).context("before the answer")?;
         if state != IBV_QPS_RTS {
-            it.qp.walk(IBV_QPS_RTS, &[state])?;
+            target.qp.modify_through(IBV_QPS_RTS, &[state])?;
         }
         self.peer.expect(9, 0, 64)?;
-        let wc = self.next(&it.sent, self.expected.starts_with("completes"))?;
+        let wc = self.next(&target.sent, self.expected.starts_with("completes"))?;
         let end = wc.map_or_else(
             || "nothing".to_owned(),
             |wc| format!("completes with {}", named(wc.status)),
@@ -386,38 +380,41 @@ impl Scene<'_> {
         Ok(format!("{end}; {}", self.state()?))
     }
 
-    /// With two receives and, where one can wait, two sends queued: to another state, or destroyed.
+    /// With two receives and, where possible, two sends queued: to another state, or destroyed.
     fn with_work(&self, to: Option<ibv_qp_state>) -> Result<String> {
-        let (it, state) = (&self.it, self.cell.state);
+        let (target, state) = (&self.target, self.cell.state);
         self.enter(None)?;
         if !matches!(state, IBV_QPS_RESET | IBV_QPS_ERR) {
-            it.expect(1, 0, 64)?;
-            it.expect(2, 0, 64)?;
+            target.expect(1, 0, 64)?;
+            target.expect(2, 0, 64)?;
         }
-        // Over RC the peer, without a receive, is never ready for them.
+        // Over RC the peer has no receive and never accepts them.
         let waits = state == IBV_QPS_SQD || state == IBV_QPS_RTS && self.cell.transport == IBV_QPT_RC;
         for id in 3..5 {
             if waits {
-                it.post(self.send().id(id).inline(b"sent"))?;
+                target.post(self.send().id(id).inline(b"sent"))?;
             }
         }
         let expecting = self.expected.contains("FLUSH");
         let Some(to) = to else {
-            let result = it.qp.destroy();
+            let result = target.qp.destroy();
             ensure!(result == Errno(0), "destroying it: {result}");
             return self
                 .completed(waits, expecting)
                 .map(|completed| format!("{completed}; gone"));
         };
-        it.qp.walk(state, &[to])?;
+        target.qp.modify_through(state, &[to])?;
         let completed = self.completed(waits, expecting)?;
         Ok(format!("{completed}; {}", self.state()?))
     }
 
-    /// What completed of the work queued.
+    /// The completions of the queued work.
     fn completed(&self, sends: bool, expecting: bool) -> Result<String> {
         let mut found = Vec::new();
-        for (cq, count) in [(&self.it.received, 2), (&self.it.sent, if sends { 2 } else { 0 })] {
+        for (cq, count) in [
+            (&self.target.received, 2),
+            (&self.target.sent, if sends { 2 } else { 0 }),
+        ] {
             for _ in 0..count {
                 found.extend(self.next(cq, expecting)?);
             }
@@ -445,7 +442,7 @@ mod tests {
                 section = cell.section();
                 wanted += &format!("{section}\n");
             }
-            let outcome = cell.expected().expect("it stands in the snapshot");
+            let outcome = cell.expected().expect("it is in the snapshot");
             wanted += &format!("    {:30} {outcome}\n", cell.event.name());
         }
         assert_eq!(wanted, EXPECTED);

@@ -1,4 +1,4 @@
-//! Memory of the device, regions that change or have addresses of their own, and moderated events.
+//! Device memory, reregistered regions, regions with an IOVA, and moderated completion queues.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -11,43 +11,43 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "mr/iova",
             "ibv_reg_mr_iova(3)",
-            "a region whose addresses begin elsewhere is reached by those, here and there",
+            "a region with an IOVA is accessed by it, locally and remotely",
             iova,
         ),
         case(
             "mr/local-zero-based-key",
             "10.6.3",
-            "a region of several pages is reached across their borders",
+            "a region of several pages is accessed across page boundaries",
             pages,
         ),
         case(
             "rereg/access",
             "ibv_rereg_mr(3)",
-            "changed rights are in force, and memory stays",
+            "changed rights are in force, with the same memory",
             rereg_access,
         ),
         case(
             "rereg/translation",
             "ibv_rereg_mr(3)",
-            "changed memory is what the keys stand for, and the old memory is no more",
+            "the keys refer to the new memory, and no longer to the old",
             rereg_translation,
         ),
         case(
             "rereg/domain",
             "ibv_rereg_mr(3)",
-            "a changed protection domain is the one that counts",
+            "a changed protection domain is in force",
             rereg_domain,
         ),
         case(
             "rereg/unknown-flag",
             "ibv_rereg_mr(3)",
-            "a flag that is none is refused, and the region stays as it was",
+            "an unknown flag is refused, and the region is unchanged",
             rereg_unknown,
         ),
         case(
             "dm/copy",
             "ibv_alloc_dm(3)",
-            "what was copied to device memory comes back",
+            "data copied to device memory reads back",
             dm_copy,
         ),
         case(
@@ -65,13 +65,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "dm/too-large",
             "ibv_alloc_dm(3)",
-            "more than the device has is refused",
+            "a size above the device's maximum is refused",
             dm_too_large,
         ),
         case(
             "dm/remote",
             "ibv_alloc_dm(3)",
-            "a peer writes and reads it by addresses from 0, within its bounds",
+            "a peer writes and reads it at addresses from 0, within its bounds",
             dm_remote,
         ),
         case(
@@ -83,13 +83,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "moderation/count",
             "ibv_modify_cq(3)",
-            "an event comes after as many completions as were asked for",
+            "an event is raised after the configured number of completions",
             moderation_count,
         ),
         case(
             "moderation/period",
             "ibv_modify_cq(3)",
-            "an event comes after the period though there are fewer completions",
+            "an event is raised after the period even with fewer completions",
             moderation_period,
         ),
     ]
@@ -97,7 +97,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn iova(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    // On a page's border, as some devices want offsets in pages alike.
+    // With the memory's offset in its page, which some devices require.
     let base = 0x7000_0000_0000 | pair.b.mr.memory.addr() & 0xfff;
     let region = pair.b.pd.register_at(&pair.b.mr.memory, base, ALL_RIGHTS)?;
     ensure!(region.at(5) == base + 5, "the rig's own arithmetic");
@@ -110,13 +110,13 @@ fn iova(bench: &Bench) -> Result<()> {
     )?;
     pair.a.sent.done(1)?;
     ensure!(pair.b.bytes(5, 18) == b"by its own address", "other bytes were written");
-    // Here too.
+    // As the local address, too.
     pair.a.expect(2, 100, 64)?;
     pair.b.post(Send::new(IBV_WR_SEND).id(3).sge(region.sge(5, 18)))?;
     pair.b.sent.done(3)?;
     pair.a.received.done(2)?;
     ensure!(pair.a.bytes(100, 18) == b"by its own address", "other bytes were sent");
-    // The memory's real address means nothing to it.
+    // The memory's virtual address is invalid for it.
     let real = pair.b.mr.at(5);
     pair.a.post(
         Send::new(IBV_WR_RDMA_WRITE)
@@ -220,7 +220,7 @@ fn rereg_unknown(bench: &Bench) -> Result<()> {
     let (pd, memory) = (pair.b.pd.clone(), region.memory.clone());
     changed(region.change(IBV_REREG_MR_CHANGE_ACCESS, &pd, &memory, ALL_RIGHTS)?)?;
     let result = region.change(1 << 9, &pd, &memory, 0)?;
-    ensure!(result != Errno(0), "it was taken");
+    ensure!(result != Errno(0), "it was accepted");
     let wc = write(&pair, 1, region.at(0), region.rkey())?;
     ensure!(wc.status == IBV_WC_SUCCESS, "afterwards: {}", named(wc.status));
     Ok(())
@@ -319,7 +319,7 @@ fn dm_local(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A pair, and a channel of the completion queue of `b`'s receives, which is moderated.
+/// A pair, and a channel of the moderated completion queue of `b`'s receives.
 fn moderated(bench: &Bench, count: u16, period: u16) -> Result<(Pair, crate::conformance::rig::Channel)> {
     let device = bench.open()?;
     let channel = device.channel()?;
@@ -347,14 +347,14 @@ fn message(pair: &Pair) -> Result<()> {
 }
 
 fn moderation_count(bench: &Bench) -> Result<()> {
-    // The longest period that there is: over 60 ms.
+    // The longest period: over 60 ms.
     let (pair, channel) = moderated(bench, 3, u16::MAX)?;
     for _ in 0..3 {
         message(&pair)?;
     }
     channel
-        .event(bench.patience)?
-        .context("no event came after 3 completions")?;
+        .event(bench.time_limit)?
+        .context("no event was raised after 3 completions")?;
     pair.b.received.acknowledge(1);
     ensure!(channel.event(bench.quiet)?.is_none(), "a second event");
     Ok(())
@@ -363,7 +363,9 @@ fn moderation_count(bench: &Bench) -> Result<()> {
 fn moderation_period(bench: &Bench) -> Result<()> {
     let (pair, channel) = moderated(bench, 100, 20_000)?;
     message(&pair)?;
-    channel.event(bench.patience)?.context("no event came after 20 ms")?;
+    channel
+        .event(bench.time_limit)?
+        .context("no event was raised after 20 ms")?;
     pair.b.received.acknowledge(1);
     Ok(())
 }

@@ -12,6 +12,7 @@ mod notify;
 mod objects;
 mod posting;
 mod reliable;
+mod retries;
 mod shared;
 mod transfers;
 mod transitions;
@@ -31,6 +32,7 @@ pub(super) fn all() -> Vec<Case> {
         transfers::cases(),
         access::cases(),
         completion::cases(),
+        retries::cases(),
         reliable::cases(),
         notify::cases(),
         datagram::cases(),
@@ -64,7 +66,7 @@ mod tests {
                 "{}",
                 case.name
             );
-            assert!(!case.clause.is_empty() && !case.says.is_empty(), "{}", case.name);
+            assert!(!case.clause.is_empty() && !case.rule.is_empty(), "{}", case.name);
         }
     }
 }

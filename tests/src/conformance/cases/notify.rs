@@ -1,4 +1,4 @@
-//! Completion events: when there is one, and for whom.
+//! Completion events: when they are raised, and on which channel.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -11,25 +11,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "notify/not-armed",
             "11.4.2.2",
-            "without a request there is no event",
+            "without ibv_req_notify_cq there is no event",
             not_armed,
         ),
         case(
             "notify/one-per-request",
             "11.4.2.2",
-            "one event for each request, however many completions come",
+            "one event per ibv_req_notify_cq, for any number of completions",
             one_per_request,
         ),
         case(
             "notify/armed-again",
             "11.4.2.2",
-            "armed again, there is an event again",
+            "rearmed, there is another event",
             armed_again,
         ),
         case(
             "notify/armed-after-completion",
             "11.4.2.2",
-            "what was there when the queue was armed makes no event",
+            "completions present when the queue is armed raise no event",
             armed_after,
         ),
         case(
@@ -41,55 +41,55 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "notify/send-completion",
             "11.4.2.2",
-            "completions of sends make events as those of receives do",
+            "completions of sends raise events, as those of receives",
             send_completion,
         ),
         case(
             "notify/unsolicited",
             "11.4.2.2",
-            "armed for solicited completions: others make no event",
+            "armed for solicited completions: others raise no event",
             unsolicited,
         ),
         case(
             "notify/solicited-send",
             "9.2.3",
-            "a SEND that solicits makes one",
+            "a solicited SEND raises one",
             solicited_send,
         ),
         case(
             "notify/solicited-write",
             "9.2.3",
-            "a WRITE with immediate data that solicits makes one",
+            "a solicited WRITE with immediate data raises one",
             solicited_write,
         ),
         case(
             "notify/solicited-error",
             "11.4.2.2",
-            "a completion in error makes one, solicited or not",
+            "a completion in error raises one, solicited or not",
             solicited_error,
         ),
         case(
             "notify/any-wins",
             "11.4.2.2",
-            "armed for any and then for solicited completions, any makes an event",
+            "armed for any and then for solicited completions, any raises an event",
             any_wins,
         ),
         case(
             "notify/widened",
             "11.4.2.2",
-            "armed for solicited and then for any completions, any makes an event",
+            "armed for solicited and then for any completions, any raises an event",
             widened,
         ),
         case(
             "notify/which-queue",
             "ibv_get_cq_event(3)",
-            "an event names its completion queue",
+            "an event carries its completion queue",
             which_queue,
         ),
         case(
             "notify/shared-channel",
             "ibv_create_comp_channel(3)",
-            "queues of one channel have their events each",
+            "each queue on a channel has its own events",
             shared_channel,
         ),
         case(
@@ -101,7 +101,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Contexts of the two queues of `b`.
+/// The cq_context values of `b`'s two queues.
 const SENT: usize = 0x51;
 const RECEIVED: usize = 0x52;
 
@@ -142,16 +142,17 @@ impl Notified {
         Ok(())
     }
 
-    /// One message to `b`, with these flags, until its completion is there. It is left in the queue.
+    /// Sends one message to `b` with these flags, and waits until it has arrived. Its completion
+    /// stays in the queue.
     fn message(&self, flags: u32) -> Result<()> {
         self.pair.a.post(Send::new(IBV_WR_SEND).id(1).with(flags))?;
         self.pair.a.sent.done(1)?;
         Ok(())
     }
 
-    /// An event comes, of the receives, and is acknowledged.
+    /// Expects and acknowledges an event of the receive queue.
     fn event(&self, bench: &Bench) -> Result<()> {
-        let found = self.channel.event(bench.patience)?.context("no event came")?;
+        let found = self.channel.event(bench.time_limit)?.context("no event was raised")?;
         ensure!(found == RECEIVED, "an event of {found:#x}");
         self.queue().acknowledge(1);
         Ok(())
@@ -174,162 +175,176 @@ impl Notified {
 }
 
 fn not_armed(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.message(0)?;
-    it.no_event(bench)
+    let notified = notified(bench)?;
+    notified.message(0)?;
+    notified.no_event(bench)
 }
 
 fn one_per_request(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(false)?;
+    let notified = notified(bench)?;
+    notified.arm(false)?;
     for _ in 0..4 {
-        it.message(0)?;
+        notified.message(0)?;
     }
-    it.event(bench)?;
-    it.no_event(bench)
+    notified.event(bench)?;
+    notified.no_event(bench)
 }
 
 fn armed_again(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
+    let notified = notified(bench)?;
     for _ in 0..4 {
-        it.arm(false)?;
-        it.message(0)?;
-        it.event(bench)?;
+        notified.arm(false)?;
+        notified.message(0)?;
+        notified.event(bench)?;
     }
-    it.no_event(bench)
+    notified.no_event(bench)
 }
 
 fn armed_after(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.message(0)?;
-    // Seen, so that it was surely there; and another that stays.
-    it.queue().wait()?;
-    it.message(0)?;
-    it.no_event(bench)?;
-    it.arm(false)?;
-    it.no_event(bench)?;
-    it.message(0)?;
-    it.event(bench)
+    let notified = notified(bench)?;
+    notified.message(0)?;
+    // Polled, so that it surely arrived; and another that stays.
+    notified.queue().wait()?;
+    notified.message(0)?;
+    notified.no_event(bench)?;
+    notified.arm(false)?;
+    notified.no_event(bench)?;
+    notified.message(0)?;
+    notified.event(bench)
 }
 
 fn armed_twice(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(false)?;
-    it.arm(false)?;
-    it.message(0)?;
-    it.message(0)?;
-    it.event(bench)?;
-    it.no_event(bench)
+    let notified = notified(bench)?;
+    notified.arm(false)?;
+    notified.arm(false)?;
+    notified.message(0)?;
+    notified.message(0)?;
+    notified.event(bench)?;
+    notified.no_event(bench)
 }
 
 fn send_completion(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    ensure!(it.pair.b.sent.arm(false) == Errno(0), "not armed");
-    it.pair.a.expect(1, 0, 8)?;
-    it.pair.b.post(Send::new(IBV_WR_SEND).id(2))?;
-    let found = it.channel.event(bench.patience)?.context("no event came")?;
+    let notified = notified(bench)?;
+    ensure!(notified.pair.b.sent.arm(false) == Errno(0), "not armed");
+    notified.pair.a.expect(1, 0, 8)?;
+    notified.pair.b.post(Send::new(IBV_WR_SEND).id(2))?;
+    let found = notified
+        .channel
+        .event(bench.time_limit)?
+        .context("no event was raised")?;
     ensure!(found == SENT, "an event of {found:#x}");
-    it.pair.b.sent.acknowledge(1);
-    it.pair.b.sent.done(2)?;
+    notified.pair.b.sent.acknowledge(1);
+    notified.pair.b.sent.done(2)?;
     Ok(())
 }
 
 fn unsolicited(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(true)?;
-    it.message(0)?;
-    it.message(0)?;
-    it.no_event(bench)?;
-    it.message(IBV_SEND_SOLICITED)?;
-    it.event(bench)
+    let notified = notified(bench)?;
+    notified.arm(true)?;
+    notified.message(0)?;
+    notified.message(0)?;
+    notified.no_event(bench)?;
+    notified.message(IBV_SEND_SOLICITED)?;
+    notified.event(bench)
 }
 
 fn solicited_send(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(true)?;
-    // Of more than one packet: the last one's bit counts.
-    it.pair.b.received.empty()?;
-    it.message(IBV_SEND_SOLICITED)?;
-    it.event(bench)?;
-    it.message(IBV_SEND_SOLICITED)?;
-    it.no_event(bench)
+    let notified = notified(bench)?;
+    notified.arm(true)?;
+    // Several packets: the last one's bit counts.
+    notified.pair.b.received.empty()?;
+    notified.message(IBV_SEND_SOLICITED)?;
+    notified.event(bench)?;
+    notified.message(IBV_SEND_SOLICITED)?;
+    notified.no_event(bench)
 }
 
 fn solicited_write(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(true)?;
+    let notified = notified(bench)?;
+    notified.arm(true)?;
     let write = |flags| {
         Send::new(IBV_WR_RDMA_WRITE_WITH_IMM)
             .id(1)
             .with(flags)
-            .sge(it.pair.a.mr.sge(0, 3000))
-            .at(it.pair.b.mr.at(0), it.pair.b.mr.rkey())
+            .sge(notified.pair.a.mr.sge(0, 3000))
+            .at(notified.pair.b.mr.at(0), notified.pair.b.mr.rkey())
     };
-    it.pair.a.post(write(0))?;
-    it.pair.a.sent.done(1)?;
-    it.no_event(bench)?;
-    it.pair.a.post(write(IBV_SEND_SOLICITED))?;
-    it.pair.a.sent.done(1)?;
-    it.event(bench)
+    notified.pair.a.post(write(0))?;
+    notified.pair.a.sent.done(1)?;
+    notified.no_event(bench)?;
+    notified.pair.a.post(write(IBV_SEND_SOLICITED))?;
+    notified.pair.a.sent.done(1)?;
+    notified.event(bench)
 }
 
 fn solicited_error(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(true)?;
-    ensure!(it.pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
-    it.event(bench)
+    let notified = notified(bench)?;
+    notified.arm(true)?;
+    ensure!(
+        notified.pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0),
+        "RTS → ERR"
+    );
+    notified.event(bench)
 }
 
 fn any_wins(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(false)?;
-    it.arm(true)?;
-    it.message(0)?;
-    it.event(bench)
+    let notified = notified(bench)?;
+    notified.arm(false)?;
+    notified.arm(true)?;
+    notified.message(0)?;
+    notified.event(bench)
 }
 
 fn widened(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(true)?;
-    it.arm(false)?;
-    it.message(0)?;
-    it.event(bench)
+    let notified = notified(bench)?;
+    notified.arm(true)?;
+    notified.arm(false)?;
+    notified.message(0)?;
+    notified.event(bench)
 }
 
 fn which_queue(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(false)?;
-    ensure!(it.pair.b.sent.arm(false) == Errno(0), "not armed");
-    it.message(0)?;
-    it.event(bench)?;
-    it.no_event(bench)
+    let notified = notified(bench)?;
+    notified.arm(false)?;
+    ensure!(notified.pair.b.sent.arm(false) == Errno(0), "not armed");
+    notified.message(0)?;
+    notified.event(bench)?;
+    notified.no_event(bench)
 }
 
 fn shared_channel(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(false)?;
-    ensure!(it.pair.b.sent.arm(false) == Errno(0), "not armed");
-    it.pair.a.expect(1, 0, 8)?;
-    it.message(0)?;
-    it.pair.b.post(Send::new(IBV_WR_SEND).id(2))?;
+    let notified = notified(bench)?;
+    notified.arm(false)?;
+    ensure!(notified.pair.b.sent.arm(false) == Errno(0), "not armed");
+    notified.pair.a.expect(1, 0, 8)?;
+    notified.message(0)?;
+    notified.pair.b.post(Send::new(IBV_WR_SEND).id(2))?;
     let mut found = Vec::new();
     for _ in 0..2 {
-        found.push(it.channel.event(bench.patience)?.context("an event is missing")?);
+        found.push(
+            notified
+                .channel
+                .event(bench.time_limit)?
+                .context("an event is missing")?,
+        );
     }
-    it.pair.b.sent.acknowledge(1);
-    it.pair.b.received.acknowledge(1);
+    notified.pair.b.sent.acknowledge(1);
+    notified.pair.b.received.acknowledge(1);
     found.sort_unstable();
     ensure!(found == [SENT, RECEIVED], "events of {found:#x?}");
-    it.no_event(bench)
+    notified.no_event(bench)
 }
 
 fn acknowledged_late(bench: &Bench) -> Result<()> {
-    let it = notified(bench)?;
-    it.arm(false)?;
-    it.message(0)?;
-    it.channel.event(bench.patience)?.context("no event came")?;
-    ensure!(it.pair.b.qp.destroy() == Errno(0), "destroying the queue pair");
-    let (waited, result) = it.queue().destroy_in_parallel(bench.quiet);
+    let notified = notified(bench)?;
+    notified.arm(false)?;
+    notified.message(0)?;
+    notified
+        .channel
+        .event(bench.time_limit)?
+        .context("no event was raised")?;
+    ensure!(notified.pair.b.qp.destroy() == Errno(0), "destroying the queue pair");
+    let (waited, result) = notified.queue().destroy_in_parallel(bench.quiet);
     ensure!(waited, "it was destroyed though an event was not acknowledged");
     ensure!(result == Errno(0), "once it was acknowledged: {result}");
     Ok(())

@@ -1,4 +1,4 @@
-//! What the device says of itself, and the lives of its objects.
+//! Device attributes, and the lifecycle of its objects.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -12,19 +12,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "device/limits",
             "11.2.1.2",
-            "every limit that verbs needs is reported above zero",
+            "every required limit is above zero",
             limits,
         ),
         case(
             "device/port",
             "11.2.1.3",
-            "the port is active, and its MTU no larger than its largest",
+            "the port is active, and its active MTU at most its maximum MTU",
             port,
         ),
         case(
             "device/no-such-port",
             "ibv_query_port(3)",
-            "a port that is not there is refused",
+            "an unknown port is refused",
             no_such_port,
         ),
         case(
@@ -66,67 +66,67 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "object/in-order",
             "ibv_open_device(3)",
-            "destroyed from the users to the used, every destruction succeeds",
+            "destroyed in dependency order, every destruction succeeds",
             in_order,
         ),
         case(
             "object/many",
             "10.2.4",
-            "keys and queue pair numbers of objects alive are all different",
+            "keys and QPNs of live objects are unique",
             many,
         ),
         case(
             "object/qpn-is-24-bit",
             "9.2.4",
-            "queue pair numbers are of 24 bits and neither 0 nor 1",
+            "QPNs have 24 bits and are neither 0 nor 1",
             qpn_width,
         ),
         case(
             "cq/capacity",
             "11.2.8.1",
-            "a completion queue has at least the entries asked for",
+            "a completion queue has at least the requested entries",
             cq_capacity,
         ),
         case(
             "cq/too-large",
             "11.2.8.1",
-            "more entries than the device has are refused",
+            "more entries than the device's maximum are refused",
             cq_too_large,
         ),
         case(
             "cq/no-entries",
             "ibv_create_cq(3)",
-            "a completion queue of no or less entries is refused",
+            "a completion queue of zero or negative entries is refused",
             cq_no_entries,
         ),
         case(
             "cq/bad-vector",
             "ibv_create_cq(3)",
-            "a completion vector that is not there is refused",
+            "an unknown completion vector is refused",
             cq_bad_vector,
         ),
         case(
             "qp/capacity",
             "11.2.4.1",
-            "the queues have at least the capacities asked for, and say so",
+            "the queues have at least the requested capacities, and report them",
             qp_capacity,
         ),
         case(
             "qp/too-deep",
             "11.2.4.1",
-            "more requests than the device has are refused",
+            "more requests than the device's maximum are refused",
             qp_too_deep,
         ),
         case(
             "qp/too-many-elements",
             "11.2.4.1",
-            "more elements than the device has are refused",
+            "more SGEs than the device's maximum are refused",
             qp_too_many_sges,
         ),
         case(
             "qp/unknown-transport",
             "ibv_create_qp(3)",
-            "a transport that is none is refused",
+            "an unknown transport is refused",
             qp_unknown_transport,
         ),
         case(
@@ -138,19 +138,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "object/two-contexts",
             "ibv_open_device(3)",
-            "objects of one context mean nothing to another, and its queue pairs talk to the other's",
+            "objects of one context are invalid in another, and their queue pairs connect",
             two_contexts,
         ),
         case(
             "qp/starts-in-reset",
             "10.3.1.1",
-            "a queue pair is made in RESET",
+            "a queue pair is created in RESET",
             qp_starts_in_reset,
         ),
         case(
             "mr/no-memory",
             "ibv_reg_mr(3)",
-            "memory that is not there cannot be registered",
+            "unmapped memory cannot be registered",
             mr_no_memory,
         ),
         case(
@@ -168,19 +168,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "mr/same-memory-twice",
             "10.6.3",
-            "memory may be registered twice, with keys of its own each",
+            "memory may be registered twice, with different keys",
             mr_twice,
         ),
         case(
             "mr/zero-length",
             "10.6.3",
-            "a region without remote rights of a single byte works like any other",
+            "a region of a single byte works like any other",
             mr_one_byte,
         ),
         case(
             "ah/needs-a-port",
             "11.2.3.1",
-            "an address of a port that is not there is refused",
+            "an address of an unknown port is refused",
             ah_bad_port,
         ),
     ]
@@ -505,7 +505,7 @@ fn mr_twice(bench: &Bench) -> Result<()> {
     ensure!(one.lkey() != other.lkey(), "two regions of one lkey");
     ensure!(
         (one.length(), other.length()) == (256, 64),
-        "the lengths are not what was asked for"
+        "the capacities are less than requested"
     );
     ensure!(
         one.deregister() == Errno(0) && other.deregister() == Errno(0),

@@ -1,4 +1,4 @@
-//! Posting: what is refused, where, and what a refused list leaves behind.
+//! Posting: refused requests, and the effect of a refused list.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -12,49 +12,49 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "post/send-queue-full",
             "ibv_post_send(3)",
-            "a request too many is refused, and the bad one is named",
+            "a request beyond the depth is refused, and returned as bad_wr",
             send_queue_full,
         ),
         case(
             "post/receive-queue-full",
             "ibv_post_recv(3)",
-            "a receive too many is refused, and the bad one is named",
+            "a receive beyond the depth is refused, and returned as bad_wr",
             receive_queue_full,
         ),
         case(
             "post/slots-come-back",
             "10.8.5.1",
-            "the slots of completed requests can be used again, many times around",
+            "the slots of completed requests are reusable, over several wraps",
             slots_come_back,
         ),
         case(
             "post/list-in-order",
             "10.8.3",
-            "a list is executed in its order",
+            "a list is executed in order",
             list_in_order,
         ),
         case(
             "post/partial-list",
             "ibv_post_send(3)",
-            "requests before the bad one are posted, and none behind it",
+            "requests before bad_wr are posted, and none after it",
             partial_list,
         ),
         case(
             "post/partial-receives",
             "ibv_post_recv(3)",
-            "receives before the bad one are posted, and none behind it",
+            "receives before bad_wr are posted, and none after it",
             partial_receives,
         ),
         case(
             "post/too-many-elements",
             "11.4.1.1",
-            "a send of more elements than asked for is refused",
+            "a send of more SGEs than max_send_sge is refused",
             too_many_elements,
         ),
         case(
             "post/too-many-receive-elements",
             "11.4.1.2",
-            "a receive of more elements than asked for is refused",
+            "a receive of more SGEs than max_recv_sge is refused",
             too_many_receive_elements,
         ),
         case(
@@ -84,7 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "post/unknown-opcode",
             "11.4.1.1",
-            "an opcode that is none is refused",
+            "an unknown opcode is refused",
             unknown_opcode,
         ),
         case(
@@ -114,20 +114,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "post/empty-list",
             "ibv_post_send(3)",
-            "a receive without elements and a send without elements are fine",
+            "a receive and a send without SGEs are valid",
             no_elements,
         ),
     ]
 }
 
-/// A send of nothing.
 fn nothing(id: u64) -> Send {
     Send::new(IBV_WR_SEND).id(id)
 }
 
 fn send_queue_full(bench: &Bench) -> Result<()> {
     let setup = Setup {
-        // The peer never gets ready: what is posted stays.
+        // The peer never posts a receive: posted sends stay.
         min_rnr_timer: 20,
         ..Setup::default()
     };
@@ -138,7 +137,8 @@ fn send_queue_full(bench: &Bench) -> Result<()> {
     refused_for_want_of_room(depth, || pair.a.qp.post(&[nothing(2), nothing(3)]))
 }
 
-/// That a queue with all that it was granted posted takes no end of requests: a device may round up, as to a power of two. `post` posts two.
+/// Checks that a full queue refuses requests: a device may round its depth up, as to a power of
+/// two. `post` posts two.
 fn refused_for_want_of_room(granted: usize, post: impl Fn() -> Posted) -> Result<()> {
     for _ in 0..granted {
         match post() {
@@ -216,8 +216,8 @@ fn partial_list(bench: &Bench) -> Result<()> {
     ensure!(posted.is_refused_at(2), "{posted:?}");
     pair.a.sent.done(10)?;
     pair.a.sent.done(11)?;
-    pair.a.sent.silent(bench.quiet)?;
-    // The queue goes on.
+    pair.a.sent.expect_nothing(bench.quiet)?;
+    // The queue continues.
     pair.a.post(nothing(14))?;
     pair.a.sent.done(14)?;
     Ok(())
@@ -303,7 +303,8 @@ fn inline_is_copied(bench: &Bench) -> Result<()> {
         min_rnr_timer: 14,
         ..Setup::default()
     })?;
-    // Nothing is expected yet, so that the message is gathered again when it is: long after its vector was freed by the rig.
+    // There is no receive yet, so the message is gathered again on retransmission: long after the
+    // rig freed its vector.
     pair.a.post(nothing(1).inline(b"written once"))?;
     pair.b.expect(2, 0, 64)?;
     pair.a.sent.done(1)?;

@@ -12,49 +12,49 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "srq/capacity",
             "11.2.3.5",
-            "a shared queue has at least the capacities asked for, and a query says so",
+            "an SRQ has at least the requested capacities, and a query reports them",
             capacity,
         ),
         case(
             "srq/too-deep",
             "11.2.3.5",
-            "more receives than the device has are refused",
+            "more receives than the device's maximum are refused",
             too_deep,
         ),
         case(
             "srq/busy",
             "11.2.3.8",
-            "a shared queue in use cannot be destroyed, nor its protection domain freed",
+            "an SRQ in use cannot be destroyed, nor its protection domain deallocated",
             busy,
         ),
         case(
             "srq/full",
             "ibv_post_srq_recv(3)",
-            "a receive too many is refused, and the bad one is named",
+            "a receive beyond the depth is refused, and returned as bad_wr",
             full,
         ),
         case(
             "srq/too-many-elements",
             "ibv_post_srq_recv(3)",
-            "a receive of too many elements is refused, and those before it are posted",
+            "a receive of too many SGEs is refused, and those before it are posted",
             too_many_elements,
         ),
         case(
             "srq/no-receives-of-its-own",
             "10.2.9.2",
-            "a queue pair on a shared queue takes no receives itself",
+            "a queue pair with an SRQ accepts no receives of its own",
             no_own_receives,
         ),
         case(
             "srq/not-ready",
             "9.7.5.2.8",
-            "a peer waits while the shared queue is empty",
+            "a peer waits while the SRQ is empty",
             not_ready,
         ),
         case(
             "srq/limit",
             "10.2.9.5",
-            "falling below the limit makes one event, and disarms it",
+            "falling below the limit raises one event, and disarms it",
             limit,
         ),
         case(
@@ -66,7 +66,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "srq/last-receive",
             "11.6.3.1",
-            "a queue pair that goes to ERR tells when it has taken its last receive",
+            "a queue pair in ERR raises an event when it has consumed its last receive",
             last_receive,
         ),
         case(
@@ -78,13 +78,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "srq/destroyed-with-receives",
             "11.2.3.8",
-            "a shared queue with receives in it can be destroyed",
+            "an SRQ with posted receives can be destroyed",
             destroyed_with_receives,
         ),
         case(
             "srq/around",
             "10.2.9",
-            "the slots of used receives can be used again, many times around",
+            "the slots of used receives are reusable, over several wraps",
             around,
         ),
     ];
@@ -93,18 +93,17 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(case(
             &name,
             "10.2.9",
-            "several queue pairs take receives from it, in its order, and complete them themselves",
+            "several queue pairs consume its receives in order, and complete them on their own CQs",
             move |bench| shared(bench, transport),
         ));
     }
     cases
 }
 
-/// Queue pairs on one shared queue, and a sender for each.
+/// Queue pairs on one shared receive queue, and a sender for each.
 struct Scene {
     senders: Vec<End>,
     receivers: Vec<Qp>,
-    /// Of the receivers' receives.
     received: Cq,
     srq: Srq,
     mr: Mr,
@@ -151,7 +150,7 @@ impl Scene {
         Ok(())
     }
 
-    /// A message of one sender, until it is complete there.
+    /// Sends a message, and waits for its send completion.
     fn message(&self, sender: usize, bytes: &[u8]) -> Result<()> {
         let end = &self.senders[sender];
         let mut send = Send::new(IBV_WR_SEND).id(1).inline(bytes);
@@ -163,7 +162,7 @@ impl Scene {
         Ok(())
     }
 
-    /// The next receive is this one, of this queue pair, with these bytes.
+    /// Checks the next receive: its id, queue pair and bytes.
     fn arrived(&self, id: u64, receiver: usize, bytes: &[u8]) -> Result<()> {
         let wc = self.received.done(id)?;
         ensure!(
@@ -257,14 +256,14 @@ fn too_many_elements(bench: &Bench) -> Result<()> {
 fn no_own_receives(bench: &Bench) -> Result<()> {
     let scene = scene(bench, IBV_QPT_RC, 1)?;
     let result = scene.receivers[0].receive_one(Recv::new(1));
-    ensure!(result != Errno(0), "it took one");
+    ensure!(result != Errno(0), "it accepted one");
     Ok(())
 }
 
 fn not_ready(bench: &Bench) -> Result<()> {
     let scene = scene(bench, IBV_QPT_RC, 1)?;
     scene.senders[0].post(Send::new(IBV_WR_SEND).id(1).inline(b"patience"))?;
-    scene.senders[0].sent.silent(bench.quiet)?;
+    scene.senders[0].sent.expect_nothing(bench.quiet)?;
     scene.receive(0..1)?;
     scene.senders[0].sent.done(1)?;
     scene.arrived(0, 0, b"patience")
@@ -295,7 +294,7 @@ fn limit(bench: &Bench) -> Result<()> {
             "another event: {event:?}"
         );
     }
-    ensure!(scene.srq.query()?.srq_limit == 0, "it is armed still");
+    ensure!(scene.srq.query()?.srq_limit == 0, "it is still armed");
     scene.message(0, b"m")?;
     scene.arrived(3, 0, b"m")?;
     ensure!(device.event(bench.quiet).is_none(), "a second event");
@@ -331,7 +330,7 @@ fn error_of_one(bench: &Bench) -> Result<()> {
         scene.receivers[0].step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0),
         "RTS → ERR"
     );
-    scene.received.silent(bench.quiet)?;
+    scene.received.expect_nothing(bench.quiet)?;
     for id in 0..4 {
         scene.message(1, b"m")?;
         scene.arrived(id, 1, b"m")?;
@@ -344,7 +343,7 @@ fn destroyed_with_receives(bench: &Bench) -> Result<()> {
     scene.receive(0..8)?;
     ensure!(scene.receivers[0].destroy() == Errno(0), "destroying the queue pair");
     ensure!(scene.srq.destroy() == Errno(0), "destroying the shared queue");
-    scene.received.silent(bench.quiet)
+    scene.received.expect_nothing(bench.quiet)
 }
 
 fn around(bench: &Bench) -> Result<()> {

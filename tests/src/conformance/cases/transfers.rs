@@ -1,4 +1,4 @@
-//! Messages of every operation and of every length that could be special, and what their completions say.
+//! Messages of every operation and of every boundary length, and the contents of their completions.
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;
@@ -6,7 +6,7 @@ use doorbell_verbs_sys::*;
 use crate::conformance::rig::{Bench, Pair, Recv, Send, Setup, states::transport_name};
 use crate::conformance::{Case, case};
 
-/// Immediate data as they lie in the packet.
+/// Immediate data in network byte order.
 const IMM: [u8; 4] = [0x01, 0x23, 0x45, 0x67];
 
 pub(super) fn cases() -> Vec<Case> {
@@ -14,49 +14,49 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "read/lengths",
             "9.4.4",
-            "a READ of every length at which packets divide brings every byte",
+            "a READ of every packet boundary length returns every byte",
             read_lengths,
         ),
         case(
             "atomic/fetch-add",
             "9.4.5",
-            "FETCH & ADD adds modulo 2^64 and returns what was there",
+            "FETCH & ADD adds modulo 2^64 and returns the old value",
             fetch_add,
         ),
         case(
             "atomic/compare-swap",
             "9.4.5",
-            "COMPARE & SWAP stores only where the comparison holds, and returns what was there",
+            "COMPARE & SWAP stores only where the comparison holds, and returns the old value",
             compare_swap,
         ),
         case(
             "gather/odd-sizes",
             "10.7.3.1",
-            "a message is gathered from elements of odd sizes, empty ones too",
+            "a message is gathered from SGEs of odd sizes, empty ones too",
             gather,
         ),
         case(
             "scatter/odd-sizes",
             "10.7.3.1",
-            "a message is scattered over elements of odd sizes, empty ones too",
+            "a message is scattered over SGEs of odd sizes, empty ones too",
             scatter,
         ),
         case(
             "scatter/read",
             "10.7.3.1",
-            "a READ is scattered over elements of odd sizes",
+            "a READ is scattered over SGEs of odd sizes",
             scatter_read,
         ),
         case(
             "scatter/shorter-message",
             "10.7.3.2",
-            "bytes of a receive beyond the message stay as they were",
+            "bytes of a receive beyond the message are unchanged",
             shorter_message,
         ),
         case(
             "loopback/own-queue-pair",
             "17.2.2",
-            "a queue pair connected to itself talks to itself",
+            "a queue pair can be connected to itself",
             own_queue_pair,
         ),
     ];
@@ -66,13 +66,13 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("send/lengths-{name}"),
                 "9.4.1",
-                "a SEND of every length at which packets divide brings every byte, and its length",
+                "a SEND of every packet boundary length delivers every byte, and its length",
                 move |bench| send_lengths(bench, transport),
             ),
             case(
                 &format!("write/lengths-{name}"),
                 "9.4.3",
-                "a WRITE of every length at which packets divide changes those bytes and no other",
+                "a WRITE of every packet boundary length writes these bytes and no others",
                 move |bench| write_lengths(bench, transport),
             ),
             case(
@@ -84,7 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("write/immediate-{name}"),
                 "9.4.3",
-                "a WRITE with immediate data takes a receive, leaves its memory alone and tells the length",
+                "a WRITE with immediate data consumes a receive, does not write its memory and reports the length",
                 move |bench| write_immediate(bench, transport),
             ),
             case(
@@ -96,7 +96,7 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("psn/wrap-{name}"),
                 "9.2.5",
-                "packet sequence numbers wrap from 2^24 - 1 to 0 in the midst of a message",
+                "PSNs wrap from 2^24 - 1 to 0 within a message",
                 move |bench| psn_wrap(bench, transport),
             ),
         ]);
@@ -110,7 +110,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Lengths at which packets of this MTU divide.
+/// Lengths around the packet boundaries of this MTU.
 fn lengths(mtu: usize) -> [usize; 10] {
     [
         0,
@@ -134,7 +134,6 @@ fn send_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     Ok(())
 }
 
-/// One SEND, verified, with all that its completions say.
 fn send(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     let bytes = bench.pattern(len, len as u32);
     pair.a.fill(0, &bytes);
@@ -168,7 +167,7 @@ fn send(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
 
 fn write_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     let pair = bench.pair(&Setup::of(transport))?;
-    // Somewhere odd.
+    // An unaligned offset.
     let at = 13;
     for len in lengths(1024) {
         let bytes = bench.pattern(len, len as u32);
@@ -181,7 +180,7 @@ fn write_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
         pair.a.post(write)?;
         let wc = pair.a.sent.done(1)?;
         ensure!(wc.opcode == IBV_WC_RDMA_WRITE, "it completed as opcode {}", wc.opcode);
-        // Over UC the request is complete when it has left. A SEND behind it arrives after it.
+        // Over UC the request completes when it was sent. A SEND behind it arrives after it.
         pair.b.expect(2, 0, 0)?;
         pair.a.post(Send::new(IBV_WR_SEND).id(3))?;
         pair.a.sent.done(3)?;
@@ -279,10 +278,10 @@ fn every_mtu(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     Ok(())
 }
 
-/// A pair whose sender begins just before the end of the sequence numbers.
+/// A pair whose sender's PSNs wrap soon.
 fn nearly_wrapped(bench: &Bench, transport: ibv_qp_type) -> Result<Pair> {
     let setup = Setup::of(transport);
-    let pair = bench.strangers_from([&setup, &setup], [0x00ff_fffd, 0x00ff_fffe])?;
+    let pair = bench.unconnected_pair_from([&setup, &setup], [0x00ff_fffd, 0x00ff_fffe])?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_RTS)?;
     Ok(pair)
@@ -324,7 +323,7 @@ fn read_lengths(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// One READ from somewhere odd, verified.
+/// One READ from an unaligned offset, verified.
 fn read(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     let bytes = bench.pattern(len, len as u32);
     pair.b.fill(5, &bytes);
@@ -338,7 +337,7 @@ fn read(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     ensure!(wc.opcode == IBV_WC_RDMA_READ, "it completed as opcode {}", wc.opcode);
     ensure!(
         wc.byte_len as usize == len,
-        "its completion says {} bytes of {len}",
+        "its completion reports {} bytes of {len}",
         wc.byte_len
     );
     ensure!(
@@ -362,7 +361,7 @@ fn fetch_add(bench: &Bench) -> Result<()> {
         pair.a.post(request)?;
         let wc = pair.a.sent.done(id)?;
         ensure!(wc.opcode == IBV_WC_FETCH_ADD, "it completed as opcode {}", wc.opcode);
-        ensure!(wc.byte_len == 8, "its completion says {} bytes", wc.byte_len);
+        ensure!(wc.byte_len == 8, "its completion reports {} bytes", wc.byte_len);
         ensure!(
             pair.a.mr.memory.word(8) == before,
             "it returned {:#x} instead of {before:#x}",
@@ -413,7 +412,7 @@ fn compare_swap(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Elements of these sizes, one byte apart from each other.
+/// Elements of these sizes, one byte apart.
 fn elements(mr: &crate::conformance::rig::Mr, sizes: &[usize]) -> Vec<(usize, ibv_sge)> {
     let mut at = 1;
     sizes
@@ -453,7 +452,7 @@ fn gather(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// What lies in elements, and that the bytes between them are 0 still.
+/// Checks the bytes in the elements, and that the bytes between them are still 0.
 fn scattered(end: &crate::conformance::rig::End, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     for (at, sge) in elements(&end.mr, &ODD) {

@@ -1,4 +1,4 @@
-//! Every transition of the state table, with every attribute that it needs, may have and must not have.
+//! Every transition of the state table, with every required, optional and invalid attribute.
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;
@@ -9,12 +9,12 @@ use crate::conformance::rig::states::{
 use crate::conformance::rig::{Bench, Device, End, Errno, Setup};
 use crate::conformance::{Case, case};
 
-/// A case for each transport, state and state.
+/// A case for each transport, state and next state.
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for transport in TRANSPORTS {
         for from in STATES {
-            // RC has no SQE to begin with.
+            // RC has no SQE.
             if from == IBV_QPS_SQE && transport == IBV_QPT_RC {
                 continue;
             }
@@ -25,13 +25,13 @@ pub(super) fn cases() -> Vec<Case> {
                     state_name(from),
                     state_name(to)
                 );
-                let says = match rule(transport, from, to) {
+                let description = match rule(transport, from, to) {
                     Some(_) => {
                         "the transition needs what table 91 requires, takes what is optional, and refuses the rest"
                     }
                     None => "there is no such transition",
                 };
-                cases.push(case(&name, "11.2.5.2, table 91", says, move |bench| {
+                cases.push(case(&name, "11.2.5.2, table 91", description, move |bench| {
                     transition(bench, transport, from, to)
                 }));
             }
@@ -40,31 +40,31 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(case(
         "modify/query-returns-it",
         "11.2.5.3",
-        "a query returns what was set",
+        "a query returns the attributes that were set",
         query_returns,
     ));
     cases.push(case(
         "modify/wrong-current-state",
         "11.2.5.2",
-        "a current state that is not the current one is refused",
+        "a wrong current state is refused",
         wrong_current_state,
     ));
     cases.push(case(
         "modify/without-state",
         "ibv_modify_qp(3)",
-        "attributes without a state are changed in the state that there is",
+        "attributes without a state are modified in the current state",
         without_state,
     ));
     cases.push(case(
         "modify/unknown-attribute",
         "ibv_modify_qp(3)",
-        "a bit that is no attribute is refused",
+        "an unknown attribute bit is refused",
         unknown_attribute,
     ));
     cases.push(case(
         "modify/no-such-state",
         "ibv_modify_qp(3)",
-        "a state that is none is refused",
+        "an unknown state is refused",
         no_such_state,
     ));
     cases.push(case(
@@ -76,7 +76,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(case(
         "modify/reset-forgets",
         "10.3.1.1",
-        "after RESET the queue pair connects as if new",
+        "after RESET the queue pair connects like a new one",
         reset_forgets,
     ));
     cases
@@ -99,21 +99,25 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
         .iter()
         .filter(|(_, flag)| *flag == 0 || flags & flag == 0)
         .fold(0, |bits, (bit, _)| bits | bit);
-    // A port cannot be changed, but setting it to what it is harms nobody.
+    // A port cannot be changed, but may be set to its current value.
     let left_open = left_open
         | if from == IBV_QPS_SQD && flags & IBV_DEVICE_CHANGE_PHY_PORT == 0 {
             IBV_QP_PORT
         } else {
             0
         };
-    // What is refused leaves the state as it was, so one queue pair does for all refusals.
+    // A refusal leaves the state unchanged, so one queue pair serves all refusals.
     for (bit, name) in ATTRIBUTES {
         if required & bit != 0 {
-            let result = end.qp.modify(&wish(&end, from, to), IBV_QP_STATE | required & !bit);
+            let result = end
+                .qp
+                .modify(&all_attributes(&end, from, to), IBV_QP_STATE | required & !bit);
             ensure!(result == Errno(libc::EINVAL), "without {name}: {result}");
             ensure!(end.qp.state()? == from, "the state changed though {name} was missing");
         } else if (optional | left_open) & bit == 0 {
-            let result = end.qp.modify(&wish(&end, from, to), IBV_QP_STATE | required | bit);
+            let result = end
+                .qp
+                .modify(&all_attributes(&end, from, to), IBV_QP_STATE | required | bit);
             ensure!(
                 result == Errno(libc::EINVAL),
                 "with {name}, which has no place in it: {result}"
@@ -121,13 +125,15 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
             ensure!(end.qp.state()? == from, "the state changed though {name} was given");
         }
     }
-    let result = end.qp.modify(&wish(&end, from, to), IBV_QP_STATE | required);
+    let result = end.qp.modify(&all_attributes(&end, from, to), IBV_QP_STATE | required);
     ensure!(result == Errno(0), "with what it requires: {result}");
     ensure!(end.qp.state()? == to, "the state is not {}", state_name(to));
     for (bit, name) in ATTRIBUTES {
         if optional & !left_open & bit != 0 {
             let end = end_in(&device, transport, from)?;
-            let result = end.qp.modify(&wish(&end, from, to), IBV_QP_STATE | required | bit);
+            let result = end
+                .qp
+                .modify(&all_attributes(&end, from, to), IBV_QP_STATE | required | bit);
             ensure!(result == Errno(0), "with {name}, which is optional: {result}");
             ensure!(end.qp.state()? == to, "with {name} the state is not {}", state_name(to));
         }
@@ -136,7 +142,7 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
 }
 
 /// All attributes, for this transition.
-fn wish(end: &End, from: ibv_qp_state, to: ibv_qp_state) -> ibv_qp_attr {
+fn all_attributes(end: &End, from: ibv_qp_state, to: ibv_qp_state) -> ibv_qp_attr {
     let mut attr = end.qp.attr();
     attr.qp_state = to;
     attr.cur_qp_state = from;
@@ -151,7 +157,7 @@ fn no_transition(end: &End, transport: ibv_qp_type, from: ibv_qp_state, to: ibv_
             .fold(0, |bits, rule| bits | rule.required)
     };
     for mask in [0, everywhere(STATES)] {
-        let result = end.qp.modify(&wish(end, from, to), IBV_QP_STATE | mask);
+        let result = end.qp.modify(&all_attributes(end, from, to), IBV_QP_STATE | mask);
         ensure!(result == Errno(libc::EINVAL), "with attributes {mask:#x}: {result}");
         ensure!(end.qp.state()? == from, "the state changed");
     }
@@ -242,7 +248,7 @@ fn no_such_state(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Changes an attribute to a value out of its range.
+/// Sets an attribute to a value out of its range.
 type Spoil = fn(&mut ibv_qp_attr, &Device);
 
 fn values(bench: &Bench) -> Result<()> {
@@ -282,7 +288,7 @@ fn values(bench: &Bench) -> Result<()> {
     ];
     for (what, from, to, spoil) in ways {
         let end = end_in(&device, IBV_QPT_RC, from)?;
-        let mut attr = wish(&end, from, to);
+        let mut attr = all_attributes(&end, from, to);
         spoil(&mut attr, &device);
         let required = rule(IBV_QPT_RC, from, to).map_or(0, |rule| rule.required);
         let result = end.qp.modify(&attr, IBV_QP_STATE | required);
@@ -294,7 +300,7 @@ fn values(bench: &Bench) -> Result<()> {
 
 fn reset_forgets(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    // Receives and sends of the first life.
+    // Receives and sends before the reset.
     pair.b.expect(1, 0, 8)?;
     for end in [&pair.a, &pair.b] {
         ensure!(end.qp.step(IBV_QPS_RTS, IBV_QPS_RESET) == Errno(0), "RTS → RESET");

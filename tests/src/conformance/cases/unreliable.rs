@@ -1,4 +1,5 @@
-//! UC: connected, but nobody answers. What cannot be taken is dropped whole, and the next message counts again.
+//! UC: connected, but unacknowledged. A message that cannot be received is dropped whole, and the
+//! next is received.
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;
@@ -17,14 +18,14 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "uc/long-message-without-receive",
             "9.8.2.2",
-            "so is one of many packets",
+            "a multi-packet message without a receive is dropped whole, too",
             long_without_receive,
         ),
         case(
-            "uc/nobody-there",
+            "uc/unknown-qpn",
             "9.8.2",
-            "requests to a peer that is gone complete",
-            nobody_there,
+            "requests to a destroyed peer complete",
+            unknown_qpn,
         ),
         case(
             "uc/wrong-key",
@@ -41,13 +42,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "uc/write-with-immediate-without-receive",
             "9.8.2.2",
-            "a WRITE with immediate data and no receive changes nothing but its target",
+            "a WRITE with immediate data and no receive writes nothing but its target",
             imm_without_receive,
         ),
         case(
             "uc/longer-than-receive",
             "9.8.2.2",
-            "a message longer than its receive changes nothing behind it, and is no success",
+            "a message longer than its receive writes nothing beyond it, and does not succeed",
             longer,
         ),
         case(
@@ -81,7 +82,7 @@ fn send(pair: &Pair, id: u64, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// That `b` is as ready as ever.
+/// Checks that `b` still receives.
 fn next_arrives(pair: &Pair, receive: u64) -> Result<()> {
     pair.a.fill(0, b"the next");
     send(pair, 99, 8)?;
@@ -94,9 +95,9 @@ fn next_arrives(pair: &Pair, receive: u64) -> Result<()> {
 fn no_receive(bench: &Bench) -> Result<()> {
     let pair = pair(bench)?;
     send(&pair, 1, 100)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     pair.b.expect(2, 0, 1000)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     next_arrives(&pair, 2)
 }
 
@@ -104,12 +105,12 @@ fn long_without_receive(bench: &Bench) -> Result<()> {
     let pair = pair(bench)?;
     pair.a.fill(0, &[5; 9000]);
     send(&pair, 1, 9000)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     pair.b.expect(2, 0, 1000)?;
     next_arrives(&pair, 2)
 }
 
-fn nobody_there(bench: &Bench) -> Result<()> {
+fn unknown_qpn(bench: &Bench) -> Result<()> {
     let pair = pair(bench)?;
     ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
     for id in 0..3 {
@@ -163,9 +164,9 @@ fn imm_without_receive(bench: &Bench) -> Result<()> {
         .at(pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.post(write)?;
     pair.a.sent.done(1)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     pair.b.expect(2, 8000, 1000)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     next_arrives(&pair, 2)?;
     ensure!(pair.b.bytes(64, 64) == [0; 64], "memory beside the target changed");
     Ok(())
@@ -227,5 +228,5 @@ fn flushed(bench: &Bench) -> Result<()> {
     let pair = pair(bench)?;
     pair.b.expect(5, 0, 64)?;
     fail_locally(&pair)?;
-    pair.b.received.silent(bench.quiet)
+    pair.b.received.expect_nothing(bench.quiet)
 }

@@ -1,4 +1,5 @@
-//! Memory windows: what is bound is allowed and nothing else, until it is invalidated, bound anew or gone.
+//! Memory windows: access is limited to the binding, until it is invalidated, replaced or
+//! deallocated.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -25,18 +26,18 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(case(
                 &format!("window/{name}-through-{title}"),
                 "10.6.7.2",
-                "with its right in the binding it works, though the region itself grants nothing",
+                "with the right in the binding it succeeds, though the region has no remote rights",
                 move |bench| through(bench, kind, opcode, right, true),
             ));
             cases.push(case(
                 &format!("window/{name}-not-through-{title}"),
                 "10.6.7.2",
-                "without its right in the binding: remote access error, memory unchanged",
+                "without the right in the binding: remote access error, memory unchanged",
                 move |bench| through(bench, kind, opcode, REMOTE & !right, false),
             ));
         }
-        let mut add = |name: &str, clause, says: &str, run: fn(&Bench, ibv_mw_type) -> Result<()>| {
-            cases.push(case(&format!("window/{title}-{name}"), clause, says, move |bench| {
+        let mut add = |name: &str, clause, rule: &str, run: fn(&Bench, ibv_mw_type) -> Result<()>| {
+            cases.push(case(&format!("window/{title}-{name}"), clause, rule, move |bench| {
                 run(bench, kind)
             }));
         };
@@ -100,70 +101,71 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "window/type-1-rebound",
             "10.6.7.2.3",
-            "bound anew, a window of type 1 has a new key, and the old one grants nothing",
+            "a rebound type 1 window has a new key, and the old one is invalid",
             rebound,
         ),
         case(
             "window/type-1-unbound-by-zero-length",
             "10.6.7.2.3",
-            "a binding of no bytes takes everything back",
+            "a binding of length 0 revokes access",
             zero_length,
         ),
         case(
             "window/type-1-by-any-queue-pair",
             "10.6.7.2.2",
-            "a window of type 1 is open to every queue pair of its domain",
+            "a type 1 window is accessible through every queue pair of its protection domain",
             any_queue_pair,
         ),
         case(
             "window/type-2-by-its-queue-pair",
             "10.6.7.2.2",
-            "a window of type 2B is open to the queue pair alone that bound it",
+            "a type 2B window is accessible only through the queue pair that bound it",
             only_its_queue_pair,
         ),
         case(
             "window/type-2-bound-twice",
             "10.6.7.2.4",
-            "a bound window of type 2 cannot be bound again",
+            "a bound type 2 window cannot be bound again",
             bound_twice,
         ),
         case(
             "window/type-2-local-invalidate",
             "10.6.5",
-            "invalidated here, the key grants nothing, and the window can be bound again",
+            "after a local invalidate the key is invalid, and the window can be bound again",
             local_invalidate,
         ),
         case(
             "window/type-2-remote-invalidate",
             "9.4.1.1",
-            "a SEND that invalidates does it before its receive completes, and tells the key",
+            "a SEND with invalidate invalidates before its receive completes, and reports the key",
             remote_invalidate,
         ),
         case(
             "window/type-2-remote-invalidate-unknown",
             "9.4.1.1.3",
-            "a SEND that invalidates an unknown key is refused",
+            "a SEND with invalidate of an unknown key is refused",
             invalidate_unknown,
         ),
         case(
             "window/type-2-remote-invalidate-region",
             "9.4.1.1.3",
-            "a SEND that invalidates the key of a plain region is refused, and the region stays",
+            "a SEND with invalidate of a region's key is refused, and the region stays valid",
             invalidate_region,
         ),
         case(
             "window/type-2-invalidate-unbound",
             "10.6.5",
-            "invalidating a window that is not bound is harmless or an error, and never a hang",
+            "invalidating an unbound window has no effect or is an error, and never hangs",
             invalidate_unbound,
         ),
     ]);
     cases
 }
 
-/// `b` has a region that grants peers nothing but may have windows; the window is on its bytes from 64 to 192.
+/// `b` has a region without remote rights that allows windows; the window is on its bytes from 64
+/// to 192.
 struct Scene {
-    /// Dropped first: a window goes before what it is bound to.
+    /// Dropped first: a window is deallocated before its region.
     mw: Mw,
     region: Mr,
     pair: Pair,
@@ -179,7 +181,7 @@ fn scene(bench: &Bench, kind: ibv_mw_type) -> Result<Scene> {
     Ok(Scene { mw, region, pair })
 }
 
-/// Binds by the way of its type; the status of the completion.
+/// Binds by the verb of its type; returns the completion.
 fn bind(pair: &Pair, kind: ibv_mw_type, mw: &Mw, binding: Binding<'_>) -> Result<ibv_wc> {
     let (qp, key) = (&pair.b.qp, next_key(mw.rkey()));
     let result = if kind == IBV_MW_TYPE_1 {
@@ -206,7 +208,6 @@ impl Scene {
         }
     }
 
-    /// Binds, which is to succeed.
     fn bind(&self, kind: ibv_mw_type, rights: u32) -> Result<()> {
         let wc = bind(&self.pair, kind, &self.mw, self.binding(rights))?;
         ensure!(wc.status == IBV_WC_SUCCESS, "the binding: {}", named(wc.status));
@@ -296,7 +297,7 @@ fn completion(bench: &Bench, kind: ibv_mw_type) -> Result<()> {
     Ok(())
 }
 
-/// That this binding is refused, when posted or by its completion.
+/// Checks that this binding is refused, when posted or by its completion.
 fn fails(pair: &Pair, kind: ibv_mw_type, mw: &Mw, binding: Binding<'_>) -> Result<()> {
     let key = next_key(mw.rkey());
     let result = if kind == IBV_MW_TYPE_1 {
@@ -432,7 +433,7 @@ fn zero_length(bench: &Bench) -> Result<()> {
     scene.refused(IBV_WR_RDMA_READ, START, old)
 }
 
-/// A second connection between the same domains, and its `a` and `b`.
+/// A second connection between the same protection domains, and its `a` and `b`.
 fn second(bench: &Bench, pair: &Pair) -> Result<Pair> {
     let setup = Setup::default();
     let end = |of: &crate::conformance::rig::End, salt| {
@@ -529,12 +530,12 @@ fn remote_invalidate(bench: &Bench) -> Result<()> {
     scene.refused(IBV_WR_RDMA_READ, START, key)
 }
 
-/// A SEND that invalidates a key which it must not.
+/// A SEND with an invalidation that must be refused.
 fn invalidation_refused(pair: &Pair, key: u32) -> Result<()> {
     pair.b.expect(3, 0, 64)?;
     pair.a.post(Send::new(IBV_WR_SEND_WITH_INV).id(2).invalidating(key))?;
     let wc = pair.a.sent.wait()?;
-    ensure!(wc.status != IBV_WC_SUCCESS, "it was taken");
+    ensure!(wc.status != IBV_WC_SUCCESS, "it was accepted");
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use doorbell_verbs_sys::*;
 
 use super::{Cq, Device, Errno, Object};
 
-/// A completion channel; its descriptor does not block.
+/// A completion channel; its descriptor is non-blocking.
 #[derive(Clone)]
 pub(in crate::conformance) struct Channel(Rc<Object<ibv_comp_channel>>, Device);
 
@@ -19,7 +19,7 @@ impl Device {
         // SAFETY: the context is live.
         let channel = unsafe { (self.api().create_comp_channel)(self.raw()) };
         let object = Object::new(self, "completion channel", channel, self.api().destroy_comp_channel)?;
-        // SAFETY: just made; the descriptor is its own.
+        // SAFETY: just created; the descriptor is its own.
         unsafe {
             let fd = (*channel).fd;
             libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK);
@@ -37,7 +37,8 @@ impl Channel {
         self.0.destroy()
     }
 
-    /// Waits for an event: the context that its completion queue was made with, or `None` when none came in time. It is to be acknowledged.
+    /// Waits for an event: the cq_context of its completion queue, or `None` on timeout. The caller
+    /// acknowledges it.
     pub(in crate::conformance) fn event(&self, within: Duration) -> Result<Option<usize>, Errno> {
         // SAFETY: live.
         let fd = unsafe { (*self.raw()).fd };
@@ -59,7 +60,7 @@ impl Channel {
 
 impl Cq {
     pub(in crate::conformance) fn acknowledge(&self, events: c_uint) {
-        // SAFETY: live; as many events of it were taken, by the case's own count.
+        // SAFETY: live; this many events of it were taken, by the case's own count.
         unsafe { (self.device().api().ack_cq_events)(self.raw(), events) };
     }
 
@@ -69,14 +70,14 @@ impl Cq {
     }
 }
 
-/// A queue on its way to another thread.
 struct Sent(*mut ibv_cq);
 
 // SAFETY: verbs may be called from any thread (man pages).
 unsafe impl Send for Sent {}
 
 impl Cq {
-    /// Destroys it in another thread, with one event taken but not acknowledged, which is done after that time: whether the destruction waited for it, and its result.
+    /// Destroys it in another thread, with one event taken, which is acknowledged after `after`.
+    /// Returns whether the destruction waited for it, and its result.
     pub(in crate::conformance) fn destroy_in_parallel(&self, after: Duration) -> (bool, Errno) {
         let api = self.device().api();
         let taken = Sent(self.take());
@@ -84,7 +85,7 @@ impl Cq {
         thread::scope(|scope| {
             let destruction = scope.spawn(move || {
                 let taken = taken;
-                // SAFETY: live, and the case's no more.
+                // SAFETY: live, and no longer used by the case.
                 unsafe { (api.destroy_cq)(taken.0) }
             });
             thread::sleep(after);
@@ -98,7 +99,7 @@ impl Cq {
     }
 }
 
-/// Whether a descriptor can be read within that time.
+/// Whether a descriptor becomes readable within that time.
 pub(super) fn readable(fd: i32, within: Duration) -> bool {
     let mut poll = libc::pollfd {
         fd,

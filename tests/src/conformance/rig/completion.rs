@@ -1,4 +1,4 @@
-//! Completion queues and what comes from them.
+//! Completion queues and completions.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -13,7 +13,6 @@ use doorbell_verbs_sys::*;
 
 use super::{Channel, Device, Errno, Object};
 
-/// A completion queue.
 #[derive(Clone)]
 pub(in crate::conformance) struct Cq(Rc<Inner>);
 
@@ -28,7 +27,7 @@ impl Device {
         self.cq_with(entries, None, 0, 0)
     }
 
-    /// With a channel, and the context that events tell (a number here).
+    /// With a channel, and its cq_context (a number here).
     pub(in crate::conformance) fn cq_with(
         &self,
         entries: c_int,
@@ -43,7 +42,7 @@ impl Device {
         self.adopt_cq(cq, channel)
     }
 
-    /// What a verb that makes completion queues returned.
+    /// Wraps the result of a verb that creates completion queues.
     pub(super) fn adopt_cq(&self, cq: *mut ibv_cq, channel: Option<&Channel>) -> Result<Cq, Errno> {
         Ok(Cq(Rc::new(Inner {
             object: Object::new(self, "completion queue", cq, self.api().destroy_cq)?,
@@ -66,12 +65,12 @@ impl Cq {
         self.0.object.destroy()
     }
 
-    /// The pointer, to be destroyed by the caller.
+    /// Releases the pointer, which the caller destroys.
     pub(super) fn take(&self) -> *mut ibv_cq {
         self.0.object.ptr.replace(ptr::null_mut())
     }
 
-    /// Entries it has room for, at least.
+    /// Its capacity, at least.
     pub(in crate::conformance) fn capacity(&self) -> c_int {
         // SAFETY: live.
         unsafe { (*self.raw()).cqe }
@@ -82,13 +81,13 @@ impl Cq {
         Errno(unsafe { (self.device().api().resize_cq)(self.raw(), entries) })
     }
 
-    /// Up to `most` completions at once; an error value when the call fails.
+    /// Polls up to `most` completions at once; an error value when the call fails.
     pub(in crate::conformance) fn poll_many(&self, most: usize) -> Result<Vec<ibv_wc>> {
         let mut room = vec![MaybeUninit::<ibv_wc>::uninit(); most];
-        // SAFETY: live, with room for as many.
+        // SAFETY: live, with room for `most`.
         let found = unsafe { inline::poll_cq(self.raw(), most as c_int, room.as_mut_ptr().cast()) };
         ensure!(found >= 0 && found as usize <= most, "ibv_poll_cq for {most}: {found}");
-        // SAFETY: as many were filled.
+        // SAFETY: `found` entries were filled.
         Ok(room[..found as usize]
             .iter()
             .map(|wc| unsafe { wc.assume_init() })
@@ -99,7 +98,7 @@ impl Cq {
         Ok(self.poll_many(1)?.pop())
     }
 
-    /// The next completion, unless none comes in that time.
+    /// The next completion; `None` on timeout.
     pub(in crate::conformance) fn next_within(&self, time: Duration) -> Result<Option<ibv_wc>> {
         let since = Instant::now();
         loop {
@@ -113,16 +112,15 @@ impl Cq {
         }
     }
 
-    /// The next completion.
     pub(in crate::conformance) fn wait(&self) -> Result<ibv_wc> {
-        let patience = self.device().patience();
-        match self.next_within(patience)? {
+        let time_limit = self.device().time_limit();
+        match self.next_within(time_limit)? {
             Some(wc) => Ok(wc),
-            None => bail!("no completion within {patience:?}"),
+            None => bail!("no completion within {time_limit:?}"),
         }
     }
 
-    /// The next completion, which is of this request and has this status.
+    /// The next completion, which must be of this request with this status.
     pub(in crate::conformance) fn wait_for(&self, wr_id: u64, status: ibv_wc_status) -> Result<ibv_wc> {
         let wc = self.wait()?;
         ensure!(
@@ -135,13 +133,13 @@ impl Cq {
         Ok(wc)
     }
 
-    /// The next completion, which is of this request and a success.
+    /// The next completion, which must be a success of this request.
     pub(in crate::conformance) fn done(&self, wr_id: u64) -> Result<ibv_wc> {
         self.wait_for(wr_id, IBV_WC_SUCCESS)
     }
 
-    /// That nothing comes for that time.
-    pub(in crate::conformance) fn silent(&self, time: Duration) -> Result<()> {
+    /// Checks that there is no completion for that time.
+    pub(in crate::conformance) fn expect_nothing(&self, time: Duration) -> Result<()> {
         match self.next_within(time)? {
             None => Ok(()),
             Some(wc) => bail!(
@@ -152,9 +150,9 @@ impl Cq {
         }
     }
 
-    /// That there is nothing now.
+    /// Checks that there is no completion now.
     pub(in crate::conformance) fn empty(&self) -> Result<()> {
-        self.silent(Duration::ZERO)
+        self.expect_nothing(Duration::ZERO)
     }
 }
 
@@ -171,13 +169,13 @@ impl fmt::Display for Completions<'_> {
     }
 }
 
-/// The immediate data of a completion that has some, as they came.
+/// The immediate data of a completion, in network byte order.
 pub(in crate::conformance) fn immediate(wc: &ibv_wc) -> [u8; 4] {
     // SAFETY: both members are 32 bits.
     unsafe { wc.anon_1.imm_data }.to_ne_bytes()
 }
 
-/// A status as the standard's header names it.
+/// A status by its name in the C header.
 pub(in crate::conformance) fn named(status: ibv_wc_status) -> &'static str {
     const NAMES: [&str; 24] = [
         "SUCCESS",

@@ -1,4 +1,4 @@
-//! The device, opened.
+//! The open device.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_int};
@@ -12,7 +12,7 @@ use doorbell_verbs_sys::*;
 
 use super::{Bench, Errno, NotOffered, Object, zeroed};
 
-/// An open device. Each case opens its own, so that asynchronous events are the case's own too.
+/// An open device. Each case opens its own, so that asynchronous events are its own too.
 #[derive(Clone)]
 pub(in crate::conformance) struct Device(Rc<Inner>);
 
@@ -22,11 +22,10 @@ struct Inner {
     port: ibv_port_attr,
     gid: ibv_gid,
     gid_index: u8,
-    patience: Duration,
+    time_limit: Duration,
 }
 
 impl Bench {
-    /// Opens the device under test.
     pub(in crate::conformance) fn open(&self) -> Result<Device> {
         let api = self.api;
         let (context, complaints) = (open(api, &self.device)?, Rc::clone(&self.complaints));
@@ -52,14 +51,15 @@ impl Bench {
             port,
             gid,
             gid_index,
-            patience: self.patience,
+            time_limit: self.time_limit,
         })))
     }
 }
 
 fn open(api: &Api, name: &str) -> Result<*mut ibv_context> {
     let mut count = 0;
-    // SAFETY: the list has `count` devices that live until it is freed, which an open device outlives (man page).
+    // SAFETY: the list has `count` devices that live until it is freed; an open device stays valid
+    // after (man page).
     unsafe {
         let list = (api.get_device_list)(&mut count);
         ensure!(!list.is_null(), "ibv_get_device_list: {}", Errno::last());
@@ -75,7 +75,8 @@ fn open(api: &Api, name: &str) -> Result<*mut ibv_context> {
     }
 }
 
-/// The GID to use: the first of an IPv4 address, as its port's namespace reaches that from itself at once, or else the first that there is.
+/// The GID to use: the first of an IPv4 address, which the port's namespace can reach from itself
+/// at once, or else the first.
 fn choose_gid(api: &Api, context: *mut ibv_context, len: c_int) -> Result<(u8, ibv_gid)> {
     let mut first = None;
     for index in 0..len.min(256) {
@@ -104,9 +105,9 @@ impl Device {
         self.0.api
     }
 
-    /// Longer than anything takes that is going to happen.
-    pub(in crate::conformance) fn patience(&self) -> Duration {
-        self.0.patience
+    /// Time limit of expected events.
+    pub(in crate::conformance) fn time_limit(&self) -> Duration {
+        self.0.time_limit
     }
 
     pub(in crate::conformance) fn raw(&self) -> *mut ibv_context {
@@ -144,7 +145,7 @@ impl Device {
         }
     }
 
-    /// The capability flags that this device reports of `wanted`; an error that says so when it lacks one.
+    /// Checks that the device reports the capability flags `wanted`; an error when it lacks one.
     pub(in crate::conformance) fn needs(&self, wanted: u32, what: &str) -> Result<()> {
         let reported = self.query()?.device_cap_flags;
         if reported & wanted == wanted {
@@ -165,7 +166,6 @@ impl Device {
         }
     }
 
-    /// What ibv_query_port(3) says of a port number.
     pub(in crate::conformance) fn query_port(&self, port: u8) -> Result<ibv_port_attr, Errno> {
         let mut attr: ibv_port_attr = zeroed();
         // SAFETY: live and of this table; `attr` may be written.
@@ -175,7 +175,7 @@ impl Device {
         }
     }
 
-    /// A partition key of the port, big-endian; an error when there is none at the index.
+    /// A P_Key of the port, big-endian; an error when there is none at the index.
     pub(in crate::conformance) fn pkey_at(&self, port: u8, index: c_int) -> Result<u16, Errno> {
         let mut pkey = 0;
         // SAFETY: live; `pkey` may be written.
@@ -186,7 +186,7 @@ impl Device {
     }
 }
 
-/// A GID as it lies in a packet.
+/// A GID in network byte order.
 pub(in crate::conformance) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     // SAFETY: a GID is 16 bytes, whichever member was written.
     unsafe { gid.raw }

@@ -1,4 +1,4 @@
-//! Memory of the device, and regions that change.
+//! Device memory, and reregistered regions.
 
 use std::ffi::c_int;
 
@@ -8,14 +8,13 @@ use doorbell_verbs_sys::*;
 use super::window::lacks;
 use super::{Cq, Device, Errno, Memory, Mr, Object, Pd, zeroed};
 
-/// Memory of the device.
 pub(in crate::conformance) struct Dm {
     object: Object<ibv_dm>,
 }
 
 /// ibv_free_dm (ibv_alloc_dm(3)).
 unsafe extern "C" fn free(dm: *mut ibv_dm) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe { inline::free_dm(dm) }
 }
 
@@ -41,13 +40,13 @@ impl Dm {
     }
 
     pub(in crate::conformance) fn put(&self, offset: u64, bytes: &[u8]) -> Errno {
-        // SAFETY: live; the bytes are read during the call. That the range is in it is what the device checks.
+        // SAFETY: live; the bytes are read during the call. The device checks the range.
         Errno(unsafe { inline::memcpy_to_dm(self.object.get(), offset, bytes.as_ptr().cast(), bytes.len()) })
     }
 
     pub(in crate::conformance) fn get(&self, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0_u8; len];
-        // SAFETY: live; there is room for as many bytes.
+        // SAFETY: live; the buffer has room for `len` bytes.
         match unsafe { inline::memcpy_from_dm(bytes.as_mut_ptr().cast(), self.object.get(), offset, len) } {
             0 => Ok(bytes),
             error => Err(Errno(error)),
@@ -66,18 +65,18 @@ impl Pd {
     ) -> Result<Mr, Errno> {
         // SAFETY: both live and of one device.
         let mr = unsafe { inline::reg_dm_mr(self.raw(), dm.object.get(), offset, len, rights | IBV_ACCESS_ZERO_BASED) };
-        // It has no memory of ours: the region is of none.
+        // It has no host memory.
         self.adopt_mr(mr, &Memory::new(0), 0)
     }
 
-    /// A region whose addresses, for keys, begin at `iova`.
+    /// A region whose addresses begin at `iova`.
     pub(in crate::conformance) fn register_at(&self, memory: &Memory, iova: u64, rights: u32) -> Result<Mr> {
         let Some(register) = self.device().api().reg_mr_iova else {
             return lacks("ibv_reg_mr_iova");
         };
-        let place = memory.place();
+        let ptr = memory.as_void_ptr();
         // SAFETY: the PD is live, and the memory is held by the region.
-        let mr = unsafe { register(self.raw(), place, memory.len(), iova, rights as c_int) };
+        let mr = unsafe { register(self.raw(), ptr, memory.len(), iova, rights as c_int) };
         Ok(self.adopt_mr(mr, memory, iova)?)
     }
 }
@@ -95,18 +94,9 @@ impl Mr {
         let Some(change) = api.rereg_mr else {
             return lacks("ibv_rereg_mr");
         };
-        let place = memory.place();
+        let ptr = memory.as_void_ptr();
         // SAFETY: region and PD are live; the region holds both memories from now on.
-        let result = unsafe {
-            change(
-                self.raw(),
-                flags as c_int,
-                pd.raw(),
-                place,
-                memory.len(),
-                rights as c_int,
-            )
-        };
+        let result = unsafe { change(self.raw(), flags as c_int, pd.raw(), ptr, memory.len(), rights as c_int) };
         if result == IBV_REREG_MR_ERR_CMD && matches!(Errno::last(), Errno(libc::EOPNOTSUPP | libc::ENOSYS)) {
             return lacks("ibv_rereg_mr");
         }
@@ -118,7 +108,8 @@ impl Mr {
 }
 
 impl Cq {
-    /// An event after as many completions, or as many µs after the first; not offered when the device cannot.
+    /// Raises an event after `count` completions, or `period` µs after the first; not offered when
+    /// the device cannot.
     pub(in crate::conformance) fn moderate(&self, count: u16, period: u16) -> Result<Errno> {
         let caps = self.device().query_ex()?.cq_mod_caps;
         if caps.max_cq_count == 0 {

@@ -1,4 +1,4 @@
-//! Queue pairs with all that they need, alone and in connected pairs on one device.
+//! Queue pairs with their objects, alone and in connected pairs on one device.
 
 use std::ffi::c_int;
 
@@ -7,21 +7,19 @@ use doorbell_verbs_sys::*;
 
 use super::{ALL_RIGHTS, Bench, Cq, Device, Errno, Mr, Pd, Qp, Recv};
 
-/// How an end is set up.
 #[derive(Clone, Copy, Debug)]
+// fields: the attributes of a queue pair and its region, one each
 pub(in crate::conformance) struct Setup {
     pub(in crate::conformance) transport: ibv_qp_type,
-    /// Requests in either queue.
     pub(in crate::conformance) depth: u32,
-    /// Elements of a request.
     pub(in crate::conformance) sges: u32,
-    /// Bytes.
+    /// Maximum inline data in bytes.
     pub(in crate::conformance) inline: u32,
     pub(in crate::conformance) signal_all: bool,
     pub(in crate::conformance) mtu: ibv_mtu,
-    /// What the peer may do by the queue pair.
+    /// The queue pair's remote access rights.
     pub(in crate::conformance) access: u32,
-    /// And by the region.
+    /// The region's access rights.
     pub(in crate::conformance) rights: u32,
     /// Bytes of the region.
     pub(in crate::conformance) bytes: usize,
@@ -65,19 +63,18 @@ impl Setup {
     }
 }
 
-/// A queue pair, a completion queue for each of its queues, and a region. Dropped in the order of the fields.
+/// A queue pair, a completion queue for each of its queues, and a region. Dropped in the order of
+/// the fields.
 pub(in crate::conformance) struct End {
     pub(in crate::conformance) qp: Qp,
-    /// Completions of sends.
     pub(in crate::conformance) sent: Cq,
-    /// Completions of receives.
     pub(in crate::conformance) received: Cq,
     pub(in crate::conformance) mr: Mr,
     pub(in crate::conformance) pd: Pd,
 }
 
 impl End {
-    /// In RESET.
+    /// Creates an end in RESET.
     pub(in crate::conformance) fn new(device: &Device, setup: &Setup, psn: u32) -> Result<Self> {
         let pd = device.pd().context("ibv_alloc_pd")?;
         let (sent, received) = (
@@ -87,7 +84,7 @@ impl End {
         Self::with(&pd, sent, received, setup, psn)
     }
 
-    /// In RESET, of objects at hand.
+    /// Creates an end in RESET from existing objects.
     pub(in crate::conformance) fn with(pd: &Pd, sent: Cq, received: Cq, setup: &Setup, psn: u32) -> Result<Self> {
         let mr = pd.register(setup.bytes, setup.rights).context("ibv_reg_mr")?;
         let qp = pd.qp(&sent, &received, setup, psn).context("ibv_create_qp")?;
@@ -104,14 +101,13 @@ impl End {
         self.pd.device()
     }
 
-    /// Posts a receive of a part of the region.
+    /// Posts a receive into a part of the region.
     pub(in crate::conformance) fn expect(&self, wr_id: u64, offset: usize, len: usize) -> Result<()> {
         let result = self.qp.receive_one(Recv::new(wr_id).sge(self.mr.sge(offset, len)));
         ensure!(result == Errno(0), "ibv_post_recv: {result}");
         Ok(())
     }
 
-    /// Posts a send that is to be accepted.
     pub(in crate::conformance) fn post(&self, send: super::Send) -> Result<()> {
         let result = self.qp.post_one(send);
         ensure!(result == Errno(0), "ibv_post_send: {result}");
@@ -127,25 +123,25 @@ impl End {
     }
 }
 
-/// Two ends on one device, connected: what `a` sends goes to `b`.
+/// Two connected ends on one device: what `a` sends goes to `b`.
 pub(in crate::conformance) struct Pair {
     pub(in crate::conformance) a: End,
     pub(in crate::conformance) b: End,
 }
 
 impl Bench {
-    /// A first sequence number, of the case's own seed.
+    /// A first PSN, from the case's seed.
     pub(in crate::conformance) fn psn(&self, salt: u32) -> u32 {
         (mix(self.seed ^ u64::from(salt) << 40) >> 20) as u32 & 0x00ff_ffff
     }
 
-    /// Two ends in RESET that know each other.
-    pub(in crate::conformance) fn strangers(&self, a: &Setup, b: &Setup) -> Result<Pair> {
-        self.strangers_from([a, b], [self.psn(1), self.psn(2)])
+    /// Two ends in RESET, each set as the other's peer.
+    pub(in crate::conformance) fn unconnected_pair(&self, a: &Setup, b: &Setup) -> Result<Pair> {
+        self.unconnected_pair_from([a, b], [self.psn(1), self.psn(2)])
     }
 
-    /// With these first sequence numbers.
-    pub(in crate::conformance) fn strangers_from(&self, [a, b]: [&Setup; 2], psns: [u32; 2]) -> Result<Pair> {
+    /// The same with these first PSNs.
+    pub(in crate::conformance) fn unconnected_pair_from(&self, [a, b]: [&Setup; 2], psns: [u32; 2]) -> Result<Pair> {
         let device = self.open()?;
         let a = End::new(&device, a, psns[0])?;
         let b = End::new(&device, b, psns[1])?;
@@ -154,26 +150,23 @@ impl Bench {
         Ok(Pair { a, b })
     }
 
-    /// Two ends in RTS.
     pub(in crate::conformance) fn pair(&self, setup: &Setup) -> Result<Pair> {
         self.pair_of(setup, setup)
     }
 
-    /// Two ends in RTS that differ.
     pub(in crate::conformance) fn pair_of(&self, a: &Setup, b: &Setup) -> Result<Pair> {
-        let pair = self.strangers(a, b)?;
+        let pair = self.unconnected_pair(a, b)?;
         pair.a.qp.bring_to(IBV_QPS_RTS)?;
         pair.b.qp.bring_to(IBV_QPS_RTS)?;
         Ok(pair)
     }
 
-    /// Bytes of the case's own seed.
     pub(in crate::conformance) fn pattern(&self, len: usize, salt: u32) -> Vec<u8> {
         pattern(len, self.seed ^ u64::from(salt) << 32)
     }
 }
 
-/// Bytes that differ by place and seed; none is 0, which memory starts with.
+/// Bytes that differ by offset and seed; none is 0, which memory starts with.
 pub(in crate::conformance) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64)
         .map(|index| (mix(seed ^ index) >> 56) as u8 | 1)

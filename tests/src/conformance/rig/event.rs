@@ -10,11 +10,10 @@ use doorbell_verbs_sys::*;
 use super::channel::readable;
 use super::{Cq, Device, Errno, Qp, Srq, zeroed};
 
-/// An event taken; acknowledged on drop.
+/// An event that was read; acknowledged on drop.
 pub(in crate::conformance) struct Event(ibv_async_event, Device);
 
 impl Device {
-    /// The next event, or `None` when none comes in time.
     pub(in crate::conformance) fn event(&self, within: Duration) -> Option<Event> {
         // SAFETY: live.
         let fd = unsafe { (*self.raw()).async_fd };
@@ -29,9 +28,9 @@ impl Device {
 }
 
 impl Device {
-    /// The next event; an error when none comes.
+    /// The next event; an error on timeout.
     pub(in crate::conformance) fn next_event(&self) -> Result<Event> {
-        self.event(self.patience()).context("no asynchronous event came")
+        self.event(self.time_limit()).context("no asynchronous event came")
     }
 }
 
@@ -58,21 +57,21 @@ impl Event {
     }
 }
 
-/// A queue pair on its way to another thread.
 struct Sent(*mut ibv_qp);
 
 // SAFETY: verbs may be called from any thread (man pages).
 unsafe impl Send for Sent {}
 
 impl Qp {
-    /// Destroys it in another thread, and acknowledges its event after that time: whether the destruction waited for it, and its result.
+    /// Destroys it in another thread, and acknowledges its event after `after`. Returns whether the
+    /// destruction waited for it, and its result.
     pub(in crate::conformance) fn destroy_in_parallel(&self, event: Event, after: Duration) -> (bool, Errno) {
         let api = self.device().api();
         let taken = Sent(self.take());
         thread::scope(|scope| {
             let destruction = scope.spawn(move || {
                 let taken = taken;
-                // SAFETY: live, and the case's no more.
+                // SAFETY: live, and no longer used by the case.
                 unsafe { (api.destroy_qp)(taken.0) }
             });
             thread::sleep(after);
@@ -80,7 +79,7 @@ impl Qp {
             if waited {
                 drop(event);
             } else {
-                // What it would be acknowledged to is gone.
+                // Its queue pair is gone, so it cannot be acknowledged.
                 std::mem::forget(event);
             }
             (waited, Errno(destruction.join().unwrap_or(-1)))
@@ -90,7 +89,7 @@ impl Qp {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: taken once; what it names lives, as destroying that waits for this call.
+        // SAFETY: read once; its element lives, as destroying that waits for this call.
         unsafe { (self.1.api().ack_async_event)(&mut self.0) };
     }
 }

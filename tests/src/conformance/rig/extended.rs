@@ -1,4 +1,4 @@
-//! What providers offer beyond the first verbs: requests and completions by calls (ibv_wr_post(3), ibv_create_cq_ex(3)).
+//! The extended verbs: ibv_wr_post(3) and ibv_create_cq_ex(3).
 
 use std::mem::{offset_of, size_of};
 use std::ptr;
@@ -10,7 +10,8 @@ use super::qp::init_attr;
 use super::window::lacks;
 use super::{Ah, Cq, Device, Errno, Mw, Pd, Qp, Setup, zeroed};
 
-/// The entry of the extended context, where it is long enough to have it. To be used inside `unsafe`: the context is live.
+/// The entry of the extended context, if it is long enough to have it. To be used inside `unsafe`:
+/// the context is live.
 macro_rules! extended {
     ($context:expr, $field:ident) => {{
         let extended = inline::verbs_get_ctx($context);
@@ -23,7 +24,7 @@ macro_rules! extended {
 }
 
 impl Pd {
-    /// A queue pair with calls for these operations (`IBV_QP_EX_WITH_*`).
+    /// A queue pair with the `ibv_wr_*` operations `IBV_QP_EX_WITH_*`.
     pub(in crate::conformance) fn qp_ex(
         &self,
         send_cq: &Cq,
@@ -57,13 +58,13 @@ impl Pd {
     }
 }
 
-/// A batch of requests by calls. The order is the caller's: a request, then its setters.
+/// A batch of requests by `ibv_wr_*`. The caller keeps the order: a request, then its setters.
 pub(in crate::conformance) struct Calls<'a> {
     qp: &'a Qp,
     ex: *mut ibv_qp_ex,
 }
 
-/// Calls an entry that the case has asked for at creation. To be used inside `unsafe`.
+/// Calls an entry that the case has requested at creation. To be used inside `unsafe`.
 macro_rules! call {
     ($self:ident, $entry:ident $(, $argument:expr)*) => {
         ((*$self.ex).$entry.context(concat!("there is no ", stringify!($entry)))?)($self.ex $(, $argument)*)
@@ -71,7 +72,6 @@ macro_rules! call {
 }
 
 impl Qp {
-    /// Begins a batch.
     pub(in crate::conformance) fn calls(&self) -> Result<Calls<'_>> {
         let Some(convert) = self.device().api().qp_to_qp_ex else {
             return lacks("ibv_qp_to_qp_ex");
@@ -87,7 +87,7 @@ impl Qp {
         Ok(calls)
     }
 
-    /// Whether it has a call for WRITE and one for READ.
+    /// Whether it has `wr_rdma_write` and `wr_rdma_read`.
     pub(in crate::conformance) fn has_write_and_read(&self) -> Result<(bool, bool)> {
         let calls = self.calls()?;
         // SAFETY: live.
@@ -230,18 +230,16 @@ impl Calls<'_> {
     }
 
     pub(in crate::conformance) fn set_destination(&self, ah: &Ah, qpn: u32, qkey: u32) -> Result<()> {
-        // SAFETY: as above; the handle lives until the request is complete, as the case holds it.
+        // SAFETY: as above; the case holds the handle until the request is complete.
         unsafe { call!(self, wr_set_ud_addr, ah.raw(), qpn, qkey) };
         Ok(())
     }
 
-    /// Posts the batch.
     pub(in crate::conformance) fn complete(self) -> Result<Errno> {
         // SAFETY: started, and not ended.
         Ok(Errno(unsafe { call!(self, wr_complete) }))
     }
 
-    /// Forgets the batch.
     pub(in crate::conformance) fn abort(self) -> Result<()> {
         // SAFETY: started, and not ended.
         unsafe { call!(self, wr_abort) };
@@ -250,12 +248,11 @@ impl Calls<'_> {
     }
 }
 
-/// A completion queue that is polled by calls. It is a [`Cq`] as well.
+/// An extended completion queue. It is a [`Cq`] as well.
 pub(in crate::conformance) struct CqEx {
     pub(in crate::conformance) cq: Cq,
 }
 
-/// What the calls say of a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::conformance) struct Read {
     pub(in crate::conformance) wr_id: u64,
@@ -269,7 +266,7 @@ pub(in crate::conformance) struct Read {
 }
 
 impl Device {
-    /// A queue with these fields (`IBV_WC_EX_WITH_*`).
+    /// A completion queue with these fields (`IBV_WC_EX_WITH_*`).
     pub(in crate::conformance) fn cq_ex(&self, entries: u32, fields: u64) -> Result<CqEx> {
         let mut init: ibv_cq_init_attr_ex = zeroed();
         init.cqe = entries;
@@ -291,7 +288,7 @@ impl Device {
     }
 }
 
-/// Calls an entry that reads. To be used inside `unsafe`.
+/// Calls a reading entry. To be used inside `unsafe`.
 macro_rules! read {
     ($ex:expr, $entry:ident) => {
         ((*$ex).$entry.context(concat!("there is no ", stringify!($entry)))?)($ex)
@@ -303,7 +300,7 @@ impl CqEx {
         self.cq.raw().cast()
     }
 
-    /// Begins a poll: `Ok(false)` when the queue is empty, and then there is nothing to end.
+    /// Starts a poll: `Ok(false)` when the queue is empty; then there is no poll to end.
     pub(in crate::conformance) fn start(&self) -> Result<bool> {
         let ex = self.raw();
         let mut attr: ibv_poll_cq_attr = zeroed();
@@ -315,7 +312,7 @@ impl CqEx {
         }
     }
 
-    /// To the next completion: `Ok(false)` when there is none.
+    /// Advances to the next completion: `Ok(false)` when there is none.
     pub(in crate::conformance) fn next(&self) -> Result<bool> {
         let ex = self.raw();
         // SAFETY: live, and a poll is open.
@@ -333,7 +330,7 @@ impl CqEx {
         Ok(())
     }
 
-    /// The completion that the poll is at, with the fields of `IBV_WC_STANDARD_FLAGS`.
+    /// The poll's current completion, with the fields of `IBV_WC_STANDARD_FLAGS`.
     pub(in crate::conformance) fn current(&self) -> Result<Read> {
         let ex = self.raw();
         // SAFETY: live, and a poll is at a completion.
@@ -352,43 +349,42 @@ impl CqEx {
         }
     }
 
-    /// Request and status of the completion that the poll is at, which need no field.
+    /// wr_id and status of the current completion, which need no flag.
     pub(in crate::conformance) fn head(&self) -> (u64, ibv_wc_status) {
         let ex = self.raw();
         // SAFETY: live, and a poll is at a completion.
         unsafe { ((*ex).wr_id, (*ex).status) }
     }
 
-    /// The device's time of it, in ticks, and the wall clock's, in nanoseconds.
+    /// Its timestamp in device ticks, and the wall clock's in nanoseconds.
     pub(in crate::conformance) fn times(&self) -> Result<(u64, u64)> {
         let ex = self.raw();
         // SAFETY: live, and a poll is at a completion.
         unsafe { Ok((read!(ex, read_completion_ts), read!(ex, read_completion_wallclock_ns))) }
     }
 
-    /// Whether there is a call that reads the length, and one that reads the device's time.
+    /// Whether it has `read_byte_len` and `read_completion_ts`.
     pub(in crate::conformance) fn reads_length_and_time(&self) -> (bool, bool) {
         let ex = self.raw();
         // SAFETY: live.
         unsafe { ((*ex).read_byte_len.is_some(), (*ex).read_completion_ts.is_some()) }
     }
 
-    /// Waits for a poll that has begun at a completion.
+    /// Waits until a poll starts at a completion.
     pub(in crate::conformance) fn wait(&self) -> Result<()> {
         let since = std::time::Instant::now();
         while !self.start()? {
-            anyhow::ensure!(since.elapsed() < self.cq.device().patience(), "no completion");
+            anyhow::ensure!(since.elapsed() < self.cq.device().time_limit(), "no completion");
             std::thread::yield_now();
         }
         Ok(())
     }
 }
 
-/// What ibv_query_rt_values_ex(3) and ibv_query_device_ex(3) say of time.
+/// The clock of ibv_query_rt_values_ex(3) and ibv_query_device_ex(3).
 pub(in crate::conformance) struct Clock {
-    /// Ticks now.
     pub(in crate::conformance) now: u64,
-    /// Bits that time stamps have.
+    /// Mask of the timestamp's bits.
     pub(in crate::conformance) mask: u64,
 }
 
@@ -403,7 +399,7 @@ impl Device {
         }
     }
 
-    /// Not offered when the device has no time stamps.
+    /// Not offered when the device has no timestamps.
     pub(in crate::conformance) fn clock(&self) -> Result<Clock> {
         let mask = self.query_ex()?.completion_timestamp_mask;
         if mask == 0 {

@@ -1,4 +1,4 @@
-//! Protection domains, memory, and regions of it.
+//! Protection domains, memory, and memory regions.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -8,11 +8,10 @@ use doorbell_verbs_sys::*;
 
 use super::{Device, Errno, Object};
 
-/// Every right but that of binding windows.
+/// Every access right but MW_BIND.
 pub(in crate::conformance) const ALL_RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// A protection domain.
 #[derive(Clone)]
 pub(in crate::conformance) struct Pd(Rc<Object<ibv_pd>>, Device);
 
@@ -27,7 +26,8 @@ impl Device {
     }
 }
 
-/// Zeroed memory, aligned to 8 bytes. Accessed through its pointer alone, as devices write it at any time.
+/// Zeroed memory, aligned to 8 bytes. Accessed through its pointer only, as devices write it at any
+/// time.
 #[derive(Clone)]
 pub(in crate::conformance) struct Memory(Rc<Words>);
 
@@ -35,7 +35,8 @@ struct Words(*mut [u64]);
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: from a Box in `Memory::new`. The regions hold the memory until they are deregistered: nothing writes it any more.
+        // SAFETY: from a Box in `Memory::new`. The regions hold the memory until they are
+        // deregistered, so nothing writes it any more.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
@@ -51,8 +52,7 @@ impl Memory {
         self.0.0.len() * 8
     }
 
-    /// Where it lies, for the verbs.
-    pub(super) fn place(&self) -> *mut c_void {
+    pub(super) fn as_void_ptr(&self) -> *mut c_void {
         self.ptr().cast()
     }
 
@@ -66,7 +66,7 @@ impl Memory {
 
     pub(in crate::conformance) fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         assert!(range.end <= self.len());
-        // SAFETY: in the memory; read anew each time.
+        // SAFETY: in the memory; volatile, as the device writes it.
         range
             .map(|index| unsafe { self.ptr().add(index).read_volatile() })
             .collect()
@@ -80,7 +80,7 @@ impl Memory {
         }
     }
 
-    /// A word in the machine's byte order, as atomics have it; `at` is in bytes.
+    /// A word in host byte order, as of atomics; `at` is in bytes.
     pub(in crate::conformance) fn word(&self, at: usize) -> u64 {
         u64::from_ne_bytes(self.bytes(at..at + 8).try_into().expect("8 bytes"))
     }
@@ -111,7 +111,6 @@ impl Pd {
         self.0.destroy()
     }
 
-    /// Registers a part of the memory.
     pub(in crate::conformance) fn register_part(
         &self,
         memory: &Memory,
@@ -120,13 +119,14 @@ impl Pd {
     ) -> Result<Mr, Errno> {
         assert!(range.end <= memory.len());
         let addr = memory.addr() + range.start as u64;
-        let place = memory.ptr().wrapping_add(range.start).cast();
+        let ptr = memory.ptr().wrapping_add(range.start).cast();
         // SAFETY: the PD is live, and the range is in memory that the region holds.
-        let mr = unsafe { (self.device().api().reg_mr)(self.raw(), place, range.len(), rights as c_int) };
+        let mr = unsafe { (self.device().api().reg_mr)(self.raw(), ptr, range.len(), rights as c_int) };
         self.adopt_mr(mr, memory, addr)
     }
 
-    /// What a verb that makes regions returned: of this memory, the first of which peers know by this address.
+    /// Wraps the result of a verb that registers regions: of this memory, which starts at `addr`
+    /// for peers.
     pub(super) fn adopt_mr(&self, mr: *mut ibv_mr, memory: &Memory, addr: u64) -> Result<Mr, Errno> {
         let device = self.device();
         Ok(Mr {
@@ -137,18 +137,17 @@ impl Pd {
         })
     }
 
-    /// Registers new memory.
     pub(in crate::conformance) fn register(&self, len: usize, rights: u32) -> Result<Mr, Errno> {
         self.register_part(&Memory::new(len), 0..len, rights)
     }
 
-    /// What registering an address where no memory is mapped says.
+    /// The errno of registering an unmapped address.
     pub(in crate::conformance) fn register_nothing(&self, rights: u32) -> Errno {
         let device = self.device();
         // Never mapped: the kernel keeps the first page free.
-        let nowhere = std::ptr::without_provenance_mut(16);
-        // SAFETY: the PD is live; a region that came of it would never be used.
-        let mr = unsafe { (device.api().reg_mr)(self.raw(), nowhere, 64, rights as c_int) };
+        let unmapped = std::ptr::without_provenance_mut(16);
+        // SAFETY: the PD is live; a resulting region would never be used.
+        let mr = unsafe { (device.api().reg_mr)(self.raw(), unmapped, 64, rights as c_int) };
         match Object::new(device, "memory region", mr, device.api().dereg_mr) {
             Ok(_) => Errno(0),
             Err(error) => error,
@@ -176,7 +175,6 @@ impl Mr {
         unsafe { (*self.object.get()).length }
     }
 
-    /// The address of an offset.
     pub(in crate::conformance) fn at(&self, offset: usize) -> u64 {
         self.addr + offset as u64
     }
@@ -189,7 +187,7 @@ impl Mr {
         }
     }
 
-    /// Notes what ibv_rereg_mr(3) has changed.
+    /// Applies the changes of ibv_rereg_mr(3).
     pub(super) fn changed(&mut self, flags: u32, pd: &Pd, memory: &Memory) {
         if flags & IBV_REREG_MR_CHANGE_PD != 0 {
             self.pd = pd.clone();

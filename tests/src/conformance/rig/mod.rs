@@ -1,9 +1,12 @@
-//! The objects of verbs for the cases: each owns what it stands for, and lets a case do what a correct program must not.
+//! The objects of verbs for the cases: each owns its C object, and allows calls that a correct
+//! program must not make.
 //!
-//! All `unsafe` of the suite is in this folder. What makes it sound: an object holds the objects that it is made from, so that none is destroyed before its users;
-//! registered memory belongs to a [`Memory`] that its regions hold; a request points to nothing but what lives through the call. What a case chooses freely
-//! (addresses, keys, masks, sizes) are numbers that the device has to check: that it does is what is tested. A destruction that fails when a case is over is
-//! noted as a complaint, which fails the case.
+//! All `unsafe` of the suite is in this folder. It is sound because an object holds the objects
+//! that it is made from, so none is destroyed before its users; registered memory belongs to a
+//! [`Memory`] that its regions hold; requests point only to data that lives through the call. What
+//! a case chooses freely (addresses, keys, masks, sizes) are numbers that the device must check,
+//! which is the test. A destruction that fails after a case is recorded as a complaint, which fails
+//! the case.
 
 mod channel;
 mod completion;
@@ -40,29 +43,27 @@ pub(super) use srq::Srq;
 pub(super) use window::{Binding, Mw, invalidated, next_key};
 pub(super) use wr::{Posted, Recv, Send};
 
-/// What a case is given.
 pub(super) struct Bench {
     pub(super) api: &'static Api,
-    /// Its device's name.
     pub(super) device: String,
-    /// Where its patterns of bytes and first sequence numbers come from.
+    /// Seed of byte patterns and first PSNs.
     pub(super) seed: u64,
-    /// How long is waited for what must not happen.
+    /// How long to wait for events that must not occur.
     pub(super) quiet: Duration,
-    /// Longer than anything takes that is going to happen.
-    pub(super) patience: Duration,
+    /// Time limit of expected events.
+    pub(super) time_limit: Duration,
     /// Destructions that failed.
     complaints: Rc<RefCell<Vec<String>>>,
 }
 
 impl Bench {
-    pub(super) fn new(api: &'static Api, device: &str, seed: u64, [quiet, patience]: [Duration; 2]) -> Self {
+    pub(super) fn new(api: &'static Api, device: &str, seed: u64, [quiet, time_limit]: [Duration; 2]) -> Self {
         Self {
             api,
             device: device.to_owned(),
             seed,
             quiet,
-            patience,
+            time_limit,
             complaints: Rc::default(),
         }
     }
@@ -72,7 +73,7 @@ impl Bench {
     }
 }
 
-/// The device does not have, and truthfully does not report, what a case is about.
+/// The device lacks, and does not report, the feature under test.
 #[derive(Debug)]
 pub(super) struct NotOffered(pub(super) String);
 
@@ -119,13 +120,13 @@ impl fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// All zero.
 pub(super) fn zeroed<T: Copy>() -> T {
-    // SAFETY: used for the C structs of verbs alone: integers, null pointers, absent functions and unions of these.
+    // SAFETY: used for the C structs of verbs only: integers, null pointers, absent functions and
+    // unions of these.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// Something that one of the verbs made, and the verb that destroys it.
+/// An object created by a verb, and the verb that destroys it.
 struct Object<T> {
     ptr: Cell<*mut T>,
     destroy: unsafe extern "C" fn(*mut T) -> c_int,
@@ -134,7 +135,7 @@ struct Object<T> {
 }
 
 impl<T> Object<T> {
-    /// What the verb returned, or what errno says.
+    /// Wraps a verb's result; errno when it is null.
     fn new(
         device: &Device,
         what: &'static str,
@@ -152,7 +153,7 @@ impl<T> Object<T> {
         })
     }
 
-    /// The pointer that the verbs take.
+    /// The pointer for verbs.
     ///
     /// # Panics
     /// When the case has destroyed it.
@@ -162,10 +163,11 @@ impl<T> Object<T> {
         ptr
     }
 
-    /// Destroys it, now and not on drop, unless that is refused.
+    /// Destroys it now rather than on drop, unless refused.
     fn destroy(&self) -> Errno {
         let ptr = self.get();
-        // SAFETY: made by the verb that `destroy` belongs to and live, as every destruction that succeeds clears the pointer.
+        // SAFETY: created by the verb that `destroy` belongs to, and live, as every successful
+        // destruction clears the pointer.
         let result = unsafe { (self.destroy)(ptr) };
         if result == 0 {
             self.ptr.set(std::ptr::null_mut());

@@ -12,24 +12,20 @@ use doorbell_verbs_sys::*;
 use super::states::{rule, state_name};
 use super::{Cq, Device, Errno, NotOffered, Object, Pd, Send, Setup, Srq, zeroed};
 
-/// The queue key of every datagram queue pair, unless a case wants another.
+/// The default Q_Key of UD queue pairs.
 pub(in crate::conformance) const QKEY: u32 = 0x1111_1111;
 
-/// Whom a queue pair is connected to.
 #[derive(Clone, Copy)]
 pub(in crate::conformance) struct Peer {
     pub(in crate::conformance) gid: ibv_gid,
     pub(in crate::conformance) qpn: u32,
-    /// The first sequence number that it sends.
     pub(in crate::conformance) psn: u32,
 }
 
-/// A queue pair.
 pub(in crate::conformance) struct Qp {
     object: Object<ibv_qp>,
     qpn: u32,
     pub(in crate::conformance) setup: Setup,
-    /// The first sequence number that it sends.
     psn: u32,
     peer: Cell<Peer>,
     pd: Pd,
@@ -38,7 +34,6 @@ pub(in crate::conformance) struct Qp {
     _srq: Option<Srq>,
 }
 
-/// What ibv_create_qp(3) is asked for.
 pub(super) fn init_attr(send_cq: &Cq, recv_cq: &Cq, srq: Option<&Srq>, setup: &Setup) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: ptr::null_mut(),
@@ -58,7 +53,7 @@ pub(super) fn init_attr(send_cq: &Cq, recv_cq: &Cq, srq: Option<&Srq>, setup: &S
 }
 
 impl Pd {
-    /// A queue pair in RESET, its own peer until told otherwise. `psn` is the first that it will send.
+    /// A queue pair in RESET, initially its own peer. `psn` is the first that it will send.
     pub(in crate::conformance) fn qp(&self, send_cq: &Cq, recv_cq: &Cq, setup: &Setup, psn: u32) -> Result<Qp, Errno> {
         self.qp_on(None, send_cq, recv_cq, setup, psn)
     }
@@ -78,7 +73,7 @@ impl Pd {
         self.adopt(qp, [send_cq, recv_cq], srq, setup, (psn, init.cap))
     }
 
-    /// What a verb that makes queue pairs returned, with the capacities that it granted.
+    /// Wraps the result of a verb that creates queue pairs, with the granted capacities.
     pub(super) fn adopt(
         &self,
         qp: *mut ibv_qp,
@@ -118,7 +113,7 @@ impl Qp {
         self.object.get()
     }
 
-    /// The pointer, to be destroyed by the caller.
+    /// Releases the pointer, which the caller destroys.
     pub(super) fn take(&self) -> *mut ibv_qp {
         self.object.ptr.replace(ptr::null_mut())
     }
@@ -131,7 +126,7 @@ impl Qp {
         self.qpn
     }
 
-    /// What it is to others.
+    /// Its attributes as a peer.
     pub(in crate::conformance) fn as_peer(&self) -> Peer {
         Peer {
             gid: self.device().gid(),
@@ -148,7 +143,7 @@ impl Qp {
         self.object.destroy()
     }
 
-    /// Attributes for any modification: each with a value that is right for this queue pair.
+    /// Attributes for any modification: each with a valid value for this queue pair.
     pub(in crate::conformance) fn attr(&self) -> ibv_qp_attr {
         let (setup, peer) = (&self.setup, self.peer.get());
         let mut attr: ibv_qp_attr = zeroed();
@@ -187,9 +182,9 @@ impl Qp {
         self.modify(&attr, IBV_QP_STATE | required)
     }
 
-    /// From RESET into a state, on the shortest way that there is.
+    /// From RESET to a state, on the shortest path.
     pub(in crate::conformance) fn bring_to(&self, state: ibv_qp_state) -> Result<()> {
-        let way: &[ibv_qp_state] = match state {
+        let path: &[ibv_qp_state] = match state {
             IBV_QPS_RESET => &[],
             IBV_QPS_INIT => &[IBV_QPS_INIT],
             IBV_QPS_RTR => &[IBV_QPS_INIT, IBV_QPS_RTR],
@@ -197,16 +192,16 @@ impl Qp {
             IBV_QPS_SQD => &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD],
             _ => &[IBV_QPS_INIT, IBV_QPS_ERR],
         };
-        self.walk(IBV_QPS_RESET, way)?;
+        self.modify_through(IBV_QPS_RESET, path)?;
         if state == IBV_QPS_SQE {
             self.break_send_queue()?;
         }
         Ok(())
     }
 
-    /// Through these states, one after the other.
-    pub(in crate::conformance) fn walk(&self, mut from: ibv_qp_state, way: &[ibv_qp_state]) -> Result<()> {
-        for &to in way {
+    /// Through these states in order.
+    pub(in crate::conformance) fn modify_through(&self, mut from: ibv_qp_state, path: &[ibv_qp_state]) -> Result<()> {
+        for &to in path {
             let result = self.step(from, to);
             ensure!(
                 result == Errno(0),
@@ -219,15 +214,15 @@ impl Qp {
         Ok(())
     }
 
-    /// RTS → SQE by a send from memory that is not registered (IBTA vol 1, 10.3.1.6).
+    /// RTS → SQE by a send from unregistered memory (IBTA vol 1, 10.3.1.6).
     pub(in crate::conformance) fn break_send_queue(&self) -> Result<()> {
-        let nowhere = ibv_sge {
+        let unregistered = ibv_sge {
             addr: 16,
             length: 4,
             lkey: 0x00de_ad00,
         };
         let ah = self.pd.ah(self.device().address_of(self.device().gid()))?;
-        let mut send = Send::new(IBV_WR_SEND).id(0x50e).sge(nowhere);
+        let mut send = Send::new(IBV_WR_SEND).id(0x50e).sge(unregistered);
         if self.setup.transport == IBV_QPT_UD {
             send = send.to(&ah, self.peer.get().qpn, QKEY);
         }
@@ -246,7 +241,7 @@ impl Qp {
     pub(in crate::conformance) fn query(&self) -> Result<(ibv_qp_attr, ibv_qp_init_attr)> {
         let (mut attr, mut init) = (zeroed(), MaybeUninit::uninit());
         let everything = IBV_QP_STATE | IBV_QP_CAP | IBV_QP_AV | IBV_QP_DEST_QPN;
-        // SAFETY: live; both may be written, and `init` is when it says 0.
+        // SAFETY: live; both may be written, and `init` is filled on return of 0.
         unsafe {
             let result = (self.device().api().query_qp)(self.raw(), &mut attr, everything as c_int, init.as_mut_ptr());
             ensure!(result == 0, "ibv_query_qp: {}", Errno(result));
@@ -259,7 +254,6 @@ impl Qp {
     }
 }
 
-/// An address handle.
 #[derive(Clone)]
 pub(in crate::conformance) struct Ah {
     object: Rc<Object<ibv_ah>>,
@@ -267,7 +261,7 @@ pub(in crate::conformance) struct Ah {
 }
 
 impl Device {
-    /// The address vector of a GID, from ours.
+    /// The address vector of a GID, from the device's own.
     pub(in crate::conformance) fn address_of(&self, gid: ibv_gid) -> ibv_ah_attr {
         let mut address: ibv_ah_attr = zeroed();
         address.is_global = 1;
@@ -294,7 +288,7 @@ impl Pd {
         })
     }
 
-    /// From the completion of a datagram, and what lies in front of it.
+    /// From the completion of a datagram, and its GRH.
     pub(in crate::conformance) fn ah_from(&self, mut wc: ibv_wc, grh: [u8; 40]) -> Result<Ah> {
         let api = self.device().api();
         let (Some(create), Some(destroy)) = (api.create_ah_from_wc, api.destroy_ah) else {

@@ -10,7 +10,6 @@ use super::window::lacks;
 use super::wr::chain;
 use super::{Errno, Object, Pd, Posted, Recv, zeroed};
 
-/// A shared receive queue.
 #[derive(Clone)]
 pub(in crate::conformance) struct Srq {
     object: Rc<Object<ibv_srq>>,
@@ -76,12 +75,12 @@ impl Srq {
         Ok(Errno(unsafe { modify(self.raw(), &mut attr, mask as i32) }))
     }
 
-    /// Posts a list of receives with one call.
     pub(in crate::conformance) fn receive(&self, receives: &[Recv]) -> Posted {
         let (mut list, _elements) = chain(receives);
         let first = list.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: live, and with it its context, which has this entry where queues can be made; a list of requests that live through the call.
+        // SAFETY: live, and with it its context, which has this entry where SRQs can be created; a
+        // list of requests that live through the call.
         let result = unsafe {
             match (*self.pd.device().raw()).ops.post_srq_recv {
                 Some(post) => post(self.raw(), first, &mut bad),

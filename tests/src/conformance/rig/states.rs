@@ -1,6 +1,7 @@
-//! The states of a queue pair, and which attributes each transition needs and takes: IBTA vol 1, 11.2.5.2, table 91; ibv_modify_qp(3).
+//! The states of a queue pair, and the required and optional attributes of each transition: IBTA
+//! vol 1, 11.2.5.2, table 91; ibv_modify_qp(3).
 //!
-//! Written from the standard, apart from the tables of the soft device and of the safe API: the suite is the third opinion.
+//! Written from the standard, independently of the tables of the soft device and of the safe API.
 
 use doorbell_verbs_sys::*;
 
@@ -15,7 +16,6 @@ pub(in crate::conformance) const STATES: [ibv_qp_state; 7] = [
     IBV_QPS_ERR,
 ];
 
-/// A state's name.
 pub(in crate::conformance) fn state_name(state: ibv_qp_state) -> &'static str {
     ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"]
         .get(state as usize)
@@ -23,7 +23,6 @@ pub(in crate::conformance) fn state_name(state: ibv_qp_state) -> &'static str {
         .unwrap_or("no state")
 }
 
-/// Every transport under test.
 pub(in crate::conformance) const TRANSPORTS: [ibv_qp_type; 3] = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD];
 
 pub(in crate::conformance) fn transport_name(transport: ibv_qp_type) -> &'static str {
@@ -59,8 +58,10 @@ pub(in crate::conformance) const ATTRIBUTES: [(u32, &str); 21] = [
     (IBV_QP_RATE_LIMIT, "RATE_LIMIT"),
 ];
 
-/// Attributes that a device takes only when it reports a capability, with its flag. Without it whether they are taken is left open (table 91, notes). So it is, whatever
-/// is reported, for path migration, as Linux refuses every alternate path on Ethernet; and for the rate limit, which is no attribute of the standard.
+/// Attributes that a device accepts only when it reports a capability, with its flag. Without the
+/// flag either is allowed (table 91, notes). Path migration is left open in any case, as Linux
+/// refuses every alternate path on Ethernet; and so is the rate limit, which is no attribute of the
+/// standard.
 pub(in crate::conformance) const CONDITIONAL: [(u32, u32); 5] = [
     (IBV_QP_ALT_PATH, 0),
     (IBV_QP_PATH_MIG_STATE, 0),
@@ -69,7 +70,7 @@ pub(in crate::conformance) const CONDITIONAL: [(u32, u32); 5] = [
     (IBV_QP_RATE_LIMIT, 0),
 ];
 
-/// What a transition needs and may be given besides the state itself.
+/// The required and optional attributes of a transition, besides the state itself.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::conformance) struct Rule {
     pub(in crate::conformance) required: u32,
@@ -79,7 +80,7 @@ pub(in crate::conformance) struct Rule {
 /// The rule of a transition; `None` when there is no such transition.
 pub(in crate::conformance) fn rule(transport: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option<Rule> {
     let is_rc = transport == IBV_QPT_RC;
-    // What a queue pair has of its own on every transport: rights of the peer, or a key against strangers.
+    // A queue pair's own attribute on every transport: remote access rights, or a Q_Key.
     let own = if transport == IBV_QPT_UD {
         IBV_QP_QKEY
     } else {
@@ -119,10 +120,10 @@ pub(in crate::conformance) fn rule(transport: ibv_qp_type, from: ibv_qp_state, t
                         | IBV_QP_MIN_RNR_TIMER,
                 ),
         ),
-        // A send queue that has met an error: RC has no such state.
+        // A send queue in error: RC has no such state.
         (IBV_QPS_SQE, IBV_QPS_RTS) if !is_rc => (0, IBV_QP_CUR_STATE | own),
         (IBV_QPS_SQE, _) if is_rc => return None,
-        // From any state; RESET itself has nothing that could fail.
+        // From any state; RESET itself cannot fail.
         (_, IBV_QPS_RESET) => (0, 0),
         (from, IBV_QPS_ERR) if from != IBV_QPS_RESET => (0, 0),
         _ => return None,

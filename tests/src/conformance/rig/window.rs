@@ -7,13 +7,12 @@ use doorbell_verbs_sys::*;
 
 use super::{Errno, Mr, NotOffered, Object, Pd, Qp, zeroed};
 
-/// A memory window.
 pub(in crate::conformance) struct Mw {
     object: Object<ibv_mw>,
     _pd: Pd,
 }
 
-/// What a window is bound to.
+/// The range and rights of a binding.
 #[derive(Clone, Copy)]
 pub(in crate::conformance) struct Binding<'a> {
     pub(in crate::conformance) mr: &'a Mr,
@@ -33,14 +32,13 @@ impl Binding<'_> {
     }
 }
 
-/// ibv_dealloc_mw(3).
 unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe { inline::dealloc_mw(mw) }
 }
 
 impl Pd {
-    /// A window of a type; not offered when the device has none of it.
+    /// A window of a type; not offered when the device lacks the type.
     pub(in crate::conformance) fn window(&self, kind: ibv_mw_type) -> Result<Mw> {
         let wanted = if kind == IBV_MW_TYPE_1 {
             IBV_DEVICE_MEM_WINDOW
@@ -62,15 +60,16 @@ impl Mw {
         self.object.get()
     }
 
-    /// The key: of a window of type 1 that of its last binding, of one of type 2 what it was allocated with, unless [`bound_as`](Self::bound_as) has said otherwise.
+    /// The rkey: of a type 1 window that of its last binding; of a type 2 window that of its
+    /// allocation, unless replaced by [`bound_as`](Self::bound_as).
     pub(in crate::conformance) fn rkey(&self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.object.get()).rkey }
     }
 
-    /// Notes the key that a window of type 2 was bound with, as its user does.
+    /// Stores the rkey that a type 2 window was bound with, as its user must.
     pub(in crate::conformance) fn bound_as(&self, rkey: u32) {
-        // SAFETY: live; the field is the user's to keep.
+        // SAFETY: live; the user maintains the field.
         unsafe { (*self.object.get()).rkey = rkey };
     }
 
@@ -80,7 +79,7 @@ impl Mw {
 }
 
 impl Qp {
-    /// ibv_bind_mw(3): a window of type 1, signalled.
+    /// ibv_bind_mw(3): a type 1 window, signaled.
     pub(in crate::conformance) fn bind(&self, mw: &Mw, wr_id: u64, binding: Binding<'_>) -> Errno {
         let mut bind: ibv_mw_bind = zeroed();
         bind.wr_id = wr_id;
@@ -91,19 +90,19 @@ impl Qp {
     }
 }
 
-/// The next key of a window.
+/// The next rkey of a window.
 pub(in crate::conformance) fn next_key(rkey: u32) -> u32 {
     inline::inc_rkey(rkey)
 }
 
-/// The key that a receive's completion says was invalidated.
+/// The rkey that a receive's completion reports as invalidated.
 pub(in crate::conformance) fn invalidated(wc: &ibv_wc) -> Result<u32> {
     ensure!(wc.wc_flags & IBV_WC_WITH_INV != 0, "no invalidation is flagged");
     // SAFETY: both members are 32 bits.
     Ok(unsafe { wc.anon_1.invalidated_rkey })
 }
 
-/// What a device lacks, as an error.
+/// A missing feature, as an error.
 pub(super) fn lacks<T>(what: &str) -> Result<T> {
     Err(NotOffered(what.to_owned()).into())
 }

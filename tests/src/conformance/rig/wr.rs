@@ -7,14 +7,13 @@ use doorbell_verbs_sys::*;
 
 use super::{Ah, Binding, Errno, Mw, Qp, zeroed};
 
-/// A send request, signalled unless told otherwise.
 #[derive(Clone)]
 pub(in crate::conformance) struct Send {
     wr: ibv_send_wr,
     sges: Vec<ibv_sge>,
-    /// Bytes sent inline, in as many parts.
+    /// Inline data, one vector per element.
     inline: Vec<Vec<u8>>,
-    /// Held until the request is posted and gone.
+    /// Held until the request is posted.
     ah: Option<Ah>,
 }
 
@@ -41,7 +40,7 @@ impl Send {
         self
     }
 
-    /// These bytes inline; several calls make several elements.
+    /// Adds inline data; several calls make several elements.
     pub(in crate::conformance) fn inline(mut self, bytes: &[u8]) -> Self {
         self.inline.push(bytes.to_vec());
         self.with(IBV_SEND_INLINE)
@@ -57,7 +56,7 @@ impl Send {
         self
     }
 
-    /// Immediate data: four bytes as they are to arrive.
+    /// Immediate data in network byte order.
     pub(in crate::conformance) fn imm(mut self, bytes: [u8; 4]) -> Self {
         self.wr.anon_1.imm_data = u32::from_ne_bytes(bytes);
         self
@@ -80,13 +79,13 @@ impl Send {
         self
     }
 
-    /// The key that a SEND or a local request invalidates.
+    /// The rkey that a SEND or a local request invalidates.
     pub(in crate::conformance) fn invalidating(mut self, rkey: u32) -> Self {
         self.wr.anon_1.invalidate_rkey = rkey;
         self
     }
 
-    /// What a request binds, and the key that it gives the window.
+    /// The binding of a request, and the window's new rkey.
     pub(in crate::conformance) fn binding(mut self, mw: &Mw, rkey: u32, binding: Binding<'_>) -> Self {
         self.wr.anon_2.bind_mw = ibv_send_wr_bind_mw {
             mw: mw.raw(),
@@ -96,7 +95,6 @@ impl Send {
         self
     }
 
-    /// The destination of a datagram.
     pub(in crate::conformance) fn to(mut self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.wr.wr.ud = ibv_send_wr_ud {
             ah: ah.raw(),
@@ -108,7 +106,6 @@ impl Send {
     }
 }
 
-/// A receive request.
 #[derive(Clone)]
 pub(in crate::conformance) struct Recv {
     pub(in crate::conformance) wr_id: u64,
@@ -129,7 +126,6 @@ impl Recv {
     }
 }
 
-/// What posting a list said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::conformance) enum Posted {
     All,
@@ -157,7 +153,6 @@ impl Posted {
 }
 
 impl Qp {
-    /// Posts a list with one call.
     pub(in crate::conformance) fn post(&self, sends: &[Send]) -> Posted {
         let mut elements: Vec<Vec<ibv_sge>> = sends.iter().map(elements_of).collect();
         let mut list: Vec<ibv_send_wr> = sends.iter().map(|send| send.wr).collect();
@@ -170,7 +165,8 @@ impl Qp {
             list[index - 1].next = first.wrapping_add(index);
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: live; a list of requests with their elements and inline data, all of which live through the call. Other memory is named by keys, which the device checks.
+        // SAFETY: live; a list of requests with their elements and inline data, all of which live
+        // through the call. Other memory is given by keys, which the device checks.
         let result = unsafe { inline::post_send(self.raw(), first, &mut bad) };
         Posted::new(
             result,
@@ -185,7 +181,6 @@ impl Qp {
         }
     }
 
-    /// Posts a list of receives with one call.
     pub(in crate::conformance) fn receive(&self, receives: &[Recv]) -> Posted {
         let (mut list, _elements) = chain(receives);
         let first = list.as_mut_ptr();
@@ -215,7 +210,7 @@ fn elements_of(send: &Send) -> Vec<ibv_sge> {
     send.sges.iter().copied().chain(inline).collect()
 }
 
-/// The requests as C has them, and the elements that they point to.
+/// The C requests, and the elements that they point to.
 pub(super) fn chain(receives: &[Recv]) -> (Vec<ibv_recv_wr>, Vec<Vec<ibv_sge>>) {
     let mut elements: Vec<Vec<ibv_sge>> = receives.iter().map(|receive| receive.sges.clone()).collect();
     let mut list: Vec<ibv_recv_wr> = receives

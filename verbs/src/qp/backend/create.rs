@@ -1,4 +1,5 @@
-//! Making a queue pair for a backend: by ibv_create_qp(3), or by ibv_create_qp_ex(3) with the operations that its transport may be asked for.
+//! Creating a queue pair for a backend: by ibv_create_qp(3), or by ibv_create_qp_ex(3) with the
+//! operations of its transport.
 
 use std::io;
 
@@ -8,8 +9,7 @@ use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::transport::TransportKind;
 
-/// For post lists.
-pub(super) fn plain(
+pub(super) fn create_qp(
     pd: &ProtectionDomain,
     init: &mut sys::ibv_qp_init_attr,
 ) -> Result<*mut sys::ibv_qp, QueuePairError> {
@@ -25,8 +25,7 @@ pub(super) fn plain(
     Ok(raw)
 }
 
-/// For `ibv_wr_*`.
-pub(super) fn extended(
+pub(super) fn create_qp_ex(
     pd: &ProtectionDomain,
     transport: TransportKind,
     init: &mut sys::ibv_qp_init_attr,
@@ -52,9 +51,10 @@ pub(super) fn extended(
     attr.sq_sig_all = init.sq_sig_all;
     attr.comp_mask = sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     attr.pd = pd.raw;
-    let needed = operations(transport, context.attr.atomics);
+    let needed = send_ops_flags(transport, context.attr.atomics);
     let mut raw = core::ptr::null_mut();
-    // Windows are looked for when used, as atomics are: a provider that has no calls for them is asked for the rest.
+    // Window operations are checked when used, as atomics are: a provider without them gets the
+    // request again for the rest.
     let windows = transport == TransportKind::Rc && context.attr.windows.type_2;
     for more in [WINDOWS, 0].into_iter().filter(|&more| windows || more == 0) {
         attr.send_ops_flags = (needed | more).into();
@@ -78,10 +78,10 @@ pub(super) fn extended(
     // SAFETY: just made.
     let extended = unsafe { to_extended(raw) };
     // SAFETY: live, if it is not null.
-    if extended.cast() == raw && unsafe { is_complete(&*extended, transport) } {
+    if extended.cast() == raw && unsafe { has_required_calls(&*extended, transport) } {
         return Ok(raw);
     }
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: just made, and nothing else refers to it.
     unsafe { (context.api.destroy_qp)(raw) };
     Err(lacking("the provider leaves some of the functions out"))
 }
@@ -90,8 +90,8 @@ pub(super) fn extended(
 const WINDOWS: sys::ibv_qp_create_send_ops_flags =
     sys::IBV_QP_EX_WITH_BIND_MW | sys::IBV_QP_EX_WITH_LOCAL_INV | sys::IBV_QP_EX_WITH_SEND_WITH_INV;
 
-/// Which operations a queue pair of this transport may be asked for (`ibv_qp_create_send_ops_flags`).
-fn operations(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create_send_ops_flags {
+/// The operations of a transport (`ibv_qp_create_send_ops_flags`).
+fn send_ops_flags(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create_send_ops_flags {
     let send = sys::IBV_QP_EX_WITH_SEND | sys::IBV_QP_EX_WITH_SEND_WITH_IMM;
     let write = sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     let atomic = sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
@@ -103,8 +103,9 @@ fn operations(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create_sen
     }
 }
 
-/// Whether all functions are there that a queue pair of this transport may be asked for, but for atomics, which are looked for when used.
-fn is_complete(qp: &sys::ibv_qp_ex, transport: TransportKind) -> bool {
+/// Whether the provider has all functions of this transport; atomics and windows are checked when
+/// used.
+fn has_required_calls(qp: &sys::ibv_qp_ex, transport: TransportKind) -> bool {
     let always = qp.wr_start.is_some()
         && qp.wr_complete.is_some()
         && qp.wr_abort.is_some()

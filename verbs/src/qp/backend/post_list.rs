@@ -1,32 +1,36 @@
-//! The classic data path: a chain of work requests handed to `ibv_post_send` or `ibv_post_recv` (ibv_post_send(3)).
+//! The classic data path: a chain of work requests posted by `ibv_post_send` or `ibv_post_recv`
+//! (ibv_post_send(3)).
 //!
-//! A request is written once, into its form, where the provider reads it. Each is linked to the form that follows; the last one's link is cut when the chain is posted.
+//! A request is written once, into its slot, where the provider reads it. Each is linked to the
+//! next slot; the last one's link is cut when the chain is posted.
 
 use core::ffi::{c_int, c_uint};
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::{Backend, Form, Handle, Line, create, sealed};
+use super::{Backend, QpHandle, WorkQueue, WqeSlot, create, sealed};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::transport::TransportKind;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
-/// Requests are posted as a list by `ibv_post_send`: what every provider has.
+/// Requests are posted as a list by `ibv_post_send`, which every provider has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("ibv_post_send", "ibv_post_recv"))]
 pub struct PostList;
 
-/// Receives, which all providers take as a list by `ibv_post_recv`.
+/// Receives, posted as a list by `ibv_post_recv`.
 #[derive(Debug)]
 pub(crate) struct Receives;
 
-impl Line for PostList {
-    type Request = sys::ibv_send_wr;
+impl WorkQueue for PostList {
+    type Wr = sys::ibv_send_wr;
     const VERB: &'static str = "ibv_post_send";
 
-    fn request(wr_id: u64, list: *mut sys::ibv_sge) -> sys::ibv_send_wr {
-        // SAFETY: all-zero is a valid value of this struct of integers, nullable pointers and unions of them.
+    fn new_wr(wr_id: u64, list: *mut sys::ibv_sge) -> sys::ibv_send_wr {
+        // SAFETY: all-zero is a valid value of this struct of integers, nullable pointers and
+        // unions of them.
         let zero: sys::ibv_send_wr = unsafe { core::mem::zeroed() };
         sys::ibv_send_wr {
             wr_id,
@@ -35,60 +39,61 @@ impl Line for PostList {
         }
     }
 
-    fn identity(request: &Self::Request) -> u64 {
+    fn wr_id(request: &Self::Wr) -> u64 {
         request.wr_id
     }
 
     #[inline(always)]
-    unsafe fn end(last: *mut Form<Self::Request>) {
+    unsafe fn end_chain(last: *mut WqeSlot<Self::Wr>) {
         // SAFETY: by contract.
-        unsafe { (*last).request.next = core::ptr::null_mut() }
+        unsafe { (*last).wr.next = core::ptr::null_mut() }
     }
 
     #[inline(always)]
-    unsafe fn ring(qp: Handle<'_>, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int {
+    unsafe fn ring_doorbell(qp: QpHandle<'_>, first: *mut WqeSlot<Self::Wr>, bad: &mut *mut Self::Wr) -> c_int {
         // SAFETY: by contract.
         unsafe { inline::post_send(qp.get(), first.cast(), bad) }
     }
 }
 
-impl sealed::Sends for PostList {
+impl sealed::SendQueue for PostList {
     fn create(
         pd: &ProtectionDomain,
         _transport: TransportKind,
         init: &mut sys::ibv_qp_init_attr,
     ) -> Result<*mut sys::ibv_qp, QueuePairError> {
-        create::plain(pd, init)
+        create::create_qp(pd, init)
     }
 
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
-        _qp: Handle<'_>,
-        form: *mut Form<Self::Request>,
-        next: *mut Form<Self::Request>,
+        _qp: QpHandle<'_>,
+        wqe: *mut WqeSlot<Self::Wr>,
+        next: *mut WqeSlot<Self::Wr>,
         op: &O,
         payload: &P,
         flags: c_uint,
     ) {
-        // SAFETY: the form may be written by contract. Its list has room for what the limits allow.
+        // SAFETY: the slot may be written by contract. Its list has as many elements as the limits
+        // allow.
         unsafe {
-            let request = &raw mut (*form).request;
+            let request = &raw mut (*wqe).wr;
             (*request).next = next.cast();
             (*request).num_sge = payload.num_sge();
-            op.fill(request);
+            op.fill_wr(request);
             (*request).send_flags = P::FLAGS | flags;
-            payload.fill(&raw mut (*form).sge);
+            payload.write_sges(&raw mut (*wqe).sge);
         }
     }
 }
 
 impl Backend for PostList {}
 
-impl Line for Receives {
-    type Request = sys::ibv_recv_wr;
+impl WorkQueue for Receives {
+    type Wr = sys::ibv_recv_wr;
     const VERB: &'static str = "ibv_post_recv";
 
-    fn request(wr_id: u64, list: *mut sys::ibv_sge) -> sys::ibv_recv_wr {
+    fn new_wr(wr_id: u64, list: *mut sys::ibv_sge) -> sys::ibv_recv_wr {
         sys::ibv_recv_wr {
             wr_id,
             next: core::ptr::null_mut(),
@@ -97,40 +102,40 @@ impl Line for Receives {
         }
     }
 
-    fn identity(request: &Self::Request) -> u64 {
+    fn wr_id(request: &Self::Wr) -> u64 {
         request.wr_id
     }
 
     #[inline(always)]
-    unsafe fn end(last: *mut Form<Self::Request>) {
+    unsafe fn end_chain(last: *mut WqeSlot<Self::Wr>) {
         // SAFETY: by contract.
-        unsafe { (*last).request.next = core::ptr::null_mut() }
+        unsafe { (*last).wr.next = core::ptr::null_mut() }
     }
 
     #[inline(always)]
-    unsafe fn ring(qp: Handle<'_>, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int {
+    unsafe fn ring_doorbell(qp: QpHandle<'_>, first: *mut WqeSlot<Self::Wr>, bad: &mut *mut Self::Wr) -> c_int {
         // SAFETY: by contract.
         unsafe { inline::post_recv(qp.get(), first.cast(), bad) }
     }
 }
 
 impl Receives {
-    /// Writes a receive into `payload`; `next` is to follow it.
+    /// Writes a receive into `payload`; `next` is its successor.
     ///
     /// # Safety
     /// As for the requests of a send queue.
     #[inline(always)]
     pub(crate) unsafe fn write<P: Payload>(
-        form: *mut Form<sys::ibv_recv_wr>,
-        next: *mut Form<sys::ibv_recv_wr>,
+        wqe: *mut WqeSlot<sys::ibv_recv_wr>,
+        next: *mut WqeSlot<sys::ibv_recv_wr>,
         payload: &P,
     ) {
         // SAFETY: as for those.
         unsafe {
-            let request = &raw mut (*form).request;
+            let request = &raw mut (*wqe).wr;
             (*request).next = next.cast();
             (*request).num_sge = payload.num_sge();
-            payload.fill(&raw mut (*form).sge);
+            payload.write_sges(&raw mut (*wqe).sge);
         }
     }
 }

@@ -1,0 +1,175 @@
+//! What a waiting loop does: yields the CPU, and polls now and then for time-up, Ctrl-C and a lost
+//! peer.
+//!
+//! None of the C tools reports on the control connection that it has finished a latency test; some
+//! close it at once. So a connection that closes while messages still arrive is no failure; one
+//! that closes while nothing arrives is.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use crate::classic::settings::{Settings, Transport};
+use crate::classic::spin_wait::SpinWait;
+use crate::classic::wire::{self, ControlConnection};
+use crate::failure::Failure;
+use crate::stats::Clock;
+
+/// A waiting loop reads the clock once in so many iterations.
+const CHECK_INTERVAL: u32 = 256;
+/// How often the control connection is polled.
+const POLL_INTERVAL_NS: u64 = 50_000_000;
+/// How far apart the two ends may be: messages may still arrive for so long from an end that has
+/// closed the connection, and an end that is done may be as late in closing it.
+const GRACE_NS: u64 = 500_000_000;
+/// Sleep between two polls while waiting for the connection to close.
+const SLEEP: Duration = Duration::from_millis(1);
+/// How long the next message may take on a transport that can lose it, besides the gaps between
+/// messages.
+const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the next message may take on a reliable transport.
+const MESSAGE_TIMEOUT: Duration = wire::REPLY_TIMEOUT;
+
+/// Whether to continue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LoopState {
+    Continue,
+    /// The test time is over.
+    TimeUp,
+}
+
+/// Polls for the events that end a loop.
+#[derive(Debug)]
+pub(super) struct LoopMonitor<'a> {
+    peer: wire::PeerMonitor<'a>,
+    address: SocketAddr,
+    clock: &'a Clock,
+    /// When the time is up.
+    end_ns: u64,
+    /// How long to wait for one message.
+    longest: Duration,
+    /// Whether the transport can lose messages.
+    lossy: bool,
+    /// Whether each iteration sleeps, so that every one may poll.
+    sleeps: bool,
+    iterations: u32,
+    spin: SpinWait,
+    next_poll_ns: u64,
+    /// Since when nothing has arrived, as far as polled.
+    quiet_since_ns: Option<u64>,
+}
+
+impl<'a> LoopMonitor<'a> {
+    /// For one size of a test.
+    pub(super) fn new(control: &'a ControlConnection, clock: &'a Clock, settings: &Settings) -> LoopMonitor<'a> {
+        let lossy = settings.transport != Transport::Rc;
+        LoopMonitor {
+            peer: control.monitor(),
+            address: control.peer(),
+            clock,
+            end_ns: u64::MAX,
+            longest: if lossy { LOSS_TIMEOUT } else { MESSAGE_TIMEOUT } + 2 * settings.gap.unwrap_or_default(),
+            lossy,
+            sleeps: settings.events,
+            iterations: 0,
+            spin: SpinWait::default(),
+            next_poll_ns: 0,
+            quiet_since_ns: None,
+        }
+    }
+
+    /// Starts a size, which ends by itself or at `end_ns`.
+    pub(super) fn start(&mut self, end_ns: u64) {
+        self.end_ns = end_ns;
+        self.quiet_since_ns = None;
+    }
+
+    /// An iteration that made progress.
+    #[inline]
+    pub(super) fn busy(&mut self) -> Result<(), Failure> {
+        self.spin.progress();
+        self.quiet_since_ns = None;
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
+            // Where every message is there at the first poll, only this notices Ctrl-C. The loop
+            // itself checks for time-up.
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// An iteration that found nothing.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone; [`Failure::Test`] when a
+    /// message is lost.
+    #[inline]
+    pub(super) fn idle(&mut self) -> Result<LoopState, Failure> {
+        if self.sleeps {
+            return self.check();
+        }
+        self.spin.idle();
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
+            return self.check();
+        }
+        Ok(LoopState::Continue)
+    }
+
+    /// Whether the peer closes the connection, at once or after printing its results.
+    #[cold]
+    pub(super) fn peer_closes(&self) -> bool {
+        let until = self.clock.now().saturating_add(GRACE_NS);
+        loop {
+            if matches!(self.peer.poll_now(), Err(Failure::Lost { .. })) {
+                return true;
+            }
+            if self.clock.now() >= until {
+                return false;
+            }
+            thread::sleep(SLEEP);
+        }
+    }
+
+    /// Whether the time was nearly up and the peer closes the connection: it has ended first.
+    #[cold]
+    pub(super) fn peer_ended_first(&self) -> bool {
+        self.end_ns < u64::MAX && self.clock.now().saturating_add(GRACE_NS) >= self.end_ns && self.peer_closes()
+    }
+
+    #[cold]
+    fn check(&mut self) -> Result<LoopState, Failure> {
+        let now = self.clock.now();
+        if now >= self.end_ns {
+            return Ok(LoopState::TimeUp);
+        }
+        let quiet_for = now - *self.quiet_since_ns.get_or_insert(now);
+        if now < self.next_poll_ns {
+            return Ok(LoopState::Continue);
+        }
+        self.next_poll_ns = now + POLL_INTERVAL_NS;
+        match self.peer.poll_now() {
+            Ok(_) if u128::from(quiet_for) >= self.longest.as_nanos() => Err(self.no_message()),
+            Ok(_) => Ok(LoopState::Continue),
+            Err(Failure::Lost { .. }) if quiet_for < GRACE_NS => Ok(LoopState::Continue),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The failure when no message has arrived for `longest`.
+    #[cold]
+    fn no_message(&self) -> Failure {
+        let seconds = self.longest.as_secs();
+        if self.lossy {
+            Failure::test(format!(
+                "peer {}: no message has arrived for {seconds} s: one was lost, and this transport does not retransmit (-c)",
+                self.address
+            ))
+        } else {
+            Failure::Lost {
+                control: self.address,
+                reason: format!("it has sent no message for {seconds} s"),
+            }
+        }
+    }
+}

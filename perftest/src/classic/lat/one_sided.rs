@@ -1,0 +1,163 @@
+//! The client of `ib_read_lat` and `ib_atomic_lat`: one-sided requests that the peer's device
+//! completes.
+
+use doorbell_verbs::{Atomic as MayCount, Buffer, Local, Rc, Read, Remote, RemoteWord, Word};
+
+use super::send::SLEEP;
+use super::single::LatRequester;
+use crate::classic::settings::{Atomic, Settings};
+use crate::classic::test_end::{TestEnd, allocate, refused, registration, slots};
+use crate::classic::tool::Verb;
+use crate::failure::Failure;
+use crate::run::gpu::{Content, GpuPool};
+
+/// Bytes of the operand of an atomic.
+const WORD: usize = 8;
+
+/// The operation, with the local buffer while no request uses it.
+#[derive(Debug)]
+enum Operation {
+    /// RDMA READ.
+    Read {
+        /// The local buffer, as long as the longest message.
+        into: Option<Buffer<Local>>,
+        /// The remote memory.
+        from: Remote<Read>,
+        bytes: usize,
+    },
+    /// RDMA READ into a GPU's memory.
+    GpuRead {
+        /// One buffer.
+        into: GpuPool,
+        from: Remote<Read>,
+    },
+    /// An atomic on a remote word.
+    Atomic {
+        /// Receives the original value.
+        into: Option<Word>,
+        /// The remote word.
+        at: RemoteWord,
+        operation: Atomic,
+    },
+}
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct OneSided {
+    test_end: TestEnd<Rc>,
+    op: Operation,
+    /// Whether to sleep on the completion channel instead of polling.
+    sleeps: bool,
+}
+
+impl OneSided {
+    pub(super) fn new(settings: &Settings, test_end: TestEnd<Rc>) -> Result<OneSided, Failure> {
+        let longest = settings.sizes.iter().max().copied().unwrap_or(1);
+        if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &test_end.gpu) {
+            let into = slots(gpu, &test_end.pd, longest, 1)?;
+            let from = test_end.qps[0].remote(&test_end.cycle(longest));
+            return Ok(OneSided {
+                op: Operation::GpuRead { into, from },
+                sleeps: settings.events,
+                test_end,
+            });
+        }
+        let bytes = match settings.tool.verb {
+            Verb::Atomic => WORD,
+            _ => usize::try_from(longest).unwrap_or(usize::MAX),
+        };
+        let memory = allocate(settings, bytes)?;
+        let into = registration(settings, &test_end.pd)
+            .register(memory, Local)
+            .map_err(refused)?;
+        let (test_qp, cycle) = (&test_end.qps[0], test_end.cycle(longest));
+        let op = if settings.tool.verb == Verb::Atomic {
+            let at = test_qp.remote::<MayCount>(&cycle).word(0);
+            Operation::Atomic {
+                into: into.into_word().ok(),
+                at: at.ok_or_else(|| Failure::test(format!("{test_qp} sent an address that is not a word's")))?,
+                operation: settings.atomic,
+            }
+        } else {
+            Operation::Read {
+                into: Some(into),
+                from: test_qp.remote(&cycle),
+                bytes,
+            }
+        };
+        Ok(OneSided {
+            test_end,
+            op,
+            sleeps: settings.events,
+        })
+    }
+
+    /// Sets the message size.
+    pub(super) fn resize(&mut self, size: usize) {
+        if let Operation::Read { bytes, .. } = &mut self.op {
+            *bytes = size;
+        }
+    }
+}
+
+impl LatRequester for OneSided {
+    #[inline]
+    fn post(&mut self) -> Result<(), Failure> {
+        let test_qp = &mut self.test_end.qps[0];
+        let posted = match &mut self.op {
+            Operation::Read { into, from, bytes } => match into.take() {
+                Some(buffer) => {
+                    let (from, bytes) = (*from, *bytes);
+                    test_qp
+                        .qp
+                        .post(|batch| drop(batch.read(buffer.part(..bytes), from).signalled()))
+                }
+                None => Ok(()),
+            },
+            Operation::GpuRead { into, from } => match into.take(Content::Nothing) {
+                Some(buffer) => {
+                    let from = *from;
+                    test_qp.qp.post(|batch| drop(batch.read(buffer, from).signalled()))
+                }
+                None => Ok(()),
+            },
+            Operation::Atomic { into, at, operation } => match into.take() {
+                Some(word) => {
+                    let (at, operation) = (*at, *operation);
+                    test_qp.qp.post(|batch| match operation {
+                        Atomic::FetchAdd => drop(batch.fetch_add(word, at, 1).signalled()),
+                        Atomic::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signalled()),
+                    })
+                }
+                None => Ok(()),
+            },
+        };
+        posted.map_err(|e| test_qp.refused(&e))
+    }
+
+    #[inline]
+    fn is_complete(&mut self) -> Result<bool, Failure> {
+        let TestEnd { cq, qps, .. } = &mut self.test_end;
+        let completions = if self.sleeps {
+            cq.wait(SLEEP).map_err(refused)?
+        } else {
+            cq.poll().map_err(refused)?
+        };
+        let mut answered = false;
+        for mut done in completions {
+            done.result().map_err(|failure| qps[0].failed(&failure))?;
+            answered = true;
+            match &mut self.op {
+                Operation::Read { into, .. } => *into = done.take(),
+                Operation::GpuRead { into, .. } => {
+                    done.take().into_iter().for_each(|buffer| into.release_received(buffer));
+                    if let Some(failure) = into.take_error() {
+                        return Err(failure);
+                    }
+                }
+                Operation::Atomic { into, .. } => *into = done.take_word(),
+            }
+        }
+        Ok(answered)
+    }
+}

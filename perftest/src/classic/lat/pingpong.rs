@@ -1,0 +1,189 @@
+//! The ping-pong of `ib_write_lat` and `ib_send_lat`: one end sends first, and each answers every
+//! message.
+//!
+//! Both ends know the number of messages, or the duration, so neither reports that it has finished.
+//! A round trip is the time from a message to its answer; at the responder, from its answer to the
+//! peer's next message. A sample is recorded after the next message is posted, so that recording
+//! does not lengthen round trips.
+
+use std::time::Duration;
+
+use super::SizeRun;
+use super::monitor::{LoopMonitor, LoopState};
+use crate::failure::Failure;
+use crate::stats::Clock;
+
+/// A queue pair and its memory, as one end of a ping-pong.
+pub(super) trait PingPong {
+    /// Sets the message size, which only grows.
+    fn resize(&mut self, bytes: usize);
+
+    /// Whether a send queue slot and a buffer are free; polls for completions that free them.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when a request has failed.
+    fn is_ready(&mut self) -> Result<bool, Failure>;
+
+    /// Sends message `index`, counted from 1. The last of a size is signaled.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when it is refused.
+    fn send(&mut self, index: u64, last: bool) -> Result<(), Failure>;
+
+    /// Polls whether the peer's message `index` has arrived.
+    fn has_arrived(&mut self, index: u64) -> Result<bool, Failure>;
+
+    /// Polls whether all sends have completed: sent, or on a reliable transport acknowledged.
+    fn is_drained(&mut self) -> Result<bool, Failure>;
+}
+
+/// Which end of the ping-pong this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// Sends first.
+    Initiator,
+    /// Answers each message.
+    Responder,
+}
+
+/// Runs one size. The recorder holds what was measured and `count` the messages received, even when
+/// it fails.
+///
+/// # Errors
+/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
+/// device refuses.
+pub(super) fn run(
+    role: Role,
+    pingpong: &mut impl PingPong,
+    monitor: &mut LoopMonitor<'_>,
+    size: SizeRun<'_>,
+) -> Result<(), Failure> {
+    match exchange(role, pingpong, monitor, size) {
+        // In a timed test each end stops by itself and sends nothing about it: the end that started
+        // first is gone while the other's last message is in flight.
+        Err(failure) if !matches!(failure, Failure::Interrupted) && monitor.peer_ended_first() => Ok(()),
+        outcome => outcome,
+    }
+}
+
+fn exchange(
+    role: Role,
+    pingpong: &mut impl PingPong,
+    monitor: &mut LoopMonitor<'_>,
+    size: SizeRun<'_>,
+) -> Result<(), Failure> {
+    let SizeRun {
+        bytes,
+        clock,
+        gap,
+        recorder,
+        count: come,
+        warm_up: _,
+    } = size;
+    pingpong.resize(bytes);
+    let total = recorder.total();
+    // The time starts with the first message: a C tool may take 250 ms from the barrier to its
+    // loop, and starts its clock there. The end that starts first ends first, and leaves the other
+    // waiting.
+    monitor.start(u64::MAX);
+    if role == Role::Responder {
+        if await_message(pingpong, monitor, 1)? == LoopState::TimeUp {
+            return Ok(());
+        }
+        *come = 1;
+        recorder.start(clock.now());
+        monitor.start(recorder.end());
+    }
+    let mut began = clock.now();
+    let mut trip = None;
+    for index in 1..=total {
+        if let Some(gap) = gap {
+            began = pause(clock, monitor, gap)?;
+        }
+        while !pingpong.is_ready()? {
+            if monitor.idle()? == LoopState::TimeUp {
+                return Ok(());
+            }
+        }
+        pingpong.send(index, index == total)?;
+        if let Some((began, ended)) = trip.take() {
+            recorder.record(began, ended);
+        }
+        if *come == total {
+            // The last message arrived before it was answered.
+            break;
+        }
+        if await_message(pingpong, monitor, *come + 1)? == LoopState::TimeUp {
+            return Ok(());
+        }
+        *come += 1;
+        let now = clock.now();
+        if index == 1 && role == Role::Initiator {
+            recorder.start(now);
+            monitor.start(recorder.end());
+        } else {
+            trip = Some((began, now));
+        }
+        if recorder.is_over(now) {
+            break;
+        }
+        began = now;
+    }
+    if let Some((began, ended)) = trip {
+        recorder.record(began, ended);
+    }
+    if total < u64::MAX {
+        drain(pingpong, monitor)?;
+    }
+    Ok(())
+}
+
+#[inline]
+fn await_message(
+    pingpong: &mut impl PingPong,
+    monitor: &mut LoopMonitor<'_>,
+    index: u64,
+) -> Result<LoopState, Failure> {
+    while !pingpong.has_arrived(index)? {
+        if monitor.idle()? == LoopState::TimeUp {
+            return Ok(LoopState::TimeUp);
+        }
+    }
+    monitor.busy()?;
+    Ok(LoopState::Continue)
+}
+
+/// Drains the send queue, so that the peer has the last message. Not in a timed test, where the
+/// ends stop anywhere.
+fn drain(pingpong: &mut impl PingPong, monitor: &mut LoopMonitor<'_>) -> Result<(), Failure> {
+    loop {
+        match pingpong.is_drained() {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // The peer may have seen the last message and be gone before its device acknowledged
+            // it.
+            Err(_) if monitor.peer_closes() => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+        match monitor.idle() {
+            Ok(_) => {}
+            Err(Failure::Lost { .. }) => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+/// Waits for `gap`, or until the time is up. Returns the time.
+///
+/// # Errors
+/// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone.
+pub(super) fn pause(clock: &Clock, monitor: &mut LoopMonitor<'_>, gap: Duration) -> Result<u64, Failure> {
+    let until = clock.now().saturating_add(gap.as_nanos() as u64);
+    loop {
+        let now = clock.now();
+        if now >= until || monitor.idle()? == LoopState::TimeUp {
+            monitor.busy()?;
+            return Ok(now);
+        }
+    }
+}

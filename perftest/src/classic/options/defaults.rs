@@ -1,0 +1,205 @@
+//! The defaults of the classic tools: from the options given to [`Settings`].
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{CQ_MOD_MAX_SIZE, DEPTH, REPORT_INTERVAL, RawOptions};
+use crate::classic::settings::{Atomic, Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
+use crate::classic::tool::{Kind, Tool, Verb};
+use crate::device::GpuSelector;
+use crate::failure::Failure;
+
+/// Fills in the defaults, as the C tools do.
+pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Failure> {
+    let bw = tool.kind == Kind::Bw;
+    let length = length(&raw, tool)?;
+    let iterations = match length {
+        TestLength::Iterations(count) => Some(u32::try_from(count).unwrap_or(u32::MAX)),
+        TestLength::Duration { .. } => None,
+    };
+    let at_most_all = |depth: u32| iterations.map_or(depth, |iterations| depth.min(iterations));
+    let (post_list, recv_post_list) = (raw.post_list.unwrap_or(1), raw.recv_post_list.unwrap_or(1));
+    let tx_depth = match (bw, raw.tx_depth) {
+        (true, Some(depth)) => at_most_all(depth),
+        (true, None) => at_most_all(post_list.max(128)),
+        (false, _) => 1,
+    };
+    let transport = raw.transport.unwrap_or(Transport::Rc);
+    let rx_depth = match (raw.rx_depth, transport, iterations) {
+        (Some(depth), ..) => at_most_all(depth),
+        // A datagram without a posted receive is lost, so there are as many receives as messages.
+        (None, Transport::Ud, Some(iterations)) => iterations.min(*DEPTH.end()),
+        (None, ..) => at_most_all(recv_post_list.max(512)),
+    };
+    check_lists(&raw, iterations, tx_depth, rx_depth)?;
+    let qps = raw.qps.unwrap_or(1);
+    if raw.shared_receive && rx_depth < qps {
+        return Err(Failure::usage(format!(
+            "--use-srq with {qps} queue pairs needs at least as many receives: -r {qps}"
+        )));
+    }
+    let size = raw.size.unwrap_or(match (tool.verb, tool.kind) {
+        (Verb::Atomic, _) => 8,
+        (_, Kind::Bw) => 65_536,
+        (_, Kind::Lat) => 2,
+    });
+    let sizes = if raw.all {
+        (1..=23).map(|power| 1 << power).collect()
+    } else {
+        vec![size]
+    };
+    let cq_mod = match raw.cq_mod {
+        _ if !bw => 1,
+        Some(cq_mod) => cq_mod,
+        None if post_list > 1 => post_list,
+        None if size > CQ_MOD_MAX_SIZE && !raw.all && !raw.events => 1,
+        None => 100,
+    };
+    let rate = raw.rate.map(|rate| {
+        let (value, per_message) = match raw.rate_unit {
+            Some('p') => (rate, true),
+            Some('M') => (rate * f64::from(1 << 20), false),
+            _ => (rate * 1e9 / 8.0, false),
+        };
+        let burst = raw.burst.unwrap_or(tx_depth);
+        Rate {
+            value,
+            per_message,
+            burst,
+        }
+    });
+    Ok(Settings {
+        tool,
+        host: raw.host,
+        port: raw.port.unwrap_or(18_515),
+        source: raw.source,
+        exchange: match (raw.rdma_cm, raw.over_rdma_cm) {
+            (true, _) => Exchange::RdmaCm,
+            (_, true) => Exchange::OverRdmaCm,
+            _ => Exchange::Tcp,
+        },
+        device: raw.device,
+        device_port: raw.device_port.unwrap_or(1),
+        gid_index: raw.gid_index,
+        ipv6: raw.ipv6,
+        infiniband: raw.link,
+        transport,
+        mtu: raw.mtu,
+        timeout: raw.timeout.unwrap_or(14),
+        retry: raw.retry.unwrap_or(7),
+        service_level: raw.service_level.unwrap_or(0),
+        traffic_class: raw.traffic_class.or(raw.type_of_service).unwrap_or(0),
+        type_of_service: raw.type_of_service,
+        hop_limit: raw.hop_limit.unwrap_or(64),
+        flow_label: raw.flow_label.unwrap_or(0),
+        pkey_index: raw.pkey_index.unwrap_or(0),
+        sizes,
+        all: raw.all,
+        length,
+        forever: raw.forever,
+        bidirectional: raw.bidirectional,
+        reversed: raw.reversed,
+        qps,
+        tx_depth,
+        rx_depth,
+        post_list,
+        recv_post_list,
+        cq_mod: cq_mod.min(tx_depth),
+        list_moderates: post_list > 1 && raw.cq_mod.is_none(),
+        inline: raw.inline,
+        outstanding: raw.outstanding,
+        atomic: raw.atomic.unwrap_or(Atomic::FetchAdd),
+        events: raw.events,
+        vector: raw.vector.unwrap_or(0),
+        shared_receive: raw.shared_receive,
+        cuda: match (raw.gpu, raw.gpu_bus) {
+            (Some(number), _) => Some(GpuSelector::Number(number)),
+            (None, bus) => bus.map(GpuSelector::Bus),
+        }
+        .map(|gpu| Cuda {
+            gpu,
+            dmabuf: raw.dmabuf,
+        }),
+        region_per_qp: raw.region_per_qp,
+        huge_pages: raw.huge_pages,
+        // A WRITE latency test polls the last byte of a message, which must be written last.
+        relaxed_ordering: !raw.strict_ordering && (tool.verb != Verb::Write || bw),
+        warm_up: raw.warm_up,
+        rate,
+        gap: raw.gap.map(Duration::from_micros),
+        no_frequency_warning: raw.quiet,
+        least_bandwidth: raw.least_bandwidth,
+        least_rate: raw.least_rate,
+        wait_destroy: Duration::from_secs(raw.wait_destroy.unwrap_or(0)),
+        output: Output {
+            gbits: raw.gbits,
+            cycles: raw.cycles,
+            histogram: raw.histogram,
+            unsorted: raw.unsorted,
+            both: raw.both,
+            only: raw.only,
+            cpu: raw.cpu,
+            no_peak: raw.no_peak,
+            json: match (raw.json_file, raw.json) {
+                (Some(file), _) => Some(file),
+                (None, true) => Some(PathBuf::from("perftest_out.json")),
+                (None, false) => None,
+            },
+        },
+    })
+}
+
+fn length(raw: &RawOptions, tool: Tool) -> Result<TestLength, Failure> {
+    if raw.forever {
+        let duration = raw.duration.map_or(REPORT_INTERVAL, Duration::from_secs);
+        return Ok(TestLength::Duration {
+            duration,
+            margin: Duration::ZERO,
+        });
+    }
+    let Some(seconds) = raw.duration else {
+        let default = if tool.kind == Kind::Bw && tool.verb == Verb::Write {
+            5000
+        } else {
+            1000
+        };
+        return Ok(TestLength::Iterations(raw.iterations.unwrap_or(default)));
+    };
+    let margin = raw.margin.unwrap_or(seconds / 4);
+    if margin * 2 >= seconds {
+        return Err(Failure::usage(format!(
+            "-f {margin} leaves nothing of -D {seconds}: give a margin of less than half of it"
+        )));
+    }
+    Ok(TestLength::Duration {
+        duration: Duration::from_secs(seconds),
+        margin: Duration::from_secs(margin),
+    })
+}
+
+/// Whether post lists fit in the queues and divide the number of messages.
+fn check_lists(raw: &RawOptions, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
+    for (flag, list, queue, depth) in [
+        ("-l", raw.post_list, "-t", tx_depth),
+        ("--recv_post_list", raw.recv_post_list, "-r", rx_depth),
+    ] {
+        let Some(list) = list else { continue };
+        if list > depth {
+            return Err(Failure::usage(format!(
+                "{flag} {list} is more than {queue} {depth} holds: make that {list}, or the list shorter"
+            )));
+        }
+        if let Some(iterations) = iterations.filter(|iterations| iterations % list != 0) {
+            return Err(Failure::usage(format!(
+                "{flag} {list} does not divide -n {iterations}: make that {}",
+                iterations.next_multiple_of(list)
+            )));
+        }
+    }
+    match (raw.post_list, raw.cq_mod) {
+        (Some(list), Some(cq_mod)) if list > 1 && list % cq_mod != 0 => Err(Failure::usage(format!(
+            "-Q {cq_mod} does not divide -l {list}: make it {list}, or leave it out"
+        ))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,51 @@
+//! Queue pairs connected by the connection manager (`-R`), before their QP information is
+//! exchanged; without `-R` the exchange comes first.
+
+use doorbell_verbs::QueuePair;
+
+use super::super::printer::Printer;
+use super::super::wire::{CmEndpoint, ControlConnection};
+use super::TestTransport;
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+
+/// A queue pair while it is set up.
+#[derive(Debug)]
+pub(super) enum QpSetup<T: TestTransport> {
+    /// Not connected: the peer's QP information names the destination.
+    NotConnected(T::Prepared),
+    /// Connected by the connection manager.
+    Connected(Box<(QueuePair<T>, T::Destination)>),
+}
+
+/// Connects the queue pairs by the connection manager, if there is one: one after the other,
+/// between two barriers. The n-th of one end is connected to the n-th of the other; the control
+/// connection keeps the CM connections.
+///
+/// # Errors
+/// [`Failure::Test`] when one cannot be connected; as [`ControlConnection::barrier`] otherwise.
+pub(super) fn connect_by_cm<T: TestTransport>(
+    prepared: Vec<T::Prepared>,
+    control: &mut ControlConnection,
+    cm: Option<CmEndpoint>,
+    is_server: bool,
+    printer: &Printer<'_>,
+    interrupt: &Interrupt,
+) -> Result<Vec<QpSetup<T>>, Failure> {
+    let Some(mut cm) = cm else {
+        return Ok(prepared.into_iter().map(QpSetup::NotConnected).collect());
+    };
+    if is_server {
+        printer.waiting_for_queue_pairs()?;
+    }
+    control.cm_barrier()?;
+    let mut connected = Vec::with_capacity(prepared.len());
+    for qp in prepared {
+        let (qp, to, connection) = T::connect_by_cm(qp, cm.next(interrupt)?)
+            .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?;
+        connected.push(QpSetup::Connected(Box::new((qp, to))));
+        control.keep_connected(connection);
+    }
+    control.cm_barrier()?;
+    Ok(connected)
+}

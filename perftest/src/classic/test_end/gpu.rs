@@ -1,0 +1,51 @@
+//! The memory of a test in a GPU (`--use_cuda`): what the peer accesses, and the send and receive
+//! buffers.
+//!
+//! Unlike host buffers ([`super::memory`]), GPU buffers are not shared by several requests: each
+//! message in flight has its own, so a test takes as much memory as its window, and goes through
+//! all of it instead of one page.
+
+use doorbell_gpudirect::GpuMemory;
+use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, Rights};
+
+use super::super::settings::Settings;
+use super::{Target, memory, refused};
+use crate::device::Gpu;
+use crate::failure::Failure;
+use crate::run::gpu::GpuPool;
+
+/// Memory for the peer, at least `len` bytes per queue pair: one memory region, or with
+/// `--mr_per_qp` one each.
+pub(super) fn pieces<R: Rights>(
+    settings: &Settings,
+    gpu: &Gpu,
+    pd: &ProtectionDomain,
+    len: u64,
+    rights: R,
+    target: fn(Buffer<Opaque<R>>) -> Target,
+) -> Result<Vec<Target>, Failure> {
+    let qps = settings.qps as usize;
+    let (piece, whole) = memory::piece(len, qps)?;
+    let (regions, each) = if settings.region_per_qp {
+        (qps, piece)
+    } else {
+        (1, whole)
+    };
+    let mut pieces = Vec::with_capacity(qps);
+    for _ in 0..regions {
+        let memory = GpuMemory::alloc(&gpu.context, each).map_err(refused)?;
+        let mut registration = gpu.registration(pd)?;
+        if settings.relaxed_ordering {
+            registration = registration.relaxed_ordering();
+        }
+        let (chunks, _) = registration.register_chunks(&memory, piece, rights).map_err(refused)?;
+        pieces.extend(chunks.map(target));
+    }
+    Ok(pieces)
+}
+
+/// `count` buffers of `bytes` bytes.
+pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<GpuPool, Failure> {
+    let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B exceed the address space")))?;
+    GpuPool::new(gpu, pd, len, count as usize)
+}

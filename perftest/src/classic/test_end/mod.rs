@@ -1,0 +1,579 @@
+//! One end of a test: its queue pairs, connected to the peer's, and the memory that the peer may
+//! access.
+//!
+//! [`TestEnd::establish`] exchanges parameters, creates everything, exchanges QP information,
+//! connects, and waits at the barrier that all tests have before their first size. The loops
+//! allocate the memory they send from and receive into, mostly with `memory`. `transport` is what
+//! differs between transports, so that each loop is written once.
+//!
+//! A C tool as the peer chooses itself where it writes to or reads from: it goes through the first
+//! page at the address it was given, message by message, and wraps around ([`Cycle`]). So every
+//! queue pair has at least a page.
+
+mod cm_connect;
+mod gpu;
+mod memory;
+mod transport;
+
+use doorbell_verbs::{
+    AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, Failure as Completed, GidEntry,
+    Key as RemoteRight, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused,
+    Remote, RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
+};
+
+pub(crate) use gpu::slots;
+pub(crate) use memory::{Cycle, allocate, frozen, registration, scratch};
+pub(crate) use transport::TestTransport;
+
+use self::cm_connect::{QpSetup, connect_by_cm};
+
+use super::layout::{Address, Header};
+use super::printer::Printer;
+use super::settings::Settings;
+use super::tool::{Kind, Tool, Verb};
+use super::wire::{CmEndpoint, ControlConnection, QpInfo, SharedParameters};
+use crate::device::{Device, Gpu};
+use crate::failure::{Failure, one_line};
+use crate::interrupt::Interrupt;
+
+/// The page size and cache line this end reports; no message of a test depends on them.
+const PAGE: u32 = 4096;
+const CACHE_LINE: u32 = 64;
+/// RNR retry count: 7 is infinite, as the C tools rely on it.
+const RNR_RETRY: u8 = 7;
+/// Default inline size of `ib_write_lat` on adapters of [`INLINE_VENDORS`].
+const INLINE_WRITE_LATENCY: u32 = 220;
+/// Default inline size of `ib_send_lat` on adapters of [`INLINE_VENDORS`].
+const INLINE_SEND_LATENCY: u32 = 236;
+
+/// Vendor ids of the adapters on which the C tools send inline by default; on others, software
+/// devices among them, they do not. Results are comparable only where this is the same.
+const INLINE_VENDORS: [u32; 8] = [
+    0x02c9, // Mellanox, NVIDIA
+    0x15b3, // the same, by PCI
+    0x119f, // Bull
+    0x1077, // QLogic
+    0x1425, // Chelsio
+    0x14e4, // Broadcom
+    0x19e5, // HiSilicon
+    0x8086, // Intel
+];
+
+/// The memory of a queue pair that the peer may access.
+#[derive(Debug)]
+pub(crate) enum Target {
+    Nothing,
+    /// Remote write.
+    Write(Buffer<RemoteWrite>),
+    /// Remote read.
+    Read(Buffer<RemoteRead>),
+    /// Remote atomic.
+    Atomic(Buffer<RemoteAtomic>),
+    /// Remote write to a GPU's memory.
+    GpuWrite(Buffer<Opaque<RemoteWrite>>),
+    /// Remote read of a GPU's memory.
+    GpuRead(Buffer<Opaque<RemoteRead>>),
+}
+
+impl Target {
+    /// The rkey and the address to send to the peer.
+    fn rkey_and_addr(&self) -> (u32, u64) {
+        match self {
+            Target::Nothing => (0, 0),
+            Target::Write(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Read(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Atomic(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::GpuWrite(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::GpuRead(memory) => (memory.remote().rkey().0, memory.addr()),
+        }
+    }
+}
+
+/// A queue pair of the test, with its memory and both ends' QP information.
+#[derive(Debug)]
+pub(crate) struct TestQp<T: TestTransport> {
+    /// The connected queue pair. The tag of its completions is its index.
+    pub(crate) qp: QueuePair<T>,
+    /// Destination of its datagrams (UD).
+    pub(crate) to: T::Destination,
+    /// The QP information sent to the peer.
+    pub(crate) ours: QpInfo,
+    /// The peer's QP information.
+    pub(crate) theirs: QpInfo,
+    /// What the peer may access.
+    pub(crate) target: Target,
+}
+
+impl<T: TestTransport> TestQp<T> {
+    /// The peer's memory, as far as `cycle` goes.
+    pub(crate) fn remote<K: RemoteRight>(&self, cycle: &Cycle) -> Remote<K> {
+        Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
+    }
+
+    /// The failure for a failed completion.
+    #[cold]
+    pub(crate) fn failed(&self, failure: &Completed) -> Failure {
+        Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
+    }
+
+    /// The failure for a refused request.
+    #[cold]
+    pub(crate) fn refused(&self, refused: &Refused) -> Failure {
+        Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
+    }
+}
+
+impl<T: TestTransport> std::fmt::Display for TestQp<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.theirs.gid {
+            Some(gid) => write!(f, "peer {} (queue pair {})", gid.to_ip(), self.theirs.qpn),
+            None => write!(f, "peer at LID {} (queue pair {})", self.theirs.lid, self.theirs.qpn),
+        }
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct TestEnd<T: TestTransport> {
+    /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
+    pub(crate) cq: CompletionQueue,
+    pub(crate) qps: Vec<TestQp<T>>,
+    /// The shared receive queue, with `--use-srq`.
+    pub(crate) shared: Option<SharedReceiveQueue>,
+    /// Messages of up to so many bytes are sent inline.
+    pub(crate) inline: u32,
+    /// The parameters both ends agreed on.
+    pub(crate) parameters: SharedParameters,
+    /// For the memory of the loops.
+    pub(crate) pd: ProtectionDomain,
+    /// The GPU whose memory messages lie in, with `--use_cuda`.
+    pub(crate) gpu: Option<Gpu>,
+}
+
+/// The queue depths of each queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Depths {
+    /// Of the send queue.
+    pub(crate) send: u32,
+    /// Of the receive queue, or of the shared one.
+    pub(crate) receive: u32,
+}
+
+impl Depths {
+    /// The depths of these settings: at least one of each, as devices require.
+    pub(crate) fn of(settings: &Settings) -> Depths {
+        let sends = sends(settings);
+        let receives = settings.tool.verb == Verb::Send
+            && (settings.receives() || settings.bidirectional || settings.tool.kind == Kind::Lat);
+        Depths {
+            send: if sends { settings.tx_depth.max(1) } else { 1 },
+            receive: if receives { settings.rx_depth.max(1) } else { 1 },
+        }
+    }
+}
+
+/// Whether this end posts the test's requests.
+fn sends(settings: &Settings) -> bool {
+    let answers = settings.tool.kind == Kind::Lat && matches!(settings.tool.verb, Verb::Write | Verb::Send);
+    !settings.receives() || settings.bidirectional || answers
+}
+
+/// Whether the peer accesses this end's memory.
+fn is_target(settings: &Settings) -> bool {
+    let answered = settings.tool.kind == Kind::Lat && settings.tool.verb == Verb::Write;
+    settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
+}
+
+impl<T: TestTransport> TestEnd<T> {
+    /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
+    /// after the exchange of QP information. Prints the header on the way.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the device refuses something or the peer fails; [`Failure::Lost`]
+    /// when it is gone; [`Failure::Interrupted`].
+    pub(crate) fn establish(
+        settings: &Settings,
+        device: &Device,
+        control: &mut ControlConnection,
+        cm: Option<CmEndpoint>,
+        interrupt: &Interrupt,
+        printer: &mut Printer<'_>,
+        depths: Depths,
+    ) -> Result<TestEnd<T>, Failure> {
+        let context = &device.context;
+        let port = context.port(settings.device_port).map_err(refused)?;
+        if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
+            return Err(Failure::test(format!(
+                "{} port {} is not active: it is {:?}",
+                context.name(),
+                settings.device_port,
+                port.state
+            )));
+        }
+        let ours = SharedParameters {
+            page: PAGE,
+            cache_line: CACHE_LINE,
+            mtu: path_mtu(settings, context.name(), port.active_mtu)?,
+        };
+        let parameters = control.exchange_parameters(ours)?;
+        let gid = choose_gid(settings, device, port.link_layer)?;
+        let pd = context.protection_domain().map_err(refused)?;
+        let outstanding = outstanding(settings, device)?;
+        let mut builder = EndBuilder {
+            settings,
+            parameters,
+            gid,
+            outstanding,
+            depths,
+            pd: &pd,
+            gpu: device.gpu.as_ref(),
+            inline: inline(settings, context.attr().vendor_id),
+        };
+        let targets = builder.targets()?;
+        let entries = builder.entries();
+        let channel = builder.channel(device)?;
+        let cq = match &channel {
+            Some(channel) => context.completion_queue_on_vector(channel, settings.vector, entries),
+            None => context.completion_queue(entries),
+        }
+        .map_err(refused)?;
+        let is_shared = settings.shared_receive && settings.tool.verb == Verb::Send;
+        let shared = is_shared
+            .then(|| pd.shared_receive_queue(depths.receive).create())
+            .transpose()
+            .map_err(refused)?;
+        // A trial queue pair for the inline size uses its own completion queue: the space it
+        // reserves there may not be released at once.
+        let trial = context.completion_queue(entries).map_err(refused)?;
+        builder.fit_inline::<T>(&trial, shared.as_ref())?;
+        drop(trial);
+        printer.header(&builder.header(context.name(), port.link_layer))?;
+        let mut prepared = Vec::with_capacity(targets.len());
+        for (index, target) in targets.into_iter().enumerate() {
+            let qp = T::prepare(builder.builder(&cq, index), shared.as_ref()).map_err(refused)?;
+            let endpoint = T::endpoint(&qp);
+            let qp_info = builder.qp_info(&endpoint, &target);
+            prepared.push((qp, qp_info, target));
+        }
+        let ours: Vec<QpInfo> = prepared.iter().map(|(_, qp_info, _)| *qp_info).collect();
+        let (queue_pairs, targets): (Vec<_>, Vec<_>) = prepared.into_iter().map(|(qp, _, target)| (qp, target)).unzip();
+        let connected = connect_by_cm::<T>(queue_pairs, control, cm, settings.is_server(), printer, interrupt)?;
+        let theirs = control.exchange_qp_infos(&ours)?;
+        let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
+        printer.addresses(&addresses(&ours), &addresses(&theirs))?;
+        let mut qps = Vec::with_capacity(connected.len());
+        for (((qp, target), &ours), theirs) in connected.into_iter().zip(targets).zip(&ours).zip(theirs) {
+            let peer = builder.endpoint_of(&theirs)?;
+            let (qp, to) = match qp {
+                QpSetup::NotConnected(qp) => T::connect(qp, &peer, builder.route())
+                    .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?,
+                QpSetup::Connected(connected) => *connected,
+            };
+            qps.push(TestQp {
+                qp,
+                to,
+                ours,
+                theirs,
+                target,
+            });
+        }
+        // The second exchange is the barrier at which both ends are connected.
+        control.exchange_qp_infos(&ours)?;
+        let inline = builder.inline;
+        let test_end = TestEnd {
+            cq,
+            qps,
+            shared,
+            inline,
+            parameters,
+            pd,
+            gpu: device.gpu.clone(),
+        };
+        test_end.barrier(control)?;
+        Ok(test_end)
+    }
+
+    /// Barrier: waits until the peer has got here too. For barriers before a measurement.
+    pub(crate) fn barrier(&self, control: &mut ControlConnection) -> Result<(), Failure> {
+        control.barrier(&self.qps[0].ours)
+    }
+
+    /// As [`TestEnd::barrier`], without a deadline, as the peer may still be measuring.
+    pub(crate) fn barrier_after_test(&self, control: &mut ControlConnection) -> Result<(), Failure> {
+        control.barrier_after_test(&self.qps[0].ours)
+    }
+
+    /// Whether this end sends messages of `bytes` inline.
+    pub(crate) fn is_inline(&self, bytes: u64) -> bool {
+        bytes <= u64::from(self.inline)
+    }
+
+    /// The cycle buffer of messages of `bytes`.
+    pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
+        Cycle::new(bytes, T::HEADER, &self.parameters)
+    }
+}
+
+/// What the queue pairs are created from.
+struct EndBuilder<'a> {
+    settings: &'a Settings,
+    parameters: SharedParameters,
+    gid: Option<GidEntry>,
+    outstanding: u8,
+    depths: Depths,
+    pd: &'a ProtectionDomain,
+    gpu: Option<&'a Gpu>,
+    inline: u32,
+}
+
+impl<'a> EndBuilder<'a> {
+    /// Memory for the peer, one piece for each queue pair.
+    fn targets(&self) -> Result<Vec<Target>, Failure> {
+        let settings = self.settings;
+        let qps = settings.qps as usize;
+        if !is_target(settings) {
+            return Ok((0..qps).map(|_| Target::Nothing).collect());
+        }
+        let longest = settings.sizes.iter().max().copied().unwrap_or(0);
+        // Shorter messages cycle through the whole page.
+        let len = Cycle::new(longest, 0, &self.parameters)
+            .len()
+            .max(self.parameters.page.into());
+        if let Some(gpu) = self.gpu {
+            return match settings.tool.verb {
+                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWrite),
+                Verb::Read => gpu::pieces(settings, gpu, self.pd, len, RemoteRead, Target::GpuRead),
+                Verb::Atomic | Verb::Send => Err(Failure::usage("atomics in a GPU's memory are not supported")),
+            };
+        }
+        match settings.tool.verb {
+            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Write),
+            Verb::Read => memory::pieces(settings, self.pd, len, RemoteRead, Target::Read),
+            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Atomic),
+            Verb::Send => Ok(Vec::new()),
+        }
+    }
+
+    fn entries(&self) -> u32 {
+        let (send, receive) = (
+            self.depths.send.saturating_mul(self.settings.qps),
+            self.depths.receive.saturating_mul(self.settings.qps),
+        );
+        let shared = self.settings.shared_receive && self.settings.tool.verb == Verb::Send;
+        send.saturating_add(if shared { self.depths.receive } else { receive })
+    }
+
+    fn channel(&self, device: &Device) -> Result<Option<CompletionChannel>, Failure> {
+        let channel = || device.context.completion_channel().map_err(refused);
+        self.settings.events.then(channel).transpose()
+    }
+
+    fn builder<'c>(&'c self, cq: &'c CompletionQueue, index: usize) -> QueuePairBuilder<'c> {
+        let settings = self.settings;
+        let mut builder = self
+            .pd
+            .queue_pair(cq)
+            .port(settings.device_port)
+            .send_depth(self.depths.send)
+            .recv_depth(self.depths.receive)
+            .max_inline(self.inline)
+            .tag(index as u64)
+            .timeout(settings.timeout)
+            .retry_count(settings.retry)
+            .rnr_retry(RNR_RETRY)
+            .rd_atomic(self.outstanding)
+            .mtu(self.parameters.mtu)
+            .traffic_class(settings.traffic_class)
+            .hop_limit(settings.hop_limit)
+            .flow_label(settings.flow_label)
+            .service_level(settings.service_level)
+            .pkey_index(settings.pkey_index);
+        if let Some(index) = self.gid_index() {
+            builder = builder.gid_index(index);
+        }
+        if !is_target(settings) {
+            return builder;
+        }
+        match settings.tool.verb {
+            Verb::Write => builder.allow_remote_write(),
+            Verb::Read => builder.allow_remote_read(),
+            Verb::Atomic => builder.allow_remote_atomic(),
+            Verb::Send => builder,
+        }
+    }
+
+    /// The route of datagrams (UD address handles).
+    fn route(&self) -> AddressHandleBuilder<'a> {
+        let settings = self.settings;
+        let route = self
+            .pd
+            .address_handle()
+            .port(settings.device_port)
+            .traffic_class(settings.traffic_class)
+            .hop_limit(settings.hop_limit)
+            .flow_label(settings.flow_label)
+            .service_level(settings.service_level);
+        match self.gid_index() {
+            Some(index) => route.gid_index(index),
+            None => route,
+        }
+    }
+
+    fn gid_index(&self) -> Option<u8> {
+        self.gid.and_then(|gid| u8::try_from(gid.index).ok())
+    }
+
+    /// Sets the inline size: the one given with `-I`, or the C tools' default if the device
+    /// supports it.
+    fn fit_inline<T: TestTransport>(
+        &mut self,
+        cq: &CompletionQueue,
+        shared: Option<&SharedReceiveQueue>,
+    ) -> Result<(), Failure> {
+        if self.inline == 0 {
+            return Ok(());
+        }
+        match T::prepare(self.builder(cq, 0), shared) {
+            Ok(_) => Ok(()),
+            Err(e) if self.settings.inline.is_some() => Err(Failure::test(format!(
+                "-I {}: {}",
+                self.inline,
+                one_line(&e.to_string())
+            ))),
+            Err(_) => {
+                self.inline = 0;
+                Ok(())
+            }
+        }
+    }
+
+    fn header(&self, device: &str, layer: LinkLayer) -> Header {
+        Header {
+            device: device.to_owned(),
+            infiniband: layer != LinkLayer::Ethernet,
+            mtu: self.parameters.mtu.bytes(),
+            gid_index: self.gid.map(|gid| gid.index),
+            inline_bytes: self.inline,
+            outstanding: self.outstanding.into(),
+            relaxed_ordering: self.settings.relaxed_ordering,
+            new_post: false,
+        }
+    }
+
+    /// The QP information sent to the peer.
+    fn qp_info(&self, endpoint: &Endpoint, target: &Target) -> QpInfo {
+        let (rkey, vaddr) = target.rkey_and_addr();
+        QpInfo {
+            lid: endpoint.lid,
+            out_reads: self.outstanding.into(),
+            qpn: endpoint.qpn,
+            psn: endpoint.psn,
+            rkey,
+            vaddr,
+            gid: self.gid.map(|_| endpoint.gid),
+            srqn: 0,
+        }
+    }
+
+    /// The peer's endpoint.
+    fn endpoint_of(&self, theirs: &QpInfo) -> Result<Endpoint, Failure> {
+        let verb = self.settings.tool.verb;
+        if theirs.out_reads == 0 && matches!(verb, Verb::Read | Verb::Atomic) {
+            return Err(Failure::test(
+                "the peer serves no READs and no atomics: is its --outs 0, or its device without them?",
+            ));
+        }
+        Ok(Endpoint {
+            gid: theirs.gid.unwrap_or_default(),
+            lid: theirs.lid,
+            qpn: theirs.qpn,
+            psn: theirs.psn,
+            mtu: self.parameters.mtu,
+            rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
+        })
+    }
+}
+
+/// An error of the device or its library, as a failed test.
+pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure::test(one_line(&error.to_string()))
+}
+
+/// This end's path MTU.
+fn path_mtu(settings: &Settings, device: &str, active: Mtu) -> Result<Mtu, Failure> {
+    match settings.mtu {
+        None => Ok(active),
+        Some(bytes) => Mtu::from_bytes(bytes)
+            .filter(|mtu| *mtu <= active)
+            .ok_or_else(|| {
+                Failure::test(format!(
+                    "-m {bytes}: {device} port {} has an MTU of {active}, and the standard those of 256, 512, 1024, 2048 and 4096 B",
+                    settings.device_port
+                ))
+            }),
+    }
+}
+
+/// The source GID; none on an InfiniBand fabric, which routes by LID.
+fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<Option<GidEntry>, Failure> {
+    let (context, port) = (&device.context, settings.device_port);
+    if let Some(index) = settings.gid_index {
+        return context.gid(port, index.into()).map(Some).map_err(refused);
+    }
+    if settings.ipv6 {
+        let gids = context.gids(port).map_err(refused)?;
+        let found = gids.into_iter().find(|entry| entry.gid.to_ip().is_ipv6());
+        return found.map(Some).ok_or_else(|| {
+            Failure::test(format!(
+                "--ipv6: {} port {port} has no GID of an IPv6 address",
+                context.name()
+            ))
+        });
+    }
+    match layer {
+        LinkLayer::Ethernet => context.default_gid(port).map(Some).map_err(refused),
+        _ => Ok(None),
+    }
+}
+
+/// Outstanding READs and atomics of a queue pair (max_rd_atomic, max_dest_rd_atomic): one where the
+/// test has none.
+fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
+    let most = device.context.attr().max_rd_atomic;
+    match (settings.tool.verb, settings.outstanding) {
+        (Verb::Write | Verb::Send, _) => Ok(1.min(most)),
+        (Verb::Read | Verb::Atomic, None) => Ok(most),
+        (Verb::Read | Verb::Atomic, Some(requested)) if requested <= most => Ok(requested),
+        (Verb::Read | Verb::Atomic, Some(requested)) => Err(Failure::test(format!(
+            "-o {requested}: {} has {most} at most",
+            device.context.name()
+        ))),
+    }
+}
+
+/// The inline size to try.
+fn inline(settings: &Settings, vendor: u32) -> u32 {
+    if settings.cuda.is_some() {
+        // Inline payload is copied by the CPU.
+        return 0;
+    }
+    let Tool { verb, kind } = settings.tool;
+    settings.inline.unwrap_or(match (verb, kind) {
+        _ if !INLINE_VENDORS.contains(&vendor) => 0,
+        (Verb::Write, Kind::Lat) => INLINE_WRITE_LATENCY,
+        (Verb::Send, Kind::Lat) => INLINE_SEND_LATENCY,
+        _ => 0,
+    })
+}
+
+fn address(qp_info: &QpInfo) -> Address {
+    Address {
+        lid: qp_info.lid.0,
+        qpn: qp_info.qpn.get(),
+        psn: qp_info.psn.get(),
+        outstanding: qp_info.out_reads.into(),
+        rkey: qp_info.rkey,
+        vaddr: qp_info.vaddr,
+        gid: qp_info.gid.map(|gid| gid.0),
+    }
+}

@@ -1,0 +1,272 @@
+//! What differs between transports, and between queue pairs with and without a shared receive
+//! queue.
+
+use std::fmt::Debug;
+
+use doorbell_verbs::cm::Connection;
+use doorbell_verbs::{
+    AddressHandle, AddressHandleBuilder, Batch, Endpoint, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
+    QueuePairBuilder, QueuePairError, Rc, Refused, SharedReceive, SharedReceiveQueue, Sink, Source, Transport, Uc, Ud,
+    UdEndpoint,
+};
+
+use super::super::wire::PendingConnection;
+
+/// A transport that a test can run on.
+pub(crate) trait TestTransport: Transport + Sized {
+    /// Bytes before every received message: the GRH of UD.
+    const HEADER: u64 = 0;
+    /// A queue pair whose peer is not known yet.
+    type Prepared: Debug;
+    /// The destination of a SEND, on an unconnected transport.
+    type Destination: Debug;
+
+    /// Creates a queue pair.
+    fn prepare(
+        builder: QueuePairBuilder<'_>,
+        shared: Option<&SharedReceiveQueue>,
+    ) -> Result<Self::Prepared, QueuePairError>;
+
+    /// The endpoint to send to the peer.
+    fn endpoint(prepared: &Self::Prepared) -> Endpoint;
+
+    /// Connects it, or creates its address handle (UD).
+    fn connect(
+        prepared: Self::Prepared,
+        peer: &Endpoint,
+        route: AddressHandleBuilder<'_>,
+    ) -> Result<(QueuePair<Self>, Self::Destination), String>;
+
+    /// Connects it by the connection manager.
+    ///
+    /// # Errors
+    /// As text, when the peer does not take part, the device refuses, or the manager does not
+    /// connect this transport.
+    fn connect_by_cm(
+        prepared: Self::Prepared,
+        pending: PendingConnection,
+    ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String>;
+
+    /// Adds a SEND to a post list.
+    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
+
+    /// Adds an inline SEND.
+    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
+
+    /// Posts receives with one call, to the queue pair or to its shared receive queue.
+    fn receive<S: Sink>(
+        qp: &mut QueuePair<Self>,
+        shared: Option<&mut SharedReceiveQueue>,
+        buffers: impl Iterator<Item = S>,
+    ) -> Result<(), Refused>;
+}
+
+/// The destination of datagrams.
+#[derive(Debug)]
+pub(crate) struct UdDestination {
+    ah: AddressHandle,
+    qpn: Qpn,
+}
+
+macro_rules! sends {
+    (connected) => {
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
+            batch.send(message).signalled_if(signal);
+        }
+
+        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: &'d [u8], signal: bool) {
+            batch.send_inline(message).signalled_if(signal);
+        }
+
+        fn endpoint(prepared: &Self::Prepared) -> Endpoint {
+            prepared.endpoint()
+        }
+
+        fn connect(
+            prepared: Self::Prepared,
+            peer: &Endpoint,
+            _: AddressHandleBuilder<'_>,
+        ) -> Result<(QueuePair<Self>, ()), String> {
+            prepared
+                .connect(peer)
+                .map(|qp| (qp, ()))
+                .map_err(|e| e.to_string())
+        }
+    };
+    (datagrams) => {
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
+            batch
+                .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
+                .signalled_if(signal);
+        }
+
+        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
+            batch
+                .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
+                .signalled_if(signal);
+        }
+
+        /// Datagrams have no PSN to agree on, so 0 is sent.
+        fn endpoint(prepared: &Self::Prepared) -> Endpoint {
+            let own = prepared.endpoint();
+            Endpoint {
+                gid: own.gid,
+                lid: own.lid,
+                qpn: own.qpn,
+                psn: Psn::truncated(0),
+                mtu: own.mtu,
+                rd_atomic: 0,
+            }
+        }
+
+        fn connect(
+            prepared: Self::Prepared,
+            peer: &Endpoint,
+            route: AddressHandleBuilder<'_>,
+        ) -> Result<(QueuePair<Self>, UdDestination), String> {
+            let to = UdEndpoint {
+                gid: peer.gid,
+                lid: peer.lid,
+                qpn: peer.qpn,
+                qkey: QKey::DEFAULT,
+                mtu: peer.mtu,
+            };
+            let ah = route.to(&to).map_err(|e| e.to_string())?;
+            Ok((prepared, UdDestination { ah, qpn: peer.qpn }))
+        }
+    };
+}
+
+macro_rules! cm_connects {
+    (reliable) => {
+        fn connect_by_cm(
+            prepared: Self::Prepared,
+            pending: PendingConnection,
+        ) -> Result<(QueuePair<Self>, (), Connection), String> {
+            let (qp, connection) = pending.connect(prepared).map_err(|e| e.to_string())?;
+            Ok((qp, (), connection))
+        }
+    };
+    (unreliable) => {
+        fn connect_by_cm(
+            _: Self::Prepared,
+            _: PendingConnection,
+        ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String> {
+            Err("the connection manager connects reliable queue pairs alone: leave -R out".to_owned())
+        }
+    };
+}
+
+macro_rules! receives {
+    (own) => {
+        fn receive<S: Sink>(
+            qp: &mut QueuePair<Self>,
+            _: Option<&mut SharedReceiveQueue>,
+            buffers: impl Iterator<Item = S>,
+        ) -> Result<(), Refused> {
+            qp.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer)))
+        }
+    };
+    (shared) => {
+        fn receive<S: Sink>(
+            _: &mut QueuePair<Self>,
+            shared: Option<&mut SharedReceiveQueue>,
+            buffers: impl Iterator<Item = S>,
+        ) -> Result<(), Refused> {
+            match shared {
+                Some(queue) => queue.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer))),
+                None => Ok(()),
+            }
+        }
+    };
+}
+
+macro_rules! test_transport {
+    ($transport:ty, $header:expr, $prepared:ty, $destination:ty, $sends:tt, $cm_connects:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
+        impl TestTransport for $transport {
+            const HEADER: u64 = $header;
+            type Prepared = $prepared;
+            type Destination = $destination;
+
+            fn prepare(
+                $builder: QueuePairBuilder<'_>,
+                $shared: Option<&SharedReceiveQueue>,
+            ) -> Result<Self::Prepared, QueuePairError> {
+                $make
+            }
+
+            sends!($sends);
+            cm_connects!($cm_connects);
+            receives!($receives);
+        }
+    };
+}
+
+/// The shared receive queue, which exists wherever a transport that shares one is used.
+fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueuePairError> {
+    shared.ok_or(QueuePairError::ForeignSharedReceiveQueue)
+}
+
+/// Length of the GRH before a datagram.
+const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
+
+test_transport!(
+    Rc,
+    0,
+    PreparedQueuePair<Rc>,
+    (),
+    connected,
+    reliable,
+    own,
+    |builder, _shared| builder.rc()
+);
+test_transport!(
+    Uc,
+    0,
+    PreparedQueuePair<Uc>,
+    (),
+    connected,
+    unreliable,
+    own,
+    |builder, _shared| builder.uc()
+);
+test_transport!(
+    Ud,
+    GRH,
+    QueuePair<Ud>,
+    UdDestination,
+    datagrams,
+    unreliable,
+    own,
+    |builder, _shared| builder.ud()
+);
+test_transport!(
+    SharedReceive<Rc>,
+    0,
+    PreparedQueuePair<SharedReceive<Rc>>,
+    (),
+    connected,
+    reliable,
+    shared,
+    |builder, shared| builder.shared_receive(of(shared)?).rc()
+);
+test_transport!(
+    SharedReceive<Uc>,
+    0,
+    PreparedQueuePair<SharedReceive<Uc>>,
+    (),
+    connected,
+    unreliable,
+    shared,
+    |builder, shared| builder.shared_receive(of(shared)?).uc()
+);
+test_transport!(
+    SharedReceive<Ud>,
+    GRH,
+    QueuePair<SharedReceive<Ud>>,
+    UdDestination,
+    datagrams,
+    unreliable,
+    shared,
+    |builder, shared| builder.shared_receive(of(shared)?).ud()
+);

@@ -1,0 +1,270 @@
+//! `--simulate --measure`: compares the cost model with measurements: for each algorithm and
+//! protocol the time predicted by the costs that the ranks calibrate, and the time measured in the
+//! same run.
+//!
+//! Predictions use only the costs of messages, copies and reductions. As a machine's speed varies,
+//! each round of a size calibrates the costs anew and then measures all choices in turn, so that
+//! disturbances affect all of them. The medians of the rounds count, for the times and their ratio;
+//! the tuner's choice is that of the first round. A round's time is that of the slowest rank.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_collectives::communicator::Reduction;
+use doorbell_collectives::reference::Number;
+use doorbell_collectives::tune::{Choice, Question, median};
+use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
+use serde::Serialize;
+
+use super::measure::{Buffers, TypedJob, all_values, dispatch};
+use super::{CollArgs, traffic};
+use crate::failure::{Failure, one_line};
+use crate::report::{print_json, print_line};
+
+/// Rounds per size.
+const ROUNDS: usize = 5;
+/// Duration of a choice in a round, seconds.
+const SECONDS: f64 = 0.002;
+/// Waits until the buffers freed by the calibration are unmapped at both ends.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Largest relative error of a correct prediction.
+const MAX_ERROR: f64 = 0.15;
+/// A choice is good if it takes at most this fraction longer than the best.
+const GOOD_ENOUGH: f64 = 0.10;
+
+#[derive(Serialize)]
+struct Beside {
+    tool: &'static str,
+    version: &'static str,
+    test: &'static str,
+    ranks: u32,
+    results: Vec<Line>,
+    /// Predictions within 15 %, and all.
+    #[serde(rename = "right")]
+    within_error: usize,
+    predictions: usize,
+    /// Sizes whose choice is within 10 % of the best measured one, and all.
+    well_chosen: usize,
+    sizes: usize,
+}
+
+/// One choice at one size.
+#[derive(Serialize)]
+struct Line {
+    bytes: u64,
+    algorithm: &'static str,
+    protocol: &'static str,
+    channels: u32,
+    slice_bytes: u64,
+    predicted_us: f64,
+    measured_us: f64,
+    /// Predicted over measured time, of the same round.
+    ratio: f64,
+    /// Whether the tuner chooses it by default.
+    chosen: bool,
+    /// Measured time over the best at this size.
+    by_best: f64,
+}
+
+impl Line {
+    fn is_right(&self) -> bool {
+        (self.ratio - 1.0).abs() <= MAX_ERROR
+    }
+}
+
+/// Measures all sizes; rank 0 prints.
+///
+/// # Errors
+/// [`Failure::Test`] when an operation fails, or stdout cannot be written.
+pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
+    let table = comm.rank() == Rank(0) && !args.json;
+    if table {
+        let head = format!(
+            "# doorbell coll {}: {} ranks, predicted and measured; * is what is chosen\n{:>12} {:<20} {:<8} {:>8} {:>10} {:>14} {:>13} {:>6} {:>7}",
+            args.operation,
+            comm.size(),
+            "#bytes",
+            "algorithm",
+            "protocol",
+            "channels",
+            "slice",
+            "predicted[us]",
+            "measured[us]",
+            "ratio",
+            "of best"
+        );
+        print_line(&head)?;
+    }
+    let mut results = Vec::new();
+    for bytes in args.sizes() {
+        let mut job = Job { args, comm, bytes };
+        let lines = dispatch(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        if table {
+            lines.iter().try_for_each(print)?;
+        }
+        results.extend(lines);
+    }
+    if comm.rank() != Rank(0) {
+        return Ok(());
+    }
+    let chosen = || results.iter().filter(|line| line.chosen);
+    let check = Beside {
+        tool: "doorbell",
+        version: env!("CARGO_PKG_VERSION"),
+        test: args.operation.name(),
+        ranks: comm.size(),
+        within_error: results.iter().filter(|line| line.is_right()).count(),
+        predictions: results.len(),
+        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + GOOD_ENOUGH).count(),
+        sizes: chosen().count(),
+        results,
+    };
+    if args.json {
+        return print_json(&check);
+    }
+    print_line(&format!(
+        "# {} of {} predictions within {:.0} % (of what is chosen {} of {}); {} of {} choices within {:.0} % of the best",
+        check.within_error,
+        check.predictions,
+        MAX_ERROR * 100.0,
+        check
+            .results
+            .iter()
+            .filter(|line| line.chosen && line.is_right())
+            .count(),
+        check.sizes,
+        check.well_chosen,
+        check.sizes,
+        GOOD_ENOUGH * 100.0
+    ))
+}
+
+fn print(line: &Line) -> Result<(), Failure> {
+    let off = if line.is_right() { "" } else { " off" };
+    let worse = if line.chosen && line.by_best > 1.0 + GOOD_ENOUGH {
+        " worse"
+    } else {
+        ""
+    };
+    print_line(&format!(
+        "{:>12} {:<20} {:<8} {:>8} {:>10} {:>14.2} {:>13.2} {:>6.2} {:>7.2}{}{off}{worse}",
+        line.bytes,
+        line.algorithm,
+        line.protocol,
+        line.channels,
+        line.slice_bytes,
+        line.predicted_us,
+        line.measured_us,
+        line.ratio,
+        line.by_best,
+        if line.chosen { " *" } else { "" },
+    ))
+}
+
+/// One size.
+struct Job<'a> {
+    args: &'a CollArgs,
+    comm: &'a Communicator,
+    bytes: u64,
+}
+
+/// A choice, and its rounds.
+struct CandidateChoice {
+    choice: Choice,
+    iterations: u32,
+    /// Predicted and measured, seconds.
+    rounds: Vec<(f64, f64)>,
+}
+
+impl TypedJob for Job<'_> {
+    type Out = Result<Vec<Line>, CollectiveError>;
+
+    fn with<T: Number>(&mut self) -> Self::Out {
+        let Self { args, comm, bytes } = *self;
+        let root = Rank(args.root().unwrap_or(0));
+        let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
+        if case.count == 0 {
+            // An empty operation, where all algorithms are equal.
+            return Ok(Vec::new());
+        }
+        let moved = case.count * T::TYPE.bytes() as u64 * traffic::parts(case.collective, case.ranks);
+        comm.calibrate()?;
+        let decision = comm.explain(case.collective, root, T::TYPE, moved)?;
+        let (hosts, order) = (comm.hosts(), comm.order());
+        let question = Question {
+            collective: case.collective,
+            bytes: moved,
+            data: T::TYPE,
+            root,
+            deterministic: false,
+        };
+        let mut candidates: Vec<_> = decision
+            .candidates
+            .iter()
+            .map(|candidate| CandidateChoice {
+                choice: candidate.choice,
+                iterations: 1,
+                rounds: Vec::with_capacity(ROUNDS),
+            })
+            .collect();
+        let mut buffers = Buffers::<T>::apart(comm, &case)?;
+        let op = Reduction::from(ReduceOp::Sum);
+        let mut time = |candidate: &Choice, iterations: u32| {
+            // Warm-up, as the caches hold the data of other choices.
+            for _ in 0..=iterations / 4 {
+                buffers.run(comm, &case, &op, Some(candidate))?;
+            }
+            comm.barrier().wait()?;
+            let began = Instant::now();
+            for _ in 0..iterations {
+                buffers.run(comm, &case, &op, Some(candidate))?;
+            }
+            let mine = began.elapsed().as_secs_f64() / f64::from(iterations);
+            Ok::<_, CollectiveError>(all_values(comm, mine)?.into_iter().fold(0.0, f64::max))
+        };
+        for candidate in &mut candidates {
+            let trial = time(&candidate.choice, 3)?;
+            candidate.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
+        }
+        for _ in 0..ROUNDS {
+            comm.calibrate()?;
+            thread::sleep(POLL_INTERVAL);
+            let tuner = comm.tuner();
+            for candidate in &mut candidates {
+                let measured = time(&candidate.choice, candidate.iterations)?;
+                // All candidates have a prediction.
+                let predicted = tuner
+                    .predict_ns(&question, &hosts, &order, &candidate.choice)
+                    .unwrap_or(0.0);
+                candidate.rounds.push((predicted / 1e9, measured));
+            }
+        }
+        Ok(lines(bytes, &decision.choice, candidates))
+    }
+}
+
+fn lines(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<Line> {
+    let mut lines: Vec<_> = candidates
+        .into_iter()
+        .map(|candidate| {
+            let of = |what: fn(&(f64, f64)) -> f64| median(candidate.rounds.iter().map(what).collect());
+            Line {
+                bytes,
+                algorithm: candidate.choice.algorithm.name(),
+                protocol: candidate.choice.protocol.name(),
+                channels: candidate.choice.channels,
+                slice_bytes: candidate.choice.slice_bytes,
+                predicted_us: of(|round| round.0) * 1e6,
+                measured_us: of(|round| round.1) * 1e6,
+                ratio: of(|round| round.0 / round.1),
+                chosen: candidate.choice == *chosen,
+                by_best: 1.0,
+            }
+        })
+        .collect();
+    let best = lines.iter().map(|line| line.measured_us).fold(f64::INFINITY, f64::min);
+    for line in &mut lines {
+        line.by_best = line.measured_us / best;
+    }
+    lines
+}

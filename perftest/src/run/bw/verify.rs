@@ -1,0 +1,159 @@
+//! The server of a verified `bw write`: checks every byte of every message in its slot, inverts the
+//! slot, and returns it as a credit.
+//!
+//! The client writes its message count after each list, on the same queue pair: when the count
+//! arrives, so have the messages before it. A slot is filled with the inverse of its next message,
+//! so that a byte that is never written is found.
+
+use std::sync::atomic::Ordering;
+
+use doorbell_verbs::{Buffer, Memory, Opaque, ProtectionDomain, RemoteWrite};
+
+use super::super::gpu::{Chunking, GpuMessages};
+use super::super::monitor::LoopMonitor;
+use super::super::pattern::{Mismatch, Pattern};
+use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, refused};
+use super::credit::{self, CreditWriter, DrainWait};
+use crate::failure::Failure;
+
+/// The slots of one queue pair.
+#[derive(Debug)]
+pub(crate) struct VerifiedSlots {
+    memory: SlotMemory,
+    notice: Buffer<RemoteWrite>,
+    slots: u32,
+}
+
+/// Their memory.
+#[derive(Debug)]
+enum SlotMemory {
+    Host(Buffer<RemoteWrite>),
+    Gpu(Box<GpuMessages>, Buffer<Opaque<RemoteWrite>>),
+}
+
+impl QpMemory for VerifiedSlots {
+    fn requirements(_test: &Test<'_>) -> QpRequirements {
+        QpRequirements {
+            send: credit::DEPTH,
+            receive: 1,
+            inline: 8,
+            access: RemoteAccess::Write,
+        }
+    }
+
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
+        let (len, slots) = (test.len(), test.window());
+        let spoil = |index, slot: &mut [u8]| Pattern::new(test.plan.seed, qp_index, index).fill_inverse(slot);
+        let memory = if let Some(gpu) = &test.device.gpu {
+            let (mut messages, mut memory) =
+                GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, RemoteWrite)?;
+            let mut message = vec![0; len];
+            for slot in 0..slots {
+                spoil(slot.into(), &mut message);
+                messages.write(slot as usize, &message)?;
+            }
+            let none = || Failure::test("the registration of GPU memory returned no buffer");
+            SlotMemory::Gpu(Box::new(messages), memory.pop().ok_or_else(none)?)
+        } else {
+            let mut memory = test.memory(len * slots as usize)?;
+            for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {
+                spoil(index, slot);
+            }
+            SlotMemory::Host(pd.register(memory, RemoteWrite).map_err(refused)?)
+        };
+        Ok(VerifiedSlots {
+            memory,
+            notice: pd.register(Memory::zeroed(8), RemoteWrite).map_err(refused)?,
+            slots,
+        })
+    }
+
+    fn advertised_memory(&self) -> AdvertisedMemory {
+        AdvertisedMemory {
+            slots: self.slots,
+            data: Some(match &self.memory {
+                SlotMemory::Host(memory) => memory.remote().to_bytes(),
+                SlotMemory::Gpu(_, memory) => memory.remote().to_bytes(),
+            }),
+            counter: Some(self.notice.remote().to_bytes()),
+        }
+    }
+}
+
+/// Serves until the client has finished and every message has been checked. Returns the messages
+/// per queue pair.
+///
+/// # Errors
+/// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
+pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<VerifiedSlots>) -> Result<Vec<u64>, Failure> {
+    let TestEnd { cq, qps } = test_end;
+    let mut credits = qps
+        .iter()
+        .map(|test_qp| CreditWriter::new(&test_qp.peer, test_qp.memory.slots))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut monitor = LoopMonitor::of_server(test.control);
+    let mut message = vec![0; test.len()];
+    let mut drain = DrainWait::default();
+    loop {
+        let mut idle = true;
+        for done in cq.poll().map_err(refused)? {
+            if let (Err(failure), Some(test_qp)) = (
+                done.result(),
+                usize::try_from(done.tag()).ok().and_then(|tag| qps.get(tag)),
+            ) {
+                return Err(test_qp.peer.failed(&failure));
+            }
+        }
+        for (index, (test_qp, credit)) in qps.iter_mut().zip(&mut credits).enumerate() {
+            let there = u64::from_le(test_qp.memory.notice.load_u64(0, Ordering::Acquire));
+            // A count beyond what the client may have written is invalid; the client's test then
+            // fails by itself.
+            let there = there.min(credit.done() + u64::from(test_qp.memory.slots));
+            while credit.done() < there {
+                idle = false;
+                if let Some(wrong) = check_slot(test, &mut test_qp.memory, index, credit.done(), &mut message)? {
+                    return Err(Failure::test(format!("{}: {wrong}", test_qp.peer)));
+                }
+                credit.add();
+                credit.advertise(&mut test_qp.qp, &test_qp.peer, false)?;
+            }
+            credit.advertise(&mut test_qp.qp, &test_qp.peer, true)?;
+        }
+        if !idle {
+            monitor.busy()?;
+            continue;
+        }
+        monitor.idle()?;
+        if let Some(sent) = monitor.finished() {
+            let missing = || format!("peer {}: not all it wrote has arrived", test.control.peer());
+            if drain.all(&credits, sent, missing)? {
+                return Ok(sent.to_vec());
+            }
+        }
+    }
+}
+
+/// Checks one message and fills its slot with the inverse of the next one there.
+fn check_slot(
+    test: &Test<'_>,
+    memory: &mut VerifiedSlots,
+    qp_index: usize,
+    iteration: u64,
+    message: &mut [u8],
+) -> Result<Option<Mismatch>, Failure> {
+    let slots = u64::from(memory.slots);
+    let slot = (iteration % slots) as usize;
+    match &mut memory.memory {
+        SlotMemory::Host(memory) => memory.read_at(slot * message.len(), message),
+        SlotMemory::Gpu(messages, _) => messages.read(slot, message)?,
+    }
+    if let Some(wrong) = Pattern::new(test.plan.seed, qp_index, iteration).check(message) {
+        return Ok(Some(Mismatch::at(test.bytes, qp_index, iteration, wrong)));
+    }
+    Pattern::new(test.plan.seed, qp_index, iteration + slots).fill_inverse(message);
+    match &mut memory.memory {
+        SlotMemory::Host(memory) => memory.write_at(slot * message.len(), message),
+        SlotMemory::Gpu(messages, _) => messages.write(slot, message)?,
+    }
+    Ok(None)
+}

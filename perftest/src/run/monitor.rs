@@ -1,0 +1,133 @@
+//! Polling by a hot loop beside its work: now and then, whether the peer has sent a control
+//! message, is lost, or the user wants to stop.
+
+use std::time::Duration;
+
+use crate::exchange::{Control, Message};
+use crate::failure::Failure;
+use crate::stats::Clock;
+
+/// A loop polls once in so many iterations.
+const CHECK_INTERVAL: u32 = 256;
+/// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
+/// once, and where threads outnumber cores it lets the peer's thread run.
+const YIELD_AFTER: u32 = 200;
+
+/// Polls the control connection and Ctrl-C.
+#[derive(Debug)]
+pub(crate) struct LoopMonitor<'a> {
+    control: &'a Control,
+    latency_meter: u32,
+    serving: bool,
+    finish: Option<Vec<u64>>,
+    idle: u32,
+    yield_after: u32,
+}
+
+impl<'a> LoopMonitor<'a> {
+    /// For the client: the peer sends nothing that was not requested.
+    pub(crate) fn of_client(control: &'a Control) -> LoopMonitor<'a> {
+        LoopMonitor {
+            control,
+            latency_meter: 0,
+            serving: false,
+            finish: None,
+            idle: 0,
+            yield_after: if is_oversubscribed() { 0 } else { YIELD_AFTER },
+        }
+    }
+
+    /// For the server: the peer reports when it has finished.
+    pub(crate) fn of_server(control: &'a Control) -> LoopMonitor<'a> {
+        LoopMonitor {
+            serving: true,
+            ..LoopMonitor::of_client(control)
+        }
+    }
+
+    /// An iteration that made progress.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`]; [`Failure::Test`] when the peer failed or is gone.
+    #[inline]
+    pub(crate) fn busy(&mut self) -> Result<(), Failure> {
+        self.idle = 0;
+        self.count()
+    }
+
+    /// An iteration that found nothing.
+    #[inline]
+    pub(crate) fn idle(&mut self) -> Result<(), Failure> {
+        if self.idle < self.yield_after {
+            self.idle += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+        self.count()
+    }
+
+    #[inline]
+    fn count(&mut self) -> Result<(), Failure> {
+        self.latency_meter = self.latency_meter.wrapping_add(1);
+        if self.latency_meter.is_multiple_of(CHECK_INTERVAL) && self.control.attention() {
+            self.check()
+        } else {
+            Ok(())
+        }
+    }
+
+    #[cold]
+    fn check(&mut self) -> Result<(), Failure> {
+        while let Some(message) = self.control.poll()? {
+            match message {
+                Message::Finish(finish) if self.serving && self.finish.is_none() => self.finish = Some(finish.messages),
+                other => return Err(self.control.unexpected(&other, "silence")),
+            }
+        }
+        Ok(())
+    }
+
+    /// The messages that the client has sent on each queue pair, once it has reported them.
+    #[inline]
+    pub(crate) fn finished(&self) -> Option<&[u64]> {
+        self.finish.as_deref()
+    }
+}
+
+/// Whether the busy-polling threads of both ends outnumber the cores (oversubscribed), so that they
+/// must yield.
+fn is_oversubscribed() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4)
+}
+
+/// The end of a timed test.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    duration: Option<Duration>,
+    at_ns: Option<u64>,
+}
+
+impl Deadline {
+    /// Begins when it is started; without a duration it never passes.
+    pub(crate) fn after(duration: Option<Duration>) -> Deadline {
+        Deadline { duration, at_ns: None }
+    }
+
+    pub(crate) fn start(&mut self, now_ns: u64) {
+        let after = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.at_ns = self.duration.map(|duration| now_ns.saturating_add(after(duration)));
+    }
+
+    /// Whether it has passed; reads the clock only if there is a deadline.
+    #[inline]
+    pub(crate) fn is_over(&self, clock: &Clock) -> bool {
+        self.at_ns.is_some_and(|at| clock.now() >= at)
+    }
+
+    /// Whether it had passed at this time.
+    #[inline]
+    pub(crate) fn is_over_at(&self, now_ns: u64) -> bool {
+        self.at_ns.is_some_and(|at| now_ns >= at)
+    }
+}

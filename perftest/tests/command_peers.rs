@@ -1,0 +1,346 @@
+//! `doorbell bw` and `lat` between two processes: servers and clients that are killed, interrupted
+//! or misbehave.
+
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStderr, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use self::common::{complaint, doorbell, json_of, stderr};
+
+fn run(line: &str) -> Output {
+    doorbell(line).output().expect("the binary runs")
+}
+
+fn json(line: &str) -> Value {
+    json_of(doorbell(line))
+}
+
+/// A server waiting for a client, and its port.
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(line: &str) -> Server {
+        let mut child = doorbell(&format!("{line} --server --port 0"))
+            .spawn()
+            .expect("the binary runs");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        let port = line.trim().rsplit(':').next().and_then(|port| port.parse().ok());
+        child.stderr = Some(stderr.into_inner());
+        Server {
+            child,
+            port: port.unwrap_or_else(|| panic!("no port in {line:?}")),
+        }
+    }
+
+    /// Its exit status and stderr, without warnings.
+    fn end(mut self) -> (Option<i32>, String) {
+        let status = wait(&mut self.child);
+        let mut output = String::new();
+        self.child
+            .stderr
+            .take()
+            .expect("a pipe")
+            .read_to_string(&mut output)
+            .expect("text");
+        output = output
+            .lines()
+            .filter(|line| !line.starts_with("doorbell: warning:"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        (status, output)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A client that runs until it is stopped.
+struct Client {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    received: String,
+}
+
+impl Client {
+    /// Starts one, and lets it measure for a moment. Its warnings are printed when the peer has
+    /// accepted the test; after that it sleeps until both are connected, and uses the CPU only when
+    /// it measures. So the moment is one of CPU time: in elapsed time it may be over on a busy
+    /// machine before anything is connected.
+    fn start(line: &str) -> Client {
+        let mut child = doorbell(line).spawn().expect("the binary runs");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut received = String::new();
+        stderr.read_line(&mut received).expect("a line");
+        assert!(received.contains("warning"), "{received}");
+        let (before, deadline) = (ticks_of(child.id()), Instant::now() + Duration::from_secs(60));
+        // In ticks of 10 ms.
+        while ticks_of(child.id()) < before + 20 {
+            if let Some(status) = child.try_wait().expect("it can be waited for") {
+                stderr.read_to_string(&mut received).expect("text");
+                panic!("it ended by itself, {status}: {received}");
+            }
+            assert!(Instant::now() < deadline, "it does not measure");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Client {
+            child,
+            stderr,
+            received,
+        }
+    }
+
+    fn end(mut self) -> Output {
+        self.stderr.read_to_string(&mut self.received).expect("text");
+        let mut output = self.child.wait_with_output().expect("it ends");
+        output.stderr = self.received.into_bytes();
+        output
+    }
+}
+
+/// The CPU time of a process, in clock ticks (proc_pid_stat(5)); constant after it has ended.
+fn ticks_of(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not collected yet");
+    // pid (name) state ppid …; the name may contain anything. utime and stime are fields 14 and 15.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum()
+}
+
+/// Waits for a process, with a time limit.
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            return status.code();
+        }
+        assert!(Instant::now() < deadline, "the process does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(child.id()).expect("a process id")), signal).expect("the process is there");
+}
+
+#[test]
+fn two_commands_connect() {
+    let server = Server::start("bw send");
+    let report = json(&format!(
+        "bw send 127.0.0.1 --port {} -n 100 --verify -d soft0",
+        server.port
+    ));
+    assert_eq!(report["results"][0]["iterations"], 100);
+    assert_eq!(server.end().0, Some(0));
+}
+
+#[test]
+fn ends_with_different_tests_both_report_it() {
+    let server = Server::start("lat write");
+    let output = run(&format!("bw write localhost --port {} -d soft0", server.port));
+    let (status, server_output) = server.end();
+    assert_eq!((output.status.code(), status), (Some(1), Some(1)));
+    for text in [complaint(&output).join(""), server_output] {
+        assert!(
+            text.contains("'doorbell lat write'") && text.contains("'doorbell bw write'"),
+            "{text}"
+        );
+    }
+}
+
+/// With these timeouts, eight of 134 ms, a peer without a CPU on a busy machine does not exceed the
+/// retry count.
+#[test]
+fn a_killed_server_is_named_and_ends_the_test() {
+    for line in ["bw write -D 60", "lat send -D 60"] {
+        let mut server = Server::start(line.split(" -").next().unwrap());
+        let client = Client::start(&format!(
+            "{line} 127.0.0.1 --port {} -d soft0 --timeout 15",
+            server.port
+        ));
+        server.child.kill().unwrap();
+        let killed = Instant::now();
+        let output = client.end();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(killed.elapsed() < Duration::from_secs(20));
+        let complaint = complaint(&output);
+        assert_eq!(complaint.len(), 1, "{complaint:?}");
+        assert!(
+            complaint[0].contains("peer 127.0.0.") && complaint[0].contains("queue pair 0x"),
+            "{complaint:?}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_client_is_named_and_ends_the_server() {
+    for line in ["bw write", "bw send"] {
+        let server = Server::start(line);
+        let mut client = Client::start(&format!("{line} 127.0.0.1 --port {} -d soft0 -D 60", server.port));
+        client.child.kill().unwrap();
+        client.child.wait().unwrap();
+        let (status, output) = server.end();
+        assert_eq!(status, Some(1), "{output}");
+        assert!(
+            output.contains("peer 127.0.0.") && output.contains("queue pair 0x"),
+            "{output}"
+        );
+        assert!(!output.contains("panicked"), "{output}");
+    }
+}
+
+/// The child processes of this one.
+fn children_of(parent: u32) -> Vec<i32> {
+    let stat = |entry: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // pid (name) state ppid …; the name may contain anything.
+        let ppid: u32 = text.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
+        (ppid == parent)
+            .then(|| entry.file_name().to_string_lossy().parse().ok())
+            .flatten()
+    };
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| stat(entry.ok()?))
+        .collect()
+}
+
+#[test]
+fn a_killed_child_ends_the_test() {
+    let client = Client::start("bw write -D 60 --timeout 15");
+    let children = children_of(client.child.id());
+    assert_eq!(children.len(), 1);
+    kill(Pid::from_raw(children[0]), Signal::SIGKILL).unwrap();
+    let output = client.end();
+    assert_eq!(output.status.code(), Some(1));
+    let complaint = complaint(&output);
+    assert!(
+        complaint.len() == 1 && complaint[0].contains("peer 127.0.0."),
+        "{complaint:?}"
+    );
+}
+
+#[test]
+fn the_child_does_not_outlive_a_killed_parent() {
+    let mut client = Client::start("bw send -D 60");
+    let children = children_of(client.child.id());
+    assert_eq!(children.len(), 1);
+    client.child.kill().unwrap();
+    client.child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Signal 0 checks whether it exists.
+    while kill(Pid::from_raw(children[0]), None).is_ok() && !is_zombie(children[0]) {
+        assert!(Instant::now() < deadline, "the child lives on");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ended, but not reaped by the process that inherited it.
+fn is_zombie(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with('Z'))
+    })
+}
+
+#[test]
+fn an_interrupted_test_prints_what_it_has_and_exits_130() {
+    let client = Client::start("bw write -s 64 -D 60 --json");
+    signal(&client.child, Signal::SIGINT);
+    let output = client.end();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert!(report["results"][0]["iterations"].as_u64() > Some(0), "{report}");
+}
+
+/// Sends these messages to a port, and returns the reply until the other side closes.
+fn send(port: u16, messages: &[&str]) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"DOORBELL").unwrap();
+    for message in messages {
+        stream.write_all(&(message.len() as u32).to_be_bytes()).unwrap();
+        stream.write_all(message.as_bytes()).unwrap();
+    }
+    let mut received = Vec::new();
+    // What was received before a reset counts as well.
+    let _ = stream.read_to_end(&mut received);
+    String::from_utf8_lossy(&received).into_owned()
+}
+
+const HELLO: &str = r#"{"hello":{"protocol":1,"version":"0"}}"#;
+
+#[test]
+fn a_child_serves_only_its_parent() {
+    let mut child = doorbell("bw write --port 0 --server --child")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"secret\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let port = serde_json::from_str::<Value>(&line).unwrap()["port"].as_u64().unwrap();
+    let received = send(u16::try_from(port).unwrap(), &[HELLO]);
+    assert!(received.contains("not the process that started this one"), "{received}");
+    assert_eq!(child.try_wait().unwrap(), None);
+    drop(stdin);
+    assert_eq!(wait(&mut child), Some(1));
+}
+
+#[test]
+fn nonsense_from_a_peer_is_one_line_and_no_panic() {
+    let plan = |sizes: &str, more: &str| {
+        format!(
+            r#"{{"plan":{{"kind":"bw","verb":"write","sizes":{sizes},"extent":{{"iterations":1}},"warmup":0,"qps":1,"tx_depth":1,"rx_depth":2,"post_list":1,"cq_mod":1,"inline":0,"inline_required":false,"mtu":null,"verify":false,"seed":1,"timeout":14,"retry":7{more}}}}}"#
+        )
+    };
+    let setup = r#"{"setup":{"bytes":64,"lanes":[{"endpoint":"zz","slots":1}]}}"#;
+    for (messages, hint) in [
+        (
+            vec![HELLO.to_owned(), plan("[1152921504606846976]", "")],
+            "sizes go from",
+        ),
+        (vec![HELLO.to_owned(), plan("[]", "")], "1 to 64"),
+        (vec![HELLO.to_owned(), plan("[64]", r#","extra":1"#)], "not a message"),
+        (
+            vec![HELLO.to_owned(), plan("[64]", ""), setup.to_owned()],
+            "makes no sense",
+        ),
+        (vec![HELLO.to_owned(), r#""bye""#.to_owned()], "'plan' belongs"),
+    ] {
+        let server = Server::start("bw write -d soft0");
+        let messages: Vec<_> = messages.iter().map(String::as_str).collect();
+        send(server.port, &messages);
+        let (status, output) = server.end();
+        assert_eq!(status, Some(1), "{output}");
+        assert!(
+            output.contains(hint) && output.lines().count() == 1 && !output.contains("panicked"),
+            "{output}"
+        );
+    }
+}

@@ -1,0 +1,47 @@
+//! The environment of programs under test: their privileges, and the addresses of the guest's
+//! device.
+
+use anyhow::{Context, Result, bail};
+use std::{
+    fs,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
+
+/// A command prefix that drops every privilege; empty when there is none to drop.
+pub fn unprivileged() -> Vec<String> {
+    // SAFETY: geteuid(2) cannot fail and touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        return Vec::new();
+    }
+    [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--no-new-privs",
+        "--inh-caps=-all",
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
+/// The index of an address in rxe0's GID table.
+///
+/// # Errors
+/// When there is no rxe0, or it has no such address.
+pub fn kernel_gid(address: &str) -> Result<u32> {
+    let address: Ipv6Addr = match address.parse::<Ipv4Addr>() {
+        Ok(address) => address.to_ipv6_mapped(),
+        Err(_) => address.parse()?,
+    };
+    let wanted = address.segments().map(|segment| format!("{segment:04x}")).join(":");
+    let table = Path::new("/sys/class/infiniband/rxe0/ports/1/gids");
+    for entry in fs::read_dir(table).with_context(|| format!("cannot list {}", table.display()))? {
+        let entry = entry?;
+        if fs::read_to_string(entry.path()).is_ok_and(|text| text.trim() == wanted) {
+            return Ok(entry.file_name().to_string_lossy().parse()?);
+        }
+    }
+    bail!("rxe0 has no GID {wanted}")
+}

@@ -1,0 +1,138 @@
+//! The extended data path (ibv_wr_post(3)): `ibv_wr_start` begins a batch, each request is one call
+//! for its operation and one for its data, and `ibv_wr_complete`, which rings the doorbell, or
+//! `ibv_wr_abort` ends it.
+//!
+//! The provider writes its own WQE format at once, without a list in between; a slot holds the
+//! `wr_id` alone.
+
+use core::ffi::{c_int, c_uint};
+
+use doorbell_verbs_sys::{self as sys, work_requests};
+
+use super::{Backend, QpHandle, WorkQueue, WqeSlot, create, sealed};
+use crate::error::QueuePairError;
+use crate::pd::ProtectionDomain;
+use crate::qp::transport::TransportKind;
+use crate::wr::op::Operation;
+use crate::wr::payload::Payload;
+
+/// Requests are posted by the `ibv_wr_*` calls of ibv_wr_post(3): faster than lists with some
+/// providers, missing in others.
+///
+/// A batch that the device rejects is rejected whole: nothing was posted, and
+/// [`index`](crate::RefusedBatch::index) is 0, as the provider does not report which request it
+/// was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("ibv_wr_start", "ibv_wr_complete", "ibv_wr_abort", "ibv_qp_ex", "ibv_create_qp_ex"))]
+pub struct WorkRequests;
+
+impl WorkQueue for WorkRequests {
+    /// Its `wr_id`.
+    type Wr = u64;
+    const VERB: &'static str = "ibv_wr_complete";
+    const REPORTS_BAD_WR: bool = false;
+
+    fn new_wr(wr_id: u64, _list: *mut sys::ibv_sge) -> u64 {
+        wr_id
+    }
+
+    fn wr_id(request: &u64) -> u64 {
+        *request
+    }
+
+    #[inline(always)]
+    unsafe fn begin_one(qp: QpHandle<'_>) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_start(qp.get().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin(qp: QpHandle<'_>) {
+        let extended: *mut sys::ibv_qp_ex = qp.get().cast();
+        // SAFETY: by contract.
+        unsafe {
+            // The usual flags: set again only around requests with other ones.
+            (*extended).wr_flags = 0;
+            work_requests::wr_start(extended);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end_chain(_last: *mut WqeSlot<u64>) {}
+
+    #[inline(always)]
+    unsafe fn ring_doorbell(qp: QpHandle<'_>, _first: *mut WqeSlot<u64>, _bad: &mut *mut u64) -> c_int {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_complete(qp.get().cast()) }
+    }
+
+    unsafe fn abort(qp: QpHandle<'_>) {
+        // SAFETY: by contract.
+        unsafe { work_requests::wr_abort(qp.get().cast()) }
+    }
+}
+
+impl sealed::SendQueue for WorkRequests {
+    fn create(
+        pd: &ProtectionDomain,
+        transport: TransportKind,
+        init: &mut sys::ibv_qp_init_attr,
+    ) -> Result<*mut sys::ibv_qp, QueuePairError> {
+        create::create_qp_ex(pd, transport, init)
+    }
+
+    #[inline(always)]
+    fn supports<O: Operation>(qp: QpHandle<'_>, op: &O) -> bool {
+        // SAFETY: the queue pair of a poster is live, and one of this backend was made by
+        // ibv_create_qp_ex.
+        O::ALWAYS_SUPPORTED || unsafe { op.is_callable(qp.get().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<O: Operation, P: Payload>(
+        qp: QpHandle<'_>,
+        wqe: *mut WqeSlot<u64>,
+        _next: *mut WqeSlot<u64>,
+        op: &O,
+        payload: &P,
+        flags: c_uint,
+    ) {
+        // The call already says that data is inline; the flag is set too because rxe's provider
+        // reads it.
+        let flags = P::FLAGS | flags;
+        // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by
+        // contract.
+        unsafe {
+            let extended: *mut sys::ibv_qp_ex = qp.get().cast();
+            (*extended).wr_id = (*wqe).wr;
+            if flags != 0 {
+                (*extended).wr_flags = flags;
+            }
+            op.call_wr(extended);
+            payload.set_data(qp.get().cast());
+            if flags != 0 {
+                (*qp.get().cast::<sys::ibv_qp_ex>()).wr_flags = 0;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_one<O: Operation, P: Payload>(
+        qp: QpHandle<'_>,
+        wqe: *mut WqeSlot<u64>,
+        op: &O,
+        payload: &P,
+        flags: c_uint,
+    ) {
+        // SAFETY: as in `write`.
+        unsafe {
+            let extended: *mut sys::ibv_qp_ex = qp.get().cast();
+            (*extended).wr_id = (*wqe).wr;
+            (*extended).wr_flags = P::FLAGS | flags;
+            op.call_wr(extended);
+            payload.set_data(qp.get().cast());
+        }
+    }
+}
+
+impl Backend for WorkRequests {}
