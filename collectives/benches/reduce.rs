@@ -1,15 +1,16 @@
-//! The reduction of two sources beside a copy that moves as many bytes, in a cache and from memory: `cargo bench -p doorbell-collectives --bench reduce`.
+//! The reduction of two sources beside a copy of as many bytes, in a cache and from memory:
+//! `cargo bench -p doorbell-collectives --bench reduce`.
 //!
-//! Throughput counts what is read and what is written, once each. docs/PERFORMANCE.md has the figures.
+//! Throughput counts bytes read and written, once each. docs/RESULTS.md has results.
 
 use core::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use doorbell_collectives::kernel::{Function, lines};
-use doorbell_collectives::plan::Form::{Element, Partial};
+use doorbell_collectives::plan::BlockForm::{Element, Partial};
 use doorbell_collectives::{DataType, ReduceOp};
 
-/// Memory from the beginning of a page on, touched, with bytes that are ordinary numbers in every type.
+/// Page-aligned memory, touched, with bytes that are ordinary numbers in every type.
 struct Memory {
     bytes: Vec<u8>,
     offset: usize,
@@ -33,7 +34,6 @@ impl Memory {
     }
 }
 
-/// 256 KiB is a chunk that is in the second cache; 64 MiB is in none.
 fn sizes() -> [(&'static str, usize); 2] {
     [("256KiB", 256 << 10), ("64MiB", 64 << 20)]
 }
@@ -41,7 +41,8 @@ fn sizes() -> [(&'static str, usize); 2] {
 fn copies(c: &mut Criterion) {
     let mut group = c.benchmark_group("memcpy");
     for (name, size) in sizes() {
-        // Three memories of `size` move in a reduction of two sources: in a copy it is twice one and a half.
+        // A reduction of two sources accesses three memories of `size`: in a copy it is twice one
+        // and a half.
         let len = size / 2 * 3;
         let (mut from, mut into) = (Memory::new(len), Memory::new(len));
         group.throughput(Throughput::Bytes(2 * len as u64));
@@ -82,7 +83,7 @@ fn reductions(c: &mut Criterion) {
                         (Element, black_box(a.at()).cast_const()),
                         (Element, black_box(b.at()).cast_const()),
                     ];
-                    // SAFETY: all memories are that long and apart.
+                    // SAFETY: all memories are that long and disjoint.
                     unsafe { function.reduce(&sources, (Element, black_box(into.at())), size / data.bytes()) };
                 });
             });
@@ -91,7 +92,7 @@ fn reductions(c: &mut Criterion) {
     }
 }
 
-/// What a ring does most: adds this rank's elements to the partial results that came.
+/// The main work of a ring: adds this rank's elements to the received partial results.
 fn partial(c: &mut Criterion) {
     let mut group = c.benchmark_group("partial and element to partial");
     for (name, size) in sizes() {
@@ -104,7 +105,8 @@ fn partial(c: &mut Criterion) {
                     (Partial, black_box(a.at()).cast_const()),
                     (Element, black_box(b.at()).cast_const()),
                 ];
-                // SAFETY: both memories hold that many elements, and the result is exactly the first source.
+                // SAFETY: both memories hold that many elements, and the result is exactly the
+                // first source.
                 unsafe { function.reduce(&sources, (Partial, black_box(a.at())), size / 4) };
             });
         });
@@ -126,7 +128,7 @@ fn many(c: &mut Criterion) {
                 .map(|memory| (Element, memory.at().cast_const()))
                 .collect();
             bench.iter(|| {
-                // SAFETY: all memories are that long and apart.
+                // SAFETY: all memories are that long and disjoint.
                 unsafe { function.reduce(black_box(&sources), (Element, black_box(into.at())), size / 4) };
             });
         });
@@ -134,13 +136,13 @@ fn many(c: &mut Criterion) {
     group.finish();
 }
 
-/// Throughput is that of the data.
 fn slots(c: &mut Criterion) {
     let size = 32 << 10;
     let mut group = c.benchmark_group("slots of 32KiB");
     let (mut plain, mut slot) = (Memory::new(size), Memory::new(lines::ll_bytes(size)));
     group.throughput(Throughput::Bytes(size as u64));
-    // SAFETY (all): `plain` has the size, and `slot` what the larger of the layouts takes of it, from the beginning of a page on.
+    // SAFETY (all): `plain` has the size, and `slot` the larger length of the layouts,
+    // page-aligned.
     group.bench_function("pack LL", |b| {
         // SAFETY: see above.
         b.iter(|| unsafe { lines::pack_ll(7, black_box(plain.at()), size, black_box(slot.at())) });

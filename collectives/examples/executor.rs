@@ -1,10 +1,13 @@
-//! What the executor takes for an all-reduce of f32, by size, algorithm, protocol, channels and slice: ranks are processes of this host, on the soft device. For whoever tunes it; `doorbell coll` measures what users get.
+//! Times of the executor for an all-reduce of f32, by size, algorithm, protocol, channels and
+//! slice: ranks are processes of this host, on the soft device. For tuning; `doorbell coll`
+//! measures what users get.
 //!
 //! ```text
 //! cargo run --release -p doorbell-collectives --example executor -- RANKS [ALGORITHM PROTOCOL CHANNELS SLICE BYTES ITERATIONS]…
 //! ```
 //!
-//! Without a list it goes through one of its own. A line has the times of one operation in µs, of rank 0.
+//! Without a list it measures a built-in one. A line has the times of one operation in µs, of
+//! rank 0.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,10 +24,10 @@ use doorbell_verbs::Library;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Tells a child its rank, as `ID RANK RANKS`.
+/// Passes a child its rank, as `ID RANK RANKS`.
 const CHILD: &str = "DOORBELL_EXECUTOR_RANK";
 
-/// What is measured if nothing is said.
+/// The built-in list.
 const LIST: &[&str] = &[
     "recursive-doubling ll 1 65536 8 20000",
     "recursive-doubling ll 1 65536 1024 10000",
@@ -86,7 +89,7 @@ fn rank(id: &UniqueId, rank: Rank, ranks: u32, cases: &[Case]) -> Result<()> {
         group.control_mut().barrier()?;
         for turn in 0..case.iterations + case.iterations / 10 + 2 {
             let began = Instant::now();
-            // SAFETY: the segment is long enough, and nobody else touches it.
+            // SAFETY: the segment is long enough, and not accessed otherwise.
             let ticket = unsafe {
                 engine.submit(Operation {
                     plan,

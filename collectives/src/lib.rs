@@ -1,9 +1,13 @@
 //! Collectives built directly on RC queue pairs.
 //!
-//! An algorithm is a pure function from a [`Shape`](plan::Shape) to a [`Plan`](plan::Plan): what each rank sends, receives and reduces, in blocks and not in bytes, so that one plan serves every
-//! count. A checker proves a plan by running it symbolically; a simulator runs it over modelled fabrics; one executor runs it on queue pairs, and knows no algorithm.
+//! An algorithm is a pure function from a [`Shape`](plan::Shape) to a [`Plan`](plan::Plan): the
+//! sends, receives and reductions of each rank, in blocks and not in bytes, so that one plan serves
+//! every count. A checker proves a plan by symbolic execution, a simulator runs it over modelled
+//! fabrics, and one executor, independent of the algorithm, runs it on queue pairs.
 //!
-//! What programs use of it is the [`Communicator`]. It runs on any device of `doorbell-verbs`: an adapter, the kernel's rxe, or a device in this process, as here, where three ranks are threads of one program:
+//! Programs use the [`Communicator`]. It runs on any device of `doorbell-verbs`: an adapter, the
+//! kernel's rxe, or a soft device in this process, as here, where three ranks are threads of one
+//! program:
 //!
 //! ```
 //! use std::thread;
@@ -15,16 +19,16 @@
 //! fn rank(device: Context, group: Group) -> Result<(), CollectiveError> {
 //!     let comm = Communicator::new(&[device], group, Options::default())?;
 //!
-//!     // Any slice, in place, waited for.
+//!     // Any slice, in place, blocking.
 //!     let mut sums = [1.0f32, comm.rank().0 as f32];
 //!     comm.all_reduce(&mut sums, ReduceOp::Sum).wait()?;
 //!     assert_eq!(sums, [3.0, 0.0 + 1.0 + 2.0]);
 //!
-//!     // Memory of the communicator's is sent from and written to where it lies. An operation on it can be started: it has the buffer until it gives it back.
+//!     // Registered memory is used without a copy. A started operation owns its buffer until `wait`.
 //!     let mut everybody = comm.alloc::<u32>(3)?;
 //!     everybody[comm.rank().index()] = 100 + comm.rank().0;
 //!     let request = comm.all_gather(everybody).start()?;
-//!     // … something else …
+//!     // … other work …
 //!     let everybody = request.wait()?;
 //!     assert_eq!(everybody[..], [100, 101, 102]);
 //!
@@ -47,13 +51,18 @@
 //! }
 //! ```
 //!
-//! Where ranks are processes, mpirun, srun or torchrun starts them, and each calls [`Communicator::from_env`]; a program that starts its own ranks gives them [`Launch::variables`](bootstrap::Launch::variables). The examples
-//! `10_matrix_multiply`, `11_data_parallel` and `12_sharded_optimiser` do either.
+//! If ranks are processes, mpirun, srun or torchrun starts them, and each calls
+//! [`Communicator::from_env`]; a program that starts its own ranks passes them
+//! [`Launch::variables`](bootstrap::Launch::variables). The examples `10_matrix_multiply`,
+//! `11_data_parallel` and `12_sharded_optimiser` do both.
 //!
-//! - [`communicator`]: operations, buffers, requests, and what is left after a failure; [`bootstrap`]: how ranks meet; [`failure`]: who is to blame when one goes.
-//! - [`algorithm`] and [`plan`]: what is done in which order, with a text form, drawings and a checker; [`executor`]: doing it; [`kernel`]: types and operators.
-//! - [`gpu`]: the same collectives on the memory of GPUs, in the order of their streams.
-//! - [`cost`], [`tune`], [`topology`]: which algorithm when, and why; [`simulate`]: how long it would take where there is no such machine.
+//! - [`communicator`]: operations, buffers, requests, shrink; [`bootstrap`]: rendezvous of the
+//!   ranks; [`failure`]: failure detection and agreement.
+//! - [`algorithm`] and [`plan`]: schedules, with a text form, drawings and a checker; [`executor`]:
+//!   runs plans; [`kernel`]: reductions by type and operator.
+//! - [`gpu`]: the same collectives on GPU memory, stream-ordered.
+//! - [`cost`], [`tune`], [`topology`]: the choice of algorithm and protocol, and its reasons;
+//!   [`simulate`]: simulated fabrics.
 
 pub mod algorithm;
 pub mod bootstrap;

@@ -1,30 +1,31 @@
 //! Registered memory that an executor sends from, receives into and computes on.
 //!
-//! A [`Segment`] is shared memory (so that a device in software reaches it from other processes at the speed of a copy), registered on every device of a communicator. Which of its bytes are whose
-//! at a time is the executor's to know: nothing here lends them as slices.
+//! A [`Segment`] is shared memory (so that a soft device reaches it from other processes by a
+//! copy), registered on every device of a communicator. The executor's protocols determine which
+//! bytes are in use; nothing here lends them as slices.
 
 use core::ptr::NonNull;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use doorbell_verbs::{Alias, Buffer, Memory, MemoryError, ProtectionDomain, RemoteWrite};
+use doorbell_verbs::{Buffer, BufferAlias, Memory, MemoryError, PeerWrite, ProtectionDomain};
 
-/// Shared memory registered on each device of a communicator, for peers of that communicator to write. It is zeros at first, and begins at a page boundary.
+/// Shared memory registered on each device of a communicator, remotely writable by its peers.
+/// Initially zero and page-aligned.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
     len: usize,
-    /// By which the file is open that its memory is of.
+    /// File descriptor of the memory.
     descriptor: Option<RawFd>,
     rails: Box<[Registered]>,
 }
 
-/// The segment on one device.
 #[derive(Debug)]
 struct Registered {
-    whole: Alias,
+    whole: BufferAlias,
     rkey: u32,
-    _buffer: Buffer<RemoteWrite>,
+    _buffer: Buffer<PeerWrite>,
 }
 
 // SAFETY: it owns its memory, and gives no references to the bytes.
@@ -44,10 +45,12 @@ impl Segment {
         let memory = Arc::new(memory);
         let register = |domain: &ProtectionDomain| {
             let owner = Arc::clone(&memory);
-            // SAFETY: the bytes are zeros, and mapped until the owner is dropped, which nobody looks into any more. Who touches which bytes is the executor's to know, by its protocols.
-            let buffer = unsafe { domain.register_raw(start.as_ptr(), len, RemoteWrite, owner) }?;
+            // SAFETY: the bytes are initialised, and mapped until the owner is dropped, which
+            // nothing borrows. The executor's protocols determine which bytes are accessed.
+            let buffer = unsafe { domain.register_raw(start.as_ptr(), len, PeerWrite, owner) }?;
             Ok(Registered {
-                // SAFETY: the buffer stays beside it; the executor keeps a segment until no request names it.
+                // SAFETY: the buffer lives beside it; the executor keeps a segment until no request
+                // refers to it.
                 whole: unsafe { buffer.alias(..) },
                 rkey: buffer.remote().rkey().0,
                 _buffer: buffer,
@@ -61,31 +64,31 @@ impl Segment {
         })
     }
 
-    /// Its first byte. What is done with it there is a race with devices and peers while an operation has it.
+    /// The first byte. Accesses race with devices and peers while an operation uses the segment.
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// How many bytes.
+    /// Its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The descriptor by which its memory's file is open, for as long as it lives.
+    /// File descriptor of the memory, valid as long as the segment.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.descriptor
     }
 
-    /// The `len` bytes at `offset`, for requests on the device `rail`; `None` beyond it.
+    /// The `len` bytes at `offset`, for requests on the device `rail`; `None` out of bounds.
     #[inline]
-    pub(crate) fn alias(&self, rail: usize, offset: usize, len: usize) -> Option<Alias> {
+    pub(crate) fn alias(&self, rail: usize, offset: usize, len: usize) -> Option<BufferAlias> {
         self.rails.get(rail)?.whole.slice(offset, len)
     }
 
-    /// The key by which peers reach it on the device `rail`.
+    /// The remote key on the device `rail`.
     #[inline]
     pub(crate) fn rkey(&self, rail: usize) -> u32 {
         self.rails[rail].rkey

@@ -1,67 +1,69 @@
-//! How a message gets from one rank to another: the three protocols, and the mailbox by which the two ends of a connection speak.
+//! Point-to-point protocols between two ranks (Simple, LL, LL128) and the layout of the mailbox.
 //!
-//! Each end of a connection has a *mailbox*, which the other end writes and it polls. Numbers in it only grow, and are in the byte order of the host: all ranks have the same, as their elements do.
-//! A device writes the last eight bytes of a WRITE last, and a later WRITE of a queue pair after an earlier one (IBTA vol 1, o9-20 and 9.7.5.1); so a number behind what it tells of is enough.
+//! Each end of a connection has a *mailbox*, which the peer writes and the owner polls. Its
+//! counters only grow and are in host byte order: all ranks have the same, as their elements do. A
+//! device places the last eight bytes of a WRITE last, and a later WRITE of a queue pair after an
+//! earlier one (IBTA vol 1, o9-20 and 9.7.5.1), so a sequence number behind the data announces it.
 //!
-//! - **Simple**: the receiver *grants* each message memory, with its number last; the sender writes the message there, and then its number (`ARRIVED`). One of at most 16 KiB is *eager*: it waits for no grant: it goes into a ring of slots in the
-//!   mailbox, from where the receiver copies or reduces it. That is a copy more, and a round trip less.
-//! - **LL**, *low latency*: words of 4 bytes of data and 4 of flag, by one WRITE into a ring of slots in the mailbox. The flag is the message's number; no other message is needed, and nobody waits for a grant.
-//! - **LL128**: the same by lines of 120 bytes of data and 8 of flag.
+//! - **Simple**: the receiver *grants* memory for each message (rendezvous), with the grant's
+//!   sequence number last; the sender writes the message there, and then its sequence number
+//!   (`ARRIVED`). A message of at most 16 KiB is *eager*: it needs no grant and goes into a ring of
+//!   slots in the mailbox, from where the receiver copies or reduces it. That costs a copy and
+//!   saves a round trip.
+//! - **LL** (low latency): words of 4 bytes of data and 4 of flag, by one WRITE into a ring of
+//!   slots in the mailbox. The flag is the message's sequence number; no other message and no grant
+//!   are needed.
+//! - **LL128**: the same with lines of 120 bytes of data and 8 of flag.
 //!
-//! Where the parts of an operation have lengths of their own, each end says its *terms* beside: how many bytes it sends, and how many it expects (`TERMS`, a ring of slots too). Nobody writes where the other has granted memory, nor takes
-//! what has come, before both have said the same.
+//! Where the parts of an operation have different lengths (all-to-all-v), each end also sends how
+//! many bytes it sends and expects (`LENGTHS_RING`, a ring of slots too). Neither end writes to
+//! granted memory or consumes messages before both have sent the same lengths.
 //!
-//! The slots of a ring, of any kind, come back by a count (`RETURNED`) that the receiver writes every half ring.
+//! Slots of all rings are flow-controlled by credits: the receiver writes the count of released
+//! slots (`CREDITS`) every half ring.
 
 use crate::types::Protocol;
 
-/// Grants that may be outstanding on a connection.
 pub(crate) const GRANTS: u64 = 16;
-/// Bytes of a grant: address, key, length, how much of the message is to come (of messages between two ranks; else 0), number.
-pub(crate) const GRANT: usize = 32;
-/// Bytes of a message of Simple that is eager, at most. Both ends know how long a message is.
-pub(crate) const EAGER: usize = 16 << 10;
-/// Slots for eager messages.
+/// Bytes of a grant: address, key, length, remaining bytes of the message (point-to-point messages;
+/// else 0), sequence number.
+pub(crate) const GRANT_BYTES: usize = 32;
+/// Maximum bytes of an eager message of Simple. Both ends know a message's length.
+pub(crate) const EAGER_BYTES: usize = 16 << 10;
 pub(crate) const EAGER_SLOTS: u64 = 8;
-/// Bytes of an end's terms: how many it sends, how many it expects, number.
-pub(crate) const TERMS: usize = 24;
-/// Slots for terms.
-pub(crate) const TERMS_SLOTS: u64 = 16;
+/// Bytes of a lengths record: bytes sent, bytes expected, sequence number.
+pub(crate) const LENGTHS_BYTES: usize = 24;
+pub(crate) const LENGTHS_SLOTS: u64 = 16;
 
-/// Where things lie in a mailbox.
-pub(crate) mod at {
-    use super::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS_SLOTS};
+/// Offsets in a mailbox.
+pub(crate) mod mailbox {
+    use super::{EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_SLOTS, LineProtocol};
 
-    /// The number of the last message of Simple that is there.
+    /// Sequence number of the last message of Simple that has arrived.
     pub(crate) const ARRIVED: usize = 0;
-    /// Slots given back, of LL, of LL128, of eager messages of Simple and of terms.
-    pub(crate) const RETURNED: [usize; 4] = [8, 16, 24, 32];
-    /// What is written to try a link; nobody reads it.
-    pub(crate) const TRIED: usize = 40;
-    /// The grants, in turn.
-    pub(crate) const GRANTED: usize = 64;
-    /// The rings of slots for lines.
-    pub(crate) const RINGS: [usize; 2] = [
-        GRANTED + GRANTS as usize * GRANT,
-        GRANTED + GRANTS as usize * GRANT + Lines::Ll.ring(),
+    /// Released slots of LL, LL128, eager messages of Simple, and lengths records.
+    pub(crate) const CREDITS: [usize; 4] = [8, 16, 24, 32];
+    /// Target of link probes; never read.
+    pub(crate) const PROBE: usize = 40;
+    pub(crate) const GRANT_RING: usize = 64;
+    /// The rings of slots of LL and LL128.
+    pub(crate) const LINE_RINGS: [usize; 2] = [
+        GRANT_RING + GRANTS as usize * GRANT_BYTES,
+        GRANT_RING + GRANTS as usize * GRANT_BYTES + LineProtocol::Ll.ring(),
     ];
-    /// The ring of slots for eager messages.
-    pub(crate) const EAGERS: usize = RINGS[1] + Lines::Ll128.ring();
-    /// The ring of slots for terms.
-    pub(crate) const TERMS: usize = EAGERS + EAGER_SLOTS as usize * EAGER;
-    /// Its length.
-    pub(crate) const LEN: usize = TERMS + TERMS_SLOTS as usize * super::TERMS;
+    pub(crate) const EAGER_RING: usize = LINE_RINGS[1] + LineProtocol::Ll128.ring();
+    pub(crate) const LENGTHS_RING: usize = EAGER_RING + EAGER_SLOTS as usize * EAGER_BYTES;
+    pub(crate) const LEN: usize = LENGTHS_RING + LENGTHS_SLOTS as usize * super::LENGTHS_BYTES;
 }
 
-/// The protocols of lines.
+/// The protocols with flags in the data: LL and LL128.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lines {
+pub(crate) enum LineProtocol {
     Ll,
     Ll128,
 }
 
-impl Lines {
-    /// As an index of what there is one of each.
+impl LineProtocol {
     pub(crate) const fn index(self) -> usize {
         match self {
             Self::Ll => 0,
@@ -69,7 +71,6 @@ impl Lines {
         }
     }
 
-    /// Bytes of a slot.
     pub(crate) const fn slot(self) -> usize {
         match self {
             Self::Ll => 2048,
@@ -77,7 +78,6 @@ impl Lines {
         }
     }
 
-    /// Slots of a ring.
     pub(crate) const fn slots(self) -> u64 {
         match self {
             Self::Ll => 16,
@@ -85,21 +85,20 @@ impl Lines {
         }
     }
 
-    /// Bytes of a ring.
     pub(crate) const fn ring(self) -> usize {
         self.slots() as usize * self.slot()
     }
 
-    /// Bytes of data that a slot takes.
-    pub(crate) const fn room(self) -> usize {
+    pub(crate) const fn capacity(self) -> usize {
         match self {
             Self::Ll => self.slot() / 2,
             Self::Ll128 => self.slot() / 128 * 120,
         }
     }
 
-    /// Bytes of a slot that a message takes: one word or line at least, as its flag is what tells of it.
-    pub(crate) const fn wire(self, bytes: usize) -> usize {
+    /// Bytes of a slot that a message occupies: at least one word or line, as the flag announces
+    /// it.
+    pub(crate) const fn wire_bytes(self, bytes: usize) -> usize {
         let bytes = if bytes == 0 { 1 } else { bytes };
         match self {
             Self::Ll => bytes.div_ceil(4) * 8,
@@ -109,12 +108,12 @@ impl Lines {
 }
 
 impl Protocol {
-    /// The lines it is of; none for Simple.
-    pub(crate) const fn lines(self) -> Option<Lines> {
+    /// The flag protocol; `None` for Simple.
+    pub(crate) const fn lines(self) -> Option<LineProtocol> {
         match self {
             Self::Simple => None,
-            Self::Ll => Some(Lines::Ll),
-            Self::Ll128 => Some(Lines::Ll128),
+            Self::Ll => Some(LineProtocol::Ll),
+            Self::Ll128 => Some(LineProtocol::Ll128),
         }
     }
 }
@@ -125,23 +124,33 @@ mod tests {
 
     #[test]
     fn a_full_slot_is_what_its_room_takes() {
-        for lines in [Lines::Ll, Lines::Ll128] {
-            assert_eq!(lines.wire(lines.room()), lines.slot());
-            assert!(lines.wire(lines.room() + 1) > lines.slot());
+        for lines in [LineProtocol::Ll, LineProtocol::Ll128] {
+            assert_eq!(lines.wire_bytes(lines.capacity()), lines.slot());
+            assert!(lines.wire_bytes(lines.capacity() + 1) > lines.slot());
         }
-        assert_eq!((Lines::Ll.wire(0), Lines::Ll128.wire(0)), (8, 128));
+        assert_eq!(
+            (LineProtocol::Ll.wire_bytes(0), LineProtocol::Ll128.wire_bytes(0)),
+            (8, 128)
+        );
     }
 
     #[test]
     fn nothing_in_a_mailbox_overlaps() {
-        assert!(at::RETURNED[3] + 8 <= at::TRIED && at::TRIED + 8 <= at::GRANTED);
-        let areas = [at::GRANTED, at::RINGS[0], at::RINGS[1], at::EAGERS, at::TERMS, at::LEN];
+        assert!(mailbox::CREDITS[3] + 8 <= mailbox::PROBE && mailbox::PROBE + 8 <= mailbox::GRANT_RING);
+        let areas = [
+            mailbox::GRANT_RING,
+            mailbox::LINE_RINGS[0],
+            mailbox::LINE_RINGS[1],
+            mailbox::EAGER_RING,
+            mailbox::LENGTHS_RING,
+            mailbox::LEN,
+        ];
         let lengths = [
-            GRANTS as usize * GRANT,
-            Lines::Ll.ring(),
-            Lines::Ll128.ring(),
-            EAGER_SLOTS as usize * EAGER,
-            TERMS_SLOTS as usize * TERMS,
+            GRANTS as usize * GRANT_BYTES,
+            LineProtocol::Ll.ring(),
+            LineProtocol::Ll128.ring(),
+            EAGER_SLOTS as usize * EAGER_BYTES,
+            LENGTHS_SLOTS as usize * LENGTHS_BYTES,
         ];
         assert!(areas.iter().all(|area| area.is_multiple_of(64)));
         assert!(

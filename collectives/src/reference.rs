@@ -1,7 +1,9 @@
-//! What a collective gives, computed in the simplest way: what tests and `doorbell coll` hold results against.
+//! Reference results of collectives, for tests and `doorbell coll`.
 //!
-//! A [`Case`] says which element of which rank's input is to be where. What ranks give is [drawn](given) from a seed, so that every rank knows what all others gave, and nobody has to send it. Reductions are compared by
-//! [`Number::agrees`]: exactly, of integers and of minima and maxima; of other floats within a bound that holds for any order of reduction.
+//! A [`Case`] defines which element of which rank's input each output element is. Inputs are
+//! [derived](given) from a seed, so that every rank knows those of all others without
+//! communication. Reductions are compared by [`Number::agrees`]: exactly for integers, minima and
+//! maxima; otherwise within an error bound that holds for any order of reduction.
 
 use crate::kernel::{Element, F8E4M3, F8E5M2, bf16, f16};
 use crate::plan::Collective;
@@ -10,17 +12,18 @@ use crate::types::{Rank, ReduceOp};
 /// A collective with its counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Case {
-    /// What it does.
+    /// The collective.
     pub collective: Collective,
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// The root of those that have one.
+    /// The root, of collectives that have one.
     pub root: Rank,
-    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others; of all-to-all-v, on the average of three parts.
+    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the
+    /// others; of all-to-all-v, the average of three parts.
     pub count: u64,
 }
 
-/// What an element of an output is.
+/// Origin of an output element.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
     /// The reduction of this element of all inputs.
@@ -30,7 +33,8 @@ pub enum Origin {
 }
 
 impl Case {
-    /// Elements that `from` sends to `to`: of all-to-all-v, half of the count, the count, and half more, by turns.
+    /// Elements that `from` sends to `to`: of all-to-all-v, alternately half of the count, the
+    /// count, and half more.
     #[must_use]
     pub fn part(&self, from: Rank, to: Rank) -> u64 {
         match self.collective {
@@ -81,7 +85,8 @@ impl Case {
         }
     }
 
-    /// The pieces of `rank`'s output, in order: how many elements, and what the first of them is; the others follow it.
+    /// The pieces of `rank`'s output, in order: number of elements, and the origin of the first;
+    /// the others are consecutive.
     #[must_use]
     pub fn pieces(&self, rank: Rank) -> Vec<(u64, Origin)> {
         let whole = |origin| vec![(self.output(rank), origin)];
@@ -107,12 +112,12 @@ impl Case {
         }
     }
 
-    /// How many elements of `rank`'s output are not what they should be, of inputs drawn from `seed`.
+    /// The number of wrong elements in `rank`'s output, for inputs derived from `seed`.
     ///
     /// # Panics
-    /// When the output has not as many elements as [`output`](Self::output) says.
+    /// When the output does not have [`output`](Self::output) elements.
     #[must_use]
-    pub fn wrong<T: Number>(&self, op: ReduceOp, rank: Rank, seed: u64, output: &[T]) -> u64 {
+    pub fn count_wrong<T: Number>(&self, op: ReduceOp, rank: Rank, seed: u64, output: &[T]) -> u64 {
         assert_eq!(output.len() as u64, self.output(rank), "the output's length");
         let mut rest = output;
         let mut wrong = 0;
@@ -122,9 +127,9 @@ impl Case {
             wrong += (0..)
                 .zip(piece)
                 .filter(|&(index, &got)| match origin {
-                    Origin::From(from, first) => !got.is(given(seed, from, first + index)),
+                    Origin::From(from, first) => !got.has_same_bits(input_element(seed, from, first + index)),
                     Origin::Reduced(first) => {
-                        !got.agrees(op, self.ranks, |from| given(seed, Rank(from), first + index))
+                        !got.agrees(op, self.ranks, |from| input_element(seed, Rank(from), first + index))
                     }
                 })
                 .count() as u64;
@@ -133,30 +138,31 @@ impl Case {
     }
 }
 
-/// What `rank` gives at `index` of its input.
+/// The element of `rank`'s input at `index`.
 #[must_use]
-pub fn given<T: Number>(seed: u64, rank: Rank, index: u64) -> T {
+pub fn input_element<T: Number>(seed: u64, rank: Rank, index: u64) -> T {
     let mut bits = (seed ^ (u64::from(rank.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
         .wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    T::drawn(bits ^ (bits >> 31))
+    T::from_random_bits(bits ^ (bits >> 31))
 }
 
-/// An element that results are computed and compared for.
+/// An element type with reference results.
 pub trait Number: Element {
-    /// Nothing.
+    /// Zero.
     const ZERO: Self;
 
-    /// A number of these bits: any integer; of floats one whose magnitude is from 3/4 to 5/4, so that neither sums nor products of as many ranks as one tests with leave what the smallest types hold.
-    fn drawn(bits: u64) -> Self;
+    /// A number from random bits: any integer; for floats one of magnitude 3/4 to 5/4, so that sums
+    /// and products over the tested numbers of ranks fit the smallest types.
+    fn from_random_bits(bits: u64) -> Self;
 
-    /// Whether it has the same bits.
-    fn is(self, other: Self) -> bool;
+    /// Bitwise equality.
+    fn has_same_bits(self, other: Self) -> bool;
 
-    /// What `rank` multiplies its contribution with, by [`ReduceOp::PreMulSum`].
+    /// The scalar of `rank` for [`ReduceOp::PreMulSum`].
     fn scalar(rank: Rank) -> Self::Accumulator;
 
-    /// Whether it is the reduction of what `given` says for each rank, up to what rounding in any order can do to it.
+    /// Whether it is the reduction of `given` over the ranks, up to rounding in any order.
     fn agrees(self, op: ReduceOp, ranks: u32, given: impl Fn(u32) -> Self) -> bool;
 }
 
@@ -166,11 +172,11 @@ macro_rules! integers {
             impl Number for $type {
                 const ZERO: Self = 0;
 
-                fn drawn(bits: u64) -> Self {
+                fn from_random_bits(bits: u64) -> Self {
                     bits as Self
                 }
 
-                fn is(self, other: Self) -> bool {
+                fn has_same_bits(self, other: Self) -> bool {
                     self == other
                 }
 
@@ -199,13 +205,15 @@ macro_rules! integers {
 
 integers! { i8 u8 i32 u32 i64 u64 }
 
-/// How much the sum of `terms` terms, or their product, can be off by roundings to `unit` in any order, relative to the sum of their magnitudes (Higham, *Accuracy and Stability*, 3.1): n·u / (1 − n·u).
+/// Relative error bound of a sum or product of `terms` terms with unit roundoff `unit`, in any
+/// order (Higham, *Accuracy and Stability*, 3.1): n·u / (1 − n·u).
 fn gamma(terms: u32, unit: f64) -> f64 {
     let n = f64::from(terms) * unit;
     n / (1.0 - n)
 }
 
-/// A float type's roundings: half the distance between 1 and the next number, of elements and of partial results; and half of the least number.
+/// A float type's unit roundoff, of elements and of partial results; and half of its least positive
+/// number.
 struct Rounding {
     element: f64,
     partial: f64,
@@ -213,16 +221,16 @@ struct Rounding {
 }
 
 impl Rounding {
-    /// How far `op` of these may be off what it is in `f64`.
+    /// Error bound of `op` against its value in `f64`.
     fn bound(&self, op: ReduceOp, ranks: u32, exact: f64, magnitudes: f64) -> f64 {
-        // As many roundings as additions, and as many again as the reference's own, which matter for f64.
+        // One rounding per addition, and as many of the reference itself, which matter for f64.
         let sums = 2.0 * gamma(ranks, self.partial) * magnitudes;
         let partial = match op {
             ReduceOp::Min | ReduceOp::Max => return 0.0,
             ReduceOp::Sum => sums,
             ReduceOp::Prod => 2.0 * gamma(ranks, self.partial) * exact.abs(),
             ReduceOp::Avg => sums + 2.0 * self.partial * exact.abs(),
-            // Each contribution is rounded when it has been multiplied.
+            // Each product is rounded.
             ReduceOp::PreMulSum => {
                 sums + (1.0 + gamma(ranks, self.partial)) * (self.element * magnitudes + f64::from(ranks) * self.least)
             }
@@ -237,14 +245,14 @@ macro_rules! floats {
             impl Number for $type {
                 const ZERO: Self = Self::from_bits(0);
 
-                fn drawn(bits: u64) -> Self {
-                    // 52 bits of a number from 1 to 2.
+                fn from_random_bits(bits: u64) -> Self {
+                    // 52 random bits as a number from 1 to 2.
                     let fraction = f64::from_bits(0x3ff0_0000_0000_0000 | bits >> 12);
                     let magnitude = 0.25 + 0.5 * fraction;
                     $from(if bits & 1 == 0 { magnitude } else { -magnitude })
                 }
 
-                fn is(self, other: Self) -> bool {
+                fn has_same_bits(self, other: Self) -> bool {
                     self.to_bits() == other.to_bits()
                 }
 
@@ -278,7 +286,7 @@ macro_rules! floats {
                         exact /= f64::from(ranks);
                         magnitudes /= f64::from(ranks);
                     }
-                    // Not so of NaN.
+                    // False for NaN.
                     ($to(self) - exact).abs() <= ROUNDING.bound(op, ranks, exact, magnitudes)
                 }
             }
@@ -295,7 +303,7 @@ floats! {
     F8E5M2: f32, |value: f64| F8E5M2::from_f32(value as f32), |value: F8E5M2| f64::from(value.to_f32()), -3, -24, -17;
 }
 
-/// 2 to this power, of those that are normal.
+/// 2 to this power, for normal numbers.
 const fn exp2(power: i64) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
@@ -305,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_little_off_is_wrong() {
+    fn small_errors_are_detected() {
         let case = Case {
             collective: Collective::AllReduce,
             ranks: 5,
@@ -314,29 +322,32 @@ mod tests {
         };
         let sum = |index| {
             (0..5)
-                .map(|rank| f64::from(given::<f32>(9, Rank(rank), index)))
+                .map(|rank| f64::from(input_element::<f32>(9, Rank(rank), index)))
                 .sum::<f64>()
         };
         let mut sums: Vec<f32> = (0..100).map(|index| sum(index) as f32).collect();
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
         sums[7] += 1e-5;
         sums[8] = f32::NAN;
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 2);
-        assert!(case.wrong(ReduceOp::Sum, Rank(0), 8, &sums) > 90, "of another seed");
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 2);
+        assert!(
+            case.count_wrong(ReduceOp::Sum, Rank(0), 8, &sums) > 90,
+            "of another seed"
+        );
 
         let sum = |index| {
             (0..5)
-                .map(|rank| given::<i8>(9, Rank(rank), index))
+                .map(|rank| input_element::<i8>(9, Rank(rank), index))
                 .fold(0, i8::wrapping_add)
         };
         let mut sums: Vec<i8> = (0..100).map(sum).collect();
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
         sums[99] = sums[99].wrapping_add(1);
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 1);
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 1);
     }
 
     #[test]
-    fn a_bound_is_a_few_roundings_and_not_more() {
+    fn error_bounds_are_a_few_roundings() {
         let off = |value: f64, op| {
             f16::from_f32(value as f32).agrees(op, 2, |rank| f16::from_f32(if rank == 0 { 1.0 } else { 0.75 }))
         };

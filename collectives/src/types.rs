@@ -1,13 +1,13 @@
-//! The words that every part uses: ranks, types of elements, operators.
+//! Common types: ranks, data types, operators, protocols.
 
 use core::fmt;
 
-/// A member of a communicator, counted from 0.
+/// A rank of a communicator, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// As an index of a table of ranks.
+    /// The rank as a table index.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
@@ -21,19 +21,19 @@ impl fmt::Display for Rank {
     }
 }
 
-/// A name that nothing has.
+/// A name that is not one of an enum's values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {what} {name:?}: one of {known}")]
 pub struct UnknownName {
-    /// What was to be named.
+    /// The kind of name.
     pub what: &'static str,
-    /// The name that was given.
+    /// The given name.
     pub name: String,
-    /// The names there are.
+    /// The valid names.
     pub known: String,
 }
 
-/// An enum whose values have names that are written and read.
+/// An enum whose values have names in options and output.
 macro_rules! named {
     ($(#[$meta:meta])* $type:ident, $what:literal { $($(#[$doc:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$meta])*
@@ -43,10 +43,10 @@ macro_rules! named {
         }
 
         impl $type {
-            /// All of them.
+            /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// Its name, as options and results have it.
+            /// The name in options and output.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -78,30 +78,43 @@ pub(crate) use named;
 
 named! {
     /// The type of an element.
+    #[doc(alias("ncclDataType_t", "MPI_Datatype"))]
     DataType, "data type" {
         /// Signed, 8 bits.
+        #[doc(alias("ncclInt8", "ncclChar", "MPI_INT8_T"))]
         I8 = "i8",
         /// Unsigned, 8 bits.
+        #[doc(alias("ncclUint8", "MPI_UINT8_T"))]
         U8 = "u8",
         /// Signed, 32 bits.
+        #[doc(alias("ncclInt32", "ncclInt", "MPI_INT32_T"))]
         I32 = "i32",
         /// Unsigned, 32 bits.
+        #[doc(alias("ncclUint32", "MPI_UINT32_T"))]
         U32 = "u32",
         /// Signed, 64 bits.
+        #[doc(alias("ncclInt64", "MPI_INT64_T"))]
         I64 = "i64",
         /// Unsigned, 64 bits.
+        #[doc(alias("ncclUint64", "MPI_UINT64_T"))]
         U64 = "u64",
         /// IEEE 754 binary16.
+        #[doc(alias("ncclFloat16", "ncclHalf"))]
         F16 = "f16",
-        /// The upper half of a binary32.
+        /// bfloat16: the upper half of a binary32.
+        #[doc(alias = "ncclBfloat16")]
         Bf16 = "bf16",
         /// IEEE 754 binary32.
+        #[doc(alias("ncclFloat32", "ncclFloat", "MPI_FLOAT"))]
         F32 = "f32",
         /// IEEE 754 binary64.
+        #[doc(alias("ncclFloat64", "ncclDouble", "MPI_DOUBLE"))]
         F64 = "f64",
         /// 8 bits: sign, 4 of exponent, 3 of mantissa (OCP FP8, E4M3): no infinity, one NaN.
+        #[doc(alias = "ncclFloat8e4m3")]
         F8E4M3 = "f8e4m3",
         /// 8 bits: sign, 5 of exponent, 2 of mantissa (OCP FP8, E5M2).
+        #[doc(alias = "ncclFloat8e5m2")]
         F8E5M2 = "f8e5m2",
     }
 }
@@ -118,7 +131,8 @@ impl DataType {
         }
     }
 
-    /// The type that partial results have, in memory and on the wire: `f32` for the floats of 16 and 8 bits, itself for the others.
+    /// The accumulator type of partial results, in memory and on the wire: `f32` for the floats of
+    /// 16 and 8 bits, itself for the others.
     #[must_use]
     pub const fn accumulator(self) -> Self {
         match self {
@@ -129,31 +143,45 @@ impl DataType {
 }
 
 named! {
-    /// An operator of a reduction. All are associative but for rounding, and commutative.
+    /// A reduction operator. All are associative but for rounding, and commutative.
+    #[doc(alias("ncclRedOp_t", "MPI_Op"))]
     ReduceOp, "operator" {
         /// The sum; integers wrap.
+        #[doc(alias("ncclSum", "MPI_SUM"))]
         Sum = "sum",
         /// The product; integers wrap.
+        #[doc(alias("ncclProd", "MPI_PROD"))]
         Prod = "prod",
-        /// The least.
+        /// The minimum.
+        #[doc(alias("ncclMin", "MPI_MIN"))]
         Min = "min",
-        /// The greatest.
+        /// The maximum.
+        #[doc(alias("ncclMax", "MPI_MAX"))]
         Max = "max",
         /// The sum, divided by the number of ranks; integers truncate towards zero.
+        #[doc(alias = "ncclAvg")]
         Avg = "avg",
-        /// The sum of what each rank's scalar makes of its contribution.
+        /// The sum of the contributions, each multiplied by its rank's scalar.
+        #[doc(alias = "ncclRedOpCreatePreMulSum")]
         PreMulSum = "premulsum",
     }
 }
 
 named! {
-    /// How a message goes by a connection. What each does is the executor's to say; what each costs is a [`Link`](crate::cost::Link)'s.
+    /// The protocol of a message, as in NCCL. The executor implements them; a
+    /// [`Link`](crate::cost::Link) has their costs.
+    #[doc(alias = "NCCL_PROTO")]
     Protocol, "protocol" {
-        /// A write straight to where the data belongs, then a sequence number; the receiver says beforehand where.
+        /// Rendezvous: a WRITE to memory that the receiver has granted, then a sequence number.
+        /// Short messages are eager.
+        #[doc(alias = "NCCL_PROTO_SIMPLE")]
         Simple = "simple",
-        /// Words of 4 bytes of data and 4 of flag: one write and no word from the receiver, half of the bandwidth.
+        /// Low latency: words of 4 bytes of data and 4 of flag; one WRITE without a grant, half of
+        /// the bandwidth.
+        #[doc(alias = "NCCL_PROTO_LL")]
         Ll = "ll",
         /// Lines of 120 bytes of data and 8 of flag: as LL, with 15/16 of the bandwidth.
+        #[doc(alias = "NCCL_PROTO_LL128")]
         Ll128 = "ll128",
     }
 }

@@ -1,4 +1,5 @@
-//! Nothing is left of communicators that are gone, however they went: neither descriptors, nor threads, nor shared memory. A program of its own, as it counts what the process has.
+//! Dropped communicators leave no descriptors, threads, or shared memory, however they ended. A
+//! separate program, as it counts those of the process.
 
 #[path = "communicator/world.rs"]
 mod world;
@@ -10,9 +11,8 @@ use std::time::Duration;
 
 use doorbell_collectives::{Options, Rank, ReduceOp};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Descriptors, threads, and mappings of memory that other processes can have, too.
 fn held() -> (usize, usize, usize) {
     let count = |what: &str| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -34,7 +34,7 @@ fn round(number: u32) {
         comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
         let half = comm.split(Some(me % 2), 0).unwrap().unwrap();
         let request = comm.all_reduce(x, ReduceOp::Sum).start().unwrap();
-        // Messages that nobody waits for.
+        // Messages with dropped requests.
         let (next, before) = (Rank((me + 1) % 3), Rank((me + 2) % 3));
         drop(comm.send(comm.alloc::<u8>(300_000).unwrap(), next).start().unwrap());
         drop(
@@ -42,10 +42,11 @@ fn round(number: u32) {
                 .start()
                 .unwrap(),
         );
-        // Whoever aborts or cuts does so after all have begun theirs. In a barrier of the communicator's some would still be.
+        // An abort or cut follows the beginning of all operations. In a barrier of the communicator
+        // some ranks could still be inside.
         begun.wait();
         match number % 5 {
-            // In an order, with a request that nobody waits for.
+            // Orderly, with a dropped request.
             0 => {
                 drop(request);
                 half.destroy().unwrap();
@@ -57,7 +58,7 @@ fn round(number: u32) {
                 half.all_reduce(&mut [1u8; 9], ReduceOp::Max).wait().unwrap();
             }
             2 => {
-                // Another rank may be done with it, and have aborted already.
+                // Another rank may have completed it, and aborted already.
                 let _ = request.wait();
                 if me == 1 {
                     comm.abort("a test");
@@ -65,22 +66,22 @@ fn round(number: u32) {
                 comm.all_reduce(&mut [1.0f32; 100_000], ReduceOp::Sum)
                     .wait()
                     .unwrap_err();
-                let whole = comm.shrink(PATIENCE).unwrap();
+                let whole = comm.shrink(TIMEOUT).unwrap();
                 assert_eq!(whole.size(), 3);
                 whole.barrier().wait().unwrap();
             }
             3 => {
                 let _ = request.wait();
                 if me == 0 {
-                    comm.cut(Rank(1)).unwrap();
-                    comm.cut(Rank(2)).unwrap();
+                    comm.break_links(Rank(1)).unwrap();
+                    comm.break_links(Rank(2)).unwrap();
                 }
                 comm.all_reduce(&mut [1.0f32; 100_000], ReduceOp::Sum)
                     .wait()
                     .unwrap_err();
             }
             _ => {
-                // Some have gone before it is done.
+                // Some leave before it is complete.
                 drop(request);
             }
         }
@@ -89,13 +90,13 @@ fn round(number: u32) {
 
 #[test]
 fn forty_communicators_leave_nothing() {
-    // What is made once, and kept.
+    // One-time allocations.
     (0..5).for_each(round);
     let _device = world::open();
     thread::sleep(Duration::from_millis(300));
     let before = held();
     (0..40).for_each(round);
-    // The kernel takes a thread off the list a moment after it has been joined.
+    // The kernel removes a thread from the list shortly after it was joined.
     for _ in 0..2000 {
         if held() == before {
             break;

@@ -1,6 +1,7 @@
-//! The chart of docs/PERFORMANCE.md: which algorithm takes how long, by simulation.
+//! The charts of docs/RESULTS.md: simulated times by algorithm.
 //!
-//! The committed files are what the simulator says; after a change, DOORBELL_WRITE_CHARTS=1 writes them anew.
+//! The committed files are the simulator's output; after a change, DOORBELL_WRITE_CHARTS=1 writes
+//! them anew.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::path::Path;
 use doorbell_collectives::DataType;
 use doorbell_collectives::cost::{Compute, Link};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::simulate::{Fabric, Row, chart, quickest, table};
+use doorbell_collectives::simulate::{Fabric, Row, chart, fastest, table};
 use doorbell_collectives::tune::Tuner;
 
 /// Ranks, and how many of them share a host and its one adapter.
@@ -42,7 +43,7 @@ fn size(bytes: u64) -> String {
 }
 
 #[test]
-fn the_crossover_chart_is_what_the_simulator_says() {
+fn the_crossover_chart_matches_the_simulator() {
     let panels: Vec<(String, Vec<Row>)> = CASES
         .iter()
         .map(|&(ranks, per_host)| (format!("all-reduce, {}", title(ranks, per_host)), rows(ranks, per_host)))
@@ -52,7 +53,7 @@ fn the_crossover_chart_is_what_the_simulator_says() {
         write!(text, " {} |", title(ranks, per_host)).unwrap();
     }
     text.push_str("\n|---|---|---|---|---|\n");
-    let best: Vec<Vec<Row>> = panels.iter().map(|(_, rows)| quickest(rows)).collect();
+    let best: Vec<Vec<Row>> = panels.iter().map(|(_, rows)| fastest(rows)).collect();
     for (index, first) in best[0].iter().enumerate() {
         write!(text, "| {} |", size(first.bytes)).unwrap();
         for rows in &best {
@@ -71,7 +72,7 @@ fn the_crossover_chart_is_what_the_simulator_says() {
         text.push('\n');
     }
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    let performance = docs.join("PERFORMANCE.md");
+    let performance = docs.join("RESULTS.md");
     let drawing = docs.join("crossover.svg");
     let svg = chart(&panels);
     if std::env::var_os("DOORBELL_WRITE_CHARTS").is_some() {
@@ -85,7 +86,7 @@ fn the_crossover_chart_is_what_the_simulator_says() {
     let page = std::fs::read_to_string(performance).unwrap();
     assert!(
         page.contains(&text),
-        "docs/PERFORMANCE.md has another table than this:\n{text}"
+        "docs/RESULTS.md has another table than this:\n{text}"
     );
     assert!(
         best.iter()

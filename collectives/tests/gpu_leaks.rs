@@ -1,4 +1,5 @@
-//! A thousand communicators of GPUs leave nothing behind: no descriptor, no memory, no mapping. A program of its own, so that nobody else opens anything meanwhile.
+//! A thousand GPU communicators leave no descriptor, memory or mapping. A separate program, so that
+//! no other test opens any meanwhile.
 
 #[path = "gpu/gpus.rs"]
 mod gpus;
@@ -10,16 +11,16 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Communicator, Rank, ReduceOp};
 use doorbell_cuda::{Context, Stream};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
-/// Of the standin's kinds, those that a communicator has.
+/// Of the standin's kinds, those that a communicator uses.
 const KINDS: [&str; 6] = ["allocation", "mapping", "reservation", "host", "stream", "event"];
 
 fn open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Makes so many communicators, one after another, and does something with some.
+/// Creates so many communicators, one after another, and uses some.
 fn make(comm: &Communicator, context: &Context, times: u32) {
     let case = Case {
         collective: Collective::AllReduce,
@@ -39,11 +40,11 @@ fn make(comm: &Communicator, context: &Context, times: u32) {
 
 #[test]
 fn a_thousand_communicators_leave_nothing() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let driver = standin.driver().unwrap();
     let contexts: Vec<_> = (0..2).map(|rank| gpus::gpu(driver, Rank(rank))).collect();
-    // One of the ranks looks, when all are here and none has gone on: to look is to open a folder.
-    let look = |comm: &Communicator| {
+    // One of the ranks counts, while all are here: counting opens a folder.
+    let count = |comm: &Communicator| {
         comm.barrier().wait().unwrap();
         let seen = (comm.rank() == Rank(0)).then(|| (open(), KINDS.map(|kind| standin.count(kind))));
         comm.barrier().wait().unwrap();
@@ -52,9 +53,9 @@ fn a_thousand_communicators_leave_nothing() {
     world::ranks(2, &world::options(), |comm| {
         let context = &contexts[comm.rank().index()];
         make(&comm, context, 20);
-        let before = look(&comm);
+        let before = count(&comm);
         make(&comm, context, 500);
-        assert_eq!(look(&comm), before, "descriptors, and {KINDS:?}");
+        assert_eq!(count(&comm), before, "descriptors, and {KINDS:?}");
     });
     drop(contexts);
     standin.assert_nothing_left("a thousand communicators");

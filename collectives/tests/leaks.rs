@@ -1,4 +1,5 @@
-//! Groups that do nothing wake nobody, and nothing is left of those that are gone: neither descriptors nor threads. A program of its own, as it counts what the process has.
+//! Idle groups wake no thread, and dropped ones leave no descriptors or threads. A separate
+//! program, as it counts those of the process.
 
 use std::fs;
 use std::thread;
@@ -10,7 +11,7 @@ fn count(what: &str) -> usize {
     fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
 }
 
-/// How often each mesh's thread of this process has gone to sleep.
+/// Number of sleeps of each mesh I/O thread of this process.
 fn naps() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task")
         .unwrap()
@@ -31,9 +32,9 @@ fn naps() -> Vec<String> {
 }
 
 #[test]
-fn groups_sleep_when_idle_and_two_hundred_leave_neither_descriptors_nor_threads() {
+fn idle_groups_sleep_and_two_hundred_leave_no_descriptors_or_threads() {
     let groups = Group::local(3).unwrap();
-    // What still came when the group came together is over soon; after that nothing wakes them.
+    // Late messages of the bootstrap end soon; after that the threads sleep.
     let mut before = Vec::new();
     for tries in 0.. {
         thread::sleep(Duration::from_millis(300));
@@ -54,7 +55,7 @@ fn groups_sleep_when_idle_and_two_hundred_leave_neither_descriptors_nor_threads(
                     let me = group.rank().0;
                     let half = group.split(Some(me % 2), 0).unwrap();
                     group.control_mut().barrier().unwrap();
-                    // Some leave in the middle, some are aborted, some are outlived by what was made of them.
+                    // Some leave early, some are aborted, some are outlived by derived groups.
                     match round % 4 {
                         0 => drop((group, half)),
                         1 => drop((half, group)),
@@ -65,7 +66,7 @@ fn groups_sleep_when_idle_and_two_hundred_leave_neither_descriptors_nor_threads(
             }
         });
     }
-    // The kernel takes a thread off the list a moment after it has been joined.
+    // The kernel removes a thread from the list shortly after it was joined.
     for _ in 0..1000 {
         if count("task") == before.1 {
             break;

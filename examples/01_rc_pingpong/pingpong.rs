@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Instant;
 
-use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, Queue, QueuePair, Success};
+use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueueKind, QueuePair, Success};
 
 use crate::Result;
 use crate::options::Options;
@@ -34,7 +34,7 @@ struct Completed {
 fn prepare(context: &Context, options: &Options) -> Result<LocalEnd> {
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(4)?;
-    let mut builder = pd.queue_pair(&cq).send_depth(2).recv_depth(2).mtu(options.mtu);
+    let mut builder = pd.queue_pair(&cq).max_send_wr(2).max_recv_wr(2).mtu(options.mtu);
     if let Some(index) = options.gid_index {
         builder = builder.gid_index(index);
     }
@@ -64,12 +64,12 @@ pub(crate) fn run_server(context: &Context, options: &Options, rendezvous: Rende
     let mut qp = rendezvous.accept(&ours, |theirs| Ok(qp.connect(theirs)?))?;
     let start = Instant::now();
     for round in 0..options.times {
-        let message = completed.wait(Queue::Receive)?;
+        let message = completed.wait(QueueKind::Receive)?;
         check(&message, round)?;
         // The next message may come as soon as this one is back.
         qp.receive(spare)?;
         send(&mut qp, message)?;
-        spare = completed.wait(Queue::Send)?;
+        spare = completed.wait(QueueKind::Send)?;
     }
     report("server", options, start)
 }
@@ -86,8 +86,8 @@ pub(crate) fn run_client(context: &Context, options: &Options, server: &str) -> 
     let start = Instant::now();
     for round in 0..options.times {
         send(&mut qp, message)?;
-        message = completed.wait(Queue::Send)?;
-        let answer = completed.wait(Queue::Receive)?;
+        message = completed.wait(QueueKind::Send)?;
+        let answer = completed.wait(QueueKind::Receive)?;
         if *answer != *message {
             return Err(format!("message {round} came back changed").into());
         }
@@ -98,7 +98,7 @@ pub(crate) fn run_client(context: &Context, options: &Options, server: &str) -> 
 
 fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
     qp.post(|batch| {
-        batch.send(message).signalled();
+        batch.send(message).signaled();
     })?;
     Ok(())
 }
@@ -106,9 +106,9 @@ fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
 impl Completed {
     /// Waits for the completion of the request of `queue` that is in flight, and returns its
     /// buffer.
-    fn wait(&mut self, queue: Queue) -> Result<Buffer<Local>> {
+    fn wait(&mut self, queue: QueueKind) -> Result<Buffer<Local>> {
         loop {
-            let back = if queue == Queue::Send {
+            let back = if queue == QueueKind::Send {
                 &mut self.sent
             } else {
                 &mut self.received

@@ -91,7 +91,7 @@ fn parse(bytes: &[u8; ENCODED_LEN], mtu: Mtu) -> Option<Endpoint> {
         qpn: Qpn::new(qpn)?,
         psn: Psn::new(psn)?,
         mtu,
-        rd_atomic: 1,
+        max_dest_rd_atomic: 1,
     })
 }
 
@@ -107,7 +107,7 @@ mod tests {
             qpn: Qpn::truncated(0x0000_1234),
             psn: Psn::truncated(0x00ab_cdef),
             mtu: Mtu::B1024,
-            rd_atomic: 1,
+            max_dest_rd_atomic: 1,
         };
         assert_eq!(
             &encode(&endpoint),

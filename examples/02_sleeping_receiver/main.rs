@@ -18,7 +18,7 @@ use std::time::Duration;
 use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
     AsyncEvent, Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueuePair, QueuePairEvent, Remote, Success,
-    Write,
+    WriteAccess,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,8 +37,8 @@ fn prepare(context: &Context) -> Result<(PreparedQueuePair, CompletionQueue, Buf
     let cq = context.completion_queue_on(&channel, 16)?;
     let qp = pd
         .queue_pair(&cq)
-        .send_depth(4)
-        .recv_depth(4)
+        .max_send_wr(4)
+        .max_recv_wr(4)
         .allow_remote_write()
         .rc()?;
     Ok((qp, cq, pd.register(vec![0; BYTES], Local)?))
@@ -101,7 +101,7 @@ fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Resu
         thread::sleep(Duration::from_millis(50));
         message.fill(number as u8);
         qp.post(|batch| {
-            batch.send(message).imm(number).signalled();
+            batch.send(message).imm(number).signaled();
         })?;
         let mut done = cq.wait(TIMEOUT)?.next().ok_or("no acknowledgement")?;
         done.result()?;
@@ -109,8 +109,8 @@ fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Resu
     }
     qp.post(|batch| {
         batch
-            .write(message, Remote::<Write>::from_raw(0, 0, BYTES as u64))
-            .signalled();
+            .write(message, Remote::<WriteAccess>::from_raw(0, 0, BYTES as u64))
+            .signaled();
     })?;
     let done = cq.wait(TIMEOUT)?.next().ok_or("no refusal")?;
     match done.result() {

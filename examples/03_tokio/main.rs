@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use doorbell_examples::{Error, soft_pair};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, Local, Notify, PreparedQueuePair, ProtectionDomain, Queue, QueuePair,
+    Buffer, CompletionQueue, Context, Local, Notify, PreparedQueuePair, ProtectionDomain, QueueKind, QueuePair,
     TokioChannel,
 };
 
@@ -98,7 +98,13 @@ impl Side {
     /// A queue pair with one receive posted.
     fn prepare(&self) -> Result<Prepared, Error> {
         let cq = self.pd.context().completion_queue_on(self.channel.channel(), 8)?;
-        let mut qp = self.pd.queue_pair(&cq).send_depth(4).recv_depth(4).signal_all().rc()?;
+        let mut qp = self
+            .pd
+            .queue_pair(&cq)
+            .max_send_wr(4)
+            .max_recv_wr(4)
+            .signal_all()
+            .rc()?;
         qp.receive(self.pd.register(vec![0; WORD], Local)?)?;
         Ok(Prepared {
             qp,
@@ -150,8 +156,8 @@ impl Connection {
         for mut done in self.channel.completions(&mut self.cq, Notify::Any).await? {
             done.result()?;
             match done.queue() {
-                Queue::Receive => self.received = done.take(),
-                Queue::Send => self.sent = done.take(),
+                QueueKind::Receive => self.received = done.take(),
+                QueueKind::Send => self.sent = done.take(),
             }
         }
         Ok(())

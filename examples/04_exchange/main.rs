@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::exchange::{Exchange, Listener};
-use doorbell_verbs::{Context, Library, Local, Queue, Remote, RemoteWrite, Write};
+use doorbell_verbs::{Context, Library, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -78,18 +78,18 @@ fn run_reader(device: &Context, listener: &Listener) -> Result<()> {
     let mut cq = device.completion_queue(8)?;
     let mut qp = pd
         .queue_pair(&cq)
-        .send_depth(4)
-        .recv_depth(4)
+        .max_send_wr(4)
+        .max_recv_wr(4)
         .allow_remote_write()
         .rc()?;
-    let inbox = pd.register(vec![0; MESSAGE.len()], RemoteWrite)?;
+    let inbox = pd.register(vec![0; MESSAGE.len()], PeerWrite)?;
     qp.receive(pd.register(vec![0; 8], Local)?)?;
 
     let mut exchange = listener.accept(TIMEOUT)?;
     let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
 
     // The message comes after the WRITE on the same queue pair, so the written data is there.
-    wait(&mut cq, Queue::Receive)?;
+    wait(&mut cq, QueueKind::Receive)?;
     let mut message = vec![0; MESSAGE.len()];
     inbox.read_at(0, &mut message);
     let message = String::from_utf8(message)?;
@@ -104,23 +104,28 @@ fn run_reader(device: &Context, listener: &Listener) -> Result<()> {
 fn run_writer(device: &Context, to: &str) -> Result<()> {
     let pd = device.protection_domain()?;
     let mut cq = device.completion_queue(8)?;
-    let qp = pd.queue_pair(&cq).send_depth(4).recv_depth(4).max_inline(4).rc()?;
+    let qp = pd
+        .queue_pair(&cq)
+        .max_send_wr(4)
+        .max_recv_wr(4)
+        .max_inline_data(4)
+        .rc()?;
     let message = pd.register(MESSAGE.as_bytes().to_vec(), Local)?;
 
     let mut exchange = Exchange::connect(to, TIMEOUT)?;
     let (mut qp, peer_data) = exchange.pair(qp, b"")?;
-    let inbox: Remote<Write> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
+    let inbox: Remote<WriteAccess> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
 
     qp.post(|batch| {
         batch.write(message, inbox);
-        batch.send_inline(b"sent").signalled();
+        batch.send_inline(b"sent").signaled();
     })?;
-    wait(&mut cq, Queue::Send)?;
+    wait(&mut cq, QueueKind::Send)?;
     // Not earlier: a destroyed queue pair acknowledges nothing.
     Ok(exchange.finish()?)
 }
 
-fn wait(cq: &mut doorbell_verbs::CompletionQueue, queue: Queue) -> Result<()> {
+fn wait(cq: &mut doorbell_verbs::CompletionQueue, queue: QueueKind) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         for done in cq.poll()? {

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, GRH_BYTES, Local, ProtectionDomain, Queue, QueuePair, Ud, UdEndpoint,
+    Buffer, CompletionQueue, Context, GRH_BYTES, Local, ProtectionDomain, QueueKind, QueuePair, UdEndpoint,
+    UnreliableDatagram,
 };
 
 const CLIENTS: u32 = 3;
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
 /// A UD queue pair with its receives posted.
 struct Socket {
     pd: ProtectionDomain,
-    qp: QueuePair<Ud>,
+    qp: QueuePair<UnreliableDatagram>,
     cq: CompletionQueue,
 }
 
@@ -46,9 +47,9 @@ impl Socket {
         let cq = context.completion_queue_on(&channel, 32)?;
         let mut qp = pd
             .queue_pair(&cq)
-            .send_depth(16)
-            .recv_depth(16)
-            .max_inline(MESSAGE as u32)
+            .max_send_wr(16)
+            .max_recv_wr(16)
+            .max_inline_data(MESSAGE as u32)
             .ud()?;
         // Every receive has space for the GRH in front of the message.
         for _ in 0..16 {
@@ -139,7 +140,7 @@ fn reply_arrived(client: &mut Socket, expected: u64) -> Result<bool, Error> {
     while !found && Instant::now() < deadline {
         for mut done in client.cq.wait(TIMEOUT)? {
             done.result()?;
-            if done.queue() == Queue::Send {
+            if done.queue() == QueueKind::Send {
                 continue;
             }
             let datagram = done.datagram().ok_or("what a UD queue pair receives is a datagram")?;

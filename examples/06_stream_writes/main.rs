@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, Local, Pool, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, RemoteWrite,
-    Success, Write,
+    Buffer, BufferPool, CompletionQueue, Context, Local, PeerWrite, PreparedQueuePair, ProtectionDomain, QueuePair,
+    Remote, Success, WriteAccess,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,7 +45,7 @@ impl End {
         let pd = context.protection_domain()?;
         let channel = context.completion_channel()?;
         let cq = context.completion_queue_on(&channel, 4 * SLOTS)?;
-        let builder = pd.queue_pair(&cq).send_depth(2 * SLOTS).recv_depth(SLOTS);
+        let builder = pd.queue_pair(&cq).max_send_wr(2 * SLOTS).max_recv_wr(SLOTS);
         let mut qp = builder.allow_remote_write().rc()?;
         // No message here has a payload; a receive has a buffer all the same.
         let receives = pd.register_chunks(vec![0; SLOTS as usize], 1, Local)?;
@@ -57,7 +57,7 @@ impl End {
 fn run() -> Result<(), Error> {
     let (writing, reading) = soft_pair()?;
     let (writer, reader) = (End::prepare(&writing)?, End::prepare(&reading)?);
-    let window = reader.pd.register(vec![0; CHUNK * SLOTS as usize], RemoteWrite)?;
+    let window = reader.pd.register(vec![0; CHUNK * SLOTS as usize], PeerWrite)?;
     // In place of an exchange over TCP: see 04_exchange.
     let (to_writer, to_reader, key) = (writer.qp.endpoint(), reader.qp.endpoint(), window.remote());
     let mut sink = reader.qp.connect(&to_writer)?;
@@ -83,10 +83,10 @@ fn write(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
     pd: &ProtectionDomain,
-    window: Remote<Write>,
+    window: Remote<WriteAccess>,
 ) -> Result<(), Error> {
     let slots: Vec<_> = window.chunks(CHUNK as u64).collect();
-    let mut free = Pool::from_iter(pd.register_chunks(vec![0; CHUNK * SLOTS as usize], CHUNK, Local)?);
+    let mut free = BufferPool::from_iter(pd.register_chunks(vec![0; CHUNK * SLOTS as usize], CHUNK, Local)?);
     let (mut next, mut credits) = (0, SLOTS);
     // Done when every slot is empty again, so that the reader has all.
     while next < CHUNKS || credits < SLOTS {
@@ -106,7 +106,7 @@ fn write(
                     batch
                         .write(chunk, slot)
                         .imm(number)
-                        .signalled_if(number + 1 == next + ready);
+                        .signaled_if(number + 1 == next + ready);
                 }
             })?;
             (next, credits) = (next + ready, credits - ready);
@@ -130,7 +130,7 @@ fn write(
     Ok(())
 }
 
-fn read(qp: &mut QueuePair, cq: &mut CompletionQueue, window: &Buffer<RemoteWrite>) -> Result<(), Error> {
+fn read(qp: &mut QueuePair, cq: &mut CompletionQueue, window: &Buffer<PeerWrite>) -> Result<(), Error> {
     let mut chunk = vec![0; CHUNK];
     let (mut next, mut unacknowledged) = (0, 0);
     // Not done before the writer's device has the last credit: dropping the queue pair earlier
@@ -159,7 +159,7 @@ fn read(qp: &mut QueuePair, cq: &mut CompletionQueue, window: &Buffer<RemoteWrit
         if emptied > 0 {
             // The receives are posted again already, ready for the WRITEs that the credits allow.
             qp.post(|batch| {
-                batch.send_inline(&[]).imm(emptied).signalled();
+                batch.send_inline(&[]).imm(emptied).signaled();
             })?;
             unacknowledged += 1;
         }

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, ProtectionDomain, Read, Remote, RemoteRead,
+    Buffer, CompletionQueue, Context, Endpoint, Local, PeerRead, PreparedQueuePair, ProtectionDomain, ReadAccess,
+    Remote,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
 struct Server {
     pd: ProtectionDomain,
     cq: CompletionQueue,
-    table: Buffer<RemoteRead>,
+    table: Buffer<PeerRead>,
 }
 
 impl Server {
@@ -45,14 +46,14 @@ impl Server {
         let pd = context.protection_domain()?;
         let cq = context.completion_queue(2 * CLIENTS as u32)?;
         let records = (0..RECORDS).flat_map(|number| [number as u8; RECORD]);
-        let table = pd.register(records.collect::<Vec<u8>>(), RemoteRead)?;
+        let table = pd.register(records.collect::<Vec<u8>>(), PeerRead)?;
         Ok(Self { pd, cq, table })
     }
 
     /// A queue pair for one client, which may have as many READs in flight as its window.
     fn prepare(&self) -> Result<PreparedQueuePair, Error> {
-        let builder = self.pd.queue_pair(&self.cq).send_depth(1).recv_depth(1);
-        Ok(builder.allow_remote_read().rd_atomic(WINDOW).rc()?)
+        let builder = self.pd.queue_pair(&self.cq).max_send_wr(1).max_recv_wr(1);
+        Ok(builder.allow_remote_read().max_rd_atomic(WINDOW).rc()?)
     }
 }
 
@@ -100,8 +101,8 @@ impl Client {
         let pd = context.protection_domain()?;
         let channel = context.completion_channel()?;
         let cq = context.completion_queue_on(&channel, 32)?;
-        let builder = pd.queue_pair(&cq).send_depth(WINDOW.into()).recv_depth(1);
-        let qp = builder.rd_atomic(WINDOW).rc()?;
+        let builder = pd.queue_pair(&cq).max_send_wr(WINDOW.into()).max_recv_wr(1);
+        let qp = builder.max_rd_atomic(WINDOW).rc()?;
         let buffers = pd.register_chunks(vec![0; RECORD * usize::from(WINDOW)], RECORD, Local)?;
         Ok(Self {
             qp,
@@ -111,7 +112,7 @@ impl Client {
     }
 
     /// Reads scattered records, several at once. Returns how many.
-    fn read(self, number: u64, server: &Endpoint, table: Remote<Read>) -> Result<u64, Error> {
+    fn read(self, number: u64, server: &Endpoint, table: Remote<ReadAccess>) -> Result<u64, Error> {
         let Self {
             qp,
             mut cq,
@@ -128,7 +129,7 @@ impl Client {
                 while next < READS
                     && let Some(buffer) = buffers.pop()
                 {
-                    batch.read(buffer, records[wanted(next)]).signalled();
+                    batch.read(buffer, records[wanted(next)]).signaled();
                     next += 1;
                 }
             })?;

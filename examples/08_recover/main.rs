@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, Endpoint, Failure, Local, PreparedQueuePair, ProtectionDomain, QueuePair,
+    Buffer, CompletionError, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, ProtectionDomain, QueuePair,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ fn completion_queue(context: &Context) -> Result<CompletionQueue, Error> {
 }
 
 fn prepare(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
-    let builder = pd.queue_pair(cq).send_depth(WINDOW).recv_depth(WINDOW);
+    let builder = pd.queue_pair(cq).max_send_wr(WINDOW).max_recv_wr(WINDOW);
     // Local ACK timeout 4.096 µs · 2^17 = 537 ms, and three retransmissions: the connection fails
     // after two seconds.
     Ok(builder.timeout(17).retry_count(3).rc()?)
@@ -107,7 +107,7 @@ fn send(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
     messages: &mut VecDeque<Buffer>,
-) -> Result<Option<Failure>, Error> {
+) -> Result<Option<CompletionError>, Error> {
     let (mut in_flight, mut failure, mut sent) = (0, None, Vec::new());
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -116,7 +116,7 @@ fn send(
             && let Some(message) = messages.pop_front()
         {
             qp.post(|batch| {
-                batch.send(message).signalled();
+                batch.send(message).signaled();
             })?;
             in_flight += 1;
         }

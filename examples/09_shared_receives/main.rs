@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use doorbell_examples::{Error, report, soft_pair};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, Queue, QueuePair, Rc, SharedReceive,
-    SharedReceiveQueue, Success,
+    Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, QueueKind, QueuePair, ReliableConnection,
+    SharedReceiveQueue, Success, WithSrq,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ struct Server {
     cq: CompletionQueue,
     srq: SharedReceiveQueue,
     /// By client number.
-    clients: Vec<QueuePair<SharedReceive<Rc>>>,
+    clients: Vec<QueuePair<WithSrq<ReliableConnection>>>,
 }
 
 fn run() -> Result<(), Error> {
@@ -77,8 +77,11 @@ fn connect(client_device: &Context, server_device: &Context) -> Result<(Server, 
     let mut clients = Vec::new();
     for number in 0..CLIENTS {
         let client = Client::prepare(client_device)?;
-        let builder = pd.queue_pair(&server.cq).send_depth(REPLIES).max_inline(MESSAGE as u32);
-        let qp = builder.tag(number).shared_receive(&server.srq).rc()?;
+        let builder = pd
+            .queue_pair(&server.cq)
+            .max_send_wr(REPLIES)
+            .max_inline_data(MESSAGE as u32);
+        let qp = builder.tag(number).shared_receive_queue(&server.srq).rc()?;
         // In place of an exchange over TCP: see 04_exchange.
         let here = qp.endpoint();
         server.clients.push(qp.connect(&client.qp.endpoint())?);
@@ -96,7 +99,7 @@ fn serve(server: &mut Server) -> Result<(), Error> {
         for mut done in cq.wait(TIMEOUT)? {
             any = true;
             done.check()?;
-            if done.queue() == Queue::Send {
+            if done.queue() == QueueKind::Send {
                 continue;
             }
             let client = &mut clients[done.tag() as usize];
@@ -123,8 +126,8 @@ impl Client {
         let pd = context.protection_domain()?;
         let channel = context.completion_channel()?;
         let cq = context.completion_queue_on(&channel, 32)?;
-        let builder = pd.queue_pair(&cq).send_depth(16).recv_depth(1);
-        let mut qp = builder.max_inline(MESSAGE as u32).rc()?;
+        let builder = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(1);
+        let mut qp = builder.max_inline_data(MESSAGE as u32).rc()?;
         qp.receive(pd.register(vec![0; MESSAGE], Local)?)?;
         Ok(Self { qp, cq })
     }

@@ -20,7 +20,7 @@ use doorbell_examples::{Error, report};
 use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::exchange::{Exchange, Listener};
-use doorbell_verbs::{CompletionQueue, Context, Library, Local, Queue, Remote, RemoteWrite, Write};
+use doorbell_verbs::{CompletionQueue, Context, Library, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
@@ -92,17 +92,17 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
     let mut cq = device.completion_queue(8)?;
     let mut qp = pd
         .queue_pair(&cq)
-        .send_depth(4)
-        .recv_depth(4)
+        .max_send_wr(4)
+        .max_recv_wr(4)
         .allow_remote_write()
         .rc()?;
-    let inbox = register(&pd, &GpuMemory::alloc(stream.context(), BYTES)?, RemoteWrite)?;
+    let inbox = register(&pd, &GpuMemory::alloc(stream.context(), BYTES)?, PeerWrite)?;
     let mut arrivals = Arrivals::new(&pd, inbox.region(), Scope::Owner)?;
     qp.receive(pd.register(vec![0; 1], Local)?)?;
 
     let mut exchange = listener.accept(TIMEOUT)?;
     let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
-    wait(&mut cq, Queue::Receive)?;
+    wait(&mut cq, QueueKind::Receive)?;
 
     // From here on work in the stream sees the written data.
     arrivals.publish(.., &stream)?;
@@ -127,12 +127,12 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     let device = open(device)?;
     let pd = device.protection_domain()?;
     let mut cq = device.completion_queue(8)?;
-    let qp = pd.queue_pair(&cq).send_depth(4).recv_depth(4).rc()?;
+    let qp = pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4).rc()?;
     let (buffer, region) = register(&pd, &GpuMemory::alloc(stream.context(), BYTES)?, Local)?.into_parts();
 
     let mut exchange = Exchange::connect(to, TIMEOUT)?;
     let (mut qp, peer_data) = exchange.pair(qp, b"")?;
-    let inbox: Remote<Write> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
+    let inbox: Remote<WriteAccess> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
 
     // Stands for a kernel's result: a copy into the memory, which must complete before it is sent.
     let host = HostMemory::alloc(stream.context(), BYTES)?;
@@ -140,14 +140,14 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     stream.copy(region.memory().all(), host.all())?;
     region.push(.., &stream)?.wait()?;
     qp.post(|batch| {
-        batch.write(buffer, inbox).imm(0).signalled();
+        batch.write(buffer, inbox).imm(0).signaled();
     })?;
-    wait(&mut cq, Queue::Send)?;
+    wait(&mut cq, QueueKind::Send)?;
     // Not earlier: a destroyed queue pair acknowledges nothing.
     Ok(exchange.finish()?)
 }
 
-fn wait(cq: &mut CompletionQueue, queue: Queue) -> Result<(), Error> {
+fn wait(cq: &mut CompletionQueue, queue: QueueKind) -> Result<(), Error> {
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         for done in cq.poll()? {

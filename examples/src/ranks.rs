@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_collectives::Rank;
-use doorbell_collectives::bootstrap::{BootstrapError, Launch, PATIENCE, Rendezvous};
+use doorbell_collectives::bootstrap::{BootstrapError, DEFAULT_TIMEOUT, Launch, Rendezvous};
 use doorbell_softroce_ibverbs::{api, last_open_error};
 use doorbell_verbs::{Context, Library};
 
@@ -102,7 +102,7 @@ impl Drop for Ranks {
 
 /// Starts the ranks on this host with a local rendezvous, and waits until all have exited.
 fn start(ranks: u32, device: &str) -> Result<(), Error> {
-    let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(PATIENCE)?;
+    let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(DEFAULT_TIMEOUT)?;
     let program = std::env::current_exe()?;
     let mut children = Ranks(Vec::new());
     for rank in 0..ranks {

@@ -94,7 +94,7 @@ fn memory_of_a_gpu_is_written_by_another_process() {
     for (path, shown) in [("auto", "device-copy"), ("staged", "staged")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
         command.envs(doorbell_cuda_standin::environment(
-            doorbell_cuda_standin::Manner::Prompt,
+            doorbell_cuda_standin::ExecutionMode::Prompt,
             2,
         ));
         let output = command.env("DOORBELL_GPU_PATH", path).output().unwrap();

@@ -1,6 +1,6 @@
 //! Errors of GPU memory on queue pairs.
 
-use doorbell_verbs::{CompletionQueueError, MemoryError, QueuePairError, Refused};
+use doorbell_verbs::{CompletionQueueError, MemoryError, PostError, QueuePairError};
 
 use crate::path::{InvalidPath, NoPath};
 
@@ -28,7 +28,7 @@ pub enum Error {
     CompletionQueue(#[from] CompletionQueueError),
     /// The flushing READ could not be posted.
     #[error("the READ that flushes writes into GPU memory could not be posted: {0}")]
-    FlushRefused(#[from] Refused),
+    FlushRefused(#[from] PostError),
     /// The flushing READ failed.
     #[error("the READ that flushes writes into GPU memory failed: {0}")]
     FlushFailed(String),

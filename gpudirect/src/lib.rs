@@ -19,16 +19,16 @@
 //!
 //! ```no_run
 //! use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
-//! use doorbell_verbs::{ProtectionDomain, QueuePair, Remote, RemoteWrite, Write};
+//! use doorbell_verbs::{ProtectionDomain, QueuePair, Remote, PeerWrite, WriteAccess};
 //!
 //! /// Sends the results of the work in `stream`, by whatever path the memory is registered.
-//! fn send(pd: &ProtectionDomain, qp: &mut QueuePair, stream: &doorbell_cuda::Stream, to: Remote<Write>) -> Result<(), Box<dyn std::error::Error>> {
+//! fn send(pd: &ProtectionDomain, qp: &mut QueuePair, stream: &doorbell_cuda::Stream, to: Remote<WriteAccess>) -> Result<(), Box<dyn std::error::Error>> {
 //!     let memory = GpuMemory::alloc(stream.context(), 1 << 20)?;
-//!     let (buffer, region) = register(pd, &memory, RemoteWrite)?.into_parts();
+//!     let (buffer, region) = register(pd, &memory, PeerWrite)?.into_parts();
 //!     // ... kernels are launched on `stream` ...
 //!     region.push(.., stream)?.wait()?;
 //!     qp.post(|batch| {
-//!         batch.write(buffer, to).signalled();
+//!         batch.write(buffer, to).signaled();
 //!     })?;
 //!     Ok(())
 //! }
@@ -62,6 +62,6 @@ pub use ordering::{Arrivals, Flush, Scope};
 pub use path::{InvalidPath, NoPath, Path, Refusal, Refused};
 pub use region::{GpuBuffer, GpuRegion};
 pub use register::{GpuRegistration, register, register_chunks};
-pub use small::{SMALL, SmallWindow, WindowUnavailable};
-pub use survey::{Survey, survey};
+pub use small::{MAX_SMALL_COPY, SmallWindow, WindowUnavailable};
+pub use survey::{PathSurvey, survey};
 pub use transfer::Transfer;

@@ -9,7 +9,9 @@ use core::fmt;
 use core::ops::RangeBounds;
 
 use doorbell_cuda::{Stream, WritesOrdering};
-use doorbell_verbs::{Buffer, CompletionQueue, Local, Opaque, ProtectionDomain, QueuePair, Read, Remote, RemoteRead};
+use doorbell_verbs::{
+    Buffer, CompletionQueue, Local, Opaque, PeerRead, ProtectionDomain, QueuePair, ReadAccess, Remote,
+};
 
 use crate::error::Error;
 use crate::path::Path;
@@ -98,8 +100,8 @@ struct FlushReader {
     qp: QueuePair,
     cq: CompletionQueue,
     into: Option<Buffer<Local>>,
-    from: Remote<Read>,
-    _region: Buffer<Opaque<RemoteRead>>,
+    from: Remote<ReadAccess>,
+    _region: Buffer<Opaque<PeerRead>>,
 }
 
 impl Arrivals {
@@ -125,7 +127,7 @@ impl Arrivals {
 
     /// Whether publishing flushes.
     #[must_use]
-    pub fn flushes(&self) -> bool {
+    pub fn needs_flush(&self) -> bool {
         !matches!(self.by, FlushMethod::Nothing)
     }
 
@@ -159,16 +161,16 @@ impl FlushReader {
         // Registered again for reading: the region may not grant remote reads.
         let (mut chunks, _) = GpuRegistration::new(pd)
             .path(region.path())
-            .register_chunks(memory, chunk, RemoteRead)?;
+            .register_chunks(memory, chunk, PeerRead)?;
         let Some(buffer) = chunks.next() else {
             return Err(Error::TooLong { len: memory.len() });
         };
         let cq = pd.context().completion_queue(2)?;
         let prepared = pd
             .queue_pair(&cq)
-            .send_depth(1)
-            .recv_depth(1)
-            .rd_atomic(1)
+            .max_send_wr(1)
+            .max_recv_wr(1)
+            .max_rd_atomic(1)
             .allow_remote_read()
             .rc()?;
         let here = prepared.endpoint();
@@ -190,7 +192,7 @@ impl FlushReader {
             return Err(Error::FlushFailed("an earlier one has failed".to_owned()));
         };
         self.qp.post(|batch| {
-            batch.read(into, self.from).signalled();
+            batch.read(into, self.from).signaled();
         })?;
         loop {
             if let Some(mut done) = self.cq.poll()?.next() {
@@ -208,7 +210,7 @@ impl fmt::Debug for Arrivals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrivals")
             .field("region", &self.region)
-            .field("flushes", &self.flushes())
+            .field("flushes", &self.needs_flush())
             .finish_non_exhaustive()
     }
 }

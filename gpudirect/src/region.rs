@@ -5,7 +5,7 @@ use core::ops::RangeBounds;
 use std::sync::Arc;
 
 use doorbell_cuda::{HostMemory, Memory, Stream};
-use doorbell_verbs::{Buffer, Exposed, Kind, Local, Opaque, Remote, Rights};
+use doorbell_verbs::{Buffer, Local, MemoryKind, Opaque, PeerAccessible, Remote, Rights};
 
 use crate::memory::GpuMemory;
 use crate::path::{Path, Refused};
@@ -44,7 +44,7 @@ impl<R: Rights> GpuBuffer<R> {
     }
 }
 
-impl<R: Exposed> GpuBuffer<R> {
+impl<R: PeerAccessible> GpuBuffer<R> {
     /// The remote key for a peer, with the buffer's rights.
     #[must_use]
     pub fn remote(&self) -> Remote<R::Key> {
@@ -100,13 +100,13 @@ impl GpuRegion {
 
     /// The staging buffer in host memory that is registered in its place, if staged.
     #[must_use]
-    pub fn mirror(&self) -> Option<&HostMemory> {
+    pub fn staging_buffer(&self) -> Option<&HostMemory> {
         self.0.staging.as_ref()
     }
 
     /// The range of the memory that corresponds to `buffer`, a slice of its buffer.
     #[must_use]
-    pub fn range_of<K: Kind>(&self, buffer: &Buffer<K>) -> core::ops::Range<usize> {
+    pub fn range_of<K: MemoryKind>(&self, buffer: &Buffer<K>) -> core::ops::Range<usize> {
         let offset = usize::try_from(buffer.addr().wrapping_sub(self.0.start)).unwrap_or(usize::MAX);
         offset..offset.saturating_add(buffer.len())
     }

@@ -17,7 +17,7 @@ use doorbell_cuda::{Attribute, DmaBuf, Error};
 use crate::memory::GpuMemory;
 
 /// The maximum bytes for which it pays off: beyond, the copy engines are faster.
-pub const SMALL: usize = 4096;
+pub const MAX_SMALL_COPY: usize = 4096;
 
 /// The device node of the GDRCopy kernel module.
 const GDRDRV: &str = "/dev/gdrdrv";

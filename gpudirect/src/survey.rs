@@ -10,14 +10,14 @@ use crate::register::GpuRegistration;
 
 /// The capabilities of a device and a GPU together.
 #[derive(Debug)]
-pub struct Survey {
+pub struct PathSurvey {
     /// Every path, best first, with the reason if it fails.
     pub paths: Vec<(Path, Result<(), Refusal>)>,
     /// The flush that the GPU needs after writes of an adapter over the bus.
     pub flush: Result<Flush, Error>,
 }
 
-impl Survey {
+impl PathSurvey {
     /// The best path that works.
     #[must_use]
     pub fn best(&self) -> Option<Path> {
@@ -31,14 +31,14 @@ impl Survey {
 ///
 /// # Errors
 /// The CUDA driver's error, if no memory can be allocated.
-pub fn survey(pd: &ProtectionDomain, context: &Context) -> Result<Survey, Error> {
+pub fn survey(pd: &ProtectionDomain, context: &Context) -> Result<PathSurvey, Error> {
     const BYTES: usize = 64 << 10;
     let memory = GpuMemory::alloc(context, BYTES)?;
     let paths = Path::ALL.map(|path| {
         let outcome = GpuRegistration::new(pd).try_path(path, &memory, BYTES, Local);
         (path, outcome.map(drop))
     });
-    Ok(Survey {
+    Ok(PathSurvey {
         paths: paths.into(),
         flush: Flush::of(context.device(), Scope::Owner),
     })

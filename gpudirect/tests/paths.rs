@@ -5,10 +5,10 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Driver, HostMemory, Memory, Stream};
-use doorbell_cuda_standin::{Manner, Standin, environment};
+use doorbell_cuda_standin::{ExecutionMode, Standin, environment};
 use doorbell_gpudirect::{Arrivals, Flush, GpuMemory, GpuRegistration, Path, Refusal, Scope, SmallWindow, survey};
 use doorbell_softroce_ibverbs::api;
-use doorbell_verbs::{CompletionQueue, Library, ProtectionDomain, QueuePair, RemoteReadWrite};
+use doorbell_verbs::{CompletionQueue, Library, PeerReadWrite, ProtectionDomain, QueuePair};
 
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
@@ -33,7 +33,9 @@ cases! {
 fn main() -> ExitCode {
     if std::env::var_os("DOORBELL_CUDA_LIBRARY").is_none() {
         let program = std::env::current_exe().expect("the path of this program");
-        let status = Command::new(program).envs(environment(Manner::Prompt, 2)).status();
+        let status = Command::new(program)
+            .envs(environment(ExecutionMode::Prompt, 2))
+            .status();
         return if status.expect("this program runs").success() {
             ExitCode::SUCCESS
         } else {
@@ -80,8 +82,8 @@ impl Setting {
         let cq = pd.context().completion_queue(16)?;
         let prepared = pd
             .queue_pair(&cq)
-            .send_depth(4)
-            .recv_depth(4)
+            .max_send_wr(4)
+            .max_recv_wr(4)
             .allow_remote_write()
             .allow_remote_read()
             .rc()?;
@@ -140,13 +142,13 @@ fn written(path: Path) -> Outcome {
         setting.fill(&from, &bytes)?;
         setting.fill(&into, &pattern(len, 2))?;
         let registration = GpuRegistration::new(&setting.pd).path(path);
-        let (source, region) = registration.register(&from, RemoteReadWrite)?.into_parts();
-        let target = registration.register(&into, RemoteReadWrite)?;
+        let (source, region) = registration.register(&from, PeerReadWrite)?.into_parts();
+        let target = registration.register(&into, PeerReadWrite)?;
         assert_eq!((region.path(), target.region().path()), (path, path));
 
         region.push(.., &setting.stream)?.wait()?;
         setting.qp.post(|batch| {
-            batch.write(source, target.remote()).signalled();
+            batch.write(source, target.remote()).signaled();
         })?;
         setting.complete()?;
         let mut arrivals = Arrivals::new(&setting.pd, target.region(), Scope::Owner)?;
@@ -167,7 +169,7 @@ fn gpu_memory_is_written_directly() -> Outcome {
 fn best_path_is_taken_and_refusals_are_reported() -> Outcome {
     let setting = Setting::new()?;
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
-    let buffer = GpuRegistration::new(&setting.pd).register(&memory, RemoteReadWrite)?;
+    let buffer = GpuRegistration::new(&setting.pd).register(&memory, PeerReadWrite)?;
     assert_eq!(buffer.region().path(), Path::DeviceCopy);
     let refused: Vec<_> = buffer.region().refused().iter().map(|refused| refused.path).collect();
     assert_eq!(refused, [Path::DmaBuf, Path::Peermem]);
@@ -188,7 +190,7 @@ fn foreign_memory_is_split_and_kept() -> Outcome {
     // SAFETY: the owner keeps the memory, of which no references exist.
     let memory = unsafe { GpuMemory::wrap(&setting.context, address, 300_000, owner)? };
     let registration = GpuRegistration::new(&setting.pd);
-    let (chunks, region) = registration.register_chunks(&memory, 100_000, RemoteReadWrite)?;
+    let (chunks, region) = registration.register_chunks(&memory, 100_000, PeerReadWrite)?;
     let chunks: Vec<_> = chunks.collect();
     let ranges: Vec<_> = chunks.iter().map(|chunk| region.range_of(chunk)).collect();
     assert_eq!(ranges, [0..100_000, 100_000..200_000, 200_000..300_000]);
@@ -204,19 +206,19 @@ fn foreign_memory_is_split_and_kept() -> Outcome {
 
 fn nothing_is_left() -> Outcome {
     // A driver of its own, with counters and maximally late execution.
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     let mut setting = Setting::of(standin.driver()?)?;
     let live = || ["allocation", "mapping", "host", "event"].map(|kind| standin.count(kind));
     let before = live();
     let memory = GpuMemory::alloc(&setting.context, 100_000)?;
     let registration = GpuRegistration::new(&setting.pd).path(Path::Staged);
-    let target = registration.register(&memory, RemoteReadWrite)?;
-    let (source, region) = registration.register(&memory, RemoteReadWrite)?.into_parts();
+    let target = registration.register(&memory, PeerReadWrite)?;
+    let (source, region) = registration.register(&memory, PeerReadWrite)?.into_parts();
     region.push(.., &setting.stream)?.wait()?;
     let (first, second) = source.split_at(50_000);
     drop(second);
     setting.qp.post(|batch| {
-        batch.write(first, target.remote()).signalled();
+        batch.write(first, target.remote()).signaled();
     })?;
     setting.complete()?;
     Arrivals::new(&setting.pd, target.region(), Scope::Owner)?.publish(.., &setting.stream)?;
@@ -246,7 +248,7 @@ fn transfer_reports_parts_in_order() -> Outcome {
     let memory = GpuMemory::alloc(&setting.context, len)?;
     let buffer = GpuRegistration::new(&setting.pd)
         .path(Path::Staged)
-        .register(&memory, RemoteReadWrite)?;
+        .register(&memory, PeerReadWrite)?;
     let mut transfer = buffer.region().push(7.., &setting.stream)?;
     let (mut at, mut parts) = (7, 0);
     while let Some(part) = transfer.next_part()? {
@@ -266,9 +268,9 @@ fn flush_by_read_completes() -> Outcome {
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
     let buffer = GpuRegistration::new(&setting.pd)
         .path(Path::Staged)
-        .register(&memory, RemoteReadWrite)?;
+        .register(&memory, PeerReadWrite)?;
     let mut arrivals = Arrivals::by(&setting.pd, buffer.region(), Scope::Owner, Flush::Read)?;
-    assert!(arrivals.flushes());
+    assert!(arrivals.needs_flush());
     for _ in 0..3 {
         arrivals.publish(.., &setting.stream)?;
     }
@@ -291,7 +293,7 @@ fn every_path_reports_its_refusal() -> Outcome {
     let memory = GpuMemory::alloc(&setting.context, 4096)?;
     let refused = GpuRegistration::new(&setting.pd)
         .path(Path::DmaBuf)
-        .register(&memory, RemoteReadWrite)
+        .register(&memory, PeerReadWrite)
         .unwrap_err();
     let said = refused.to_string();
     assert_eq!(

@@ -9,7 +9,7 @@ use doorbell_gpudirect::proxy::{
     Connections, Descriptor, FailureCause, Operation, PeerMemory, Proxy, Queue, RankInfo, SignalOp, SignalUpdate,
 };
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
-use doorbell_verbs::{Buffer, CompletionQueue, Library, QueuePair, RemoteAll};
+use doorbell_verbs::{Buffer, CompletionQueue, Library, PeerAll, QueuePair};
 
 /// Longer than anything here takes, even on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,8 +18,8 @@ const BYTES: usize = 4096;
 /// One rank that is its own peer, with its memory.
 struct World {
     proxy: Proxy,
-    data: Arc<Buffer<RemoteAll>>,
-    signals: Arc<Buffer<RemoteAll>>,
+    data: Arc<Buffer<PeerAll>>,
+    signals: Arc<Buffer<PeerAll>>,
 }
 
 impl World {
@@ -34,11 +34,11 @@ impl World {
         let device = Library::new(api()).open("soft0").unwrap();
         let pd = device.protection_domain().unwrap();
         let data: Vec<u8> = (0..BYTES).map(|at| at as u8).collect();
-        let data = Arc::new(pd.register(data, RemoteAll).unwrap());
-        let signals = Arc::new(pd.register(doorbell_verbs::Memory::zeroed(64), RemoteAll).unwrap());
+        let data = Arc::new(pd.register(data, PeerAll).unwrap());
+        let signals = Arc::new(pd.register(doorbell_verbs::Memory::zeroed(64), PeerAll).unwrap());
         let cq = device.completion_queue(64).unwrap();
         let pair = |cq: &CompletionQueue| {
-            let builder = pd.queue_pair(cq).send_depth(8).recv_depth(1).max_inline(8);
+            let builder = pd.queue_pair(cq).max_send_wr(8).max_recv_wr(1).max_inline_data(8);
             builder
                 .allow_remote_read()
                 .allow_remote_write()
@@ -84,9 +84,9 @@ impl World {
     }
 }
 
-fn put(local: u64, remote: u64, len: u64, signalling: Option<SignalUpdate>) -> Descriptor {
+fn put(local: u64, remote: u64, len: u64, signaling: Option<SignalUpdate>) -> Descriptor {
     Descriptor {
-        operation: Operation::Put(signalling),
+        operation: Operation::Put(signaling),
         peer: 0,
         len,
         local,

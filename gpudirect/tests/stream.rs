@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use doorbell_cuda::{CaptureMode, Context as CudaContext, Event, HostMemory, Memory as _, Stream, WaitCondition};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 use doorbell_gpudirect::proxy::IdlePolicy;
 use doorbell_gpudirect::stream::{StreamError, StreamQueue};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Library, Local, ProtectionDomain, QueuePair, Remote, RemoteWrite, Write,
+    Buffer, CompletionQueue, Library, Local, PeerWrite, ProtectionDomain, QueuePair, Remote, WriteAccess,
 };
 
 /// Longer than anything here takes, even on a busy machine.
@@ -20,7 +20,7 @@ const TIMEOUT: Option<Duration> = Some(Duration::from_secs(120));
 /// A queue pair of this process with its completion queue, and its peer.
 struct Pair {
     pd: ProtectionDomain,
-    inbox: Buffer<RemoteWrite>,
+    inbox: Buffer<PeerWrite>,
     _peer: (QueuePair, CompletionQueue),
 }
 
@@ -43,17 +43,17 @@ impl Pair {
             device.completion_queue(64).unwrap(),
             device.completion_queue(64).unwrap(),
         );
-        let builder = pd.queue_pair(&cq).send_depth(8).recv_depth(1).max_inline(8);
+        let builder = pd.queue_pair(&cq).max_send_wr(8).max_recv_wr(1).max_inline_data(8);
         let one = if signal_all { builder.signal_all() } else { builder }.rc().unwrap();
         let two = pd
             .queue_pair(&other)
-            .send_depth(8)
-            .recv_depth(1)
+            .max_send_wr(8)
+            .max_recv_wr(1)
             .allow_remote_write()
             .rc()
             .unwrap();
         let (to, from) = (two.endpoint(), one.endpoint());
-        let inbox = pd.register(vec![0; 4096], RemoteWrite).unwrap();
+        let inbox = pd.register(vec![0; 4096], PeerWrite).unwrap();
         let pair = Self {
             pd: pd.clone(),
             inbox,
@@ -62,7 +62,7 @@ impl Pair {
         (pair, one.connect(&to).unwrap(), cq)
     }
 
-    fn word(&self, at: u64) -> Remote<Write> {
+    fn word(&self, at: u64) -> Remote<WriteAccess> {
         self.inbox.remote().slice(at * 8, 8).unwrap()
     }
 
@@ -92,7 +92,7 @@ fn open(gate: &HostMemory) {
 
 #[test]
 fn posts_wait_for_streams_and_streams_for_posts() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
     let (queue, mut poster) = StreamQueue::without_thread(&context, qp, cq).unwrap();
@@ -129,7 +129,7 @@ fn posts_wait_for_streams_and_streams_for_posts() {
 
 #[test]
 fn posts_wait_for_events_in_their_order() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
     let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
@@ -162,7 +162,7 @@ fn posts_wait_for_events_in_their_order() {
 /// More than the queue pair and the words can hold, in a chain of posts and waits.
 #[test]
 fn long_chains() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
     let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
@@ -193,7 +193,7 @@ fn long_chains() {
 #[test]
 fn graphs_post_each_time() {
     const TIMES: u64 = 100;
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
     let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
@@ -247,7 +247,7 @@ fn graphs_post_each_time() {
 /// After any failure, streams continue and it is reported.
 #[test]
 fn failures_release_streams() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = context(&standin);
     let stream = Stream::new(&context).unwrap();
 
@@ -255,8 +255,8 @@ fn failures_release_streams() {
     let (pair, qp, cq) = Pair::new();
     let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let fine = pair.word(0);
-    let wrong = Remote::<Write>::from_raw(fine.addr(), fine.rkey().0 ^ 0x5500, 8);
-    let writes = |to: Remote<Write>, count: u64| {
+    let wrong = Remote::<WriteAccess>::from_raw(fine.addr(), fine.rkey().0 ^ 0x5500, 8);
+    let writes = |to: Remote<WriteAccess>, count: u64| {
         let buffers: Vec<_> = (0..count).map(|_| pair.buffer(5)).collect();
         move |batch: &mut doorbell_verbs::Batch<'_, 'static>| {
             buffers.into_iter().for_each(|buffer| {
@@ -305,12 +305,12 @@ fn failures_release_streams() {
 
 #[test]
 fn invalid_allocations_are_refused() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = context(&standin);
     let (_pair, qp, cq) = Pair::with(false);
     assert!(matches!(
         StreamQueue::without_thread(&context, qp, cq),
-        Err(StreamError::NotSignalled)
+        Err(StreamError::NotSignaled)
     ));
     let (_pair, qp, cq) = Pair::new();
     let (queue, poster) = StreamQueue::without_thread(&context, qp, cq).unwrap();

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         let context = library.open(&name).map_err(|e| device::explain(&name, &e).to_string());
         let copy_modes = context
             .as_ref()
-            .map_or_else(|_| Vec::new(), |_| device::copy_modes(&name));
+            .map_or_else(|_| Vec::new(), |_| device::copy_mode_names(&name));
         let entry = entry(name, LinkKind::SoftUdp, context);
         listing.devices.push(Entry { copy_modes, ..entry });
     }
@@ -196,7 +196,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             .collect(),
         limits: Some(Limits {
             ports: attr.ports,
-            max_queue_depth: attr.max_queue_depth,
+            max_queue_depth: attr.max_qp_wr,
             max_sge: attr.max_sge,
             max_cqe: attr.max_cqe,
             max_rd_atomic: attr.max_rd_atomic,

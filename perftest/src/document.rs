@@ -362,8 +362,9 @@ fn limit(value: &Value) -> Result<Option<Limit>, String> {
 
 /// Text of a result: one line, shortened, without characters that change the text direction.
 fn text_of(text: &str) -> String {
-    let turns = |c: &char| !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let mut short: String = one_line(text).chars().filter(turns).take(MAX_TEXT).collect();
+    let keeps_direction =
+        |c: &char| !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut short: String = one_line(text).chars().filter(keeps_direction).take(MAX_TEXT).collect();
     if text.chars().count() > MAX_TEXT {
         short.push('…');
     }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use doorbell_cuda::{Device, Driver, PeerLink, SmallCopies, WritesOrdering};
-use doorbell_gpudirect::{Flush, GpuMemory, Path, SMALL, Scope, SmallWindow, Survey, survey};
+use doorbell_gpudirect::{Flush, GpuMemory, MAX_SMALL_COPY, Path, PathSurvey, Scope, SmallWindow, survey};
 use doorbell_verbs::{Context, Library};
 use serde::Serialize;
 
@@ -177,7 +177,7 @@ fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
             })
         })
         .collect::<Result<_, doorbell_cuda::Error>>()?;
-    let memory = GpuMemory::alloc(&gpu.context()?, SMALL)?;
+    let memory = GpuMemory::alloc(&gpu.context()?, MAX_SMALL_COPY)?;
     let refused = match SmallWindow::open(&memory) {
         Ok(_) => Vec::new(),
         Err(no) => no.refused,
@@ -207,7 +207,7 @@ fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
     })
 }
 
-fn pair(adapter: &Context, link: LinkKind, gpu: Device, survey: Survey) -> Pair {
+fn pair(adapter: &Context, link: LinkKind, gpu: Device, survey: PathSurvey) -> Pair {
     Pair {
         device: adapter.name().to_owned(),
         link,
@@ -281,7 +281,7 @@ fn text(listing: &Listing) -> String {
             let by = if tried.path == Path::DeviceCopy.name() && tried.why.is_none() {
                 format!(
                     " (up to {} bytes by a block of the GPU, more by its copy engines)",
-                    SmallCopies::LARGEST
+                    SmallCopies::MAX_BYTES
                 )
             } else {
                 String::new()

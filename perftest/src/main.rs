@@ -6,7 +6,7 @@
 //! computes, `report` exports. `diagnose` finds conditions that distort results. `sweep` runs many
 //! tests; `document` reads results back, for `html` (`doorbell report`, which draws with `chart`)
 //! and for `compare`. `classic` is `ib_write_bw` and the other tools of perftest, selected by
-//! argv[0]. `coll` is `doorbell coll`, `dropin` is `doorbell run` and `doorbell env`.
+//! `argv[0]`. `coll` is `doorbell coll`, `dropin` is `doorbell run` and `doorbell env`.
 #![forbid(unsafe_code)]
 
 mod chart;

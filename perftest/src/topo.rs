@@ -123,7 +123,7 @@ fn read(sysfs: &Path) -> Result<Host, TopologyError> {
     let name = name.unwrap_or_else(|| "localhost".into());
     let mut host = Host::read(sysfs, name)?;
     if sysfs == Path::new(SYSFS) || env::var_os(LIBRARY_VARIABLE).is_some() {
-        host.ask_driver();
+        host.query_driver();
     }
     Ok(host)
 }

@@ -161,8 +161,8 @@ impl FakePeer {
         let cq = self.context.completion_queue(8).expect("a completion queue");
         let mut qp = pd
             .queue_pair(&cq)
-            .send_depth(4)
-            .recv_depth(4)
+            .max_send_wr(4)
+            .max_recv_wr(4)
             .rc()
             .expect("a queue pair");
         for _ in 0..2 {
@@ -185,7 +185,7 @@ impl FakeChannel {
     fn send(&mut self, bytes: &[u8]) {
         let message = self.pd.register(bytes.to_vec(), Local).expect("memory");
         let posted = self.qp.post(|batch| {
-            batch.send(message).signalled();
+            batch.send(message).signaled();
         });
         posted.expect("it is posted");
         let deadline = Instant::now() + Duration::from_secs(10);

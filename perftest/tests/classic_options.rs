@@ -9,7 +9,7 @@ mod tools;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 use nix::sys::signal::Signal;
 
 use self::tools::{Running, ToolOutput, Tools, free_port};
@@ -28,7 +28,7 @@ impl Bench {
 
     /// With the stand-in for two GPUs.
     fn with_gpus() -> Bench {
-        let standin = environment(Manner::Prompt, 2);
+        let standin = environment(ExecutionMode::Prompt, 2);
         Bench::of(
             standin
                 .into_iter()
@@ -304,7 +304,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
         (
             "ib_write_lat --use_cuda 0",
             2,
-            "ib_write_lat sees a message by looking at its last byte",
+            "ib_write_lat polls the last byte of a message",
         ),
         ("ib_atomic_bw --use_cuda 0", 2, "atomics"),
         ("ib_write_bw --use_cuda 0 -I 64", 2, "-I does not go with --use_cuda"),

@@ -377,7 +377,7 @@ fn with_gpus(line: &str) -> Command {
     let mut command = coll(line);
     command.arg("--gpu");
     command.envs(doorbell_cuda_standin::environment(
-        doorbell_cuda_standin::Manner::Prompt,
+        doorbell_cuda_standin::ExecutionMode::Prompt,
         2,
     ));
     command

@@ -6,14 +6,14 @@ mod common;
 
 use std::process::Command;
 
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 use serde_json::Value;
 
 use self::common::{doorbell, json_of, stderr};
 
 fn with_gpus(line: &str) -> Command {
     let mut command = doorbell(line);
-    command.envs(environment(Manner::Prompt, 2));
+    command.envs(environment(ExecutionMode::Prompt, 2));
     command
 }
 

@@ -4,7 +4,7 @@
 use doorbell_collectives::executor::Tuning;
 use doorbell_collectives::kernel::{bf16, f16};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{Algorithm, Protocol, Rank, ReduceOp};
 
 use crate::matrix::{Mode, Team, bits};
@@ -40,7 +40,7 @@ fn sums_of_eight<T: Number>(wide: impl Fn(T) -> f64, round: impl Fn(f32) -> T) {
         team.run::<T>(&case, ReduceOp::Sum, 77, mode);
         let got = team.output::<T>(&case, Rank(0), false);
         for (index, &got) in (0..).zip(got) {
-            let inputs = (0..RANKS).map(|rank| wide(given::<T>(77, Rank(rank), index)));
+            let inputs = (0..RANKS).map(|rank| wide(input_element::<T>(77, Rank(rank), index)));
             let (sum, magnitudes) = inputs.fold((0.0, 0.0), |(sum, all), value| (sum + value, all + value.abs()));
             let off = 7.0 * f64::from(f32::EPSILON) / 2.0 * 1.001 * magnitudes;
             // Slightly beyond f32's error, as the conversion rounds as well.

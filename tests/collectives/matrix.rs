@@ -5,7 +5,7 @@ use std::sync::Arc;
 use doorbell_collectives::executor::{Config, Data, Operation, Parts, PlanId, Tuning};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, Function, Scalar, bf16, f16};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp, Segment};
 
 use crate::world::{Device, World};
@@ -107,10 +107,10 @@ impl Team {
         let mut operations = Vec::new();
         for rank in all() {
             let (input, output) = Self::offsets(case, rank, size_of::<T>(), mode.in_place);
-            let spoilt = given(!seed, rank, u64::MAX);
+            let spoilt = input_element(!seed, rank, u64::MAX);
             self.elements::<T>(rank, output, case.output(rank)).fill(spoilt);
             for (index, element) in (0..).zip(self.elements::<T>(rank, input, case.input(rank))) {
-                *element = given(seed, rank, index);
+                *element = input_element(seed, rank, index);
             }
             let lay = |len: &dyn Fn(Rank) -> u64| {
                 let mut at = 0;
@@ -153,7 +153,7 @@ impl Team {
     fn check<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, mode: Mode) {
         self.run::<T>(case, op, seed, mode);
         for rank in (0..case.ranks).map(Rank) {
-            let wrong = case.wrong(op, rank, seed, self.output::<T>(case, rank, mode.in_place));
+            let wrong = case.count_wrong(op, rank, seed, self.output::<T>(case, rank, mode.in_place));
             assert_eq!(
                 wrong,
                 0,

@@ -5,7 +5,7 @@ use crate::{doorbell, stdout_of, texts};
 const FILE: &str = "/sys/class/infiniband/soft0/ports/1/state";
 
 #[test]
-fn tools_find_the_device_there() {
+fn tools_find_the_device() {
     assert_eq!(stdout_of(&["ls", "/sys/class/infiniband/"]), "soft0\n");
     assert_eq!(stdout_of(&["cat", FILE]), "4: ACTIVE\n");
     let everything = stdout_of(&["ls", "-lR", "/sys/class/infiniband", "/sys/class/infiniband_verbs"]);
@@ -37,7 +37,7 @@ fn the_address_is_the_devices() {
 
 /// Without a configured address a job gets a free one, and no other.
 #[test]
-fn a_device_that_may_be_anywhere_is_where_it_is_shown() {
+fn an_unconfigured_device_has_the_address_that_it_shows() {
     let script = "cat /sys/class/infiniband/soft0/ports/1/gids/0; echo $DOORBELL_SOFT_ADDR";
     let mut command = doorbell(&["run", "--", "sh", "-c", script]);
     let output = command
@@ -83,7 +83,7 @@ fn every_path_lookup_sees_the_same() {
 }
 
 #[test]
-fn sysfs_can_be_left_alone() {
+fn sysfs_can_be_disabled() {
     let output = doorbell(&["run", "--no-sysfs", "--", "sh", "-c", "echo ${LD_PRELOAD-none}"]).output();
     assert_eq!(texts(&output.expect("doorbell was built")).0, "none\n");
 }

@@ -18,8 +18,8 @@ use altered::Altered;
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::exchange::{Exchange, ExchangeError, Listener};
 use doorbell_verbs::{
-    CompletionQueue, Context, Endpoint, Failure, GRH_BYTES, Library, Local, Mtu, PreparedQueuePair, Psn, QKey, Qpn,
-    QueuePair, Remote, RemoteRead, Write,
+    CompletionError, CompletionQueue, Context, Endpoint, GRH_BYTES, Library, Local, Mtu, PeerRead, PreparedQueuePair,
+    Psn, QKey, Qpn, QueuePair, Remote, WriteAccess,
 };
 
 /// Longer than any step takes, on a busy machine too.
@@ -92,7 +92,7 @@ impl End {
     fn new(context: &Context, timeout: u8) -> Self {
         let cq = context.completion_queue(16).unwrap();
         let pd = context.protection_domain().unwrap();
-        let builder = pd.queue_pair(&cq).send_depth(4).recv_depth(4).max_inline(64);
+        let builder = pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4).max_inline_data(64);
         let builder = builder.rnr_retry(1).min_rnr_timer(1).timeout(timeout).retry_count(1);
         let qp = builder.allow_remote_read().allow_remote_write().rc().unwrap();
         Self { qp, cq }
@@ -120,7 +120,7 @@ fn without_number(text: String, qpn: Qpn) -> String {
 fn failure(qp: &QueuePair, cq: &mut CompletionQueue) -> String {
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let failed: Option<Failure> = cq.poll().unwrap().next().map(|done| done.result().unwrap_err());
+        let failed: Option<CompletionError> = cq.poll().unwrap().next().map(|done| done.result().unwrap_err());
         if let Some(failure) = failed {
             return without_number(failure.to_string(), qp.qpn());
         }
@@ -196,33 +196,33 @@ fn no_answer(here: &Context) -> Vec<String> {
 
 fn access(here: &Context, there: &Context) -> Vec<String> {
     let ((mut qp, mut cq), _there) = connected(here, there, LONG_TIMEOUT);
-    let key = Remote::<Write>::from_raw(0x1000, 0x77, 64);
+    let key = Remote::<WriteAccess>::from_raw(0x1000, 0x77, 64);
     qp.write_inline(b"by no key", key).unwrap();
     let by_no_key = failure(&qp, &mut cq);
 
     // A read key for memory that the peer believes writable.
     let pd = there.protection_domain().unwrap();
-    let readable = pd.register(vec![0; 64], RemoteRead).unwrap();
+    let readable = pd.register(vec![0; 64], PeerRead).unwrap();
     let bytes = readable.remote().to_bytes();
-    vec![by_no_key, text(Remote::<Write>::from_bytes(&bytes))]
+    vec![by_no_key, text(Remote::<WriteAccess>::from_bytes(&bytes))]
 }
 
 fn small_completion_queue(here: &Context) -> Vec<String> {
     let cq = here.completion_queue(128).unwrap();
     let pd = here.protection_domain().unwrap();
     let depth = cq.capacity();
-    vec![text(pd.queue_pair(&cq).send_depth(depth).recv_depth(8).rc())]
+    vec![text(pd.queue_pair(&cq).max_send_wr(depth).max_recv_wr(8).rc())]
 }
 
 fn inline(here: &Context, there: &Context) -> Vec<String> {
     let ((mut qp, _cq), _there) = connected(here, there, LONG_TIMEOUT);
-    let (most, long) = (qp.max_inline(), vec![0; qp.max_inline() as usize + 1]);
+    let (most, long) = (qp.max_inline_data(), vec![0; qp.max_inline_data() as usize + 1]);
     assert!(most >= 64);
     let posted = without_number(text(qp.send_inline(&long)), qp.qpn());
 
     let cq = here.completion_queue(256).unwrap();
     let pd = here.protection_domain().unwrap();
-    vec![posted, text(pd.queue_pair(&cq).max_inline(1 << 20).rc())]
+    vec![posted, text(pd.queue_pair(&cq).max_inline_data(1 << 20).rc())]
 }
 
 fn peer_gone(here: &Context, there: &Context) -> Vec<String> {

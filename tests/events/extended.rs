@@ -4,7 +4,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_verbs::{
-    BestCompletionQueue, Buffer, CompletionQueue, Context, Extended, Local, Pool, ProtectionDomain, QueuePair, Success,
+    BestCompletionQueue, Buffer, BufferPool, CompletionQueue, Context, ExtendedCq, Local, ProtectionDomain, QueuePair,
+    Success,
 };
 
 use super::{TIMEOUT, open};
@@ -16,8 +17,8 @@ const BYTES: usize = 256;
 struct Side {
     context: Context,
     pd: ProtectionDomain,
-    cq: CompletionQueue<Extended>,
-    pool: Pool,
+    cq: CompletionQueue<ExtendedCq>,
+    pool: BufferPool,
 }
 
 impl Side {
@@ -35,7 +36,7 @@ impl Side {
 
 fn connect(a: &Side, b: &Side) -> (QueuePair, QueuePair) {
     let prepare = |side: &Side| {
-        let builder = side.pd.queue_pair(&side.cq).send_depth(DEPTH).recv_depth(DEPTH);
+        let builder = side.pd.queue_pair(&side.cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         builder.rc().unwrap()
     };
     let (to_a, to_b) = (prepare(a), prepare(b));
@@ -57,13 +58,13 @@ fn a_stream_over_extended_queues_arrives_in_order_and_stamped() {
     let (mut sent, mut received) = (0, 0);
     let mut last = (start_ticks, 0);
     while received < MESSAGES {
-        while receiver.receive_room() > 0
+        while receiver.free_receive_slots() > 0
             && let Some(buffer) = b.pool.pop()
         {
             receiver.receive(buffer).unwrap();
         }
         while sent < MESSAGES
-            && sender.send_room() > 0
+            && sender.free_send_slots() > 0
             && let Some(mut buffer) = a.pool.pop()
         {
             buffer[..4].copy_from_slice(&u32::to_be_bytes(sent));
@@ -85,7 +86,7 @@ fn a_stream_over_extended_queues_arrives_in_order_and_stamped() {
             assert_eq!((len as usize, &buffer[..4]), (BYTES, &u32::to_be_bytes(received)[..]));
             received += 1;
             b.pool.push(buffer);
-            Ok::<_, doorbell_verbs::Failure>(())
+            Ok::<_, doorbell_verbs::CompletionError>(())
         });
         taken.unwrap();
     }

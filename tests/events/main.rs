@@ -26,7 +26,7 @@ struct End {
 fn connect(a: (&ProtectionDomain, &CompletionChannel), b: (&ProtectionDomain, &CompletionChannel)) -> (End, End) {
     let prepare = |(pd, channel): (&ProtectionDomain, &CompletionChannel)| {
         let cq = pd.context().completion_queue_on(channel, 32).unwrap();
-        let builder = pd.queue_pair(&cq).send_depth(16).recv_depth(16).signal_all();
+        let builder = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(16).signal_all();
         (builder.allow_remote_write().rc().unwrap(), cq)
     };
     let ((qp_a, cq_a), (qp_b, cq_b)) = (prepare(a), prepare(b));
@@ -174,7 +174,12 @@ fn a_queue_is_resized_while_it_holds_completions() {
         receiver.cq.resize(entries).unwrap();
         assert_eq!(receiver.cq.unreserved(), receiver.cq.capacity() - 32);
     }
-    let second = b.0.queue_pair(&receiver.cq).send_depth(48).recv_depth(48).rc().unwrap();
+    let second =
+        b.0.queue_pair(&receiver.cq)
+            .max_send_wr(48)
+            .max_recv_wr(48)
+            .rc()
+            .unwrap();
     for _ in 0..16 {
         next(&mut receiver.cq);
         next(&mut sender.cq);
@@ -190,7 +195,7 @@ fn a_refused_write_raises_an_event_of_the_queue_pair() {
     let (mut writer, victim) = connect((&a.0, &a.1), (&b.0, &b.1));
     let mut events = b.0.context().events().unwrap();
     assert_eq!(events.try_next().unwrap(), None);
-    let invalid = doorbell_verbs::Remote::<doorbell_verbs::Write>::from_raw(0, 0, 64);
+    let invalid = doorbell_verbs::Remote::<doorbell_verbs::WriteAccess>::from_raw(0, 0, 64);
     writer.qp.write(buffer(&a.0), invalid).unwrap();
     let event = events.wait(TIMEOUT).unwrap();
     let qpn = victim.qp.qpn();

@@ -7,7 +7,7 @@ use doorbell_collectives::gpu::program::{Function, LaunchShape};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Algorithm, DataType, Rank, ReduceOp};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 use doorbell_tests::gpu::collective::{Rig, Sample, Variant, cases, every_type, launch_shapes};
 use doorbell_tests::gpu::short;
 
@@ -28,7 +28,7 @@ fn standin() -> Option<Standin> {
         eprintln!("skipped: {missing}");
         return None;
     }
-    Some(Standin::load(Manner::Prompt))
+    Some(Standin::load(ExecutionMode::Prompt))
 }
 
 #[test]

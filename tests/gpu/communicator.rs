@@ -3,13 +3,13 @@
 
 use std::process::Command;
 
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 
 /// Runs the program; its output is shown if it fails.
 fn run(arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-communicator"))
         .args(arguments)
-        .envs(environment(Manner::Prompt, 2))
+        .envs(environment(ExecutionMode::Prompt, 2))
         .output()
         .unwrap();
     let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());

@@ -3,13 +3,13 @@
 
 use std::process::Command;
 
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 
 /// Runs the program; its output is shown if it fails.
 fn run(link: &str, arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-puts"))
         .args(arguments)
-        .envs(environment(Manner::Prompt, 2))
+        .envs(environment(ExecutionMode::Prompt, 2))
         .env("DOORBELL_LINK", link)
         .output()
         .unwrap();

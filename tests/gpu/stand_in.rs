@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use anyhow::{Result, ensure};
 use doorbell_cuda::reduce::Reduction;
-use doorbell_cuda_standin::{Manner, Standin, missing};
+use doorbell_cuda_standin::{ExecutionMode, Standin, missing};
 use doorbell_tests::gpu::{Device, sweep};
 
 /// A driver for one test; `None`, with a message, if it cannot be compiled, which is a failure
@@ -15,7 +15,7 @@ pub(super) fn driver() -> Option<Standin> {
         eprintln!("skipped: {what}");
         return None;
     }
-    Some(Standin::load(Manner::Lazy))
+    Some(Standin::load(ExecutionMode::Lazy))
 }
 
 /// The CPU as a GPU.

@@ -3,14 +3,14 @@
 
 use std::process::Command;
 
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 
 /// Runs the program; its output is shown if it fails.
-fn run(manner: Manner, link: &str, arguments: &[&str]) {
+fn run(manner: ExecutionMode, link: &str, arguments: &[&str]) {
     run_with(manner, link, arguments, "newer");
 }
 
-fn run_with(manner: Manner, link: &str, arguments: &[&str], memory: &str) {
+fn run_with(manner: ExecutionMode, link: &str, arguments: &[&str], memory: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-verbs"))
         .env("GPU_VERBS_MEMORY", memory)
         .args(arguments)
@@ -24,25 +24,25 @@ fn run_with(manner: Manner, link: &str, arguments: &[&str], memory: &str) {
 
 #[test]
 fn every_mix_on_shm_in_one_process() {
-    run(Manner::Prompt, "local", &["check", "--quick", "--one-process"]);
+    run(ExecutionMode::Prompt, "local", &["check", "--quick", "--one-process"]);
 }
 
 #[test]
 fn every_mix_on_shm_between_two() {
-    run(Manner::Prompt, "local", &["check", "--quick", "--two-processes"]);
+    run(ExecutionMode::Prompt, "local", &["check", "--quick", "--two-processes"]);
 }
 
 /// With maximally late copies, so that missing waits are found.
 #[test]
 fn every_mix_on_shm_with_lazy_copies() {
-    run(Manner::Lazy, "local", &["check", "--quick"]);
+    run(ExecutionMode::Lazy, "local", &["check", "--quick"]);
 }
 
 /// Memory from `cuMemAlloc` is shared with the other process by IPC handle.
 #[test]
 fn every_mix_of_ipc_memory_between_two() {
     run_with(
-        Manner::Prompt,
+        ExecutionMode::Prompt,
         "local",
         &["check", "--quick", "--two-processes"],
         "older",
@@ -51,16 +51,16 @@ fn every_mix_of_ipc_memory_between_two() {
 
 #[test]
 fn every_mix_over_udp() {
-    run(Manner::Prompt, "udp", &["check", "--quick"]);
+    run(ExecutionMode::Prompt, "udp", &["check", "--quick"]);
 }
 
 /// The same, with maximally late copies.
 #[test]
 fn every_mix_over_udp_with_lazy_copies() {
-    run(Manner::Lazy, "udp", &["check", "--quick"]);
+    run(ExecutionMode::Lazy, "udp", &["check", "--quick"]);
 }
 
 #[test]
 fn benchmark_runs() {
-    run(Manner::Prompt, "local", &["bench", "--quick"]);
+    run(ExecutionMode::Prompt, "local", &["bench", "--quick"]);
 }

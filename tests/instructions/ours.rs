@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, CqKind, Endpoint, Failure, Gid, Library, Lid, Local, Mtu, Pool, Psn, Qpn,
-    QueuePair, Rc, Refused, Remote, WorkRequests, Write,
+    Buffer, BufferPool, CompletionError, CompletionQueue, Context, CqKind, Endpoint, Gid, Library, Lid, Local, Mtu,
+    PostError, Psn, Qpn, QueuePair, ReliableConnection, Remote, WrPost, WriteAccess,
 };
 
 /// As in the C columns.
@@ -18,20 +18,20 @@ const DEPTH: u32 = 128;
 const BATCH: usize = 16;
 const BYTES: usize = 64;
 
-type Target = Remote<Write>;
+type Target = Remote<WriteAccess>;
 
 #[inline(never)]
-fn measure_write(qp: &mut QueuePair, buffer: Buffer, remote: &Target) -> Result<(), Refused> {
+fn measure_write(qp: &mut QueuePair, buffer: Buffer, remote: &Target) -> Result<(), PostError> {
     qp.write(buffer, *remote)
 }
 
 #[inline(never)]
-fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(), Refused> {
+fn measure_inline(qp: &mut QueuePair, bytes: &[u8], remote: &Target) -> Result<(), PostError> {
     qp.write_inline(bytes, *remote)
 }
 
 #[inline(never)]
-fn measure_batch(qp: &mut QueuePair, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
+fn measure_batch(qp: &mut QueuePair, pool: &mut BufferPool, remote: &Target) -> Result<(), PostError> {
     qp.post(|batch| {
         for buffer in pool.drain(BATCH) {
             batch.write(buffer, *remote);
@@ -40,17 +40,29 @@ fn measure_batch(qp: &mut QueuePair, pool: &mut Pool, remote: &Target) -> Result
 }
 
 #[inline(never)]
-fn measure_write_wr(qp: &mut QueuePair<Rc, WorkRequests>, buffer: Buffer, remote: &Target) -> Result<(), Refused> {
+fn measure_write_wr(
+    qp: &mut QueuePair<ReliableConnection, WrPost>,
+    buffer: Buffer,
+    remote: &Target,
+) -> Result<(), PostError> {
     qp.write(buffer, *remote)
 }
 
 #[inline(never)]
-fn measure_inline_wr(qp: &mut QueuePair<Rc, WorkRequests>, bytes: &[u8], remote: &Target) -> Result<(), Refused> {
+fn measure_inline_wr(
+    qp: &mut QueuePair<ReliableConnection, WrPost>,
+    bytes: &[u8],
+    remote: &Target,
+) -> Result<(), PostError> {
     qp.write_inline(bytes, *remote)
 }
 
 #[inline(never)]
-fn measure_batch_wr(qp: &mut QueuePair<Rc, WorkRequests>, pool: &mut Pool, remote: &Target) -> Result<(), Refused> {
+fn measure_batch_wr(
+    qp: &mut QueuePair<ReliableConnection, WrPost>,
+    pool: &mut BufferPool,
+    remote: &Target,
+) -> Result<(), PostError> {
     qp.post(|batch| {
         for buffer in pool.drain(BATCH) {
             batch.write(buffer, *remote);
@@ -59,12 +71,12 @@ fn measure_batch_wr(qp: &mut QueuePair<Rc, WorkRequests>, pool: &mut Pool, remot
 }
 
 #[inline(never)]
-fn measure_receive(qp: &mut QueuePair, buffer: Buffer) -> Result<(), Refused> {
+fn measure_receive(qp: &mut QueuePair, buffer: Buffer) -> Result<(), PostError> {
     qp.receive(buffer)
 }
 
 #[inline(never)]
-fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
+fn measure_list(qp: &mut QueuePair, pool: &mut BufferPool) -> Result<(), PostError> {
     qp.post_receives(|batch| {
         for buffer in pool.drain(BATCH) {
             batch.receive(buffer);
@@ -73,14 +85,14 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
 }
 
 #[inline(never)]
-fn measure_drain<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> bool {
+fn measure_drain<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut BufferPool) -> bool {
     let Ok(completions) = cq.poll() else { return false };
     let drained = completions.try_for_each(|done| {
         done.check()?;
         if let Some(buffer) = done.into_buffer() {
             pool.push(buffer);
         }
-        Ok::<_, Failure>(())
+        Ok::<_, CompletionError>(())
     });
     drained.is_ok()
 }
@@ -135,17 +147,21 @@ fn repeat<Q: CqKind>(row: &str, iterations: u64, context: &Context, mut cq: Comp
 fn set_up<Q: CqKind>(
     context: &Context,
     cq: &CompletionQueue<Q>,
-) -> Result<(QueuePair, QueuePair<Rc, WorkRequests>, Pool)> {
+) -> Result<(QueuePair, QueuePair<ReliableConnection, WrPost>, BufferPool)> {
     let pd = context.protection_domain()?;
-    let builder = pd.queue_pair(cq).send_depth(DEPTH).recv_depth(DEPTH).max_inline(64);
-    let (qp, calls) = (builder.clone().rc()?, builder.work_requests().rc()?);
+    let builder = pd
+        .queue_pair(cq)
+        .max_send_wr(DEPTH)
+        .max_recv_wr(DEPTH)
+        .max_inline_data(64);
+    let (qp, calls) = (builder.clone().rc()?, builder.wr_post().rc()?);
     let peer = Endpoint {
         gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]),
         lid: Lid(0),
         qpn: Qpn::truncated(0x77),
         psn: Psn::truncated(0),
         mtu: Mtu::B4096,
-        rd_atomic: 1,
+        max_dest_rd_atomic: 1,
     };
     let buffers = pd
         .register(vec![0_u8; BYTES * 2 * DEPTH as usize], Local)?

@@ -120,7 +120,7 @@ fn post(net: &mut Network, qpn: Qpn, [source, target]: [RegionId; 2]) {
         wr_id: 0,
         operation,
         payload,
-        signalled: true,
+        signaled: true,
         fence: false,
         solicited: false,
     };

@@ -1,6 +1,8 @@
 //! Registered memory as plain vectors, with the checks a device makes.
 
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
+use doorbell_roce_proto::memory::{
+    AccessContext, AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge,
+};
 use doorbell_roce_proto::{LKey, RKey};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,7 +133,7 @@ impl Memory for SimMemory {
 
     fn check_remote(
         &mut self,
-        via: Via,
+        via: AccessContext,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -140,18 +142,18 @@ impl Memory for SimMemory {
         self.remote(via.pd, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+    fn remote_read(&mut self, via: AccessContext, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         dst.copy_from_slice(self.remote(via.pd, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
         Ok(())
     }
 
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+    fn remote_write(&mut self, via: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         self.remote(via.pd, rkey, addr, src.len() as u64, RemoteRight::Write)?
             .copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    fn remote_atomic(&mut self, via: AccessContext, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         let word = self
             .remote(via.pd, rkey, addr, 8, RemoteRight::Atomic)?
             .as_mut_array::<8>()
@@ -161,11 +163,11 @@ impl Memory for SimMemory {
         Ok(before)
     }
 
-    fn bind(&mut self, _: Via, _: &Bind) -> Result<(), AccessError> {
+    fn bind(&mut self, _: AccessContext, _: &Bind) -> Result<(), AccessError> {
         Err(AccessError)
     }
 
-    fn invalidate(&mut self, _: Via, _: RKey, _: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, _: AccessContext, _: RKey, _: Invalidator) -> Result<(), AccessError> {
         Err(AccessError)
     }
 }

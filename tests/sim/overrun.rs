@@ -77,7 +77,7 @@ fn read(idents: Idents, packets: usize) -> Counters {
             rkey: net.nodes[1].memory.rkey(far),
         },
         payload: Payload::Gather(&sges),
-        signalled: true,
+        signaled: true,
         fence: false,
         solicited: false,
     };

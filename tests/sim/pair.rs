@@ -39,7 +39,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             max_inline: 0,
             signal_all: true,
             srq: None,
-            acknowledges_first: false,
+            ack_before_requests: false,
         })
     });
     let none = Modify::default();
@@ -50,7 +50,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            lane: None,
+            shm_link: None,
         };
         let access = RemoteAccess {
             read: true,

@@ -4,10 +4,10 @@
 use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
-use doorbell_verbs::{Endpoint, Key, Remote};
+use doorbell_verbs::{Endpoint, KeyAccess, Remote};
 
 /// An endpoint and a key as one word.
-pub fn encode<K: Key>(endpoint: &Endpoint, key: &Remote<K>) -> String {
+pub fn encode<K: KeyAccess>(endpoint: &Endpoint, key: &Remote<K>) -> String {
     let bytes = [&endpoint.to_bytes()[..], &key.to_bytes()[..]].concat();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -16,7 +16,7 @@ pub fn encode<K: Key>(endpoint: &Endpoint, key: &Remote<K>) -> String {
 ///
 /// # Errors
 /// When it is malformed.
-pub fn decode<K: Key>(text: &str) -> Result<(Endpoint, Remote<K>)> {
+pub fn decode<K: KeyAccess>(text: &str) -> Result<(Endpoint, Remote<K>)> {
     let digits = |at: usize| text.get(2 * at..2 * at + 2);
     let bytes: Vec<u8> = (0..text.len() / 2)
         .map(|at| digits(at).and_then(|digits| u8::from_str_radix(digits, 16).ok()))

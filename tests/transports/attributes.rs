@@ -2,7 +2,7 @@
 //! modified.
 
 use doorbell_verbs::{
-    AsyncEvent, Events, Local, PathMigration, QKey, QpState, Qpn, Queue, QueuePairError, QueuePairEvent, RemoteRead,
+    AsyncEvent, Events, Local, PathMigration, PeerRead, QKey, QpState, Qpn, QueueKind, QueuePairError, QueuePairEvent,
     RemoteRights, Success, TransportKind,
 };
 
@@ -19,9 +19,9 @@ fn a_drained_queue_pair_is_modified_and_resumes() {
     let (mut a, b) = (Side::new(0), Side::new(1));
     let (mut to_b, _to_a) = connect(&a, &b, |builder| builder.allow_remote_read().rc());
     let mut events = a.context.events().unwrap();
-    let log = b.pd.register(vec![7; 64], RemoteRead).unwrap();
+    let log = b.pd.register(vec![7; 64], PeerRead).unwrap();
 
-    let error = to_b.change().timeout(20).apply().unwrap_err();
+    let error = to_b.modify().timeout(20).apply().unwrap_err();
     assert!(
         error
             .to_string()
@@ -35,18 +35,18 @@ fn a_drained_queue_pair_is_modified_and_resumes() {
 
     // A request posted now waits.
     to_b.read(a.buffer(64), log.remote()).unwrap();
-    to_b.change()
+    to_b.modify()
         .timeout(20)
         .retry_count(3)
         .rnr_retry(2)
-        .initiator_depth(2)
+        .max_rd_atomic(2)
         .apply()
         .unwrap();
     let mut path = to_b.query().unwrap().connection.unwrap().path;
     if let Some(global) = &mut path.global {
         (global.hop_limit, global.traffic_class) = (9, 32);
     }
-    to_b.change().path(path).apply().unwrap();
+    to_b.modify().path(path).apply().unwrap();
     assert!(a.cq.poll().unwrap().next().is_none(), "nothing is sent in SQD");
     to_b.resume().unwrap();
     let attr = to_b.query().unwrap();
@@ -60,7 +60,7 @@ fn a_drained_queue_pair_is_modified_and_resumes() {
     // The kernel takes the hop limit of RoCE from the route.
     assert_eq!(now.global.unwrap().traffic_class, 32);
 
-    to_b.change()
+    to_b.modify()
         .min_rnr_timer(20)
         .rights(RemoteRights {
             read: true,
@@ -93,7 +93,7 @@ fn a_drained_queue_pair_is_modified_and_resumes() {
 fn a_read_posted_while_drained_is_done_after() {
     let (mut a, b) = (Side::new(0), Side::new(1));
     let (mut to_b, _to_a) = connect(&a, &b, |builder| builder.allow_remote_read().signal_all().rc());
-    let log = b.pd.register(vec![7; 64], RemoteRead).unwrap();
+    let log = b.pd.register(vec![7; 64], PeerRead).unwrap();
     let mut events = a.context.events().unwrap();
     to_b.drain().unwrap();
     expect_drained(&mut events, to_b.qpn());
@@ -102,10 +102,13 @@ fn a_read_posted_while_drained_is_done_after() {
     if !is_soft() {
         // The kernel's rxe does not process its send queue on the transition to RTS, only on a
         // post.
-        to_b.write_inline(&[], doorbell_verbs::Remote::<doorbell_verbs::Write>::from_raw(0, 0, 0))
-            .unwrap();
+        to_b.write_inline(
+            &[],
+            doorbell_verbs::Remote::<doorbell_verbs::WriteAccess>::from_raw(0, 0, 0),
+        )
+        .unwrap();
     }
-    a.next(Queue::Send, |completion| {
+    a.next(QueueKind::Send, |completion| {
         assert_eq!(completion.result(), Ok(Success::Read));
         assert_eq!(*completion.take::<Local>().unwrap(), [7; 64]);
     });
@@ -115,7 +118,7 @@ fn a_read_posted_while_drained_is_done_after() {
 fn values_out_of_range_are_refused_locally() {
     let (a, b) = (Side::new(0), Side::new(1));
     let (mut qp, _other) = connect(&a, &b, |builder| builder.rc());
-    let error = qp.change().min_rnr_timer(32).apply().unwrap_err();
+    let error = qp.modify().min_rnr_timer(32).apply().unwrap_err();
     assert!(matches!(
         error,
         QueuePairError::Range {
@@ -131,7 +134,7 @@ fn values_out_of_range_are_refused_locally() {
     );
     let path = qp.query().unwrap().connection.unwrap().path;
     let error = qp
-        .change()
+        .modify()
         .alternate_path(path, 0, 14)
         .migration(PathMigration::Rearm)
         .apply();
@@ -151,17 +154,17 @@ fn uc_and_ud_drain() {
     expect_drained(&mut events, uc.qpn());
     ud.drain().unwrap();
     expect_drained(&mut events, ud.qpn());
-    uc.change().rights(RemoteRights::default()).apply().unwrap();
+    uc.modify().rights(RemoteRights::default()).apply().unwrap();
     let all = RemoteRights {
         read: true,
         ..RemoteRights::default()
     };
-    let error = uc.change().rights(all).apply().unwrap_err().to_string();
+    let error = uc.modify().rights(all).apply().unwrap_err().to_string();
     assert!(
         error.starts_with("a UC queue pair has no use for rights to READ"),
         "{error}"
     );
-    ud.change().qkey(QKey(0x55)).apply().unwrap();
+    ud.modify().qkey(QKey(0x55)).apply().unwrap();
     assert_eq!(ud.endpoint().qkey, QKey(0x55));
     assert_eq!(ud.query().unwrap().qkey, Some(QKey(0x55)));
     for state in [uc.state().unwrap(), ud.state().unwrap()] {
@@ -186,7 +189,9 @@ fn a_query_shows_everything() {
     let gid = qp.peer().gid;
     let attr = qp.query().unwrap();
     let (capacity, path) = (attr.capacity, attr.connection.unwrap().path);
-    assert!(capacity.send_depth >= 16 && capacity.recv_depth >= 16 && capacity.max_inline == qp.max_inline());
+    assert!(
+        capacity.max_send_wr >= 16 && capacity.max_recv_wr >= 16 && capacity.max_inline_data == qp.max_inline_data()
+    );
     let expected = format!(
         "queue pair {}: RC, RTS\n  \
          port 1, P_Key index 0\n  \
@@ -198,11 +203,11 @@ fn a_query_shows_everything() {
          path migration Migrated, receive PSN 0x000123\n  \
          send PSN 0x000123",
         qp.qpn(),
-        capacity.send_depth,
+        capacity.max_send_wr,
         capacity.max_send_sge,
-        capacity.recv_depth,
+        capacity.max_recv_wr,
         capacity.max_recv_sge,
-        capacity.max_inline,
+        capacity.max_inline_data,
         qp.peer().qpn,
         path.global.unwrap().source_index,
         qp.mtu(),

@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use doorbell_verbs::{
-    Backend, Buffer, EitherBackend, GRH_BYTES, Local, Queue, QueuePair, QueuePairBuilder, Rc, Reason, RemoteAll,
-    RemoteWrite, Status, Success, Transport, Ud,
+    Backend, Buffer, CompletionStatus, EitherBackend, GRH_BYTES, Local, PeerAll, PeerWrite, QueueKind, QueuePair,
+    QueuePairBuilder, RejectReason, ReliableConnection, Success, Transport, UnreliableDatagram,
 };
 
 use crate::{Side, TIMEOUT, connect, is_soft};
@@ -32,10 +32,10 @@ fn filled(side: &Side, len: usize, round: u32) -> Buffer {
 fn all_back<T: Transport, B: Backend>(side: &mut Side, qp: &QueuePair<T, B>) -> Vec<Buffer> {
     let deadline = Instant::now() + TIMEOUT;
     let mut back = Vec::new();
-    while qp.send_room() < 16 {
+    while qp.free_send_slots() < 16 {
         for mut done in side.cq.poll().unwrap() {
             done.result().unwrap();
-            assert_eq!(done.queue(), Queue::Send);
+            assert_eq!(done.queue(), QueueKind::Send);
             back.extend(core::iter::from_fn(|| done.take()));
         }
         assert!(Instant::now() < deadline, "not all that was posted came back");
@@ -44,8 +44,13 @@ fn all_back<T: Transport, B: Backend>(side: &mut Side, qp: &QueuePair<T, B>) -> 
 }
 
 /// Every RC operation, in batches and alone, in one direction.
-fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, mut to_a: QueuePair<Rc, B>) {
-    let mut inbox = b.pd.register(vec![0; 4096], RemoteAll).unwrap();
+fn reliable<B: Backend>(
+    a: &mut Side,
+    b: &mut Side,
+    mut to_b: QueuePair<ReliableConnection, B>,
+    mut to_a: QueuePair<ReliableConnection, B>,
+) {
+    let mut inbox = b.pd.register(vec![0; 4096], PeerAll).unwrap();
     inbox.fill(0);
     let remote = inbox.remote();
     let at = |offset: u64, len: u64| remote.slice(offset, len).unwrap();
@@ -66,13 +71,13 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
             batch.write_gather([head, tail], at(1500, end as u64 - 1500));
             batch.write_inline(&expected[2000..2008], at(2000, 8)).fence();
             batch.write_inline(&[], at(0, 0)).imm(round);
-            batch.send_inline(b"and so on").imm(!round).signalled();
+            batch.send_inline(b"and so on").imm(!round).signaled();
         })
         .unwrap();
-        b.next(Queue::Receive, |done| {
+        b.next(QueueKind::Receive, |done| {
             assert_eq!(done.result(), Ok(Success::ReceiveWrite { len: 0, imm: round }));
         });
-        b.next(Queue::Receive, |done| {
+        b.next(QueueKind::Receive, |done| {
             let (len, imm) = (9, Some(!round));
             assert_eq!(done.result(), Ok(Success::Receive { len, imm }));
             assert_eq!(&done.take::<Local>().unwrap()[..9], b"and so on");
@@ -90,7 +95,7 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
             batch.fetch_add(add, counter, 3);
             batch
                 .compare_swap(swap, counter, 3 * u64::from(round + 1), u64::from(round))
-                .signalled();
+                .signaled();
         })
         .unwrap();
         let back = all_back(a, &to_b);
@@ -108,15 +113,15 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
         to_b.read(buffer, from).unwrap();
         to_a.receive(b.buffer(32)).unwrap();
         to_b.send(filled(a, 32, round)).unwrap();
-        b.next(Queue::Receive, |done| done.result().unwrap());
+        b.next(QueueKind::Receive, |done| done.result().unwrap());
         to_b.post(|batch| {
-            batch.write_inline(&[], at(0, 0)).signalled();
+            batch.write_inline(&[], at(0, 0)).signaled();
         })
         .unwrap();
         all_back(a, &to_b);
     }
     // The queue accepts as many as it has free slots, and refuses larger batches whole.
-    let depth = to_b.send_room() as usize;
+    let depth = to_b.free_send_slots() as usize;
     let refused = to_b
         .post(|batch| {
             for _ in 0..=depth {
@@ -124,24 +129,24 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
             }
         })
         .unwrap_err();
-    assert!(matches!(refused.reason, Reason::QueueFull { .. }), "{refused}");
+    assert!(matches!(refused.reason, RejectReason::QueueFull { .. }), "{refused}");
     assert_eq!((refused.index, refused.posted), (depth, 0));
     to_b.post(|batch| {
         for _ in 1..depth {
             batch.write_inline(b"y", at(0, 1));
         }
-        batch.write_inline(b"z", at(0, 1)).signalled();
+        batch.write_inline(b"z", at(0, 1)).signaled();
     })
     .unwrap();
     all_back(a, &to_b);
     // In ERR, posted requests are flushed.
     to_b.flush().unwrap();
     to_b.send(a.buffer(8)).unwrap();
-    assert_eq!(a.failed(), Status::Flushed);
+    assert_eq!(a.failed(), CompletionStatus::Flushed);
 }
 
 #[test]
-fn rc_does_the_same_over_both() {
+fn rc_is_the_same_on_both_backends() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     fn allow(builder: QueuePairBuilder<'_>) -> QueuePairBuilder<'_> {
         let builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
@@ -150,19 +155,19 @@ fn rc_does_the_same_over_both() {
     let (to_b, to_a) = connect(&a, &b, |builder| allow(builder).rc());
     reliable(&mut a, &mut b, to_b, to_a);
     let (to_b, to_a) = connect(&a, &b, |builder| match allow(builder).best_rc()? {
-        EitherBackend::WorkRequests(prepared) => Ok(prepared),
+        EitherBackend::WrPost(prepared) => Ok(prepared),
         EitherBackend::PostList(_) => panic!("the device has ibv_wr_*"),
     });
     reliable(&mut a, &mut b, to_b, to_a);
 }
 
 #[test]
-fn uc_streams_by_calls() {
+fn uc_streams_by_work_requests() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     let (mut to_b, mut to_a) = connect(&a, &b, |builder: QueuePairBuilder<'_>| {
-        builder.allow_remote_write().work_requests().uc()
+        builder.allow_remote_write().wr_post().uc()
     });
-    let inbox = b.pd.register(vec![0; 64], RemoteWrite).unwrap();
+    let inbox = b.pd.register(vec![0; 64], PeerWrite).unwrap();
     for round in 0..ROUNDS {
         to_a.receive(b.buffer(6 << 10)).unwrap();
         to_a.receive(b.buffer(8)).unwrap();
@@ -173,15 +178,15 @@ fn uc_streams_by_calls() {
             batch
                 .write_inline(&expected[..64], inbox.remote())
                 .imm(!round)
-                .signalled();
+                .signaled();
         })
         .unwrap();
-        b.next(Queue::Receive, |done| {
+        b.next(QueueKind::Receive, |done| {
             let (len, imm) = (5 << 10, Some(round));
             assert_eq!(done.result(), Ok(Success::Receive { len, imm }));
             assert_eq!(done.take::<Local>().unwrap()[..5 << 10], expected);
         });
-        b.next(Queue::Receive, |done| {
+        b.next(QueueKind::Receive, |done| {
             assert_eq!(done.result(), Ok(Success::ReceiveWrite { len: 64, imm: !round }));
         });
         let mut written = [0; 64];
@@ -191,7 +196,12 @@ fn uc_streams_by_calls() {
     }
 }
 
-fn datagrams<B: Backend>(a: &mut Side, b: &mut Side, mut from: QueuePair<Ud, B>, mut to: QueuePair<Ud, B>) {
+fn datagrams<B: Backend>(
+    a: &mut Side,
+    b: &mut Side,
+    mut from: QueuePair<UnreliableDatagram, B>,
+    mut to: QueuePair<UnreliableDatagram, B>,
+) {
     let there = to.endpoint();
     let ah = a.pd.address_handle().to(&there).unwrap();
     for round in 0..ROUNDS {
@@ -208,11 +218,11 @@ fn datagrams<B: Backend>(a: &mut Side, b: &mut Side, mut from: QueuePair<Ud, B>,
         from.post(|batch| {
             batch.send_to(whole, &ah, there.qpn, there.qkey).imm(round);
             batch.send_to_gather([head, tail], &ah, there.qpn, there.qkey);
-            batch.send_to_inline(b"inline", &ah, there.qpn, there.qkey).signalled();
+            batch.send_to_inline(b"inline", &ah, there.qpn, there.qkey).signaled();
         })
         .unwrap();
         for (number, expected) in expected.iter().enumerate() {
-            b.next(Queue::Receive, |done| {
+            b.next(QueueKind::Receive, |done| {
                 let datagram = done.datagram().expect("a datagram");
                 assert_eq!(datagram.imm(), (number == 0).then_some(round));
                 assert_eq!(datagram.source(), from.qpn());
@@ -224,12 +234,12 @@ fn datagrams<B: Backend>(a: &mut Side, b: &mut Side, mut from: QueuePair<Ud, B>,
 }
 
 #[test]
-fn ud_does_the_same_over_both() {
+fn ud_is_the_same_on_both_backends() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     let lists = |side: &Side| side.builder().max_send_sge(2).ud().unwrap();
     let (from, to) = (lists(&a), lists(&b));
     datagrams(&mut a, &mut b, from, to);
-    let calls = |side: &Side| side.builder().max_send_sge(2).work_requests().ud().unwrap();
+    let calls = |side: &Side| side.builder().max_send_sge(2).wr_post().ud().unwrap();
     let (from, to) = (calls(&a), calls(&b));
     datagrams(&mut a, &mut b, from, to);
 }

@@ -1,6 +1,6 @@
 //! UC: a stream of messages and writes to one peer.
 
-use doorbell_verbs::{Queue, QueuePairBuilder, RemoteWrite, Success};
+use doorbell_verbs::{PeerWrite, QueueKind, QueuePairBuilder, Success};
 
 use crate::{Side, connect};
 
@@ -8,7 +8,7 @@ use crate::{Side, connect};
 fn uc_streams_messages_and_writes() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     let (mut to_b, mut to_a) = connect(&a, &b, |builder| builder.allow_remote_write().uc());
-    let inbox = b.pd.register(vec![0; 3 << 10], RemoteWrite).unwrap();
+    let inbox = b.pd.register(vec![0; 3 << 10], PeerWrite).unwrap();
     let mut message = Some(a.buffer(5 << 10));
     for round in 0..100_u32 {
         to_a.receive(b.buffer(6 << 10)).unwrap();
@@ -19,17 +19,17 @@ fn uc_streams_messages_and_writes() {
         // The WRITE overtakes nothing: its immediate consumes the second receive.
         to_b.post(|batch| {
             batch.send(whole.part(..)).imm(round);
-            batch.write_inline(&written, inbox.remote()).imm(!round).signalled();
+            batch.write_inline(&written, inbox.remote()).imm(!round).signaled();
         })
         .unwrap();
-        b.next(Queue::Receive, |completion| {
+        b.next(QueueKind::Receive, |completion| {
             let (len, imm) = (5 << 10, Some(round));
             assert_eq!(completion.result(), Ok(Success::Receive { len, imm }));
             assert!(completion.datagram().is_none(), "UC has no datagrams");
             let buffer = completion.take::<doorbell_verbs::Local>().unwrap();
             assert!(buffer[..5 << 10].iter().all(|&byte| byte == round as u8));
         });
-        b.next(Queue::Receive, |completion| {
+        b.next(QueueKind::Receive, |completion| {
             assert_eq!(completion.result(), Ok(Success::ReceiveWrite { len: 64, imm: !round }));
         });
         let mut first = [0; 64];
@@ -37,7 +37,7 @@ fn uc_streams_messages_and_writes() {
         assert_eq!(first, written);
         // The WRITE's completion, which has no buffer, retires the SEND and returns its buffer.
         while message.is_none() {
-            message = a.next(Queue::Send, |completion| completion.take());
+            message = a.next(QueueKind::Send, |completion| completion.take());
         }
     }
 }

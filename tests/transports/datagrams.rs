@@ -1,7 +1,8 @@
 //! UD: datagrams by address handles.
 
 use doorbell_verbs::{
-    AddressHandleError, Buffer, Datagram, GRH_BYTES, Local, QKey, QpState, Queue, Reason, Status, Success,
+    AddressHandleError, Buffer, CompletionStatus, Datagram, GRH_BYTES, Local, QKey, QpState, QueueKind, RejectReason,
+    Success,
 };
 
 use crate::{Side, is_soft};
@@ -10,7 +11,7 @@ use crate::{Side, is_soft};
 const ROOM: usize = 4096 + GRH_BYTES;
 
 fn receive(side: &mut Side) -> (Datagram, Buffer) {
-    side.next(Queue::Receive, |completion| {
+    side.next(QueueKind::Receive, |completion| {
         let datagram = completion.datagram().expect("a datagram");
         let len = datagram.len() + GRH_BYTES;
         let imm = datagram.imm();
@@ -42,7 +43,7 @@ fn a_datagram_is_answered_by_the_address_in_its_completion() {
         let part = question.part(..len);
         sender
             .post(|batch| {
-                batch.send_to(part, &ah, there.qpn, there.qkey).imm(round).signalled();
+                batch.send_to(part, &ah, there.qpn, there.qkey).imm(round).signaled();
             })
             .unwrap();
 
@@ -78,7 +79,7 @@ fn one_queue_pair_talks_to_many() {
         batch.send_to_inline(&greeting, &ah, others[1].qpn(), QKey(0x77));
         batch
             .send_to_gather([head, tail], &ah, others[0].qpn(), QKey(0x77))
-            .signalled();
+            .signaled();
     })
     .unwrap_err();
     // Two SGEs in one request were not configured. Now with one.
@@ -102,7 +103,10 @@ fn an_invalid_datagram_is_refused_before_it_is_posted() {
     assert_eq!(qp.max_datagram(), 256);
 
     let refused = qp.send_to(a.buffer(257), &ah, there.qpn, there.qkey).unwrap_err();
-    assert!(matches!(refused.reason, Reason::DatagramTooLong { len: 257, max: 256 }));
+    assert!(matches!(
+        refused.reason,
+        RejectReason::DatagramTooLong { len: 257, max: 256 }
+    ));
     assert_eq!(
         refused.to_string(),
         format!(
@@ -112,7 +116,7 @@ fn an_invalid_datagram_is_refused_before_it_is_posted() {
     );
 
     let refused = qp.receive(a.buffer(GRH_BYTES - 1)).unwrap_err();
-    assert!(matches!(refused.reason, Reason::NoRoomForHeader { len: 39 }));
+    assert!(matches!(refused.reason, RejectReason::NoRoomForHeader { len: 39 }));
     assert_eq!(refused.buffers.len(), 1, "the buffer comes back");
     qp.receive(a.buffer(GRH_BYTES)).unwrap();
     let (room, short) = (a.buffer(ROOM), a.buffer(8));
@@ -127,7 +131,7 @@ fn an_invalid_datagram_is_refused_before_it_is_posted() {
     let other = a.context.protection_domain().unwrap();
     let foreign = other.address_handle().to(&there).unwrap();
     let refused = qp.send_to(a.buffer(8), &foreign, there.qpn, there.qkey).unwrap_err();
-    assert!(matches!(refused.reason, Reason::ForeignAddressHandle));
+    assert!(matches!(refused.reason, RejectReason::ForeignAddressHandle));
 }
 
 #[test]
@@ -175,7 +179,7 @@ fn a_short_buffer_holds_no_header() {
     to.post_receives(|batch| batch.receive_scatter(buffers)).unwrap();
     let ah = a.pd.address_handle().to(&there).unwrap();
     from.send_to_inline(b"scattered", &ah, there.qpn, there.qkey).unwrap();
-    let (datagram, first, second) = b.next(Queue::Receive, |completion| {
+    let (datagram, first, second) = b.next(QueueKind::Receive, |completion| {
         let mut take = || completion.take::<Local>().unwrap();
         let (first, second) = (take(), take());
         (completion.datagram().unwrap(), first, second)
@@ -201,11 +205,11 @@ fn a_send_that_fails_stops_sending_until_it_is_resumed() {
     let foreign = a.context.protection_domain().unwrap();
     let foreign = foreign.register(vec![0; 8], Local).unwrap();
     from.post(|batch| {
-        batch.send_to(foreign, &ah, there.qpn, there.qkey).signalled();
-        batch.send_to_inline(b"flushed", &ah, there.qpn, there.qkey).signalled();
+        batch.send_to(foreign, &ah, there.qpn, there.qkey).signaled();
+        batch.send_to_inline(b"flushed", &ah, there.qpn, there.qkey).signaled();
     })
     .unwrap();
-    let statuses = [Status::LocalProtection, Status::Flushed];
+    let statuses = [CompletionStatus::LocalProtection, CompletionStatus::Flushed];
     for status in statuses {
         let found = a.failed();
         if is_soft() {

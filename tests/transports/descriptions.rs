@@ -1,6 +1,6 @@
 //! Attributes of devices and memory.
 
-use doorbell_verbs::{AtomicSupport, RemoteRead};
+use doorbell_verbs::{AtomicSupport, PeerRead};
 
 use crate::Side;
 
@@ -12,7 +12,7 @@ fn a_device_describes_itself_with_its_ports() {
     assert_eq!(device.atomics, AtomicSupport::Device);
     let limit = |name: &str| device.limits.iter().find(|(known, _)| *known == name).unwrap().1;
     assert_eq!(limit("max_cqe"), u64::from(side.context.attr().max_cqe));
-    assert_eq!(limit("max_qp_wr"), u64::from(side.context.attr().max_queue_depth));
+    assert_eq!(limit("max_qp_wr"), u64::from(side.context.attr().max_qp_wr));
     let [port] = &device.ports[..] else {
         panic!("one port");
     };
@@ -35,7 +35,7 @@ fn a_device_describes_itself_with_its_ports() {
 #[test]
 fn a_buffer_describes_itself_with_its_region() {
     let side = Side::new(0);
-    let whole = side.pd.register(vec![0; 64], RemoteRead).unwrap();
+    let whole = side.pd.register(vec![0; 64], PeerRead).unwrap();
     let (rkey, start) = (whole.remote().rkey(), whole.addr());
     let (_, second) = whole.split_at(24);
     let memory = second.describe();

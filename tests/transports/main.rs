@@ -12,8 +12,8 @@ mod shared;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    Backend, Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue,
-    QueuePair, QueuePairBuilder, QueuePairError, Status,
+    Backend, Buffer, CompletionQueue, CompletionStatus, Connected, Context, Library, Local, PreparedQueuePair,
+    ProtectionDomain, QueueKind, QueuePair, QueuePairBuilder, QueuePairError,
 };
 
 /// Longer than any step takes, on a busy machine too.
@@ -53,9 +53,9 @@ impl Side {
     fn builder(&self) -> QueuePairBuilder<'_> {
         self.pd
             .queue_pair(&self.cq)
-            .send_depth(16)
-            .recv_depth(16)
-            .max_inline(64)
+            .max_send_wr(16)
+            .max_recv_wr(16)
+            .max_inline_data(64)
     }
 
     fn buffer(&self, len: usize) -> Buffer {
@@ -64,7 +64,7 @@ impl Side {
 
     /// Waits for the next completion of `queue` of any queue pair, and passes it to `take`. Others
     /// are dropped.
-    fn next<R>(&mut self, queue: Queue, mut take: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
+    fn next<R>(&mut self, queue: QueueKind, mut take: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             for mut completion in self.cq.poll().unwrap() {
@@ -78,7 +78,7 @@ impl Side {
     }
 
     /// The status of the next request, which must have failed.
-    fn failed(&mut self) -> Status {
+    fn failed(&mut self) -> CompletionStatus {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(completion) = self.cq.poll().unwrap().next() {

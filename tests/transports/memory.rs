@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use doorbell_verbs::{
-    Local, MemoryError, Opaque, Queue, RegistrationCache, RemoteAll, RemoteRead, RemoteWrite, Reregister, Status,
-    Success,
+    CompletionStatus, Local, MemoryError, Opaque, PeerAll, PeerRead, PeerWrite, QueueKind, RegistrationCache,
+    ReregisterError, Success,
 };
 
 use crate::{Side, connect, is_soft};
@@ -28,18 +28,18 @@ fn a_peer_writes_and_counts_in_the_devices_own_memory() {
             .rc()
     };
     let (mut to_b, _to_a) = connect(&a, &b, all);
-    let inbox = b.pd.register_device_memory(&memory, 1024, 2048, RemoteAll).unwrap();
+    let inbox = b.pd.register_device_memory(&memory, 1024, 2048, PeerAll).unwrap();
     let mut message = a.buffer(2000);
     message.fill(0x5a);
     to_b.write(message, inbox.remote()).unwrap();
     let mut word = a.buffer(8).into_word().unwrap();
     word.set(0);
     to_b.post(|batch| {
-        batch.fetch_add(word, inbox.remote().word(2000).unwrap(), 7).signalled();
+        batch.fetch_add(word, inbox.remote().word(2000).unwrap(), 7).signaled();
     })
     .unwrap();
-    a.next(Queue::Send, |completion| completion.result().unwrap());
-    a.next(Queue::Send, |completion| {
+    a.next(QueueKind::Send, |completion| completion.result().unwrap());
+    a.next(QueueKind::Send, |completion| {
         assert_eq!(completion.result(), Ok(Success::FetchAdd));
         assert_eq!(completion.take_word().unwrap().get(), 0);
     });
@@ -62,23 +62,23 @@ fn a_peer_writes_and_counts_in_the_devices_own_memory() {
     };
     to_b.receive(a.buffer(16)).unwrap();
     to_a.send(from).unwrap();
-    a.next(Queue::Receive, |completion| {
+    a.next(QueueKind::Receive, |completion| {
         completion.result().unwrap();
         assert_eq!(*completion.take::<Local>().unwrap(), [0x5a; 16]);
     });
     drop(memory);
-    let _kept: doorbell_verbs::Buffer<Opaque<RemoteAll>> = inbox;
+    let _kept: doorbell_verbs::Buffer<Opaque<PeerAll>> = inbox;
 }
 
 #[test]
 fn a_key_grants_what_the_region_grants_now() {
     let (mut a, b) = (Side::new(0), Side::new(1));
     let writer = |a: &Side, b: &Side| connect(a, b, |builder| builder.allow_remote_read().allow_remote_write().rc());
-    let inbox = b.pd.register(vec![0_u8; 64], RemoteRead).unwrap();
+    let inbox = b.pd.register(vec![0_u8; 64], PeerRead).unwrap();
     let before = inbox.remote();
-    let inbox = match inbox.with_rights(RemoteWrite) {
+    let inbox = match inbox.with_rights(PeerWrite) {
         Ok(inbox) => inbox,
-        Err(Reregister::Refused(inbox, error)) => {
+        Err(ReregisterError::Refused(inbox, error)) => {
             assert!(!is_soft(), "{error}");
             assert!(error.to_string().contains("register it anew"), "{error}");
             assert_eq!(inbox.remote(), before);
@@ -88,15 +88,15 @@ fn a_key_grants_what_the_region_grants_now() {
     };
     let (mut to_b, _to_a) = writer(&a, &b);
     to_b.post(|batch| {
-        batch.write_inline(b"doorbell", inbox.remote()).signalled();
+        batch.write_inline(b"doorbell", inbox.remote()).signaled();
     })
     .unwrap();
-    a.next(Queue::Send, |completion| completion.result().unwrap());
+    a.next(QueueKind::Send, |completion| completion.result().unwrap());
     let mut found = [0; 8];
     inbox.read_at(0, &mut found);
     assert_eq!(&found, b"doorbell");
     to_b.read(a.buffer(8), before).unwrap();
-    assert_eq!(a.failed(), Status::RemoteAccess);
+    assert_eq!(a.failed(), CompletionStatus::RemoteAccess);
 
     let now = inbox.with_rights(Local).unwrap();
     assert_eq!(now[..8], *b"doorbell");
@@ -112,14 +112,14 @@ fn a_cache_registers_once_and_its_buffers_are_sent() {
         let range = round * 8192..(round + 1) * 8192;
         to_a.receive(b.buffer(8192)).unwrap();
         to_b.post(|batch| {
-            batch.send(cache.shared(&weights, range.clone()).unwrap()).signalled();
+            batch.send(cache.shared(&weights, range.clone()).unwrap()).signaled();
         })
         .unwrap();
-        b.next(Queue::Receive, |completion| {
+        b.next(QueueKind::Receive, |completion| {
             completion.result().unwrap();
             assert_eq!(*completion.take::<Local>().unwrap(), weights[range.clone()]);
         });
-        a.next(Queue::Send, |completion| completion.result().unwrap());
+        a.next(QueueKind::Send, |completion| completion.result().unwrap());
     }
     let stats = cache.stats();
     assert_eq!((stats.misses, stats.hits, stats.regions), (1, 7, 1));
@@ -146,6 +146,6 @@ fn a_missing_feature_is_reported_by_name() {
     side.pd
         .registration()
         .relaxed_ordering()
-        .register(vec![0; 64], RemoteWrite)
+        .register(vec![0; 64], PeerWrite)
         .unwrap();
 }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use doorbell_verbs::{
-    AsyncEvent, Buffer, GRH_BYTES, Local, PreparedQueuePair, QKey, Queue, QueuePair, QueuePairEvent, Rc, SharedReceive,
-    SharedReceiveEvent, SharedReceiveQueue, Success, Ud,
+    AsyncEvent, Buffer, GRH_BYTES, Local, PreparedQueuePair, QKey, QueueKind, QueuePair, QueuePairEvent,
+    ReliableConnection, SharedReceiveQueue, SharedReceiveQueueEvent, Success, UnreliableDatagram, WithSrq,
 };
 
 use crate::{Side, TIMEOUT, is_soft};
@@ -14,7 +14,7 @@ const CLIENTS: usize = 3;
 /// A side whose queue pairs share receives, and their peers on the other device.
 struct Server {
     srq: SharedReceiveQueue,
-    qps: Vec<QueuePair<SharedReceive<Rc>>>,
+    qps: Vec<QueuePair<WithSrq<ReliableConnection>>>,
     clients: Vec<QueuePair>,
     side: Side,
     peer: Side,
@@ -27,12 +27,12 @@ impl Server {
         let connect = |tag: usize| {
             let own = side
                 .builder()
-                .send_depth(4)
+                .max_send_wr(4)
                 .tag(tag as u64)
-                .shared_receive(&srq)
+                .shared_receive_queue(&srq)
                 .rc()
                 .unwrap();
-            let client: PreparedQueuePair = peer.builder().send_depth(4).recv_depth(1).rc().unwrap();
+            let client: PreparedQueuePair = peer.builder().max_send_wr(4).max_recv_wr(1).rc().unwrap();
             let (of_own, of_client) = (own.endpoint(), client.endpoint());
             (own.connect(&of_client).unwrap(), client.connect(&of_own).unwrap())
         };
@@ -63,7 +63,7 @@ impl Server {
 
     /// The next message: its client, which must be that of the queue pair, and its number.
     fn receive(&mut self) -> (usize, u64) {
-        self.side.next(Queue::Receive, |done| {
+        self.side.next(QueueKind::Receive, |done| {
             assert_eq!(done.result(), Ok(Success::Receive { len: 1500, imm: None }));
             let (tag, sequence) = (done.tag(), done.sequence());
             let buffer = done.take::<Local>().unwrap();
@@ -90,12 +90,12 @@ fn messages_wait_for_receives_and_the_limit_event_reports_few_left() {
         next[client] += 1;
     };
     (0..4).for_each(|_| receive(&mut server));
-    let event = SharedReceiveEvent::LimitReached;
+    let event = SharedReceiveQueueEvent::LimitReached;
     let id = server.srq.id();
     let expected = AsyncEvent::SharedReceiveQueue { id, event };
     assert_eq!(events.wait(TIMEOUT).unwrap(), Some(expected));
     assert_eq!(server.srq.query().unwrap().limit, 0);
-    assert_eq!(server.srq.room(), 8);
+    assert_eq!(server.srq.free_slots(), 8);
     server.post(2);
     (0..2).for_each(|_| receive(&mut server));
     assert_eq!(next, [2; CLIENTS]);
@@ -120,15 +120,15 @@ fn a_queue_pair_that_fails_leaves_the_receives_to_the_others() {
     let mut received = [server.receive(), server.receive()];
     received.sort_unstable();
     assert_eq!(received, [(1, 0), (2, 0)]);
-    assert_eq!(server.srq.room(), 8);
+    assert_eq!(server.srq.free_slots(), 8);
 }
 
 #[test]
 fn datagrams_to_either_of_two() {
     let (mut side, mut peer) = (Side::new(0), Side::new(1));
     let mut srq = side.pd.shared_receive_queue(8).create().unwrap();
-    let make = |tag| -> QueuePair<SharedReceive<Ud>> {
-        let builder = side.builder().tag(tag).shared_receive(&srq);
+    let make = |tag| -> QueuePair<WithSrq<UnreliableDatagram>> {
+        let builder = side.builder().tag(tag).shared_receive_queue(&srq);
         builder.ud().unwrap()
     };
     let mut qps = [make(0), make(1)];
@@ -139,7 +139,7 @@ fn datagrams_to_either_of_two() {
         let to = qps[which].endpoint();
         let text = [round as u8; 50];
         sender.send_to_inline(&text, &ah(&peer, &to), to.qpn, to.qkey).unwrap();
-        let from = side.next(Queue::Receive, |done| {
+        let from = side.next(QueueKind::Receive, |done| {
             assert_eq!(done.tag(), which as u64);
             let datagram = done.datagram().expect("a datagram");
             let buffer = done.take::<Local>().unwrap();
@@ -153,7 +153,7 @@ fn datagrams_to_either_of_two() {
         qps[which]
             .send_to_inline(&text, &ah(&side, &own), own.qpn, QKey::DEFAULT)
             .unwrap();
-        peer.next(Queue::Receive, |done| assert!(done.is_ok()));
+        peer.next(QueueKind::Receive, |done| assert!(done.is_ok()));
     }
 }
 
@@ -162,13 +162,13 @@ fn datagrams_to_either_of_two() {
 fn by_either_backend() {
     let mut side = Side::new(0);
     let mut srq = side.pd.shared_receive_queue(8).create().unwrap();
-    let make = || side.builder().work_requests().shared_receive(&srq).uc().unwrap();
+    let make = || side.builder().wr_post().shared_receive_queue(&srq).uc().unwrap();
     let (one, other) = (make(), make());
     let (of_one, of_other) = (one.endpoint(), other.endpoint());
     let (mut one, other) = (one.connect(&of_other).unwrap(), other.connect(&of_one).unwrap());
     srq.receive(side.buffer(10)).unwrap();
     one.send_inline(b"hello").unwrap();
-    let (qpn, len) = side.next(Queue::Receive, |done| (done.qpn(), done.result()));
+    let (qpn, len) = side.next(QueueKind::Receive, |done| (done.qpn(), done.result()));
     assert_eq!((qpn, len), (other.qpn(), Ok(Success::Receive { len: 5, imm: None })));
 }
 
@@ -180,8 +180,8 @@ fn completions_of_an_extended_queue() {
     let mut cq = side.context.extended_completion_queue(64).create().unwrap();
     let mut srq = side.pd.shared_receive_queue(8).create().unwrap();
     let make = |tag| {
-        let builder = side.builder().recv_cq(&cq).send_depth(4).tag(tag);
-        builder.shared_receive(&srq).rc().unwrap()
+        let builder = side.builder().recv_cq(&cq).max_send_wr(4).tag(tag);
+        builder.shared_receive_queue(&srq).rc().unwrap()
     };
     let (one, other) = (make(1), make(2));
     let (of_one, of_other) = (one.endpoint(), other.endpoint());
@@ -206,5 +206,5 @@ fn completions_of_an_extended_queue() {
         }
         assert!(Instant::now() < deadline, "{next:?}");
     }
-    assert_eq!(srq.room(), 8);
+    assert_eq!(srq.free_slots(), 8);
 }

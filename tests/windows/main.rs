@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use doorbell_tests::soft::open;
 use doorbell_verbs::{
-    All, Backend, BoundWindow, Buffer, Completion, CompletionQueue, Key, Local, MemoryWindow, PreparedQueuePair,
-    ProtectionDomain, QueuePair, QueuePairBuilder, Rc, Remote, Status, Success, Windowed, Write,
+    AllAccess, Backend, BoundWindow, Buffer, Completion, CompletionQueue, CompletionStatus, KeyAccess, Local,
+    MemoryWindow, PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairBuilder, ReliableConnection, Remote,
+    Success, Windowed, WriteAccess,
 };
 
 /// Longer than any step takes, on a busy machine too.
@@ -15,19 +16,19 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const LEN: usize = 8192;
 
 struct End<B: Backend> {
-    qp: QueuePair<Rc, B>,
+    qp: QueuePair<ReliableConnection, B>,
     cq: CompletionQueue,
     pd: ProtectionDomain,
 }
 
-type Prepare<B> = for<'a> fn(QueuePairBuilder<'a>) -> PreparedQueuePair<Rc, B>;
+type Prepare<B> = for<'a> fn(QueuePairBuilder<'a>) -> PreparedQueuePair<ReliableConnection, B>;
 
 fn connected<B: Backend>(prepare: Prepare<B>) -> (End<B>, End<B>) {
     let side = |n| {
         let context = open(n);
         let pd = context.protection_domain().unwrap();
         let cq = context.completion_queue(32).unwrap();
-        let builder = pd.queue_pair(&cq).send_depth(16).recv_depth(16).max_inline(64);
+        let builder = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(16).max_inline_data(64);
         let prepared = prepare(builder.allow_remote_read().allow_remote_write().allow_remote_atomic());
         (prepared, cq, pd)
     };
@@ -62,7 +63,7 @@ impl<B: Backend> End<B> {
         self.pd.register(vec![0; LEN], Windowed).unwrap()
     }
 
-    fn bind<K: Key>(
+    fn bind<K: KeyAccess>(
         &mut self,
         window: MemoryWindow,
         inbox: &Buffer<Windowed>,
@@ -78,15 +79,15 @@ impl<B: Backend> End<B> {
     }
 
     /// Writes as the peer; returns the result.
-    fn write(&mut self, bytes: Vec<u8>, to: Remote<Write>) -> Result<(), Status> {
+    fn write(&mut self, bytes: Vec<u8>, to: Remote<WriteAccess>) -> Result<(), CompletionStatus> {
         let buffer = self.pd.register(bytes, Local).unwrap();
-        self.qp.post(|batch| drop(batch.write(buffer, to).signalled())).unwrap();
+        self.qp.post(|batch| drop(batch.write(buffer, to).signaled())).unwrap();
         self.next(|done| done.result().map(drop).map_err(|failure| failure.status))
     }
 }
 
 /// The key as the peer decodes it.
-fn decoded<K: Key>(key: Remote<K>) -> Remote<K> {
+fn decoded<K: KeyAccess>(key: Remote<K>) -> Remote<K> {
     Remote::from_bytes(&key.to_bytes()).unwrap()
 }
 
@@ -103,9 +104,9 @@ fn bytes(inbox: &Buffer<Windowed>) -> Vec<u8> {
 fn a_peer_accesses_bound_memory<B: Backend>(prepare: Prepare<B>) {
     let (mut peer, mut owner) = connected(prepare);
     let mut inbox = owner.inbox();
-    let window = owner.bind(owner.pd.memory_window().unwrap(), &inbox, 1001, 5000, All);
+    let window = owner.bind(owner.pd.memory_window().unwrap(), &inbox, 1001, 5000, AllAccess);
     let remote = decoded(window.remote());
-    let write = Remote::<Write>::from_bytes(&remote.to_bytes()).unwrap();
+    let write = Remote::<WriteAccess>::from_bytes(&remote.to_bytes()).unwrap();
     peer.write(pattern(5000), write).unwrap();
     let mut wanted = vec![0; LEN];
     wanted[1001..6001].copy_from_slice(&pattern(5000));
@@ -113,13 +114,11 @@ fn a_peer_accesses_bound_memory<B: Backend>(prepare: Prepare<B>) {
     inbox.store_u64(1008, 41, std::sync::atomic::Ordering::Release);
     let word = peer.pd.register(vec![0_u8; 8], Local).unwrap().into_word().unwrap();
     peer.qp
-        .post(|batch| drop(batch.fetch_add(word, remote.word(7).unwrap(), 1).signalled()))
+        .post(|batch| drop(batch.fetch_add(word, remote.word(7).unwrap(), 1).signaled()))
         .unwrap();
     assert_eq!(peer.next(|mut done| done.take_word().unwrap().get()), 41);
     let into = peer.pd.register(vec![0_u8; 5000], Local).unwrap();
-    peer.qp
-        .post(|batch| drop(batch.read(into, remote).signalled()))
-        .unwrap();
+    peer.qp.post(|batch| drop(batch.read(into, remote).signaled())).unwrap();
     let read: Buffer = peer.next(|mut done| done.take().unwrap());
     assert_eq!(&read[7..15], 42_u64.to_ne_bytes());
     assert_eq!((&read[..7], &read[15..]), (&pattern(5000)[..7], &pattern(5000)[15..]));
@@ -132,7 +131,7 @@ fn a_window_is_invalidated_and_rebound<B: Backend>(prepare: Prepare<B>) {
     // Rebound, each time with a new key.
     let mut former = None;
     for round in 0..3_u8 {
-        let bound = owner.bind(window, &inbox, 64, 64, Write);
+        let bound = owner.bind(window, &inbox, 64, 64, WriteAccess);
         assert_ne!(former.replace(bound.rkey()), Some(bound.rkey()));
         peer.write(vec![round; 64], decoded(bound.remote())).unwrap();
         assert_eq!(bytes(&inbox)[64..128], [round; 64]);
@@ -142,17 +141,17 @@ fn a_window_is_invalidated_and_rebound<B: Backend>(prepare: Prepare<B>) {
             done.take_window().unwrap()
         });
     }
-    let bound = owner.bind(window, &inbox, 64, 64, Write);
+    let bound = owner.bind(window, &inbox, 64, 64, WriteAccess);
     let key = decoded(bound.remote());
     drop(bound);
-    assert_eq!(peer.write(vec![9; 8], key), Err(Status::RemoteAccess));
+    assert_eq!(peer.write(vec![9; 8], key), Err(CompletionStatus::RemoteAccess));
     assert_eq!(bytes(&inbox)[64..128], [2; 64]);
 }
 
 fn the_peer_invalidates_the_key<B: Backend>(prepare: Prepare<B>) {
     let (mut peer, mut owner) = connected(prepare);
     let inbox = owner.inbox();
-    let bound = owner.bind(owner.pd.memory_window().unwrap(), &inbox, 0, 64, Write);
+    let bound = owner.bind(owner.pd.memory_window().unwrap(), &inbox, 0, 64, WriteAccess);
     let key = decoded(bound.remote());
     let receive = owner.pd.register(vec![0_u8; 64], Local).unwrap();
     owner.qp.receive(receive).unwrap();
@@ -161,7 +160,7 @@ fn the_peer_invalidates_the_key<B: Backend>(prepare: Prepare<B>) {
     peer.qp
         .post(|batch| {
             batch.write(buffer, key);
-            batch.send_inline_with_invalidate(b"done", key.rkey()).signalled();
+            batch.send_inline_with_invalidate(b"done", key.rkey()).signaled();
         })
         .unwrap();
     let invalidated = owner.next(|mut done| {
@@ -178,9 +177,9 @@ fn the_peer_invalidates_the_key<B: Backend>(prepare: Prepare<B>) {
     peer.next(|done| done.result().map(drop)).unwrap();
     peer.next(|done| done.result().map(drop)).unwrap();
     // The window can be bound again, and the former key is invalid.
-    let again = owner.bind(window, &inbox, 0, 64, Write);
+    let again = owner.bind(window, &inbox, 0, 64, WriteAccess);
     peer.write(vec![6; 64], decoded(again.remote())).unwrap();
-    assert_eq!(peer.write(vec![7; 64], key), Err(Status::RemoteAccess));
+    assert_eq!(peer.write(vec![7; 64], key), Err(CompletionStatus::RemoteAccess));
     assert_eq!(bytes(&inbox)[..64], [6; 64]);
 }
 
@@ -194,7 +193,7 @@ macro_rules! by_both_backends {
 
             #[test]
             fn by_work_requests() {
-                super::$name(|builder| builder.work_requests().rc().unwrap());
+                super::$name(|builder| builder.wr_post().rc().unwrap());
             }
         }
     )* };

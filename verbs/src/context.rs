@@ -54,24 +54,21 @@ pub struct DeviceAttr {
     #[doc(alias = "phys_port_cnt")]
     pub ports: u8,
     /// Maximum work requests of a send or receive queue (`max_qp_wr`).
-    #[doc(alias = "max_qp_wr")]
-    pub max_queue_depth: u32,
+    pub max_qp_wr: u32,
     /// Maximum scatter-gather elements of a request.
     pub max_sge: u32,
     /// Maximum entries of a completion queue.
     pub max_cqe: u32,
     /// Maximum receives of a shared receive queue (`max_srq_wr`); 0 without support.
-    #[doc(alias = "max_srq_wr")]
-    pub max_shared_receive_depth: u32,
+    pub max_srq_wr: u32,
     /// Maximum scatter-gather elements of a receive of a shared receive queue.
-    #[doc(alias = "max_srq_sge")]
-    pub max_shared_receive_sge: u32,
+    pub max_srq_sge: u32,
     /// Maximum READs and atomics that a queue pair serves at once (`max_qp_rd_atom`).
     #[doc(alias = "max_qp_rd_atom")]
     pub max_rd_atomic: u8,
     /// Maximum READs and atomics that a queue pair has outstanding (`max_qp_init_rd_atom`).
     #[doc(alias = "max_qp_init_rd_atom")]
-    pub max_initiated_rd_atomic: u8,
+    pub max_qp_init_rd_atomic: u8,
     /// Maximum size of a memory region in bytes (`max_mr_size`).
     #[doc(alias = "max_mr_size")]
     pub max_region_bytes: u64,
@@ -82,7 +79,7 @@ pub struct DeviceAttr {
     #[doc(alias = "hca_core_clock")]
     pub clock: Option<DeviceClock>,
     /// The types of [memory windows](crate::MemoryWindow) that it supports.
-    pub windows: Windows,
+    pub windows: MemoryWindowSupport,
     /// Its vendor's IEEE OUI.
     pub vendor_id: u32,
     /// Whether it supports on-demand paging: see
@@ -99,7 +96,7 @@ pub struct DeviceAttr {
 #[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Windows {
+pub struct MemoryWindowSupport {
     /// Type 1.
     #[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
     pub type_1: bool,
@@ -108,7 +105,7 @@ pub struct Windows {
     pub type_2: bool,
 }
 
-impl Windows {
+impl MemoryWindowSupport {
     fn from_sys(flags: sys::ibv_device_cap_flags) -> Self {
         let type_2 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         Self {
@@ -124,17 +121,17 @@ impl DeviceAttr {
         let small = |value: i32| u8::try_from(value.clamp(0, 255)).unwrap_or(0);
         Self {
             ports: attr.phys_port_cnt,
-            max_queue_depth: count(attr.max_qp_wr),
+            max_qp_wr: count(attr.max_qp_wr),
             max_sge: count(attr.max_sge),
             max_cqe: count(attr.max_cqe),
-            max_shared_receive_depth: count(attr.max_srq_wr),
-            max_shared_receive_sge: count(attr.max_srq_sge),
+            max_srq_wr: count(attr.max_srq_wr),
+            max_srq_sge: count(attr.max_srq_sge),
             max_rd_atomic: small(attr.max_qp_rd_atom),
-            max_initiated_rd_atomic: small(attr.max_qp_init_rd_atom),
+            max_qp_init_rd_atomic: small(attr.max_qp_init_rd_atom),
             max_region_bytes: attr.max_mr_size,
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
             clock: None,
-            windows: Windows::from_sys(attr.device_cap_flags),
+            windows: MemoryWindowSupport::from_sys(attr.device_cap_flags),
             vendor_id: attr.vendor_id,
             on_demand_paging: false,
             device_memory_bytes: 0,
@@ -508,7 +505,7 @@ impl Context {
             device: self.inner.name.clone(),
             port,
             index,
-            there: entries.iter().map(|entry| (entry.index, entry.gid)).collect(),
+            available: entries.iter().map(|entry| (entry.index, entry.gid)).collect(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Errors outside the data path: one enum per area, each message naming the verb, the object and
 //! what to do.
 //!
-//! The data path has its own: [`Refused`](crate::Refused) when posting, [`Failure`](crate::Failure)
+//! The data path has its own: [`PostError`](crate::PostError) when posting, [`CompletionError`](crate::CompletionError)
 //! in a completion.
 
 mod advice;
@@ -43,12 +43,12 @@ pub enum DeviceError {
     #[error("ibv_get_device_list: {0}; is the kernel's ib_uverbs module loaded?")]
     List(#[source] io::Error),
     /// There is no device of that name.
-    #[error("no RDMA device {name:?}; {}", list_devices(.there))]
+    #[error("no RDMA device {name:?}; {}", list_devices(.available))]
     NoDevice {
         /// The requested name.
         name: String,
         /// The names of the devices present.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// ibv_open_device(3) failed.
     #[error("ibv_open_device({name}): {error}; {}", open_advice(.error))]
@@ -81,7 +81,7 @@ pub enum DeviceError {
         ports: u8,
     },
     /// There is no GID at that index of the port's table.
-    #[error("no GID at index {index} of {device} port {port}; {}", list_gids(.there))]
+    #[error("no GID at index {index} of {device} port {port}; {}", list_gids(.available))]
     NoGid {
         /// The device's name.
         device: String,
@@ -90,7 +90,7 @@ pub enum DeviceError {
         /// The requested index.
         index: IndexOrAny,
         /// The indices that hold a GID.
-        there: Vec<(u32, Gid)>,
+        available: Vec<(u32, Gid)>,
     },
     /// ibv_alloc_pd(3) failed.
     #[error("ibv_alloc_pd({device}): {error}")]
@@ -491,9 +491,9 @@ pub enum QueuePairError {
     },
     /// The provider has no `ibv_wr_*` calls (ibv_wr_post(3)).
     #[error(
-        "{device} has no ibv_wr_* for {transport} queue pairs ({reason}): leave out work_requests(), or use best_rc() and its like"
+        "{device} has no ibv_wr_* for {transport} queue pairs ({reason}): leave out wr_post(), or use best_rc() and its like"
     )]
-    NoWorkRequests {
+    NoWrPost {
         /// The device's name.
         device: String,
         /// The queue pair's transport.
@@ -587,7 +587,7 @@ mod tests {
     fn a_missing_device_lists_those_there_are() {
         let error = DeviceError::NoDevice {
             name: "mlx5_9".into(),
-            there: vec!["soft0".into(), "rxe0".into()],
+            available: vec!["soft0".into(), "rxe0".into()],
         };
         assert_eq!(
             error.to_string(),

@@ -11,7 +11,7 @@
 //! With this feature a program links libibverbs, and does not start without it.
 
 use crate::context::Context;
-use crate::memory::{Key, Remote};
+use crate::memory::{KeyAccess, Remote};
 use crate::port::{GidEntry, GidType};
 use crate::qp::Endpoint;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
@@ -59,7 +59,7 @@ impl Endpoint {
             qpn: Qpn::new(peer.num)?,
             psn: Psn::truncated(0),
             mtu,
-            rd_atomic,
+            max_dest_rd_atomic: rd_atomic,
         })
     }
 
@@ -75,7 +75,7 @@ impl Endpoint {
     }
 }
 
-impl<K: Key> Remote<K> {
+impl<K: KeyAccess> Remote<K> {
     /// Memory registered by the crate `ibverbs`: `len` bytes at `addr`, as its owner advertises, by
     /// the rkey of its region. That crate registers with all rights.
     #[must_use]

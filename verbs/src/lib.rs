@@ -10,13 +10,13 @@
 //! this documentation for `ibv_reg_mr` or `IBV_WR_RDMA_WRITE`.
 //!
 //! ```no_run
-//! use doorbell_verbs::{Endpoint, Library, Local, Remote, Write};
+//! use doorbell_verbs::{Endpoint, Library, Local, Remote, WriteAccess};
 //!
-//! # fn example(exchange: fn(Endpoint) -> (Endpoint, Remote<Write>)) -> Result<(), Box<dyn std::error::Error>> {
+//! # fn example(exchange: fn(Endpoint) -> (Endpoint, Remote<WriteAccess>)) -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Library::system()?.open("mlx5_0")?;
 //! let pd = device.protection_domain()?;
 //! let mut cq = device.completion_queue(256)?;
-//! let prepared = pd.queue_pair(&cq).max_inline(64).rc()?;
+//! let prepared = pd.queue_pair(&cq).max_inline_data(64).rc()?;
 //! // The peers exchange their endpoints, and keys to writable memory, out of band: over TCP, say.
 //! let (peer, inbox) = exchange(prepared.endpoint());
 //! let mut qp = prepared.connect(&peer)?;
@@ -27,7 +27,7 @@
 //!     for (chunk, at) in log.chunks(64 << 10).zip(inbox.chunks(64 << 10)) {
 //!         batch.write(chunk, at);
 //!     }
-//!     batch.write_inline(&done, inbox).imm(7).signalled();
+//!     batch.write_inline(&done, inbox).imm(7).signaled();
 //! })?;
 //! let mut free = Vec::new();
 //! while free.len() < 16 {
@@ -64,8 +64,8 @@
 //! # Datagrams
 //!
 //! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names its
-//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source. [`Uc`] and
-//! [`Ud`], like [`Rc`], are type parameters of queue pairs; operations that a transport does not
+//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source. [`UnreliableConnection`] and
+//! [`UnreliableDatagram`], like [`ReliableConnection`], are type parameters of queue pairs; operations that a transport does not
 //! have do not compile.
 //!
 //! ```no_run
@@ -86,23 +86,23 @@
 //!
 //! # Taking completions
 //!
-//! [`Completions::try_for_each`] is the fastest path, and a [`Pool`] the cheapest free list for
+//! [`Completions::try_for_each`] is the fastest path, and a [`BufferPool`] the cheapest free list for
 //! returned buffers; neither allocates. A `for` loop works as well, a little slower. Devices with
 //! extended completion queues ([`Context::extended_completion_queue`]) time-stamp completions; code
 //! for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
 //! [`Context::best_completion_queue`] creates the better one that a device has.
 //!
 //! ```no_run
-//! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, Failure, Pool};
+//! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, CompletionError, BufferPool};
 //!
 //! #[derive(Debug)]
 //! enum Error {
 //!     Queue(CompletionQueueError),
-//!     Request(Failure),
+//!     Request(CompletionError),
 //! }
 //!
 //! /// Returns the buffers of all completed requests to the pool.
-//! fn reap<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> Result<(), Error> {
+//! fn reap<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut BufferPool) -> Result<(), Error> {
 //!     let completions = cq.poll().map_err(Error::Queue)?;
 //!     completions.try_for_each(|done| {
 //!         done.check().map_err(Error::Request)?;
@@ -152,41 +152,42 @@ mod wr;
 
 pub use ah::{AddressHandle, AddressHandleBuilder, AddressHandleError};
 pub use clock::DeviceClock;
-pub use context::{Context, DeviceAttr, Windows};
+pub use context::{Context, DeviceAttr, MemoryWindowSupport};
 pub use cq::{
-    BestCompletionQueue, Classic, CompletionQueue, CompletionQueueDescription, Completions, CqKind, Extended,
-    ExtendedCompletionQueueBuilder, Notify,
+    BestCompletionQueue, ClassicCq, CompletionQueue, CompletionQueueDescription, Completions, CqKind,
+    ExtendedCompletionQueueBuilder, ExtendedCq, Notify,
 };
 pub use describe::{AtomicSupport, BufferDescription, DeviceDescription, PortDescription};
 pub use error::{CompletionQueueError, DeviceError, EventError, IndexOrAny, MemoryError, QueuePairError};
 pub use event::channel::CqId;
-pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
+pub use event::{AsyncEvent, CompletionChannel, Events, PortEvent, QueuePairEvent, SharedReceiveQueueEvent};
 #[cfg(feature = "tokio")]
 pub use event::{TokioChannel, TokioEvents};
 pub use library::{Device, Library};
 pub use memory::{
-    Alias, All, Atomic, BadRemote, Bindable, BoundWindow, Buffer, Buffers, CacheLimits, CacheStats, Chunks,
-    DeviceMemory, Drain, Exposed, Frozen, GrantsAtomic, GrantsRead, GrantsWrite, Host, HugePage, Key, Kind, Local,
-    Memory, MemoryWindow, Opaque, Part, PeerWritable, Pool, Read, ReadWrite, Readable, Reclaim, RegionAttr,
-    Registration, RegistrationCache, Remote, RemoteAll, RemoteAtomic, RemoteChunks, RemoteRead, RemoteReadWrite,
-    RemoteWord, RemoteWrite, Reregister, Rights, Scratch, Sink, Source, Type1, Type2, WindowType, Windowed, Word,
-    Write,
+    AllAccess, AtomicAccess, AtomicWord, Bindable, BoundWindow, Buffer, BufferAlias, BufferPart, BufferPool,
+    BufferPoolDrain, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Frozen, GrantsAtomic, GrantsRead,
+    GrantsWrite, HostMemory, HugePage, IntoMemoryError, KeyAccess, Local, Memory, MemoryKind, MemoryWindow, Opaque,
+    ParseRemoteError, PeerAccessible, PeerAll, PeerAtomic, PeerRead, PeerReadWrite, PeerWritable, PeerWrite,
+    ReadAccess, ReadWriteAccess, Readable, RegionAttr, Registration, RegistrationCache, Remote, RemoteChunks,
+    RemoteWord, ReregisterError, Rights, Scratch, Sink, Source, WindowType, WindowType1, WindowType2, Windowed,
+    WriteAccess,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
 pub use qp::{
-    Backend, BadEndpoint, Batch, Capacity, Change, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint,
-    Explanation, GRH_BYTES, GlobalPath, OwnReceives, PathAttr, PathMigration, PostList, PreparedQueuePair, QpState,
-    Queue, QueuePair, QueuePairAttr, QueuePairBuilder, Rc, Reason, ReceiveBatch, Refused, RefusedBatch, RefusedBy,
-    Reliable, ReliableAttr, RemoteRights, Request, SharedReceive, Transport, TransportKind, Uc, Ud, UdEndpoint,
-    WorkRequests,
+    Backend, Batch, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint, Explanation, GRH_BYTES,
+    GlobalPath, HasReceiveQueue, ModifyQueuePair, ParseEndpointError, PathAttr, PathMigration, PostError, PostList,
+    PostTarget, PreparedQueuePair, QpState, QueueKind, QueuePair, QueuePairAttr, QueuePairBuilder, QueuePairCapacity,
+    ReceiveBatch, RejectReason, RejectedBatch, Reliable, ReliableAttr, ReliableConnection, RemoteRights, Transport,
+    TransportKind, UdEndpoint, UnreliableConnection, UnreliableDatagram, WithSrq, WorkRequest, WrPost,
 };
 pub use srq::{
-    SharedQueuePairBuilder, SharedReceiveAttr, SharedReceiveBatch, SharedReceiveBuilder, SharedReceiveError,
-    SharedReceiveHandle, SharedReceiveQueue, SrqId,
+    SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueAttr, SharedReceiveQueueBuilder, SharedReceiveQueueError,
+    SharedReceiveQueueHandle, SrqId, SrqQueuePairBuilder,
 };
 pub use types::{Gid, Lid, Mtu, Psn, QKey, Qpn, RKey};
 pub use wr::completion::{Completion, Success};
 pub use wr::datagram::Datagram;
-pub use wr::status::{Failure, Status};
+pub use wr::status::{CompletionError, CompletionStatus};
 pub use wr::{op, payload};

@@ -58,7 +58,7 @@ impl Library {
     ///
     /// # Errors
     /// When the list cannot be read.
-    #[doc(alias = "ibv_get_device_list")]
+    #[doc(alias("ibv_get_device_list", "ibv_free_device_list"))]
     pub fn devices(&self) -> Result<Vec<Device>, DeviceError> {
         let list = List::get(self.api)?;
         Ok(list
@@ -82,7 +82,7 @@ impl Library {
         let Some(device) = list.iter().find(|&device| list.name(device) == name) else {
             return Err(DeviceError::NoDevice {
                 name: name.to_owned(),
-                there: list.iter().map(|device| list.name(device)).collect(),
+                available: list.iter().map(|device| list.name(device)).collect(),
             });
         };
         // SAFETY: `device` is of a live list; the context keeps its own reference to the device, so

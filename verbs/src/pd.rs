@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use crate::ah::{AddressHandleBuilder, Handles};
+use crate::ah::{AddressHandleBuilder, DeferredHandles};
 use crate::context::{Context, ContextInner};
 use crate::cq::{CompletionQueue, CqKind};
 use crate::error::{DeviceError, MemoryError, check};
 use crate::memory::{
-    Buffer, Chunks, DeviceMemory, Memory, MemoryWindow, Opaque, Registration, Rights, Type1, registration,
+    Buffer, Chunks, DeviceMemory, Memory, MemoryWindow, Opaque, Registration, Rights, WindowType1, registration,
 };
 use crate::qp::QueuePairBuilder;
 use crate::raw::Lender;
-use crate::srq::SharedReceiveBuilder;
+use crate::srq::SharedReceiveQueueBuilder;
 
 /// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated
 /// with the last object made in it.
@@ -31,7 +31,7 @@ pub(crate) struct PdInner {
     pub(crate) raw: *mut sys::ibv_pd,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
     /// Its address handles.
-    pub(crate) handles: Handles,
+    pub(crate) handles: DeferredHandles,
     lender: Lender,
 }
 
@@ -62,7 +62,7 @@ impl ProtectionDomain {
             inner: Arc::new(PdInner {
                 raw,
                 context: ManuallyDrop::new(Arc::clone(context)),
-                handles: Handles::default(),
+                handles: DeferredHandles::default(),
                 lender,
             }),
         }
@@ -183,7 +183,7 @@ impl ProtectionDomain {
     /// # Errors
     /// As for [`memory_window`](Self::memory_window).
     #[doc(alias("ibv_alloc_mw", "IBV_MW_TYPE_1"))]
-    pub fn memory_window_type_1(&self) -> Result<MemoryWindow<Type1>, MemoryError> {
+    pub fn memory_window_type_1(&self) -> Result<MemoryWindow<WindowType1>, MemoryError> {
         MemoryWindow::new(&self.inner)
     }
 
@@ -195,8 +195,8 @@ impl ProtectionDomain {
 
     /// Builds a shared receive queue (SRQ) for `depth` receives. Its buffers are of this domain.
     #[doc(alias = "ibv_create_srq")]
-    pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveBuilder<'_> {
-        SharedReceiveBuilder::new(self, depth)
+    pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveQueueBuilder<'_> {
+        SharedReceiveQueueBuilder::new(self, depth)
     }
 
     /// Builds a queue pair whose completions of both work queues go to `cq` (see

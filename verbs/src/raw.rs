@@ -15,7 +15,7 @@
 //! - create objects of its own from a context, protection domain, completion channel or shared
 //!   receive queue, as long as these are destroyed before it is dropped (its `Drop` reports if the
 //!   device then refuses, and leaks). For queue pairs on a [`CompletionQueue`] see below;
-//! - modify attributes of a queue pair which [`change`](QueuePair::change) does not support, as
+//! - modify attributes of a queue pair which [`change`](QueuePair::modify) does not support, as
 //!   long as it stays in its state.
 //!
 //! It must not, as this crate's guarantees rest on it:
@@ -35,7 +35,7 @@
 //! that
 //!
 //! - the pointer is live, was created through the library, and on the device or in the domain, that
-//!   is given with it, and is of the type's kind: a [`Ud`](crate::Ud) is a UD queue pair;
+//!   is given with it, and is of the type's kind: a [`UnreliableDatagram`](crate::UnreliableDatagram) is a UD queue pair;
 //! - nothing is in flight: no request is posted, no completion waits, no event is unacknowledged;
 //! - nothing else posts to it, polls it, changes its state or destroys it from here on, nor makes
 //!   another object here from it, until this one is dropped;
@@ -65,16 +65,16 @@ use doorbell_verbs_sys::{self as sys, Api};
 
 use crate::ah::{ANY_LENGTH, AddressHandle};
 use crate::context::Context;
-use crate::cq::{Classic, CompletionQueue, CqKind, Extended};
+use crate::cq::{ClassicCq, CompletionQueue, CqKind, ExtendedCq};
 use crate::error::{CompletionQueueError, DeviceError, EventError, MemoryError};
 use crate::event::CompletionChannel;
 use crate::library::Library;
 use crate::memory::{
-    BoundWindow, Buffer, DeviceMemory, Key, Kind, MemoryWindow, Opaque, Rights, WindowType, adopt_region,
+    BoundWindow, Buffer, DeviceMemory, KeyAccess, MemoryKind, MemoryWindow, Opaque, Rights, WindowType, adopt_region,
 };
 use crate::pd::ProtectionDomain;
 use crate::qp::{Backend, Connected, PreparedQueuePair, QueuePair, Transport};
-use crate::srq::{SharedReceiveError, SharedReceiveHandle, SharedReceiveQueue};
+use crate::srq::{SharedReceiveQueue, SharedReceiveQueueError, SharedReceiveQueueHandle};
 
 /// Who destroys an object made by `from_raw` when it and all objects created from it are dropped.
 #[derive(Clone)]
@@ -194,7 +194,7 @@ impl CompletionChannel {
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). That of an [`Extended`]
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). That of an [`ExtendedCq`]
     /// queue is an `ibv_cq_ex` as well.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_cq {
@@ -202,7 +202,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     }
 }
 
-impl CompletionQueue<Classic> {
+impl CompletionQueue<ClassicCq> {
     /// A completion queue created elsewhere (ibv_create_cq(3)). It cannot be waited for.
     ///
     /// # Safety
@@ -215,7 +215,7 @@ impl CompletionQueue<Classic> {
     }
 }
 
-impl CompletionQueue<Extended> {
+impl CompletionQueue<ExtendedCq> {
     /// An extended completion queue created elsewhere (ibv_create_cq_ex(3)). It cannot be waited
     /// for.
     ///
@@ -249,7 +249,7 @@ impl CompletionQueue<Extended> {
 
 impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// The raw pointer: see [the rules](crate::raw#using-the-pointer). With the backend
-    /// [`WorkRequests`](crate::WorkRequests) `ibv_qp_to_qp_ex` converts it to an `ibv_qp_ex`.
+    /// [`WrPost`](crate::WrPost) `ibv_qp_to_qp_ex` converts it to an `ibv_qp_ex`.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_qp {
         self.raw()
@@ -284,7 +284,7 @@ impl AddressHandle {
     }
 }
 
-impl<K: Kind> Buffer<K> {
+impl<K: MemoryKind> Buffer<K> {
     /// The raw pointer: see [the rules](crate::raw#using-the-pointer). It is that of the whole
     /// region, of which the buffer may be a part.
     #[must_use]
@@ -380,7 +380,7 @@ impl<T: WindowType> MemoryWindow<T> {
     }
 }
 
-impl<K: Key, T: WindowType> BoundWindow<K, T> {
+impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
     /// The raw pointer, null if it was freed with its queue pair: see [the
     /// rules](crate::raw#using-the-pointer).
     #[must_use]
@@ -389,7 +389,7 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
     }
 }
 
-impl SharedReceiveHandle {
+impl SharedReceiveQueueHandle {
     /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_srq {
@@ -418,7 +418,7 @@ impl SharedReceiveQueue {
         raw: *mut sys::ibv_srq,
         depth: u32,
         max_sge: u32,
-    ) -> Result<Self, SharedReceiveError> {
+    ) -> Result<Self, SharedReceiveQueueError> {
         // SAFETY: by contract.
         unsafe { Self::adopt_raw(pd.inner(), raw, (depth, max_sge)) }
     }

@@ -56,14 +56,14 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>, left: O
 }
 
 /// A cell that threads hand over to one another by some other synchronisation, which loom checks.
-pub(crate) struct Handed<T>(Cell<T>);
+pub(crate) struct HandoffCell<T>(Cell<T>);
 
 #[cfg(not(doorbell_loom))]
 type Cell<T> = core::cell::UnsafeCell<T>;
 #[cfg(doorbell_loom)]
 type Cell<T> = loom::cell::UnsafeCell<T>;
 
-impl<T: Copy> Handed<T> {
+impl<T: Copy> HandoffCell<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Cell::new(value))
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use doorbell_verbs::{Remote, RemoteWrite, Success, Write};
+use doorbell_verbs::{PeerWrite, Remote, Success, WriteAccess};
 
 use crate::rig::PEER;
 use crate::stub::Stub;
 
-const TARGET: Remote<Write> = Remote::from_raw(0x1000, 7, 4096);
+const TARGET: Remote<WriteAccess> = Remote::from_raw(0x1000, 7, 4096);
 
 #[test]
 fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
@@ -18,13 +18,13 @@ fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
     let mut cq = context.completion_queue(16).unwrap();
     let mut qp = pd
         .queue_pair(&cq)
-        .send_depth(8)
-        .recv_depth(8)
+        .max_send_wr(8)
+        .max_recv_wr(8)
         .rc()
         .unwrap()
         .connect(&PEER)
         .unwrap();
-    let buffer = pd.register(vec![7; 4096], RemoteWrite).unwrap();
+    let buffer = pd.register(vec![7; 4096], PeerWrite).unwrap();
     // SAFETY: the buffer outlives the queue pair, and nothing writes it.
     let alias = unsafe { buffer.alias(1024..2048) };
     assert_eq!(alias.addr(), buffer.addr() + 1024);
@@ -33,7 +33,7 @@ fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
     qp.post(|batch| {
         batch.write(alias, TARGET);
         batch.write(tail, TARGET);
-        batch.write(alias, TARGET).signalled();
+        batch.write(alias, TARGET).signaled();
     })
     .unwrap();
     let posted = stub.pending_sends(qp.qpn().get());
@@ -45,10 +45,10 @@ fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
     let mut done = 0;
     for mut completion in cq.poll().unwrap() {
         assert_eq!((completion.result(), completion.sequence()), (Ok(Success::Write), 2));
-        assert!(completion.take::<RemoteWrite>().is_none());
+        assert!(completion.take::<PeerWrite>().is_none());
         done += 1;
     }
-    assert_eq!(done, 1, "one was signalled, and none has a buffer");
+    assert_eq!(done, 1, "one was signaled, and none has a buffer");
 }
 
 struct Owner(Arc<AtomicBool>);
@@ -73,7 +73,7 @@ fn several_domains_register_one_memory_and_the_last_lets_its_owner_go() {
     let owner = Arc::new(Owner(Arc::clone(&gone)));
     let [first, second] = domains.each_ref().map(|domain| {
         // SAFETY: the memory outlives both regions, and nothing accesses it.
-        unsafe { domain.register_raw(start, 4096, RemoteWrite, Arc::clone(&owner) as _) }.unwrap()
+        unsafe { domain.register_raw(start, 4096, PeerWrite, Arc::clone(&owner) as _) }.unwrap()
     });
     drop(owner);
     assert_eq!(
@@ -87,6 +87,6 @@ fn several_domains_register_one_memory_and_the_last_lets_its_owner_go() {
     assert!(gone.load(Ordering::Relaxed));
     assert_eq!(stub.live("mr"), 0);
     // SAFETY: nothing is registered.
-    let none = unsafe { domains[0].register_raw(start, 0, RemoteWrite, Arc::new(())) };
+    let none = unsafe { domains[0].register_raw(start, 0, PeerWrite, Arc::new(())) };
     assert!(none.is_err());
 }

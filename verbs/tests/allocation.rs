@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use doorbell_verbs::{Buffer, CompletionQueue, QueuePair, Rc, Refused, Remote, Write};
+use doorbell_verbs::{Buffer, CompletionQueue, PostError, QueuePair, ReliableConnection, Remote, WriteAccess};
 use doorbell_verbs_sys::IBV_WC_RECV;
 
 use crate::rig::{TestBackend, TestCq, over_all_kinds, rig_of};
@@ -88,12 +88,12 @@ const BATCH: usize = 16;
 /// Posts in every way, and completes and polls all of it.
 fn round<B: TestBackend, Q: TestCq>(
     stub: &'static Stub,
-    qp: &mut QueuePair<Rc, B>,
+    qp: &mut QueuePair<ReliableConnection, B>,
     cq: &mut CompletionQueue<Q>,
     pool: &mut Vec<Buffer>,
 ) {
-    let remote: Remote<Write> = Remote::from_raw(0x1000, 7, 4096);
-    let posted: Result<(), Refused> = (|| {
+    let remote: Remote<WriteAccess> = Remote::from_raw(0x1000, 7, 4096);
+    let posted: Result<(), PostError> = (|| {
         qp.write(pool.pop().unwrap(), remote)?;
         qp.write_inline(&[7; 16], remote)?;
         qp.send_inline(&[])?;
@@ -101,9 +101,7 @@ fn round<B: TestBackend, Q: TestCq>(
             for buffer in pool.drain(..BATCH) {
                 batch.write(buffer, remote);
             }
-            batch
-                .send_gather([pool.pop().unwrap(), pool.pop().unwrap()])
-                .signalled();
+            batch.send_gather([pool.pop().unwrap(), pool.pop().unwrap()]).signaled();
         })?;
         qp.receive(pool.pop().unwrap())?;
         qp.post_receives(|batch| {
@@ -144,6 +142,6 @@ fn neither_posting_nor_polling_allocates<B: TestBackend, Q: TestCq>() {
     assert_eq!(
         pool.len(),
         buffers,
-        "every round ends with a signalled request, which gives all buffers back"
+        "every round ends with a signaled request, which gives all buffers back"
     );
 }

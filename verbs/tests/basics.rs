@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 
 use doorbell_verbs::{
-    Buffer, DeviceError, Gid, Local, Mtu, Psn, QpState, Queue, QueuePairError, Read, Remote, RemoteAll, Status,
-    Success, Word, Write,
+    AtomicWord, Buffer, CompletionStatus, DeviceError, Gid, Local, Mtu, PeerAll, Psn, QpState, QueueKind,
+    QueuePairError, ReadAccess, Remote, Success, WriteAccess,
 };
 use doorbell_verbs_sys as sys;
 
@@ -41,7 +41,7 @@ fn devices_are_listed_and_opened_by_name() {
     assert_eq!((port.active_mtu, port.bits_per_s), (Mtu::B1024, Some(100_000_000_000)));
     let error = library().open("mlx5_0").unwrap_err();
     assert!(
-        matches!(&error, DeviceError::NoDevice { there, .. } if there.contains(&stub.name)),
+        matches!(&error, DeviceError::NoDevice { available, .. } if available.contains(&stub.name)),
         "{error}"
     );
     assert!(matches!(
@@ -133,9 +133,9 @@ fn a_completion_queue_cannot_be_overbooked() {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = context.completion_queue(100).unwrap();
-    let first = pd.queue_pair(&cq).send_depth(40).recv_depth(30).rc().unwrap();
+    let first = pd.queue_pair(&cq).max_send_wr(40).max_recv_wr(30).rc().unwrap();
     assert_eq!(cq.unreserved(), 30);
-    let error = pd.queue_pair(&cq).send_depth(10).recv_depth(21).rc().unwrap_err();
+    let error = pd.queue_pair(&cq).max_send_wr(10).max_recv_wr(21).rc().unwrap_err();
     assert!(
         matches!(
             error,
@@ -158,8 +158,8 @@ fn every_operation_reaches_the_provider_as_posted<B: TestBackend, Q: TestCq>() {
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 16, 8);
     let qpn = qp.qpn().get();
     let addr: Vec<u64> = buffers.iter().map(Buffer::addr).collect();
-    let remote = Remote::<doorbell_verbs::All>::from_raw(0x1000, 0x55, 4096);
-    let word = |buffer: Buffer| -> Word {
+    let remote = Remote::<doorbell_verbs::AllAccess>::from_raw(0x1000, 0x55, 4096);
+    let word = |buffer: Buffer| -> AtomicWord {
         let (word, _) = buffer.split_at(8);
         word.into_word().unwrap()
     };
@@ -168,13 +168,13 @@ fn every_operation_reaches_the_provider_as_posted<B: TestBackend, Q: TestCq>() {
     let (a, b, c, d, e, f, g) = (next(), next(), next(), next(), next(), next(), next());
     let [e, f] = [word(e), word(f)];
     qp.post(|batch| {
-        batch.send(a).imm(0xabcd).signalled();
+        batch.send(a).imm(0xabcd).signaled();
         batch.write(b, remote).fence();
         batch.read(c.part(8..24), remote.slice(64, 16).unwrap());
         batch.write_inline(&bytes, remote);
         batch.compare_swap(e, remote.word(8).unwrap(), 5, 6);
         batch.fetch_add(f, remote.word(16).unwrap(), 7);
-        batch.write_gather([d, g], remote).imm(9).solicited().signalled();
+        batch.write_gather([d, g], remote).imm(9).solicited().signaled();
         batch.send_inline(&[]);
     })
     .unwrap();
@@ -256,7 +256,7 @@ fn receives_give_length_immediate_and_buffer<B: TestBackend, Q: TestCq>() {
     stub.complete_receive(qpn, sys::IBV_WC_RECV_RDMA_WITH_IMM, 5, Some(8));
     let mut seen = Vec::new();
     cq.poll().unwrap().for_each(|mut done| {
-        assert_eq!(done.queue(), Queue::Receive);
+        assert_eq!(done.queue(), QueueKind::Receive);
         let taken: Vec<u64> = core::iter::from_fn(|| done.take::<Local>())
             .map(|buffer: Buffer| buffer.addr())
             .collect();
@@ -280,7 +280,7 @@ fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: TestBackend, Q
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 3);
     let qpn = qp.qpn().get();
-    let remote = Remote::<Write>::from_raw(0, 1, 64);
+    let remote = Remote::<WriteAccess>::from_raw(0, 1, 64);
     for _ in 0..3 {
         qp.write(buffers.remove(0), remote).unwrap();
     }
@@ -297,13 +297,13 @@ fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: TestBackend, Q
         outcomes,
         [
             (0, true, Ok(Success::Confirmed)),
-            (1, true, Err(Status::RetryExceeded)),
-            (2, true, Err(Status::Flushed)),
+            (1, true, Err(CompletionStatus::RetryExceeded)),
+            (2, true, Err(CompletionStatus::Flushed)),
         ],
         "what was done before the failure succeeded"
     );
     assert_eq!(qp.state().unwrap(), QpState::Err);
-    let text = Status::RetryExceeded.advice();
+    let text = CompletionStatus::RetryExceeded.advice();
     assert!(text.contains("does not answer"), "{text}");
 }
 
@@ -318,7 +318,7 @@ fn flush_brings_everything_back<B: TestBackend, Q: TestCq>() {
         .flatten()
         .count();
     assert_eq!(back, 2);
-    assert_eq!((qp.send_room(), qp.receive_room()), (8, 8));
+    assert_eq!((qp.free_send_slots(), qp.free_receive_slots()), (8, 8));
 }
 
 fn a_poll_that_stops_early_loses_nothing<B: TestBackend, Q: TestCq>() {
@@ -329,7 +329,7 @@ fn a_poll_that_stops_early_loses_nothing<B: TestBackend, Q: TestCq>() {
         for buffer in buffers.drain(..5) {
             batch.send(buffer);
         }
-        batch.send(buffers.remove(0)).signalled();
+        batch.send(buffers.remove(0)).signaled();
     })
     .unwrap();
     stub.complete_sends(qpn, 6);
@@ -349,7 +349,7 @@ fn one_thread_can_poll_and_post_in_one_loop<B: TestBackend, Q: TestCq>() {
     let qpn = qp.qpn().get();
     for buffer in buffers {
         qp.post(|batch| {
-            batch.send(buffer).signalled();
+            batch.send(buffer).signaled();
         })
         .unwrap();
     }
@@ -358,7 +358,7 @@ fn one_thread_can_poll_and_post_in_one_loop<B: TestBackend, Q: TestCq>() {
         cq.poll().unwrap().for_each(|mut done| {
             let buffer: Buffer = done.take().unwrap();
             qp.post(|batch| {
-                batch.send(buffer).signalled();
+                batch.send(buffer).signaled();
             })
             .unwrap();
         });
@@ -374,12 +374,12 @@ fn a_queue_never_fills_with_nothing_signalled<B: TestBackend, Q: TestCq>() {
         for _ in 0..20 {
             while qp.send_inline(b"x").is_ok() {}
             assert!(
-                stub.pending_sends(qpn).iter().any(|request| request.signalled()),
+                stub.pending_sends(qpn).iter().any(|request| request.signaled()),
                 "depth {depth}"
             );
             stub.complete_sends(qpn, usize::MAX);
             assert!(poll_count(&mut cq) > 0);
-            assert!(qp.send_room() > 0);
+            assert!(qp.free_send_slots() > 0);
         }
     }
 }
@@ -401,15 +401,15 @@ fn a_forgotten_request_is_not_posted_and_another_is_signaled_for_it<B: TestBacke
     {
         posted += 1;
     }
-    let signalled: Vec<bool> = stub
+    let signaled: Vec<bool> = stub
         .pending_sends(qpn)
         .iter()
-        .map(|request| request.signalled())
+        .map(|request| request.signaled())
         .collect();
-    assert_eq!(signalled, [false, true, false, true]);
+    assert_eq!(signaled, [false, true, false, true]);
     stub.complete_sends(qpn, usize::MAX);
     assert!(poll_count(&mut cq) > 0);
-    assert!(qp.send_room() > 0);
+    assert!(qp.free_send_slots() > 0);
 }
 
 #[test]
@@ -417,20 +417,20 @@ fn atomics_and_remote_memory_are_typed_and_checked() {
     let stub = Stub::new();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
-    let buffer = pd.register(doorbell_verbs::Memory::zeroed(64), RemoteAll).unwrap();
+    let buffer = pd.register(doorbell_verbs::Memory::zeroed(64), PeerAll).unwrap();
     let remote = buffer.remote();
     let (addr, len, access) = stub.region(remote.rkey().0 & 0x7fff_ffff).unwrap();
     assert_eq!((addr, len), (buffer.addr(), 64));
     assert_eq!(access, 0b1111);
     let bytes = remote.to_bytes();
-    assert_eq!(Remote::<Read>::from_bytes(&bytes).unwrap().addr(), remote.addr());
+    assert_eq!(Remote::<ReadAccess>::from_bytes(&bytes).unwrap().addr(), remote.addr());
     assert!(remote.word(1).is_none() && remote.word(64).is_none() && remote.word(56).is_some());
     let read_only = pd
-        .register(vec![0_u8; 8], doorbell_verbs::RemoteRead)
+        .register(vec![0_u8; 8], doorbell_verbs::PeerRead)
         .unwrap()
         .remote()
         .to_bytes();
-    let error = Remote::<Write>::from_bytes(&read_only).unwrap_err().to_string();
+    let error = Remote::<WriteAccess>::from_bytes(&read_only).unwrap_err().to_string();
     assert!(error.contains("Write"), "{error}");
 }
 
@@ -442,7 +442,7 @@ fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: TestBackend, Q:
         qp.post(|batch| {
             batch.send(buffers.remove(0));
             batch.send(buffers.remove(0));
-            batch.send(buffers.remove(0)).signalled();
+            batch.send(buffers.remove(0)).signaled();
         })
         .unwrap();
     }
@@ -459,5 +459,5 @@ fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: TestBackend, Q:
         panics += usize::from(panicked.is_err());
     }
     assert_eq!((seen.into_inner(), panics), (vec![0, 1, 2, 3, 4, 5], 3));
-    assert_eq!(qp.send_room(), 8);
+    assert_eq!(qp.free_send_slots(), 8);
 }

@@ -5,9 +5,7 @@ use core::ptr::NonNull;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use doorbell_verbs::{
-    Buffer, CacheLimits, Local, Memory, MemoryError, ProtectionDomain, RegistrationCache, RemoteWrite,
-};
+use doorbell_verbs::{Buffer, CacheLimits, Local, Memory, MemoryError, PeerWrite, ProtectionDomain, RegistrationCache};
 use doorbell_verbs_sys as sys;
 use proptest::prelude::*;
 
@@ -62,7 +60,7 @@ fn what_peers_may_reach_is_registered_exactly() {
     let (_pd, cache) = cache(stub, 8, 1 << 20);
     let register = |at: usize, len| {
         // SAFETY: the arena outlives the cache; no two buffers of it live at once.
-        unsafe { cache.foreign(start.add(at), len, RemoteWrite) }
+        unsafe { cache.foreign(start.add(at), len, PeerWrite) }
             .unwrap()
             .region()
     };

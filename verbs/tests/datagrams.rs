@@ -3,7 +3,7 @@
 
 use doorbell_verbs::{
     AddressHandle, AddressHandleError, Buffer, CompletionQueue, GRH_BYTES, Gid, Lid, Local, Mtu, PostList,
-    ProtectionDomain, QKey, Qpn, QueuePair, Reason, Ud, UdEndpoint,
+    ProtectionDomain, QKey, Qpn, QueuePair, RejectReason, UdEndpoint, UnreliableDatagram,
 };
 use doorbell_verbs_sys::*;
 
@@ -32,7 +32,7 @@ const THERE: UdEndpoint = UdEndpoint {
 };
 
 struct Rig<B: TestBackend> {
-    qp: QueuePair<Ud, B>,
+    qp: QueuePair<UnreliableDatagram, B>,
     cq: CompletionQueue,
     pd: ProtectionDomain,
 }
@@ -44,9 +44,9 @@ fn rig<B: TestBackend>(stub: &'static Stub) -> Rig<B> {
     let cq = context.completion_queue(64).unwrap();
     let builder = pd
         .queue_pair(&cq)
-        .send_depth(8)
-        .recv_depth(8)
-        .max_inline(32)
+        .max_send_wr(8)
+        .max_recv_wr(8)
+        .max_inline_data(32)
         .max_send_sge(2);
     let qp = B::ud(builder).unwrap();
     Rig { qp, cq, pd }
@@ -65,7 +65,7 @@ impl<B: TestBackend> Rig<B> {
         let buffer = self.buffer(8);
         self.qp
             .post(|batch| {
-                batch.send_to(buffer, ah, THERE.qpn, THERE.qkey).signalled();
+                batch.send_to(buffer, ah, THERE.qpn, THERE.qkey).signaled();
             })
             .unwrap();
     }
@@ -91,7 +91,7 @@ fn a_datagram_names_its_destination<B: TestBackend>() {
             batch.send_to_gather([b, c], &ah, Qpn::truncated(8), QKey(9));
             batch
                 .send_to_inline(&bytes, &ah, Qpn::truncated(10), QKey(11))
-                .signalled();
+                .signaled();
         })
         .unwrap();
     rig.qp
@@ -125,7 +125,10 @@ fn the_shorter_mtu_bounds_a_datagram<B: TestBackend>() {
     let (fits, not) = (rig.buffer(512), rig.buffer(513));
     rig.qp.send_to(fits, &known, THERE.qpn, THERE.qkey).unwrap();
     let refused = rig.qp.send_to(not, &known, THERE.qpn, THERE.qkey).unwrap_err();
-    assert!(matches!(refused.reason, Reason::DatagramTooLong { len: 513, max: 512 }));
+    assert!(matches!(
+        refused.reason,
+        RejectReason::DatagramTooLong { len: 513, max: 512 }
+    ));
     let unknown = rig.pd.address_handle().to_gid(THERE.gid).unwrap();
     let (fits, head, tail) = (rig.buffer(1024), rig.buffer(1024), rig.buffer(1));
     rig.qp.send_to(fits, &unknown, THERE.qpn, THERE.qkey).unwrap();
@@ -137,7 +140,7 @@ fn the_shorter_mtu_bounds_a_datagram<B: TestBackend>() {
         .unwrap_err();
     assert!(matches!(
         refused.reason,
-        Reason::DatagramTooLong { len: 1025, max: 1024 }
+        RejectReason::DatagramTooLong { len: 1025, max: 1024 }
     ));
 }
 
@@ -271,7 +274,7 @@ fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled<B: TestBack
 fn a_queue_pair_that_goes_needs_no_handle<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
-    let idle = rig.pd.queue_pair(&rig.cq).send_depth(8).recv_depth(8).ud().unwrap();
+    let idle = rig.pd.queue_pair(&rig.cq).max_send_wr(8).max_recv_wr(8).ud().unwrap();
     let ah = rig.handle();
     rig.send(&ah);
     drop(ah);
@@ -290,8 +293,8 @@ fn a_connection_needs_no_handle<B: TestBackend>() {
     let mut rc = rig
         .pd
         .queue_pair(&rig.cq)
-        .send_depth(4)
-        .recv_depth(4)
+        .max_send_wr(4)
+        .max_recv_wr(4)
         .rc()
         .unwrap()
         .connect(&crate::rig::PEER)
@@ -345,7 +348,7 @@ fn handles_come_and_go_while_datagrams_stream<B: TestBackend>() {
             rig.send(&ah);
         }
         drop(ah);
-        if round % 3 == 0 || rig.qp.send_room() < 5 {
+        if round % 3 == 0 || rig.qp.free_send_slots() < 5 {
             rig.drain();
         }
         assert!(

@@ -24,8 +24,8 @@ fn on_channel(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair,
     let cq = pd.context().completion_queue_on(channel, 32).unwrap();
     let qp = pd
         .queue_pair(&cq)
-        .send_depth(16)
-        .recv_depth(16)
+        .max_send_wr(16)
+        .max_recv_wr(16)
         .signal_all()
         .rc()
         .unwrap();
@@ -302,7 +302,7 @@ fn a_queue_is_resized_but_not_below_what_is_reserved() {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let mut cq = context.completion_queue(40).unwrap();
-    let qp = pd.queue_pair(&cq).send_depth(20).recv_depth(20).rc().unwrap();
+    let qp = pd.queue_pair(&cq).max_send_wr(20).max_recv_wr(20).rc().unwrap();
     assert_eq!((cq.capacity(), cq.unreserved()), (40, 0));
     let error = cq.resize(39).unwrap_err();
     assert!(
@@ -322,7 +322,7 @@ fn a_queue_is_resized_but_not_below_what_is_reserved() {
         (112, 72),
         "what the device made of it"
     );
-    let second = pd.queue_pair(&cq).send_depth(36).recv_depth(36).rc().unwrap();
+    let second = pd.queue_pair(&cq).max_send_wr(36).max_recv_wr(36).rc().unwrap();
     drop(qp);
     cq.poll().unwrap();
     assert_eq!(cq.unreserved(), 40);

@@ -14,7 +14,7 @@ fn prepared(stub: &'static Stub, psn: u32) -> (PreparedQueuePair, CompletionQueu
     let context = stub.open();
     let cq = context.completion_queue(8).unwrap();
     let pd = context.protection_domain().unwrap();
-    let builder = pd.queue_pair(&cq).send_depth(4).recv_depth(4);
+    let builder = pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4);
     (builder.psn(Psn::truncated(psn)).rc().unwrap(), cq)
 }
 

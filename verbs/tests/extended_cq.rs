@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_verbs::{
-    BestCompletionQueue, Buffer, CompletionQueue, CompletionQueueError, Extended, Local, QueuePair, Status, Success,
+    BestCompletionQueue, Buffer, CompletionQueue, CompletionQueueError, CompletionStatus, ExtendedCq, Local, QueuePair,
+    Success,
 };
 use doorbell_verbs_sys as sys;
 
@@ -14,7 +15,7 @@ use crate::rig::{PEER, poll_count, poll_each, rig_of};
 use crate::stub::extended_cq::{CLOCK_KHZ, ticks_of, wallclock_of};
 use crate::stub::{Stub, Verb};
 
-fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue<Extended>, Vec<Buffer>) {
+fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue<ExtendedCq>, Vec<Buffer>) {
     rig_of(stub, depth, n)
 }
 
@@ -74,7 +75,7 @@ fn an_abandoned_poll_is_resumed_with_the_rest() {
         for buffer in buffers.drain(..3) {
             batch.send(buffer);
         }
-        batch.send(buffers.remove(0)).signalled();
+        batch.send(buffers.remove(0)).signaled();
     })
     .unwrap();
     stub.complete_sends(qpn, 3);
@@ -98,9 +99,9 @@ fn an_abandoned_poll_is_resumed_with_the_rest() {
         let failure = done.result().unwrap_err();
         (failure.sequence, failure.status, failure.vendor_error)
     });
-    assert_eq!(last, [(3, Status::RemoteAccess, 0x99)]);
+    assert_eq!(last, [(3, CompletionStatus::RemoteAccess, 0x99)]);
     assert_eq!(stub.polls(), (1, 0, 1));
-    assert_eq!((qp.send_room(), poll_count(&mut cq)), (8, 0));
+    assert_eq!((qp.free_send_slots(), poll_count(&mut cq)), (8, 0));
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn a_held_completion_keeps_all_its_fields() {
     let pd = context.protection_domain().unwrap();
     let queue = context.extended_completion_queue(64).timestamps().wallclock();
     let mut cq = queue.create().unwrap();
-    let builder = pd.queue_pair(&cq).send_depth(8).recv_depth(8);
+    let builder = pd.queue_pair(&cq).max_send_wr(8).max_recv_wr(8);
     let mut qp = builder.rc().unwrap().connect(&PEER).unwrap();
     let buffer = pd.register(vec![0_u8; 64], Local).unwrap();
     qp.receive(buffer).unwrap();
@@ -151,7 +152,7 @@ fn a_forgotten_poll_is_ended_by_the_next_and_loses_nothing() {
     // In the middle of the requests that a completion confirms.
     qp.post(|batch| {
         batch.send_inline(b"a");
-        batch.send_inline(b"b").signalled();
+        batch.send_inline(b"b").signaled();
     })
     .unwrap();
     stub.complete_sends(qp.qpn().get(), 2);
@@ -294,7 +295,7 @@ fn a_sleeper_on_an_extended_queue_is_woken_and_finds_what_came_before_it_slept()
     let pd = context.protection_domain().unwrap();
     let channel = context.completion_channel().unwrap();
     let mut cq = context.extended_completion_queue(32).on(&channel).create().unwrap();
-    let builder = pd.queue_pair(&cq).send_depth(8).recv_depth(8).signal_all();
+    let builder = pd.queue_pair(&cq).max_send_wr(8).max_recv_wr(8).signal_all();
     let mut qp = builder.rc().unwrap().connect(&PEER).unwrap();
     let qpn = qp.qpn().get();
     let mut buffer = pd.register(vec![0_u8; 64], Local).unwrap();

@@ -34,7 +34,7 @@ fn endpoints_are_the_same_there_and_back() {
         qpn: Qpn::truncated(0x1234),
         psn: Psn::truncated(0),
         mtu: Mtu::B1024,
-        rd_atomic: 1,
+        max_dest_rd_atomic: 1,
     };
     let there = here.to_ibverbs();
     assert_eq!((there.num, there.lid), (0x1234, 7));

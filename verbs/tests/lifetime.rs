@@ -4,7 +4,7 @@
 //! The stub itself asserts that nothing is destroyed before its dependents, and reads a region's
 //! memory when it is deregistered.
 
-use doorbell_verbs::{Buffer, CompletionQueue, Local, Memory, MemoryError, Reclaim, RemoteRead, RemoteWrite};
+use doorbell_verbs::{Buffer, CompletionQueue, IntoMemoryError, Local, Memory, MemoryError, PeerRead, PeerWrite};
 
 use crate::rig::{PEER, TestBackend, TestCq, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb};
@@ -48,7 +48,7 @@ fn memory_comes_back_whole_from_the_last_buffer() {
     let original = vec![3_u8; 64];
     let at = original.as_ptr();
     let (first, second) = pd.register(original, Local).unwrap().split_at(10);
-    let Err(Reclaim::Shared(second)) = second.into_memory() else {
+    let Err(IntoMemoryError::Shared(second)) = second.into_memory() else {
         panic!("the first is still alive")
     };
     let whole = first.join(second).unwrap();
@@ -74,7 +74,10 @@ fn memory_that_the_device_does_not_let_go_of_is_never_freed() {
     let buffer = pd.register(vec![0_u8; 64], Local).unwrap();
     stub.fail(Verb::DeregMr, libc::EBUSY);
     let error = buffer.into_memory().unwrap_err();
-    assert!(matches!(error, Reclaim::Refused(MemoryError::Deregister(_))), "{error}");
+    assert!(
+        matches!(error, IntoMemoryError::Refused(MemoryError::Deregister(_))),
+        "{error}"
+    );
     let buffer = pd.register(vec![0_u8; 64], Local).unwrap();
     stub.fail(Verb::DeregMr, libc::EBUSY);
     drop(buffer);
@@ -154,7 +157,7 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors<B: TestBackend, Q: Te
     let mut cq = Q::make(&context, 64);
     let mut buffers: Vec<Buffer> = pd.register(vec![0_u8; 640], Local).unwrap().chunks(64).collect();
     let connect = |cq: &CompletionQueue<Q>| {
-        let builder = pd.queue_pair(cq).send_depth(4).recv_depth(4);
+        let builder = pd.queue_pair(cq).max_send_wr(4).max_recv_wr(4);
         B::rc(builder).unwrap().connect(&PEER).unwrap()
     };
     for _ in 0..3 {
@@ -167,7 +170,7 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors<B: TestBackend, Q: Te
         let expected = third.addr();
         second
             .post(|batch| {
-                batch.send(third).signalled();
+                batch.send(third).signaled();
             })
             .unwrap();
         stub.complete_sends(second.qpn().get(), 1);
@@ -189,7 +192,7 @@ fn a_completion_of_nothing_in_flight_is_ignored<B: TestBackend, Q: TestCq>() {
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 4, 2);
     let qpn = qp.qpn().get();
     qp.post(|batch| {
-        batch.send(buffers.remove(0)).signalled();
+        batch.send(buffers.remove(0)).signaled();
     })
     .unwrap();
     let wr_id = stub.pending_sends(qpn)[0].wr_id;
@@ -199,13 +202,13 @@ fn a_completion_of_nothing_in_flight_is_ignored<B: TestBackend, Q: TestCq>() {
     }
     let back: Vec<_> = poll_each(&mut cq, |mut done| done.take::<Local>().is_some());
     assert_eq!(back, [true]);
-    assert_eq!(qp.send_room(), 4);
+    assert_eq!(qp.free_send_slots(), 4);
 }
 
 #[test]
 fn memory_that_peers_write_is_copied_and_loaded_not_lent() {
     let pd = Stub::new().open().protection_domain().unwrap();
-    let mut inbox = pd.register(Memory::zeroed(100), RemoteWrite).unwrap();
+    let mut inbox = pd.register(Memory::zeroed(100), PeerWrite).unwrap();
     let data: Vec<u8> = (0..61).collect();
     inbox.write_at(3, &data);
     let mut back = vec![0; 61];
@@ -232,20 +235,20 @@ fn frozen_buffers_are_the_source_of_many_requests() {
     let mut cq = context.completion_queue(8).unwrap();
     let mut qp = pd
         .queue_pair(&cq)
-        .send_depth(4)
-        .recv_depth(4)
+        .max_send_wr(4)
+        .max_recv_wr(4)
         .rc()
         .unwrap()
         .connect(&PEER)
         .unwrap();
-    let mut buffer = pd.register(vec![0_u8; 8], RemoteRead).unwrap();
+    let mut buffer = pd.register(vec![0_u8; 8], PeerRead).unwrap();
     buffer.write_at(0, b"abcdefgh");
     let frozen = buffer.freeze();
     for _ in 0..3 {
         qp.send(frozen.clone()).unwrap();
     }
     qp.post(|batch| {
-        batch.send(frozen.clone()).signalled();
+        batch.send(frozen.clone()).signaled();
     })
     .unwrap();
     stub.complete_sends(qp.qpn().get(), 4);

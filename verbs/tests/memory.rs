@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use doorbell_verbs::{
-    Buffer, HugePage, Local, Memory, MemoryError, Opaque, Pool, Read, Reclaim, Remote, RemoteRead, RemoteReadWrite,
-    RemoteWrite, Reregister,
+    Buffer, BufferPool, HugePage, IntoMemoryError, Local, Memory, MemoryError, Opaque, PeerRead, PeerReadWrite,
+    PeerWrite, ReadAccess, Remote, ReregisterError,
 };
 use doorbell_verbs_sys as sys;
 
@@ -18,7 +18,7 @@ fn options_reach_the_device_beside_the_rights() {
     stub.extend();
     let pd = stub.open().protection_domain().unwrap();
     let registration = pd.registration().relaxed_ordering().on_demand().huge_pages();
-    let buffer = registration.register(vec![0; 64], RemoteWrite).unwrap();
+    let buffer = registration.register(vec![0; 64], PeerWrite).unwrap();
     let region = buffer.region();
     let options = sys::IBV_ACCESS_RELAXED_ORDERING | sys::IBV_ACCESS_ON_DEMAND | sys::IBV_ACCESS_HUGETLB;
     let access = options | sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
@@ -181,10 +181,8 @@ fn a_dma_buf_is_posted_by_its_own_addresses() {
     let cq = context.completion_queue(256).unwrap();
     let mut qp = pd.queue_pair(&cq).rc().unwrap().connect(&PEER).unwrap();
     assert!(pd.supports_dmabuf());
-    let buffer = pd
-        .register_dmabuf(descriptor(), 0x5234, 4096, IOVA, RemoteRead)
-        .unwrap();
-    let remote: Remote<Read> = buffer.remote();
+    let buffer = pd.register_dmabuf(descriptor(), 0x5234, 4096, IOVA, PeerRead).unwrap();
+    let remote: Remote<ReadAccess> = buffer.remote();
     assert_eq!((remote.addr(), remote.len()), (IOVA, 4096));
     assert_eq!(stub.region(buffer.region().lkey).unwrap().0, 0x5234);
     let (first, second) = buffer.split_at(96);
@@ -233,7 +231,7 @@ fn device_memory_is_copied_registered_and_outlives_its_regions() {
         })
     ));
     let pd = context.protection_domain().unwrap();
-    let buffer: Buffer<Opaque<RemoteReadWrite>> = pd.register_device_memory(&memory, 64, 128, RemoteReadWrite).unwrap();
+    let buffer: Buffer<Opaque<PeerReadWrite>> = pd.register_device_memory(&memory, 64, 128, PeerReadWrite).unwrap();
     assert_eq!((buffer.addr(), buffer.remote().addr(), buffer.len()), (0, 0, 128));
     let (at, _, access) = stub.region(buffer.region().lkey).unwrap();
     assert_eq!(
@@ -266,7 +264,7 @@ fn rights_change_with_the_keys_if_the_buffer_is_the_last() {
         .register(vec![5; 64], Local)
         .unwrap();
     let before = buffer.region();
-    let exposed = buffer.with_rights(RemoteWrite).unwrap();
+    let exposed = buffer.with_rights(PeerWrite).unwrap();
     let after = exposed.region();
     assert_ne!(before.lkey, after.lkey);
     assert_eq!(exposed.remote().rkey(), after.rkey);
@@ -274,29 +272,25 @@ fn rights_change_with_the_keys_if_the_buffer_is_the_last() {
     assert_eq!(stub.region(after.lkey), Some((before.addr, 64, access)));
 
     let (first, second) = exposed.split_at(32);
-    let Err(Reregister::Shared(second)) = second.with_rights(Local) else {
+    let Err(ReregisterError::Shared(second)) = second.with_rights(Local) else {
         panic!("the first is still alive")
     };
     drop(first);
     stub.fail(Verb::ReregMr, sys::IBV_REREG_MR_ERR_INPUT);
-    let Err(Reregister::Refused(second, error)) = second.with_rights(Local) else {
+    let Err(ReregisterError::Refused(second, error)) = second.with_rights(Local) else {
         panic!("refused")
     };
     assert!(error.to_string().starts_with("ibv_rereg_mr("), "{error}");
     assert_eq!(second.region(), after);
     stub.fail(Verb::ReregMr, libc::EOPNOTSUPP);
-    let Err(Reregister::Refused(second, _)) = second.with_rights(Local) else {
+    let Err(ReregisterError::Refused(second, _)) = second.with_rights(Local) else {
         panic!("nothing has changed")
     };
     stub.fail(Verb::ReregMr, sys::IBV_REREG_MR_ERR_CMD);
-    assert!(matches!(second.with_rights(Local), Err(Reregister::Lost(_))));
+    assert!(matches!(second.with_rights(Local), Err(ReregisterError::Lost(_))));
     assert_eq!(stub.live("mr"), 0);
 
-    let mut local = pd
-        .register(vec![1; 8], RemoteWrite)
-        .unwrap()
-        .with_rights(Local)
-        .unwrap();
+    let mut local = pd.register(vec![1; 8], PeerWrite).unwrap().with_rights(Local).unwrap();
     local[0] = 2;
     assert!(matches!(local.into_memory(), Ok(memory) if memory[0] == 2));
 }
@@ -309,14 +303,14 @@ fn what_a_cache_registered_is_not_given_back_as_memory() {
     let owner = std::sync::Arc::new(vec![9_u8; 100]);
     let buffer = cache.shared(&owner, 10..20).unwrap();
     assert_eq!(*buffer, [9; 10]);
-    assert!(matches!(buffer.into_memory(), Err(Reclaim::Borrowed(_))));
+    assert!(matches!(buffer.into_memory(), Err(IntoMemoryError::Borrowed(_))));
 }
 
 #[test]
 fn a_pool_is_drained_of_so_many_and_keeps_the_rest() {
     let stub = Stub::new();
     let pd = stub.open().protection_domain().unwrap();
-    let mut pool: Pool = pd.register(vec![0; 8 * 5], Local).unwrap().chunks(8).collect();
+    let mut pool: BufferPool = pd.register(vec![0; 8 * 5], Local).unwrap().chunks(8).collect();
     let drained: Vec<_> = pool.drain(2).collect();
     assert_eq!((drained.len(), pool.count()), (2, 3));
     // The last one in is the first out; a partly used iterator leaves the rest in the pool.

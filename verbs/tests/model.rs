@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use doorbell_verbs::{
-    Buffer, Classic, CompletionQueue, Extended, Local, PostList, QueuePair, Rc, Success, WorkRequests,
+    Buffer, ClassicCq, CompletionQueue, ExtendedCq, Local, PostList, QueuePair, ReliableConnection, Success, WrPost,
 };
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ struct Request {
 
 struct Model<B: TestBackend, Q: TestCq> {
     stub: &'static Stub,
-    qp: QueuePair<Rc, B>,
+    qp: QueuePair<ReliableConnection, B>,
     cq: CompletionQueue<Q>,
     free: Vec<Buffer>,
     depth: usize,
@@ -79,13 +79,13 @@ impl<B: TestBackend, Q: TestCq> Model<B, Q> {
     fn post(&mut self, requests: &[(bool, bool)], refused: Option<usize>) {
         let mut planned = Vec::new();
         let mut buffers = Vec::new();
-        for (offset, &(with_buffer, signalled)) in requests.iter().enumerate() {
+        for (offset, &(with_buffer, signaled)) in requests.iter().enumerate() {
             let buffer = if with_buffer { self.free.pop() } else { None };
             planned.push(Request {
                 sequence: self.qp.next_send() + offset as u64,
                 buffer: buffer.as_ref().map(Buffer::addr),
             });
-            buffers.push((buffer, signalled));
+            buffers.push((buffer, signaled));
         }
         let refused = refused.filter(|&index| index < requests.len());
         if let Some(index) = refused {
@@ -93,16 +93,16 @@ impl<B: TestBackend, Q: TestCq> Model<B, Q> {
         }
         let fits = requests.len() <= self.depth - self.in_flight.len();
         let result = self.qp.post(|batch| {
-            for (buffer, signalled) in buffers {
-                match (buffer, signalled) {
+            for (buffer, signaled) in buffers {
+                match (buffer, signaled) {
                     (Some(buffer), true) => {
-                        batch.send(buffer).signalled();
+                        batch.send(buffer).signaled();
                     }
                     (Some(buffer), false) => {
                         batch.send(buffer);
                     }
                     (None, true) => {
-                        batch.send_inline(b"inline").signalled();
+                        batch.send_inline(b"inline").signaled();
                     }
                     (None, false) => {
                         batch.send_inline(b"inline");
@@ -135,7 +135,7 @@ impl<B: TestBackend, Q: TestCq> Model<B, Q> {
         self.in_flight.extend(planned.into_iter().take(posted));
         let given = self.stub.pending_sends(self.qpn());
         for request in given.iter().skip(self.at_device.len()) {
-            self.at_device.push_back(request.signalled());
+            self.at_device.push_back(request.signaled());
         }
         for (at, &(_, requested)) in requests.iter().take(posted).enumerate() {
             let signaled = self.at_device[self.at_device.len() - posted + at];
@@ -146,10 +146,10 @@ impl<B: TestBackend, Q: TestCq> Model<B, Q> {
     fn complete(&mut self, n: usize) {
         self.stub.complete_sends(self.qpn(), n);
         for _ in 0..n {
-            let Some(signalled) = self.at_device.pop_front() else {
+            let Some(signaled) = self.at_device.pop_front() else {
                 return;
             };
-            if signalled {
+            if signaled {
                 self.completed_through.push_back(self.device_done);
             }
             self.device_done += 1;
@@ -190,7 +190,7 @@ impl<B: TestBackend, Q: TestCq> Model<B, Q> {
     }
 
     fn check(&self) {
-        assert_eq!(self.qp.send_room() as usize, self.depth - self.in_flight.len());
+        assert_eq!(self.qp.free_send_slots() as usize, self.depth - self.in_flight.len());
         let held = self.in_flight.iter().filter(|request| request.buffer.is_some()).count();
         assert_eq!(self.free.len() + held, self.depth, "a buffer is lost or doubled");
         assert!(
@@ -205,22 +205,22 @@ proptest! {
 
     #[test]
     fn the_queue_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        run::<PostList, Classic>(depth, steps);
+        run::<PostList, ClassicCq>(depth, steps);
     }
 
     #[test]
     fn the_queue_posted_to_by_calls_does_as_its_model(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        run::<WorkRequests, Classic>(depth, steps);
+        run::<WrPost, ClassicCq>(depth, steps);
     }
 
     #[test]
     fn the_queue_does_as_its_model_when_polled_by_calls(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        run::<PostList, Extended>(depth, steps);
+        run::<PostList, ExtendedCq>(depth, steps);
     }
 
     #[test]
     fn the_queue_does_as_its_model_when_posted_to_and_polled_by_calls(depth in 1..9_usize, steps in prop::collection::vec(step(), 0..120)) {
-        run::<WorkRequests, Extended>(depth, steps);
+        run::<WrPost, ExtendedCq>(depth, steps);
     }
 }
 

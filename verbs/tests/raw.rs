@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_verbs::raw::Ownership;
 use doorbell_verbs::{
-    AddressHandle, Buffer, Classic, CompletionChannel, CompletionQueue, Context, DeviceMemory, Extended, Local,
-    MemoryWindow, Opaque, ProtectionDomain, QueuePairBuilder, QueuePairError, Rc, RemoteWrite, SharedReceiveQueue,
-    Type2, Windowed, Write,
+    AddressHandle, Buffer, ClassicCq, CompletionChannel, CompletionQueue, Context, DeviceMemory, ExtendedCq, Local,
+    MemoryWindow, Opaque, PeerWrite, ProtectionDomain, QueuePairBuilder, QueuePairError, ReliableConnection,
+    SharedReceiveQueue, WindowType2, Windowed, WriteAccess,
 };
 use doorbell_verbs_sys::*;
 
@@ -106,7 +106,7 @@ impl CObjects {
 
 /// A builder with the sizes of [`CObjects::queue_pair`].
 fn builder_of_depth_8<'a>(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
-    pd.queue_pair(cq).send_depth(8).recv_depth(8)
+    pd.queue_pair(cq).max_send_wr(8).max_recv_wr(8)
 }
 
 const KINDS: [&str; 9] = ["context", "pd", "mr", "cq", "qp", "srq", "channel", "ah", "mw"];
@@ -129,13 +129,13 @@ fn taken_over_objects_are_used_and_destroyed_like_own_ones() {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         assert_eq!(context.name(), stub.name);
         let pd = ProtectionDomain::from_raw(&context, made.pd, Ownership::Taken);
-        let mut cq = CompletionQueue::<Classic>::from_raw(&context, made.cq, Ownership::Taken);
+        let mut cq = CompletionQueue::<ClassicCq>::from_raw(&context, made.cq, Ownership::Taken);
         assert_eq!(cq.capacity(), 64);
         let buffer = Buffer::<Local>::from_raw(&pd, mr, Local, Ownership::Taken).unwrap();
         assert_eq!(*buffer, [7; 64]);
 
         let mut qp = builder_of_depth_8(&pd, &cq)
-            .prepared_from_raw::<Rc>(rc, Ownership::Taken)
+            .prepared_from_raw::<ReliableConnection>(rc, Ownership::Taken)
             .unwrap()
             .connect(&PEER)
             .unwrap();
@@ -182,12 +182,14 @@ fn lent_objects_are_returned_unchanged() {
         {
             let context = Context::from_raw(library(), made.context, lending.lend()).unwrap();
             let pd = ProtectionDomain::from_raw(&context, made.pd, lending.lend());
-            let cq = CompletionQueue::<Classic>::from_raw(&context, made.cq, lending.lend());
+            let cq = CompletionQueue::<ClassicCq>::from_raw(&context, made.cq, lending.lend());
             let _channel = CompletionChannel::from_raw(&context, channel, lending.lend()).unwrap();
             let _ah = AddressHandle::from_raw(&pd, ah, 1, lending.lend());
             let buffer = Buffer::<Local>::from_raw(&pd, mr, Local, lending.lend()).unwrap();
             let builder = builder_of_depth_8(&pd, &cq);
-            let mut qp = builder.connected_from_raw::<Rc>(rc, &PEER, lending.lend()).unwrap();
+            let mut qp = builder
+                .connected_from_raw::<ReliableConnection>(rc, &PEER, lending.lend())
+                .unwrap();
             assert_eq!(
                 qp.mtu(),
                 doorbell_verbs::Mtu::B1024,
@@ -224,10 +226,12 @@ fn a_lent_queue_pair_that_cannot_be_reset_keeps_its_buffers_and_its_lender() {
     unsafe {
         let context = Context::from_raw(library(), made.context, lending.lend()).unwrap();
         let pd = ProtectionDomain::from_raw(&context, made.pd, lending.lend());
-        let cq = CompletionQueue::<Classic>::from_raw(&context, made.cq, lending.lend());
+        let cq = CompletionQueue::<ClassicCq>::from_raw(&context, made.cq, lending.lend());
         let buffer = pd.register(vec![0_u8; 64], Local).unwrap();
         let builder = builder_of_depth_8(&pd, &cq);
-        let mut qp = builder.connected_from_raw::<Rc>(rc, &PEER, lending.lend()).unwrap();
+        let mut qp = builder
+            .connected_from_raw::<ReliableConnection>(rc, &PEER, lending.lend())
+            .unwrap();
         qp.send(buffer).unwrap();
         stub.fail(Verb::ModifyQp, libc::EIO);
         drop(qp);
@@ -254,23 +258,27 @@ fn a_queue_pair_whose_adoption_fails_is_destroyed_or_returned() {
     unsafe {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         let pd = ProtectionDomain::from_raw(&context, made.pd, Ownership::Taken);
-        let cq = CompletionQueue::<Classic>::from_raw(&context, made.cq, Ownership::Taken);
-        let deep = || pd.queue_pair(&cq).send_depth(100);
-        let error = deep().prepared_from_raw::<Rc>(first, Ownership::Taken).unwrap_err();
+        let cq = CompletionQueue::<ClassicCq>::from_raw(&context, made.cq, Ownership::Taken);
+        let deep = || pd.queue_pair(&cq).max_send_wr(100);
+        let error = deep()
+            .prepared_from_raw::<ReliableConnection>(first, Ownership::Taken)
+            .unwrap_err();
         assert!(
             matches!(error, QueuePairError::CompletionQueueTooSmall { .. }),
             "{error}"
         );
         assert_eq!(stub.live("qp"), 2);
         deep()
-            .connected_from_raw::<Rc>(second, &PEER, lending.lend())
+            .connected_from_raw::<ReliableConnection>(second, &PEER, lending.lend())
             .unwrap_err();
         assert_eq!((stub.live("qp"), lending.returned()), (2, 1));
 
         // A failure after it was taken over.
         stub.fail(Verb::ModifyQp, libc::EINVAL);
         let builder = builder_of_depth_8(&pd, &cq);
-        builder.prepared_from_raw::<Rc>(third, Ownership::Taken).unwrap_err();
+        builder
+            .prepared_from_raw::<ReliableConnection>(third, Ownership::Taken)
+            .unwrap_err();
         assert_eq!(stub.live("qp"), 1);
         (made.api.destroy_qp)(second);
     }
@@ -311,29 +319,34 @@ fn the_other_objects_are_taken_over_too() {
     unsafe {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         let pd = ProtectionDomain::from_raw(&context, made.pd, Ownership::Taken);
-        let cq = CompletionQueue::<Classic>::from_raw(&context, made.cq, Ownership::Taken);
+        let cq = CompletionQueue::<ClassicCq>::from_raw(&context, made.cq, Ownership::Taken);
 
         let mut init: ibv_srq_init_attr = core::mem::zeroed();
         (init.attr.max_wr, init.attr.max_sge) = (16, 1);
         let raw = made.api.create_srq.unwrap()(made.pd, &mut init);
         let mut srq = SharedReceiveQueue::from_raw(&pd, raw, 16, 1).unwrap();
-        assert_eq!((srq.as_raw(), srq.room()), (raw, 16));
+        assert_eq!((srq.as_raw(), srq.free_slots()), (raw, 16));
         srq.receive(pd.register(vec![0_u8; 64], Local).unwrap()).unwrap();
-        let _on_it = pd.queue_pair(&cq).send_depth(8).shared_receive(&srq).rc().unwrap();
+        let _on_it = pd
+            .queue_pair(&cq)
+            .max_send_wr(8)
+            .shared_receive_queue(&srq)
+            .rc()
+            .unwrap();
 
         let raw = inline::alloc_mw(made.pd, IBV_MW_TYPE_2);
-        let window = MemoryWindow::<Type2>::from_raw(&pd, raw);
+        let window = MemoryWindow::<WindowType2>::from_raw(&pd, raw);
         assert_eq!(window.as_raw(), raw);
         let memory = pd.register(vec![0_u8; 64], Windowed).unwrap();
         let mut qp = pd
             .queue_pair(&cq)
-            .send_depth(8)
-            .recv_depth(8)
+            .max_send_wr(8)
+            .max_recv_wr(8)
             .rc()
             .unwrap()
             .connect(&PEER)
             .unwrap();
-        qp.bind(window, &memory, 0..8, Write).unwrap();
+        qp.bind(window, &memory, 0..8, WriteAccess).unwrap();
         drop(qp);
 
         let mut attr = ibv_alloc_dm_attr {
@@ -350,7 +363,7 @@ fn the_other_objects_are_taken_over_too() {
         let mut gpu = vec![0_u8; 64];
         let mr = made.register(&mut gpu, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
         let at = (0x7000_0000, 64);
-        let opaque = Buffer::<Opaque<RemoteWrite>>::from_raw(&pd, mr, at, RemoteWrite, Ownership::Taken).unwrap();
+        let opaque = Buffer::<Opaque<PeerWrite>>::from_raw(&pd, mr, at, PeerWrite, Ownership::Taken).unwrap();
         assert_eq!(
             (opaque.addr(), opaque.as_raw(), opaque.remote().len()),
             (0x7000_0000, mr, 64)
@@ -359,7 +372,7 @@ fn the_other_objects_are_taken_over_too() {
         let mut init: ibv_cq_init_attr_ex = core::mem::zeroed();
         (init.cqe, init.wc_flags) = (16, IBV_WC_STANDARD_FLAGS.into());
         let raw = inline::create_cq_ex(made.context, &mut init);
-        let mut extended = CompletionQueue::<Extended>::from_raw(&context, raw, Ownership::Taken).unwrap();
+        let mut extended = CompletionQueue::<ExtendedCq>::from_raw(&context, raw, Ownership::Taken).unwrap();
         assert_eq!(extended.as_raw(), raw.cast());
         assert!(extended.poll().unwrap().next_completion().is_none());
         drop(opaque);

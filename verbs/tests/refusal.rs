@@ -1,6 +1,6 @@
 //! Refusals: nothing is lost, nothing is posted twice, and the queue stays usable.
 
-use doorbell_verbs::{Buffer, CompletionQueueError, Local, PostList, Reason, Remote, Success, Write};
+use doorbell_verbs::{Buffer, CompletionQueueError, Local, PostList, RejectReason, Remote, Success, WriteAccess};
 
 use crate::rig::{TestBackend, over_both_backends, rig};
 use crate::stub::{Stub, Verb};
@@ -18,7 +18,7 @@ over_both_backends! {
     single_requests_are_refused_as_those_of_a_batch,
 }
 
-const REMOTE: Remote<Write> = Remote::from_raw(0x1000, 0x55, 64);
+const REMOTE: Remote<WriteAccess> = Remote::from_raw(0x1000, 0x55, 64);
 
 fn addresses(buffers: Vec<doorbell_verbs::Buffers>) -> Vec<Option<u64>> {
     buffers
@@ -39,10 +39,10 @@ fn a_batch_that_does_not_fit_is_not_begun<B: TestBackend>() {
         })
         .unwrap_err();
     assert_eq!((refused.index, refused.posted), (4, 0));
-    assert!(matches!(refused.reason, Reason::QueueFull { depth: 4 }));
+    assert!(matches!(refused.reason, RejectReason::QueueFull { depth: 4 }));
     assert_eq!(addresses(refused.buffers), expected);
     assert_eq!(stub.doorbells(qp.qpn().get()).0, 0);
-    assert_eq!((qp.next_send(), qp.send_room()), (0, 4));
+    assert_eq!((qp.next_send(), qp.free_send_slots()), (0, 4));
 }
 
 fn a_request_that_does_not_fit_its_target_is_named<B: TestBackend>() {
@@ -59,7 +59,7 @@ fn a_request_that_does_not_fit_its_target_is_named<B: TestBackend>() {
         .unwrap_err();
     assert_eq!(refused.index, 1);
     assert!(
-        matches!(refused.reason, Reason::RemoteTooShort { len: 64, remote: 63 }),
+        matches!(refused.reason, RejectReason::RemoteTooShort { len: 64, remote: 63 }),
         "{refused}"
     );
     assert_eq!(addresses(refused.buffers), expected);
@@ -71,7 +71,7 @@ fn a_request_that_does_not_fit_its_target_is_named<B: TestBackend>() {
         })
         .unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::InlineTooLong { len: 65, max: 64 }),
+        matches!(refused.reason, RejectReason::InlineTooLong { len: 65, max: 64 }),
         "{refused}"
     );
 
@@ -93,7 +93,7 @@ fn more_buffers_than_the_queue_pair_takes_come_back_all<B: TestBackend>() {
         })
         .unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::TooManyBuffers { requested: 5, max: 4 }),
+        matches!(refused.reason, RejectReason::TooManyBuffers { requested: 5, max: 4 }),
         "{refused}"
     );
     let back = core::iter::from_fn(|| refused.buffers[0].take::<Local>()).count();
@@ -117,10 +117,10 @@ fn refused_requests_are_returned_and_the_rest_is_in_flight() {
     assert_eq!((refused.index, refused.posted), (3, 3));
     assert!(refused.to_string().contains("ibv_post_send"), "{refused}");
     assert_eq!(addresses(refused.buffers), [Some(expected[3]), Some(expected[4])]);
-    assert_eq!((qp.next_send(), qp.send_room()), (3, 5));
+    assert_eq!((qp.next_send(), qp.free_send_slots()), (3, 5));
 
     qp.post(|batch| {
-        batch.send_inline(b"x").signalled();
+        batch.send_inline(b"x").signaled();
     })
     .unwrap();
     stub.complete_sends(qpn, 4);
@@ -177,7 +177,7 @@ fn receives_are_refused_alike<B: TestBackend>() {
     assert_eq!(addresses(refused.buffers), [Some(second)]);
     qp.receive(buffers.remove(0)).unwrap();
     let refused = qp.receive(buffers.remove(0)).unwrap_err();
-    assert!(matches!(refused.reason, Reason::QueueFull { depth: 2 }));
+    assert!(matches!(refused.reason, RejectReason::QueueFull { depth: 2 }));
     assert_eq!(stub.doorbells(qpn).1, 2, "the full queue is not even tried");
 }
 
@@ -189,14 +189,14 @@ fn a_panic_while_building_takes_everything_back<B: TestBackend>() {
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         qp.post(|batch| {
             batch.send(a);
-            batch.send(b).signalled();
+            batch.send(b).signaled();
             panic!("in the closure");
         })
     }));
     assert!(panicked.is_err());
-    assert_eq!((stub.doorbells(qpn).0, qp.next_send(), qp.send_room()), (0, 0, 4));
+    assert_eq!((stub.doorbells(qpn).0, qp.next_send(), qp.free_send_slots()), (0, 0, 4));
     qp.post(|batch| {
-        batch.send(buffers.remove(0)).signalled();
+        batch.send(buffers.remove(0)).signaled();
     })
     .unwrap();
     stub.complete_sends(qpn, 1);
@@ -220,7 +220,7 @@ fn a_provider_that_does_not_say_which_request_it_refused_keeps_them_all() {
     let refused = qp
         .post(|batch| {
             batch.send(a);
-            batch.send(b).signalled();
+            batch.send(b).signaled();
         })
         .unwrap_err();
     assert_eq!((refused.posted, refused.buffers.len()), (2, 0), "it may be using them");
@@ -250,7 +250,7 @@ fn a_panic_after_a_signalled_request_leaves_no_queue_without_one<B: TestBackend>
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         qp.post(|batch| {
             for _ in 0..4 {
-                batch.send_inline(b"x").signalled();
+                batch.send_inline(b"x").signaled();
             }
             panic!("in the closure");
         })
@@ -269,14 +269,17 @@ fn single_requests_are_refused_as_those_of_a_batch<B: TestBackend>() {
     let (a, b) = (buffers.remove(0), buffers.remove(0));
     let at = a.addr();
 
-    let short = Remote::<Write>::from_raw(0x1000, 0x55, 63);
+    let short = Remote::<WriteAccess>::from_raw(0x1000, 0x55, 63);
     let mut refused = qp.write(a, short).unwrap_err();
-    assert!(matches!(refused.reason, Reason::RemoteTooShort { len: 64, remote: 63 }));
+    assert!(matches!(
+        refused.reason,
+        RejectReason::RemoteTooShort { len: 64, remote: 63 }
+    ));
     let a: Buffer = refused.buffers[0].take().unwrap();
     let refused = qp.write_inline(&[0; 65], REMOTE).unwrap_err();
     assert!(matches!(
         refused.reason,
-        Reason::RemoteTooShort { .. } | Reason::InlineTooLong { .. }
+        RejectReason::RemoteTooShort { .. } | RejectReason::InlineTooLong { .. }
     ));
 
     stub.refuse_send(qpn, 0, libc::ENOMEM);
@@ -296,7 +299,7 @@ fn single_requests_are_refused_as_those_of_a_batch<B: TestBackend>() {
 
     qp.send_inline(b"x").unwrap();
     let refused = qp.send_inline(b"y").unwrap_err();
-    assert!(matches!(refused.reason, Reason::QueueFull { depth: 2 }));
+    assert!(matches!(refused.reason, RejectReason::QueueFull { depth: 2 }));
     stub.complete_sends(qpn, 2);
     assert_eq!(
         cq.poll().unwrap().filter_map(|mut done| done.take::<Local>()).count(),
@@ -328,7 +331,7 @@ fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
     let mut cq = context.completion_queue(64).unwrap();
     let mut qps: Vec<_> = (0..2)
         .map(|tag| {
-            let qp = pd.queue_pair(&cq).send_depth(16).recv_depth(1).tag(tag).rc().unwrap();
+            let qp = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(1).tag(tag).rc().unwrap();
             qp.connect(&crate::rig::PEER).unwrap()
         })
         .collect();
@@ -340,11 +343,11 @@ fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
             expected.extend([(tag, 2 * round, first.addr()), (tag, 2 * round + 1, second.addr())]);
             qp.post(|batch| {
                 // In every other round each has its own completion.
-                batch.send(first).signalled_if(round % 2 == 1);
+                batch.send(first).signaled_if(round % 2 == 1);
             })
             .unwrap();
             qp.post(|batch| {
-                batch.send(second).signalled();
+                batch.send(second).signaled();
             })
             .unwrap();
             stub.complete_sends(qp.qpn().get(), 2);

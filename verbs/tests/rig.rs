@@ -1,8 +1,9 @@
 //! The common setup of most tests.
 
 use doorbell_verbs::{
-    Backend, Buffer, Classic, Completion, CompletionQueue, Context, CqKind, Endpoint, Extended, Gid, Lid, Local, Mtu,
-    PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, Rc, Ud, WorkRequests,
+    Backend, Buffer, ClassicCq, Completion, CompletionQueue, Context, CqKind, Endpoint, ExtendedCq, Gid, Lid, Local,
+    Mtu, PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, ReliableConnection,
+    UnreliableDatagram, WrPost,
 };
 
 use crate::stub::Stub;
@@ -13,7 +14,7 @@ pub(crate) const PEER: Endpoint = Endpoint {
     qpn: Qpn::truncated(0x77),
     psn: Psn::truncated(0x1234),
     mtu: Mtu::B4096,
-    rd_atomic: 4,
+    max_dest_rd_atomic: 4,
 };
 
 /// The backends, for tests that run over both.
@@ -21,9 +22,9 @@ pub(crate) trait TestBackend: Backend + Sized {
     /// Whether a batch that the provider refuses is refused as a whole.
     const WHOLE: bool;
 
-    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError>;
+    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<ReliableConnection, Self>, QueuePairError>;
 
-    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError>;
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<UnreliableDatagram, Self>, QueuePairError>;
 }
 
 impl TestBackend for PostList {
@@ -33,20 +34,20 @@ impl TestBackend for PostList {
         builder.rc()
     }
 
-    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud>, QueuePairError> {
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<UnreliableDatagram>, QueuePairError> {
         builder.ud()
     }
 }
 
-impl TestBackend for WorkRequests {
+impl TestBackend for WrPost {
     const WHOLE: bool = true;
 
-    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError> {
-        builder.work_requests().rc()
+    fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<ReliableConnection, Self>, QueuePairError> {
+        builder.wr_post().rc()
     }
 
-    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError> {
-        builder.work_requests().ud()
+    fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<UnreliableDatagram, Self>, QueuePairError> {
+        builder.wr_post().ud()
     }
 }
 
@@ -55,13 +56,13 @@ pub(crate) trait TestCq: CqKind {
     fn make(context: &Context, entries: u32) -> CompletionQueue<Self>;
 }
 
-impl TestCq for Classic {
+impl TestCq for ClassicCq {
     fn make(context: &Context, entries: u32) -> CompletionQueue {
         context.completion_queue(entries).unwrap()
     }
 }
 
-impl TestCq for Extended {
+impl TestCq for ExtendedCq {
     fn make(context: &Context, entries: u32) -> CompletionQueue<Self> {
         context.extended_completion_queue(entries).create().unwrap()
     }
@@ -107,7 +108,7 @@ pub(crate) use over;
 macro_rules! over_both_backends {
     ($($name:ident),* $(,)?) => {
         $crate::rig::over!(post_list: PostList; ($($name),*));
-        $crate::rig::over!(work_requests: WorkRequests; ($($name),*));
+        $crate::rig::over!(work_requests: WrPost; ($($name),*));
     };
 }
 pub(crate) use over_both_backends;
@@ -115,10 +116,10 @@ pub(crate) use over_both_backends;
 /// Instantiates each of these functions as a test for either backend with either kind of queue.
 macro_rules! over_all_kinds {
     ($($name:ident),* $(,)?) => {
-        $crate::rig::over!(post_list_classic: PostList, Classic; ($($name),*));
-        $crate::rig::over!(work_requests_classic: WorkRequests, Classic; ($($name),*));
-        $crate::rig::over!(post_list_extended: PostList, Extended; ($($name),*));
-        $crate::rig::over!(work_requests_extended: WorkRequests, Extended; ($($name),*));
+        $crate::rig::over!(post_list_classic: PostList, ClassicCq; ($($name),*));
+        $crate::rig::over!(work_requests_classic: WrPost, ClassicCq; ($($name),*));
+        $crate::rig::over!(post_list_extended: PostList, ExtendedCq; ($($name),*));
+        $crate::rig::over!(work_requests_extended: WrPost, ExtendedCq; ($($name),*));
     };
 }
 pub(crate) use over_all_kinds;
@@ -128,7 +129,7 @@ pub(crate) fn rig<B: TestBackend>(
     stub: &'static Stub,
     depth: u32,
     n: usize,
-) -> (QueuePair<Rc, B>, CompletionQueue, Vec<Buffer>) {
+) -> (QueuePair<ReliableConnection, B>, CompletionQueue, Vec<Buffer>) {
     rig_of(stub, depth, n)
 }
 
@@ -137,16 +138,16 @@ pub(crate) fn rig_of<B: TestBackend, Q: TestCq>(
     stub: &'static Stub,
     depth: u32,
     n: usize,
-) -> (QueuePair<Rc, B>, CompletionQueue<Q>, Vec<Buffer>) {
+) -> (QueuePair<ReliableConnection, B>, CompletionQueue<Q>, Vec<Buffer>) {
     stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = Q::make(&context, 2 * depth);
     let builder = pd
         .queue_pair(&cq)
-        .send_depth(depth)
-        .recv_depth(depth)
-        .max_inline(32)
+        .max_send_wr(depth)
+        .max_recv_wr(depth)
+        .max_inline_data(32)
         .max_send_sge(4)
         .max_recv_sge(4);
     let qp = B::rc(builder).unwrap().connect(&PEER).unwrap();

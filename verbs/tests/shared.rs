@@ -6,15 +6,16 @@ mod stress;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use doorbell_verbs::{
-    AsyncEvent, Buffer, CompletionQueue, Context, Local, ProtectionDomain, Queue, QueuePair, QueuePairError, Rc,
-    Reason, SharedReceive, SharedReceiveError, SharedReceiveEvent, SharedReceiveQueue, Status, Success,
+    AsyncEvent, Buffer, CompletionQueue, CompletionStatus, Context, Local, ProtectionDomain, QueueKind, QueuePair,
+    QueuePairError, RejectReason, ReliableConnection, SharedReceiveQueue, SharedReceiveQueueError,
+    SharedReceiveQueueEvent, Success, WithSrq,
 };
 use doorbell_verbs_sys as sys;
 
 use crate::rig::PEER;
 use crate::stub::{Stub, Verb};
 
-type SharedQp = QueuePair<SharedReceive<Rc>>;
+type SharedQp = QueuePair<WithSrq<ReliableConnection>>;
 
 const DEPTH: u32 = 8;
 
@@ -41,8 +42,13 @@ impl Rig {
     }
 
     fn qp(&self, cq: &CompletionQueue, tag: u64) -> SharedQp {
-        let builder = self.pd.queue_pair(cq).send_depth(2).recv_depth(999).tag(tag);
-        builder.shared_receive(&self.srq).rc().unwrap().connect(&PEER).unwrap()
+        let builder = self.pd.queue_pair(cq).max_send_wr(2).max_recv_wr(999).tag(tag);
+        builder
+            .shared_receive_queue(&self.srq)
+            .rc()
+            .unwrap()
+            .connect(&PEER)
+            .unwrap()
     }
 
     fn buffers(&self, count: u64) -> Vec<Buffer> {
@@ -63,7 +69,7 @@ fn drain(cq: &mut CompletionQueue) -> Vec<(u64, u64, u64)> {
     done.map(|done| {
         assert_eq!(
             (done.queue(), done.result()),
-            (Queue::Receive, Ok(Success::Receive { len: 8, imm: None }))
+            (QueueKind::Receive, Ok(Success::Receive { len: 8, imm: None }))
         );
         let (tag, sequence) = (done.tag(), done.sequence());
         (number_of(&done.into_buffer::<Local>().unwrap()), tag, sequence)
@@ -81,14 +87,14 @@ fn receives_complete_out_of_order_to_the_queue_pair_that_consumed_them() {
     for buffer in rig.buffers(4) {
         rig.srq.receive(buffer).unwrap();
     }
-    assert_eq!((rig.srq.room(), rig.stub.shared_doorbells(qpn[0])), (4, 4));
+    assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn[0])), (4, 4));
     // The last, the first, then those that were third and second.
     for (qp, place) in [(0, 3), (1, 0), (0, 1), (0, 0)] {
         rig.stub.complete_shared(qpn[qp], place, 8);
     }
-    assert_eq!(rig.srq.room(), 4, "not before they are polled");
+    assert_eq!(rig.srq.free_slots(), 4, "not before they are polled");
     assert_eq!(drain(&mut cq), [(3, 10, 0), (0, 11, 0), (2, 10, 1), (1, 10, 2)]);
-    assert_eq!(rig.srq.room(), DEPTH);
+    assert_eq!(rig.srq.free_slots(), DEPTH);
 }
 
 #[test]
@@ -121,7 +127,7 @@ fn a_batch_is_one_doorbell_and_a_slot_is_free_as_soon_as_its_completion_is_yield
         // Its slot is free, though the rest is not yielded yet.
         rig.srq.receive(buffer).unwrap();
     }
-    assert_eq!(rig.srq.room(), 0);
+    assert_eq!(rig.srq.free_slots(), 0);
 }
 
 #[test]
@@ -137,11 +143,11 @@ fn what_does_not_fit_comes_back() {
         .post_receives(|batch| (0..=DEPTH).for_each(|_| batch.receive(next())))
         .unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::QueueFull { depth: DEPTH }),
+        matches!(refused.reason, RejectReason::QueueFull { depth: DEPTH }),
         "{refused}"
     );
     assert_eq!((refused.index, refused.posted, refused.buffers.len()), (8, 0, 9));
-    assert_eq!((rig.srq.room(), rig.stub.shared_doorbells(qpn)), (DEPTH, 0));
+    assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn)), (DEPTH, 0));
     // Too many buffers in the second.
     let refused = rig.srq.post_receives(|batch| {
         batch.receive(next());
@@ -150,7 +156,7 @@ fn what_does_not_fit_comes_back() {
     });
     let mut refused = refused.unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::TooManyBuffers { requested: 3, max: 2 }),
+        matches!(refused.reason, RejectReason::TooManyBuffers { requested: 3, max: 2 }),
         "{refused}"
     );
     assert_eq!((refused.index, refused.buffers.len()), (1, 3));
@@ -163,7 +169,7 @@ fn what_does_not_fit_comes_back() {
         })
     }));
     assert!(panicked.is_err());
-    assert_eq!((rig.srq.room(), rig.stub.shared_doorbells(qpn)), (DEPTH, 0));
+    assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn)), (DEPTH, 0));
     // The device refuses the third: the first two stay.
     rig.stub.refuse_shared(qpn, 2, libc::ENOMEM);
     let mut refused = rig
@@ -173,7 +179,7 @@ fn what_does_not_fit_comes_back() {
     assert!(
         matches!(
             refused.reason,
-            Reason::Device {
+            RejectReason::Device {
                 verb: "ibv_post_srq_recv",
                 ..
             }
@@ -182,14 +188,17 @@ fn what_does_not_fit_comes_back() {
     );
     assert_eq!((refused.index, refused.posted, refused.buffers.len()), (2, 2, 2));
     assert_eq!(number_of(&refused.buffers[0].take::<Local>().unwrap()), 17);
-    assert_eq!((rig.srq.room(), rig.stub.pending_shared(qpn).len()), (DEPTH - 2, 2));
+    assert_eq!(
+        (rig.srq.free_slots(), rig.stub.pending_shared(qpn).len()),
+        (DEPTH - 2, 2)
+    );
     // A single request behaves alike; and one that is one too many.
     rig.stub.refuse_shared(qpn, 0, libc::EINVAL);
     assert_eq!(rig.srq.receive(next()).unwrap_err().buffers.len(), 1);
     (2..DEPTH).for_each(|_| rig.srq.receive(next()).unwrap());
     let refused = rig.srq.receive(next()).unwrap_err();
     assert!(
-        matches!(refused.reason, Reason::QueueFull { depth: DEPTH }),
+        matches!(refused.reason, RejectReason::QueueFull { depth: DEPTH }),
         "{refused}"
     );
     assert_eq!(
@@ -210,8 +219,8 @@ fn entries_are_reserved_once_for_each_completion_queue() {
     let error = rig
         .pd
         .queue_pair(&other)
-        .send_depth(2)
-        .shared_receive(&rig.srq)
+        .max_send_wr(2)
+        .shared_receive_queue(&rig.srq)
         .rc()
         .unwrap_err();
     assert!(
@@ -229,9 +238,9 @@ fn entries_are_reserved_once_for_each_completion_queue() {
     // The queue pair that could not be created has left only its departure record.
     assert_eq!(drain(&mut other), []);
     assert_eq!(other.unreserved(), DEPTH + 1);
-    let third = rig.pd.queue_pair(&one).recv_cq(&other).send_depth(0);
+    let third = rig.pd.queue_pair(&one).recv_cq(&other).max_send_wr(0);
     let third = third
-        .shared_receive(&rig.srq.handle())
+        .shared_receive_queue(&rig.srq.handle())
         .rc()
         .unwrap()
         .connect(&PEER)
@@ -259,7 +268,7 @@ fn entries_are_reserved_once_for_each_completion_queue() {
     drop(second);
     assert_eq!(drain(&mut one), []);
     assert_eq!(one.unreserved(), DEPTH + 4);
-    assert_eq!(rig.srq.room(), DEPTH);
+    assert_eq!(rig.srq.free_slots(), DEPTH);
 }
 
 /// What a queue pair received before it was dropped still completes, with its number and tag.
@@ -294,17 +303,17 @@ fn completions_outlive_their_queue_pair() {
         [
             (qpn, 1, None, 2),
             (other, 2, None, 0),
-            (qpn, 1, Some(Status::Flushed), 1)
+            (qpn, 1, Some(CompletionStatus::Flushed), 1)
         ]
     );
-    assert_eq!(rig.srq.room(), DEPTH - 1);
+    assert_eq!(rig.srq.free_slots(), DEPTH - 1);
     // A second completion of the same receive is of no request in flight.
     let stale = rig.stub.pending_shared(other.get())[0].wr_id;
     rig.stub.complete_shared(other.get(), 0, 8);
     rig.stub.forge(other.get(), stale);
     rig.stub.forge(other.get(), stale & !0xffff_ffff | 0xffff);
     assert_eq!(drain(&mut cq), [(3, 2, 1)]);
-    assert_eq!(rig.srq.room(), DEPTH);
+    assert_eq!(rig.srq.free_slots(), DEPTH);
 }
 
 /// Where a device removes unpolled completions with their queue pair, the buffers stay untouched
@@ -321,7 +330,7 @@ fn completions_that_the_device_takes_away_keep_their_buffers() {
     rig.stub.complete_shared(qp.qpn().get(), 0, 8);
     drop(qp);
     assert_eq!(drain(&mut cq), []);
-    assert_eq!((rig.srq.room(), rig.stub.live("mr")), (DEPTH - 3, 1));
+    assert_eq!((rig.srq.free_slots(), rig.stub.live("mr")), (DEPTH - 3, 1));
     let Rig { srq, stub, .. } = rig;
     drop(srq);
     // The completion queue may have had some: its poller polls once more.
@@ -390,7 +399,12 @@ fn sizes_and_failures_say_what_to_do() {
     assert!(create(1, 1).contains("give each queue pair receives of its own"));
     let other = Rig::new();
     let cq = other.cq(300);
-    let error = other.pd.queue_pair(&cq).shared_receive(&rig.srq).rc().unwrap_err();
+    let error = other
+        .pd
+        .queue_pair(&cq)
+        .shared_receive_queue(&rig.srq)
+        .rc()
+        .unwrap_err();
     assert!(matches!(error, QueuePairError::ForeignSharedReceiveQueue), "{error}");
 }
 
@@ -408,7 +422,7 @@ fn the_limit_is_armed_queried_and_reported() {
     assert!(
         matches!(
             error,
-            SharedReceiveError::Arm {
+            SharedReceiveQueueError::Arm {
                 limit: 9,
                 depth: DEPTH,
                 ..
@@ -418,8 +432,8 @@ fn the_limit_is_armed_queried_and_reported() {
     );
     let mut events = rig.context.events().unwrap();
     for (code, event) in [
-        (sys::IBV_EVENT_SRQ_LIMIT_REACHED, SharedReceiveEvent::LimitReached),
-        (sys::IBV_EVENT_SRQ_ERR, SharedReceiveEvent::Error),
+        (sys::IBV_EVENT_SRQ_LIMIT_REACHED, SharedReceiveQueueEvent::LimitReached),
+        (sys::IBV_EVENT_SRQ_ERR, SharedReceiveQueueEvent::Error),
     ] {
         rig.stub.raise_on_shared(qpn, code);
         let id = rig.srq.id();

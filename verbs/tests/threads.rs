@@ -30,11 +30,11 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: TestBackend, 
             buffer[..8].copy_from_slice(&number.to_ne_bytes());
             let mut waiting = Some(buffer);
             while let Some(buffer) = waiting.take() {
-                let signalled = number.is_multiple_of(5);
+                let signaled = number.is_multiple_of(5);
                 let posted = qp.post(|batch| {
                     let request = batch.send(buffer);
-                    if signalled {
-                        request.signalled()
+                    if signaled {
+                        request.signaled()
                     } else {
                         request
                     };

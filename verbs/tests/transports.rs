@@ -2,7 +2,8 @@
 //! read.
 
 use doorbell_verbs::{
-    Buffer, Local, PathMigration, QKey, QueuePair, QueuePairError, Rc, Reason, RemoteRights, Transport, Uc, Ud,
+    Buffer, Local, PathMigration, QKey, QueuePair, QueuePairError, RejectReason, ReliableConnection, RemoteRights,
+    Transport, UnreliableConnection, UnreliableDatagram,
 };
 use doorbell_verbs_sys::*;
 
@@ -10,11 +11,17 @@ use crate::rig::PEER;
 use crate::stub::{Stub, Verb};
 
 /// Queue pairs of each transport, of a domain that lives as long as they do.
-fn made(stub: &'static Stub) -> (QueuePair<Rc>, QueuePair<Uc>, QueuePair<Ud>) {
+fn made(
+    stub: &'static Stub,
+) -> (
+    QueuePair<ReliableConnection>,
+    QueuePair<UnreliableConnection>,
+    QueuePair<UnreliableDatagram>,
+) {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = context.completion_queue(64).unwrap();
-    let builder = || pd.queue_pair(&cq).send_depth(8).recv_depth(8);
+    let builder = || pd.queue_pair(&cq).max_send_wr(8).max_recv_wr(8);
     (
         builder().rc().unwrap().connect(&PEER).unwrap(),
         builder().uc().unwrap().connect(&PEER).unwrap(),
@@ -53,14 +60,14 @@ fn a_change_is_one_call_that_leaves_the_state_alone() {
         write: true,
         ..RemoteRights::default()
     };
-    rc.change()
+    rc.modify()
         .min_rnr_timer(3)
         .rights(rights)
         .migration(PathMigration::Rearm)
         .apply()
         .unwrap();
-    uc.change().rights(rights).pkey_index(2).apply().unwrap();
-    ud.change().qkey(QKey(0x99)).apply().unwrap();
+    uc.modify().rights(rights).pkey_index(2).apply().unwrap();
+    ud.modify().qkey(QKey(0x99)).apply().unwrap();
     let last = |qpn: doorbell_verbs::Qpn| (stub.masks(qpn.get()).pop().unwrap(), stub.attr(qpn.get()));
     let (mask, attr) = last(rc.qpn());
     assert_eq!(mask, IBV_QP_MIN_RNR_TIMER | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE);
@@ -75,7 +82,7 @@ fn a_change_is_one_call_that_leaves_the_state_alone() {
     assert_eq!(ud.endpoint().qkey, QKey(0x99));
 
     stub.fail(Verb::ModifyQp, libc::EINVAL);
-    ud.change().qkey(QKey(0x77)).apply().unwrap_err();
+    ud.modify().qkey(QKey(0x77)).apply().unwrap_err();
     assert_eq!(ud.endpoint().qkey, QKey(0x99), "nothing was changed");
 }
 
@@ -107,13 +114,13 @@ fn a_refused_change_says_which_attribute_the_state_does_not_allow() {
     let (mut rc, mut uc, mut ud) = made(stub);
     let invalid = "Invalid argument (os error 22)";
     assert_eq!(
-        refused(stub, &mut rc, |qp| qp.change().retry_count(1).min_rnr_timer(1).apply()),
+        refused(stub, &mut rc, |qp| qp.modify().retry_count(1).min_rnr_timer(1).apply()),
         format!(
             "ibv_modify_qp(stub queue pair N, in RTS): {invalid}: RTS to RTS does not allow IBV_QP_RETRY_CNT; SQD to SQD does: drain() first"
         )
     );
     assert_eq!(
-        refused(stub, &mut uc, |qp| qp.change().rights(RemoteRights::default()).apply()),
+        refused(stub, &mut uc, |qp| qp.modify().rights(RemoteRights::default()).apply()),
         format!(
             "ibv_modify_qp(stub queue pair N, in RTS): {invalid}: the attributes given are the right ones, so one of their values is not"
         )
@@ -147,12 +154,12 @@ fn a_receive_of_a_connection_may_be_short() {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = context.completion_queue(64).unwrap();
-    let builder = || pd.queue_pair(&cq).send_depth(8).recv_depth(8);
+    let builder = || pd.queue_pair(&cq).max_send_wr(8).max_recv_wr(8);
     let buffer = || -> Buffer { pd.register(vec![0; 8], Local).unwrap() };
     builder().rc().unwrap().receive(buffer()).unwrap();
     builder().uc().unwrap().receive(buffer()).unwrap();
     let mut ud = builder().ud().unwrap();
     let refused = ud.receive(buffer()).unwrap_err();
-    assert!(matches!(refused.reason, Reason::NoRoomForHeader { len: 8 }));
+    assert!(matches!(refused.reason, RejectReason::NoRoomForHeader { len: 8 }));
     assert_eq!(stub.doorbells(ud.qpn().get()), (0, 0));
 }

@@ -2,8 +2,8 @@
 //! and what is refused.
 
 use doorbell_verbs::{
-    BoundWindow, Buffer, CompletionQueue, MemoryWindow, ProtectionDomain, QueuePair, RKey, Read, ReadWrite, Reason,
-    Success, Type1, Type2, Windowed, Write,
+    BoundWindow, Buffer, CompletionQueue, MemoryWindow, ProtectionDomain, QueuePair, RKey, ReadAccess, ReadWriteAccess,
+    RejectReason, Success, WindowType1, WindowType2, Windowed, WriteAccess,
 };
 use doorbell_verbs_sys::*;
 
@@ -25,9 +25,9 @@ fn rig() -> Rig {
     let cq = context.completion_queue(16).unwrap();
     let prepared = pd
         .queue_pair(&cq)
-        .send_depth(4)
-        .recv_depth(4)
-        .max_inline(32)
+        .max_send_wr(4)
+        .max_recv_wr(4)
+        .max_inline_data(32)
         .rc()
         .unwrap();
     let qp = prepared.connect(&PEER).unwrap();
@@ -47,16 +47,16 @@ impl Rig {
     }
 
     /// Completes the oldest send, and returns the window that it has bound.
-    fn bound(&mut self) -> BoundWindow<Write> {
+    fn bound(&mut self) -> BoundWindow<WriteAccess> {
         self.stub.complete_sends(self.qpn(), 1);
         let mut completion = self.cq.poll().unwrap().next().unwrap();
         assert_eq!(completion.result().unwrap(), Success::Bind);
         completion.take_bound_window().unwrap()
     }
 
-    fn bind(&mut self) -> BoundWindow<Write> {
+    fn bind(&mut self) -> BoundWindow<WriteAccess> {
         let window = self.pd.memory_window().unwrap();
-        self.qp.bind(window, &self.inbox, 16..48, Write).unwrap();
+        self.qp.bind(window, &self.inbox, 16..48, WriteAccess).unwrap();
         self.bound()
     }
 }
@@ -65,9 +65,9 @@ impl Rig {
 fn a_binding_gives_the_window_back_with_its_key() {
     let mut rig = rig();
     let window = rig.pd.memory_window().unwrap();
-    rig.qp.bind(window, &rig.inbox, 16..48, ReadWrite).unwrap();
+    rig.qp.bind(window, &rig.inbox, 16..48, ReadWriteAccess).unwrap();
     let posted = rig.stub.pending_sends(rig.qpn()).remove(0);
-    assert!(posted.signalled() && posted.opcode == IBV_WR_BIND_MW);
+    assert!(posted.signaled() && posted.opcode == IBV_WR_BIND_MW);
     let expected = Bound {
         rkey: 0x77_00ff,
         addr: rig.inbox.addr() + 16,
@@ -78,15 +78,18 @@ fn a_binding_gives_the_window_back_with_its_key() {
     rig.stub.complete_sends(rig.qpn(), 1);
     let mut completion = rig.cq.poll().unwrap().next().unwrap();
     assert!(
-        completion.take_bound_window::<Write, Type2>().is_none(),
+        completion.take_bound_window::<WriteAccess, WindowType2>().is_none(),
         "not what was bound"
     );
-    assert!(completion.take_bound_window::<ReadWrite, Type1>().is_none());
-    assert!(completion.take_window::<Type2>().is_none(), "it is bound");
+    assert!(completion.take_bound_window::<ReadWriteAccess, WindowType1>().is_none());
+    assert!(completion.take_window::<WindowType2>().is_none(), "it is bound");
     assert!(completion.take::<Windowed>().is_none(), "it is no buffer");
     assert!(completion.take_word().is_none());
-    let window = completion.take_bound_window::<ReadWrite, Type2>().unwrap();
-    assert!(completion.take_bound_window::<ReadWrite, Type2>().is_none(), "taken");
+    let window = completion.take_bound_window::<ReadWriteAccess, WindowType2>().unwrap();
+    assert!(
+        completion.take_bound_window::<ReadWriteAccess, WindowType2>().is_none(),
+        "taken"
+    );
     let remote = window.remote();
     assert_eq!(
         (remote.addr(), remote.len(), remote.rkey()),
@@ -105,13 +108,13 @@ fn an_invalidated_window_is_bound_again_with_the_next_key() {
     let mut completion = rig.cq.poll().unwrap().next().unwrap();
     assert_eq!(completion.result().unwrap(), Success::Invalidate);
     assert!(
-        completion.take_bound_window::<Write, Type2>().is_none(),
+        completion.take_bound_window::<WriteAccess, WindowType2>().is_none(),
         "it is bound no more"
     );
-    let window = completion.take_window::<Type2>().unwrap();
+    let window = completion.take_window::<WindowType2>().unwrap();
     drop(completion);
     // The whole buffer; the lower 8 bits of the key wrap.
-    rig.qp.bind(window, &rig.inbox, .., Write).unwrap();
+    rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap();
     let second = rig.bound();
     assert_eq!((second.rkey(), second.remote().len()), (RKey(0x77_0000), 4096));
 }
@@ -131,7 +134,7 @@ fn a_peer_takes_the_key_away() {
     // By its number alone: the stub gives all windows one key.
     let other = other.invalidated(RKey(rkey.0 ^ 1)).unwrap_err();
     let window: MemoryWindow = window.invalidated(rkey).unwrap();
-    rig.qp.bind(window, &rig.inbox, 0..8, Write).unwrap();
+    rig.qp.bind(window, &rig.inbox, 0..8, WriteAccess).unwrap();
     let again = rig.bound();
     assert_eq!(again.rkey(), RKey(0x77_0000));
     drop((again, other));
@@ -148,7 +151,7 @@ fn a_send_that_invalidates() {
             batch
                 .send_inline_with_invalidate(b"bye", RKey(8))
                 .solicited()
-                .signalled();
+                .signaled();
         })
         .unwrap();
     let posted = rig.stub.pending_sends(rig.qpn());
@@ -202,7 +205,7 @@ fn rig_in_flight(unbind: bool) -> Rig {
         rig.qp.invalidate(window).unwrap();
     } else {
         let window = rig.pd.memory_window().unwrap();
-        rig.qp.bind(window, &rig.inbox, .., Read).unwrap();
+        rig.qp.bind(window, &rig.inbox, .., ReadAccess).unwrap();
     }
     rig
 }
@@ -214,9 +217,9 @@ fn a_window_whose_request_fails_goes_with_the_completion() {
         rig.stub.fail_send(rig.qpn(), IBV_WC_MW_BIND_ERR);
         let mut completion = rig.cq.poll().unwrap().next().unwrap();
         assert!(completion.result().is_err());
-        assert!(completion.take_window::<Type2>().is_none());
-        assert!(completion.take_bound_window::<Write, Type2>().is_none());
-        assert!(completion.take_bound_window::<Read, Type2>().is_none());
+        assert!(completion.take_window::<WindowType2>().is_none());
+        assert!(completion.take_bound_window::<WriteAccess, WindowType2>().is_none());
+        assert!(completion.take_bound_window::<ReadAccess, WindowType2>().is_none());
         assert_eq!(rig.stub.live("mw"), 1);
         drop(completion);
         assert_eq!(rig.stub.live("mw"), 0);
@@ -229,27 +232,27 @@ fn what_is_refused_comes_back() {
     // Of another domain, over nothing.
     let other = self::rig();
     let window = other.pd.memory_window().unwrap();
-    let mut refused = rig.qp.bind(window, &rig.inbox, .., Write).unwrap_err();
-    assert!(matches!(refused.reason, Reason::ForeignWindow), "{refused}");
-    drop(refused.take_window::<Type2>().unwrap());
+    let mut refused = rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap_err();
+    assert!(matches!(refused.reason, RejectReason::ForeignWindow), "{refused}");
+    drop(refused.take_window::<WindowType2>().unwrap());
     let window = rig.pd.memory_window().unwrap();
-    let mut refused = rig.qp.bind(window, &rig.inbox, 8..8, Write).unwrap_err();
-    assert!(matches!(refused.reason, Reason::EmptyWindow), "{refused}");
-    assert!(refused.take_window::<Type1>().is_none());
-    assert!(refused.take_bound_window::<Write, Type2>().is_none());
-    let window = refused.take_window::<Type2>().unwrap();
+    let mut refused = rig.qp.bind(window, &rig.inbox, 8..8, WriteAccess).unwrap_err();
+    assert!(matches!(refused.reason, RejectReason::EmptyWindow), "{refused}");
+    assert!(refused.take_window::<WindowType1>().is_none());
+    assert!(refused.take_bound_window::<WriteAccess, WindowType2>().is_none());
+    let window = refused.take_window::<WindowType2>().unwrap();
     // Refused by the device.
     rig.stub.refuse_send(rig.qpn(), 0, libc::EINVAL);
-    let mut refused = rig.qp.bind(window, &rig.inbox, .., Write).unwrap_err();
-    assert!(matches!(refused.reason, Reason::Device { .. }), "{refused}");
-    let window = refused.take_window::<Type2>().unwrap();
-    rig.qp.bind(window, &rig.inbox, .., Write).unwrap();
+    let mut refused = rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap_err();
+    assert!(matches!(refused.reason, RejectReason::Device { .. }), "{refused}");
+    let window = refused.take_window::<WindowType2>().unwrap();
+    rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap();
     let window = rig.bound();
     // Unbinding refused: still bound.
     rig.stub.refuse_send(rig.qpn(), 0, libc::EINVAL);
     let mut refused = rig.qp.invalidate(window).unwrap_err();
-    assert!(refused.take_window::<Type2>().is_none());
-    let window = refused.take_bound_window::<Write, Type2>().unwrap();
+    assert!(refused.take_window::<WindowType2>().is_none());
+    let window = refused.take_bound_window::<WriteAccess, WindowType2>().unwrap();
     assert_eq!(window.remote().len(), 4096);
     // A batch that does not fit: each is returned by its index.
     let mut windows = (0..5).map(|_| rig.pd.memory_window().unwrap()).collect::<Vec<_>>();
@@ -257,19 +260,22 @@ fn what_is_refused_comes_back() {
         .qp
         .post(|batch| {
             for window in windows.drain(..) {
-                batch.bind(window, &rig.inbox, 0..8, Write);
+                batch.bind(window, &rig.inbox, 0..8, WriteAccess);
             }
         })
         .unwrap_err();
-    assert!(matches!(refused.reason, Reason::QueueFull { depth: 4 }), "{refused}");
-    assert_eq!((0..5).filter_map(|_| refused.take_window::<Type2>()).count(), 5);
+    assert!(
+        matches!(refused.reason, RejectReason::QueueFull { depth: 4 }),
+        "{refused}"
+    );
+    assert_eq!((0..5).filter_map(|_| refused.take_window::<WindowType2>()).count(), 5);
     // One that was freed with another queue pair.
     let mut gone = self::rig();
     let lost = gone.bind();
     drop(gone.qp);
     let mut refused = rig.qp.invalidate(lost).unwrap_err();
-    assert!(matches!(refused.reason, Reason::WindowGone), "{refused}");
-    assert!(refused.take_bound_window::<Write, Type2>().is_some());
+    assert!(matches!(refused.reason, RejectReason::WindowGone), "{refused}");
+    assert!(refused.take_bound_window::<WriteAccess, WindowType2>().is_some());
 }
 
 #[test]
@@ -277,26 +283,26 @@ fn type_1_has_a_call_of_its_own() {
     let mut rig = rig();
     let window = rig.pd.memory_window_type_1().unwrap();
     rig.stub.fail(Verb::BindMw, libc::ENOMEM);
-    let mut refused = rig.qp.bind_type_1(window, &rig.inbox, 8..16, Read).unwrap_err();
+    let mut refused = rig.qp.bind_type_1(window, &rig.inbox, 8..16, ReadAccess).unwrap_err();
     assert!(refused.to_string().contains("ibv_bind_mw"), "{refused}");
-    let window = refused.take_window::<Type1>().unwrap();
-    rig.qp.bind_type_1(window, &rig.inbox, 8..16, Read).unwrap();
+    let window = refused.take_window::<WindowType1>().unwrap();
+    rig.qp.bind_type_1(window, &rig.inbox, 8..16, ReadAccess).unwrap();
     let posted = rig.stub.pending_sends(rig.qpn()).remove(0);
     assert_eq!(posted.bind.unwrap().access, IBV_ACCESS_REMOTE_READ);
     rig.stub.complete_sends(rig.qpn(), 1);
     let mut completion = rig.cq.poll().unwrap().next().unwrap();
     assert_eq!(completion.result().unwrap(), Success::Bind);
-    let window = completion.take_bound_window::<Read, Type1>().unwrap();
+    let window = completion.take_bound_window::<ReadAccess, WindowType1>().unwrap();
     drop(completion);
     assert_eq!(window.remote().addr(), rig.inbox.addr() + 8);
     rig.qp.unbind_type_1(window).unwrap();
     assert_eq!(rig.stub.pending_sends(rig.qpn())[0].bind.unwrap().len, 0);
     rig.stub.complete_sends(rig.qpn(), 1);
     let mut completion = rig.cq.poll().unwrap().next().unwrap();
-    let window = completion.take_window::<Type1>().unwrap();
+    let window = completion.take_window::<WindowType1>().unwrap();
     drop(completion);
     // It is not freed with the queue pair.
-    rig.qp.bind_type_1(window, &rig.inbox, .., Write).unwrap();
+    rig.qp.bind_type_1(window, &rig.inbox, .., WriteAccess).unwrap();
     rig.stub.complete_sends(rig.qpn(), 1);
     let window = rig
         .cq
@@ -304,7 +310,7 @@ fn type_1_has_a_call_of_its_own() {
         .unwrap()
         .next()
         .unwrap()
-        .take_bound_window::<Write, Type1>();
+        .take_bound_window::<WriteAccess, WindowType1>();
     drop(rig.qp);
     assert_eq!(rig.stub.live("mw"), 1);
     drop(window);
@@ -316,15 +322,18 @@ fn type_1_keeps_to_the_depth_of_the_queue() {
     let mut rig = rig();
     for _ in 0..4 {
         let window = rig.pd.memory_window_type_1().unwrap();
-        rig.qp.bind_type_1(window, &rig.inbox, .., Write).unwrap();
+        rig.qp.bind_type_1(window, &rig.inbox, .., WriteAccess).unwrap();
     }
     let window = rig.pd.memory_window_type_1().unwrap();
-    let mut refused = rig.qp.bind_type_1(window, &rig.inbox, .., Write).unwrap_err();
-    assert!(matches!(refused.reason, Reason::QueueFull { depth: 4 }), "{refused}");
-    let window = refused.take_window::<Type1>().unwrap();
+    let mut refused = rig.qp.bind_type_1(window, &rig.inbox, .., WriteAccess).unwrap_err();
+    assert!(
+        matches!(refused.reason, RejectReason::QueueFull { depth: 4 }),
+        "{refused}"
+    );
+    let window = refused.take_window::<WindowType1>().unwrap();
     rig.stub.complete_sends(rig.qpn(), 4);
     assert_eq!(rig.cq.poll().unwrap().count(), 4);
-    rig.qp.bind_type_1(window, &rig.inbox, .., Write).unwrap();
+    rig.qp.bind_type_1(window, &rig.inbox, .., WriteAccess).unwrap();
 }
 
 #[test]
@@ -343,5 +352,5 @@ fn a_device_without_windows() {
 fn a_range_beyond_the_buffer() {
     let mut rig = rig();
     let window = rig.pd.memory_window().unwrap();
-    let _ = rig.qp.bind(window, &rig.inbox, 1..4097, Write);
+    let _ = rig.qp.bind(window, &rig.inbox, 1..4097, WriteAccess);
 }

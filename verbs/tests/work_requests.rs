@@ -1,24 +1,26 @@
 //! Posting by `ibv_wr_*`: how a queue pair for it is created, and that a batch is posted as a whole
 //! or not at all. What both backends have in common is tested over both elsewhere.
 
-use doorbell_verbs::{Buffer, EitherBackend, Local, QueuePairError, Reason, Remote, RemoteAll, WorkRequests, Write};
+use doorbell_verbs::{
+    Buffer, EitherBackend, Local, PeerAll, QueuePairError, RejectReason, Remote, WrPost, WriteAccess,
+};
 use doorbell_verbs_sys as sys;
 
 use crate::rig::{PEER, rig};
 use crate::stub::{Stub, Verb};
 
-const REMOTE: Remote<Write> = Remote::from_raw(0x1000, 0x55, 64);
+const REMOTE: Remote<WriteAccess> = Remote::from_raw(0x1000, 0x55, 64);
 
 fn batch_refused_by(refuse: impl FnOnce(&Stub, u32)) {
     let stub = Stub::new();
-    let (mut qp, mut cq, buffers) = rig::<WorkRequests>(stub, 4, 3);
+    let (mut qp, mut cq, buffers) = rig::<WrPost>(stub, 4, 3);
     let qpn = qp.qpn().get();
     let expected: Vec<_> = buffers.iter().map(|buffer| Some(buffer.addr())).collect();
     refuse(stub, qpn);
     let refused = qp
         .post(|batch| {
             for buffer in buffers {
-                batch.send(buffer).signalled();
+                batch.send(buffer).signaled();
             }
         })
         .unwrap_err();
@@ -27,14 +29,14 @@ fn batch_refused_by(refuse: impl FnOnce(&Stub, u32)) {
     let mut back: Vec<Option<Buffer>> = refused.buffers.into_iter().map(|mut each| each.take()).collect();
     let addresses: Vec<_> = back.iter().map(|buffer| buffer.as_ref().map(Buffer::addr)).collect();
     assert_eq!(addresses, expected);
-    assert_eq!((qp.next_send(), qp.send_room()), (0, 4));
+    assert_eq!((qp.next_send(), qp.free_send_slots()), (0, 4));
     assert_eq!((stub.pending_sends(qpn).len(), stub.aborts(qpn)), (0, 0));
 
     qp.post(|batch| {
         for buffer in back.drain(..).flatten() {
             batch.send(buffer);
         }
-        batch.send_inline(b"x").signalled();
+        batch.send_inline(b"x").signaled();
     })
     .unwrap();
     stub.complete_sends(qpn, 4);
@@ -51,7 +53,7 @@ fn a_batch_that_the_device_refuses_comes_back_whole() {
 #[test]
 fn what_is_refused_here_is_aborted() {
     let stub = Stub::new();
-    let (mut qp, _cq, mut buffers) = rig::<WorkRequests>(stub, 2, 3);
+    let (mut qp, _cq, mut buffers) = rig::<WrPost>(stub, 2, 3);
     let qpn = qp.qpn().get();
     // An empty batch, one with an unsupported request, one that the queue has no slots for, and one
     // whose closure panics.
@@ -67,7 +69,10 @@ fn what_is_refused_here_is_aborted() {
             batch.send_inline(b"x");
         }
     });
-    assert!(matches!(refused.unwrap_err().reason, Reason::QueueFull { depth: 2 }));
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        RejectReason::QueueFull { depth: 2 }
+    ));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         qp.post(|batch| {
             batch.send(buffers.remove(0));
@@ -77,7 +82,7 @@ fn what_is_refused_here_is_aborted() {
     assert!(panicked.is_err());
     assert_eq!((stub.aborts(qpn), stub.doorbells(qpn).0), (4, 0));
     assert_eq!(
-        (stub.pending_sends(qpn).len(), qp.next_send(), qp.send_room()),
+        (stub.pending_sends(qpn).len(), qp.next_send(), qp.free_send_slots()),
         (0, 0, 2)
     );
     qp.send_inline(b"and it goes on").unwrap();
@@ -88,10 +93,10 @@ fn what_is_refused_here_is_aborted() {
 #[test]
 fn flags_do_not_stick() {
     let stub = Stub::new();
-    let (mut qp, _cq, _) = rig::<WorkRequests>(stub, 16, 0);
+    let (mut qp, _cq, _) = rig::<WrPost>(stub, 16, 0);
     let qpn = qp.qpn().get();
     qp.post(|batch| {
-        batch.send_inline(b"a").signalled().fence().solicited();
+        batch.send_inline(b"a").signaled().fence().solicited();
         batch.send_inline(b"b");
     })
     .unwrap();
@@ -113,14 +118,14 @@ fn a_provider_without_them_is_named_and_lists_are_the_way_out() {
         let pd = context.protection_domain().unwrap();
         let cq = context.completion_queue(256).unwrap();
         let builder = pd.queue_pair(&cq);
-        let refused = builder.clone().work_requests().rc().err();
+        let refused = builder.clone().wr_post().rc().err();
         let lists = matches!(builder.best_rc().unwrap(), EitherBackend::PostList(_));
         (refused, lists)
     };
     let expect_refusal = |why: &str| {
         let (refused, lists) = make();
         let refused = refused.unwrap();
-        assert!(matches!(refused, QueuePairError::NoWorkRequests { .. }), "{refused}");
+        assert!(matches!(refused, QueuePairError::NoWrPost { .. }), "{refused}");
         let text = refused.to_string();
         for part in [&stub.name, "RC", why, "best_rc()"] {
             assert!(text.contains(part), "{text} has no {part}");
@@ -136,10 +141,7 @@ fn a_provider_without_them_is_named_and_lists_are_the_way_out() {
     for errno in [libc::EOPNOTSUPP, libc::ENOSYS] {
         stub.fail(Verb::CreateQpEx, errno);
         let (refused, _) = make();
-        assert!(
-            matches!(refused, Some(QueuePairError::NoWorkRequests { .. })),
-            "{errno}"
-        );
+        assert!(matches!(refused, Some(QueuePairError::NoWrPost { .. })), "{errno}");
     }
     stub.fail(Verb::CreateQpEx, libc::ENOMEM);
     assert!(
@@ -160,30 +162,30 @@ fn each_transport_requests_only_the_operations_it_supports() {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let cq = context.completion_queue(1024).unwrap();
-    let builder = pd.queue_pair(&cq).max_inline(32);
+    let builder = pd.queue_pair(&cq).max_inline_data(32);
     let uc = builder.clone().best_uc().unwrap();
-    let EitherBackend::WorkRequests(uc) = uc else {
+    let EitherBackend::WrPost(uc) = uc else {
         panic!("UC by calls is there")
     };
     let mut uc = uc.connect(&PEER).unwrap();
     uc.write_inline(b"x", REMOTE).unwrap();
     assert_eq!(stub.pending_sends(uc.qpn().get())[0].remote, (0x1000, 0x55));
     stub.without(sys::IBV_QP_EX_WITH_RDMA_WRITE);
-    assert!(matches!(builder.best_ud().unwrap(), EitherBackend::WorkRequests(_)));
+    assert!(matches!(builder.best_ud().unwrap(), EitherBackend::WrPost(_)));
 }
 
 #[test]
 fn unsupported_atomics_are_refused_before_they_are_posted() {
     let stub = Stub::new();
     stub.without(sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD);
-    let (mut qp, _cq, mut buffers) = rig::<WorkRequests>(stub, 4, 2);
+    let (mut qp, _cq, mut buffers) = rig::<WrPost>(stub, 4, 2);
     let qpn = qp.qpn().get();
     let word = |buffer: Buffer| buffer.split_at(8).0.into_word().unwrap();
-    let at = Remote::<<RemoteAll as doorbell_verbs::Exposed>::Key>::from_raw(0x1000, 7, 8)
+    let at = Remote::<<PeerAll as doorbell_verbs::PeerAccessible>::Key>::from_raw(0x1000, 7, 8)
         .word(0)
         .unwrap();
     let refused = qp.fetch_add(word(buffers.remove(0)), at, 1).unwrap_err();
-    assert!(matches!(refused.reason, Reason::Unsupported), "{refused}");
+    assert!(matches!(refused.reason, RejectReason::Unsupported), "{refused}");
     let mut back = refused.buffers;
     let again = back[0].take_word().unwrap();
     let refused = qp

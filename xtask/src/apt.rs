@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_what_the_metapackage_depends_on() {
+    fn the_kernel_package_is_the_dependency_of_the_metapackage() {
         assert_eq!(
             dependency("linux-image-amd64\n  Depends: linux-image-6.1.0-9-amd64\n").unwrap(),
             "linux-image-6.1.0-9-amd64"

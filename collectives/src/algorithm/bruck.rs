@@ -1,105 +1,114 @@
-//! In ⌈log₂ p⌉ rounds for any number of ranks: in round i each exchanges with the ranks at distance 2^i, and passes on what is not its own.
-//! (J. Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, 1997.)
+//! Bruck's algorithm: ⌈log₂ p⌉ rounds for any number of ranks. In round i each exchanges with the
+//! ranks at distance 2^i, and forwards other ranks' data. (J. Bruck et al.: Efficient algorithms
+//! for all-to-all communications in multiport message-passing systems, 1997.)
 
-use super::{Members, Recipe, copy, nothing, one, recv, send};
-use crate::plan::{Place, Span, Step};
+use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use crate::plan::{PlanMemory, Span, Step};
 
 /// The distances: 1, 2, 4 … below p.
 fn rounds(p: u32) -> std::ops::Range<u32> {
     0..u32::BITS - (p - 1).leading_zeros()
 }
 
-/// All-gather: each sends all that it has to the rank 2^i before it; parts lie in the order in which they come, from the rank's own on, and are sorted in the end.
+/// All-gather: each sends all its data to the rank 2^i before it; parts are stored in order of
+/// arrival, the own one first, and sorted at the end.
 ///
 /// ⌈log₂ p⌉ steps, (p−1)/p·n sent and received by each rank, and n copied.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
-        let parts = |first, parts| Span::new(Place::Scratch, first, parts);
-        let own = copy(Span::block(Place::Input, 0), parts(0, 1));
+        let parts = |first, parts| Span::new(PlanMemory::Scratch, first, parts);
+        let own = copy(Span::block(PlanMemory::Input, 0), parts(0, 1));
         let exchange = rounds(p).flat_map(move |round| {
             let distance = 1 << round;
             let count = distance.min(p - distance);
             let (to, from) = (members.rank(v + p - distance), members.rank(v + distance));
             [send(to, parts(0, count)), recv(from, parts(distance, count))]
         });
-        let sort = members
-            .runs(v, p)
-            .map(move |run| copy(parts(run.at, run.ranks), Span::new(Place::Output, run.rank, run.ranks)));
+        let sort = members.runs(v, p).map(move |run| {
+            copy(
+                parts(run.at, run.ranks),
+                Span::new(PlanMemory::Output, run.rank, run.ranks),
+            )
+        });
         Box::new(std::iter::once(own).chain(exchange).chain(sort))
     },
     scratch: |members, v| (0..members.ranks()).map(|part| members.rank(v + part).0).collect(),
-    partial: nothing,
+    partial: no_blocks,
 };
 
-/// All-to-all: the part for the rank d behind travels by the bits of d, in round i those with bit i 2^i further; those that travel in a round are packed into one message.
+/// All-to-all: a part for the rank at distance d travels by the bits of d, in round i by 2^i if bit
+/// i is set; the parts of a round are packed into one message.
 ///
-/// ⌈log₂ p⌉ steps; each rank sends and receives about ⌈log₂ p⌉/2·n, and copies it once more. All parts are of one length, so it is not for all-to-all-v.
+/// ⌈log₂ p⌉ steps; each rank sends and receives about ⌈log₂ p⌉/2·n, and copies it once more. Not
+/// for all-to-all-v, as all parts have one length.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: false,
     deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let exchange = rounds(p).flat_map(move |round| {
-            let (distance, count) = (1 << round, travelling(p, round));
-            let packed = move |index| Span::block(Place::Scratch, packed_area(p, round) + index);
+            let (distance, count) = (1 << round, parts_in_round(p, round));
+            let packed = move |index| Span::block(PlanMemory::Scratch, packed_area(p, round) + index);
             let travel = (1..p).filter(move |part| part & distance != 0);
             let pack = travel
                 .zip(0..)
-                .map(move |(part, index)| (place_of(members, v, part, round), packed(index)));
-            let message = Span::new(Place::Scratch, packed_area(p, round), count);
-            let into = Span::new(Place::Scratch, arrivals(p, round), count);
+                .map(move |(part, index)| (location_of(members, v, part, round), packed(index)));
+            let message = Span::new(PlanMemory::Scratch, packed_area(p, round), count);
+            let into = Span::new(PlanMemory::Scratch, arrivals_begin(p, round), count);
             let (to, from) = (members.rank(v + distance), members.rank(v + p - distance));
             copies(pack).chain([send(to, message), recv(from, into)])
         });
         let sort = (0..p).map(move |part| {
-            let from = place_of(members, v, part, u32::BITS);
-            (from, Span::block(Place::Output, members.rank(v + p - part).0))
+            let from = location_of(members, v, part, u32::BITS);
+            (from, Span::block(PlanMemory::Output, members.rank(v + p - part).0))
         });
         Box::new(exchange.chain(copies(sort)))
     },
     scratch: |members, _| {
         let p = members.ranks();
-        vec![0; (packed_area(p, 1) + travelling(p, 1)) as usize]
+        vec![0; (packed_area(p, 1) + parts_in_round(p, 1)) as usize]
     },
-    partial: nothing,
+    partial: no_blocks,
 };
 
-/// How many of the parts 0 … p−1 have bit `round`.
-const fn travelling(p: u32, round: u32) -> u32 {
+/// The number of parts 0 … p−1 with bit `round` set.
+const fn parts_in_round(p: u32, round: u32) -> u32 {
     let distance = 1 << round;
     (p >> (round + 1) << round) + (p & (2 * distance - 1)).saturating_sub(distance)
 }
 
-/// Where in `Scratch` the parts begin that come in a round.
-fn arrivals(p: u32, round: u32) -> u32 {
-    (0..round).map(|before| travelling(p, before)).sum()
+/// The first block of `Scratch` for the arrivals of a round.
+fn arrivals_begin(p: u32, round: u32) -> u32 {
+    (0..round).map(|before| parts_in_round(p, before)).sum()
 }
 
-/// Where in `Scratch` a round's parts are packed: there are two such areas, used by turns, behind all arrivals.
+/// The first block of `Scratch` for the packed parts of a round: two areas, used alternately,
+/// behind all arrivals.
 fn packed_area(p: u32, round: u32) -> u32 {
-    arrivals(p, rounds(p).end) + round % 2 * travelling(p, 0)
+    arrivals_begin(p, rounds(p).end) + round % 2 * parts_in_round(p, 0)
 }
 
-/// Where the part is, before `round`, that the member at position `v` holds of those that travel `part` in all: in its input, or where it came in the last round in which it travelled.
-fn place_of(members: &Members, v: u32, part: u32, round: u32) -> Span {
+/// The location, before `round`, of the part that the member at position `v` holds and that travels
+/// `part` in total: its input, or where it arrived in the last round in which it travelled.
+fn location_of(members: &Members, v: u32, part: u32, round: u32) -> Span {
     let travelled = part & (1u32.checked_shl(round).unwrap_or(0).wrapping_sub(1));
     match travelled.checked_ilog2() {
-        None => Span::block(Place::Input, members.rank(v + part).0),
+        None => Span::block(PlanMemory::Input, members.rank(v + part).0),
         Some(last) => {
             let index = part >> (last + 1) << last | part & ((1 << last) - 1);
-            Span::block(Place::Scratch, arrivals(members.ranks(), last) + index)
+            Span::block(PlanMemory::Scratch, arrivals_begin(members.ranks(), last) + index)
         }
     }
 }
 
-/// Copies of blocks: those of blocks that follow one another, in one step.
+/// Copies of blocks; consecutive blocks share a step.
 fn copies(blocks: impl Iterator<Item = (Span, Span)>) -> impl Iterator<Item = Step> {
     let mut blocks = blocks.peekable();
     std::iter::from_fn(move || {

@@ -1,24 +1,25 @@
-//! What makes algorithms for powers of two work for every number of ranks.
+//! Folding, which extends algorithms for powers of two to any number of ranks.
 //!
-//! Of p ranks, the largest power of two below it are *cores*. Of the first 2(p−2^k) positions each odd one is *folded* into the core before it: it gives that core its contribution before the first round, and gets its result after the last.
+//! Of p ranks, 2^k = the largest power of two up to p are *cores*. Of the first 2(p−2^k) positions
+//! each odd one is *folded* into the core before it: it sends that core its contribution before the
+//! first round, and receives its result after the last.
 
 use super::Members;
 use crate::types::Rank;
 
-/// Who is folded into whom.
+/// The assignment of folded ranks to cores.
 #[derive(Clone, Copy)]
 pub(super) struct Fold {
-    /// How many cores, as a power of two.
+    /// log₂ of the number of cores.
     pub(super) rounds: u32,
-    /// How many cores have somebody folded into them: the first of them.
+    /// Number of cores with a folded rank: the first ones.
     pub(super) folded: u32,
 }
 
-/// What a member is.
 pub(super) enum Role {
     /// The core of this number.
     Core(u32),
-    /// Folded into the member before.
+    /// Folded into the previous member.
     Folded,
 }
 
@@ -29,7 +30,6 @@ impl Fold {
         Self { rounds, folded }
     }
 
-    /// What the member at position `v` is.
     pub(super) const fn role(self, v: u32) -> Role {
         if v >= 2 * self.folded {
             Role::Core(v - self.folded)
@@ -40,22 +40,19 @@ impl Fold {
         }
     }
 
-    /// How many cores.
     pub(super) const fn cores(self) -> u32 {
         1 << self.rounds
     }
 
-    /// Whether somebody is folded into a core.
-    pub(super) const fn has(self, core: u32) -> bool {
+    pub(super) const fn has_folded(self, core: u32) -> bool {
         core < self.folded
     }
 
-    /// The position of a core; of the one after the last: the number of ranks.
+    /// The position of a core; for the number of cores, the number of ranks.
     pub(super) const fn position(self, core: u32) -> u32 {
         core + if core < self.folded { core } else { self.folded }
     }
 
-    /// Who is a core.
     pub(super) fn rank(self, members: &Members, core: u32) -> Rank {
         members.rank(self.position(core))
     }

@@ -1,32 +1,35 @@
-//! Each sends directly to each: one hop, p−1 messages. Everybody begins with the one behind it, so that no rank is everybody's first.
+//! Full mesh: direct messages between all pairs; one hop, p−1 messages. Each rank begins with its
+//! successor, so that no rank is the first destination of all.
 //!
-//! What is reduced is reduced in the order of the ranks, 0 … p−1, in one pass: the same bits whatever the order of the members, and those of a loop over the ranks' contributions.
+//! Reductions are in rank order, 0 … p−1, in one pass: the same bits for any order of the members,
+//! equal to a loop over the ranks' contributions.
 
-use super::{Members, Recipe, Steps, copy, nothing, one, recv, send};
-use crate::plan::{Place, Span, Step};
+use super::{Members, Recipe, Steps, copy, no_blocks, one_block, recv, send};
+use crate::plan::{PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// The peers of the member at position `v` in the order in which it sends to them.
-fn ahead(members: &Members, v: u32) -> impl Iterator<Item = Rank> + Send + '_ {
+/// The peers of the member at position `v` in sending order.
+fn send_order(members: &Members, v: u32) -> impl Iterator<Item = Rank> + Send + '_ {
     (1..members.ranks()).map(move |distance| members.rank(v + distance))
 }
 
 /// The peers of the member at position `v` in the order in which they send to it.
-fn behind(members: &Members, v: u32) -> impl Iterator<Item = Rank> + Send + '_ {
+fn receive_order(members: &Members, v: u32) -> impl Iterator<Item = Rank> + Send + '_ {
     let p = members.ranks();
     (1..p).map(move |distance| members.rank(v + p - distance))
 }
 
-/// Where in `Scratch` a rank has the contribution of another.
+/// The block of `Scratch` for another rank's contribution.
 fn contribution(own: u32, other: u32) -> Span {
-    Span::block(Place::Scratch, if other < own { other } else { other - 1 })
+    Span::block(PlanMemory::Scratch, if other < own { other } else { other - 1 })
 }
 
-/// Reduces all contributions to the block `own` of the rank's input, the others' from scratch, in the order of the ranks.
+/// Reduces all contributions to the block `own` of the rank's input, the others' from scratch, in
+/// rank order.
 fn reduce_all(members: &Members, rank: u32, own: u32, into: Span) -> Step {
     let source = |other| {
         if other == rank {
-            Span::block(Place::Input, own)
+            Span::block(PlanMemory::Input, own)
         } else {
             contribution(rank, other)
         }
@@ -37,7 +40,7 @@ fn reduce_all(members: &Members, rank: u32, own: u32, into: Span) -> Step {
     }
 }
 
-/// All-reduce: each rank reduces one of p blocks, and sends it to all.
+/// All-reduce: each rank reduces one of p blocks, and sends the result to all.
 ///
 /// 2 steps, 2(p−1)/p·n sent and received by each rank.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
@@ -47,33 +50,32 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| {
         let rank = members.rank(v).0;
-        let output = |rank| Span::block(Place::Output, rank);
-        let tell = ahead(members, v).map(move |to| send(to, output(rank)));
-        let hear = behind(members, v).map(move |from| recv(from, output(from.0)));
-        Box::new(reduce_own(members, v, output(rank)).chain(tell).chain(hear))
+        let output = |rank| Span::block(PlanMemory::Output, rank);
+        let sends = send_order(members, v).map(move |to| send(to, output(rank)));
+        let receives = receive_order(members, v).map(move |from| recv(from, output(from.0)));
+        Box::new(reduce_own(members, v, output(rank)).chain(sends).chain(receives))
     },
     scratch: contributions,
-    partial: nothing,
+    partial: no_blocks,
 };
 
 /// Reduce-scatter.
 ///
 /// 1 step, (p−1)/p·n sent and received by each rank.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
-    steps: |members, _, v| Box::new(reduce_own(members, v, Span::block(Place::Output, 0))),
+    steps: |members, _, v| Box::new(reduce_own(members, v, Span::block(PlanMemory::Output, 0))),
     scratch: contributions,
-    partial: nothing,
+    partial: no_blocks,
 };
 
-/// Sends each rank its block of the input, and reduces the member's own.
 fn reduce_own(members: &Members, v: u32, into: Span) -> impl Iterator<Item = Step> + Send + '_ {
     let rank = members.rank(v).0;
-    let give = ahead(members, v).map(|to| send(to, Span::block(Place::Input, to.0)));
-    let take = behind(members, v).map(move |from| recv(from, contribution(rank, from.0)));
+    let give = send_order(members, v).map(|to| send(to, Span::block(PlanMemory::Input, to.0)));
+    let take = receive_order(members, v).map(move |from| recv(from, contribution(rank, from.0)));
     let reduce = std::iter::once_with(move || reduce_all(members, rank, rank, into));
     give.chain(take).chain(reduce)
 }
@@ -87,84 +89,84 @@ fn contributions(members: &Members, v: u32) -> Vec<u32> {
 ///
 /// 1 step, (p−1)·n sent and received by each rank.
 pub(super) const ONE_SHOT: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let rank = members.rank(v).0;
-        let give = ahead(members, v).map(|to| send(to, Span::block(Place::Input, 0)));
-        let take = behind(members, v).map(move |from| recv(from, contribution(rank, from.0)));
-        let reduce = move || reduce_all(members, rank, 0, Span::block(Place::Output, 0));
+        let give = send_order(members, v).map(|to| send(to, Span::block(PlanMemory::Input, 0)));
+        let take = receive_order(members, v).map(move |from| recv(from, contribution(rank, from.0)));
+        let reduce = move || reduce_all(members, rank, 0, Span::block(PlanMemory::Output, 0));
         Box::new(give.chain(take).chain(std::iter::once_with(reduce)))
     },
     scratch: |members, _| vec![0; members.ranks() as usize - 1],
-    partial: nothing,
+    partial: no_blocks,
 };
 
-/// Reduce: the root gets all, and reduces it.
+/// Reduce: the root receives and reduces all inputs.
 ///
 /// 1 step; the root receives (p−1)·n, each other rank sends n.
 pub(super) const REDUCE: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let (rank, root) = (members.rank(v), members.shape.root);
         if rank != root {
-            return Box::new(std::iter::once(send(root, Span::block(Place::Input, 0))));
+            return Box::new(std::iter::once(send(root, Span::block(PlanMemory::Input, 0))));
         }
-        let take = behind(members, v).map(move |from| recv(from, contribution(root.0, from.0)));
-        let reduce = move || reduce_all(members, root.0, 0, Span::block(Place::Output, 0));
+        let take = receive_order(members, v).map(move |from| recv(from, contribution(root.0, from.0)));
+        let reduce = move || reduce_all(members, root.0, 0, Span::block(PlanMemory::Output, 0));
         Box::new(take.chain(std::iter::once_with(reduce)))
     },
     scratch: |members, v| {
-        let others = if members.behind_root(v) == 0 {
+        let others = if members.distance_from_root(v) == 0 {
             members.ranks() - 1
         } else {
             0
         };
         vec![0; others as usize]
     },
-    partial: nothing,
+    partial: no_blocks,
 };
 
 /// Broadcast: the root sends to all.
 ///
 /// 1 step; the root sends (p−1)·n, each other rank receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| from_root(members, v, |_| 0),
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
 /// Scatter: the root sends each its part.
 ///
 /// 1 step; the root sends (p−1)/p·n, each other rank receives n/p.
 pub(super) const SCATTER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| from_root(members, v, |rank| rank),
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
-/// The root sends each rank the block of its input that `block` says.
+/// The root sends each rank the block of its input that `block` returns.
 fn from_root(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     let (rank, root) = (members.rank(v), members.shape.root);
-    let output = Span::block(Place::Output, 0);
+    let output = Span::block(PlanMemory::Output, 0);
     if rank != root {
         return Box::new(std::iter::once(recv(root, output)));
     }
-    let input = move |rank| Span::block(Place::Input, block(rank));
-    let give = ahead(members, v).map(move |to| send(to, input(to.0)));
+    let input = move |rank| Span::block(PlanMemory::Input, block(rank));
+    let give = send_order(members, v).map(move |to| send(to, input(to.0)));
     Box::new(give.chain(std::iter::once(copy(input(root.0), output))))
 }
 
@@ -172,74 +174,75 @@ fn from_root(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
 ///
 /// 1 step; the root receives (p−1)/p·n, each other rank sends n/p.
 pub(super) const GATHER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let (rank, root) = (members.rank(v), members.shape.root);
-        let input = Span::block(Place::Input, 0);
+        let input = Span::block(PlanMemory::Input, 0);
         if rank != root {
             return Box::new(std::iter::once(send(root, input)));
         }
-        let own = copy(input, Span::block(Place::Output, root.0));
-        let take = behind(members, v).map(|from| recv(from, Span::block(Place::Output, from.0)));
+        let own = copy(input, Span::block(PlanMemory::Output, root.0));
+        let take = receive_order(members, v).map(|from| recv(from, Span::block(PlanMemory::Output, from.0)));
         Box::new(std::iter::once(own).chain(take))
     },
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
 /// All-gather.
 ///
 /// 1 step, (p−1)/p·n sent and received by each rank.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| exchange(members, v, |_| 0),
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
 /// All-to-all and all-to-all-v.
 ///
-/// 1 step, (p−1)/p·n sent and received by each rank, where n is what one rank gives.
+/// 1 step, (p−1)/p·n sent and received by each rank, where n is one rank's input.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: false,
     deterministic: true,
     steps: |members, _, v| exchange(members, v, |rank| rank),
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
-/// Each sends each rank the block of its input that `block` says, and has what it gets by the sender's number.
+/// Each sends each rank the block of its input that `block` returns, and stores received blocks by
+/// sender.
 fn exchange(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     let rank = members.rank(v).0;
-    let input = move |rank| Span::block(Place::Input, block(rank));
-    let output = |rank| Span::block(Place::Output, rank);
-    let give = ahead(members, v).map(move |to| send(to, input(to.0)));
-    let take = behind(members, v).map(move |from| recv(from, output(from.0)));
+    let input = move |rank| Span::block(PlanMemory::Input, block(rank));
+    let output = |rank| Span::block(PlanMemory::Output, rank);
+    let give = send_order(members, v).map(move |to| send(to, input(to.0)));
+    let take = receive_order(members, v).map(move |from| recv(from, output(from.0)));
     Box::new(give.chain([copy(input(rank), output(rank))]).chain(take))
 }
 
-/// Send and receive: to the next rank, by number, from the one before.
+/// Send and receive: to the next rank, by number, from the previous one.
 ///
 /// 1 step, n sent and received by each rank.
 pub(super) const SEND_RECV: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: false,
     deterministic: true,
     steps: |members, _, v| {
         let (p, rank) = (members.ranks(), members.rank(v).0);
         let (next, before) = (Rank((rank + 1) % p), Rank((rank + p - 1) % p));
-        let give = send(next, Span::block(Place::Input, 0));
-        Box::new([give, recv(before, Span::block(Place::Output, 0))].into_iter())
+        let give = send(next, Span::block(PlanMemory::Input, 0));
+        Box::new([give, recv(before, Span::block(PlanMemory::Output, 0))].into_iter())
     },
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };

@@ -1,12 +1,14 @@
-//! Algorithms: which there are, what each is for, and the schedules that they make.
+//! Algorithms of collectives and the schedules that they generate.
 //!
-//! An algorithm for a collective is a *recipe*: into how many blocks it divides, how many strands it has, and the steps of the member at a *position* of the shape's order, made one after another. Each
-//! family has a file, and each recipe's header there says what it costs and in which order it reduces. p is the number of ranks and n what nccl-tests calls the size: all of all-reduce, broadcast and reduce, all ranks' parts
+//! An algorithm for a collective is a *recipe*: the number of blocks, the number of strands, and
+//! the steps of the member at a *position* of the shape's order, generated lazily. Each family has
+//! a file; each recipe's header there states its costs and order of reduction. p is the number of
+//! ranks and n the size in nccl-tests: all of all-reduce, broadcast and reduce, all ranks' parts
 //! together of the others, one rank's part of send and receive.
 //!
-//! One rank alone copies, by whatever algorithm; so recipes have two members at least.
+//! A single rank copies, for any algorithm, so recipes have at least two members.
 
-use crate::plan::{Collective, Place, Schedule, Shape, Span, Step};
+use crate::plan::{Collective, PlanMemory, Schedule, Shape, Span, Step};
 use crate::types::{Rank, named};
 
 mod bruck;
@@ -21,69 +23,72 @@ mod tests;
 mod tree;
 
 named! {
-    /// How a collective is done.
+    /// An algorithm.
+    #[doc(alias = "NCCL_ALGO")]
     Algorithm, "algorithm" {
-        /// Around the ring, or along the chain that begins or ends at the root.
+        /// Ring, or chain from or to the root.
         Ring = "ring",
-        /// Along a binomial tree.
+        /// Binomial tree.
         Tree = "tree",
-        /// Each half along a binary tree of its own; no rank but the root has children in both.
+        /// Double binary tree: each half on a binary tree of its own; no rank but the root has
+        /// children in both.
         DoubleBinaryTree = "double-binary-tree",
-        /// Pairs at distances 1, 2, 4 … exchange all that they have.
+        /// Recursive doubling: pairs at distances 1, 2, 4 … exchange all their data.
         RecursiveDoubling = "recursive-doubling",
-        /// Pairs exchange halves, quarters …, and back again where all are to have all.
+        /// Recursive halving, followed by recursive doubling for all-reduce.
         HalvingDoubling = "halving-doubling",
-        /// Each sends to the ranks at distances 1, 2, 4 … before it, for others as well: ⌈log₂ p⌉ rounds for any number of ranks.
+        /// Bruck: each sends to the ranks at distances 1, 2, 4 … before it, and forwards; ⌈log₂ p⌉
+        /// rounds for any number of ranks.
         Bruck = "bruck",
-        /// Each sends directly to each.
+        /// Full mesh: direct messages between all pairs.
         FullMesh = "full-mesh",
-        /// All-reduce in one hop: each sends everything to each, and reduces everything.
+        /// All-reduce in one hop: each sends its input to all, and reduces everything.
         OneShot = "one-shot",
     }
 }
 
-/// Why there is no such schedule.
+/// Why there is no schedule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// The algorithm does not do that.
+    /// The algorithm does not support the collective.
     #[error("{algorithm} does not do {collective}: one of {known}")]
     Collective {
         /// The algorithm.
         algorithm: Algorithm,
-        /// What it was to do.
+        /// The collective.
         collective: Collective,
-        /// Those that do.
+        /// The algorithms that support it.
         known: String,
     },
     /// There are no members.
     #[error("a collective needs one rank at least")]
     NoRanks,
-    /// The members' order is none.
+    /// The order of the members is not a permutation.
     #[error("the order of {ranks} ranks is not a permutation: rank {rank} is in it twice, or is none of them")]
     Order {
-        /// How many there are.
+        /// The number of ranks.
         ranks: usize,
-        /// The one that is wrong.
+        /// The duplicate or invalid rank.
         rank: Rank,
     },
-    /// The root is no member.
+    /// The root is not a member.
     #[error("rank {root} cannot be the root of {ranks} ranks")]
     Root {
         /// The root.
         root: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: usize,
     },
 }
 
 impl Algorithm {
-    /// Whether it does `collective`.
+    /// Whether it supports `collective`.
     #[must_use]
     pub fn supports(self, collective: Collective) -> bool {
         self.recipe(collective).is_some()
     }
 
-    /// The algorithms that do `collective`.
+    /// The algorithms that support `collective`.
     pub fn of(collective: Collective) -> impl Iterator<Item = Self> {
         Self::ALL
             .iter()
@@ -91,16 +96,19 @@ impl Algorithm {
             .filter(move |algorithm| algorithm.supports(collective))
     }
 
-    /// Whether `collective`'s contributions are reduced in an order that does not depend on how the count is cut into slices and blocks: then the bits of the result don't, either. What reduces nothing is.
+    /// Whether the order of reduction of `collective` does not depend on how the count is cut into
+    /// slices and blocks: then the bits of the result do not either. True for collectives without
+    /// reduction.
     #[must_use]
     pub fn deterministic(self, collective: Collective) -> bool {
         self.recipe(collective).is_some_and(|recipe| recipe.deterministic)
     }
 
-    /// The schedule of `collective` among the ranks of `order`, which rings and trees go through in that order. `root` matters to those that have one.
+    /// The schedule of `collective` among the ranks of `order`, the order of rings and trees.
+    /// `root` is used by rooted collectives.
     ///
     /// # Errors
-    /// When the algorithm does not do it, or order or root are none.
+    /// When the algorithm does not support the collective, or order or root are invalid.
     pub fn schedule(
         self,
         collective: Collective,
@@ -112,12 +120,11 @@ impl Algorithm {
             collective,
             known: Self::of(collective).map(Self::name).collect::<Vec<_>>().join(", "),
         })?;
-        let recipe = if order.len() == 1 { ALONE } else { recipe };
+        let recipe = if order.len() == 1 { SINGLE_RANK } else { recipe };
         let members = Members::new(collective, order, root, recipe.blocks)?;
-        Ok(Box::new(Made { members, recipe }))
+        Ok(Box::new(RecipeSchedule { members, recipe }))
     }
 
-    /// The recipe, where there is one.
     fn recipe(self, collective: Collective) -> Option<Recipe> {
         use Collective as C;
         Some(match (self, collective) {
@@ -157,77 +164,66 @@ impl Algorithm {
     }
 }
 
-/// Steps that are made one after another.
+/// Lazily generated steps.
 type Steps<'a> = Box<dyn Iterator<Item = Step> + Send + 'a>;
 
-/// How an algorithm does a collective.
 #[derive(Clone, Copy)]
 struct Recipe {
-    /// Into how many blocks so many ranks divide: [`Shape::blocks`].
+    /// The number of blocks for a number of ranks: [`Shape::blocks`].
     blocks: fn(u32) -> u32,
-    /// How many strands.
     strands: u32,
-    /// Whether it may run in place.
     in_place: bool,
     /// Whether the order in which an element is reduced does not depend on its block.
     deterministic: bool,
-    /// The steps in a strand, of the member at a position.
     steps: for<'a> fn(&'a Members, u32, u32) -> Steps<'a>,
-    /// The blocks of [`Place::Scratch`], of the member at a position.
     scratch: fn(&Members, u32) -> Vec<u32>,
-    /// The blocks of [`Place::Partial`], of the member at a position.
     partial: fn(&Members, u32) -> Vec<u32>,
 }
 
-/// Division into one block.
-const fn one(_ranks: u32) -> u32 {
+const fn one_block(_ranks: u32) -> u32 {
     1
 }
 
-/// No memory.
-const fn nothing(_: &Members, _: u32) -> Vec<u32> {
+const fn no_blocks(_: &Members, _: u32) -> Vec<u32> {
     Vec::new()
 }
 
-/// One rank's: what it gives is what it gets.
-const ALONE: Recipe = Recipe {
-    blocks: one,
+/// A single rank: its output is its input.
+const SINGLE_RANK: Recipe = Recipe {
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, _| match members.shape.collective {
         Collective::Barrier => Box::new(std::iter::empty()),
         collective if collective.reduces() => Box::new(std::iter::once(Step::Reduce {
-            sources: Box::new([Span::block(Place::Input, 0)]),
-            into: Span::block(Place::Output, 0),
+            sources: Box::new([Span::block(PlanMemory::Input, 0)]),
+            into: Span::block(PlanMemory::Output, 0),
         })),
         _ => Box::new(std::iter::once(copy(
-            Span::block(Place::Input, 0),
-            Span::block(Place::Output, 0),
+            Span::block(PlanMemory::Input, 0),
+            Span::block(PlanMemory::Output, 0),
         ))),
     },
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
 /// The members of a collective, by position and by rank.
 struct Members {
     shape: Shape,
-    /// By rank: where it stands in the order.
+    /// By rank: its position in the order.
     positions: Box<[u32]>,
-    /// Where the root stands; 0 if the collective has none.
+    /// The root's position; 0 if the collective has no root.
     root_position: u32,
-    /// Whether the order is that of the ranks' numbers.
+    /// Whether the order is rank order.
     sorted: bool,
 }
 
-/// Members that follow one another in the order, and whose numbers do so too.
-struct Run {
-    /// The first of them, counted from the beginning of what was asked for.
+/// Members that are consecutive in the order and in rank.
+struct RankRun {
     at: u32,
-    /// Its rank.
     rank: u32,
-    /// How many they are.
     ranks: u32,
 }
 
@@ -267,29 +263,26 @@ impl Members {
         })
     }
 
-    /// How many: p.
     fn ranks(&self) -> u32 {
         self.shape.ranks()
     }
 
-    /// Who stands at `position`, modulo p.
     fn rank(&self, position: u32) -> Rank {
         self.shape.order[(position % self.ranks()) as usize]
     }
 
-    /// How far `position` is behind the root, or behind the first of the order.
-    fn behind_root(&self, position: u32) -> u32 {
+    fn distance_from_root(&self, position: u32) -> u32 {
         let p = self.ranks();
         (position + p - self.root_position) % p
     }
 
-    /// Who stands so far behind the root, or behind the first of the order.
-    fn after_root(&self, distance: u32) -> Rank {
+    /// The rank at this distance from the root, or from the first of the order.
+    fn rank_at_distance(&self, distance: u32) -> Rank {
         self.rank(self.root_position + distance)
     }
 
     /// The runs of `count` members from position `first` on.
-    fn runs(&self, first: u32, count: u32) -> impl Iterator<Item = Run> + Send + '_ {
+    fn runs(&self, first: u32, count: u32) -> impl Iterator<Item = RankRun> + Send + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
             let at = next;
@@ -301,7 +294,7 @@ impl Members {
             while next < count && self.rank(first + next).0 == rank + (next - at) {
                 next += 1;
             }
-            Some(Run {
+            Some(RankRun {
                 at,
                 rank,
                 ranks: next - at,
@@ -310,19 +303,19 @@ impl Members {
     }
 }
 
-/// A recipe for members.
-struct Made {
+/// A recipe applied to members.
+struct RecipeSchedule {
     members: Members,
     recipe: Recipe,
 }
 
-impl Made {
+impl RecipeSchedule {
     fn position(&self, rank: Rank) -> u32 {
         self.members.positions[rank.index()]
     }
 }
 
-impl Schedule for Made {
+impl Schedule for RecipeSchedule {
     fn shape(&self) -> &Shape {
         &self.members.shape
     }
@@ -348,17 +341,14 @@ impl Schedule for Made {
     }
 }
 
-/// Sends `span` to `to`.
 const fn send(to: Rank, span: Span) -> Step {
     Step::Send { to, span }
 }
 
-/// Receives into `into` from `from`.
 const fn recv(from: Rank, into: Span) -> Step {
     Step::Recv { from, into }
 }
 
-/// Copies.
 const fn copy(from: Span, into: Span) -> Step {
     Step::Copy { from, into }
 }

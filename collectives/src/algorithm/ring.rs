@@ -1,13 +1,15 @@
-//! Around the ring: each rank only ever sends to the one after it.
+//! Ring: each rank only sends to the next one.
 //!
-//! Every link is busy all the time, and the latency grows with p: for large counts.
+//! All links are always busy, and the latency grows with p: for large counts.
 
-use super::{Members, Recipe, copy, nothing, one, recv, send};
-use crate::plan::{Form, Place, Span, Step};
+use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
-/// All-reduce: p blocks go around once to be reduced and once more to be known to all.
+/// All-reduce: p blocks go around once to be reduced (reduce-scatter) and once more to be
+/// distributed (all-gather).
 ///
-/// 2(p−1) steps, 2(p−1)/p·n sent and received by each rank. Block b is reduced in the order of the ring, from position b on: the order depends on the block.
+/// 2(p−1) steps, 2(p−1)/p·n sent and received by each rank. Block b is reduced in the order of the
+/// ring, from position b on: the order depends on the block.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| p,
     strands: 1,
@@ -16,7 +18,7 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     steps: |members, _, v| {
         let p = members.ranks();
         let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
-        let output = move |position: u32| Span::block(Place::Output, position % p);
+        let output = move |position: u32| Span::block(PlanMemory::Output, position % p);
         let gather = (0..p - 1).flat_map(move |step| {
             [
                 send(after, output(v + 1 + p - step)),
@@ -25,36 +27,39 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
         });
         Box::new(reduce_around(members, v, move |turn| (v + p - turn) % p, output(v + 1)).chain(gather))
     },
-    scratch: nothing,
+    scratch: no_blocks,
     partial: |members, v| {
         let p = members.ranks();
         (1..p - 1).map(|turn| (v + p - turn) % p).collect()
     },
 };
 
-/// Reduce-scatter: the parts go around and collect what each rank has for them.
+/// Reduce-scatter: the parts go around and accumulate the contributions.
 ///
-/// p−1 steps, (p−1)/p·n sent and received by each rank. The part of the rank at position v is reduced in the order of the ring, from position v+1 on to v.
+/// p−1 steps, (p−1)/p·n sent and received by each rank. The part of the rank at position v is
+/// reduced in the order of the ring, from position v+1 on to v.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let part = move |turn| members.rank(v + 2 * p - 1 - turn).0;
-        Box::new(reduce_around(members, v, part, Span::block(Place::Output, 0)))
+        Box::new(reduce_around(members, v, part, Span::block(PlanMemory::Output, 0)))
     },
-    scratch: nothing,
+    scratch: no_blocks,
     partial: |members, v| {
         let p = members.ranks();
         (1..p - 1).map(|turn| members.rank(v + 2 * p - 1 - turn).0).collect()
     },
 };
 
-/// The blocks go around once: in turn t the rank sends block `block(t)` and adds its own contribution to `block(t + 1)`; the last of them has then all contributions, and goes into `last`.
+/// The blocks go around once: in turn t the rank sends block `block(t)` and adds its own
+/// contribution to `block(t + 1)`; the last of them is then complete, and goes into `last`.
 ///
-/// Partial results of turn t are block t of [`Place::Partial`], so nothing is written that may still be on its way.
+/// Partial results of turn t are block t of [`PlanMemory::Partial`], so no block is written that may
+/// still be in flight.
 fn reduce_around<'a>(
     members: &'a Members,
     v: u32,
@@ -65,15 +70,15 @@ fn reduce_around<'a>(
     let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
     (0..p - 1).flat_map(move |turn| {
         let (form, span) = match turn.checked_sub(1) {
-            None => (Form::Element, Span::block(Place::Input, block(0))),
-            Some(done) => (Form::Partial, Span::block(Place::Partial, done)),
+            None => (BlockForm::Element, Span::block(PlanMemory::Input, block(0))),
+            Some(done) => (BlockForm::Partial, Span::block(PlanMemory::Partial, done)),
         };
         let into = if turn == p - 2 {
             last
         } else {
-            Span::block(Place::Partial, turn)
+            Span::block(PlanMemory::Partial, turn)
         };
-        let with = Span::block(Place::Input, block(turn + 1));
+        let with = Span::block(PlanMemory::Input, block(turn + 1));
         let from = before;
         [send(after, span), Step::RecvReduce { from, form, with, into }]
     })
@@ -83,72 +88,85 @@ fn reduce_around<'a>(
 ///
 /// p−1 steps, (p−1)/p·n sent and received by each rank.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
-        let output = move |turn: u32| Span::block(Place::Output, members.rank(v + p - turn).0);
-        let input = Span::block(Place::Input, 0);
+        let output = move |turn: u32| Span::block(PlanMemory::Output, members.rank(v + p - turn).0);
+        let input = Span::block(PlanMemory::Input, 0);
         let first = [send(after, input), copy(input, output(0)), recv(before, output(1))];
         let others = (1..p - 1).flat_map(move |turn| [send(after, output(turn)), recv(before, output(turn + 1))]);
         Box::new(first.into_iter().chain(others))
     },
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
-/// Broadcast: along the chain from the root. Slices follow one another, so a long message takes little longer than its way out of the root.
+/// Broadcast: along the chain from the root. Slices are pipelined, so a long message takes little
+/// longer than its transmission by the root.
 ///
 /// p−1 steps; each rank but the last sends n, each but the root receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
-        let (input, output) = (Span::block(Place::Input, 0), Span::block(Place::Output, 0));
-        let (p, u) = (members.ranks(), members.behind_root(v));
+        let (input, output) = (Span::block(PlanMemory::Input, 0), Span::block(PlanMemory::Output, 0));
+        let (p, u) = (members.ranks(), members.distance_from_root(v));
         if u == 0 {
             return Box::new([send(members.rank(v + 1), input), copy(input, output)].into_iter());
         }
         let on = (u < p - 1).then(|| send(members.rank(v + 1), output));
         Box::new(std::iter::once(recv(members.rank(v + p - 1), output)).chain(on))
     },
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
 /// Reduce: along the chain that ends at the root.
 ///
-/// p−1 steps; each rank but the root sends n, each but the first receives n. Reduced from the rank before the root in the order (the farthest behind it) on backwards: positions r−1, r−2 … r+1, r.
+/// p−1 steps; each rank but the root sends n, each but the first receives n. Reduced from the rank
+/// before the root in the order (the farthest behind it) backwards: positions r−1, r−2 … r+1, r.
 pub(super) const REDUCE: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
-        let input = Span::block(Place::Input, 0);
-        let (p, u) = (members.ranks(), members.behind_root(v));
+        let input = Span::block(PlanMemory::Input, 0);
+        let (p, u) = (members.ranks(), members.distance_from_root(v));
         let towards_root = members.rank(v + p - 1);
         if u == p - 1 {
             return Box::new(std::iter::once(send(towards_root, input)));
         }
-        let into = Span::block(if u == 0 { Place::Output } else { Place::Partial }, 0);
+        let into = Span::block(
+            if u == 0 {
+                PlanMemory::Output
+            } else {
+                PlanMemory::Partial
+            },
+            0,
+        );
         let add = Step::RecvReduce {
             from: members.rank(v + 1),
-            form: if u + 1 == p - 1 { Form::Element } else { Form::Partial },
+            form: if u + 1 == p - 1 {
+                BlockForm::Element
+            } else {
+                BlockForm::Partial
+            },
             with: input,
             into,
         };
         let on = (u > 0).then(|| send(towards_root, into));
         Box::new(std::iter::once(add).chain(on))
     },
-    scratch: nothing,
+    scratch: no_blocks,
     partial: |members, v| {
-        let u = members.behind_root(v);
+        let u = members.distance_from_root(v);
         (u > 0 && u < members.ranks() - 1).then_some(0).into_iter().collect()
     },
 };

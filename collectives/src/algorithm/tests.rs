@@ -1,4 +1,4 @@
-//! Every algorithm is proved, for every number of ranks, root and order that fits in the time.
+//! Every algorithm is proved, for as many numbers of ranks, roots and orders as the time allows.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{Algorithm, Unsupported};
 use crate::plan::check::prove;
-use crate::plan::{Collective, Place, Plan, Step};
+use crate::plan::{Collective, Plan, PlanMemory, Step};
 use crate::types::Rank;
 
 mod expression;
@@ -15,7 +15,7 @@ fn in_order(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
 }
 
-/// Proves one, in place too where it claims to run so.
+/// Proves a schedule, in place too if it may run so.
 fn proved(algorithm: Algorithm, collective: Collective, order: &[Rank], root: Rank) {
     let schedule = algorithm.schedule(collective, order, root).expect("a schedule");
     let plan = Plan::of(&*schedule);
@@ -24,7 +24,6 @@ fn proved(algorithm: Algorithm, collective: Collective, order: &[Rank], root: Ra
     assert_eq!(proof.in_place, collective.runs_in_place(), "{algorithm} {collective}");
 }
 
-/// Each with each of its collectives.
 fn all() -> impl Iterator<Item = (Algorithm, Collective)> {
     Collective::ALL
         .iter()
@@ -40,7 +39,7 @@ fn every_algorithm_is_right_for_1_to_64_ranks() {
     }
 }
 
-/// Every root, and the ranks in an order that has nothing to do with their numbers.
+/// Every root, and the ranks in an unrelated order.
 #[test]
 fn every_root_and_scattered_ranks() {
     for (algorithm, collective) in all() {
@@ -75,7 +74,6 @@ proptest! {
     }
 }
 
-/// More ranks than a word has bits.
 #[test]
 fn some_hundreds_of_ranks() {
     for ranks in [65, 127, 200] {
@@ -88,7 +86,7 @@ fn some_hundreds_of_ranks() {
     }
 }
 
-/// No rank sets memory aside that it does not use.
+/// No rank allocates memory that it does not use.
 #[test]
 fn all_memory_is_used() {
     for (algorithm, collective) in all() {
@@ -110,7 +108,10 @@ fn all_memory_is_used() {
                     let written: BTreeSet<_> = written
                         .flat_map(|span| span.range().map(move |block| (span.place, block)))
                         .collect();
-                    for (place, blocks) in [(Place::Scratch, &program.scratch), (Place::Partial, &program.partial)] {
+                    for (place, blocks) in [
+                        (PlanMemory::Scratch, &program.scratch),
+                        (PlanMemory::Partial, &program.partial),
+                    ] {
                         let used = written.iter().filter(|(of, _)| *of == place).count();
                         assert_eq!(
                             used,
@@ -134,7 +135,8 @@ fn every_collective_has_an_algorithm() {
     insta::assert_snapshot!(matrix.join("\n"));
 }
 
-/// The order in which an element is reduced does not depend on the block that it is in: then it has the same bits however the count is cut.
+/// The order in which an element is reduced does not depend on its block: then its bits do not
+/// depend on how the count is cut.
 #[test]
 fn deterministic_algorithms_reduce_all_blocks_alike() {
     let alike = |algorithm: Algorithm, collective, ranks| {
@@ -160,7 +162,6 @@ fn deterministic_algorithms_reduce_all_blocks_alike() {
     );
 }
 
-/// The small plans, in the text form.
 #[test]
 fn small_plans() {
     for &algorithm in Algorithm::ALL {
@@ -182,7 +183,7 @@ fn small_plans() {
 }
 
 #[test]
-fn what_is_not_supported_is_said() {
+fn unsupported_collectives_are_reported() {
     let said = |algorithm: Algorithm, collective, order: &[u32], root| {
         let order: Vec<_> = order.iter().copied().map(Rank).collect();
         algorithm

@@ -1,90 +1,94 @@
-//! Along a binomial tree: member u, counted from the root in the order, has the children u+1, u+2, u+4 … below its own lowest bit, and so a subtree of consecutive members.
+//! Binomial tree: member u, counted from the root in the order, has the children u+1, u+2, u+4 …
+//! below its own lowest bit, and so a subtree of consecutive members.
 //!
-//! ⌈log₂ p⌉ hops from the farthest leaf to the root. The root exchanges ⌈log₂ p⌉ messages: for small counts.
+//! ⌈log₂ p⌉ hops from the farthest leaf to the root. The root exchanges ⌈log₂ p⌉ messages: for
+//! small counts.
 
-use super::{Members, Recipe, copy, nothing, one, recv, send};
-use crate::plan::{Form, Place, Span, Step};
+use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// Broadcast: the largest subtrees are served first.
+/// Broadcast: the largest subtrees first.
 ///
 /// ⌈log₂ p⌉ steps; the root sends ⌈log₂ p⌉·n, each other rank receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).node().broadcast().into_iter()),
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
-/// Reduce: the mirror of broadcast.
+/// Reduce: the reverse of broadcast.
 ///
-/// ⌈log₂ p⌉ steps; the root receives ⌈log₂ p⌉·n, each other rank sends n. Each reduces its own contribution with those of its children's subtrees, the smallest first: ((u ⊕ s₁) ⊕ s₂) ⊕ s₄ …
+/// ⌈log₂ p⌉ steps; the root receives ⌈log₂ p⌉·n, each other rank sends n. Each reduces its own
+/// contribution with those of its children's subtrees, the smallest first: ((u ⊕ s₁) ⊕ s₂) ⊕ s₄ …
 pub(super) const REDUCE: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).node().reduce().into_iter()),
-    scratch: nothing,
+    scratch: no_blocks,
     partial,
 };
 
 /// All-reduce: reduce to the first of the order, and broadcast from it.
 ///
-/// 2·⌈log₂ p⌉ steps; the first rank sends and receives ⌈log₂ p⌉·n, each other rank has its children and its parent once each way. Reduced as reduce does it.
+/// 2·⌈log₂ p⌉ steps; the first rank sends and receives ⌈log₂ p⌉·n, each other rank exchanges n with
+/// its parent and each child, each way. Order of reduction as in reduce.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
         let node = Binomial::new(members, v).node();
-        Box::new(node.reduce().into_iter().chain(node.spread(Place::Output)))
+        Box::new(node.reduce().into_iter().chain(node.send_down(PlanMemory::Output)))
     },
-    scratch: nothing,
+    scratch: no_blocks,
     partial,
 };
 
-/// The block of partial results of a rank that has children and a parent, or children and children.
+/// The block of partial results of a rank that has children and a parent, or several children.
 fn partial(members: &Members, v: u32) -> Vec<u32> {
     let at = Binomial::new(members, v);
     let neighbours = at.children().count() + usize::from(at.u > 0);
     (at.size(at.u) > 1 && neighbours > 1).then_some(0).into_iter().collect()
 }
 
-/// Gather: each rank collects the parts of its subtree, and sends them on as one message.
+/// Gather: each rank collects the parts of its subtree, and sends them as one message.
 ///
-/// ⌈log₂ p⌉ steps; the root receives (p−1)/p·n, each other rank sends what its subtree has. Where a subtree's ranks are not consecutive, the root sorts its parts by copying them.
+/// ⌈log₂ p⌉ steps; the root receives (p−1)/p·n, each other rank sends its subtree's parts. If a
+/// subtree's ranks are not consecutive, the root sorts its parts by copying them.
 pub(super) const GATHER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).gather().into_iter()),
-    scratch: collected,
-    partial: nothing,
+    scratch: subtree_parts,
+    partial: no_blocks,
 };
 
-/// Scatter: the mirror of gather.
+/// Scatter: the reverse of gather.
 ///
-/// ⌈log₂ p⌉ steps; the root sends (p−1)/p·n, each other rank receives what its subtree is to have.
+/// ⌈log₂ p⌉ steps; the root sends (p−1)/p·n, each other rank receives its subtree's parts.
 pub(super) const SCATTER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: true,
     deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).scatter().into_iter()),
-    scratch: collected,
-    partial: nothing,
+    scratch: subtree_parts,
+    partial: no_blocks,
 };
 
-/// The parts of a rank's subtree; at the root those that it has to sort.
-fn collected(members: &Members, v: u32) -> Vec<u32> {
+fn subtree_parts(members: &Members, v: u32) -> Vec<u32> {
     let at = Binomial::new(members, v);
-    let part = |u| members.after_root(u).0;
+    let part = |u| members.rank_at_distance(u).0;
     if at.u == 0 {
         let unsorted = at.children().filter(|&child| at.run(child).is_none());
         return unsorted
@@ -100,7 +104,7 @@ fn collected(members: &Members, v: u32) -> Vec<u32> {
 ///
 /// 2·⌈log₂ p⌉ steps, no bytes.
 pub(super) const BARRIER: Recipe = Recipe {
-    blocks: one,
+    blocks: one_block,
     strands: 1,
     in_place: false,
     deterministic: true,
@@ -114,58 +118,56 @@ pub(super) const BARRIER: Recipe = Recipe {
         let go = below.into_iter().rev().map(|child| send(child, Span::empty()));
         Box::new(come.chain(through).chain(go))
     },
-    scratch: nothing,
-    partial: nothing,
+    scratch: no_blocks,
+    partial: no_blocks,
 };
 
-/// A member's place in the binomial tree.
 struct Binomial<'a> {
     members: &'a Members,
-    /// How far behind the root.
+    /// Distance from the root.
     u: u32,
 }
 
 impl<'a> Binomial<'a> {
     fn new(members: &'a Members, v: u32) -> Self {
-        let u = members.behind_root(v);
+        let u = members.distance_from_root(v);
         Self { members, u }
     }
 
-    /// How many members the subtree of `u` has: those from `u` on.
+    /// The number of members in the subtree of `u`: those from `u` on.
     fn size(&self, u: u32) -> u32 {
         let p = self.members.ranks();
         if u == 0 { p } else { (p - u).min(lowest_bit(u)) }
     }
 
-    /// The children, those with the smallest subtrees first.
+    /// The children, the smallest subtrees first.
     fn children(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
         let (u, size) = (self.u, self.size(self.u));
         (0..u32::BITS - (size - 1).leading_zeros()).map(move |bit| u + (1 << bit))
     }
 
     fn parent(&self) -> Option<Rank> {
-        (self.u > 0).then(|| self.members.after_root(self.u - lowest_bit(self.u)))
+        (self.u > 0).then(|| self.members.rank_at_distance(self.u - lowest_bit(self.u)))
     }
 
     fn node(&self) -> Node {
         let form = |child| {
             if self.size(child) > 1 {
-                Form::Partial
+                BlockForm::Partial
             } else {
-                Form::Element
+                BlockForm::Element
             }
         };
         Node {
             parent: self.parent(),
             children: self
                 .children()
-                .map(|child| (self.members.after_root(child), form(child)))
+                .map(|child| (self.members.rank_at_distance(child), form(child)))
                 .collect(),
             block: 0,
         }
     }
 
-    /// The parts of `child`'s subtree in the root's buffer, if they are consecutive there.
     fn run(&self, child: u32) -> Option<(u32, u32)> {
         let size = self.size(child);
         let run = self.members.runs(self.members.root_position + child, size).next()?;
@@ -182,31 +184,31 @@ impl<'a> Binomial<'a> {
         } else {
             child - self.u
         };
-        Span::new(Place::Scratch, before, self.size(child))
+        Span::new(PlanMemory::Scratch, before, self.size(child))
     }
 
     /// For each run of the parts of `child`'s subtree: in the root's scratch, and in its `place`.
-    fn sorted(&self, child: u32, place: Place) -> impl Iterator<Item = (Span, Span)> {
+    fn sorted(&self, child: u32, place: PlanMemory) -> impl Iterator<Item = (Span, Span)> {
         let parts = self.parts(child);
         let runs = self.members.runs(self.members.root_position + child, parts.blocks);
         runs.map(move |run| {
-            let scratch = Span::new(Place::Scratch, parts.first + run.at, run.ranks);
+            let scratch = Span::new(PlanMemory::Scratch, parts.first + run.at, run.ranks);
             (scratch, Span::new(place, run.rank, run.ranks))
         })
     }
 
     fn gather(&self) -> Vec<Step> {
-        let input = Span::block(Place::Input, 0);
-        let who = |child| self.members.after_root(child);
+        let input = Span::block(PlanMemory::Input, 0);
+        let who = |child| self.members.rank_at_distance(child);
         let Some(parent) = self.parent() else {
-            let mut steps = vec![copy(input, Span::block(Place::Output, self.members.shape.root.0))];
+            let mut steps = vec![copy(input, Span::block(PlanMemory::Output, self.members.shape.root.0))];
             for child in self.children() {
                 if let Some((first, parts)) = self.run(child) {
-                    steps.push(recv(who(child), Span::new(Place::Output, first, parts)));
+                    steps.push(recv(who(child), Span::new(PlanMemory::Output, first, parts)));
                 } else {
                     steps.push(recv(who(child), self.parts(child)));
                     steps.extend(
-                        self.sorted(child, Place::Output)
+                        self.sorted(child, PlanMemory::Output)
                             .map(|(scratch, output)| copy(scratch, output)),
                     );
                 }
@@ -217,43 +219,42 @@ impl<'a> Binomial<'a> {
         if size == 1 {
             return vec![send(parent, input)];
         }
-        let mut steps = vec![copy(input, Span::block(Place::Scratch, 0))];
+        let mut steps = vec![copy(input, Span::block(PlanMemory::Scratch, 0))];
         steps.extend(self.children().map(|child| recv(who(child), self.parts(child))));
-        steps.push(send(parent, Span::new(Place::Scratch, 0, size)));
+        steps.push(send(parent, Span::new(PlanMemory::Scratch, 0, size)));
         steps
     }
 
     fn scatter(&self) -> Vec<Step> {
-        let output = Span::block(Place::Output, 0);
-        let who = |child| self.members.after_root(child);
+        let output = Span::block(PlanMemory::Output, 0);
+        let who = |child| self.members.rank_at_distance(child);
         let Some(parent) = self.parent() else {
             let mut steps = Vec::new();
             for child in self.children().rev() {
                 if let Some((first, parts)) = self.run(child) {
-                    steps.push(send(who(child), Span::new(Place::Input, first, parts)));
+                    steps.push(send(who(child), Span::new(PlanMemory::Input, first, parts)));
                 } else {
                     steps.extend(
-                        self.sorted(child, Place::Input)
+                        self.sorted(child, PlanMemory::Input)
                             .map(|(scratch, input)| copy(input, scratch)),
                     );
                     steps.push(send(who(child), self.parts(child)));
                 }
             }
-            steps.push(copy(Span::block(Place::Input, self.members.shape.root.0), output));
+            steps.push(copy(Span::block(PlanMemory::Input, self.members.shape.root.0), output));
             return steps;
         };
         let size = self.size(self.u);
         if size == 1 {
             return vec![recv(parent, output)];
         }
-        let mut steps = vec![recv(parent, Span::new(Place::Scratch, 0, size))];
+        let mut steps = vec![recv(parent, Span::new(PlanMemory::Scratch, 0, size))];
         steps.extend(self.children().rev().map(|child| send(who(child), self.parts(child))));
-        steps.push(copy(Span::block(Place::Scratch, 0), output));
+        steps.push(copy(Span::block(PlanMemory::Scratch, 0), output));
         steps
     }
 }
 
-/// The lowest bit of `u` that is set.
 pub(super) const fn lowest_bit(u: u32) -> u32 {
     u & u.wrapping_neg()
 }
@@ -262,23 +263,24 @@ pub(super) const fn lowest_bit(u: u32) -> u32 {
 pub(super) struct Node {
     /// Its parent; the root has none.
     pub(super) parent: Option<Rank>,
-    /// Its children, those with the smallest subtrees first, and what they send up.
-    pub(super) children: Vec<(Rank, Form)>,
+    /// Its children, the smallest subtrees first, and the form of what they send.
+    pub(super) children: Vec<(Rank, BlockForm)>,
     /// The block.
     pub(super) block: u32,
 }
 
 impl Node {
-    /// Reduces the children's subtrees with the member's own contribution, and sends that up.
+    /// Reduces the children's subtrees with the member's own contribution, and sends the result to
+    /// the parent.
     pub(super) fn reduce(&self) -> Vec<Step> {
         let mut steps = Vec::with_capacity(self.children.len() + 1);
-        let mut with = Span::block(Place::Input, self.block);
+        let mut with = Span::block(PlanMemory::Input, self.block);
         for (index, &(from, form)) in self.children.iter().enumerate() {
             let whole = self.parent.is_none() && index + 1 == self.children.len();
             let into = if whole {
-                Span::block(Place::Output, self.block)
+                Span::block(PlanMemory::Output, self.block)
             } else {
-                Span::block(Place::Partial, 0)
+                Span::block(PlanMemory::Partial, 0)
             };
             steps.push(Step::RecvReduce { from, form, with, into });
             with = into;
@@ -287,26 +289,26 @@ impl Node {
         steps
     }
 
-    /// Receives the block from the parent, and sends it down; the root has it in `place`.
-    pub(super) fn spread(&self, place: Place) -> Vec<Step> {
-        let output = Span::block(Place::Output, self.block);
+    /// Receives the block from the parent, and sends it to the children; the root has it in
+    /// `place`.
+    pub(super) fn send_down(&self, place: PlanMemory) -> Vec<Step> {
+        let output = Span::block(PlanMemory::Output, self.block);
         let source = if self.parent.is_some() {
             output
         } else {
             Span::block(place, self.block)
         };
-        let above = self.parent.map(|parent| recv(parent, output));
+        let parent_label = self.parent.map(|parent| recv(parent, output));
         let below = self.children.iter().rev().map(|&(child, _)| send(child, source));
-        above.into_iter().chain(below).collect()
+        parent_label.into_iter().chain(below).collect()
     }
 
-    /// Spreads the root's input.
     pub(super) fn broadcast(&self) -> Vec<Step> {
-        let mut steps = self.spread(Place::Input);
+        let mut steps = self.send_down(PlanMemory::Input);
         if self.parent.is_none() {
             let (input, output) = (
-                Span::block(Place::Input, self.block),
-                Span::block(Place::Output, self.block),
+                Span::block(PlanMemory::Input, self.block),
+                Span::block(PlanMemory::Output, self.block),
             );
             steps.push(copy(input, output));
         }

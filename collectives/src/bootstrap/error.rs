@@ -1,4 +1,4 @@
-//! What can go wrong before a group is together.
+//! Errors before a group is complete.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,110 +7,110 @@ use std::time::Duration;
 use super::id::NotAnId;
 use crate::types::Rank;
 
-/// Why a group did not come together.
+/// Why a group was not formed.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
-    /// No launcher told this process which rank it is.
+    /// The environment does not contain the rank of this process.
     #[error(
         "no launcher says which rank this process is: start it with mpirun, srun or torchrun, or set DOORBELL_RANK, DOORBELL_RANKS and DOORBELL_ID"
     )]
     NotLaunched,
-    /// A variable of the environment is not what it should be.
+    /// An environment variable has an invalid value.
     #[error("environment variable {variable} is {value:?}: {expected}")]
     Variable {
         /// Its name.
         variable: &'static str,
-        /// What it says; empty where it is not set.
+        /// Its value; empty where it is not set.
         value: String,
-        /// What it should say.
+        /// What is expected.
         expected: &'static str,
     },
-    /// A unique id that is none.
+    /// An invalid unique id.
     #[error("environment variable {variable}: {source}")]
     Id {
-        /// The variable that has it.
+        /// The variable that holds it.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The parse error.
         source: NotAnId,
     },
-    /// A rank that is not below the number of ranks, or too many of them.
+    /// A rank that is not below the number of ranks, or too many ranks.
     #[error("rank {rank} of {ranks} cannot be: ranks count from 0, and a group has 1 to {max}", max = super::wire::MAX_RANKS)]
     Rank {
         /// The rank.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
-    /// Nothing listens where this process wanted to.
+    /// No socket of this process could listen.
     #[error(
         "cannot listen on {address} for the other ranks: {source}; DOORBELL_BOOTSTRAP names another address of this machine"
     )]
     Listen {
         /// The address.
         address: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A name that has no address.
+    /// A host name that does not resolve.
     #[error("cannot find host {host:?}, where the ranks meet: {source}")]
     Resolve {
         /// The name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// Nobody answers where the ranks meet.
+    /// No rendezvous of this group answers.
     #[error(
         "rank {rank} found no rendezvous of its group at {address} within {within:?}: {last}; is rank 0, or the launcher, running?"
     )]
     NoRendezvous {
         /// This rank.
         rank: Rank,
-        /// Where it looked.
+        /// The addresses that were tried.
         address: String,
         /// For how long.
         within: Duration,
-        /// What came of the last attempt.
+        /// The result of the last attempt.
         last: String,
     },
-    /// The rendezvous, or another member, does not want this process.
+    /// The rendezvous, or another member, rejected this process.
     #[error("{by} refused rank {rank}: {reason}")]
     Refused {
-        /// Who.
+        /// Address of the peer.
         by: SocketAddr,
         /// This rank.
         rank: Rank,
-        /// Why.
+        /// The reason it gave.
         reason: String,
     },
-    /// The rendezvous or a member stopped answering half-way.
+    /// The rendezvous or a member stopped answering during the handshake.
     #[error("rank {rank} lost {peer} while the group came together: {reason}")]
     Lost {
         /// This rank.
         rank: Rank,
-        /// Whom.
+        /// The peer.
         peer: String,
-        /// How.
+        /// The error.
         reason: String,
     },
-    /// Not everybody came.
+    /// Some ranks did not connect in time.
     #[error("{missing} of {ranks} did not come within {within:?}{turned_away}")]
     Missing {
-        /// Which ranks, in words.
+        /// The missing ranks, as text.
         missing: String,
-        /// How many there should have been.
+        /// The number of ranks.
         ranks: u32,
-        /// How long they had.
+        /// The timeout.
         within: Duration,
-        /// Who was turned away last and why, or nothing.
+        /// The last connection that was rejected and why, or nothing.
         turned_away: String,
     },
-    /// The kernel refused something else.
+    /// Another system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was to be done.
+        /// The action that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -121,7 +121,6 @@ impl BootstrapError {
     }
 }
 
-/// Ranks in words: `rank 3`, `ranks 3 and 5`, `ranks 1, 2, 3 and 7 others`.
 pub(crate) fn in_words(ranks: &[Rank]) -> String {
     const SHOWN: usize = 8;
     let words: Vec<_> = ranks.iter().map(Rank::to_string).collect();
@@ -138,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_told_in_words() {
+    fn ranks_as_text() {
         let words = |n| in_words(&(0..n).map(Rank).collect::<Vec<_>>());
         assert_eq!(words(0), "no rank");
         assert_eq!(words(1), "rank 0");

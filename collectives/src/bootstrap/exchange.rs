@@ -1,24 +1,26 @@
-//! What the members of a group tell one another before there are queue pairs, and beside them.
+//! Out-of-band exchange between the members of a group, before and beside their queue pairs.
 
 use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::types::Rank;
 
-/// How members of a group exchange bytes: keys, addresses, endpoints.
+/// Exchange of bytes between the members of a group: keys, addresses, endpoints.
 ///
-/// All members make the same calls in the same order. An engine asks for no more than this, so that tests can run many ranks in one process.
+/// All members make the same calls in the same order. An engine needs nothing else, so tests can
+/// run many ranks in one process.
 pub trait Exchange {
-    /// Gives `outgoing[r]` to rank `r`, and returns what each rank gave to this one, by rank.
+    /// Sends `outgoing[r]` to rank `r`, and returns the bytes that each rank sent to this one, by
+    /// rank.
     ///
     /// # Errors
-    /// An [`ExchangeError`] that names the member that made it impossible.
+    /// An [`ExchangeError`] that names the member responsible.
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// How many members there are.
+    /// The number of members.
     fn ranks(&self) -> u32;
 
-    /// Gives `mine` to all ranks, and returns what each gave, by rank.
+    /// Sends `mine` to all ranks, and returns the bytes of each, by rank.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
@@ -26,7 +28,7 @@ pub trait Exchange {
         self.all_to_all((0..self.ranks()).map(|_| mine.to_vec()).collect())
     }
 
-    /// Waits until all members have come here.
+    /// Returns once all members have called it.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
@@ -38,13 +40,13 @@ pub trait Exchange {
 /// Why an exchange failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
-    /// The group has failed: a member died, or was found to be in the way.
+    /// The group has failed: a member died, or blocks progress.
     #[error("{0}")]
     Failed(Failure),
-    /// A member has left the group, and will say nothing more.
+    /// A member has left the group and sends nothing more.
     #[error("rank {rank} ({member}) has left the group")]
     Left {
-        /// Which.
+        /// Its rank.
         rank: Rank,
         /// Its process and host.
         member: String,
@@ -52,17 +54,17 @@ pub enum ExchangeError {
     /// Members did not take part in time.
     #[error("{missing} did not take part in the exchange within {within:?}")]
     Late {
-        /// Which ranks, in words.
+        /// The missing ranks, as text.
         missing: String,
-        /// How long they had.
+        /// The timeout.
         within: Duration,
     },
-    /// Too much at once, or not something for each.
+    /// An invalid call: a message is too long, or one is missing.
     #[error("rank {rank} cannot send this: {reason}")]
     Misuse {
         /// This rank.
         rank: Rank,
-        /// What is wrong with it.
+        /// What is wrong.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Unique ids: where the ranks of a group meet, and what proves that they belong to it.
+//! Unique ids: the address where the ranks of a group meet, and the nonce that authenticates them.
 
 use std::fmt;
 use std::fs::File;
@@ -6,50 +6,52 @@ use std::io::{self, Read};
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// How long a host's name may be, in bytes: RFC 1035 ends names there.
+/// Maximum length of a host name in bytes (RFC 1035).
 pub(crate) const MAX_HOST: usize = 255;
 
-/// 128 bits that the members of a group know and others do not.
+/// A 128-bit nonce shared by the members of a group.
 ///
-/// It goes over TCP as it is: it keeps out other jobs, port scanners and whoever cannot read the network's traffic, and no one else. Its `Debug` form does not show it.
+/// It travels over TCP in plain text: it keeps out other jobs, port scanners and hosts that cannot
+/// read the network's traffic, and nothing more. `Debug` does not show it.
 #[derive(Clone, Copy)]
 pub struct Nonce([u8; 16]);
 
 impl Nonce {
-    /// From the kernel's random numbers.
+    /// A random nonce.
     ///
     /// # Errors
-    /// Where `/dev/urandom` cannot be read.
+    /// When `/dev/urandom` cannot be read.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// From what a launcher gave all ranks of a job. As secret as that is: a job's number can be guessed, and protects only against mistakes.
+    /// Derives a nonce from values that a launcher gave all ranks of a job. It is as secret as
+    /// these: a job number can be guessed, and protects against mistakes only.
     ///
-    /// FNV-1a of 128 bits: it has to be the same in every process and every version, and nothing more.
+    /// 128-bit FNV-1a: only equality between processes and versions is needed.
     #[must_use]
     pub fn derived(words: &[&str]) -> Self {
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
         let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        for word in words {
+        for message in words {
             // The length separates the words: "a", "bc" is not "ab", "c".
-            let length = (word.len() as u64).to_le_bytes();
-            for byte in length.iter().chain(word.as_bytes()) {
+            let length = (message.len() as u64).to_le_bytes();
+            for byte in length.iter().chain(message.as_bytes()) {
                 hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
             }
         }
         Self(hash.to_be_bytes())
     }
 
-    /// The bytes, as they travel.
+    /// The bytes, as sent.
     #[must_use]
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// Those that travelled.
+    /// From received bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -57,7 +59,7 @@ impl Nonce {
 }
 
 impl PartialEq for Nonce {
-    /// Takes equally long whatever differs, so that its time tells nothing.
+    /// Compares in constant time.
     fn eq(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |all, (a, b)| all | (a ^ b)) == 0
     }
@@ -71,7 +73,9 @@ impl fmt::Debug for Nonce {
     }
 }
 
-/// Where the ranks of a group meet: `doorbell:HOST:PORT:NONCE`, with an IPv6 address in brackets. Who has it may join, so it is handed to members only.
+/// The rendezvous address of a group: `doorbell:HOST:PORT:NONCE`, an IPv6 address in brackets. Any
+/// process that has it may join, so it goes to members only.
+#[doc(alias = "ncclUniqueId")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniqueId {
     host: String,
@@ -79,7 +83,7 @@ pub struct UniqueId {
     nonce: Nonce,
 }
 
-/// What is no unique id.
+/// Text that is not a unique id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("this is no unique id: {why}; one reads doorbell:HOST:PORT:NONCE, with 32 hexadecimal digits at the end")]
 pub struct NotAnId {
@@ -90,7 +94,7 @@ impl UniqueId {
     /// From its parts.
     ///
     /// # Errors
-    /// Where `host` is neither an address nor what a name can be, or the port is 0.
+    /// When `host` is neither an address nor a valid name, or the port is 0.
     pub fn new(host: &str, port: u16, nonce: Nonce) -> Result<Self, NotAnId> {
         let of_a_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
         let is_name = !host.is_empty() && host.chars().all(of_a_name);
@@ -123,7 +127,7 @@ impl UniqueId {
         self.port
     }
 
-    /// What proves that one belongs here.
+    /// The nonce that authenticates members.
     #[must_use]
     pub const fn nonce(&self) -> Nonce {
         self.nonce
@@ -172,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_read_as_they_are_written() {
+    fn ids_round_trip() {
         for (host, text) in [
             ("127.0.0.1", "doorbell:127.0.0.1:4000:000102030405060708090a0b0c0d0e0f"),
             (
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_says_why() {
+    fn invalid_ids_are_explained() {
         let nonce = "0".repeat(32);
         for (text, why) in [
             (String::new(), "does not begin"),
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_nonces_depend_on_every_word_and_where_it_ends() {
+    fn derived_nonces_depend_on_every_word_and_its_length() {
         let all = [&["a", "bc"][..], &["ab", "c"], &["abc"], &["a", "bc", ""], &["a", "bd"]].map(Nonce::derived);
         for (i, one) in all.iter().enumerate() {
             assert_eq!(all.iter().position(|other| other == one), Some(i));

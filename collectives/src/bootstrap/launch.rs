@@ -1,4 +1,5 @@
-//! What a launcher tells its processes, by their environment.
+//! Launchers: what mpirun, srun, torchrun and `doorbell` pass to their processes in the
+//! environment.
 
 use std::env;
 use std::io;
@@ -6,18 +7,18 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::error::BootstrapError;
 use super::id::{Nonce, UniqueId};
-use super::join::{Arrival, resolve};
-use super::rendezvous::{Rendezvous, Serving};
+use super::join::{JoinRequest, resolve};
+use super::rendezvous::{Rendezvous, RendezvousServer};
 use super::{Group, Options};
 use crate::types::Rank;
 
-/// How many ports rank 0 tries.
+/// Ports that rank 0 tries.
 const PORTS: u16 = 8;
 
-/// Who started this process.
+/// The launcher of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Launcher {
-    /// `doorbell … --ranks N`, or whoever sets `DOORBELL_RANK`.
+    /// `doorbell … --ranks N`, or a script that sets `DOORBELL_RANK`.
     Doorbell,
     /// Open MPI's mpirun.
     OpenMpi,
@@ -29,21 +30,21 @@ pub enum Launcher {
 
 /// Where the ranks of a job meet.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Meeting {
-    /// At a place that somebody serves.
+pub enum RendezvousPoint {
+    /// At a rendezvous that is served already.
     Id(UniqueId),
-    /// At one of eight ports of rank 0's host, which all ranks know without having been told.
+    /// At one of eight ports of rank 0's host that all ranks derive from the environment.
     Derived {
         /// The host.
         host: String,
         /// The first port.
         port: u16,
-        /// What proves that one belongs to the job.
+        /// The nonce that authenticates the job's ranks.
         nonce: Nonce,
     },
 }
 
-/// What a process was told by its launcher.
+/// The launch parameters of a process.
 ///
 /// | launcher | rank, ranks, local rank | where they meet |
 /// |---|---|---|
@@ -52,23 +53,28 @@ pub enum Meeting {
 /// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK` | one host: loopback; several: `MASTER_ADDR`, to be given with `-x` |
 /// | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 ///
-/// The first in this order that has set its rank and number of ranks is believed: torchrun may run under srun, and so may mpirun. `DOORBELL_ID` is where they meet whoever launched them; whoever made the id listens. Without one, rank 0
-/// listens at the first of eight ports that is free, and the others look for their group at all of them: those after `MASTER_PORT`, or eight below the range of ephemeral ports that the job's number chooses.
+/// The first row whose rank and number of ranks are set applies: torchrun may run under srun, and
+/// so may mpirun. `DOORBELL_ID` names the rendezvous under any launcher; the process that made the
+/// id listens. Without one, rank 0 listens at the first free one of eight ports, and the others try
+/// all of them: those after `MASTER_PORT`, or eight below the ephemeral range that the job number
+/// selects.
 ///
-/// What protects a group: an id has a random nonce. Open MPI gives each job a random key, which is as good. Of the others' nonces all can be guessed by who knows the job's number or address, so they keep apart groups, and not people;
-/// `DOORBELL_SECRET`, set to the same on all ranks, is mixed into every nonce that is not random.
+/// Authentication: an id has a random nonce. Open MPI gives each job a random key, which is
+/// equivalent. The other nonces can be guessed from the job's number or address, so they separate
+/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into every
+/// nonce that is not random.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
-    /// Who started it.
+    /// The launcher.
     pub launcher: Launcher,
-    /// Which rank it is.
+    /// The rank.
     pub rank: Rank,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Which it is among those on its host, where that is known.
+    /// The rank among those on this host, where known.
     pub local_rank: Option<u32>,
     /// Where they meet.
-    pub meeting: Meeting,
+    pub rendezvous: RendezvousPoint,
 }
 
 impl Launch {
@@ -80,10 +86,11 @@ impl Launch {
         Self::from_variables(|name| env::var(name).ok())
     }
 
-    /// Reads variables.
+    /// Reads variables through `variable`.
     ///
     /// # Errors
-    /// [`BootstrapError::NotLaunched`] if nobody has set a rank; [`BootstrapError::Variable`], [`BootstrapError::Id`] and [`BootstrapError::Rank`] if what they say makes no sense.
+    /// [`BootstrapError::NotLaunched`] if no rank is set; [`BootstrapError::Variable`],
+    /// [`BootstrapError::Id`] and [`BootstrapError::Rank`] if a value is invalid.
     pub fn from_variables(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self, BootstrapError> {
         let variables = Variables(&variable);
         let (launcher, [rank, ranks, local_rank]) = variables.launcher().ok_or(BootstrapError::NotLaunched)?;
@@ -93,7 +100,7 @@ impl Launch {
             rank: Rank(number(rank)?),
             ranks: number(ranks)?,
             local_rank: variables.optional(local_rank, "it should be a number")?,
-            meeting: variables.meeting(launcher)?,
+            rendezvous: variables.rendezvous(launcher)?,
         };
         if launch.rank.0 >= launch.ranks {
             let Self { rank, ranks, .. } = launch;
@@ -102,7 +109,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// What a process that starts others on its own host gives each of them.
+    /// The environment that a process passes to the ranks that it starts on its own host.
     #[must_use]
     pub fn variables(id: &UniqueId, rank: Rank, ranks: u32) -> [(&'static str, String); 4] {
         [
@@ -113,33 +120,33 @@ impl Launch {
         ]
     }
 
-    /// Comes to the meeting, and listens for the others there if that is this rank's part.
+    /// Joins the rendezvous, and serves it if that is this rank's part.
     ///
     /// # Errors
     /// As [`Group::join`].
     pub fn join(&self, options: &Options) -> Result<Group, BootstrapError> {
         let &Self { rank, ranks, .. } = self;
-        let (places, nonce, serving) = match &self.meeting {
-            Meeting::Id(id) => (resolve(id.host(), id.port())?, id.nonce(), None),
-            Meeting::Derived { host, port, nonce } => {
-                let places = places(host, *port, options.bind.filter(|_| rank == Rank(0)))?;
+        let (candidates, nonce, serving) = match &self.rendezvous {
+            RendezvousPoint::Id(id) => (resolve(id.host(), id.port())?, id.nonce(), None),
+            RendezvousPoint::Derived { host, port, nonce } => {
+                let candidates = candidates(host, *port, options.bind.filter(|_| rank == Rank(0)))?;
                 if rank == Rank(0) {
-                    let serving = serve(&places, *nonce, ranks, options)?;
+                    let serving = serve(&candidates, *nonce, ranks, options)?;
                     let id = serving.id();
                     (resolve(id.host(), id.port())?, *nonce, Some(serving))
                 } else {
-                    (places, *nonce, None)
+                    (candidates, *nonce, None)
                 }
             }
         };
-        let group = Group::arrive(&places, Arrival { nonce, rank, ranks }, options)?;
-        serving.map_or(Ok(()), Serving::wait)?;
+        let group = Group::join_at(&candidates, JoinRequest { nonce, rank, ranks }, options)?;
+        serving.map_or(Ok(()), RendezvousServer::wait)?;
         Ok(group)
     }
 }
 
-/// All addresses of a derived meeting: every port of the first address, then of the next.
-fn places(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
+/// All addresses of a derived rendezvous: every port of the first address, then of the next.
+fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
     let mut found = match bind {
         Some(ip) => vec![SocketAddr::new(ip, port)],
         None => resolve(host, port)?,
@@ -147,20 +154,24 @@ fn places(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>
     found.dedup();
     let ports = |first: SocketAddr| {
         (0..PORTS).filter_map(move |more| {
-            let mut place = first;
-            place.set_port(port.checked_add(more)?);
-            Some(place)
+            let mut candidate = first;
+            candidate.set_port(port.checked_add(more)?);
+            Some(candidate)
         })
     };
     Ok(found.into_iter().flat_map(ports).collect())
 }
 
-/// Listens at the first place that is free.
-fn serve(places: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> Result<Serving, BootstrapError> {
+fn serve(
+    candidates: &[SocketAddr],
+    nonce: Nonce,
+    ranks: u32,
+    options: &Options,
+) -> Result<RendezvousServer, BootstrapError> {
     let mut last = None;
-    for place in places {
-        match Rendezvous::at(*place, nonce, ranks) {
-            Ok(rendezvous) => return rendezvous.spawn(options.patience),
+    for candidate in candidates {
+        match Rendezvous::at(*candidate, nonce, ranks) {
+            Ok(rendezvous) => return rendezvous.spawn(options.timeout),
             Err(e @ BootstrapError::Listen { .. }) => last = Some(e),
             Err(e) => return Err(e),
         }
@@ -171,11 +182,11 @@ fn serve(places: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> 
     }))
 }
 
-/// The environment, as somebody looks it up.
+/// A view of the environment.
 struct Variables<'a>(&'a dyn Fn(&'static str) -> Option<String>);
 
 impl Variables<'_> {
-    /// An empty variable is as good as none.
+    /// An empty variable counts as unset.
     fn get(&self, name: &'static str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
@@ -209,7 +220,7 @@ impl Variables<'_> {
             })
     }
 
-    /// Who has set a rank, and what its variables are called.
+    /// The launcher and its variables for rank, ranks and local rank.
     fn launcher(&self) -> Option<(Launcher, [&'static str; 3])> {
         let slurm_ranks = if self.get("SLURM_STEP_NUM_TASKS").is_some() {
             "SLURM_STEP_NUM_TASKS"
@@ -232,21 +243,22 @@ impl Variables<'_> {
             ),
             (Launcher::Slurm, ["SLURM_PROCID", slurm_ranks, "SLURM_LOCALID"]),
         ];
-        // Half of it is a mistake in what is ours, and somebody else's business in what is not.
-        let said = |launcher, [rank, ranks, _]: [&'static str; 3]| {
+        // Half of the pair is an error in our own variables, and ignored in those of other
+        // launchers.
+        let is_set = |launcher, [rank, ranks, _]: [&'static str; 3]| {
             self.get(rank).is_some() && (launcher == Launcher::Doorbell || self.get(ranks).is_some())
         };
-        all.into_iter().find(|(launcher, names)| said(*launcher, *names))
+        all.into_iter().find(|(launcher, names)| is_set(*launcher, *names))
     }
 
-    fn meeting(&self, launcher: Launcher) -> Result<Meeting, BootstrapError> {
+    fn rendezvous(&self, launcher: Launcher) -> Result<RendezvousPoint, BootstrapError> {
         const VARIABLE: &str = "DOORBELL_ID";
         if let Some(id) = self.get(VARIABLE) {
             let bad = |source| BootstrapError::Id {
                 variable: VARIABLE,
                 source,
             };
-            return id.parse().map(Meeting::Id).map_err(bad);
+            return id.parse().map(RendezvousPoint::Id).map_err(bad);
         }
         let missing = |variable, expected| {
             Err(BootstrapError::Variable {
@@ -258,11 +270,11 @@ impl Variables<'_> {
         match launcher {
             Launcher::Doorbell => missing(
                 VARIABLE,
-                "it should be the unique id that whoever started the ranks has made",
+                "it should be the unique id that the launcher of the ranks has made",
             ),
             Launcher::Torchrun => self.at_master(&["torchrun"]),
             Launcher::OpenMpi => {
-                // mpirun makes 128 random bits for each job, for its own transports to know one another by.
+                // mpirun makes 128 random bits for each job, for its own transports.
                 let key = self.get("OMPI_MCA_orte_precondition_transports").unwrap_or_default();
                 let job = self
                     .get("PMIX_NAMESPACE")
@@ -300,8 +312,8 @@ impl Variables<'_> {
         }
     }
 
-    /// Beside the port that the job's own rendezvous has.
-    fn at_master(&self, words: &[&str]) -> Result<Meeting, BootstrapError> {
+    /// At the ports after `MASTER_PORT`, which the job's own rendezvous uses.
+    fn at_master(&self, words: &[&str]) -> Result<RendezvousPoint, BootstrapError> {
         let host: String = self.required("MASTER_ADDR", "it should name the host of rank 0")?;
         let port: u16 = self.required("MASTER_PORT", "it should be a port below 65535")?;
         let Some(port) = port.checked_add(1) else {
@@ -311,22 +323,22 @@ impl Variables<'_> {
                 expected: "it should be a port below 65535",
             });
         };
-        // A restarted job is another one.
+        // A restarted job is another job.
         let run = self.get("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restarts = self.get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-        let place = format!("{host}:{port}");
-        let words = [words, &[&place, &run, &restarts]].concat();
+        let candidate = format!("{host}:{port}");
+        let words = [words, &[&candidate, &run, &restarts]].concat();
         let nonce = self.nonce(&words);
-        Ok(Meeting::Derived { host, port, nonce })
+        Ok(RendezvousPoint::Derived { host, port, nonce })
     }
 
-    /// At ports that the job's number chooses: from 10240 to 28671, below the ephemeral ones.
-    fn derived(&self, host: String, words: &[&str]) -> Meeting {
+    /// At ports that the job number selects: 10240 to 28671, below the ephemeral range.
+    fn derived(&self, host: String, words: &[&str]) -> RendezvousPoint {
         let nonce = self.nonce(words);
         let [low, high, ..] = *nonce.bytes();
         let choice = u16::from_le_bytes([low, high]) % (18432 / PORTS);
         let port = 10240 + choice * PORTS;
-        Meeting::Derived { host, port, nonce }
+        RendezvousPoint::Derived { host, port, nonce }
     }
 
     fn nonce(&self, words: &[&str]) -> Nonce {

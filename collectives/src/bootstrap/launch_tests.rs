@@ -1,4 +1,4 @@
-//! Environments, and what is made of them.
+//! Environments of launchers, and the launch parameters read from them.
 
 use super::*;
 
@@ -43,27 +43,27 @@ const SRUN: &[(&str, &str)] = &[
     ("SLURM_STEP_ID", "0"),
 ];
 
-/// `base`, with some variables set otherwise.
+/// `base` with some variables replaced.
 fn with<'a>(base: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [more, base].concat()
 }
 
 fn derived(launch: Launch) -> (String, u16, Nonce) {
-    match launch.meeting {
-        Meeting::Derived { host, port, nonce } => (host, port, nonce),
-        Meeting::Id(id) => panic!("{id}"),
+    match launch.rendezvous {
+        RendezvousPoint::Derived { host, port, nonce } => (host, port, nonce),
+        RendezvousPoint::Id(id) => panic!("{id}"),
     }
 }
 
 #[test]
-fn every_launcher_is_understood() {
+fn every_launcher_is_recognised() {
     let ours = [("DOORBELL_RANK", "0"), ("DOORBELL_RANKS", "4"), ("DOORBELL_ID", ID)];
     let launch = read(&ours).unwrap();
     assert_eq!(
         (launch.launcher, launch.rank, launch.ranks, launch.local_rank),
         (Launcher::Doorbell, Rank(0), 4, None)
     );
-    assert_eq!(launch.meeting, Meeting::Id(ID.parse().unwrap()));
+    assert_eq!(launch.rendezvous, RendezvousPoint::Id(ID.parse().unwrap()));
 
     let launch = read(TORCHRUN).unwrap();
     assert_eq!(
@@ -93,7 +93,7 @@ fn every_launcher_is_understood() {
 }
 
 #[test]
-fn the_inner_launcher_is_believed_and_an_id_is_where_they_meet() {
+fn the_inner_launcher_wins_and_an_id_names_the_rendezvous() {
     assert_eq!(read(&with(SRUN, TORCHRUN)).unwrap().launcher, Launcher::Torchrun);
     assert_eq!(read(&with(SRUN, MPIRUN)).unwrap().launcher, Launcher::OpenMpi);
     assert_eq!(
@@ -103,7 +103,7 @@ fn the_inner_launcher_is_believed_and_an_id_is_where_they_meet() {
     );
     for base in [TORCHRUN, MPIRUN, SRUN] {
         let launch = read(&with(base, &[("DOORBELL_ID", ID)])).unwrap();
-        assert_eq!(launch.meeting, Meeting::Id(ID.parse().unwrap()));
+        assert_eq!(launch.rendezvous, RendezvousPoint::Id(ID.parse().unwrap()));
     }
     let spread = with(
         MPIRUN,
@@ -118,7 +118,7 @@ fn the_inner_launcher_is_believed_and_an_id_is_where_they_meet() {
 }
 
 #[test]
-fn nonces_are_alike_for_all_ranks_of_a_job_and_for_no_other() {
+fn nonces_are_equal_within_a_job_only() {
     let nonce = |base: &[(&str, &str)], more: &[(&str, &str)]| derived(read(&with(base, more)).unwrap()).2;
     for (base, rank, job) in [
         (TORCHRUN, "RANK", "TORCHELASTIC_RESTART_COUNT"),
@@ -132,7 +132,7 @@ fn nonces_are_alike_for_all_ranks_of_a_job_and_for_no_other() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told_with_the_variable() {
+fn errors_name_the_variable() {
     let ours = &[("DOORBELL_RANK", "0"), ("DOORBELL_RANKS", "4"), ("DOORBELL_ID", ID)];
     for (variables, expected) in [
         (vec![], "no launcher"),
@@ -181,7 +181,7 @@ fn the_first_host_of_a_list_is_found() {
 }
 
 #[test]
-fn a_child_understands_what_its_parent_gives_it() {
+fn a_child_reads_the_variables_of_its_parent() {
     let given = Launch::variables(&ID.parse().unwrap(), Rank(2), 3);
     let launch = Launch::from_variables(|name| {
         given
@@ -194,7 +194,7 @@ fn a_child_understands_what_its_parent_gives_it() {
         rank: Rank(2),
         ranks: 3,
         local_rank: Some(2),
-        meeting: Meeting::Id(ID.parse().unwrap()),
+        rendezvous: RendezvousPoint::Id(ID.parse().unwrap()),
     };
     assert_eq!(launch.unwrap(), expected);
 }

@@ -1,14 +1,16 @@
-//! How processes become a group: they meet by a [`UniqueId`], and each gets a connection to each other.
+//! Bootstrap: processes meet at the rendezvous named by a [`UniqueId`] and form a [`Group`] with a
+//! full mesh of TCP connections.
 //!
-//! A [`Group`] is what comes of it: this process' [`Rank`], who the others are, and a [`ControlMesh`] between them. What a collective moves goes over queue pairs; the mesh is for what comes before (addresses and keys), beside (who
-//! is alive, who has to stop) and after (who is left).
+//! A [`Group`] has this process' [`Rank`], the other members, and a [`ControlMesh`] between them.
+//! Data of collectives goes over queue pairs; the mesh carries what is needed before (addresses and
+//! keys), beside (failure detection, abort) and after (shrink).
 
-mod door;
 mod error;
 mod exchange;
 mod id;
 mod join;
 mod launch;
+mod listener;
 mod mesh;
 mod rendezvous;
 mod split;
@@ -22,9 +24,9 @@ use std::time::Duration;
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
 pub use id::{Nonce, NotAnId, UniqueId};
-pub use launch::{Launch, Launcher, Meeting};
+pub use launch::{Launch, Launcher, RendezvousPoint};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
-pub use rendezvous::{Rendezvous, Serving};
+pub use rendezvous::{Rendezvous, RendezvousServer};
 
 pub(crate) use mesh::GroupId;
 pub(crate) use wire::{Reader, put_text};
@@ -32,29 +34,30 @@ pub(crate) use wire::{Reader, put_text};
 use crate::failure::ShrinkError;
 use crate::types::Rank;
 
-/// How long a group has to come together, if nothing else was said.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Default timeout for a group to form.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How a group comes together.
+/// Options of the bootstrap.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The address for the other ranks to connect to; none is the one by which the rendezvous sees this process.
+    /// The address for the other ranks to connect to; `None` is the one that the rendezvous sees.
     pub bind: Option<IpAddr>,
-    /// How long it may take.
-    pub patience: Duration,
+    /// Timeout for the group to form.
+    pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             bind: None,
-            patience: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
         }
     }
 }
 
 impl Options {
-    /// What the environment says: `DOORBELL_BOOTSTRAP` is the address to use, or the interface whose address it is.
+    /// Options from the environment: `DOORBELL_BOOTSTRAP` is an address of this host, or an
+    /// interface.
     ///
     /// # Errors
     /// [`BootstrapError::Variable`] if there is no such address or interface.
@@ -76,7 +79,8 @@ impl Options {
     }
 }
 
-/// The address of an interface: the first of IPv4, or else of IPv6. Those that mean something only together with an interface do not travel, and are passed over.
+/// The first IPv4 address of an interface, else the first IPv6 address. Link-local addresses, which
+/// need an interface, are skipped.
 fn address_of(interface: &str) -> Option<IpAddr> {
     let all = nix::ifaddrs::getifaddrs()
         .ok()?
@@ -100,12 +104,11 @@ fn address_of(interface: &str) -> Option<IpAddr> {
 pub struct Member {
     /// The name of its host.
     pub host: String,
-    /// Its number there.
+    /// Its process id.
     pub process: u32,
 }
 
 impl Member {
-    /// This process.
     fn this() -> Self {
         let host =
             nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned());
@@ -122,28 +125,31 @@ impl fmt::Display for Member {
     }
 }
 
-/// The processes that make collectives together, seen from one of them.
+/// The processes of a communicator, seen from one of them.
 #[derive(Debug)]
 pub struct Group {
     control: ControlMesh,
 }
 
 impl Group {
-    /// Comes to the rendezvous as `rank` of `ranks`, and returns when all are connected with all.
+    /// Registers at the rendezvous as `rank` of `ranks`, and returns once all pairs of ranks are
+    /// connected.
     ///
     /// # Errors
-    /// A [`BootstrapError`] that says who did not come, or who does not want this process and why; never later than `options.patience` and a moment.
+    /// A [`BootstrapError`] that names the missing ranks, or the peer that rejected this one, no
+    /// later than `options.timeout`.
     pub fn join(id: &UniqueId, rank: Rank, ranks: u32, options: &Options) -> Result<Self, BootstrapError> {
-        let places = join::resolve(id.host(), id.port())?;
-        let arrival = join::Arrival {
+        let candidates = join::resolve(id.host(), id.port())?;
+        let request = join::JoinRequest {
             nonce: id.nonce(),
             rank,
             ranks,
         };
-        Self::arrive(&places, arrival, options)
+        Self::join_at(&candidates, request, options)
     }
 
-    /// Does what the launcher said, in the environment: see [`Launch`] for the variables, and [`Options::from_env`].
+    /// Joins as the launcher's environment says: see [`Launch`] for the variables, and
+    /// [`Options::from_env`].
     ///
     /// # Errors
     /// As [`Launch::from_env`] and [`join`](Self::join).
@@ -151,19 +157,24 @@ impl Group {
         Launch::from_env()?.join(&Options::from_env()?)
     }
 
-    fn arrive(places: &[SocketAddr], arrival: join::Arrival, options: &Options) -> Result<Self, BootstrapError> {
-        let links = join::join(places, arrival, options)?;
-        let control = ControlMesh::start(links, arrival.rank)?;
+    fn join_at(
+        candidates: &[SocketAddr],
+        request: join::JoinRequest,
+        options: &Options,
+    ) -> Result<Self, BootstrapError> {
+        let links = join::join(candidates, request, options)?;
+        let control = ControlMesh::start(links, request.rank)?;
         Ok(Self { control })
     }
 
-    /// All ranks of a group in this process, for tests and for threads as ranks; they meet over loopback as processes do.
+    /// All ranks of a group in this process, for tests and for threads as ranks; they bootstrap
+    /// over loopback as processes do.
     ///
     /// # Errors
     /// As [`Rendezvous::open`] and [`join`](Self::join).
     pub fn local(ranks: u32) -> Result<Vec<Self>, BootstrapError> {
         let options = Options::default();
-        let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(options.patience)?;
+        let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(options.timeout)?;
         let groups = thread::scope(|scope| {
             let join = |rank| {
                 let (id, options) = (serving.id(), &options);
@@ -180,16 +191,18 @@ impl Group {
         Ok(groups)
     }
 
-    /// Divides the group: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none.
+    /// Splits the group: members of one `colour` form a group, ordered by `key` and then by rank. A
+    /// member without a colour is in none.
     ///
     /// # Errors
-    /// An [`ExchangeError`], on all members or on some: those who have a new group then cannot use it.
+    /// An [`ExchangeError`], on all members or on some; a new group that some members lack is
+    /// unusable.
     pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
         let part = self.control.split(colour, key)?;
         Ok(part.map(|control| Self { control }))
     }
 
-    /// The same members once more, as another group.
+    /// A second group of the same members.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -197,43 +210,44 @@ impl Group {
         let rank = self.rank();
         self.split(Some(0), 0)?.ok_or(ExchangeError::Misuse {
             rank,
-            reason: "it has no place in its own group".to_owned(),
+            reason: "it is not in its own group".to_owned(),
         })
     }
 
-    /// The members who can and want to go on after a failure, as a group of their own; whoever does not call it too within `patience` is not in it.
+    /// After a failure, forms a group of the survivors. A member that does not call it within
+    /// `timeout` is excluded.
     ///
     /// # Errors
-    /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
-    pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
-        self.control.shrink(patience).map(|control| Self { control })
+    /// [`ShrinkError`]: the others continue without this member, or there was no agreement in time.
+    pub fn shrink(&self, timeout: Duration) -> Result<Self, ShrinkError> {
+        self.control.shrink(timeout).map(|control| Self { control })
     }
 
-    /// This process.
+    /// The rank of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.control.rank()
     }
 
-    /// How many there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.control.ranks()
     }
 
-    /// Who they are, by rank.
+    /// The members, by rank.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         self.control.members()
     }
 
-    /// The connections to the others.
+    /// The control mesh.
     #[must_use]
     pub fn control(&self) -> &ControlMesh {
         &self.control
     }
 
-    /// The connections to the others, to exchange something over them.
+    /// The control mesh, for exchanges.
     #[must_use]
     pub fn control_mut(&mut self) -> &mut ControlMesh {
         &mut self.control

@@ -1,7 +1,9 @@
-//! The rendezvous: where the ranks of a group learn of one another.
+//! The rendezvous: the server at which the ranks of a group register.
 //!
-//! Whoever makes the [`UniqueId`] listens: a launcher, or rank 0. Each rank comes with the nonce, its number, how many it believes there are, and the address of its own door; when all have come, each gets the table of all,
-//! and the rendezvous is over. Who lacks the nonce, is nobody's rank, or comes twice is told so and changes nothing.
+//! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. Each rank presents the
+//! nonce, its rank, the number of ranks it expects, and the address of its own listener. When all
+//! have registered, each receives the table of all, and the rendezvous ends. A connection with the
+//! wrong nonce, an invalid rank or a duplicate rank is rejected with a reason and changes nothing.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -12,34 +14,37 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::door::{Door, Guest, reachable, say};
 use super::error::{BootstrapError, in_words};
 use super::id::{Nonce, UniqueId};
-use super::wire::{Entry, Letter, MAX_RANKS};
+use super::listener::{Accepted, HelloListener, is_connectable, send_message};
+use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
 use crate::types::Rank;
 
-/// Where the ranks of one group meet.
+/// The rendezvous of one group.
 #[derive(Debug)]
 pub struct Rendezvous {
-    door: Door,
+    listener: HelloListener,
     id: UniqueId,
     ranks: u32,
-    arrived: Vec<Option<(TcpStream, Entry)>>,
-    /// Who was turned away last, and why.
+    registered: Vec<Option<(TcpStream, Entry)>>,
+    /// The last connection that was rejected, and why.
     turned_away: Option<(SocketAddr, String)>,
 }
 
 impl Rendezvous {
-    /// Listens on `address` for a group of `ranks`, and makes its id. Addresses of other machines' reach are for networks where who can connect may be trusted to be stopped by 128 bits in plain text.
+    /// Listens on `address` for a group of `ranks`, and makes its id. Use an address that other
+    /// hosts can reach only on networks where 128 bits in plain text suffice.
     ///
     /// # Errors
-    /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none, [`BootstrapError::System`] where there are no random numbers.
+    /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none,
+    /// [`BootstrapError::System`] where there are no random numbers.
+    #[doc(alias = "ncclGetUniqueId")]
     pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
         let nonce = Nonce::random().map_err(BootstrapError::system("get random numbers"))?;
         Self::at(SocketAddr::new(address, 0), nonce, ranks)
     }
 
-    /// Listens at a known place, with a nonce that the ranks know already.
+    /// Listens at a known address, with a nonce that the ranks have already.
     pub(super) fn at(address: SocketAddr, nonce: Nonce, ranks: u32) -> Result<Self, BootstrapError> {
         if ranks == 0 || ranks > MAX_RANKS {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
@@ -48,130 +53,135 @@ impl Rendezvous {
             address: address.to_string(),
             source,
         };
-        if !reachable(address.ip()) {
+        if !is_connectable(address.ip()) {
             let what = "the others need one address to connect to, and this stands for many";
             return Err(listen(io::Error::new(io::ErrorKind::InvalidInput, what)));
         }
-        let door = Door::open(address, ranks).map_err(listen)?;
-        let address = door.address();
+        let listener = HelloListener::bind(address, ranks).map_err(listen)?;
+        let address = listener.address();
         let id = UniqueId::new(&address.ip().to_string(), address.port(), nonce)
             .map_err(|e| listen(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
         Ok(Self {
-            door,
+            listener,
             id,
             ranks,
-            arrived: (0..ranks).map(|_| None).collect(),
+            registered: (0..ranks).map(|_| None).collect(),
             turned_away: None,
         })
     }
 
-    /// What the ranks need to come here.
+    /// The id that the ranks need to join.
     #[must_use]
     pub fn id(&self) -> &UniqueId {
         &self.id
     }
 
-    /// Waits until all ranks have come, and tells each of the others.
+    /// Waits until all ranks have registered, and sends each the table.
     ///
     /// # Errors
-    /// [`BootstrapError::Missing`] when some have not come within `patience`: those who have are told. [`BootstrapError::System`] when the socket fails.
-    pub fn serve(self, patience: Duration) -> Result<(), BootstrapError> {
-        self.serve_until(patience, None)
+    /// [`BootstrapError::Missing`] when some have not registered within `timeout`; those that have
+    /// are informed. [`BootstrapError::System`] when the socket fails.
+    pub fn serve(self, timeout: Duration) -> Result<(), BootstrapError> {
+        self.serve_until(timeout, None)
     }
 
-    /// Does the same in a thread.
+    /// Serves in a thread.
     ///
     /// # Errors
-    /// [`BootstrapError::System`] where there can be no thread.
-    pub fn spawn(self, patience: Duration) -> Result<Serving, BootstrapError> {
+    /// [`BootstrapError::System`] when the thread cannot be started.
+    pub fn spawn(self, timeout: Duration) -> Result<RendezvousServer, BootstrapError> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let bell = EventFd::from_value_and_flags(0, flags)
+        let wakeup = EventFd::from_value_and_flags(0, flags)
             .map_err(io::Error::from)
             .map_err(BootstrapError::system("make an eventfd"))?;
-        let bell = Arc::new(bell);
+        let wakeup = Arc::new(wakeup);
         let id = self.id.clone();
-        let hears = Arc::clone(&bell);
+        let hears = Arc::clone(&wakeup);
         let thread = thread::Builder::new()
             .name("rendezvous".into())
-            .spawn(move || self.serve_until(patience, Some(hears.as_fd())))
+            .spawn(move || self.serve_until(timeout, Some(hears.as_fd())))
             .map_err(BootstrapError::system("start a thread"))?;
-        Ok(Serving {
+        Ok(RendezvousServer {
             id,
-            bell,
+            wakeup,
             thread: Some(thread),
         })
     }
 
-    fn serve_until(mut self, patience: Duration, bell: Option<BorrowedFd<'_>>) -> Result<(), BootstrapError> {
-        let deadline = Instant::now() + patience;
-        while !self.complete() {
-            match self.door.next(deadline, bell) {
-                Ok(Some(guest)) => self.receive(guest),
-                Ok(None) => return Err(self.give_up(patience)),
+    fn serve_until(mut self, timeout: Duration, wakeup: Option<BorrowedFd<'_>>) -> Result<(), BootstrapError> {
+        let deadline = Instant::now() + timeout;
+        while !self.is_complete() {
+            match self.listener.next_hello(deadline, wakeup) {
+                Ok(Some(accepted)) => self.receive(accepted),
+                Ok(None) => return Err(self.time_out(timeout)),
                 Err(e) => return Err(BootstrapError::system("wait for the ranks")(e)),
             }
         }
-        let table = self.arrived.iter().flatten().map(|(_, entry)| entry.clone()).collect();
-        let table = Letter::Table(table);
-        for (stream, entry) in self.arrived.iter().flatten() {
-            if let Err(e) = say(stream, &table) {
-                // Its peers find out, each for itself, when they have no connection from it.
+        let table = self
+            .registered
+            .iter()
+            .flatten()
+            .map(|(_, entry)| entry.clone())
+            .collect();
+        let table = BootstrapMessage::Table(table);
+        for (stream, entry) in self.registered.iter().flatten() {
+            if let Err(e) = send_message(stream, &table) {
+                // Its peers notice by themselves that it does not connect.
                 tracing::warn!("{} left the rendezvous: {e}", entry.member);
             }
         }
         Ok(())
     }
 
-    /// Whether all are here. Who has come and gone has not come.
-    fn complete(&mut self) -> bool {
-        if self.arrived.iter().any(Option::is_none) {
+    fn is_complete(&mut self) -> bool {
+        if self.registered.iter().any(Option::is_none) {
             return false;
         }
-        for place in &mut self.arrived {
-            place.take_if(|(stream, _)| !alive(stream));
+        for slot in &mut self.registered {
+            slot.take_if(|(stream, _)| !is_connected(stream));
         }
-        self.arrived.iter().all(Option::is_some)
+        self.registered.iter().all(Option::is_some)
     }
 
-    fn receive(&mut self, guest: Guest) {
-        match self.judge(&guest) {
-            Ok((rank, entry)) if say(&guest.stream, &Letter::Welcome).is_ok() => {
-                self.arrived[rank.index()] = Some((guest.stream, entry));
+    fn receive(&mut self, accepted: Accepted) {
+        match self.validate(&accepted) {
+            Ok((rank, entry)) if send_message(&accepted.stream, &BootstrapMessage::Accept).is_ok() => {
+                self.registered[rank.index()] = Some((accepted.stream, entry));
             }
-            // It is gone, and may come again.
+            // It disconnected, and may register again.
             Ok(_) => {}
             Err(answer) => {
                 let reason = match &answer {
-                    Letter::Refused(reason) => reason,
+                    BootstrapMessage::Reject(reason) => reason,
                     _ => "its nonce is not this group's",
                 };
                 tracing::warn!(
                     "rendezvous {}: turned {} away: {reason}",
-                    self.door.address(),
-                    guest.from
+                    self.listener.address(),
+                    accepted.peer_addr
                 );
-                self.turned_away = Some((guest.from, reason.to_owned()));
-                // A courtesy: whoever it is may be gone.
-                let _ = say(&guest.stream, &answer);
+                self.turned_away = Some((accepted.peer_addr, reason.to_owned()));
+                // Best effort: the peer may be gone.
+                let _ = send_message(&accepted.stream, &answer);
             }
         }
     }
 
-    /// Which rank has come, or what it is told if it is none.
-    fn judge(&mut self, guest: &Guest) -> Result<(Rank, Entry), Letter> {
-        let no = |why: String| Letter::Refused(why);
-        let letter = guest.said.as_ref().map_err(|why| no((*why).to_owned()))?;
-        let Letter::Come {
+    /// The rank of a registration, or the reply that rejects it.
+    fn validate(&mut self, accepted: &Accepted) -> Result<(Rank, Entry), BootstrapMessage> {
+        let no = |why: String| BootstrapMessage::Reject(why);
+        let message = accepted.hello.as_ref().map_err(|why| no((*why).to_owned()))?;
+        let BootstrapMessage::Register {
             nonce,
             rank,
             ranks,
             entry,
-        } = letter
+        } = message
         else {
-            return Err(no("it said something that has no place at a rendezvous".to_owned()));
+            return Err(no("this message is not one for a rendezvous".to_owned()));
         };
         if *nonce != self.id.nonce() {
-            return Err(Letter::Stranger);
+            return Err(BootstrapMessage::WrongGroup);
         }
         if *ranks != self.ranks {
             return Err(no(format!(
@@ -179,26 +189,25 @@ impl Rendezvous {
                 self.ranks
             )));
         }
-        let Some(place) = self.arrived.get_mut(rank.index()) else {
+        let Some(slot) = self.registered.get_mut(rank.index()) else {
             return Err(no(format!("there is no rank {rank} in a group of {ranks}")));
         };
-        // One that has gone in the meantime makes room: it was started anew.
-        if let Some((stream, Entry { member, .. })) = place
-            && alive(stream)
+        // A rank that disconnected in the meantime may be replaced: it was restarted.
+        if let Some((stream, Entry { member, .. })) = slot
+            && is_connected(stream)
         {
             return Err(no(format!("rank {rank} has come already: {member}")));
         }
-        *place = None;
-        if !reachable(entry.listens.ip()) {
-            return Err(no(format!("nobody can connect to {}", entry.listens)));
+        *slot = None;
+        if !is_connectable(entry.listen_addr.ip()) {
+            return Err(no(format!("no rank can connect to {}", entry.listen_addr)));
         }
         Ok((*rank, entry.clone()))
     }
 
-    /// Tells those who have come who has not.
-    fn give_up(self, within: Duration) -> BootstrapError {
-        let absent = |(rank, place): (usize, &Option<_>)| place.is_none().then_some(Rank(rank as u32));
-        let missing: Vec<_> = self.arrived.iter().enumerate().filter_map(absent).collect();
+    fn time_out(self, within: Duration) -> BootstrapError {
+        let absent = |(rank, slot): (usize, &Option<_>)| slot.is_none().then_some(Rank(rank as u32));
+        let missing: Vec<_> = self.registered.iter().enumerate().filter_map(absent).collect();
         let turned_away = self
             .turned_away
             .map_or_else(String::new, |(from, why)| format!("; {from} was turned away: {why}"));
@@ -208,38 +217,39 @@ impl Rendezvous {
             within,
             turned_away,
         };
-        for (stream, _) in self.arrived.iter().flatten() {
-            // They have deadlines of their own, should this not reach them.
-            let _ = say(stream, &Letter::Refused(error.to_string()));
+        for (stream, _) in self.registered.iter().flatten() {
+            // Best effort: they have deadlines of their own.
+            let _ = send_message(stream, &BootstrapMessage::Reject(error.to_string()));
         }
         error
     }
 }
 
-/// Whether a peer that has nothing more to say still holds its connection.
-fn alive(stream: &TcpStream) -> bool {
+/// Whether a peer that sends nothing more still holds its connection.
+fn is_connected(stream: &TcpStream) -> bool {
     let was = stream.set_nonblocking(true);
     let peeked = stream.peek(&mut [0]);
     let back = stream.set_nonblocking(false);
     was.is_ok() && back.is_ok() && matches!(peeked, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// A rendezvous that a thread serves. Dropping it ends the wait, and tells those who have come.
+/// A rendezvous that a thread serves. Dropping it cancels the wait and informs the registered
+/// ranks.
 #[derive(Debug)]
-pub struct Serving {
+pub struct RendezvousServer {
     id: UniqueId,
-    bell: Arc<EventFd>,
+    wakeup: Arc<EventFd>,
     thread: Option<JoinHandle<Result<(), BootstrapError>>>,
 }
 
-impl Serving {
-    /// What the ranks need to come here.
+impl RendezvousServer {
+    /// The id that the ranks need to join.
     #[must_use]
     pub fn id(&self) -> &UniqueId {
         &self.id
     }
 
-    /// Waits until all have come, or time is up.
+    /// Waits until all ranks have registered, or the timeout.
     ///
     /// # Errors
     /// As [`Rendezvous::serve`].
@@ -254,11 +264,11 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for RendezvousServer {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // Both can fail only where there is nothing to be ended.
-            let _ = self.bell.write(1);
+            // Both fail only if the thread has ended.
+            let _ = self.wakeup.write(1);
             let _ = thread.join();
         }
     }

@@ -1,10 +1,10 @@
-//! How a group is divided: by what each member chose.
+//! Group split by colour and key.
 
 use super::mesh::GroupId;
 use super::wire::Reader;
 use crate::types::Rank;
 
-/// What a member chose, and the number that its group gets if it is the first in it.
+/// A member's colour and key, and the id of its group if it is the first member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Choice {
     pub(super) colour: Option<u32>,
@@ -17,7 +17,7 @@ impl Choice {
         let mut to = vec![u8::from(self.colour.is_some())];
         to.extend_from_slice(&self.colour.unwrap_or(0).to_le_bytes());
         to.extend_from_slice(&self.key.to_le_bytes());
-        to.extend_from_slice(&self.id.maker.to_le_bytes());
+        to.extend_from_slice(&self.id.creator.to_le_bytes());
         to.extend_from_slice(&self.id.number.to_le_bytes());
         to
     }
@@ -29,7 +29,7 @@ impl Choice {
             colour: Some(from.u32()?).filter(|_| has),
             key: from.u32()? as i32,
             id: GroupId {
-                maker: from.u32()?,
+                creator: from.u32()?,
                 number: from.u32()?,
             },
         };
@@ -38,14 +38,14 @@ impl Choice {
     }
 }
 
-/// The group that `rank` comes into, and its members, by their ranks in the old one.
+/// The new group of `rank` and its members, by their ranks in the old group.
 pub(super) fn divide(chosen: &[Choice], rank: Rank) -> Option<(GroupId, Vec<Rank>)> {
     let colour = chosen[rank.index()].colour?;
     let mut members: Vec<_> = (0..chosen.len() as u32)
         .map(Rank)
         .filter(|other| chosen[other.index()].colour == Some(colour))
         .collect();
-    // The sort is stable: ranks stay in order where keys are alike.
+    // The sort is stable: equal keys keep rank order.
     members.sort_by_key(|member| chosen[member.index()].key);
     Some((chosen[members.first()?.index()].id, members))
 }
@@ -54,13 +54,13 @@ pub(super) fn divide(chosen: &[Choice], rank: Rank) -> Option<(GroupId, Vec<Rank
 mod tests {
     use super::*;
 
-    fn choice(colour: Option<u32>, key: i32, maker: u32) -> Choice {
-        let id = GroupId { maker, number: 7 };
+    fn choice(colour: Option<u32>, key: i32, creator: u32) -> Choice {
+        let id = GroupId { creator, number: 7 };
         Choice { colour, key, id }
     }
 
     #[test]
-    fn members_come_by_key_and_then_by_rank_and_agree_on_the_id() {
+    fn members_are_ordered_by_key_and_rank() {
         let chosen = [
             choice(Some(1), 5, 0),
             choice(Some(2), 0, 1),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_read_as_written() {
+    fn choices_round_trip() {
         for one in [choice(None, i32::MIN, 3), choice(Some(u32::MAX), 9, 4)] {
             let bytes = one.encode();
             assert_eq!(Choice::decode(&bytes), Some(one));

@@ -1,8 +1,13 @@
-//! Measuring what messages cost, at the start: between all ranks of a host, and between two of different hosts, by each protocol; and the ranks' own reductions and copies.
+//! Calibration of the cost model (alpha, beta): measures messages by each protocol, between all
+//! ranks of a host and between two ranks of different hosts, and the ranks' own reductions and
+//! copies.
 //!
-//! What is measured are operations of the executor that are nothing but hops: each rank that takes part sends to the next and receives from the one before, and so on, so what is measured has all that operations have.
-//! All ranks begin the same operations; those who do not take part have nothing to do in them. Machines are shared, so of each kind the median counts. It takes some 50 ms, most of it with the longest messages, which must be longer than what
-//! caches hold; these are left out where there are more ranks than processors, as then nothing is what it is otherwise.
+//! The measured operations are executor plans that consist of hops only: each participating rank
+//! sends to the next and receives from the previous one, so a measurement includes all costs of
+//! operations. All ranks begin the same operations; the others have nothing to do in them. Machines
+//! are shared, so the median of each kind counts. Calibration takes some 50 ms, most of it for the
+//! longest messages, which must exceed the caches; these are left out where ranks outnumber
+//! processors.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,51 +17,52 @@ use super::drive::Shared;
 use super::{CollectiveError, Communicator, Options};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Exchange;
-use crate::cost::{Compute, MARKS, Mover, NEAR, Scale};
-use crate::executor::{Data, Engine, EngineError, Operation, PlanId, Remembered, Tuning};
+use crate::cost::{Compute, DataMover, MARKS, NEAR, Scale};
+use crate::executor::{CachedProgram, Data, Engine, EngineError, Operation, PlanId, Tuning};
 use crate::kernel::Function;
 use crate::memory::Segment;
-use crate::plan::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span, Step};
 use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// The bytes of messages that are measured without bytes to speak of.
-const SHORT: u64 = 8;
-/// The most that a message of Simple has; longer marks are of several.
-const MESSAGE: u64 = 256 << 10;
-/// Marks of lines: as far as they may be chosen.
-const LINES: u64 = 32 << 10;
-/// The longest mark where ranks have no processor of their own.
-const CROWDED: u64 = 512 << 10;
-/// Rounds in which nothing is measured yet, and in which all is; and those of long operations.
-const READY: usize = 2;
+/// Message bytes for the latency measurement (alpha).
+const SHORT_BYTES: u64 = 8;
+/// Maximum bytes of a message of Simple; longer marks consist of several.
+const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
+/// The longest mark of LL and LL128.
+const MAX_LINE_MARK: u64 = 32 << 10;
+/// The longest mark where ranks outnumber processors.
+const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;
+/// Warm-up rounds; measured rounds; measured rounds of long operations.
+const WARMUP_ROUNDS: usize = 2;
 const ROUNDS: usize = 11;
 const LONG_ROUNDS: usize = 3;
-/// How long the first rounds may take, of short operations and of such as are not long, for there to be time for longer ones; and the rounds that there are where there is none, as on a wire that loses packets.
-const QUICK: [Duration; READY] = [Duration::from_millis(50), Duration::from_millis(30)];
+/// Time limits of the warm-up rounds, of short and of medium operations, for longer ones to be
+/// measured too; and the number of rounds otherwise, as on a lossy network.
+const QUICK_LIMITS: [Duration; WARMUP_ROUNDS] = [Duration::from_millis(50), Duration::from_millis(30)];
 const SLOW_ROUNDS: usize = 1;
-/// How often what is very short is done at a time.
-const TIMES: u32 = 8;
-/// The same of what is so short that a processor has to have guessed its branches right for it to be as quick as it is; and bytes of such operations.
-const MANY_TIMES: u32 = 48;
-const TINY: u64 = 2 << 10;
-/// The longest mark that is of several messages because it is short.
-const SEVERAL: u64 = 16 << 10;
-/// A mark of messages that are granted, of which there are two at that mark.
-const GRANTED: u64 = MARKS[4];
-/// Bytes of operations that are short, and of such as are long.
-const BRIEF: u64 = 16 << 10;
-const LONG: u64 = 1 << 20;
-/// What is reduced at once, as a message that has just come.
-const PIECE: usize = 64 << 10;
+/// Repetitions of a short operation per sample.
+const REPEATS: u32 = 8;
+/// Repetitions of a tiny operation per sample, so that branch predictors are trained; and its
+/// maximum bytes.
+const TINY_REPEATS: u32 = 48;
+const TINY_BYTES: u64 = 2 << 10;
+/// The longest mark that is measured with several messages because it is short.
+const MAX_MULTI_MESSAGE_MARK: u64 = 16 << 10;
+/// A mark of granted messages, of which two are measured at that mark.
+const GRANTED_MARK: u64 = MARKS[4];
+/// Bounds of short and long operations, in bytes.
+const SHORT_OPERATION: u64 = 16 << 10;
+const LONG_OPERATION: u64 = 1 << 20;
+/// Bytes reduced at a time, as a message that has just arrived.
+const REDUCE_CHUNK: usize = 64 << 10;
 
-/// A communicator's tuner, with costs that were measured.
 pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     let mut tuner = comm.tuner();
     if comm.size() < 2 {
         return Ok(tuner);
     }
-    // Nothing has no time to be sent in, so that what takes time is everything else.
+    // An empty operation is never sent, so its time is the fixed cost.
     let nothing = || {
         let call = comm.broadcast(&mut [0.0f32; 0], Rank(0));
         call.algorithm(Algorithm::Ring)
@@ -67,58 +73,57 @@ pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     let through_all = shortest(nothing)?;
     let hosts = comm.hosts();
     comm.shared.with(|state| {
-        let mut table = Table::new(&mut state.engine, &comm.shared, &comm.options)?;
-        let through_engine = table.nothing()?;
-        table.costs(&mut tuner, &hosts)?;
+        let mut calibrator = Calibrator::new(&mut state.engine, &comm.shared, &comm.options)?;
+        let through_engine = calibrator.nothing()?;
+        calibrator.costs(&mut tuner, &hosts)?;
         tuner.compute.begin_ns += (through_all - through_engine).max(0.0);
         Ok(tuner)
     })
 }
 
-/// How long something takes that waits for nobody, ns.
+/// Duration of a local action, ns.
 fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut samples = Vec::new();
     for _ in 0..=ROUNDS {
         let began = Instant::now();
-        for _ in 0..TIMES {
+        for _ in 0..REPEATS {
             act()?;
         }
-        samples.push(began.elapsed().as_nanos() as f64 / f64::from(TIMES));
+        samples.push(began.elapsed().as_nanos() as f64 / f64::from(REPEATS));
     }
-    // The first was to choose a way, and to make memory ready.
+    // The first run chooses a plan and allocates memory.
     Ok(median(samples.split_off(1)))
 }
 
-/// What the ranks of a ring do at the same time.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Drill {
-    /// So many hops of messages of the input.
-    Settled(u32),
-    /// So many, in which each message is what the hop before has brought.
-    Fresh(u32),
-    /// So many of messages of the input, reduced as they come.
+enum Pattern {
+    /// So many hops of messages from the input, which is in memory already.
+    Resident(u32),
+    /// So many hops that each forward the message of the previous hop.
+    Forwarded(u32),
+    /// So many messages from the input, reduced as they arrive.
     Reduced(u32),
-    /// So many of the first's input to the second; others have nothing to do.
-    Alone(u32),
-    /// So many messages of the first to the second and as many back, by turns; others have nothing to do.
-    Turns(u32),
-    /// So many messages sent, each to another rank if there are several others, and then as many received.
+    /// So many messages from the first rank to the second; the others are idle.
+    Isolated(u32),
+    /// So many ping-pong exchanges between the first two ranks; the others are idle.
+    PingPong(u32),
+    /// A burst of so many messages, to different ranks if there are several others, and then as
+    /// many receives.
     Burst(u32),
 }
 
-impl Drill {
+impl Pattern {
     fn messages(self) -> u32 {
         match self {
-            Self::Settled(messages)
-            | Self::Fresh(messages)
+            Self::Resident(messages)
+            | Self::Forwarded(messages)
             | Self::Reduced(messages)
-            | Self::Alone(messages)
-            | Self::Turns(messages)
+            | Self::Isolated(messages)
+            | Self::PingPong(messages)
             | Self::Burst(messages) => messages,
         }
     }
 
-    /// As a plan for all `ranks`.
     fn plan(self, ring: &[Rank], ranks: u32) -> Plan {
         let blocks = self.messages();
         let program = |rank: Rank| {
@@ -129,38 +134,38 @@ impl Drill {
             let send = |block: u32| Step::Send {
                 to: next,
                 span: match self {
-                    Self::Fresh(_) if block > 0 => Span::block(Place::Output, block - 1),
-                    _ => Span::block(Place::Input, block),
+                    Self::Forwarded(_) if block > 0 => Span::block(PlanMemory::Output, block - 1),
+                    _ => Span::block(PlanMemory::Input, block),
                 },
             };
             let receive = |block| {
-                let (from, into) = (before, Span::block(Place::Output, block));
+                let (from, into) = (before, Span::block(PlanMemory::Output, block));
                 match self {
                     Self::Reduced(_) => Step::RecvReduce {
                         from,
-                        form: Form::Element,
-                        with: Span::block(Place::Input, block),
+                        form: BlockForm::Element,
+                        with: Span::block(PlanMemory::Input, block),
                         into,
                     },
                     _ => Step::Recv { from, into },
                 }
             };
             match self {
-                Self::Turns(_) | Self::Alone(_) if at > 1 => Vec::new(),
-                Self::Alone(_) if at == 0 => (0..blocks).map(send).collect(),
-                Self::Alone(_) => (0..blocks).map(receive).collect(),
-                Self::Turns(_) => {
+                Self::PingPong(_) | Self::Isolated(_) if at > 1 => Vec::new(),
+                Self::Isolated(_) if at == 0 => (0..blocks).map(send).collect(),
+                Self::Isolated(_) => (0..blocks).map(receive).collect(),
+                Self::PingPong(_) => {
                     let (there, here) = match at {
                         0 => (ring[1], true),
                         _ => (ring[0], false),
                     };
                     let send = |block| Step::Send {
                         to: there,
-                        span: Span::block(Place::Input, block),
+                        span: Span::block(PlanMemory::Input, block),
                     };
                     let receive = |block| Step::Recv {
                         from: there,
-                        into: Span::block(Place::Output, block),
+                        into: Span::block(PlanMemory::Output, block),
                     };
                     let turn = |block| match here {
                         true => [send(block), receive(block)],
@@ -173,11 +178,11 @@ impl Drill {
                     let away = |block: u32| (1 + block % others) as usize;
                     let to = |block| Step::Send {
                         to: ring[(at + away(block)) % ring.len()],
-                        span: Span::block(Place::Input, block),
+                        span: Span::block(PlanMemory::Input, block),
                     };
                     let from = |block| Step::Recv {
                         from: ring[(at + ring.len() - away(block)) % ring.len()],
-                        into: Span::block(Place::Output, block),
+                        into: Span::block(PlanMemory::Output, block),
                     };
                     (0..blocks).map(to).chain((0..blocks).map(from)).collect()
                 }
@@ -203,32 +208,29 @@ impl Drill {
     }
 }
 
-/// What is played with.
-struct Table<'a> {
+struct Calibrator<'a> {
     engine: &'a mut Engine,
     function: Function,
     memory: Arc<Segment>,
-    /// What the engine has remembered.
-    repeated: Option<((PlanId, Protocol, u64), Remembered)>,
-    /// The longest mark, as long as input and output are.
+    repeated: Option<((PlanId, Protocol, u64), CachedProgram)>,
+    /// The longest mark: the length of input and output.
     longest: u64,
     shared: &'a Shared,
     options: &'a Options,
 }
 
-/// An operation that is measured, and its samples, ns.
-struct Job {
+/// A measured operation and its samples, ns.
+struct Measurement {
     protocol: Protocol,
-    drill: Drill,
-    /// Of a message.
+    pattern: Pattern,
     bytes: u64,
     plan: PlanId,
     samples: Vec<f64>,
 }
 
-impl Job {
+impl Measurement {
     fn whole(&self) -> u64 {
-        self.bytes * u64::from(self.drill.messages())
+        self.bytes * u64::from(self.pattern.messages())
     }
 
     fn is_measured(&self) -> bool {
@@ -238,21 +240,21 @@ impl Job {
     fn hops(&self, mark: u64) -> (u64, Hops) {
         let hops = Hops {
             bytes: self.bytes,
-            messages: self.drill.messages(),
+            messages: self.pattern.messages(),
             ns: median(self.samples.clone()),
         };
         (mark, hops)
     }
 }
 
-impl<'a> Table<'a> {
+impl<'a> Calibrator<'a> {
     fn new(engine: &'a mut Engine, shared: &'a Shared, options: &'a Options) -> Result<Self, CollectiveError> {
-        let longest = match engine.is_crowded() {
+        let longest = match engine.is_oversubscribed() {
             false => MARKS[MARKS.len() - 1],
-            true => CROWDED,
+            true => OVERSUBSCRIBED_MAX_MARK,
         };
         Ok(Self {
-            memory: engine.allocate(2 * longest as usize + PIECE)?,
+            memory: engine.allocate(2 * longest as usize + REDUCE_CHUNK)?,
             function: Function::new(DataType::F32, ReduceOp::Sum, engine.ranks())?,
             repeated: None,
             longest,
@@ -262,31 +264,30 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// What an operation takes that sends nothing, ns.
     fn nothing(&mut self) -> Result<f64, CollectiveError> {
         let all: Vec<_> = (0..self.engine.ranks()).map(Rank).collect();
         let plan = self
             .engine
-            .prepare(&Drill::Settled(1).plan(&all, self.engine.ranks()))?;
+            .prepare(&Pattern::Resident(1).plan(&all, self.engine.ranks()))?;
         Ok(shortest(|| self.run(plan, Protocol::Ll, 0))?)
     }
 
-    /// Puts what is measured in the place of what is known.
+    /// Replaces the tuner's costs by measured ones.
     fn costs(&mut self, tuner: &mut Tuner, hosts: &[u32]) -> Result<(), CollectiveError> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
         let far = all().find(|rank| hosts[rank.index()] != hosts[0]);
         let mapped = self.engine.all_mapped();
         let mut of = |ring: Vec<Rank>, mover| -> Result<_, CollectiveError> {
-            let stored = mapped && mover == Mover::Receiver;
+            let stored = mapped && mover == DataMover::Receiver;
             if ring.len() < 2 {
                 return Ok(None);
             }
             let calibration = self.calibrate(&ring)?;
             Ok(Some((calibration.link(mover, stored), calibration.begin_ns())))
         };
-        let local = of(near, Mover::Receiver)?;
-        let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), Mover::Device)?;
+        let local = of(near, DataMover::Receiver)?;
+        let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), DataMover::Device)?;
         if let Some((link, begin_ns)) = local.or(remote) {
             (tuner.local, tuner.compute.begin_ns) = (link, begin_ns);
         }
@@ -297,162 +298,187 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// What rank 0 measures, if it is in the ring; what others measure nobody asks.
+    /// Rank 0's measurement, if it is in the ring; those of other ranks are not used.
     fn calibrate(&mut self, ring: &[Rank]) -> Result<Calibration, CollectiveError> {
-        let mut jobs = Vec::new();
+        let mut measurements = Vec::new();
         let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
-        // Among two ranks all go to one; else as many as there are others, some four at most.
+        // Between two ranks all go to one; else to as many as there are others, at most four.
         let burst = if ring.len() == 2 {
             MANY
         } else {
             (ring.len() as u32 - 1).min(MANY)
         };
         for protocol in all {
-            for drill in [
-                Drill::Settled(1),
-                Drill::Settled(MANY),
-                Drill::Turns(1),
-                Drill::Turns(MANY),
-                Drill::Alone(1),
-                Drill::Burst(burst),
+            for pattern in [
+                Pattern::Resident(1),
+                Pattern::Resident(MANY),
+                Pattern::PingPong(1),
+                Pattern::PingPong(MANY),
+                Pattern::Isolated(1),
+                Pattern::Burst(burst),
             ] {
-                jobs.push(self.job(ring, protocol, drill, SHORT)?);
+                measurements.push(self.measurement(ring, protocol, pattern, SHORT_BYTES)?);
             }
             if protocol == Protocol::Simple {
-                jobs.push(self.job(ring, protocol, Drill::Settled(1), GRANTED)?);
+                measurements.push(self.measurement(ring, protocol, Pattern::Resident(1), GRANTED_MARK)?);
             }
             for mark in self.marks(protocol) {
-                let (bytes, messages) = if mark <= SEVERAL {
+                let (bytes, messages) = if mark <= MAX_MULTI_MESSAGE_MARK {
                     (mark, MANY)
                 } else if mark <= NEAR {
                     (mark, 2)
                 } else {
-                    (MESSAGE, (mark / MESSAGE) as u32)
+                    (SIMPLE_MESSAGE_BYTES, (mark / SIMPLE_MESSAGE_BYTES) as u32)
                 };
-                jobs.push(self.job(ring, protocol, Drill::Settled(messages), bytes)?);
-                jobs.push(self.job(ring, protocol, Drill::Fresh(messages), bytes)?);
-                jobs.push(self.job(ring, protocol, Drill::Reduced(messages), bytes)?);
+                measurements.push(self.measurement(ring, protocol, Pattern::Resident(messages), bytes)?);
+                measurements.push(self.measurement(ring, protocol, Pattern::Forwarded(messages), bytes)?);
+                measurements.push(self.measurement(ring, protocol, Pattern::Reduced(messages), bytes)?);
                 if protocol == Protocol::Simple {
-                    jobs.push(self.job(ring, protocol, Drill::Alone(messages), bytes)?);
+                    measurements.push(self.measurement(ring, protocol, Pattern::Isolated(messages), bytes)?);
                 }
             }
         }
-        // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready and the ranks awake, and say whether there is time for long messages.
-        let (mut reach, mut rounds, mut quick) = (BRIEF, READY + ROUNDS, true);
+        // Each round has some of each kind, so that a disturbance affects all alike. The warm-up
+        // rounds allocate memory and wake the ranks, and show whether there is time for long
+        // messages.
+        let (mut reach, mut rounds, mut quick) = (SHORT_OPERATION, WARMUP_ROUNDS + ROUNDS, true);
         let mut round = 0;
         while round < rounds {
             let began = Instant::now();
-            for job in &mut jobs {
-                let long = job.whole() > LONG;
-                if job.whole() > reach || long && round >= READY + LONG_ROUNDS {
+            for measurement in &mut measurements {
+                let long = measurement.whole() > LONG_OPERATION;
+                if measurement.whole() > reach || long && round >= WARMUP_ROUNDS + LONG_ROUNDS {
                     continue;
                 }
-                // Caches are full of what was before: of what is short, they are to have this before it counts.
+                // Caches hold other data: a short operation is repeated before it is measured.
                 let (before, operations) = if round == 0 || !quick {
                     (0, 1)
-                } else if job.whole() <= TINY {
-                    (MANY_TIMES / 2, MANY_TIMES)
-                } else if job.whole() <= BRIEF {
-                    (TIMES / 2, TIMES)
+                } else if measurement.whole() <= TINY_BYTES {
+                    (TINY_REPEATS / 2, TINY_REPEATS)
+                } else if measurement.whole() <= SHORT_OPERATION {
+                    (REPEATS / 2, REPEATS)
                 } else if long {
-                    (u32::from(job.whole() < self.longest), 1)
+                    (u32::from(measurement.whole() < self.longest), 1)
                 } else {
                     (1, 2)
                 };
                 for _ in 0..before {
-                    self.run(job.plan, job.protocol, job.whole())?;
+                    self.run(measurement.plan, measurement.protocol, measurement.whole())?;
                 }
                 let began = Instant::now();
                 for _ in 0..operations {
-                    self.run(job.plan, job.protocol, job.whole())?;
+                    self.run(measurement.plan, measurement.protocol, measurement.whole())?;
                 }
-                if round >= READY {
-                    job.samples
+                if round >= WARMUP_ROUNDS {
+                    measurement
+                        .samples
                         .push(began.elapsed().as_nanos() as f64 / f64::from(operations));
                 }
             }
-            if round < READY && quick {
-                quick = self.agree(began.elapsed() < QUICK[round])?;
+            if round < WARMUP_ROUNDS && quick {
+                quick = self.rank_zero_decides(began.elapsed() < QUICK_LIMITS[round])?;
                 reach = match (quick, round) {
-                    (true, 0) => LONG,
+                    (true, 0) => LONG_OPERATION,
                     (true, _) => u64::MAX,
                     (false, _) => reach,
                 };
                 if !quick {
-                    rounds = READY + SLOW_ROUNDS;
+                    rounds = WARMUP_ROUNDS + SLOW_ROUNDS;
                 }
             }
             round += 1;
         }
-        let mut jobs = jobs.into_iter();
+        let mut measurements = measurements.into_iter();
         let [ll, ll128, simple] = all.map(|protocol| {
-            let mut next = || jobs.next().map(|job| median(job.samples)).unwrap_or_default();
-            let [one_ns, many_ns, turn_ns, turns_ns, given_ns, burst_ns] = core::array::from_fn(|_| next());
-            let long = (protocol == Protocol::Simple).then(|| jobs.next()).flatten();
-            let long = long.filter(Job::is_measured).map(|job| job.hops(GRANTED).1);
-            let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let mut next = || {
+                measurements
+                    .next()
+                    .map(|measurement| median(measurement.samples))
+                    .unwrap_or_default()
+            };
+            let [one_ns, many_ns, ping_pong_ns, ping_pongs_ns, single_ns, burst_ns] = core::array::from_fn(|_| next());
+            let long = (protocol == Protocol::Simple).then(|| measurements.next()).flatten();
+            let long = long
+                .filter(Measurement::is_measured)
+                .map(|measurement| measurement.hops(GRANTED_MARK).1);
+            let (mut resident, mut forwarded, mut reduced, mut isolated) =
+                (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
-                for kind in [&mut settled, &mut fresh, &mut reduced] {
-                    kind.extend(jobs.next().filter(Job::is_measured).map(|job| job.hops(mark)));
+                for kind in [&mut resident, &mut forwarded, &mut reduced] {
+                    kind.extend(
+                        measurements
+                            .next()
+                            .filter(Measurement::is_measured)
+                            .map(|measurement| measurement.hops(mark)),
+                    );
                 }
                 if protocol == Protocol::Simple {
-                    alone.extend(jobs.next().filter(Job::is_measured).map(|job| job.hops(mark)));
+                    isolated.extend(
+                        measurements
+                            .next()
+                            .filter(Measurement::is_measured)
+                            .map(|measurement| measurement.hops(mark)),
+                    );
                 }
             }
             Messages {
                 one_ns,
                 many_ns,
-                turn_ns,
-                turns_ns,
-                given_ns,
+                ping_pong_ns,
+                ping_pongs_ns,
+                single_ns,
                 burst: (burst, burst_ns),
                 long,
-                settled,
-                fresh,
+                resident,
+                forwarded,
                 reduced,
-                alone,
+                isolated,
             }
         });
         Ok(Calibration { simple, ll, ll128 })
     }
 
-    /// What rank 0 says.
-    fn agree(&self, mine: bool) -> Result<bool, CollectiveError> {
+    fn rank_zero_decides(&self, mine: bool) -> Result<bool, CollectiveError> {
         let mut group = self.shared.group();
-        group.control_mut().set_patience(self.options.deadline);
+        group.control_mut().set_timeout(self.options.deadline);
         let said = group.control_mut().all_gather(&[u8::from(mine)])?;
         Ok(said.first().is_some_and(|first| first == &[1]))
     }
 
-    /// The marks that are measured of a protocol.
     fn marks(&self, protocol: Protocol) -> impl Iterator<Item = u64> + use<> {
         let longest = match protocol {
             Protocol::Simple => self.longest,
-            Protocol::Ll | Protocol::Ll128 => LINES,
+            Protocol::Ll | Protocol::Ll128 => MAX_LINE_MARK,
         };
         MARKS.into_iter().filter(move |&mark| mark <= longest)
     }
 
-    fn job(&mut self, ring: &[Rank], protocol: Protocol, drill: Drill, bytes: u64) -> Result<Job, CollectiveError> {
-        let plan = self.engine.prepare(&drill.plan(ring, self.engine.ranks()))?;
-        Ok(Job {
+    fn measurement(
+        &mut self,
+        ring: &[Rank],
+        protocol: Protocol,
+        pattern: Pattern,
+        bytes: u64,
+    ) -> Result<Measurement, CollectiveError> {
+        let plan = self.engine.prepare(&pattern.plan(ring, self.engine.ranks()))?;
+        Ok(Measurement {
             protocol,
-            drill,
+            pattern,
             bytes,
             plan,
             samples: Vec::with_capacity(ROUNDS),
         })
     }
 
-    /// As a communicator does it: one like the last in the short way, if it is short.
+    /// Runs an operation as a communicator does: from the program cache if possible.
     fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let way = (plan, protocol, bytes);
         let start = self.memory.start();
         let repeated = self.repeated.filter(|(last, _)| *last == way);
-        if let Some((_, remembered)) = repeated.filter(|(_, remembered)| self.engine.is_ready_for(*remembered)) {
+        if let Some((_, cached)) = repeated.filter(|(_, cached)| self.engine.can_run_cached(*cached)) {
             let data = (start, start.wrapping_add(self.longest as usize));
-            // SAFETY: both halves of the memory are long enough, and nobody else's.
-            let ticket = unsafe { self.engine.again(remembered, data, || false) };
+            // SAFETY: both halves of the memory are long enough and not used otherwise.
+            let ticket = unsafe { self.engine.run_cached(cached, data, || false) };
             return ticket.map_or(Ok(()), |ticket| Ok(self.engine.wait(ticket)?));
         }
         let operation = Operation {
@@ -470,13 +496,13 @@ impl<'a> Table<'a> {
             },
             deadline: Some(self.options.deadline),
         };
-        // SAFETY: both halves of the memory are long enough, and nobody else's.
+        // SAFETY: both halves of the memory are long enough and not used otherwise.
         let ticket = unsafe { self.engine.submit(operation) }?;
-        self.repeated = self.engine.remember(ticket).map(|remembered| (way, remembered));
+        self.repeated = self.engine.cache_program(ticket).map(|cached| (way, cached));
         Ok(self.engine.wait(ticket)?)
     }
 
-    /// What a rank's own work costs: all ranks do it at about the same time, as they do in operations.
+    /// Costs of a rank's own work, measured by all ranks at about the same time, as in operations.
     fn own_work(&self, otherwise: Compute) -> Result<Compute, CollectiveError> {
         let function = Function::new(DataType::F32, ReduceOp::Sum, 2)?;
         let (input, output) = (
@@ -486,9 +512,13 @@ impl<'a> Table<'a> {
         let come = output.wrapping_add(self.longest as usize);
         let reduce = |at: usize, bytes: usize| {
             let (with, into) = (input.wrapping_add(at), output.wrapping_add(at));
-            let sources = [(Form::Element, come.cast_const()), (Form::Element, with.cast_const())];
-            // SAFETY: both halves of the memory are long enough, and what has come lies behind them; nobody else touches them: all operations on them are done.
-            unsafe { function.reduce(&sources, (Form::Element, into), bytes / 4) };
+            let sources = [
+                (BlockForm::Element, come.cast_const()),
+                (BlockForm::Element, with.cast_const()),
+            ];
+            // SAFETY: both halves of the memory are long enough, and the received data lies behind
+            // them; nothing else accesses them, as all operations on them are done.
+            unsafe { function.reduce(&sources, (BlockForm::Element, into), bytes / 4) };
         };
         let copy = |at: usize, bytes: usize| {
             // SAFETY: as above.
@@ -498,7 +528,9 @@ impl<'a> Table<'a> {
         let gamma = self.scale(reduce);
         let copy = self.scale(copy);
         let middle = |scale: Option<Scale>, otherwise| {
-            scale.map_or(otherwise, |scale| scale.ns_per_byte(CROWDED as f64, CROWDED as f64))
+            scale.map_or(otherwise, |scale| {
+                scale.ns_per_byte(OVERSUBSCRIBED_MAX_MARK as f64, OVERSUBSCRIBED_MAX_MARK as f64)
+            })
         };
         Ok(Compute {
             gamma_ns_per_byte: middle(gamma, otherwise.gamma_ns_per_byte),
@@ -509,7 +541,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// What a byte costs of so many that are worked on piece by piece.
+    /// Cost per byte by size, for work done piece by piece.
     fn scale(&self, work: impl Fn(usize, usize)) -> Option<Scale> {
         let mut rates = Vec::new();
         for mark in MARKS.into_iter().filter(|&mark| mark <= self.longest) {
@@ -518,11 +550,13 @@ impl<'a> Table<'a> {
             for _ in 0..4 {
                 let began = Instant::now();
                 for _ in 0..times {
-                    (0..whole).step_by(PIECE).for_each(|at| work(at, PIECE.min(whole - at)));
+                    (0..whole)
+                        .step_by(REDUCE_CHUNK)
+                        .for_each(|at| work(at, REDUCE_CHUNK.min(whole - at)));
                 }
                 samples.push(began.elapsed().as_nanos() as f64 / (times * mark) as f64);
             }
-            // The first was to make memory ready.
+            // The first sample allocates memory.
             rates.push((mark, median(samples.split_off(1))));
         }
         Scale::of(&rates)

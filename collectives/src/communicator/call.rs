@@ -1,11 +1,12 @@
-//! An operation that is about to be done: how it is to be done is said by methods in a row, and then it is waited for, started, or put together with others.
+//! A call: an operation whose settings are chained, and which is then waited for, started, or added
+//! to a group.
 
 use core::marker::PhantomData;
 use core::mem;
 use std::fmt;
 use std::time::Duration;
 
-use super::data::{Held, Lent, Owned};
+use super::data::{BufferRef, KeepAlive, Owned};
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
 use crate::executor::{Direction, Parts, Ticket};
@@ -14,11 +15,13 @@ use crate::plan::Collective;
 use crate::tune::Overrides;
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// The sum of what each rank's scalar makes of its contribution. The scalar is of the type that the elements accumulate in: `f32` for floats of 16 and 8 bits.
+/// The sum of the contributions, each multiplied by its rank's scalar. The scalar has the
+/// accumulator type: `f32` for floats of 16 and 8 bits.
+#[doc(alias = "ncclRedOpCreatePreMulSum")]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PreMulSum<A: Accumulator>(pub A);
 
-/// What reduces: a [`ReduceOp`], a [`PreMulSum`] with its scalar, or a [`UserOperator`].
+/// A reduction: a [`ReduceOp`], a [`PreMulSum`] with its scalar, or a [`UserOperator`].
 #[derive(Clone, Debug)]
 pub struct Reduction {
     pub(crate) op: Op,
@@ -58,59 +61,60 @@ impl<A: Accumulator> From<PreMulSum<A>> for Reduction {
     }
 }
 
-/// How an operation is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Settings {
+pub(super) struct CallSettings {
     pub(super) deadline: Duration,
     pub(super) deterministic: bool,
     pub(super) forced: Overrides,
 }
 
-/// What is to be done.
 #[derive(Debug)]
-pub(super) struct Spec {
+pub(super) struct OperationSpec {
     pub(super) collective: Collective,
     pub(super) root: Rank,
     pub(super) reduction: Reduction,
     pub(super) data: DataType,
-    /// Elements of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
+    /// Elements of the whole of all-reduce, broadcast and reduce; of each rank's part of the
+    /// others.
     pub(super) count: u64,
-    /// Bytes, as choices count them.
+    /// Bytes, as the cost model counts them.
     pub(super) bytes: u64,
     pub(super) parts: Option<Parts>,
-    /// Of a message between two ranks: who the other is, and which end of it this is.
+    /// Of a point-to-point message: the peer and the direction.
     pub(super) message: Option<(Rank, Direction)>,
-    pub(super) input: Lent,
-    pub(super) output: Lent,
+    pub(super) input: BufferRef,
+    pub(super) output: BufferRef,
 }
 
-impl Spec {
-    /// Whether no rank has an element, so that nobody has to wait for anybody: all say the same count.
+impl OperationSpec {
+    /// Whether no rank has an element: all have the same count, so none has to wait.
     #[inline]
-    pub(super) fn is_nothing(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.count == 0 && self.parts.is_none() && self.message.is_none() && self.collective != Collective::Barrier
     }
 }
 
-/// What two operations are alike in that are done in the same way, and differ at most in where their data lies.
+/// Operations with equal keys differ at most in the addresses of their data, and share a cached
+/// program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Likeness {
+pub(super) struct CacheKey {
     collective: Collective,
     root: Rank,
     op: ReduceOp,
     data: DataType,
     count: u64,
-    /// Bytes from the input to the output; none where only one is there.
-    apart: Option<usize>,
-    gives: bool,
-    gets: bool,
-    settings: Settings,
+    /// Bytes from the input to the output; `None` where only one exists.
+    input_to_output: Option<usize>,
+    has_input: bool,
+    has_output: bool,
+    settings: CallSettings,
 }
 
-impl Likeness {
-    /// Of operations that have one: none whose parts have lengths of their own, whose input is changed before or whose operator is the user's, and no messages between two ranks.
+impl CacheKey {
+    /// The key of a cacheable operation: not of parts with different lengths, inputs that are
+    /// scaled, user-defined operators, or point-to-point messages.
     #[inline]
-    pub(super) fn of(spec: &Spec, settings: &Settings) -> Option<Self> {
+    pub(super) fn of(spec: &OperationSpec, settings: &CallSettings) -> Option<Self> {
         let Op::Builtin(op) = spec.reduction.op else {
             return None;
         };
@@ -118,29 +122,30 @@ impl Likeness {
             return None;
         }
         let (input, output) = (spec.input.start().addr(), spec.output.start().addr());
-        let (gives, gets) = (spec.input.is_some(), spec.output.is_some());
+        let (has_input, has_output) = (spec.input.is_some(), spec.output.is_some());
         Some(Self {
             collective: spec.collective,
             root: spec.root,
             op,
             data: spec.data,
             count: spec.count,
-            apart: (gives && gets).then(|| output.wrapping_sub(input)),
-            gives,
-            gets,
+            input_to_output: (has_input && has_output).then(|| output.wrapping_sub(input)),
+            has_input,
+            has_output,
             settings: *settings,
         })
     }
 }
 
-/// An operation that is about to be done. Nothing happens before [`wait`](Self::wait), [`start`](Self::start), or that it is [added](super::Batch::add) to others.
+/// An operation that has not begun. It begins with [`wait`](Self::wait), [`start`](Self::start), or
+/// when it is [added](super::Batch::add) to a group.
 ///
-/// Whatever decides how it is done is the same on all ranks: all that is said here but the deadline.
+/// All settings but the deadline have to be the same on all ranks.
 #[must_use = "nothing is done before `wait`, `start`, or that it is added to a group"]
 pub struct Call<'c, B> {
     comm: &'c Communicator,
-    spec: Result<Spec, CollectiveError>,
-    settings: Settings,
+    spec: Result<OperationSpec, CollectiveError>,
+    settings: CallSettings,
     buffers: B,
 }
 
@@ -154,7 +159,7 @@ impl<B> fmt::Debug for Call<'_, B> {
 }
 
 impl<'c, B> Call<'c, B> {
-    pub(super) fn new(comm: &'c Communicator, spec: Result<Spec, CollectiveError>, buffers: B) -> Self {
+    pub(super) fn new(comm: &'c Communicator, spec: Result<OperationSpec, CollectiveError>, buffers: B) -> Self {
         Self {
             comm,
             spec,
@@ -163,52 +168,58 @@ impl<'c, B> Call<'c, B> {
         }
     }
 
-    /// How long it may take, on all ranks: if it does not end in that time, it fails on all of them, and says why. Else it is the communicator's [deadline](super::Options::deadline).
+    /// Sets the timeout on all ranks: an operation that misses it fails on all of them with the
+    /// cause. The default is the communicator's [deadline](super::Options::deadline).
     ///
-    /// Of a deadline of a second or more, the last part is for the members to agree on why; a shorter one may be exceeded by [`SETTLE`](crate::failure::SETTLE) where a member does not answer.
+    /// The last part of a deadline of a second or more is reserved for the agreement on the cause;
+    /// a shorter one may be exceeded by [`AGREEMENT_TIMEOUT`](crate::failure::AGREEMENT_TIMEOUT)
+    /// where a member does not reply.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self
     }
 
-    /// By this algorithm; one that does not do it is an error.
+    /// Selects the algorithm; one that does not support the collective is an error.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.settings.forced.algorithm = Some(algorithm);
         self
     }
 
-    /// By this protocol.
+    /// Selects the protocol.
     pub fn protocol(mut self, protocol: Protocol) -> Self {
         self.settings.forced.protocol = Some(protocol);
         self
     }
 
-    /// On so many channels, as far as there are so many.
+    /// Sets the number of channels, up to the configured number.
     pub fn channels(mut self, channels: u32) -> Self {
         self.settings.forced.channels = Some(channels.max(1));
         self
     }
 
-    /// Cut into slices of so many bytes of a block.
+    /// Sets the slice length, in bytes per block.
     pub fn slice(mut self, bytes: u64) -> Self {
         self.settings.forced.slice_bytes = Some(bytes.max(1));
         self
     }
 
-    /// In an order of reduction that does not depend on how the data is cut: the same bits whatever the slices, channels and protocol are. The algorithm, if
-    /// none is named, is chosen by the number of ranks and the size class alone: the same in every run, though not always the quickest.
+    /// Requires a reduction order that does not depend on how the data is cut: the same bits for
+    /// any slices, channels and protocol. The algorithm, unless selected, then depends only on the
+    /// number of ranks and the size class: the same in every run, but not always the fastest.
     pub fn deterministic(mut self) -> Self {
         self.settings.deterministic = true;
         self
     }
 
-    /// Does it, and returns when it is done here: what this rank gets is there, and what it gives may be changed.
+    /// Runs the operation and returns when it is complete on this rank: the output is valid, and
+    /// the input may be changed.
     ///
     /// # Errors
-    /// [`CollectiveError::Failed`] within the deadline if it cannot be done; others if what was asked for makes no sense, and then nothing was begun.
+    /// [`CollectiveError::Failed`] within the deadline if it fails; others if the call is invalid,
+    /// and then nothing was begun.
     ///
     /// # Panics
-    /// Where an operator of the user's does. The communicator has failed then.
+    /// When a user-defined operator panics. The communicator has failed then.
     pub fn wait(self) -> Result<(), CollectiveError> {
         let Self {
             comm,
@@ -217,18 +228,20 @@ impl<'c, B> Call<'c, B> {
             buffers,
         } = self;
         let result = comm.shared.run(spec?, &settings);
-        // Until here the operation has had them.
+        // The operation has used the buffers until here.
         drop(buffers);
         result
     }
 }
 
 impl<'c, B: Owned> Call<'c, B> {
-    /// Begins it, and returns at once. The buffers come back from the [`Request`]. It gets on while somebody waits for it, tests it or does something else with this communicator; with
+    /// Begins the operation and returns at once. The [`Request`] returns the buffers. It progresses
+    /// while a thread waits for it, tests it or calls this communicator otherwise; with
     /// [`progress_thread`](super::Options::progress_thread), always.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait); operations begun before have failed too, if the communicator has.
+    /// As [`wait`](Self::wait); if the communicator has failed, earlier operations have failed too.
+    #[doc(alias = "MPI_Iallreduce")]
     pub fn start(self) -> Result<Request<'c, B>, CollectiveError> {
         let ticket = self.comm.shared.begin(self.spec?, &self.settings)?;
         self.comm.shared.wake();
@@ -241,7 +254,9 @@ impl<'c, B: Owned> Call<'c, B> {
     }
 }
 
-/// An operation under way, which has its buffers. One that is dropped goes on nevertheless: the other ranks count on it.
+/// An operation in flight, which owns its buffers. If dropped, it continues nevertheless: other
+/// ranks depend on it.
+#[doc(alias = "MPI_Request")]
 #[must_use = "what a request has is given back by `wait`"]
 pub struct Request<'c, B: Owned> {
     comm: &'c Communicator,
@@ -251,10 +266,12 @@ pub struct Request<'c, B: Owned> {
 }
 
 impl<B: Owned> Request<'_, B> {
-    /// Whether it is done: then [`wait`](Self::wait) returns at once. Drives the communicator a little. It waits only where the group has failed, until the members have agreed on why.
+    /// Whether it is complete: then [`wait`](Self::wait) returns at once. Drives the communicator a
+    /// little. Blocks only after a failure, until the members have agreed on the cause.
     ///
     /// # Errors
-    /// [`CollectiveError::Failed`] if it cannot be done any more.
+    /// [`CollectiveError::Failed`] if it has failed.
+    #[doc(alias = "MPI_Test")]
     pub fn test(&mut self) -> Result<bool, CollectiveError> {
         if !self.done {
             self.done = self.comm.shared.test(self.ticket)?;
@@ -262,10 +279,11 @@ impl<B: Owned> Request<'_, B> {
         Ok(self.done)
     }
 
-    /// Waits until it is done, and gives its buffers back.
+    /// Waits until it is complete, and returns its buffers.
     ///
     /// # Errors
-    /// As [`Call::wait`]. The buffers are gone then: what is in them is of no use, and neither is the communicator.
+    /// As [`Call::wait`]. The buffers are then dropped, as their contents are undefined.
+    #[doc(alias = "MPI_Wait")]
     pub fn wait(mut self) -> Result<B, CollectiveError> {
         if !mem::replace(&mut self.done, true) {
             self.comm.shared.wait(self.ticket)?;
@@ -280,7 +298,7 @@ impl<B: Owned> Request<'_, B> {
 impl<B: Owned> Drop for Request<'_, B> {
     fn drop(&mut self) {
         if let Some(buffers) = self.buffers.as_ref().filter(|_| !self.done) {
-            self.comm.shared.abandon(self.ticket, Held::keep(buffers));
+            self.comm.shared.abandon(self.ticket, KeepAlive::segments(buffers));
         }
     }
 }
@@ -294,18 +312,19 @@ impl<B: Owned> fmt::Debug for Request<'_, B> {
     }
 }
 
-/// What is only held.
-trait Anything {}
+/// A type-erased owner of buffers.
+trait Erased {}
 
-impl<B> Anything for B {}
+impl<B> Erased for B {}
 
-/// Operations that are done together: see [`Communicator::group`]. What they borrow is borrowed for `'g`, which is longer than the group lasts.
+/// Operations that run together: see [`Communicator::group`]. Their borrows last for `'g`, which
+/// outlives the group.
 pub struct Batch<'g> {
     comm: &'g Communicator,
     tickets: Vec<Ticket>,
-    /// What the operations have, which may be theirs.
-    buffers: Vec<Box<dyn Anything + 'g>>,
-    /// Neither longer nor shorter.
+    /// The operations' buffers.
+    buffers: Vec<Box<dyn Erased + 'g>>,
+    /// Invariant in `'g`.
     borrowed: PhantomData<&'g mut &'g ()>,
 }
 
@@ -319,7 +338,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Adds an operation of the same communicator. Operations are begun in the order in which they are added, which is the same on all ranks, and get on beside each other.
+    /// Adds an operation of the same communicator. Operations begin in the order in which they are
+    /// added, which is the same on all ranks, and run concurrently.
     ///
     /// # Errors
     /// As [`Call::wait`].
@@ -335,7 +355,7 @@ impl<'g> Batch<'g> {
         Ok(())
     }
 
-    /// Waits for all, also where one has failed.
+    /// Waits for all, even if one has failed.
     pub(super) fn wait(&mut self) -> Result<(), CollectiveError> {
         let mut result = Ok(());
         for ticket in self.tickets.drain(..) {
@@ -349,10 +369,10 @@ impl<'g> Batch<'g> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         if !self.tickets.is_empty() {
-            // Somebody panics, and what the operations borrow goes.
+            // The thread panics, and the borrowed buffers end their lifetime.
             self.comm
                 .shared
-                .halt("a thread panicked while operations of its own were under way");
+                .abort_local("a thread panicked while operations of its own were under way");
         }
     }
 }

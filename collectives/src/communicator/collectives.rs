@@ -1,27 +1,27 @@
-//! The collectives there are, as methods.
+//! The collectives as methods.
 //!
-//! A name alone is in place: what a rank gets is where it gave, as [`Shape::shared`](crate::plan::Shape::shared) says. `…_into` has two memories. Those that cannot be in place have no such name.
+//! The plain name is in place: the output replaces the input, as
+//! [`Shape::shared`](crate::plan::Shape::shared) defines. `…_into` has separate input and output.
+//! Collectives that cannot run in place have no such suffix.
 
 use std::sync::Arc;
 
-use super::call::{Call, Reduction, Spec};
-use super::data::{Lent, Source, Target};
+use super::call::{Call, OperationSpec, Reduction};
+use super::data::{BufferRef, Source, Target};
 use super::{CollectiveError, Communicator};
-use crate::algorithm::Algorithm;
-use crate::executor::Parts;
 use crate::kernel::Element;
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank, ReduceOp};
 
-fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
+pub(super) fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
     let what = what.into();
     Err(CollectiveError::Misuse { collective, what })
 }
 
-/// Counts as parts, one behind the other: where each begins, and its length; and how long they are together.
-fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
+/// Displacements and lengths of consecutive parts, and their total length.
+pub(super) fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
     let mut at = 0usize;
     let parts = counts.iter().map(|&len| {
         let start = at;
@@ -32,18 +32,30 @@ fn lay(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
 }
 
 impl Communicator {
-    pub(super) fn spec<T: Element>(&self, collective: Collective, count: usize, input: Lent, output: Lent) -> Spec {
+    pub(super) fn spec<T: Element>(
+        &self,
+        collective: Collective,
+        count: usize,
+        input: BufferRef,
+        output: BufferRef,
+    ) -> OperationSpec {
         self.spec_of(collective, (T::TYPE, count as u64), input, output)
     }
 
-    fn spec_of(&self, collective: Collective, (data, count): (DataType, u64), input: Lent, output: Lent) -> Spec {
+    pub(super) fn spec_of(
+        &self,
+        collective: Collective,
+        (data, count): (DataType, u64),
+        input: BufferRef,
+        output: BufferRef,
+    ) -> OperationSpec {
         let bytes = count.saturating_mul(data.bytes() as u64);
         let parts = match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1,
             Collective::AllToAllV | Collective::Barrier => 0,
             _ => u64::from(self.ranks),
         };
-        Spec {
+        OperationSpec {
             collective,
             root: Rank(0),
             reduction: ReduceOp::Sum.into(),
@@ -57,7 +69,7 @@ impl Communicator {
         }
     }
 
-    /// Does an operation on segments of this communicator, with as many elements as it needs from their beginnings on.
+    /// Runs an operation on segments of this communicator, from their beginnings.
     ///
     /// # Errors
     /// As [`Call::wait`]; [`CollectiveError::Misuse`] where a segment is too short.
@@ -83,17 +95,20 @@ impl Communicator {
         if !fits(input, case.input(self.rank)) || !fits(output, case.output(self.rank)) {
             return misuse(collective, "memory of the host is shorter than the operation");
         }
-        let lent = |segment: Option<&Arc<Segment>>| segment.map_or(Lent::NONE, Lent::segment);
-        let spec = self.rooted(self.spec_of(collective, (data, count), lent(input), lent(output)), root)?;
+        let buffer = |segment: Option<&Arc<Segment>>| segment.map_or(BufferRef::NONE, BufferRef::segment);
+        let spec = self.with_root(
+            self.spec_of(collective, (data, count), buffer(input), buffer(output)),
+            root,
+        )?;
         let spec = match collective.reduces() {
-            true => Self::reducing(spec, reduction)?,
+            true => Self::with_reduction(spec, reduction)?,
             false => spec,
         };
         self.shared.run(spec, &self.settings())
     }
 
-    /// Elements of one rank's part of so many.
-    fn part(&self, collective: Collective, len: usize) -> Result<usize, CollectiveError> {
+    /// Elements per rank of `len` elements.
+    pub(super) fn part(&self, collective: Collective, len: usize) -> Result<usize, CollectiveError> {
         let ranks = self.ranks as usize;
         if len.is_multiple_of(ranks) {
             Ok(len / ranks)
@@ -107,9 +122,9 @@ impl Communicator {
         }
     }
 
-    fn rooted(&self, spec: Spec, root: Rank) -> Result<Spec, CollectiveError> {
+    pub(super) fn with_root(&self, spec: OperationSpec, root: Rank) -> Result<OperationSpec, CollectiveError> {
         if root.0 < self.ranks {
-            Ok(Spec { root, ..spec })
+            Ok(OperationSpec { root, ..spec })
         } else {
             misuse(
                 spec.collective,
@@ -118,7 +133,7 @@ impl Communicator {
         }
     }
 
-    fn reducing(spec: Spec, reduction: Reduction) -> Result<Spec, CollectiveError> {
+    pub(super) fn with_reduction(spec: OperationSpec, reduction: Reduction) -> Result<OperationSpec, CollectiveError> {
         use crate::kernel::Op;
         if matches!(reduction.op, Op::Builtin(ReduceOp::PreMulSum)) && reduction.scale.is_none() {
             return misuse(
@@ -126,10 +141,10 @@ impl Communicator {
                 "a premulsum needs its scalar: give PreMulSum(scalar) as the operator",
             );
         }
-        Ok(Spec { reduction, ..spec })
+        Ok(OperationSpec { reduction, ..spec })
     }
 
-    fn same(collective: Collective, input: usize, output: usize) -> Result<usize, CollectiveError> {
+    pub(super) fn equal_length(collective: Collective, input: usize, output: usize) -> Result<usize, CollectiveError> {
         if input == output {
             Ok(input)
         } else {
@@ -140,7 +155,12 @@ impl Communicator {
         }
     }
 
-    fn times(&self, collective: Collective, part: usize, all: usize) -> Result<usize, CollectiveError> {
+    pub(super) fn per_rank_length(
+        &self,
+        collective: Collective,
+        part: usize,
+        all: usize,
+    ) -> Result<usize, CollectiveError> {
         if part.checked_mul(self.ranks as usize) == Some(all) {
             Ok(part)
         } else {
@@ -151,114 +171,128 @@ impl Communicator {
         }
     }
 
-    /// All ranks get the reduction of all `data`, in its place.
+    /// All ranks get the reduction of all `data`, in place.
+    #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     pub fn all_reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
-        let (at, len) = data.lies(self.number);
+        let (at, len) = data.region(self.number);
         let spec = self.spec::<X::Element>(Collective::AllReduce, len, at, at);
-        Call::new(self, Self::reducing(spec, op.into()), data)
+        Call::new(self, Self::with_reduction(spec, op.into()), data)
     }
 
     /// All ranks get the reduction of all `input`s.
+    #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     pub fn all_reduce_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
         op: impl Into<Reduction>,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::AllReduce;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
-        let spec = Self::same(WHAT, given, wanted)
-            .and_then(|len| Self::reducing(self.spec::<X::Element>(WHAT, len, from, into), op.into()));
+        const COLLECTIVE: Collective = Collective::AllReduce;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let spec = Self::equal_length(COLLECTIVE, given, wanted)
+            .and_then(|len| Self::with_reduction(self.spec::<X::Element>(COLLECTIVE, len, from, into), op.into()));
         Call::new(self, spec, (input, output))
     }
 
-    /// All ranks get all parts: `data` has as many for each rank, and each rank's own is there at first.
+    /// All ranks get all parts, in place: `data` has a part for each rank, of which the own one is
+    /// the input.
+    #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<X: Target>(&self, mut data: X) -> Call<'_, X> {
-        const WHAT: Collective = Collective::AllGather;
-        let (at, len) = data.lies(self.number);
-        let spec = self.part(WHAT, len).map(|part| {
-            let own = at.behind(part * self.rank.index(), X::Element::TYPE);
-            self.spec::<X::Element>(WHAT, part, own, at)
+        const COLLECTIVE: Collective = Collective::AllGather;
+        let (at, len) = data.region(self.number);
+        let spec = self.part(COLLECTIVE, len).map(|part| {
+            let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
+            self.spec::<X::Element>(COLLECTIVE, part, own, at)
         });
         Call::new(self, spec, data)
     }
 
     /// All ranks get all `input`s, by rank.
+    #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::AllGather;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        const COLLECTIVE: Collective = Collective::AllGather;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let spec = self
-            .times(WHAT, given, wanted)
-            .map(|part| self.spec::<X::Element>(WHAT, part, from, into));
+            .per_rank_length(COLLECTIVE, given, wanted)
+            .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into));
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank gets its part of the reduction, where that part of its `data` was; the rest is as it was.
+    /// Each rank gets its part of the reduction, in place of that part of its `data`; the rest is
+    /// unchanged.
+    #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
-        const WHAT: Collective = Collective::ReduceScatter;
-        let (at, len) = data.lies(self.number);
-        let spec = self.part(WHAT, len).and_then(|part| {
-            let own = at.behind(part * self.rank.index(), X::Element::TYPE);
-            Self::reducing(self.spec::<X::Element>(WHAT, part, at, own), op.into())
+        const COLLECTIVE: Collective = Collective::ReduceScatter;
+        let (at, len) = data.region(self.number);
+        let spec = self.part(COLLECTIVE, len).and_then(|part| {
+            let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
+            Self::with_reduction(self.spec::<X::Element>(COLLECTIVE, part, at, own), op.into())
         });
         Call::new(self, spec, data)
     }
 
     /// Each rank gets its part of the reduction of all `input`s.
+    #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
         op: impl Into<Reduction>,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::ReduceScatter;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        const COLLECTIVE: Collective = Collective::ReduceScatter;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let spec = self
-            .times(WHAT, wanted, given)
-            .and_then(|part| Self::reducing(self.spec::<X::Element>(WHAT, part, from, into), op.into()));
+            .per_rank_length(COLLECTIVE, wanted, given)
+            .and_then(|part| Self::with_reduction(self.spec::<X::Element>(COLLECTIVE, part, from, into), op.into()));
         Call::new(self, spec, (input, output))
     }
 
     /// All ranks get the root's `data`.
+    #[doc(alias("ncclBroadcast", "ncclBcast", "MPI_Bcast"))]
     pub fn broadcast<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
-        let (at, len) = data.lies(self.number);
-        let given = if self.rank == root { at } else { Lent::NONE };
+        let (at, len) = data.region(self.number);
+        let given = if self.rank == root { at } else { BufferRef::NONE };
         let spec = self.spec::<X::Element>(Collective::Broadcast, len, given, at);
-        Call::new(self, self.rooted(spec, root), data)
+        Call::new(self, self.with_root(spec, root), data)
     }
 
-    /// All ranks get the root's `input`; that of the others is not looked at.
+    /// All ranks get the root's `input`; that of the others is ignored.
+    #[doc(alias = "ncclBroadcast")]
     pub fn broadcast_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
         root: Rank,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::Broadcast;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        const COLLECTIVE: Collective = Collective::Broadcast;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let spec = if self.rank == root {
-            Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into))
+            Self::equal_length(COLLECTIVE, given, wanted)
+                .map(|len| self.spec::<X::Element>(COLLECTIVE, len, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, wanted, Lent::NONE, into))
+            Ok(self.spec::<X::Element>(COLLECTIVE, wanted, BufferRef::NONE, into))
         };
-        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        let spec = spec.and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, (input, output))
     }
 
-    /// The root gets the reduction of all `data`, in its place; what the others have is as it was.
+    /// The root gets the reduction of all `data`, in place; that of the others is unchanged.
+    #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>, root: Rank) -> Call<'_, X> {
-        let (at, len) = data.lies(self.number);
-        let wanted = if self.rank == root { at } else { Lent::NONE };
+        let (at, len) = data.region(self.number);
+        let wanted = if self.rank == root { at } else { BufferRef::NONE };
         let spec = self.spec::<X::Element>(Collective::Reduce, len, at, wanted);
-        let spec = Self::reducing(spec, op.into()).and_then(|spec| self.rooted(spec, root));
+        let spec = Self::with_reduction(spec, op.into()).and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, data)
     }
 
-    /// The root gets the reduction of all `input`s; the `output` of the others is not touched, and may be empty.
+    /// The root gets the reduction of all `input`s; the `output` of the others is unused and may be
+    /// empty.
+    #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -266,300 +300,132 @@ impl Communicator {
         op: impl Into<Reduction>,
         root: Rank,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::Reduce;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        const COLLECTIVE: Collective = Collective::Reduce;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let spec = if self.rank == root {
-            Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into))
+            Self::equal_length(COLLECTIVE, given, wanted)
+                .map(|len| self.spec::<X::Element>(COLLECTIVE, len, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, given, from, Lent::NONE))
+            Ok(self.spec::<X::Element>(COLLECTIVE, given, from, BufferRef::NONE))
         };
         let spec = spec
-            .and_then(|spec| Self::reducing(spec, op.into()))
-            .and_then(|spec| self.rooted(spec, root));
+            .and_then(|spec| Self::with_reduction(spec, op.into()))
+            .and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, (input, output))
     }
 
-    /// The root gets all parts: its `data` has as many for each rank, its own there at first; that of the others is their part.
+    /// The root gets all parts, in place: its `data` has a part for each rank, of which the own one
+    /// is its input; that of the others is their part.
+    #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
-        const WHAT: Collective = Collective::Gather;
-        let (at, len) = data.lies(self.number);
+        const COLLECTIVE: Collective = Collective::Gather;
+        let (at, len) = data.region(self.number);
         let spec = if self.rank == root {
-            self.part(WHAT, len).map(|part| {
-                let own = at.behind(part * self.rank.index(), X::Element::TYPE);
-                self.spec::<X::Element>(WHAT, part, own, at)
+            self.part(COLLECTIVE, len).map(|part| {
+                let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
+                self.spec::<X::Element>(COLLECTIVE, part, own, at)
             })
         } else {
-            Ok(self.spec::<X::Element>(WHAT, len, at, Lent::NONE))
+            Ok(self.spec::<X::Element>(COLLECTIVE, len, at, BufferRef::NONE))
         };
-        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        let spec = spec.and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, data)
     }
 
-    /// The root gets all `input`s, by rank; the `output` of the others is not touched, and may be empty.
+    /// The root gets all `input`s, by rank; the `output` of the others is unused and may be empty.
+    #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
         root: Rank,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::Gather;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        const COLLECTIVE: Collective = Collective::Gather;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let spec = if self.rank == root {
-            self.times(WHAT, given, wanted)
-                .map(|part| self.spec::<X::Element>(WHAT, part, from, into))
+            self.per_rank_length(COLLECTIVE, given, wanted)
+                .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, given, from, Lent::NONE))
+            Ok(self.spec::<X::Element>(COLLECTIVE, given, from, BufferRef::NONE))
         };
-        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        let spec = spec.and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank gets its part of the root's `data`, which has as many for each rank; the root's own stays where it is.
+    /// Each rank gets its part of the root's `data`, which has one for each rank; the root's own
+    /// part stays in place.
+    #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
-        const WHAT: Collective = Collective::Scatter;
-        let (at, len) = data.lies(self.number);
+        const COLLECTIVE: Collective = Collective::Scatter;
+        let (at, len) = data.region(self.number);
         let spec = if self.rank == root {
-            self.part(WHAT, len).map(|part| {
-                let own = at.behind(part * self.rank.index(), X::Element::TYPE);
-                self.spec::<X::Element>(WHAT, part, at, own)
+            self.part(COLLECTIVE, len).map(|part| {
+                let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
+                self.spec::<X::Element>(COLLECTIVE, part, at, own)
             })
         } else {
-            Ok(self.spec::<X::Element>(WHAT, len, Lent::NONE, at))
+            Ok(self.spec::<X::Element>(COLLECTIVE, len, BufferRef::NONE, at))
         };
-        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        let spec = spec.and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, data)
     }
 
-    /// Each rank gets its part of the root's `input`; that of the others is not looked at, and may be empty.
+    /// Each rank gets its part of the root's `input`; that of the others is ignored and may be
+    /// empty.
+    #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
         root: Rank,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::Scatter;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
+        const COLLECTIVE: Collective = Collective::Scatter;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let spec = if self.rank == root {
-            self.times(WHAT, wanted, given)
-                .map(|part| self.spec::<X::Element>(WHAT, part, from, into))
+            self.per_rank_length(COLLECTIVE, wanted, given)
+                .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into))
         } else {
-            Ok(self.spec::<X::Element>(WHAT, wanted, Lent::NONE, into))
+            Ok(self.spec::<X::Element>(COLLECTIVE, wanted, BufferRef::NONE, into))
         };
-        let spec = spec.and_then(|spec| self.rooted(spec, root));
+        let spec = spec.and_then(|spec| self.with_root(spec, root));
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank gets its part of every rank's `input`, by rank; parts are of one length.
+    /// Each rank gets its part of every rank's `input`, by rank; all parts have one length.
+    #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::AllToAll;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
-        let spec = Self::same(WHAT, given, wanted)
-            .and_then(|len| self.part(WHAT, len))
-            .map(|part| self.spec::<X::Element>(WHAT, part, from, into));
+        const COLLECTIVE: Collective = Collective::AllToAll;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let spec = Self::equal_length(COLLECTIVE, given, wanted)
+            .and_then(|len| self.part(COLLECTIVE, len))
+            .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into));
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank gets its part of every rank's `input`: `send[r]` elements go to rank r, and `receive[r]` come from it, each one behind the other.
-    ///
-    /// What a rank receives from another is as many as that one sends to it; else the communicator fails on all ranks, and the error says who and how many. By [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
-    /// As each rank has to be told by every other, none is done before all have begun.
-    pub fn all_to_all_v<X: Source, Y: Target<Element = X::Element>>(
-        &self,
-        input: X,
-        send: &[usize],
-        output: Y,
-        receive: &[usize],
-    ) -> Call<'_, (X, Y)> {
-        self.varied((input, send.to_vec()), (output, receive.to_vec()), None)
-    }
-
-    fn varied<X: Source, Y: Target<Element = X::Element>>(
-        &self,
-        (mut input, send): (X, Vec<usize>),
-        (mut output, receive): (Y, Vec<usize>),
-        root: Option<Rank>,
-    ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::AllToAllV;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
-        let ranks = self.ranks as usize;
-        let ((sent, sending), (received, receiving)) = (lay(&send), lay(&receive));
-        let spec = if let Some(root) = root.filter(|root| root.0 >= self.ranks) {
-            misuse(WHAT, format!("rank {root} cannot be the root of {ranks} ranks"))
-        } else if send.len() != ranks || receive.len() != ranks {
-            misuse(
-                WHAT,
-                format!("{} and {} counts for {ranks} ranks", send.len(), receive.len()),
-            )
-        } else if sending > given || receiving > wanted {
-            misuse(
-                WHAT,
-                format!("the counts are of {sending} and {receiving} elements, and there are {given} and {wanted}"),
-            )
-        } else if send[self.rank.index()] != receive[self.rank.index()] {
-            misuse(
-                WHAT,
-                "what a rank sends to itself is as much as it receives from itself",
-            )
-        } else {
-            Ok(Spec {
-                parts: Some(Parts {
-                    send: sent,
-                    receive: received,
-                    root,
-                }),
-                ..self.spec::<X::Element>(WHAT, 0, from, into)
-            })
-        };
-        Call::new(self, spec, (input, output))
-    }
-
-    /// All ranks get all `input`s, by rank, of lengths of their own: `counts`, the same on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. Directly from each to each, by [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
-    pub fn all_gather_v<X: Source, Y: Target<Element = X::Element>>(
-        &self,
-        mut input: X,
-        mut output: Y,
-        counts: &[usize],
-    ) -> Call<'_, (X, Y)> {
-        // Each rank has the same for all others.
-        const WHAT: Collective = Collective::AllToAllV;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
-        let (receive, all) = lay(counts);
-        let spec = if counts.len() != self.ranks as usize {
-            misuse(WHAT, format!("{} counts for {} ranks", counts.len(), self.ranks))
-        } else if all > wanted {
-            misuse(
-                WHAT,
-                format!("the counts are of {all} elements, and the output has {wanted}"),
-            )
-        } else if counts[self.rank.index()] != given {
-            misuse(
-                WHAT,
-                format!(
-                    "rank {} gives {given} elements, and its count is {}",
-                    self.rank,
-                    counts[self.rank.index()]
-                ),
-            )
-        } else {
-            Ok(Spec {
-                parts: Some(Parts {
-                    send: vec![(0, given as u64); self.ranks as usize],
-                    receive,
-                    root: None,
-                }),
-                ..self.spec::<X::Element>(WHAT, 0, from, into)
-            })
-        };
-        Call::new(self, spec, (input, output))
-    }
-
-    /// Each rank gets its part of the reduction of all `input`s, of lengths of their own: `counts`, the same on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. By [`Algorithm::FullMesh`], which is `deterministic`; another is refused.
-    pub fn reduce_scatter_v<X: Source, Y: Target<Element = X::Element>>(
-        &self,
-        mut input: X,
-        mut output: Y,
-        counts: &[usize],
-        op: impl Into<Reduction>,
-    ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::ReduceScatter;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
-        let (send, all) = lay(counts);
-        let spec = if counts.len() != self.ranks as usize {
-            misuse(WHAT, format!("{} counts for {} ranks", counts.len(), self.ranks))
-        } else if all != given {
-            misuse(
-                WHAT,
-                format!("the counts are of {all} elements, and the input has {given}"),
-            )
-        } else if counts[self.rank.index()] != wanted {
-            misuse(
-                WHAT,
-                format!(
-                    "rank {} gets {wanted} elements, and its count is {}",
-                    self.rank,
-                    counts[self.rank.index()]
-                ),
-            )
-        } else {
-            let mut receive = vec![(0, 0); self.ranks as usize];
-            receive[0] = (0, wanted as u64);
-            let spec = Spec {
-                bytes: (all as u64).saturating_mul(X::Element::TYPE.bytes() as u64),
-                parts: Some(Parts {
-                    send,
-                    receive,
-                    root: None,
-                }),
-                ..self.spec::<X::Element>(WHAT, 0, from, into)
-            };
-            Self::reducing(spec, op.into())
-        };
-        Call::new(self, spec, (input, output)).algorithm(Algorithm::FullMesh)
-    }
-
-    /// The root gets all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at. If they are not what the others give, it fails as [`all_to_all_v`](Self::all_to_all_v) does.
-    pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
-        &self,
-        mut input: X,
-        output: Y,
-        counts: &[usize],
-        root: Rank,
-    ) -> Call<'_, (X, Y)> {
-        let (_, given) = input.lies(self.number);
-        let mut send = vec![0; self.ranks as usize];
-        if let Some(to_root) = send.get_mut(root.index()) {
-            *to_root = given;
-        }
-        let receive = if self.rank == root {
-            counts.to_vec()
-        } else {
-            vec![0; self.ranks as usize]
-        };
-        self.varied((input, send), (output, receive), Some(root))
-    }
-
-    /// Each rank gets its part of the root's `input`, of lengths of their own: `counts`, which only the root looks at. Each has an `output` of its length, or it fails as [`all_to_all_v`](Self::all_to_all_v) does.
-    pub fn scatter_v<X: Source, Y: Target<Element = X::Element>>(
-        &self,
-        input: X,
-        counts: &[usize],
-        mut output: Y,
-        root: Rank,
-    ) -> Call<'_, (X, Y)> {
-        let (_, wanted) = output.lies(self.number);
-        let mut receive = vec![0; self.ranks as usize];
-        if let Some(from_root) = receive.get_mut(root.index()) {
-            *from_root = wanted;
-        }
-        let send = if self.rank == root {
-            counts.to_vec()
-        } else {
-            vec![0; self.ranks as usize]
-        };
-        self.varied((input, send), (output, receive), Some(root))
-    }
-
-    /// Each rank sends its `input` to the next one, and gets what the one before has sent.
+    /// Each rank sends its `input` to the next rank, and receives that of the previous one.
+    #[doc(alias = "MPI_Sendrecv")]
     pub fn send_receive<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
     ) -> Call<'_, (X, Y)> {
-        const WHAT: Collective = Collective::SendRecv;
-        let ((from, given), (into, wanted)) = (input.lies(self.number), output.lies(self.number));
-        let spec = Self::same(WHAT, given, wanted).map(|len| self.spec::<X::Element>(WHAT, len, from, into));
+        const COLLECTIVE: Collective = Collective::SendRecv;
+        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let spec = Self::equal_length(COLLECTIVE, given, wanted)
+            .map(|len| self.spec::<X::Element>(COLLECTIVE, len, from, into));
         Call::new(self, spec, (input, output))
     }
 
-    /// No rank leaves before all have come.
+    /// Returns once all ranks have called it.
+    #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&self) -> Call<'_, ()> {
         Call::new(
             self,
-            Ok(self.spec::<u8>(Collective::Barrier, 0, Lent::NONE, Lent::NONE)),
+            Ok(self.spec::<u8>(Collective::Barrier, 0, BufferRef::NONE, BufferRef::NONE)),
             (),
         )
     }

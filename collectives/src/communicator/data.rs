@@ -1,4 +1,4 @@
-//! Memory that operations work on: registered buffers, and any slice.
+//! Memory of operations: registered buffers, and any slice.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -10,34 +10,37 @@ use crate::kernel::Element;
 use crate::memory::Segment;
 use crate::types::DataType;
 
-/// Elements in registered memory: messages are sent from where they lie, and written there, without a copy. Zeros at first. Made by [`Communicator::alloc`](super::Communicator::alloc).
+/// Elements in registered memory, for zero-copy operations; initially zero. Allocated by
+/// [`Communicator::alloc`](super::Communicator::alloc).
 ///
-/// Another communicator takes it too, and copies, as it does with any slice. The ranks of a communicator trust one another: what they may write is told by the protocol, and enforced by the device only as far as that the memory is
-/// this communicator's.
+/// Another communicator accepts it too, and copies it like any slice. The ranks of a communicator
+/// trust one another: the protocol determines what they may write, and the device enforces only
+/// that it is this communicator's memory.
+#[doc(alias = "ncclMemAlloc")]
 pub struct CommBuffer<T: Element> {
     segment: Arc<Segment>,
     len: usize,
-    /// The communicator that it is registered for.
-    home: u64,
+    /// The communicator for which it is registered.
+    communicator: u64,
     element: PhantomData<T>,
 }
 
 impl<T: Element> CommBuffer<T> {
-    /// `len` elements at the beginning of `segment`, which nobody else has.
-    pub(super) fn new(segment: Arc<Segment>, len: usize, home: u64) -> Self {
+    /// `len` elements at the beginning of `segment`, which has no other owner.
+    pub(super) fn new(segment: Arc<Segment>, len: usize, communicator: u64) -> Self {
         debug_assert!(len * size_of::<T>() <= segment.len());
         Self {
             segment,
             len,
-            home,
+            communicator,
             element: PhantomData,
         }
     }
 
-    fn lent(&self, user: u64) -> Lent {
-        Lent {
+    fn buffer(&self, user: u64) -> BufferRef {
+        BufferRef {
             start: self.segment.start(),
-            segment: if self.home == user {
+            segment: if self.communicator == user {
                 Arc::as_ptr(&self.segment)
             } else {
                 core::ptr::null()
@@ -46,22 +49,23 @@ impl<T: Element> CommBuffer<T> {
     }
 }
 
-/// Where memory lies that a call's buffers have, for as long as they do: [`Data`] that keeps nothing, as counting who keeps a segment is a fifth of what the shortest operations cost.
+/// A reference to the memory of a call's buffers, valid as long as these. Unlike [`Data`] it holds
+/// no reference count, which would cost a fifth of the shortest operations.
 #[derive(Clone, Copy, Debug)]
-pub struct Lent {
+pub struct BufferRef {
     /// Null if there is none.
     start: *mut u8,
-    /// The segment in which it lies, from an `Arc` that the buffers have; null for plain memory.
+    /// Its segment, from an `Arc` that the buffers hold; null for plain memory.
     segment: *const Segment,
 }
 
-// SAFETY: pointers are only followed by an engine, as those of `Data` are, and by `data`, which has promises about them.
-unsafe impl Send for Lent {}
+// SAFETY: pointers are followed by an engine only, as those of `Data` are, and by `data`, which has
+// promises about them.
+unsafe impl Send for BufferRef {}
 // SAFETY: as above.
-unsafe impl Sync for Lent {}
+unsafe impl Sync for BufferRef {}
 
-impl Lent {
-    /// None.
+impl BufferRef {
     pub(super) const NONE: Self = Self {
         start: core::ptr::null_mut(),
         segment: core::ptr::null(),
@@ -74,7 +78,7 @@ impl Lent {
         }
     }
 
-    /// A segment, which whoever calls keeps.
+    /// A segment, which the caller keeps alive.
     pub(super) fn segment(segment: &Arc<Segment>) -> Self {
         Self {
             start: segment.start(),
@@ -86,13 +90,12 @@ impl Lent {
         !self.start.is_null()
     }
 
-    /// Its first byte; null if there is none.
     pub(super) fn start(self) -> *mut u8 {
         self.start
     }
 
-    /// Where a part of it begins, so many elements behind its beginning; nowhere if there is none.
-    pub(super) fn behind(self, elements: usize, element: DataType) -> Self {
+    /// The part that begins so many elements behind its start; none if there is none.
+    pub(super) fn offset_by(self, elements: usize, element: DataType) -> Self {
         if !self.is_some() {
             return self;
         }
@@ -102,10 +105,10 @@ impl Lent {
         }
     }
 
-    /// For an engine: keeps the segment.
+    /// For an engine: takes a reference to the segment.
     ///
     /// # Safety
-    /// The buffers are where they were: neither dropped nor given back.
+    /// The buffers are alive.
     pub(super) unsafe fn data(self) -> Data {
         if self.start.is_null() {
             return Data::None;
@@ -113,7 +116,7 @@ impl Lent {
         if self.segment.is_null() {
             return Data::Plain(self.start);
         }
-        // SAFETY: the pointer is from an `Arc`, which the buffers still have.
+        // SAFETY: the pointer is from an `Arc`, which the buffers still hold.
         let segment = unsafe {
             Arc::increment_strong_count(self.segment);
             Arc::from_raw(self.segment)
@@ -127,14 +130,16 @@ impl<T: Element> Deref for CommBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the segment is initialised, page-aligned and long enough for `len` elements, of which every bit pattern is a value. Peers write it only while an operation has it, which borrows or owns this buffer.
+        // SAFETY: the segment is initialised, page-aligned and long enough for `len` elements, of
+        // which every bit pattern is a value. Peers write it only while an operation borrows or
+        // owns this buffer.
         unsafe { core::slice::from_raw_parts(self.segment.start().cast(), self.len) }
     }
 }
 
 impl<T: Element> DerefMut for CommBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the buffer is the only way to the memory.
+        // SAFETY: as above, and the buffer is the only path to the memory.
         unsafe { core::slice::from_raw_parts_mut(self.segment.start().cast(), self.len) }
     }
 }
@@ -149,44 +154,47 @@ impl<T: Element> fmt::Debug for CommBuffer<T> {
 }
 
 mod sealed {
-    use super::{Arc, Lent, Segment};
+    use super::{Arc, BufferRef, Segment};
 
-    /// What an operation is told of memory: where it is, and how many elements.
-    pub trait Lies {
-        /// Where it lies, for the communicator of this number, and how many elements it has.
-        fn lies(&mut self, user: u64) -> (Lent, usize);
+    /// Address and length of memory.
+    pub trait AsRegion {
+        /// The memory, for the communicator of this number, and its number of elements.
+        fn region(&mut self, user: u64) -> (BufferRef, usize);
     }
 
-    /// What can be held until an operation is done, whoever forgets about it.
-    pub trait Held {
-        /// The memory, to be kept.
-        fn keep(&self) -> [Option<Arc<Segment>>; 2];
+    /// Buffers that can be kept until an operation is complete, even if its request is forgotten.
+    pub trait KeepAlive {
+        /// The segments to keep.
+        fn segments(&self) -> [Option<Arc<Segment>>; 2];
     }
 }
 
-pub(super) use sealed::{Held, Lies};
+pub(super) use sealed::{AsRegion, KeepAlive};
 
-/// What a rank can give to an operation: `&[T]`, `&[T; N]`, `&Vec<T>`, `&CommBuffer<T>`, or a `CommBuffer<T>` to be given back.
-pub trait Source: sealed::Lies {
-    /// What it is made of.
+/// Input of an operation: `&[T]`, `&[T; N]`, `&Vec<T>`, `&CommBuffer<T>`, or a `CommBuffer<T>`,
+/// which is returned.
+pub trait Source: sealed::AsRegion {
+    /// The element type.
     type Element: Element;
 }
 
-/// What an operation can write to: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut CommBuffer<T>`, or a `CommBuffer<T>` to be given back.
-pub trait Target: sealed::Lies {
-    /// What it is made of.
+/// Output of an operation: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut CommBuffer<T>`, or a
+/// `CommBuffer<T>`, which is returned.
+pub trait Target: sealed::AsRegion {
+    /// The element type.
     type Element: Element;
 }
 
-/// What an operation can own while it is under way, so that its caller need not wait: a [`CommBuffer`], or two.
-pub trait Owned: sealed::Held {}
+/// Buffers that an operation can own while in flight, so that its caller need not wait: one or two
+/// [`CommBuffer`]s.
+pub trait Owned: sealed::KeepAlive {}
 
-macro_rules! lies {
+macro_rules! region {
     ($trait:ident: $([$($generic:tt)*] $type:ty;)*) => {
         $(
-            impl<T: Element, $($generic)*> Lies for $type {
-                fn lies(&mut self, _user: u64) -> (Lent, usize) {
-                    (Lent::plain(self.as_ptr().cast_mut().cast()), self.len())
+            impl<T: Element, $($generic)*> AsRegion for $type {
+                fn region(&mut self, _user: u64) -> (BufferRef, usize) {
+                    (BufferRef::plain(self.as_ptr().cast_mut().cast()), self.len())
                 }
             }
 
@@ -197,19 +205,19 @@ macro_rules! lies {
     };
 }
 
-lies! {
+region! {
     Source:
     [] &[T];
     [const N: usize] &[T; N];
     [] &Vec<T>;
 }
 
-macro_rules! lies_mut {
+macro_rules! region_mut {
     ($([$($generic:tt)*] $type:ty;)*) => {
         $(
-            impl<T: Element, $($generic)*> Lies for $type {
-                fn lies(&mut self, _user: u64) -> (Lent, usize) {
-                    (Lent::plain(self.as_mut_ptr().cast()), self.len())
+            impl<T: Element, $($generic)*> AsRegion for $type {
+                fn region(&mut self, _user: u64) -> (BufferRef, usize) {
+                    (BufferRef::plain(self.as_mut_ptr().cast()), self.len())
                 }
             }
 
@@ -220,7 +228,7 @@ macro_rules! lies_mut {
     };
 }
 
-lies_mut! {
+region_mut! {
     [] &mut [T];
     [const N: usize] &mut [T; N];
     [] &mut Vec<T>;
@@ -229,9 +237,9 @@ lies_mut! {
 macro_rules! buffers {
     ($($type:ty: $($trait:ident)*;)*) => {
         $(
-            impl<T: Element> Lies for $type {
-                fn lies(&mut self, user: u64) -> (Lent, usize) {
-                    (self.lent(user), self.len)
+            impl<T: Element> AsRegion for $type {
+                fn region(&mut self, user: u64) -> (BufferRef, usize) {
+                    (self.buffer(user), self.len)
                 }
             }
 
@@ -250,16 +258,16 @@ buffers! {
     CommBuffer<T>: Source Target;
 }
 
-impl<T: Element> Held for CommBuffer<T> {
-    fn keep(&self) -> [Option<Arc<Segment>>; 2] {
+impl<T: Element> KeepAlive for CommBuffer<T> {
+    fn segments(&self) -> [Option<Arc<Segment>>; 2] {
         [Some(Arc::clone(&self.segment)), None]
     }
 }
 
 impl<T: Element> Owned for CommBuffer<T> {}
 
-impl<T: Element> Held for (CommBuffer<T>, CommBuffer<T>) {
-    fn keep(&self) -> [Option<Arc<Segment>>; 2] {
+impl<T: Element> KeepAlive for (CommBuffer<T>, CommBuffer<T>) {
+    fn segments(&self) -> [Option<Arc<Segment>>; 2] {
         [Some(Arc::clone(&self.0.segment)), Some(Arc::clone(&self.1.segment))]
     }
 }

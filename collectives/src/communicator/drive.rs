@@ -1,73 +1,77 @@
-//! Driving operations to their end, and what is done where one does not get on.
+//! Driving operations to completion, deadlines, and failure handling.
 //!
-//! Whoever waits drives the engine, under the lock; it is let go of whenever the driver would sleep. An operation that is not done in half of its time has all members asked what they wait for; shortly before its end the group is given
-//! up with what was found, on all ranks, so that each returns in time with the same verdict. A death, an abort or another rank's verdict shows as a flag that is looked at in each turn.
+//! A waiting thread drives the engine under the lock, which it releases before it sleeps. An
+//! operation that is not complete after half of its timeout has all members queried; shortly before
+//! its deadline the group is failed with the finding, on all ranks, so that each returns in time
+//! with the same verdict. A death, an abort or another rank's verdict raises a flag that is polled
+//! in each step.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::call::{Likeness, Settings, Spec};
+use super::call::{CacheKey, CallSettings, OperationSpec};
 use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
-use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Remembered, Ticket};
-use crate::failure::{SETTLE, Wait, Watch};
+use crate::executor::{Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Ticket};
+use crate::failure::{AGREEMENT_TIMEOUT, ProgressMonitor, Wait};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::tune::Overrides;
 use crate::types::{Protocol, Rank};
 
-/// Turns without news between two looks at the clock.
-const LOOK_AT_CLOCK: u32 = 64;
-/// How long a member may take to answer what it waits for, before it is taken to be stopped, where the deadline leaves so much.
-const ANSWER: Duration = Duration::from_millis(500);
-/// Between two looks at what others have to say about a failure.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Idle steps between two deadline checks.
+const CLOCK_CHECK_INTERVAL: u32 = 64;
+/// Maximum time for a member to reply to a query before it counts as stopped, where the deadline
+/// allows.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
+/// Interval between polls for the members' replies after a failure.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long the thread in the background stays away from a lock that somebody wants.
-const AWAY: Duration = Duration::from_micros(20);
+/// Delay after which the progress thread retries a contended lock.
+const LOCK_YIELD: Duration = Duration::from_micros(20);
 
-/// What the threads of a rank share.
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Apart from the state, so that it can be aborted while somebody waits.
+    /// Separate from the state, so that the group can be aborted while a thread waits.
     group: Mutex<Group>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
-    /// As it is at the beginning of a wait.
-    patience: Patience,
-    /// Whether a thread in the background drives what was started; and threads that want the lock, or have it, other than that one.
+    /// Initial backoff of a wait.
+    backoff: Backoff,
+    /// Whether a progress thread drives started operations; and the number of other threads that
+    /// wait for or hold the lock.
     background: bool,
-    wanted: AtomicUsize,
-    /// Whether the thread in the background is to end.
-    over: AtomicBool,
-    /// Something was started.
+    lock_waiters: AtomicUsize,
+    /// Whether the progress thread is to exit.
+    shutdown: AtomicBool,
+    /// Notified when an operation was started.
     started: Condvar,
 }
 
-/// The lock, wanted by somebody who calls the communicator.
-struct Locked<'s> {
+struct StateLock<'s> {
     state: MutexGuard<'s, State>,
     shared: &'s Shared,
 }
 
-impl Drop for Locked<'_> {
+impl Drop for StateLock<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.shared.background {
-            self.shared.wanted.fetch_sub(1, Ordering::Relaxed);
+            self.shared.lock_waiters.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Fails the engine if driving it panics, as an operator of the user's may: then its queue pairs are gone, and nobody touches what operations have borrowed.
-struct Panicking<'a>(&'a mut State);
+/// Fails the engine if driving it panics, as a user-defined operator may: its queue pairs are
+/// destroyed, so nothing accesses borrowed buffers any more.
+struct AbortOnPanic<'a>(&'a mut State);
 
-impl Drop for Panicking<'_> {
+impl Drop for AbortOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.engine.abort("an operator panicked");
@@ -75,109 +79,110 @@ impl Drop for Panicking<'_> {
     }
 }
 
-/// Shortly before the end of an operation's time: when it has to be given up for all ranks to hear of it in time.
-fn margin(deadline: Duration) -> Duration {
-    (SETTLE + SETTLE / 4).min(deadline / 8)
+/// Time before a deadline that is reserved for the agreement on the cause.
+fn agreement_margin(deadline: Duration) -> Duration {
+    (AGREEMENT_TIMEOUT + AGREEMENT_TIMEOUT / 4).min(deadline / 8)
 }
 
 impl Shared {
     pub(super) fn new(state: State, group: Group, background: bool) -> Self {
         Self {
-            watch: group.control().watch(),
+            monitor: group.control().monitor(),
             rank: group.rank(),
-            patience: state.engine.patience().clone(),
+            backoff: state.engine.backoff().clone(),
             state: Mutex::new(state),
             group: Mutex::new(group),
             background,
-            wanted: AtomicUsize::new(0),
-            over: AtomicBool::new(false),
+            lock_waiters: AtomicUsize::new(0),
+            shutdown: AtomicBool::new(false),
             started: Condvar::new(),
         }
     }
 
-    /// A panic while it is held has failed the engine, and left the rest as it was.
+    /// A panic of a lock holder has failed the engine and left the other state consistent.
     #[inline]
-    fn lock(&self) -> Locked<'_> {
+    fn lock(&self) -> StateLock<'_> {
         if self.background {
-            self.wanted.fetch_add(1, Ordering::Relaxed);
+            self.lock_waiters.fetch_add(1, Ordering::Relaxed);
         }
-        Locked {
+        StateLock {
             state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
             shared: self,
         }
     }
 
-    /// The group, for exchanges and for what concerns all members.
     pub(super) fn group(&self) -> MutexGuard<'_, Group> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state, or changes it.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         act(&mut self.lock().state)
     }
 
-    /// Begins an operation.
-    pub(super) fn begin(&self, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
+    pub(super) fn begin(&self, spec: OperationSpec, settings: &CallSettings) -> Result<Ticket, CollectiveError> {
         self.submit(&mut self.lock().state, spec, settings)
     }
 
-    /// Begins an operation and drives it to its end.
     #[inline]
-    pub(super) fn run(&self, spec: Spec, settings: &Settings) -> Result<(), CollectiveError> {
-        let nothing = spec.is_nothing() && settings.forced.algorithm.is_none();
-        let likeness = (!nothing).then(|| Likeness::of(&spec, settings)).flatten();
+    pub(super) fn run(&self, spec: OperationSpec, settings: &CallSettings) -> Result<(), CollectiveError> {
+        let nothing = spec.is_empty() && settings.forced.algorithm.is_none();
+        let cache_key = (!nothing).then(|| CacheKey::of(&spec, settings)).flatten();
         let mut lock = self.lock();
         let state = &mut *lock.state;
-        if nothing && !self.watch.attention() && state.failed.is_none() {
+        if nothing && !self.monitor.needs_attention() && state.failed.is_none() {
             return Ok(());
         }
-        let remembered = likeness.as_ref().and_then(|likeness| state.remembered(likeness));
-        if let Some(remembered) = remembered.filter(|_| !self.watch.attention()) {
-            return match self.repeat(state, remembered, &spec) {
+        let cached = cache_key.as_ref().and_then(|cache_key| state.cached(cache_key));
+        if let Some(cached) = cached.filter(|_| !self.monitor.needs_attention()) {
+            return match self.run_cached(state, cached, &spec) {
                 Some(ticket) => self.finish(lock, ticket),
                 None => Ok(()),
             };
         }
         let ticket = self.submit(state, spec, settings)?;
-        if ticket == Ticket::NOTHING {
+        if ticket == Ticket::NO_OP {
             return Ok(());
         }
-        if let Some(likeness) = likeness {
-            state.remember(likeness, ticket);
+        if let Some(cache_key) = cache_key {
+            state.cache_program(cache_key, ticket);
         }
         self.finish(lock, ticket)
     }
 
-    /// Does an operation that is like the one before; gives its ticket if it is not done in a few microseconds.
+    /// Runs an operation from the program cache; returns its ticket if it is not complete in a few
+    /// microseconds.
     #[inline]
-    fn repeat(&self, state: &mut State, remembered: Remembered, spec: &Spec) -> Option<Ticket> {
+    fn run_cached(&self, state: &mut State, cached: CachedProgram, spec: &OperationSpec) -> Option<Ticket> {
         let number = state.engine.next_number();
-        self.watch.begin(number, spec.collective);
+        self.monitor.begin(number, spec.collective);
         let data = (spec.input.start(), spec.output.start());
-        // SAFETY: as of `submit`; and it is like the last, as it has been compared.
-        let ticket = unsafe { state.engine.again(remembered, data, || self.watch.attention()) };
+        // SAFETY: as of `submit`; the cache key has been compared.
+        let ticket = unsafe { state.engine.run_cached(cached, data, || self.monitor.needs_attention()) };
         if ticket.is_none() {
-            self.watch.finish(number);
-            state.stall = Stall::Quiet;
+            self.monitor.finish(number);
+            state.stall = Stall::None;
         }
         ticket
     }
 
-    /// Drives an operation to its end.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<(), CollectiveError> {
         self.finish(self.lock(), ticket)
     }
 
-    fn submit(&self, state: &mut State, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
-        if self.watch.failed() || state.failed.is_some() {
-            return Err(self.conclude(state));
+    fn submit(
+        &self,
+        state: &mut State,
+        spec: OperationSpec,
+        settings: &CallSettings,
+    ) -> Result<Ticket, CollectiveError> {
+        if self.monitor.failed() || state.failed.is_some() {
+            return Err(self.record_failure(state));
         }
         if !state.abandoned.is_empty() {
-            state.reap();
+            state.drop_completed();
         }
-        if spec.is_nothing() && settings.forced.algorithm.is_none() {
-            return Ok(Ticket::NOTHING);
+        if spec.is_empty() && settings.forced.algorithm.is_none() {
+            return Ok(Ticket::NO_OP);
         }
         if let Some((peer, direction)) = spec.message {
             return self.submit_message(state, spec, settings, (peer, direction));
@@ -189,9 +194,9 @@ impl Shared {
                 what: "parts that have lengths of their own go by full-mesh alone".to_owned(),
             });
         }
-        let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
+        let (plan, tuning) = state.plan_for(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
-        // SAFETY: whoever calls this has the buffers: `Call::wait`, `start` and `Batch::add`.
+        // SAFETY: the callers hold the buffers: `Call::wait`, `start` and `Batch::add`.
         let (input, output) = unsafe { (spec.input.data(), spec.output.data()) };
         let operation = Operation {
             plan,
@@ -204,23 +209,24 @@ impl Shared {
             tuning,
             deadline: Some(settings.deadline),
         };
-        // SAFETY: `Source` and `Target` say truly where their elements lie. They are borrowed, or held by the request, until the operation is done or the engine has failed: `Call::wait`, `Batch` and `Request` see to that.
+        // SAFETY: `Source` and `Target` return the address and length of their elements. They are
+        // borrowed, or owned by the request, until the operation is done or the engine has failed,
+        // as `Call::wait`, `Batch` and `Request` ensure.
         match unsafe { state.engine.submit(operation) } {
             Ok(ticket) => {
-                self.watch.begin(ticket.number(), spec.collective);
+                self.monitor.begin(ticket.number(), spec.collective);
                 Ok(ticket)
             }
-            Err(EngineError::Failed(_)) => Err(self.conclude(state)),
+            Err(EngineError::Failed(_)) => Err(self.record_failure(state)),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Begins one end of a message between two ranks.
     fn submit_message(
         &self,
         state: &mut State,
-        spec: Spec,
-        settings: &Settings,
+        spec: OperationSpec,
+        settings: &CallSettings,
         (peer, direction): (Rank, Direction),
     ) -> Result<Ticket, CollectiveError> {
         let Overrides {
@@ -232,12 +238,12 @@ impl Shared {
                 what: "a message between two ranks goes by no algorithm, and by the protocol simple".to_owned(),
             });
         }
-        let lent = match direction {
+        let buffer = match direction {
             Direction::Send => spec.input,
             Direction::Receive => spec.output,
         };
         // SAFETY: as of `submit`.
-        let data = unsafe { lent.data() };
+        let data = unsafe { buffer.data() };
         let bytes = usize::try_from(spec.bytes).unwrap_or(usize::MAX);
         let message = Message {
             peer,
@@ -249,101 +255,106 @@ impl Shared {
         // SAFETY: as of `submit`.
         match unsafe { state.engine.submit_message(message) } {
             Ok(ticket) => {
-                self.watch.exchange(true);
+                self.monitor.set_messages_in_flight(true);
                 Ok(ticket)
             }
-            Err(EngineError::Failed(_)) => Err(self.conclude(state)),
+            Err(EngineError::Failed(_)) => Err(self.record_failure(state)),
             Err(error) => Err(error.into()),
         }
     }
 
     #[inline]
-    fn finish<'s>(&'s self, mut lock: Locked<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
-        let mut patience = self.patience.clone();
+    fn finish<'s>(&'s self, mut lock: StateLock<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
+        let mut backoff = self.backoff.clone();
         let mut idle = 0u32;
         loop {
             let state = &mut *lock.state;
             if let Some(result) = state.engine.take(ticket) {
-                return self.taken(state, ticket, result);
+                return self.finish_result(state, ticket, result);
             }
             if !state.engine.has(ticket) {
                 return Ok(());
             }
-            while !self.turn(state, &mut idle) && patience.is_eager() {
-                patience.nothing();
+            while !self.poll_once(state, &mut idle) && backoff.is_spinning() {
+                backoff.idle();
             }
             if idle == 0 {
-                patience.news();
+                backoff.reset();
             } else {
                 drop(lock);
-                patience.nothing();
+                backoff.idle();
                 lock = self.lock();
             }
         }
     }
 
     #[inline]
-    fn taken(&self, state: &mut State, ticket: Ticket, result: Result<(), Failed>) -> Result<(), CollectiveError> {
+    fn finish_result(
+        &self,
+        state: &mut State,
+        ticket: Ticket,
+        result: Result<(), Failed>,
+    ) -> Result<(), CollectiveError> {
         match result {
             Ok(()) if ticket.is_message() => {
-                self.watch.exchange(state.engine.exchanges());
-                state.stall = Stall::Quiet;
+                self.monitor.set_messages_in_flight(state.engine.exchanges());
+                state.stall = Stall::None;
                 Ok(())
             }
             Ok(()) => {
-                self.watch.finish(state.engine.finished());
-                state.stall = Stall::Quiet;
+                self.monitor.finish(state.engine.finished());
+                state.stall = Stall::None;
                 Ok(())
             }
-            Err(_) => Err(self.conclude(state)),
+            Err(_) => Err(self.record_failure(state)),
         }
     }
 
-    /// Drives the engine once, and looks at what else may have happened. Whether anything moved.
+    /// Drives the engine one step and handles attention and deadlines. Returns whether there was
+    /// progress.
     #[inline]
-    fn turn(&self, state: &mut State, idle: &mut u32) -> bool {
-        let driven = Panicking(state);
+    fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
+        let driven = AbortOnPanic(state);
         let moved = driven.0.engine.progress();
         drop(driven);
-        let attended = self.watch.attention() || state.engine.failed().is_some();
-        if attended {
-            self.attend(state);
+        let needs_attention = self.monitor.needs_attention() || state.engine.failed().is_some();
+        if needs_attention {
+            self.handle_attention(state);
         }
-        if moved || attended {
+        if moved || needs_attention {
             *idle = 0;
             true
         } else {
             *idle = idle.wrapping_add(1);
-            if idle.is_multiple_of(LOOK_AT_CLOCK) {
-                self.look_at_clock(state);
+            if idle.is_multiple_of(CLOCK_CHECK_INTERVAL) {
+                self.check_deadlines(state);
             }
             false
         }
     }
 
-    /// Whether an operation is done, after a few turns.
     pub(super) fn test(&self, ticket: Ticket) -> Result<bool, CollectiveError> {
         let mut lock = self.lock();
         let state = &mut *lock.state;
-        // The clock is looked at each time: who knows how often this is called.
-        let mut idle = LOOK_AT_CLOCK - 1;
-        self.turn(state, &mut idle);
+        // The clock is read each time, as calls may be rare.
+        let mut idle = CLOCK_CHECK_INTERVAL - 1;
+        self.poll_once(state, &mut idle);
         match state.engine.take(ticket) {
-            Some(result) => self.taken(state, ticket, result).map(|()| true),
+            Some(result) => self.finish_result(state, ticket, result).map(|()| true),
             None => Ok(!state.engine.has(ticket)),
         }
     }
 
-    /// An operation nobody asks about any more, and what must outlive it.
+    /// An operation whose request was dropped, and the segments that must outlive it.
     pub(super) fn abandon(&self, ticket: Ticket, keep: [Option<Arc<Segment>>; 2]) {
         self.with(|state| {
             state.abandoned.push((ticket, keep));
-            state.reap();
+            state.drop_completed();
         });
     }
 
-    /// Ends what is under way here, at once, without asking anybody.
-    pub(super) fn halt(&self, why: &str) {
+    /// Fails everything in flight on this rank at once, without agreement.
+    pub(super) fn abort_local(&self, why: &str) {
         self.with(|state| {
             let waiting = state.engine.waiting();
             state.engine.abort(why);
@@ -359,14 +370,13 @@ impl Shared {
         });
     }
 
-    /// Why it has failed, which it has.
     pub(super) fn why(&self) -> CollectiveError {
-        self.with(|state| self.conclude(state))
+        self.with(|state| self.record_failure(state))
     }
 
-    /// Drives what is under way until nothing is, or until then.
+    /// Drives operations until none is in flight, or until the deadline.
     pub(super) fn drain(&self, until: Instant) {
-        let mut patience = self.patience.clone();
+        let mut backoff = self.backoff.clone();
         let mut idle = 0;
         loop {
             let mut lock = self.lock();
@@ -375,80 +385,81 @@ impl Shared {
             if !open || Instant::now() >= until {
                 return;
             }
-            if self.turn(state, &mut idle) {
-                patience.news();
+            if self.poll_once(state, &mut idle) {
+                backoff.reset();
             } else {
                 drop(lock);
-                patience.nothing();
+                backoff.idle();
             }
         }
     }
 
-    /// Somebody asks what the engine waits for, or the group has failed.
     #[cold]
-    fn attend(&self, state: &mut State) {
-        if self.watch.failed() || state.engine.failed().is_some() {
-            self.conclude(state);
-        } else if self.watch.asked() {
+    fn handle_attention(&self, state: &mut State) {
+        if self.monitor.failed() || state.engine.failed().is_some() {
+            self.record_failure(state);
+        } else if self.monitor.report_requested() {
             let waits = state.engine.report();
-            self.answer(state, waits);
+            self.report_waits(state, waits);
         }
     }
 
-    /// Says what the engine waits for; and to whom its links work, if that is asked: then perhaps not yet.
-    fn answer(&self, state: &mut State, waits: Vec<Wait>) {
-        if let Some(patience) = self.watch.links_wanted().filter(|_| state.engine.has_links()) {
-            let Some(reached) = state.engine.try_links(patience) else {
+    /// Reports the engine's waits, after the link test if one is requested and complete.
+    fn report_waits(&self, state: &mut State, waits: Vec<Wait>) {
+        if let Some(timeout) = self.monitor.requested_link_test().filter(|_| state.engine.has_links()) {
+            let Some(reached) = state.engine.probe_links(timeout) else {
                 return;
             };
-            self.watch.reach(reached);
+            self.monitor.report_reachable(reached);
         }
-        self.watch.report(waits);
+        self.monitor.report(waits);
     }
 
-    /// Asks the members when an operation takes long, and gives up when its time is nearly over.
+    /// Starts an investigation when an operation takes long, and fails the group shortly before its
+    /// deadline.
     #[cold]
-    fn look_at_clock(&self, state: &mut State) {
+    fn check_deadlines(&self, state: &mut State) {
         let Some((began, deadline)) = state.engine.expiring() else {
             return;
         };
         let since = began.elapsed();
         match state.stall {
-            _ if since < deadline / 2 => state.stall = Stall::Quiet,
-            Stall::Quiet => {
-                state.stall = Stall::Asked;
-                self.group().control().investigate(ANSWER.min(deadline / 4));
+            _ if since < deadline / 2 => state.stall = Stall::None,
+            Stall::None => {
+                state.stall = Stall::Investigated;
+                self.group().control().investigate(REPLY_TIMEOUT.min(deadline / 4));
             }
-            Stall::Asked if since >= deadline - margin(deadline) => {
+            Stall::Investigated if since >= deadline - agreement_margin(deadline) => {
                 let reason = format!("an operation has not finished within {deadline:?}");
                 self.group().control().give_up(&reason);
-                self.conclude(state);
+                self.record_failure(state);
             }
-            Stall::Asked => {}
+            Stall::Investigated => {}
         }
     }
 
-    /// The engine or the group has failed: stops the engine, waits until the members have agreed on why, and keeps that.
+    /// The engine or the group has failed: stops the engine, waits until the members have agreed on
+    /// the cause, and records it.
     #[cold]
-    fn conclude(&self, state: &mut State) -> CollectiveError {
+    fn record_failure(&self, state: &mut State) -> CollectiveError {
         if let Some(failed) = &state.failed {
             return failed.clone().into();
         }
         let own = state.engine.failed().cloned();
         let waiting = state.engine.waiting();
-        if let Some(own) = own.as_ref().filter(|_| !self.watch.failed()) {
-            self.accuse(state, own);
+        if let Some(own) = own.as_ref().filter(|_| !self.monitor.failed()) {
+            self.handle_engine_failure(state, own);
         }
         state.engine.abort("the group has failed");
-        let until = Instant::now() + 2 * SETTLE;
+        let until = Instant::now() + 2 * AGREEMENT_TIMEOUT;
         let failure = loop {
             let failure = self.group().control().failure();
             if failure.is_some() || Instant::now() >= until {
                 break failure;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         };
-        state.engine.let_go();
+        state.engine.release_queue_pairs();
         let peer = waiting.and_then(|waiting| self.group().members().get(waiting.peer.index()).cloned());
         let failed = Box::new(GroupFailed {
             rank: self.rank,
@@ -461,77 +472,75 @@ impl Shared {
         failed.into()
     }
 
-    /// This rank's engine has failed by itself: has the members find out why, and gives up.
-    fn accuse(&self, state: &mut State, own: &Failed) {
-        let left = state
-            .engine
-            .expiring()
-            .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
+    /// This rank's engine has failed by itself: investigates the cause, and fails the group.
+    fn handle_engine_failure(&self, state: &mut State, own: &Failed) {
+        let left = state.engine.expiring().map_or(REPLY_TIMEOUT, |(began, deadline)| {
+            deadline.saturating_sub(began.elapsed())
+        });
         let reason = own.to_string();
         if matches!(own, Failed::Length { .. } | Failed::Parts { .. }) {
-            // There is nothing to find out.
+            // The cause is known.
             return self.group().control().give_up(&reason);
         }
         let broken = state.engine.report();
-        let window = ANSWER.min(left / 4);
-        if state.stall == Stall::Quiet {
+        let window = REPLY_TIMEOUT.min(left / 4);
+        if state.stall == Stall::None {
             self.group().control().investigate_links(window);
         }
-        // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
+        // An unresponsive member shows only at the end of the window, and a busy machine delays it.
         let until = Instant::now() + window + left / 4;
-        while Instant::now() < until && !self.watch.failed() {
-            if self.watch.asked() {
-                self.answer(state, broken.clone());
+        while Instant::now() < until && !self.monitor.failed() {
+            if self.monitor.report_requested() {
+                self.report_waits(state, broken.clone());
             }
             if self.group().control().finding().is_some() {
                 break;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
         self.group().control().give_up(&reason);
     }
 
-    /// Something was started: the thread in the background may have to wake.
     pub(super) fn wake(&self) {
         self.started.notify_one();
     }
 
-    /// Has the thread in the background end.
     pub(super) fn end(&self) {
-        self.over.store(true, Ordering::Relaxed);
-        // Under the lock, so that it cannot come between a look at the flag and falling asleep.
+        self.shutdown.store(true, Ordering::Relaxed);
+        // Notified under the lock, so that the thread cannot miss it between its check of the flag
+        // and its sleep.
         self.with(|_| self.started.notify_all());
     }
 
-    /// The thread in the background: drives what was started, whenever nobody else does.
+    /// The progress thread: drives started operations while no other thread does.
     pub(super) fn drive_in_background(&self) {
-        let mut patience = self.patience.clone();
+        let mut backoff = self.backoff.clone();
         let mut idle = 0;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.shutdown.load(Ordering::Relaxed) {
             if state.failed.is_some() || state.engine.is_idle() {
-                patience.news();
+                backoff.reset();
                 state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let moved = self.turn(&mut state, &mut idle);
+            let moved = self.poll_once(&mut state, &mut idle);
             if moved {
-                patience.news();
+                backoff.reset();
             }
-            let wanted = || self.wanted.load(Ordering::Relaxed) > 0;
-            if !wanted() && (moved || patience.is_eager()) {
+            let lock_waiters = || self.lock_waiters.load(Ordering::Relaxed) > 0;
+            if !lock_waiters() && (moved || backoff.is_spinning()) {
                 if !moved {
-                    patience.nothing();
+                    backoff.idle();
                 }
                 continue;
             }
             drop(state);
-            while wanted() && !self.over.load(Ordering::Relaxed) {
-                // Whoever wants it may be waiting for an operation, and drives all of them meanwhile.
-                thread::sleep(AWAY);
+            while lock_waiters() && !self.shutdown.load(Ordering::Relaxed) {
+                // A waiting thread may wait for an operation, and drives all of them meanwhile.
+                thread::sleep(LOCK_YIELD);
             }
             if !moved {
-                patience.nothing();
+                backoff.idle();
             }
             state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         }

@@ -1,4 +1,4 @@
-//! What can go wrong with a communicator.
+//! Errors of a communicator.
 
 use core::fmt;
 
@@ -6,60 +6,61 @@ use crate::algorithm::Unsupported;
 use crate::bootstrap::{BootstrapError, ExchangeError, Member};
 use crate::executor::{EngineError, Failed, Waiting};
 use crate::failure::{Failure, ShrinkError};
-use crate::kernel::Unfit;
+use crate::kernel::TypeMismatch;
 use crate::plan::Collective;
 use crate::tune::{EnvironmentError, FileError, NoChoice};
 use crate::types::Rank;
 
-/// Why there is no communicator, or an operation was not done.
+/// Why a communicator could not be created, or an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// The ranks did not come together.
+    /// The bootstrap failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The ranks did not agree on something.
+    /// An exchange between the ranks failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// The engine cannot be made, or refuses an operation.
+    /// The engine cannot be created, or refuses an operation.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A variable of the environment says nothing that can be done.
+    /// An environment variable has an invalid value.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The tuning file cannot be used.
+    /// The tuning file is invalid.
     #[error(transparent)]
     Tuning(#[from] FileError),
-    /// There is no way of doing it.
+    /// No algorithm fits.
     #[error(transparent)]
     NoChoice(#[from] NoChoice),
-    /// The algorithm that was asked for does not do it.
+    /// The selected algorithm does not support the collective.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// An operator is over another type.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
-    /// What was given to an operation does not fit it; nothing was begun.
+    Unfit(#[from] TypeMismatch),
+    /// The arguments of an operation are invalid; nothing was begun.
     #[error("{collective}: {what}")]
     Misuse {
-        /// The operation.
+        /// The collective.
         collective: Collective,
-        /// What does not fit, and how it should be.
+        /// What is wrong, and what is expected.
         what: String,
     },
-    /// A process could not be made to drive operations in the background.
+    /// The progress thread could not be started.
     #[error("cannot start a thread for progress: {0}")]
     Thread(std::io::Error),
     /// There is no group of survivors for this rank.
     #[error(transparent)]
     Shrink(#[from] ShrinkError),
-    /// The group has failed, and with it all operations: what is left to do is to [`shrink`](super::Communicator::shrink) or to drop it.
+    /// The group has failed, and all its operations: it can be
+    /// [shrunk](super::Communicator::shrink) or dropped.
     #[error(transparent)]
     Failed(#[from] Box<GroupFailed>),
 }
 
 impl CollectiveError {
-    /// Who is to blame, where the members agreed on it.
+    /// The failure that the members agreed on.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         match self {
@@ -70,7 +71,8 @@ impl CollectiveError {
         }
     }
 
-    /// The rank that is to blame, where that is known: of the members' verdict, or, if they came to none, the one that this rank waited for.
+    /// The rank to blame, where known: by the members' verdict or, without one, the rank that this
+    /// one waited for.
     #[must_use]
     pub fn culprit(&self) -> Option<Rank> {
         let waiting = || match self {
@@ -83,18 +85,18 @@ impl CollectiveError {
     }
 }
 
-/// How a group failed, as one of its members saw it. Reads as one line.
+/// The failure of a group, as one of its members saw it. Displays as one line.
 #[derive(Debug, Clone)]
 pub struct GroupFailed {
     /// This rank.
     pub rank: Rank,
-    /// What the members agreed on; none if they did not in time.
+    /// The failure that the members agreed on; `None` if they did not in time.
     pub failure: Option<Failure>,
-    /// What this rank's own engine had noticed, if it was the first to.
+    /// The error of this rank's own engine, if it failed first.
     pub engine: Option<Failed>,
-    /// Where this rank was; none if it had no operation under way.
+    /// The wait of this rank; `None` if it had no operation in flight.
     pub waiting: Option<Waiting>,
-    /// Whom it was waiting for: process and host.
+    /// The awaited member: process and host.
     pub peer: Option<Member>,
 }
 

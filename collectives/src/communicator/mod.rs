@@ -1,7 +1,8 @@
-//! The communicator: collectives as methods, over everything else.
+//! The communicator: collectives and point-to-point messages as methods.
 //!
-//! A [`Communicator`] is one rank of a [group](crate::bootstrap::Group), with an [engine](crate::executor) on its devices. Its methods give a [`Call`], which says how the operation is to be done, and is then waited for, started or
-//! put together with others:
+//! A [`Communicator`] is one rank of a [group](crate::bootstrap::Group), with an
+//! [engine](crate::executor) on its devices. Its methods return a [`Call`], whose settings can be
+//! changed, and which is then waited for, started or added to a group:
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -13,23 +14,30 @@
 //! # }
 //! ```
 //!
-//! All ranks call the same in the same order, with the same counts, operators and settings. How an operation is done is chosen once for each kind, root, type and size class, by costs that all ranks share, and kept.
+//! All ranks make the same calls in the same order, with the same counts, operators and settings.
+//! Algorithm and protocol are chosen once for each collective, root, type and size class, by costs
+//! that all ranks share, and cached.
 //!
-//! Failure is a value: an operation ends within its deadline, on all ranks, and the error names who is to blame and where this rank was. Afterwards [`shrink`](Communicator::shrink) gives a communicator of those who are left.
+//! Failures are values: an operation ends within its deadline, on all ranks, and the error names
+//! the culprit and this rank's wait. [`shrink`](Communicator::shrink) then creates a communicator
+//! of the survivors.
 //!
-//! - `call`: operations before and while they are under way; `data`: the memory that they work on; `collectives`: which there are; `messages`: between two ranks.
-//! - `state`: what is under the lock, and ways that were chosen; `drive`: turns, waits, and what is done where nothing moves.
-//! - `make`: coming to be: what ranks tell each other; `calibrate`: measuring what messages cost.
+//! - `call`: operations before and while they are in flight; `data`: their memory; `collectives`:
+//!   the methods; `p2p`: point-to-point messages.
+//! - `state`: state under the lock, and chosen plans; `drive`: progress, waits, deadlines and
+//!   failure handling.
+//! - `create`: creation; `calibrate`: measuring the cost model.
 
 mod calibrate;
 mod call;
 mod collectives;
+mod create;
 mod data;
 mod drive;
 mod error;
-mod make;
-mod messages;
 mod options;
+mod p2p;
+mod ragged;
 mod state;
 
 use std::fmt;
@@ -42,7 +50,7 @@ pub use data::{CommBuffer, Owned, Source, Target};
 pub use error::{CollectiveError, GroupFailed};
 pub use options::Options;
 
-use call::Settings;
+use call::CallSettings;
 use doorbell_verbs::Context;
 use drive::Shared;
 
@@ -54,15 +62,18 @@ use crate::topology;
 use crate::tune::{Decision, Overrides, Tuner};
 use crate::types::{DataType, Rank};
 
-/// The longest that a communicator waits for the others when it is dropped.
+/// Maximum wait for the other ranks when a communicator is dropped.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// As good as for ever, and no more than clocks can count.
+/// An upper bound of timeouts that clocks can represent.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// One rank of those that make collectives together. Made of a group by [`new`](Self::new), or of another communicator.
+/// One rank of a communicator. Created from a group by [`new`](Self::new), or from another
+/// communicator.
 ///
-/// It may be shared between threads; operations are done in the order in which they are called, which has to be the same on all ranks.
+/// It may be shared between threads; operations run in the order of the calls, which has to be the
+/// same on all ranks.
+#[doc(alias("ncclComm_t", "MPI_Comm"))]
 pub struct Communicator {
     shared: Arc<Shared>,
     progress: Option<JoinHandle<()>>,
@@ -71,75 +82,81 @@ pub struct Communicator {
     members: Box<[Member]>,
     devices: Box<[Context]>,
     options: Options,
-    /// Unlike that of any other in this process.
+    /// Unique in this process.
     number: u64,
 }
 
 impl Communicator {
-    /// Which rank this is.
+    /// The rank of this process.
+    #[doc(alias("ncclCommUserRank", "MPI_Comm_rank"))]
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
+    #[doc(alias("ncclCommCount", "MPI_Comm_size"))]
     #[must_use]
     pub fn size(&self) -> u32 {
         self.ranks
     }
 
-    /// Who they are, by rank.
+    /// The members, by rank.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The devices that it runs on.
+    /// The devices.
     #[must_use]
     pub fn devices(&self) -> &[Context] {
         &self.devices
     }
 
-    /// How it was made.
+    /// The options it was created with.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The costs that choices are made by, and what is forced: the same on all ranks.
+    /// The cost model and overrides by which choices are made: the same on all ranks.
     #[must_use]
     pub fn tuner(&self) -> Tuner {
         self.shared.with(|state| state.tuner.clone())
     }
 
-    /// The order in which rings and trees go through the ranks.
+    /// The order of the ranks in rings and trees.
     #[must_use]
     pub fn order(&self) -> Vec<Rank> {
         self.shared.with(|state| state.order.clone())
     }
 
-    /// By rank: which of the hosts it is on, counted from 0.
+    /// By rank: the index of its host.
     #[must_use]
     pub fn hosts(&self) -> Vec<u32> {
         self.shared.with(|state| state.hosts.clone())
     }
 
-    /// By rank: where it is, as it said itself ([`Options::place`]); [`least_nvlink`](crate::topology::least_nvlink) says whether all GPUs are joined.
+    /// By rank: its location ([`Options::location`]);
+    /// [`least_nvlink`](crate::topology::least_nvlink) returns whether all GPUs are connected.
     #[must_use]
-    pub fn places(&self) -> Vec<topology::Member> {
-        self.shared.with(|state| state.places.clone())
+    pub fn locations(&self) -> Vec<topology::Member> {
+        self.shared.with(|state| state.locations.clone())
     }
 
-    /// To how many ranks short messages are stored into their mailboxes, which are mapped ([`Config::mapped`](crate::executor::Config::mapped)): not by a device.
+    /// The number of ranks whose mailboxes are mapped
+    /// ([`Config::mapped`](crate::executor::Config::mapped)): short messages are stored there
+    /// without a device.
     #[must_use]
     pub fn mapped(&self) -> usize {
         self.shared.with(|state| state.engine.mapped())
     }
 
-    /// How an operation of so many bytes would be done if nothing was said about it, and why. Bytes are counted as [`Question::bytes`](crate::tune::Question::bytes).
+    /// The default algorithm and protocol for an operation of so many bytes, and why. Bytes are
+    /// counted as in [`Question::bytes`](crate::tune::Question::bytes).
     ///
     /// # Errors
-    /// When there is no way of doing it.
+    /// When no algorithm fits.
     pub fn explain(
         &self,
         collective: Collective,
@@ -152,18 +169,19 @@ impl Communicator {
             .with(|state| state.explain(collective, root, data, bytes, &settings))
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> CallSettings {
+        CallSettings {
             deadline: self.options.deadline,
             deterministic: self.options.deterministic,
             forced: Overrides::default(),
         }
     }
 
-    /// `len` elements of memory that is registered on all devices, zeros at first: operations on it copy nothing.
+    /// `len` elements of registered memory, initially zero, for zero-copy operations.
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
+    #[doc(alias("ncclMemAlloc", "ncclCommRegister", "MPI_Alloc_mem"))]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<CommBuffer<T>, CollectiveError> {
         let Some(bytes) = len
             .checked_mul(size_of::<T>())
@@ -178,15 +196,17 @@ impl Communicator {
         Ok(CommBuffer::new(segment, len, self.number))
     }
 
-    /// Memory that is registered on all devices, for [`run_staged`](Self::run_staged).
     pub(crate) fn segment(&self, bytes: usize) -> Result<Arc<Segment>, CollectiveError> {
         Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
     }
 
-    /// Does operations together: `build` adds them, and when it returns they are waited for. They get on beside each other, as far as they have channels of their own.
+    /// Runs operations as a group: `build` adds them, and they are waited for when it returns. They
+    /// run concurrently, as far as they use different channels.
     ///
     /// # Errors
-    /// What `build` returned, or else the first error of an operation. All operations have ended in either case.
+    /// The error of `build`, or else the first error of an operation. All operations have ended in
+    /// either case.
+    #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn group<'g>(
         &'g self,
         build: impl FnOnce(&mut Batch<'g>) -> Result<(), CollectiveError>,
@@ -197,34 +217,40 @@ impl Communicator {
         built.and(done)
     }
 
-    /// Fails all operations that are under way on any rank, and all that come: they say that this rank aborted, and why. Returns at once; may be called from another thread while one waits.
+    /// Fails all operations in flight on any rank, and all later ones, with this rank and reason.
+    /// Returns at once; may be called while another thread waits.
+    #[doc(alias("ncclCommAbort", "ncclCommRevoke", "MPI_Abort"))]
     pub fn abort(&self, reason: &str) {
         self.shared.group().control().give_up(reason);
     }
 
-    /// Breaks this rank's queue pairs to `peer`, as a link that is cut does: for tests of what comes after.
+    /// Breaks this rank's queue pairs to `peer` (fault injection), for tests.
     ///
     /// # Errors
     /// When there is no such rank, or a device refuses.
-    pub fn cut(&self, peer: Rank) -> Result<(), CollectiveError> {
+    pub fn break_links(&self, peer: Rank) -> Result<(), CollectiveError> {
         Ok(self.shared.with(|state| state.engine.cut(peer))?)
     }
 
-    /// Whether it has failed: a member died, somebody aborted it, or an operation has not finished in its time.
+    /// Whether it has failed: a member died, it was aborted, or an operation missed its deadline.
+    #[doc(alias = "ncclCommGetAsyncError")]
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.shared.watch.failed()
+        self.shared.monitor.failed()
     }
 
-    /// Why it has failed, which it has.
-    pub(crate) fn why(&self) -> CollectiveError {
+    pub(crate) fn failure_error(&self) -> CollectiveError {
         self.shared.why()
     }
 
-    /// Says goodbye: finishes what is under way, and returns when all ranks have come here; then nobody is left with something unsent. Dropping does the same, and tells nobody if it fails.
+    /// Finalises the communicator collectively: completes everything in flight, and returns when
+    /// all ranks have called it, so that no rank is left with unsent messages. Dropping does the
+    /// same, ignoring errors.
     ///
     /// # Errors
-    /// When not all have come within the deadline, or the communicator has failed. It is gone all the same.
+    /// When a rank is missing at the deadline, or the communicator has failed. It is gone all the
+    /// same.
+    #[doc(alias("ncclCommFinalize", "ncclCommDestroy", "MPI_Comm_free", "MPI_Finalize"))]
     pub fn destroy(mut self) -> Result<(), CollectiveError> {
         let left = self.leave(self.options.deadline);
         if self.has_failed() {
@@ -233,15 +259,14 @@ impl Communicator {
         left
     }
 
-    /// Waits for the others to leave too.
-    fn leave(&mut self, patience: Duration) -> Result<(), CollectiveError> {
-        self.shared.drain(Instant::now() + patience);
+    fn leave(&mut self, timeout: Duration) -> Result<(), CollectiveError> {
+        self.shared.drain(Instant::now() + timeout);
         let goodbye = if self.has_failed() {
             Ok(())
         } else {
             let mut group = self.shared.group();
             let control = group.control_mut();
-            control.set_patience(patience);
+            control.set_timeout(timeout);
             control.barrier().map_err(CollectiveError::from)
         };
         if let Some(thread) = self.progress.take() {
@@ -255,12 +280,12 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let patience = match std::thread::panicking() {
+        let timeout = match std::thread::panicking() {
             true => Duration::ZERO,
             false => GOODBYE.min(self.options.deadline),
         };
-        // Who has not come by then is on its own.
-        let _ = self.leave(patience);
+        // Ranks that have not left by then are not waited for.
+        let _ = self.leave(timeout);
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a communicator is made.
+//! Options of a communicator.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,26 +8,33 @@ use crate::executor::Config;
 use crate::topology;
 use crate::tune::{Overrides, mapped};
 
-/// How a communicator is made. All ranks say the same of [`config`](Self::config); of what decides how operations are done, all follow rank 0.
+/// Options of a communicator. [`config`](Self::config) is the same on all ranks; for choices of
+/// algorithms all ranks follow rank 0.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Channels, strands, how long messages are, and whether ranks of one host store short ones into each other's memory.
+    /// Channels, strands, message lengths, and whether mailboxes of one host are mapped.
     pub config: Config,
-    /// How long an operation may take, if it says nothing else (default 30 s).
+    /// Default timeout of operations (default 30 s).
     pub deadline: Duration,
-    /// Whether all operations keep to an order of reduction that does not depend on how they are cut (default: no).
+    /// Whether all operations use a reduction order that does not depend on how they are cut
+    /// (default: no).
     pub deterministic: bool,
-    /// Whether a thread of its own drives operations that were started (default: no; they are driven while somebody waits or tests).
+    /// Whether a progress thread drives started operations (default: no; they progress while a
+    /// thread waits or tests).
     pub progress_thread: bool,
-    /// Whether connections, copies and reductions are measured at the start, for the costs that choices are made by (default: yes): [`Communicator::calibrate`](super::Communicator::calibrate). Else they are those of the tuning file, or of a userspace device between processes of one host.
+    /// Whether connections, copies and reductions are measured at creation, for the cost model
+    /// (default: yes): [`Communicator::calibrate`](super::Communicator::calibrate). Otherwise costs
+    /// are those of the tuning file, or of the soft device between processes of one host.
     pub calibrate: bool,
-    /// What is not to be chosen.
+    /// Forced choices.
     pub overrides: Overrides,
     /// A tuning file.
     pub tuning_file: Option<PathBuf>,
-    /// Where this rank is on its host, and what its GPU is joined to, such as [`Host::member`](crate::topology::Host::member) says of a GPU (default: nothing is known). All ranks hear of it, and rings go through near ones; the
-    /// host's name in it is that of the [`Group`](crate::bootstrap::Group).
-    pub place: Option<topology::Member>,
+    /// The location of this rank on its host and the links of its GPU, as
+    /// [`Host::member`](crate::topology::Host::member) returns it (default: unknown). It is
+    /// distributed to all ranks, and rings connect near ranks; the host name in it is that of the
+    /// [`Group`](crate::bootstrap::Group).
+    pub location: Option<topology::Member>,
 }
 
 impl Default for Options {
@@ -40,16 +47,17 @@ impl Default for Options {
             calibrate: true,
             overrides: Overrides::default(),
             tuning_file: None,
-            place: None,
+            location: None,
         }
     }
 }
 
 impl Options {
-    /// The defaults, and what the environment forces: see [`Overrides::from_environment`] and [`mapped`].
+    /// The defaults with the environment's overrides: see [`Overrides::from_environment`] and
+    /// [`mapped`].
     ///
     /// # Errors
-    /// A variable that says nothing that can be done.
+    /// A variable has an invalid value.
     pub fn from_env() -> Result<Self, CollectiveError> {
         let (overrides, tuning_file) = Overrides::from_environment()?;
         let mapped = mapped(|name| std::env::var_os(name))?;

@@ -1,67 +1,61 @@
-//! What a communicator holds under its lock: the engine, and how operations of each kind and size are done.
+//! State under a communicator's lock: the engine, and the plans chosen for each collective and size
+//! class.
 
 use std::sync::Arc;
 
-use super::call::{Likeness, Settings};
+use super::call::{CacheKey, CallSettings};
 use super::error::{CollectiveError, GroupFailed};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, KEPT, PlanId, Remembered, Ticket, Tuning};
+use crate::executor::{CACHED_PROGRAMS, CachedProgram, Engine, PlanId, Ticket, Tuning};
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::topology;
-use crate::tune::{Choice, Decision, Overrides, Question, Tuner};
+use crate::tune::{Choice, Decision, Overrides, Tuner, TuningRequest};
 use crate::types::{DataType, Protocol, Rank};
 
-/// What decides how an operation is done; the same on all ranks, as sizes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Key {
+struct ChoiceKey {
     collective: Collective,
     root: Rank,
     data: DataType,
-    /// Operations of more than half of 2^class bytes, and not more than that, are done in one way.
-    class: u32,
+    /// Operations of more than 2^(n-1) and at most 2^n bytes share a choice.
+    size_class: u32,
     deterministic: bool,
     forced: Overrides,
 }
 
-/// A way that was chosen.
-struct Way {
-    key: Key,
+struct ChosenPlan {
+    key: ChoiceKey,
     plan: PlanId,
     tuning: Tuning,
 }
 
-/// How far a communicator is with a stall.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
-    /// None, or not long enough.
-    Quiet,
-    /// Half of an operation's time was over, and the members were asked.
-    Asked,
+    /// No stall, or a short one.
+    None,
+    /// Half of an operation's timeout has passed, and the members were queried.
+    Investigated,
 }
 
-/// Under the lock.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,
-    /// By rank: which of the hosts it is on.
+    /// By rank: the index of its host.
     pub(super) hosts: Vec<u32>,
     /// The order of rings and trees.
     pub(super) order: Vec<Rank>,
-    /// By rank: where it is.
-    pub(super) places: Vec<topology::Member>,
-    ways: Vec<Way>,
-    /// The way that was taken last, as it most often is the next.
+    pub(super) locations: Vec<topology::Member>,
+    chosen: Vec<ChosenPlan>,
     last: usize,
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
-    /// Operations whose requests were dropped, and what must outlive them.
+    /// Operations whose requests were dropped, and the segments that must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
-    /// What operations were like that the engine has remembered, and which of them came last.
-    repeated: Vec<(Likeness, Remembered)>,
+    /// Keys of the engine's cached programs, and the index of the last one used.
+    repeated: Vec<(CacheKey, CachedProgram)>,
     latest: usize,
-    /// Why nothing goes any more.
     pub(super) failed: Option<Box<GroupFailed>>,
 }
 
@@ -71,53 +65,53 @@ impl State {
         tuner: Tuner,
         hosts: Vec<u32>,
         order: Vec<Rank>,
-        places: Vec<topology::Member>,
+        locations: Vec<topology::Member>,
     ) -> Self {
         Self {
             engine,
             tuner,
             hosts,
             order,
-            places,
-            ways: Vec::new(),
+            locations,
+            chosen: Vec::new(),
             last: 0,
             plans: Vec::new(),
             abandoned: Vec::new(),
-            stall: Stall::Quiet,
-            repeated: Vec::with_capacity(KEPT),
+            stall: Stall::None,
+            repeated: Vec::with_capacity(CACHED_PROGRAMS),
             latest: 0,
             failed: None,
         }
     }
 
-    /// Chooses anew from now on.
+    /// Replaces the tuner and discards all choices.
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
-        self.ways.clear();
+        self.chosen.clear();
         self.repeated.clear();
     }
 
-    /// What the engine has remembered of an operation like this, and can do at once.
+    /// The cached program of an operation, if it can run at once.
     #[inline]
-    pub(super) fn remembered(&mut self, likeness: &Likeness) -> Option<Remembered> {
-        if self.repeated.get(self.latest).is_none_or(|(last, _)| last != likeness) {
-            self.latest = self.repeated.iter().position(|(one, _)| one == likeness)?;
+    pub(super) fn cached(&mut self, cache_key: &CacheKey) -> Option<CachedProgram> {
+        if self.repeated.get(self.latest).is_none_or(|(last, _)| last != cache_key) {
+            self.latest = self.repeated.iter().position(|(one, _)| one == cache_key)?;
         }
-        let (_, remembered) = self.repeated[self.latest];
-        self.engine.is_ready_for(remembered).then_some(remembered)
+        let (_, cached) = self.repeated[self.latest];
+        self.engine.can_run_cached(cached).then_some(cached)
     }
 
-    /// Has the engine remember an operation that has just begun.
-    pub(super) fn remember(&mut self, likeness: Likeness, ticket: Ticket) {
-        let known = self.repeated.iter().position(|(one, _)| *one == likeness);
-        let Some(remembered) = self.engine.remember(ticket) else {
+    /// Has the engine cache the program of an operation that has just begun.
+    pub(super) fn cache_program(&mut self, cache_key: CacheKey, ticket: Ticket) {
+        let known = self.repeated.iter().position(|(one, _)| *one == cache_key);
+        let Some(cached) = self.engine.cache_program(ticket) else {
             return;
         };
-        let new = (likeness, remembered);
+        let new = (cache_key, cached);
         match known {
             Some(index) => self.repeated[index] = new,
-            None if self.repeated.len() < KEPT => self.repeated.push(new),
-            // The engine forgets by turns, too.
+            None if self.repeated.len() < CACHED_PROGRAMS => self.repeated.push(new),
+            // The engine evicts round-robin, too.
             None => {
                 self.repeated.remove(0);
                 self.repeated.push(new);
@@ -125,37 +119,36 @@ impl State {
         }
     }
 
-    /// How an operation of so many bytes is done.
+    /// The plan and tuning for an operation of so many bytes.
     #[inline]
-    pub(super) fn way(
+    pub(super) fn plan_for(
         &mut self,
         collective: Collective,
         root: Rank,
         data: DataType,
         bytes: u64,
-        settings: &Settings,
+        settings: &CallSettings,
     ) -> Result<(PlanId, Tuning), CollectiveError> {
-        let key = Key {
+        let key = ChoiceKey {
             collective,
             root: if collective.has_root() { root } else { Rank(0) },
             data,
-            class: class(bytes),
+            size_class: size_class(bytes),
             deterministic: settings.deterministic,
             forced: settings.forced,
         };
-        if self.ways.get(self.last).is_none_or(|way| way.key != key) {
-            self.last = match self.ways.iter().position(|way| way.key == key) {
+        if self.chosen.get(self.last).is_none_or(|chosen| chosen.key != key) {
+            self.last = match self.chosen.iter().position(|chosen| chosen.key == key) {
                 Some(known) => known,
-                None => self.find(key)?,
+                None => self.choose(key)?,
             };
         }
-        let way = &self.ways[self.last];
-        Ok((way.plan, way.tuning))
+        let chosen = &self.chosen[self.last];
+        Ok((chosen.plan, chosen.tuning))
     }
 
-    /// Chooses a way, and keeps it.
     #[cold]
-    fn find(&mut self, key: Key) -> Result<usize, CollectiveError> {
+    fn choose(&mut self, key: ChoiceKey) -> Result<usize, CollectiveError> {
         let Choice {
             algorithm,
             protocol,
@@ -168,12 +161,12 @@ impl State {
             channels,
             slice: usize::try_from(slice_bytes).unwrap_or(usize::MAX).max(1),
         };
-        self.ways.push(Way { key, plan, tuning });
-        Ok(self.ways.len() - 1)
+        self.chosen.push(ChosenPlan { key, plan, tuning });
+        Ok(self.chosen.len() - 1)
     }
 
-    fn decide(&self, key: Key) -> Result<Decision, CollectiveError> {
-        let Key {
+    fn decide(&self, key: ChoiceKey) -> Result<Decision, CollectiveError> {
+        let ChoiceKey {
             collective,
             root,
             data,
@@ -182,7 +175,7 @@ impl State {
             ..
         } = key;
         if let Some(algorithm) = forced.algorithm {
-            // The call names it, so it is this one or none.
+            // The call selects the algorithm: no other may be used.
             algorithm.schedule(collective, &self.order, root)?;
             if deterministic && !algorithm.deterministic(collective) {
                 return Err(CollectiveError::Misuse {
@@ -192,18 +185,19 @@ impl State {
             }
         }
         if collective == Collective::AllToAllV {
-            // Each pair of ranks knows other lengths, so there is nothing to choose by that all know.
+            // Each pair of ranks has other lengths, so no common size is known to choose by.
             forced.protocol = forced.protocol.or(Some(Protocol::Simple));
         }
-        let question = Question {
+        let question = TuningRequest {
             collective,
-            bytes: 1 << key.class,
+            bytes: 1 << key.size_class,
             data,
             root,
             deterministic,
         };
         if deterministic && forced.algorithm.is_none() {
-            // The order is the algorithm's, so nothing that is measured, or said of slices and channels, may decide on it.
+            // The reduction order depends on the algorithm, so it must not depend on measurements,
+            // slices or channels.
             let mut standard = Tuner::new(Link::soft_local(), Link::soft_local(), Compute::default(), 1);
             standard.overrides.algorithm = self.tuner.overrides.algorithm;
             let decision = standard.choose(&question, &vec![0; self.hosts.len()], &self.order)?;
@@ -216,20 +210,19 @@ impl State {
         Ok(tuner.choose(&question, &self.hosts, &self.order)?)
     }
 
-    /// What would be done, and why.
     pub(super) fn explain(
         &self,
         collective: Collective,
         root: Rank,
         data: DataType,
         bytes: u64,
-        settings: &Settings,
+        settings: &CallSettings,
     ) -> Result<Decision, CollectiveError> {
-        self.decide(Key {
+        self.decide(ChoiceKey {
             collective,
             root,
             data,
-            class: class(bytes),
+            size_class: size_class(bytes),
             deterministic: settings.deterministic,
             forced: settings.forced,
         })
@@ -249,25 +242,25 @@ impl State {
         Ok(plan)
     }
 
-    /// Forgets operations that nobody asks about any more, and are done.
-    pub(super) fn reap(&mut self) {
+    /// Drops abandoned operations that are complete.
+    pub(super) fn drop_completed(&mut self) {
         let Self { engine, abandoned, .. } = self;
         abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.has(*ticket));
     }
 }
 
-/// The class of sizes: 2^class bytes are the most of it.
-fn class(bytes: u64) -> u32 {
+/// The size class: its maximum is 2^class bytes.
+fn size_class(bytes: u64) -> u32 {
     bytes.max(1).checked_next_power_of_two().map_or(63, u64::trailing_zeros)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::class;
+    use super::size_class;
 
     #[test]
     fn a_class_ends_at_its_power_of_two() {
-        assert_eq!([0, 1, 2, 3, 4, 5, 8, 9].map(class), [0, 0, 1, 2, 2, 3, 3, 4]);
-        assert_eq!([1 << 63, u64::MAX].map(class), [63, 63]);
+        assert_eq!([0, 1, 2, 3, 4, 5, 8, 9].map(size_class), [0, 0, 1, 2, 2, 3, 3, 4]);
+        assert_eq!([1 << 63, u64::MAX].map(size_class), [63, 63]);
     }
 }

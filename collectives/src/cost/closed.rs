@@ -1,21 +1,23 @@
-//! What each algorithm costs, in closed form: as quick to evaluate for 16,384 ranks as for two.
+//! Closed-form cost of each algorithm, evaluated in the same time for 16,384 ranks as for two.
 //!
-//! Of one slice: the *path*, how long it takes from the first step to the last; and the *load*, for how long the busiest rank's processor and adapter are taken by it. Slices of a channel follow one another after a path, if a rank
-//! needs to hear of a slice's end before it begins the next one (all that ends with all ranks knowing), or else after a load. Channels overlap, until the load of all of them is more than the path of one. So S slices, k of them by each
-//! channel, take about
+//! Of one slice: the *path* is the time from the first step to the last; the *load* is the time for
+//! which it occupies the busiest rank's processor and adapter. Consecutive slices of a channel are
+//! a path apart if a rank must know the end of a slice before it begins the next one (collectives
+//! whose result all ranks receive), or else a load. Channels overlap until the load of all of them
+//! exceeds the path of one. So S slices, k of them per channel, take about
 //!
 //! > path + max((k − 1)·(path or load), (S − 1)·load)
 //!
-//! All links are taken to be alike, and nobody's but two ranks'. `simulate` knows more; the tests hold both against one another.
+//! All links are taken to be equal and not shared. `simulate` models more; the tests compare both.
 
 mod trees;
 
-use super::{Compute, Link, Mover};
+use super::{Compute, DataMover, Link};
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::simulate::Work;
 
-/// How long an operation takes, ns; none if the algorithm does not do it.
+/// Duration of an operation, ns; `None` if the algorithm does not support the collective.
 #[must_use]
 pub fn predict_ns(
     algorithm: Algorithm,
@@ -49,7 +51,7 @@ pub fn predict_ns(
     Some(around + slice.path + one_after_another.max((slices - 1.0) * slice.load))
 }
 
-/// Into how many blocks the bytes are divided.
+/// The number of blocks into which the bytes are divided.
 pub(crate) fn blocks(algorithm: Algorithm, collective: Collective, ranks: u32) -> u32 {
     use Algorithm as A;
     use Collective as C;
@@ -63,7 +65,6 @@ pub(crate) fn blocks(algorithm: Algorithm, collective: Collective, ranks: u32) -
     }
 }
 
-/// One slice of an operation, ns.
 #[derive(Clone, Copy, Default, Debug)]
 struct Slice {
     path: f64,
@@ -71,7 +72,7 @@ struct Slice {
     coupled: bool,
 }
 
-/// What things cost here: ns, and ns per byte.
+/// Costs in ns, and in ns per byte.
 struct Rates {
     send: f64,
     receive: f64,
@@ -82,22 +83,20 @@ struct Rates {
     take: f64,
     gamma: f64,
     copy: f64,
-    /// Bytes of a partial result, over those of an element.
+    /// Bytes of a partial result relative to those of an element.
     wide: f64,
 }
 
-/// Messages that ranks exchange at the same time: some are sent by one rank, some received by one.
+/// Messages that ranks exchange concurrently: some are sent by one rank, some received by one.
 #[derive(Clone, Copy)]
 struct Stage {
     sends: f64,
     receives: f64,
-    /// Of each message.
     bytes: f64,
 }
 
-/// What one rank does in a slice.
 #[derive(Clone, Copy, Default)]
-struct Duty {
+struct RankWork {
     sends: f64,
     receives: f64,
     out: f64,
@@ -110,15 +109,15 @@ impl Rates {
     /// For messages of about so many bytes, in an operation of so many.
     fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
         let cost = link.cost(work.protocol);
-        let (wire, take) = match link.mover {
-            Mover::Device => (cost.beta_ns_per_byte, 0.0),
-            Mover::Receiver => (0.0, cost.beta(message, whole, false, 1.0)),
+        let (wire, take) = match link.data_mover {
+            DataMover::Device => (cost.beta_ns_per_byte, 0.0),
+            DataMover::Receiver => (0.0, cost.beta(message, whole, false, 1.0)),
         };
         Self {
             send: cost.send_ns,
             receive: cost.receive_ns,
-            // Nearly all have their ranks send at the same time.
-            latency: cost.latency_ns() + cost.both_ns,
+            // In nearly all algorithms ranks send concurrently.
+            latency: cost.latency_ns() + cost.bidirectional_ns,
             wire,
             take,
             gamma: cost
@@ -129,7 +128,8 @@ impl Rates {
         }
     }
 
-    /// Until the last message of a stage is taken: whatever of the sender's processor, its link, the receiver's link and its processor is slowest.
+    /// Until the last message of a stage is received: the slowest of the sender's processor, its
+    /// link, the receiver's link and its processor.
     fn stage(&self, stage: Stage) -> f64 {
         let Stage { sends, receives, bytes } = stage;
         let (wire, take) = (bytes * self.wire, self.receive + bytes * self.take);
@@ -140,7 +140,6 @@ impl Rates {
         posted.max(carried).max(taken).max(both)
     }
 
-    /// One message from each to another.
     fn hop(&self, bytes: f64) -> f64 {
         self.stage(Stage {
             sends: 1.0,
@@ -149,7 +148,7 @@ impl Rates {
         })
     }
 
-    fn load(&self, duty: Duty) -> f64 {
+    fn load(&self, duty: RankWork) -> f64 {
         let processor = duty.sends * self.send
             + duty.receives * self.receive
             + duty.into * self.take
@@ -158,11 +157,12 @@ impl Rates {
         processor.max(duty.out.max(duty.into) * self.wire)
     }
 
-    /// Exchanges one after another, in which all ranks do the same: each is (bytes, whether they are reduced).
+    /// Consecutive exchanges in which all ranks do the same: each is (bytes, whether they are
+    /// reduced).
     fn exchanges(&self, exchanges: impl IntoIterator<Item = (f64, bool)>, copied: f64) -> Slice {
-        let mut duty = Duty {
+        let mut duty = RankWork {
             copied,
-            ..Duty::default()
+            ..RankWork::default()
         };
         let mut path = copied * self.copy;
         for (bytes, reduces) in exchanges {
@@ -210,16 +210,16 @@ impl Rates {
 
     fn ring(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
         let block = n / f64::from(ranks);
-        // The first message of a reduction is of elements, those after it of partial results.
+        // The first message of a reduction has elements, the others partial results.
         let reducing = (0..ranks - 1).map(|turn| (if turn == 0 { block } else { block * self.wide }, true));
         let gathering = (0..ranks - 1).map(|_| (block, false));
         match collective {
             Collective::AllReduce => self.exchanges(reducing.chain(gathering), 0.0),
             Collective::ReduceScatter => self.exchanges(reducing, 0.0),
-            // The rank's own part is copied while the first message is on its way.
+            // The rank's own part is copied while the first message is in flight.
             _ => self
                 .exchanges(gathering, 0.0)
-                .beside(block * self.copy, self.latency + block * self.wire),
+                .overlap_copy(block * self.copy, self.latency + block * self.wire),
         }
     }
 
@@ -227,28 +227,28 @@ impl Rates {
         let hops = f64::from(ranks - 1);
         let middle = f64::from(u32::from(ranks > 2));
         if collective == Collective::Broadcast {
-            let duty = Duty {
+            let duty = RankWork {
                 sends: middle,
                 receives: 1.0,
                 out: n,
                 into: n,
-                ..Duty::default()
+                ..RankWork::default()
             };
             return self.rooted(
                 hops * self.hop(n),
                 duty,
-                Duty {
+                RankWork {
                     sends: 1.0,
                     out: n,
                     copied: n,
-                    ..Duty::default()
+                    ..RankWork::default()
                 },
             );
         }
         let wide = n * self.wide;
         let path = self.hop(n) + n * self.gamma + (hops - 1.0) * (self.hop(wide) + wide * self.gamma);
         let most = if ranks > 2 { wide } else { n };
-        let duty = Duty {
+        let duty = RankWork {
             sends: middle,
             receives: 1.0,
             out: most,
@@ -263,8 +263,8 @@ impl Rates {
         }
     }
 
-    /// What goes from a root to others: the root copies what is its own as well, after it has sent the rest.
-    fn rooted(&self, path: f64, other: Duty, root: Duty) -> Slice {
+    /// From a root to others: the root also copies its own part, after it has sent the others.
+    fn rooted(&self, path: f64, other: RankWork, root: RankWork) -> Slice {
         let copied = root.sends * self.send + root.copied * self.copy;
         Slice {
             path: path.max(copied),
@@ -273,16 +273,17 @@ impl Rates {
         }
     }
 
-    /// Of algorithms that work in pairs: where the number of ranks is no power of two, those beyond one give what they have to another rank, and are told the result.
+    /// Pairwise algorithms: if the number of ranks is not a power of two, the folded ranks send
+    /// their data to another rank, and receive the result.
     fn folded(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
         let rounds = ranks.ilog2();
         let cores = f64::from(1u32 << rounds);
         let folds = !ranks.is_power_of_two();
         let before = |bytes, reduces| folds.then_some((bytes, reduces));
-        // What the first round sends are elements, where nothing was folded in.
+        // The first round sends elements, unless a rank was folded in.
         let width = |round: u32| if round == 0 && !folds { 1.0 } else { self.wide };
         let part = n / f64::from(ranks);
-        // The parts of the largest group of a round: those of cores with others folded into them come first.
+        // The parts of the largest group of a round: cores with folded ranks come first.
         let group =
             move |round: u32| f64::from((1u32 << round) + (ranks - (1 << ranks.ilog2())).min(1 << round)) * part;
         match (algorithm, collective) {
@@ -334,7 +335,7 @@ impl Rates {
         let all = |bytes: f64, reduces: bool, copied: f64| {
             let reduced = if reduces { others * bytes } else { 0.0 };
             let moved = others * bytes;
-            let duty = Duty {
+            let duty = RankWork {
                 sends: others,
                 receives: others,
                 out: moved,
@@ -356,14 +357,14 @@ impl Rates {
         };
         let to_root = |bytes: f64, reduces: bool| {
             let (reduced, copied) = if reduces { (others * bytes, 0.0) } else { (0.0, bytes) };
-            let duty = Duty {
+            let duty = RankWork {
                 receives: others,
                 into: others * bytes,
                 reduced,
                 copied,
-                ..Duty::default()
+                ..RankWork::default()
             };
-            // At worst the message that the root asks for first comes last.
+            // At worst the message that the root receives first arrives last.
             let comes = (self.send + self.latency + others * bytes * self.wire).max(copied * self.copy);
             let takes = others * (self.receive + bytes * self.take);
             Slice {
@@ -373,16 +374,16 @@ impl Rates {
             }
         };
         let from_root = |bytes: f64| {
-            let root = Duty {
+            let root = RankWork {
                 sends: others,
                 out: others * bytes,
                 copied: bytes,
-                ..Duty::default()
+                ..RankWork::default()
             };
-            let leaf = Duty {
+            let leaf = RankWork {
                 receives: 1.0,
                 into: bytes,
-                ..Duty::default()
+                ..RankWork::default()
             };
             self.rooted(
                 self.stage(Stage {
@@ -416,8 +417,8 @@ impl Rates {
 }
 
 impl Slice {
-    /// With copying that a rank does while it waits in one of its exchanges, for so long.
-    fn beside(mut self, copying: f64, waits: f64) -> Self {
+    /// With a copy that a rank does while it waits in one of its exchanges.
+    fn overlap_copy(mut self, copying: f64, waits: f64) -> Self {
         self.load += copying;
         self.path += (copying - waits).max(0.0);
         self

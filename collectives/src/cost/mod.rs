@@ -1,80 +1,95 @@
-//! What a collective costs: the α-β-γ model.
+//! Cost model of collectives: the α-β-γ model.
 //!
-//! A message of *b* bytes takes α + bβ from the beginning of its `Send` to the end of its `Recv`, and reducing it bγ more. Of α, the processors of the sender and of the receiver are busy for a part, which is what bounds a
-//! rank that has many messages; the rest is latency, and overlaps with anything (LogGP's L, o and G). [`Link`] has these numbers for each protocol, [`Compute`] those of a rank alone. Where they come from: a calibration
-//! ([`tune`](crate::tune)), a tuning file, or one of the presets here.
+//! A message of *b* bytes takes α + bβ from the beginning of its `Send` to the end of its `Recv`,
+//! and reducing it bγ more. For a part of α the processors of sender and receiver are busy, which
+//! bounds a rank with many messages; the rest is latency and overlaps (LogGP's L, o and G).
+//! [`Link`] has these parameters per protocol, [`Compute`] those of local work. They come from a
+//! calibration ([`tune`](crate::tune)), a tuning file, or a preset.
 //!
-//! Where processors move the bytes, α and β are not all. A message of Simple that is long waits until its receiver has said where it may go, and an operation that sent one until it is confirmed. A byte costs by how many there are
-//! ([`Scale`]), by what was done with it before and what is done with it as it comes, and by how many ranks move some at the same time ([`Moves`]).
+//! Where processors move the bytes, α and β do not suffice. A long message of Simple waits for its
+//! receiver's grant, and its operation for the acknowledgement. The cost of a byte depends on the
+//! message length ([`Scale`]), on whether it was just written and is reduced on arrival, and on how
+//! many ranks move bytes concurrently ([`ByteCosts`]).
 //!
-//! [`predict_ns`] is each algorithm in these terms, in closed form; [`simulate`](crate::simulate) runs the plan itself, on fabrics that are not uniform, too.
+//! [`predict_ns`] evaluates each algorithm in closed form; [`simulate`](crate::simulate) runs the
+//! plan itself, also on non-uniform fabrics.
 
 mod closed;
 mod scale;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 use crate::types::Protocol;
 
 pub(crate) use closed::blocks;
 pub use closed::predict_ns;
 pub use scale::{MARKS, NEAR, Scale};
 
-/// What a message costs by one protocol.
+/// Cost of a message by one protocol.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MessageCost {
-    /// α, ns: a message without payload, from the beginning of the send to the end of the receive. Half a round trip.
+    /// α, ns: a message without payload, from the beginning of the send to the end of the receive.
+    /// Half a round trip.
     pub alpha_ns: f64,
-    /// ns of α in which the sender's processor is busy.
+    /// The part of α in which the sender's processor is busy, ns.
     pub send_ns: f64,
-    /// ns of α in which the receiver's processor is busy.
+    /// The part of α in which the receiver's processor is busy, ns.
     pub receive_ns: f64,
-    /// β, ns per byte of payload: what the protocol adds to the payload is in it.
+    /// β, ns per byte of payload, including the protocol's overhead.
     pub beta_ns_per_byte: f64,
-    /// ns that a hop takes more where the receiver's own message left at the same time: it is not there yet when the other's comes.
-    #[serde(default)]
-    pub both_ns: f64,
-    /// ns from when a receiver begins an operation until its peer knows where a message may go; 0 where nobody has to wait for that, as with slots that are there. Short messages of Simple have such slots.
+    /// ns added to a hop if the receiver also sends a message at the same time.
+    #[serde(default, rename = "both_ns")]
+    pub bidirectional_ns: f64,
+    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 where slots
+    /// exist already, as for short messages of Simple.
     #[serde(default)]
     pub grant_ns: f64,
-    /// ns more that taking a message costs a rank that sends none: each waits for a line that another processor has just written, and there is nothing to do meanwhile.
-    #[serde(default)]
-    pub lone_ns: f64,
-    /// Of Simple: whether what is short is stored by its sender, as lines are: then nobody has to hear that it came.
+    /// ns added to receiving for a rank that sends nothing: it waits for the transfer of each cache
+    /// line, with nothing to overlap.
+    #[serde(default, rename = "lone_ns")]
+    pub receive_only_ns: f64,
+    /// Of Simple: whether short messages are stored by the sender, and so need no acknowledgement.
     #[serde(default)]
     pub stored: bool,
-    /// ns from when a message was taken until its sender's operation may end; 0 where it need not know.
+    /// ns from the receipt of a message until its sender's operation may end; 0 where no
+    /// acknowledgement is needed.
     #[serde(default)]
     pub confirm_ns: f64,
-    /// ns more, where the sender itself receives nothing: then nothing that comes anyway brings the confirmation.
-    #[serde(default)]
-    pub quiet_ns: f64,
+    /// ns added if the sender receives nothing: no reverse traffic carries the acknowledgement.
+    #[serde(default, rename = "quiet_ns")]
+    pub send_only_ns: f64,
     /// β by bytes, where processors move them and it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Moves>,
+    pub bytes: Option<ByteCosts>,
 }
 
-/// What moving a byte costs a processor.
+/// Cost per byte moved by a processor.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Moves {
-    /// Of what has lain there since before the operation.
-    pub settled: Scale,
-    /// Of what the sender has just received or computed: its lines are changed ones in that processor's cache.
-    pub fresh: Scale,
-    /// Of what the receiver reduces as it comes: γ is in it, and what it takes that it is laid down elsewhere before.
+pub struct ByteCosts {
+    /// Of data that was in memory before the operation.
+    #[serde(rename = "settled")]
+    pub resident: Scale,
+    /// Of data that the sender has just received or computed: its lines are modified in that
+    /// processor's cache.
+    #[serde(rename = "fresh")]
+    pub forwarded: Scale,
+    /// Of data that the receiver reduces on arrival, including γ and staging.
     pub reduced: Scale,
-    /// Of what has lain there, while no other rank of the host moves anything: all share one memory.
-    pub alone: Scale,
+    /// Of data in memory, while no other rank of the host moves data: they share the memory
+    /// bandwidth.
+    #[serde(rename = "alone")]
+    pub isolated: Scale,
 }
 
-/// Bytes of a message that are more than a processor keeps by it of what it has just made.
-const LONG_AGO: f64 = 2.0 * NEAR as f64;
+/// Message length above which its first bytes have left the sender's cache.
+const EVICTED_BYTES: f64 = 2.0 * NEAR as f64;
 
 impl MessageCost {
-    /// A message of α (so much of it the sender's processor's, and so much the receiver's) and β, for which nothing has to be granted or confirmed.
+    /// A message with α (with the given parts busy at sender and receiver) and β, without grants or
+    /// acknowledgements.
     #[must_use]
     pub const fn simple(alpha_ns: f64, send_ns: f64, receive_ns: f64, beta_ns_per_byte: f64) -> Self {
         Self {
@@ -82,59 +97,62 @@ impl MessageCost {
             send_ns,
             receive_ns,
             beta_ns_per_byte,
-            both_ns: 0.0,
+            bidirectional_ns: 0.0,
             grant_ns: 0.0,
-            lone_ns: 0.0,
+            receive_only_ns: 0.0,
             stored: false,
             confirm_ns: 0.0,
-            quiet_ns: 0.0,
+            send_only_ns: 0.0,
             bytes: None,
         }
     }
 
-    /// What a message of so many bytes waits for until its sender knows where it may go, ns, if its receiver begins when the sender does.
+    /// The wait of a message of so many bytes for its grant, ns, if its receiver begins when the
+    /// sender does.
     #[must_use]
     pub fn grant_ns(&self, bytes: f64) -> f64 {
-        if bytes > EAGER as f64 { self.grant_ns } else { 0.0 }
+        if bytes > EAGER_BYTES as f64 { self.grant_ns } else { 0.0 }
     }
 
     /// Whether a message of so many bytes is stored by its sender.
     #[must_use]
     pub fn is_stored(&self, bytes: f64) -> bool {
-        self.stored && bytes <= EAGER as f64
+        self.stored && bytes <= EAGER_BYTES as f64
     }
 
-    /// What the sender of a message of so many bytes waits for after it was taken, until its operation may end, ns.
+    /// The wait of the sender of a message of so many bytes for the acknowledgement, ns.
     #[must_use]
     pub fn confirm_ns(&self, bytes: f64) -> f64 {
         if self.is_stored(bytes) { 0.0 } else { self.confirm_ns }
     }
 
-    /// What reducing adds to β as a message comes, ns per byte; none where γ is all that is known.
+    /// ns per byte that reducing adds to β; `None` where only γ is known.
     #[must_use]
     pub fn reducing(&self, bytes: f64, whole: f64) -> Option<f64> {
         let moves = self.bytes?;
-        Some((moves.reduced.ns_per_byte(bytes, whole) - moves.settled.ns_per_byte(bytes, whole)).max(0.0))
+        Some((moves.reduced.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
     }
 
-    /// β of messages of so many bytes, in an operation of which a rank has so many, ns per byte; `others` says which part of the other ranks moves something at the same time.
+    /// β of messages of so many bytes, in an operation with so many per rank, ns per byte; `others`
+    /// is the fraction of other ranks that move data concurrently.
     #[must_use]
-    pub fn beta(&self, bytes: f64, whole: f64, fresh: bool, others: f64) -> f64 {
+    pub fn beta(&self, bytes: f64, whole: f64, forwarded: bool, others: f64) -> f64 {
         let Some(moves) = &self.bytes else {
             return self.beta_ns_per_byte;
         };
-        let settled = moves.settled.ns_per_byte(bytes, whole);
-        let all = match fresh {
-            false => settled,
-            // Of what is longer the first part has left the sender's cache when the last is made.
-            true if bytes > LONG_AGO => settled.max(moves.fresh.ns_per_byte(bytes, whole)),
-            true => moves.fresh.ns_per_byte(bytes, whole),
+        let resident = moves.resident.ns_per_byte(bytes, whole);
+        let all = match forwarded {
+            false => resident,
+            // The first part of a longer message has left the sender's cache when the last is
+            // written.
+            true if bytes > EVICTED_BYTES => resident.max(moves.forwarded.ns_per_byte(bytes, whole)),
+            true => moves.forwarded.ns_per_byte(bytes, whole),
         };
-        let shared = (settled - moves.alone.ns_per_byte(bytes, whole)).clamp(0.0, all);
+        let shared = (resident - moves.isolated.ns_per_byte(bytes, whole)).clamp(0.0, all);
         all - shared * (1.0 - others)
     }
 
-    /// ns of α in which nobody is busy.
+    /// The part of α in which no processor is busy, ns.
     #[must_use]
     pub fn latency_ns(&self) -> f64 {
         (self.alpha_ns - self.send_ns - self.receive_ns).max(0.0)
@@ -147,7 +165,7 @@ impl MessageCost {
     }
 }
 
-/// Which part of the bytes on the wire is payload.
+/// The fraction of payload in the bytes on the wire.
 #[must_use]
 pub const fn payload(protocol: Protocol) -> f64 {
     match protocol {
@@ -157,14 +175,14 @@ pub const fn payload(protocol: Protocol) -> f64 {
     }
 }
 
-/// Whose time β is.
+/// The component that moves the bytes, whose time β is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mover {
-    /// The adapters' and the link's: while they carry one message the processors do something else.
+pub enum DataMover {
+    /// Adapters and link: processors are free meanwhile.
     #[default]
     Device,
-    /// The receiver's processor copies, as between processes on the userspace device.
+    /// The receiver's processor copies, as between processes on the soft device.
     Receiver,
 }
 
@@ -172,9 +190,10 @@ pub enum Mover {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Who moves the bytes.
+    /// The component that moves the bytes.
     #[serde(default)]
-    pub mover: Mover,
+    #[serde(rename = "mover")]
+    pub data_mover: DataMover,
     /// By [`Protocol::Simple`].
     pub simple: MessageCost,
     /// By [`Protocol::Ll`].
@@ -184,9 +203,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link of which only Simple's cost is known: the others have their part of the bandwidth, and `flagged_alpha_ns` for α, as they need no second message for the flag.
+    /// A link of which only Simple's cost is known: the others have their share of the bandwidth,
+    /// and `flagged_alpha_ns` for α, as they need no second message for the flag.
     #[must_use]
-    pub fn derived(mover: Mover, simple: MessageCost, flagged_alpha_ns: f64) -> Self {
+    pub fn derived(data_mover: DataMover, simple: MessageCost, flagged_alpha_ns: f64) -> Self {
         let scale = flagged_alpha_ns / simple.alpha_ns.max(f64::MIN_POSITIVE);
         let flagged = |protocol: Protocol| {
             let beta = simple.beta_ns_per_byte / payload(protocol);
@@ -198,28 +218,29 @@ impl Link {
             )
         };
         let mut ll128 = flagged(Protocol::Ll128);
-        // A line travels whole, however little is in it.
+        // A line is sent whole, however short its data.
         ll128.alpha_ns += 120.0 * ll128.beta_ns_per_byte;
         Self {
-            mover,
+            data_mover,
             simple,
             ll: flagged(Protocol::Ll),
             ll128,
         }
     }
 
-    /// The userspace device between processes of one host, where nothing was measured: orders of magnitude of the reference machine (docs/PERFORMANCE.md).
+    /// The soft device between processes of one host, unmeasured: orders of magnitude of the
+    /// reference machine (docs/RESULTS.md).
     #[must_use]
     pub fn soft_local() -> Self {
         let simple = MessageCost::simple(1000.0, 250.0, 350.0, 0.04);
-        Self::derived(Mover::Receiver, simple, 600.0)
+        Self::derived(DataMover::Receiver, simple, 600.0)
     }
 
     /// An adapter of 400 Gbit/s behind two switches.
     #[must_use]
     pub fn ndr400() -> Self {
         let simple = MessageCost::simple(3000.0, 200.0, 200.0, 0.02);
-        Self::derived(Mover::Device, simple, 2000.0)
+        Self::derived(DataMover::Device, simple, 2000.0)
     }
 
     /// What a message costs by `protocol`.
@@ -233,7 +254,7 @@ impl Link {
     }
 }
 
-/// What a rank's own work costs.
+/// Cost of a rank's local work.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compute {
@@ -241,7 +262,7 @@ pub struct Compute {
     pub gamma_ns_per_byte: f64,
     /// ns per byte copied within the rank.
     pub copy_ns_per_byte: f64,
-    /// ns before the first step of an operation: submitting it.
+    /// ns before the first step of an operation, for its submission.
     pub begin_ns: f64,
     /// γ by bytes, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -252,7 +273,7 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// γ of so many bytes, in an operation of which a rank has so many, ns per byte.
+    /// γ of so many bytes, in an operation with so many per rank, ns per byte.
     #[must_use]
     pub fn gamma(&self, bytes: f64, whole: f64) -> f64 {
         self.gamma
@@ -268,7 +289,7 @@ impl Compute {
 }
 
 impl Default for Compute {
-    /// A processor of today, data in its caches.
+    /// A current processor, with data in its caches.
     fn default() -> Self {
         Self {
             gamma_ns_per_byte: 0.05,

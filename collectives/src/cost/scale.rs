@@ -1,8 +1,10 @@
-//! What a byte costs: by how many there are in a message, as some of what a message costs comes with its first bytes; and by how many an operation has, as it is one thing in a cache, and another in memory.
+//! Cost per byte as a function of size: some of a message's cost comes with its first bytes, and an
+//! operation's data fits a cache or not.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes at which scales have marks. Up to [`NEAR`] they are those of a message, in an operation that has few of them; above, those of an operation, in messages that are long.
+/// Sizes at which scales have values. Up to [`NEAR`] they are message sizes, in small operations;
+/// above, operation sizes, with long messages.
 pub const MARKS: [u64; 9] = [
     64,
     512,
@@ -15,7 +17,7 @@ pub const MARKS: [u64; 9] = [
     16 << 20,
 ];
 
-/// What a processor has next to it: so many bytes of an operation cost no more than fewer do, each of them.
+/// Size of a processor's nearest cache: up to this size an operation's bytes cost the same.
 pub const NEAR: u64 = MARKS[5];
 
 /// ns per byte at the [`MARKS`].
@@ -23,7 +25,8 @@ pub const NEAR: u64 = MARKS[5];
 pub struct Scale([f64; MARKS.len()]);
 
 impl Scale {
-    /// Of what was measured at some of the marks: (mark, ns per byte). Others are as the next below or, where there is none, above. None without a measurement.
+    /// From measurements at some of the marks: (mark, ns per byte). Other marks have the value of
+    /// the next lower or, without one, higher measurement. `None` without a measurement.
     #[must_use]
     pub fn of(measured: &[(u64, f64)]) -> Option<Self> {
         let mut last = measured.iter().min_by_key(|(mark, _)| *mark)?.1.max(0.0);
@@ -35,7 +38,7 @@ impl Scale {
         })))
     }
 
-    /// ns per byte of a message of so many bytes, in an operation of which a rank has so many.
+    /// ns per byte of a message of so many bytes, in an operation with so many per rank.
     #[must_use]
     pub fn ns_per_byte(&self, message: f64, whole: f64) -> f64 {
         let near = NEAR as f64;
@@ -43,7 +46,7 @@ impl Scale {
         self.at(message.min(near)) + farther
     }
 
-    /// ns per byte at so many bytes: between marks the time of all of them is on a line.
+    /// ns per byte at a size: the total time is interpolated linearly between marks.
     fn at(&self, bytes: f64) -> f64 {
         let at = &self.0;
         let Some(above) = MARKS.iter().position(|&mark| bytes <= mark as f64) else {
@@ -57,7 +60,6 @@ impl Scale {
         (first + (last - first) * (bytes - low) / (high - low)) / bytes
     }
 
-    /// Its numbers, by mark.
     pub(crate) fn marks(&self) -> impl Iterator<Item = (u64, f64)> + use<> {
         MARKS.into_iter().zip(self.0)
     }

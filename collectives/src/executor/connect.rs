@@ -1,68 +1,66 @@
-//! Making an engine's connections: a queue pair to each other rank for each lane, and the mailboxes.
+//! Connection setup of an engine: a queue pair to each other rank per connection, and the
+//! mailboxes.
 
 use std::sync::Arc;
 
 use doorbell_verbs::{
-    CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, Write,
+    CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, WriteAccess,
 };
 
 use super::Config;
 use super::error::EngineError;
-use super::link::{DRAFTS, Door, INLINE, Link, Mail, SEND_DEPTH};
-use super::mapped::{Mapped, OFFER, Offer, SECRET};
+use super::link::{INLINE, Link, MailboxMemory, MappedMailbox, SEND_DEPTH, STAGING_BYTES};
+use super::mapped_segment::{MappedSegment, OFFER, Offer, SECRET};
 use crate::bootstrap::Exchange;
 use crate::memory::Segment;
-use crate::protocol::at;
+use crate::protocol::mailbox;
 use crate::types::Rank;
 
-/// A device, and what lies on it.
 pub(super) struct Rail {
     pub(super) context: Context,
     pub(super) domain: ProtectionDomain,
     pub(super) cq: CompletionQueue,
-    /// Mailboxes and drafts of the rail's connections.
-    pub(super) mail: Option<Segment>,
+    /// Mailboxes and staging buffers of the rail's connections.
+    pub(super) mailboxes: Option<Segment>,
 }
 
-/// The first bytes of an address: the version of what is behind, and of the mailbox.
+/// The first bytes of an address: version of the format and of the mailbox.
 const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
-/// Bytes of one connection's address: the end point, and the mailbox.
-const ADDRESS: usize = 32 + 24;
-/// Entries of a completion queue that every device has.
-const ENTRIES: u32 = 24_000;
+const ADDRESS_BYTES: usize = 32 + 24;
+/// Completion queue entries that every device supports.
+const CQ_ENTRIES: u32 = 24_000;
 
-/// Bytes of a connection's mailbox, and those of its drafts. The last lane, for messages between two ranks, has no lines.
-fn each(lane: u32, lanes: u32) -> (usize, usize) {
-    if lane + 1 == lanes {
-        (at::RINGS[0].next_multiple_of(64), 0)
+/// Bytes of a connection's mailbox and of its staging buffer. The last connection, for
+/// point-to-point messages, has no LL rings.
+fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
+    if connection + 1 == connections {
+        (mailbox::LINE_RINGS[0].next_multiple_of(64), 0)
     } else {
-        (at::LEN, DRAFTS)
+        (mailbox::LEN, STAGING_BYTES)
     }
 }
 
-/// How many requests a connection's send queue holds where there are so many on a device.
-fn send_depth(connections: u32) -> u32 {
-    (ENTRIES / connections.max(1)).clamp(48, SEND_DEPTH)
+/// Send queue depth of each of so many queue pairs of a device.
+fn send_depth(queue_pairs: u32) -> u32 {
+    (CQ_ENTRIES / queue_pairs.max(1)).clamp(48, SEND_DEPTH)
 }
 
-/// The lanes on a device.
-fn lanes_on(rail: usize, rails: usize, lanes: u32) -> impl Iterator<Item = u32> {
-    (rail as u32..lanes).step_by(rails)
+fn connections_on(rail: usize, rails: usize, connections: u32) -> impl Iterator<Item = u32> {
+    (rail as u32..connections).step_by(rails)
 }
 
-/// Opens what is needed of each device.
-pub(super) fn rails(devices: &[Context], ranks: u32, lanes: u32) -> Result<Vec<Rail>, EngineError> {
+pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result<Vec<Rail>, EngineError> {
     let rail = |(index, device): (usize, &Context)| {
-        let lanes_here = || lanes_on(index, devices.len(), lanes);
-        let connections = (lanes_here().count() as u32 * (ranks - 1)).max(1);
+        let connections_here = || connections_on(index, devices.len(), connections);
+        let queue_pairs = (connections_here().count() as u32 * (ranks - 1)).max(1);
         let domain = device.protection_domain()?;
-        // One receive for each, which queue pairs have even if none is ever posted.
-        let cq = device.completion_queue(connections * (send_depth(connections) + 1))?;
-        let to_each: usize = lanes_here()
-            .map(|lane| each(lane, lanes))
-            .map(|(mailbox, drafts)| mailbox + drafts)
+        // One receive each, which queue pairs have even if none is posted.
+        let cq = device.completion_queue(queue_pairs * (send_depth(queue_pairs) + 1))?;
+        let to_each: usize = connections_here()
+            .map(|connection| mailbox_sizes(connection, connections))
+            .map(|(mailbox, staging)| mailbox + staging)
             .sum();
-        let mail = match to_each * (ranks as usize - 1) {
+        let mailboxes = match to_each * (ranks as usize - 1) {
             0 => None,
             bytes => Some(Segment::new([&domain], SECRET + bytes)?),
         };
@@ -70,164 +68,171 @@ pub(super) fn rails(devices: &[Context], ranks: u32, lanes: u32) -> Result<Vec<R
             context: device.clone(),
             domain,
             cq,
-            mail,
+            mailboxes,
         })
     };
     devices.iter().enumerate().map(rail).collect()
 }
 
-/// One connection before it is connected.
-struct Half {
+struct PendingLink {
     peer: Rank,
-    lane: u32,
+    connection: u32,
     rail: usize,
-    /// Where its memory begins in the rail's, and the lengths of its mailbox and drafts.
-    place: usize,
-    each: (usize, usize),
+    /// Offset of its memory in the rail's, and the lengths of its mailbox and staging buffer.
+    offset: usize,
+    mailbox_sizes: (usize, usize),
     prepared: PreparedQueuePair,
 }
 
-/// Connects to each other rank once for each lane, as the configuration says. Gives the connections by lane and rank.
 pub(super) fn connect(
     rails: &[Rail],
     (rank, ranks): (Rank, u32),
-    lanes: u32,
+    connections: u32,
     config: Config,
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<Vec<Option<Link>>>, EngineError> {
-    let mut halves = Vec::new();
-    let mut places = vec![SECRET; rails.len()];
+    let mut pending = Vec::new();
+    let mut offsets = vec![SECRET; rails.len()];
     let mut hello = VERSION.to_vec();
     for rail in rails {
-        let offer = rail.mail.as_ref().filter(|_| config.mapped).and_then(Offer::of);
+        let offer = rail.mailboxes.as_ref().filter(|_| config.mapped).and_then(Offer::of);
         hello.extend_from_slice(&offer.map_or([0; OFFER], Offer::to_bytes));
     }
     let mut addresses = vec![hello; ranks as usize];
-    for lane in 0..lanes {
-        let on = lane as usize % rails.len();
+    for connection in 0..connections {
+        let on = connection as usize % rails.len();
         let rail = &rails[on];
-        let here = lanes_on(on, rails.len(), lanes).count() as u32;
-        let (mailbox, drafts) = each(lane, lanes);
+        let here = connections_on(on, rails.len(), connections).count() as u32;
+        let (mailbox, staging) = mailbox_sizes(connection, connections);
         for peer in (0..ranks).map(Rank).filter(|&peer| peer != rank) {
             let prepared = rail
                 .domain
                 .queue_pair(&rail.cq)
-                .send_depth(send_depth(here * (ranks - 1)))
-                .recv_depth(1)
-                .max_inline(INLINE as u32)
+                .max_send_wr(send_depth(here * (ranks - 1)))
+                .max_recv_wr(1)
+                .max_inline_data(INLINE as u32)
                 .allow_remote_write()
                 .timeout(config.timeout)
-                .tag(u64::from(lane) << 32 | u64::from(peer.0))
+                .tag(u64::from(connection) << 32 | u64::from(peer.0))
                 .rc()
                 .map_err(|error| EngineError::QueuePair { peer, error })?;
-            let place = places[on];
-            places[on] += mailbox + drafts;
-            let Some(mail) = &rail.mail else { continue };
-            let inbox =
-                Remote::<Write>::from_raw(mail.start().addr() as u64 + place as u64, mail.rkey(0), mailbox as u64);
+            let offset = offsets[on];
+            offsets[on] += mailbox + staging;
+            let Some(mailboxes) = &rail.mailboxes else { continue };
+            let inbox = Remote::<WriteAccess>::from_raw(
+                mailboxes.start().addr() as u64 + offset as u64,
+                mailboxes.rkey(0),
+                mailbox as u64,
+            );
             let address = &mut addresses[peer.index()];
             address.extend_from_slice(&prepared.endpoint().to_bytes());
             address.extend_from_slice(&inbox.to_bytes());
-            halves.push(Half {
+            pending.push(PendingLink {
                 peer,
-                lane,
+                connection,
                 rail: on,
-                place,
-                each: (mailbox, drafts),
+                offset,
+                mailbox_sizes: (mailbox, staging),
                 prepared,
             });
         }
     }
-    let theirs = exchange.all_to_all(addresses)?;
-    let mut links: Vec<Vec<Option<Link>>> = (0..lanes).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    let received = exchange.all_to_all(addresses)?;
+    let mut links: Vec<Vec<Option<Link>>> = (0..connections).map(|_| (0..ranks).map(|_| None).collect()).collect();
     let mut mappings = Mappings::new(ranks, rails.len());
-    for half in halves {
-        let (peer, lane) = (half.peer, half.lane as usize);
-        let said = theirs
+    for pending_link in pending {
+        let (peer, connection) = (pending_link.peer, pending_link.connection as usize);
+        let peer_addresses = received
             .get(peer.index())
-            .and_then(|all| Said::of(all, rails.len(), lanes as usize));
-        let address = said.as_ref().and_then(|said| said.address(lane, half.each.0));
-        let (Some(said), Some((endpoint, inbox))) = (said, address) else {
+            .and_then(|all| PeerAddresses::of(all, rails.len(), connections as usize));
+        let address = peer_addresses
+            .as_ref()
+            .and_then(|peer_addresses| peer_addresses.address(connection, pending_link.mailbox_sizes.0));
+        let (Some(peer_addresses), Some((endpoint, peer_mailbox))) = (peer_addresses, address) else {
             return Err(EngineError::BadAddress { peer });
         };
-        let mapped = config.mapped.then(|| mappings.of(peer, half.rail, &said)).flatten();
-        let door = mapped.and_then(|mapped| Door::new(mapped, inbox));
-        let qp = half
+        let mapped = config
+            .mapped
+            .then(|| mappings.of(peer, pending_link.rail, &peer_addresses))
+            .flatten();
+        let mapped_mailbox = mapped.and_then(|mapped| MappedMailbox::new(mapped, peer_mailbox));
+        let qp = pending_link
             .prepared
             .connect(&endpoint)
             .map_err(|error| EngineError::QueuePair { peer, error })?;
-        links[lane][peer.index()] = Some(link(
-            &rails[half.rail],
-            (half.place, half.each),
+        links[connection][peer.index()] = Some(link(
+            &rails[pending_link.rail],
+            (pending_link.offset, pending_link.mailbox_sizes),
             peer,
             qp,
-            (inbox, door),
+            (peer_mailbox, mapped_mailbox),
         )?);
     }
-    // Nobody sends before all are connected.
+    // No rank sends before all are connected.
     exchange.barrier()?;
     Ok(links)
 }
 
 fn link(
     rail: &Rail,
-    (place, (mailbox, len)): (usize, (usize, usize)),
+    (offset, (mailbox, len)): (usize, (usize, usize)),
     peer: Rank,
     qp: QueuePair,
-    (theirs, door): (Remote<Write>, Option<Door>),
+    (theirs, mapped_mailbox): (Remote<WriteAccess>, Option<MappedMailbox>),
 ) -> Result<Link, EngineError> {
-    let drafts = place + mailbox;
+    let staging = offset + mailbox;
     let memory = rail
-        .mail
+        .mailboxes
         .as_ref()
-        .and_then(|mail| Some((mail, mail.alias(0, drafts, len)?)));
-    let Some((mail, drafts_alias)) = memory else {
+        .and_then(|mailboxes| Some((mailboxes, mailboxes.alias(0, staging, len)?)));
+    let Some((mailboxes, staging_alias)) = memory else {
         return Err(EngineError::BadAddress { peer });
     };
-    let start = mail.start();
+    let start = mailboxes.start();
     Ok(Link::new(
         peer,
         qp,
-        Mail {
-            own: start.wrapping_add(place),
-            theirs,
-            drafts: start.wrapping_add(drafts),
-            drafts_alias,
+        MailboxMemory {
+            local: start.wrapping_add(offset),
+            remote: theirs,
+            staging: start.wrapping_add(staging),
+            staging_alias,
         },
-        door,
+        mapped_mailbox,
     ))
 }
 
-/// What a peer says of its ends of the connections to us.
-struct Said<'a> {
+struct PeerAddresses<'a> {
     offers: &'a [u8],
     addresses: &'a [u8],
 }
 
-impl<'a> Said<'a> {
-    /// Of so many devices and lanes.
-    fn of(all: &'a [u8], rails: usize, lanes: usize) -> Option<Self> {
+impl<'a> PeerAddresses<'a> {
+    fn of(all: &'a [u8], rails: usize, connections: usize) -> Option<Self> {
         let (offers, addresses) = all.strip_prefix(&VERSION)?.split_at_checked(rails * OFFER)?;
-        (addresses.len() == lanes * ADDRESS).then_some(Self { offers, addresses })
+        (addresses.len() == connections * ADDRESS_BYTES).then_some(Self { offers, addresses })
     }
 
     fn offer(&self, rail: usize) -> Option<Offer> {
         Offer::from_bytes(self.offers.get(rail * OFFER..)?.first_chunk()?)
     }
 
-    /// Its end of a lane's connection, and its mailbox, which is so long.
-    fn address(&self, lane: usize, mailbox: usize) -> Option<(Endpoint, Remote<Write>)> {
-        let (endpoint, inbox) = self.addresses.get(lane * ADDRESS..(lane + 1) * ADDRESS)?.split_at(32);
-        let inbox = Remote::from_bytes(inbox.try_into().ok()?).ok()?;
-        (inbox.len() == mailbox as u64).then_some(())?;
-        Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, inbox))
+    /// The peer's endpoint and mailbox of a connection; the mailbox has this length.
+    fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<WriteAccess>)> {
+        let (endpoint, range) = self
+            .addresses
+            .get(connection * ADDRESS_BYTES..(connection + 1) * ADDRESS_BYTES)?
+            .split_at(32);
+        let mailbox_range = Remote::from_bytes(range.try_into().ok()?).ok()?;
+        (mailbox_range.len() == mailbox as u64).then_some(())?;
+        Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, mailbox_range))
     }
 }
 
-/// The peers' segments that are mapped, each once: by rank and device.
+/// The peers' mapped segments, each mapped once: by rank and device.
 struct Mappings {
     rails: usize,
-    tried: Vec<Option<Option<Arc<Mapped>>>>,
+    tried: Vec<Option<Option<Arc<MappedSegment>>>>,
 }
 
 impl Mappings {
@@ -238,9 +243,8 @@ impl Mappings {
         }
     }
 
-    /// A peer's, if it can be mapped.
-    fn of(&mut self, peer: Rank, rail: usize, said: &Said<'_>) -> Option<Arc<Mapped>> {
-        let open = || said.offer(rail).and_then(Mapped::open).map(Arc::new);
+    fn of(&mut self, peer: Rank, rail: usize, peer_addresses: &PeerAddresses<'_>) -> Option<Arc<MappedSegment>> {
+        let open = || peer_addresses.offer(rail).and_then(MappedSegment::open).map(Arc::new);
         self.tried[peer.index() * self.rails + rail]
             .get_or_insert_with(open)
             .clone()

@@ -1,100 +1,100 @@
-//! What can go wrong with an engine and its operations.
+//! Errors of an engine and its operations.
 
-use doorbell_verbs::{CompletionQueueError, DeviceError, Failure, MemoryError, Qpn, QueuePairError};
+use doorbell_verbs::{CompletionError, CompletionQueueError, DeviceError, MemoryError, Qpn, QueuePairError};
 
 use crate::bootstrap::ExchangeError;
 use crate::failure::message_number;
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// An engine that could not be made, or that refuses an operation.
+/// An engine that could not be created, or that refuses an operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// No device was given.
     #[error("no device to run collectives on: give one at least")]
     NoDevice,
-    /// The rank is none of the communicator's.
+    /// The rank is not in the communicator.
     #[error("rank {rank} is not one of {ranks}")]
     NoRank {
         /// The rank.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
-    /// A setting is out of its range.
+    /// A setting is out of range.
     #[error("{what} must be from 1 to {max}, and is {given}")]
     Setting {
-        /// Which.
+        /// The setting.
         what: &'static str,
-        /// What it was.
+        /// Its value.
         given: u64,
-        /// The most it may be.
+        /// Its maximum.
         max: u64,
     },
-    /// A device refuses.
+    /// A device error.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A device refuses memory.
+    /// Memory could not be registered.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A device refuses a completion queue.
+    /// A completion queue could not be created.
     #[error(transparent)]
     CompletionQueue(#[from] CompletionQueueError),
-    /// A device refuses a queue pair, or to connect it.
+    /// A queue pair could not be created or connected.
     #[error("the connection to rank {peer}: {error}")]
     QueuePair {
-        /// To whom.
+        /// The peer.
         peer: Rank,
-        /// What is wrong.
+        /// The error.
         #[source]
         error: QueuePairError,
     },
-    /// The ranks could not tell each other how to connect.
+    /// The exchange of addresses failed.
     #[error("exchanging addresses with the other ranks: {0}")]
     Exchange(#[from] ExchangeError),
-    /// A rank has said something that makes no sense.
+    /// A rank has sent an invalid address.
     #[error("rank {peer} has sent no address of this version: run the same release everywhere, with the same settings")]
     BadAddress {
-        /// Which.
+        /// The rank.
         peer: Rank,
     },
-    /// A schedule that is not for this communicator.
+    /// A schedule for another number of ranks.
     #[error("the schedule of {collective} is for {given} ranks, and there are {ranks}")]
     OtherRanks {
-        /// What it does.
+        /// The collective.
         collective: Collective,
-        /// How many it is for.
+        /// Ranks of the schedule.
         given: u32,
-        /// How many there are.
+        /// Ranks of the engine.
         ranks: u32,
     },
     /// A schedule with more strands than there are connections for.
     #[error("a schedule of {given} strands, and connections are made for {max}")]
     Strands {
-        /// How many it has.
+        /// Strands of the schedule.
         given: u32,
-        /// How many there can be.
+        /// Strands of the engine.
         max: u32,
     },
-    /// A step of a plan makes no sense.
+    /// A step of a plan is invalid.
     #[error("strand {strand}, step {step} of the plan of {collective}: {what}")]
     Plan {
-        /// What it does.
+        /// The collective.
         collective: Collective,
         /// The strand.
         strand: usize,
         /// The step, counted from 0.
         step: usize,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
-    /// An operation that makes no sense.
+    /// An operation is invalid.
     #[error("{collective}: {what}")]
     Operation {
-        /// What it does.
+        /// The collective.
         collective: Collective,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
     /// The engine has failed before.
@@ -102,12 +102,13 @@ pub enum EngineError {
     Failed(#[from] Failed),
 }
 
-/// Where an operation is, or was when it failed.
+/// The wait of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
-    /// The operation's number: the first of an engine is 1. Of messages between two ranks, [`MESSAGES`](crate::failure::MESSAGES) and which it is in its direction.
+    /// The operation's number: the first of an engine is 1. Of point-to-point messages,
+    /// [`MESSAGES`](crate::failure::MESSAGES) plus the number in its direction.
     pub operation: u64,
-    /// What it does.
+    /// The collective.
     pub collective: Collective,
     /// The channel.
     pub channel: u32,
@@ -115,9 +116,9 @@ pub struct Waiting {
     pub strand: u32,
     /// The slice.
     pub slice: u64,
-    /// The step, counted from 0; as many as there are when only confirmations are missing.
+    /// The step, counted from 0; the number of steps when only acknowledgements are missing.
     pub step: u32,
-    /// The rank that something is to come from.
+    /// The awaited rank.
     pub peer: Rank,
     /// This side's queue pair to it.
     pub qpn: Qpn,
@@ -148,65 +149,65 @@ impl core::fmt::Display for Waiting {
     }
 }
 
-/// Why an engine has failed, and all operations that were under way or come after.
+/// Why an engine, and all its operations, have failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failed {
-    /// A request failed.
+    /// A work request failed.
     #[error("the connection to rank {peer}: {failure}")]
     Connection {
-        /// To whom.
+        /// The peer.
         peer: Rank,
-        /// What the device says.
-        failure: Failure,
+        /// The completion status.
+        failure: CompletionError,
     },
-    /// A device does not take requests or give completions.
+    /// A device refuses a request.
     #[error("the connection to rank {peer}: {what}")]
     Refused {
-        /// To whom.
+        /// The peer.
         peer: Rank,
-        /// What the device says.
+        /// The error.
         what: String,
     },
-    /// A device gives no completions.
+    /// Polling completions failed.
     #[error("{0}")]
     Device(String),
-    /// The two ends of a message do not mean the same length; nothing of it was written.
+    /// The two ends of a message have different lengths; nothing of it was written.
     #[error(
         "message {message} to rank {peer} has {bytes} bytes, and that rank receives {expected}: give both ends of a message the same length"
     )]
     Length {
-        /// To whom.
+        /// The peer.
         peer: Rank,
-        /// Which message to that rank, counted from 1.
+        /// The number of the message to that rank, from 1.
         message: u64,
-        /// Bytes that are sent.
+        /// Bytes sent.
         bytes: u64,
-        /// Bytes that the receiver has room for.
+        /// Bytes that the receiver expects.
         expected: u64,
     },
-    /// Two ranks do not mean the same length of what one sends the other in an operation whose parts have lengths of their own.
+    /// Two ranks disagree on the length of a part in an operation with parts of different lengths.
     #[error(
         "operation {operation} ({collective}): rank {from} sends rank {to} {bytes} bytes, and that one expects {expected}: give both the same count"
     )]
     Parts {
         /// The operation, counted from 1.
         operation: u64,
-        /// What it does.
+        /// The collective.
         collective: Collective,
-        /// Who sends.
+        /// The sender.
         from: Rank,
-        /// To whom.
+        /// The receiver.
         to: Rank,
-        /// Bytes that are sent.
+        /// Bytes sent.
         bytes: u64,
         /// Bytes that the receiver expects.
         expected: u64,
     },
-    /// An operation's time is up.
+    /// An operation missed its deadline.
     #[error("the deadline has passed: {0}")]
     Deadline(Waiting),
-    /// It was ended from outside.
+    /// The engine was aborted.
     #[error("aborted: {0}")]
     Aborted(String),
 }

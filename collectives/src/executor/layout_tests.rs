@@ -1,4 +1,5 @@
-//! Every element of input and output lies in one block of one slice, scratch blocks lie apart and are as long as what they hold, and both ends of a message cut it alike.
+//! Every element of input and output lies in one block of one slice; scratch blocks are disjoint
+//! and as long as the data that they hold; both ends of a message cut it alike.
 
 use super::*;
 use crate::plan::Collective;
@@ -28,7 +29,7 @@ fn layouts() -> impl Iterator<Item = (Shape, Layout)> {
             let shape = shape.clone();
             [1, 2, 7].into_iter().map(move |slices| {
                 let scratch: Vec<u32> = (0..shape.data_blocks()).rev().collect();
-                let extent = Extent {
+                let extent = OperationExtent {
                     count,
                     parts: None,
                     slices,
@@ -44,9 +45,9 @@ fn layouts() -> impl Iterator<Item = (Shape, Layout)> {
 fn every_element_is_in_one_block_of_one_slice() {
     for (shape, layout) in layouts() {
         let blocks = shape.output(Rank(0)).len() as u32;
-        let mut runs: Vec<Run> = (0..layout.extent.slices)
+        let mut runs: Vec<ElementRange> = (0..layout.extent.slices)
             .flat_map(|slice| (0..blocks).map(move |block| (slice, block)))
-            .map(|(slice, block)| layout.run(Place::Output, block, 1, slice))
+            .map(|(slice, block)| layout.element_range(PlanMemory::Output, block, 1, slice))
             .filter(|run| run.len > 0)
             .collect();
         runs.sort_by_key(|run| run.offset);
@@ -70,7 +71,7 @@ fn scratch_blocks_lie_apart_and_hold_what_they_are_for() {
         for slice in 0..layout.extent.slices {
             let mut end = 0;
             for at in 0..all {
-                let run = layout.run(Place::Scratch, at, 1, slice);
+                let run = layout.element_range(PlanMemory::Scratch, at, 1, slice);
                 assert!(run.offset >= end, "{shape:?} {:?}", layout.extent);
                 end = run.offset + run.len;
                 let data = all - 1 - at;
@@ -78,7 +79,7 @@ fn scratch_blocks_lie_apart_and_hold_what_they_are_for() {
                     shape.length_class(shape.output(Rank(0))[*position as usize]) == shape.length_class(data)
                 });
                 if let Some(position) = like {
-                    let wanted = layout.run(Place::Output, position, 1, slice).len;
+                    let wanted = layout.element_range(PlanMemory::Output, position, 1, slice).len;
                     assert_eq!(
                         run.len, wanted,
                         "{shape:?} {:?}: block {data} in slice {slice}",
@@ -95,10 +96,11 @@ fn scratch_blocks_lie_apart_and_hold_what_they_are_for() {
 fn a_piece_is_as_long_as_its_blocks() {
     for (shape, layout) in layouts() {
         let data = shape.output(Rank(0));
-        for (first, blocks) in pieces(&data, layout.joins()) {
+        for (first, blocks) in cut_into_pieces(&data, layout.joins()) {
             for slice in 0..layout.extent.slices {
-                let whole = layout.run(Place::Output, first, blocks, slice);
-                let each = (first..first + blocks).map(|block| layout.run(Place::Output, block, 1, slice).len);
+                let whole = layout.element_range(PlanMemory::Output, first, blocks, slice);
+                let each =
+                    (first..first + blocks).map(|block| layout.element_range(PlanMemory::Output, block, 1, slice).len);
                 assert_eq!(whole.len, each.sum::<u64>(), "{shape:?} {:?}", layout.extent);
             }
         }
@@ -108,10 +110,10 @@ fn a_piece_is_as_long_as_its_blocks() {
 #[test]
 fn neighbours_are_joined_where_memory_is() {
     assert_eq!(
-        *pieces(&[4, 5, 6, 0, 1, 9], Joins::Neighbours),
+        *cut_into_pieces(&[4, 5, 6, 0, 1, 9], Coalescing::Neighbours),
         [(0, 3), (3, 2), (5, 1)]
     );
-    assert_eq!(*pieces(&[4, 0, 9], Joins::All), [(0, 3)]);
-    assert_eq!(*pieces(&[4, 5], Joins::None), [(0, 1), (1, 1)]);
-    assert_eq!(*pieces(&[], Joins::All), []);
+    assert_eq!(*cut_into_pieces(&[4, 0, 9], Coalescing::All), [(0, 3)]);
+    assert_eq!(*cut_into_pieces(&[4, 5], Coalescing::None), [(0, 1), (1, 1)]);
+    assert_eq!(*cut_into_pieces(&[], Coalescing::All), []);
 }

@@ -1,153 +1,167 @@
-//! One end of a connection: a queue pair, the mailbox that the peer writes, and the counts of both protocols' messages.
+//! One end of a connection: a queue pair, the peer's and the local mailbox, and the sequence
+//! numbers of all protocols.
 //!
-//! Everything here is tried: what cannot be done yet, for want of a grant, a slot or room in the queue, says so and changes nothing. What is to go to the peer beside messages, grants and slots given back, is collected and leaves
-//! with the next message, or when the lane is done for now: one doorbell.
+//! Nothing here waits: an action that lacks a grant, a credit or a send queue slot returns so and
+//! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
+//! message, or when the strand runner yields: doorbell batching.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refused, Remote, Write};
+use doorbell_verbs::{
+    Batch, BufferAlias, PostError, QpState, QueuePair, QueuePairError, ReliableConnection, Remote, WriteAccess,
+};
 
 use super::error::Failed;
-use super::mapped::Mapped;
+use super::mapped_segment::MappedSegment;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS, TERMS_SLOTS, at};
+use crate::protocol::{
+    EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
+};
 use crate::types::Rank;
 
-/// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
+/// Maximum inline bytes of a send: covers short LL messages and all control writes.
 pub(super) const INLINE: usize = 256;
-/// Notes that wait to be sent, at most: each takes a place in the send queue.
-const NOTES: usize = 24;
-/// Requests that a send queue holds.
+/// Maximum queued control writes: each takes a send queue slot.
+const MAX_CONTROL_WRITES: usize = 24;
 pub(super) const SEND_DEPTH: u32 = 128;
 
-/// What is written into the peer's mailbox beside messages.
+/// A WRITE to the peer's mailbox beside messages: a grant, credits, or lengths.
 #[derive(Clone, Copy)]
-struct Note {
-    bytes: [u8; GRANT],
+struct ControlWrite {
+    bytes: [u8; GRANT_BYTES],
     len: usize,
-    at: usize,
+    offset: usize,
 }
 
-/// Where in a mailbox `len` bytes lie. Offsets are those of [`at`]; the peer's device refuses what is beyond its memory.
+/// `len` bytes of a mailbox. Offsets are those of [`mailbox`]; the peer's device rejects accesses
+/// beyond its memory.
 #[inline]
-fn within(mailbox: Remote<Write>, offset: usize, len: usize) -> Remote<Write> {
+fn mailbox_range(mailbox: Remote<WriteAccess>, offset: usize, len: usize) -> Remote<WriteAccess> {
     Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
 }
 
-/// Adds the notes to a batch.
 #[inline]
-fn write_notes<'d>(batch: &mut Batch<'_, 'd>, notes: &'d [Note], mailbox: Remote<Write>) {
-    for note in notes {
-        batch.write_inline(&note.bytes[..note.len], within(mailbox, note.at, note.len));
+fn post_control_writes<'d>(
+    batch: &mut Batch<'_, 'd>,
+    control_writes: &'d [ControlWrite],
+    mailbox: Remote<WriteAccess>,
+) {
+    for write in control_writes {
+        batch.write_inline(
+            &write.bytes[..write.len],
+            mailbox_range(mailbox, write.offset, write.len),
+        );
     }
 }
 
-/// One ring of slots, seen from both its ends.
 #[derive(Clone, Copy, Default)]
 struct Ring {
-    /// Slots filled at the peer's.
+    /// Slots filled at the peer.
     sent: u64,
-    /// Slots emptied here, and those of them that the peer knows of.
-    taken: u64,
-    returned: u64,
+    /// Slots released here, and those of them that the peer has been credited.
+    consumed: u64,
+    credited: u64,
 }
 
-/// The memory of a link: of a segment that lives as long as its queue pair.
-pub(super) struct Mail {
-    /// The mailbox here.
-    pub(super) own: *mut u8,
-    /// The peer's mailbox for this side.
-    pub(super) theirs: Remote<Write>,
-    /// Where lines are laid out that are too long to be sent inline: rings as in the mailbox, slot by slot.
-    pub(super) drafts: *mut u8,
-    /// The same for requests.
-    pub(super) drafts_alias: Alias,
+/// The memory of a link, in a segment that outlives its queue pair.
+pub(super) struct MailboxMemory {
+    pub(super) local: *mut u8,
+    pub(super) remote: Remote<WriteAccess>,
+    /// Staging buffer for LL and LL128 data that is too long to be sent inline: rings as in the
+    /// mailbox, slot by slot.
+    pub(super) staging: *mut u8,
+    pub(super) staging_alias: BufferAlias,
 }
 
-/// The peer's mailbox for this side, mapped here.
-pub(super) struct Door {
+/// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
+pub(super) struct MappedMailbox {
     start: NonNull<u8>,
-    /// Whose mapping it is in.
-    _mapped: Arc<Mapped>,
+    /// The mapping that it lies in.
+    _mapped: Arc<MappedSegment>,
 }
 
-impl Door {
-    /// To the mailbox `theirs`, if it is in what is mapped, and has all that a mailbox has: one of messages between two ranks has no lines, and no door.
-    pub(super) fn new(mapped: Arc<Mapped>, theirs: Remote<Write>) -> Option<Self> {
-        let start = mapped.at(theirs.addr(), usize::try_from(theirs.len()).ok()?)?;
-        (theirs.len() == at::LEN as u64).then_some(Self { start, _mapped: mapped })
+impl MappedMailbox {
+    /// The mailbox `remote`, if it lies in the mapping and is a full one: the mailbox for
+    /// point-to-point messages has no LL rings and is not mapped.
+    pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<WriteAccess>) -> Option<Self> {
+        let start = mapped.translate(remote.addr(), usize::try_from(remote.len()).ok()?)?;
+        (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
     }
 
-    /// Where something is in the mailbox.
     fn at(&self, offset: usize) -> *mut u8 {
-        debug_assert!(offset < at::LEN, "offsets are those of `at`");
-        // SAFETY: `new` has checked that `at::LEN` bytes from `start` on are in the mapping, which `_mapped` keeps; offsets are those of `at`, before that.
+        debug_assert!(offset < mailbox::LEN, "offsets are those of `at`");
+        // SAFETY: `new` has checked that `mailbox::LEN` bytes from `start` on are in the mapping,
+        // which `_mapped` keeps; offsets are those of `mailbox`, below that.
         unsafe { self.start.add(offset) }.as_ptr()
     }
 
-    /// Stores a word, behind all that was stored before.
-    fn put(&self, offset: usize, word: u64) {
-        // SAFETY: in the mapping, as of `at`, and aligned: a mailbox begins at a multiple of 64 (`Mapped::at`), and `at` has words at multiples of 8. Both processes access these words atomically.
+    /// Stores a word with release ordering.
+    fn store_word(&self, offset: usize, word: u64) {
+        // SAFETY: in the mapping, by `at`, and aligned: a mailbox begins at a multiple of 64
+        // (`MappedSegment::translate`), and `mailbox` has words at multiples of 8. Both processes
+        // access these words atomically.
         unsafe { (*self.at(offset).cast::<AtomicU64>()).store(word, Ordering::Release) };
     }
 
-    /// Stores a note: its last word behind the others.
-    fn put_note(&self, note: &Note) {
-        for (index, word) in note.bytes[..note.len].as_chunks().0.iter().enumerate() {
-            self.put(note.at + 8 * index, u64::from_ne_bytes(*word));
+    fn store_control_write(&self, write: &ControlWrite) {
+        for (index, word) in write.bytes[..write.len].as_chunks().0.iter().enumerate() {
+            self.store_word(write.offset + 8 * index, u64::from_ne_bytes(*word));
         }
     }
 }
 
-/// Flags of words: so many there are, and then they come again.
-const FLAGS: u64 = 1 << 31;
+/// LL flags wrap around after this many.
+const LL_FLAGS: u64 = 1 << 31;
 
-/// The flag of a message's words: never 0, which is what a mailbox holds at first.
+/// The LL flag of a message: never 0, the initial content of a mailbox.
 #[inline]
-fn flag_of_words(number: u64) -> u32 {
-    (number % FLAGS) as u32 | 1 << 31
+fn ll_flag(number: u64) -> u32 {
+    (number % LL_FLAGS) as u32 | 1 << 31
 }
 
-/// How long the drafts of a link are.
-pub(super) const DRAFTS: usize = at::EAGERS - at::RINGS[0];
-/// Which of the rings is that of eager messages, behind those of lines.
-const EAGERS: usize = 2;
-/// And that of terms.
-const SAID: usize = 3;
+pub(super) const STAGING_BYTES: usize = mailbox::EAGER_RING - mailbox::LINE_RINGS[0];
+const EAGER: usize = 2;
+const LENGTHS: usize = 3;
 
-/// One end of a connection.
 pub(super) struct Link {
     pub(super) peer: Rank,
-    qp: QueuePair<Rc>,
-    mail: Mail,
-    door: Option<Door>,
-    /// The requests that have to be confirmed until nothing of Simple is on its way by the queue pair.
+    qp: QueuePair<ReliableConnection>,
+    memory: MailboxMemory,
+    mapped: Option<MappedMailbox>,
+    /// The peer's mailbox may hold stores only once these requests have completed: no message of
+    /// Simple is in flight on the queue pair.
     posted: u64,
-    /// Requests of the send queue that are confirmed.
+    /// Completed requests of the send queue.
     pub(super) completed: u64,
-    /// Messages of Simple, eager or not: sent; received.
+    /// Sequence numbers of messages of Simple: sent; received.
     sent: u64,
     received: u64,
-    /// Grants: of the peer's, those that messages were sent by; given to it, and of these those whose message is here.
+    /// Grants: used of the peer's; given to the peer, and those of them whose message has arrived.
     used: u64,
     granted: u64,
     filled: u64,
     rings: [Ring; 4],
-    notes: Vec<Note>,
+    control_writes: Vec<ControlWrite>,
 }
 
-// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it, and into a mapping that it holds.
+// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it, and
+// into a mapping that it holds.
 unsafe impl Send for Link {}
 
 impl Link {
-    pub(super) fn new(peer: Rank, qp: QueuePair<Rc>, mail: Mail, door: Option<Door>) -> Self {
+    pub(super) fn new(
+        peer: Rank,
+        qp: QueuePair<ReliableConnection>,
+        memory: MailboxMemory,
+        mapped: Option<MappedMailbox>,
+    ) -> Self {
         Self {
             peer,
             qp,
-            mail,
-            door,
+            memory,
+            mapped,
             posted: 0,
             completed: 0,
             sent: 0,
@@ -156,7 +170,7 @@ impl Link {
             granted: 0,
             filled: 0,
             rings: [Ring::default(); 4],
-            notes: Vec::with_capacity(NOTES),
+            control_writes: Vec::with_capacity(MAX_CONTROL_WRITES),
         }
     }
 
@@ -164,285 +178,297 @@ impl Link {
         self.qp.qpn()
     }
 
-    /// Whether the peer's mailbox is mapped.
     pub(super) fn is_mapped(&self) -> bool {
-        self.door.is_some()
+        self.mapped.is_some()
     }
 
-    /// Writes what changes nothing. Gives the requests that have to be confirmed until it has come there; none if it cannot be sent.
-    pub(super) fn try_it(&mut self) -> Option<u64> {
-        let there = self.there(at::TRIED, 8);
-        let posted = self.has_room(1).then(|| {
+    /// Posts a link probe, a WRITE without effect. Returns the number of requests whose completion
+    /// confirms it; `None` if it cannot be posted.
+    pub(super) fn send_probe(&mut self) -> Option<u64> {
+        let peer_range = self.peer_range(mailbox::PROBE, 8);
+        let posted = self.has_queue_slots(1).then(|| {
             self.qp.post(|batch| {
-                batch.write_inline(&[0; 8], there).signalled();
+                batch.write_inline(&[0; 8], peer_range).signaled();
             })
         });
         posted?.ok()?;
         Some(self.qp.next_send())
     }
 
-    /// Whether the queue pair can do nothing any more.
     pub(super) fn is_broken(&self) -> bool {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
 
-    /// Breaks the queue pair, and forgets the mapping.
+    /// Breaks the queue pair and drops the mapping (fault injection).
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
-        self.door = None;
+        self.mapped = None;
         self.qp.flush()
     }
 
-    /// A word of the own mailbox.
     #[inline]
     fn word(&self, offset: usize) -> u64 {
-        // SAFETY: offsets are those of `at`, in the mailbox and aligned; the mailbox lives as long as the engine. Devices write it by whole words.
-        unsafe { (*self.mail.own.add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
+        // SAFETY: offsets are those of `mailbox`, in the mailbox and aligned; the mailbox lives as
+        // long as the engine. Devices write it by whole words.
+        unsafe { (*self.memory.local.add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
     }
 
-    fn refused(&self, refused: &Refused) -> Failed {
+    fn refused(&self, refused: &PostError) -> Failed {
         Failed::Refused {
             peer: self.peer,
             what: refused.to_string(),
         }
     }
 
-    /// Where in the peer's mailbox `len` bytes lie.
-    fn there(&self, offset: usize, len: usize) -> Remote<Write> {
-        within(self.mail.theirs, offset, len)
+    fn peer_range(&self, offset: usize, len: usize) -> Remote<WriteAccess> {
+        mailbox_range(self.memory.remote, offset, len)
     }
 
-    /// Whether the queue takes that many requests beside the notes.
+    /// Whether the send queue has slots for `requests` requests besides the control writes.
     #[inline]
-    fn has_room(&self, requests: usize) -> bool {
-        self.qp.send_room() as usize >= requests + self.notes.len()
+    fn has_queue_slots(&self, requests: usize) -> bool {
+        self.qp.free_send_slots() as usize >= requests + self.control_writes.len()
     }
 
-    fn note(&mut self, at: usize, bytes: &[u8]) {
-        let mut note = Note {
-            bytes: [0; GRANT],
+    fn queue_control_write(&mut self, offset: usize, bytes: &[u8]) {
+        let mut write = ControlWrite {
+            bytes: [0; GRANT_BYTES],
             len: bytes.len(),
-            at,
+            offset,
         };
-        note.bytes[..bytes.len()].copy_from_slice(bytes);
-        self.notes.push(note);
+        write.bytes[..bytes.len()].copy_from_slice(bytes);
+        self.control_writes.push(write);
     }
 
-    /// Whether another grant may be given: the peer has seen the one whose place it takes, and there is room to note it.
+    /// Whether another grant may be given: the peer has used the one whose slot it takes, and a
+    /// control write can be queued.
     #[inline]
     pub(super) fn may_grant(&self) -> bool {
-        self.granted - self.filled < GRANTS && self.notes.len() < NOTES / 2
+        self.granted - self.filled < GRANTS && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Grants the peer `len` bytes for its next message that has none.
     pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
         self.grant_rest(addr, rkey, len, 0);
     }
 
-    /// The same for a part of a message, of which so many bytes are to come with it and after it.
+    /// Grants memory for a part of a message; `rest` bytes of the message remain, this part
+    /// included.
     pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
-        let place = at::GRANTED + (self.granted % GRANTS) as usize * GRANT;
+        let place = mailbox::GRANT_RING + (self.granted % GRANTS) as usize * GRANT_BYTES;
         self.granted += 1;
-        let mut bytes = [0; GRANT];
+        let mut bytes = [0; GRANT_BYTES];
         bytes[..8].copy_from_slice(&addr.to_ne_bytes());
         bytes[8..12].copy_from_slice(&rkey.to_ne_bytes());
         bytes[12..16].copy_from_slice(&len.to_ne_bytes());
         bytes[16..24].copy_from_slice(&rest.to_ne_bytes());
         bytes[24..].copy_from_slice(&self.granted.to_ne_bytes());
-        self.note(place, &bytes);
+        self.queue_control_write(place, &bytes);
     }
 
-    /// Whether something is noted that has not been sent.
     #[inline]
-    pub(super) fn has_notes(&self) -> bool {
-        !self.notes.is_empty()
+    pub(super) fn has_control_writes(&self) -> bool {
+        !self.control_writes.is_empty()
     }
 
-    /// Sends what has been noted, if the queue has room for it.
+    /// Flushes queued control writes, if the send queue has slots for them.
     #[inline]
-    pub(super) fn send_notes(&mut self) -> Result<(), Failed> {
-        if self.notes.is_empty() {
+    pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
+        if self.control_writes.is_empty() {
             return Ok(());
         }
-        if let Some(door) = &self.door {
-            self.notes.drain(..).for_each(|note| door.put_note(&note));
+        if let Some(mapped) = &self.mapped {
+            self.control_writes
+                .drain(..)
+                .for_each(|write| mapped.store_control_write(&write));
             return Ok(());
         }
-        if !self.has_room(0) {
+        if !self.has_queue_slots(0) {
             return Ok(());
         }
-        let (notes, theirs) = (&self.notes, self.mail.theirs);
+        let (control_writes, remote) = (&self.control_writes, self.memory.remote);
         let posted = self.qp.post(|batch| {
-            write_notes(batch, notes, theirs);
+            post_control_writes(batch, control_writes, remote);
         });
-        self.notes.clear();
+        self.control_writes.clear();
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Whether the peer has emptied a slot of a ring of so many.
+    /// Whether the peer has credited a slot of a ring of `slots`.
     #[inline]
     fn has_slot(&self, ring: usize, slots: u64) -> bool {
         let sent = self.rings[ring].sent;
-        sent - self.word(at::RETURNED[ring]).min(sent) < slots
+        sent - self.word(mailbox::CREDITS[ring]).min(sent) < slots
     }
 
-    /// A slot of a ring is empty again: the peer hears of it every half ring, with or before what is sent next.
+    /// Releases a slot. The peer is credited every half ring, with or before the next message.
     #[inline]
-    fn empty_slot(&mut self, ring: usize, slots: u64) {
-        let Ring { taken, returned, .. } = &mut self.rings[ring];
-        *taken += 1;
-        if *taken - *returned >= slots / 2 {
-            *returned = *taken;
-            let returned = returned.to_ne_bytes();
-            self.note(at::RETURNED[ring], &returned);
+    fn release_slot(&mut self, ring: usize, slots: u64) {
+        let Ring { consumed, credited, .. } = &mut self.rings[ring];
+        *consumed += 1;
+        if *consumed - *credited >= slots / 2 {
+            *credited = *consumed;
+            let credited = credited.to_ne_bytes();
+            self.queue_control_write(mailbox::CREDITS[ring], &credited);
         }
     }
 
-    /// Whether this side's terms of an operation could be said now: the peer has taken those before, and there is room to note them.
-    pub(super) fn may_say_terms(&self) -> bool {
-        self.has_slot(SAID, TERMS_SLOTS) && self.notes.len() < NOTES / 2
+    /// Whether a lengths record can be sent: the ring has a credit, and a control write can be
+    /// queued.
+    pub(super) fn may_send_lengths(&self) -> bool {
+        self.has_slot(LENGTHS, LENGTHS_SLOTS) && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Says how many bytes this side sends the peer in an operation, and how many it expects of it; it `may_say_terms`.
-    pub(super) fn say_terms(&mut self, sends: u64, expects: u64) {
-        let said = &mut self.rings[SAID].sent;
-        let place = at::TERMS + (*said % TERMS_SLOTS) as usize * TERMS;
-        *said += 1;
-        let mut bytes = [0; TERMS];
-        for (into, word) in bytes.chunks_exact_mut(8).zip([sends, expects, *said]) {
+    /// Sends the lengths of an operation: bytes that this side sends to the peer, and bytes that it
+    /// expects. Requires `may_send_lengths`.
+    pub(super) fn send_lengths(&mut self, sends: u64, expects: u64) {
+        let lengths_sent = &mut self.rings[LENGTHS].sent;
+        let place = mailbox::LENGTHS_RING + (*lengths_sent % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
+        *lengths_sent += 1;
+        let mut bytes = [0; LENGTHS_BYTES];
+        for (into, word) in bytes.chunks_exact_mut(8).zip([sends, expects, *lengths_sent]) {
             into.copy_from_slice(&word.to_ne_bytes());
         }
-        self.note(place, &bytes);
+        self.queue_control_write(place, &bytes);
     }
 
-    /// Takes the peer's terms of an operation, if they are there: how many bytes it sends, and how many it expects.
-    pub(super) fn hear_terms(&mut self) -> Option<(u64, u64)> {
-        let taken = self.rings[SAID].taken;
-        let place = at::TERMS + (taken % TERMS_SLOTS) as usize * TERMS;
-        if self.word(place + 16) != taken + 1 {
+    /// Takes the peer's lengths of an operation, if they have arrived: bytes that it sends, and
+    /// bytes that it expects.
+    pub(super) fn receive_lengths(&mut self) -> Option<(u64, u64)> {
+        let consumed = self.rings[LENGTHS].consumed;
+        let place = mailbox::LENGTHS_RING + (consumed % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
+        if self.word(place + 16) != consumed + 1 {
             return None;
         }
-        let terms = (self.word(place), self.word(place + 8));
-        self.empty_slot(SAID, TERMS_SLOTS);
-        Some(terms)
+        let lengths = (self.word(place), self.word(place + 8));
+        self.release_slot(LENGTHS, LENGTHS_SLOTS);
+        Some(lengths)
     }
 
-    /// Where the next message of Simple that is not eager may go: the peer's grant; none yet.
+    /// The peer's grant for the next rendezvous message of Simple; `None` if it has not arrived.
     #[inline]
-    fn granted_to_us(&self, len: usize) -> Option<Remote<Write>> {
-        let place = at::GRANTED + (self.used % GRANTS) as usize * GRANT;
+    fn next_grant(&self, len: usize) -> Option<Remote<WriteAccess>> {
+        let place = mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES;
         if self.word(place + 24) != self.used + 1 {
             return None;
         }
         let (addr, second) = (self.word(place), self.word(place + 8).to_ne_bytes());
         let rkey = u32::from_ne_bytes([second[0], second[1], second[2], second[3]]);
         let room = u32::from_ne_bytes([second[4], second[5], second[6], second[7]]);
-        // A peer that grants too little is refused by the request, as one that goes beyond what was granted.
+        // A grant that is too short makes the peer's device reject the request, as does an access
+        // beyond the granted memory.
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
-    /// Whether a message of Simple could be sent now: the peer has granted memory for it, or emptied a slot for one that is eager.
     #[inline]
     pub(super) fn may_send(&self, eager: bool) -> bool {
         if eager {
-            self.has_slot(EAGERS, EAGER_SLOTS) && self.has_room(2)
+            self.has_slot(EAGER, EAGER_SLOTS) && self.has_queue_slots(2)
         } else {
             self.is_granted()
         }
     }
 
-    /// Whether a message could be sent where the peer has granted memory for it.
     #[inline]
     pub(super) fn is_granted(&self) -> bool {
-        self.granted_to_us(0).is_some() && self.has_room(2)
+        self.next_grant(0).is_some() && self.has_queue_slots(2)
     }
 
-    /// Of a part that `is_granted`: how many bytes the peer expects with it and after it.
+    /// Bytes of the message that the peer expects from the granted part on. Requires `is_granted`.
     pub(super) fn granted_rest(&self) -> u64 {
-        self.word(at::GRANTED + (self.used % GRANTS) as usize * GRANT + 16)
+        self.word(mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES + 16)
     }
 
-    /// Sends a message of Simple, which it `may_send`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
-    pub(super) fn send(&mut self, message: Option<(Alias, usize)>, eager: bool) -> Result<u64, Failed> {
+    /// Sends a message of Simple that `may_send`; `None` is an empty message. Returns the number of
+    /// requests whose completion frees the message's memory.
+    pub(super) fn send(&mut self, message: Option<(BufferAlias, usize)>, eager: bool) -> Result<u64, Failed> {
         if !eager {
             return self.send_granted(message);
         }
         let len = message.map_or(0, |(_, len)| len);
-        let slot = &mut self.rings[EAGERS].sent;
-        let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
+        let slot = &mut self.rings[EAGER].sent;
+        let place = mailbox::EAGER_RING + (*slot % EAGER_SLOTS) as usize * EAGER_BYTES;
         *slot += 1;
-        self.send_to(self.there(place, len), message)
+        self.send_to(self.peer_range(place, len), message)
     }
 
-    /// Whether an eager message could be stored in the peer's mailbox: it is mapped and has an empty slot, and no message before is on its way by the queue pair, which this one would overtake.
+    /// Whether an eager message can be stored into the peer's mapped mailbox: it has a credit, and
+    /// no earlier message that it would overtake is in flight on the queue pair.
     #[inline]
     pub(super) fn may_store(&self) -> bool {
-        self.door.is_some() && self.completed >= self.posted && self.has_slot(EAGERS, EAGER_SLOTS)
+        self.mapped.is_some() && self.completed >= self.posted && self.has_slot(EAGER, EAGER_SLOTS)
     }
 
-    /// Stores an eager message, which it `may_store`. Its memory is free at once.
+    /// Stores an eager message that `may_store`. Its memory is free at once.
     ///
     /// # Safety
-    /// `from` can be read for `len` bytes, at most those of an eager message, which nobody writes meanwhile.
+    /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
+    /// meanwhile.
     pub(super) unsafe fn store(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
-        self.send_notes()?;
-        let Some(door) = &self.door else { return Ok(()) };
-        let slot = &mut self.rings[EAGERS].sent;
-        let place = at::EAGERS + (*slot % EAGER_SLOTS) as usize * EAGER;
+        self.flush_control_writes()?;
+        let Some(mapped) = &self.mapped else { return Ok(()) };
+        let slot = &mut self.rings[EAGER].sent;
+        let place = mailbox::EAGER_RING + (*slot % EAGER_SLOTS) as usize * EAGER_BYTES;
         *slot += 1;
         self.sent += 1;
-        // SAFETY: by contract; the slot is in the mailbox and as long, and this side's alone, as the peer has emptied it.
-        unsafe { core::ptr::copy_nonoverlapping(from, door.at(place), len.min(EAGER)) };
-        door.put(at::ARRIVED, self.sent);
+        // SAFETY: by contract; the slot is in the mailbox and as long, and owned by this side, as
+        // the peer has credited it.
+        unsafe { core::ptr::copy_nonoverlapping(from, mapped.at(place), len.min(EAGER_BYTES)) };
+        mapped.store_word(mailbox::ARRIVED, self.sent);
         Ok(())
     }
 
-    /// The same where the peer has granted memory, as the message `is_granted`.
-    pub(super) fn send_granted(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
-        let Some(there) = self.granted_to_us(message.map_or(0, |(_, len)| len)) else {
+    /// Sends a message to the memory that the peer has granted; requires `is_granted`.
+    pub(super) fn send_granted(&mut self, message: Option<(BufferAlias, usize)>) -> Result<u64, Failed> {
+        let Some(peer_range) = self.next_grant(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
                 peer: self.peer,
                 what: "a message without a grant".to_owned(),
             });
         };
         self.used += 1;
-        self.send_to(there, message)
+        self.send_to(peer_range, message)
     }
 
-    fn send_to(&mut self, there: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
-        if self.door.is_some() {
-            // By the queue pair they might come behind later ones that are stored: a count of slots would go back, and the peer wait for slots that it has.
-            self.send_notes()?;
+    fn send_to(
+        &mut self,
+        peer_range: Remote<WriteAccess>,
+        message: Option<(BufferAlias, usize)>,
+    ) -> Result<u64, Failed> {
+        if self.mapped.is_some() {
+            // Posted on the queue pair, control writes could arrive behind later stores: a credit
+            // count would decrease, and the peer wait for slots that it has.
+            self.flush_control_writes()?;
         }
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
-        let (notes, theirs) = (&self.notes, self.mail.theirs);
+        let (control_writes, remote) = (&self.control_writes, self.memory.remote);
         let posted = self.qp.post(|batch| {
-            write_notes(batch, notes, theirs);
+            post_control_writes(batch, control_writes, remote);
             if let Some((alias, _)) = message {
-                batch.write(alias, there);
+                batch.write(alias, peer_range);
             }
-            batch.write_inline(&number, within(theirs, at::ARRIVED, 8)).signalled();
+            batch
+                .write_inline(&number, mailbox_range(remote, mailbox::ARRIVED, 8))
+                .signaled();
         });
-        self.notes.clear();
+        self.control_writes.clear();
         posted.map_err(|error| self.refused(&error))?;
         self.posted = self.qp.next_send();
         Ok(self.posted)
     }
 
-    /// Whether the next message of Simple is there.
     #[inline]
     pub(super) fn has_arrived(&self) -> bool {
-        self.word(at::ARRIVED) > self.received
+        self.word(mailbox::ARRIVED) > self.received
     }
 
-    /// Takes the message that `has_arrived` where the grant said.
     #[inline]
     pub(super) fn receive_granted(&mut self) {
         self.received += 1;
         self.filled += 1;
     }
 
-    /// Takes the message that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant said.
+    /// Consumes an arrived message. Returns the slot of an eager one, valid until something is sent
+    /// or queued to the peer; others are in the granted memory.
     #[inline]
     pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
         if !eager {
@@ -450,109 +476,113 @@ impl Link {
             return None;
         }
         self.received += 1;
-        let slot = (self.rings[EAGERS].taken % EAGER_SLOTS) as usize;
-        self.empty_slot(EAGERS, EAGER_SLOTS);
+        let slot = (self.rings[EAGER].consumed % EAGER_SLOTS) as usize;
+        self.release_slot(EAGER, EAGER_SLOTS);
         // SAFETY: in the mailbox.
-        Some(unsafe { self.mail.own.add(at::EAGERS + slot * EAGER) })
+        Some(unsafe { self.memory.local.add(mailbox::EAGER_RING + slot * EAGER_BYTES) })
     }
 
-    /// Whether lines could be sent now: the peer has emptied a slot.
+    /// Whether an LL or LL128 message can be sent: the ring has a credit.
     #[inline]
-    pub(super) fn may_send_lines(&self, lines: Lines) -> bool {
-        self.has_slot(lines.index(), lines.slots()) && (self.door.is_some() || self.has_room(1))
+    pub(super) fn may_send_lines(&self, lines: LineProtocol) -> bool {
+        self.has_slot(lines.index(), lines.slots()) && (self.mapped.is_some() || self.has_queue_slots(1))
     }
 
-    /// Sends `len` bytes as lines, at most what a slot has room for; it `may_send_lines`. They may be changed at once.
+    /// Sends `len` bytes by LL or LL128, at most the capacity of a slot; requires `may_send_lines`.
+    /// The source may be changed at once.
     ///
     /// # Safety
-    /// `from` can be read for `len` bytes, which nobody writes meanwhile.
-    pub(super) unsafe fn send_lines(&mut self, lines: Lines, from: *const u8, len: usize) -> Result<(), Failed> {
+    /// `from` is valid for reads of `len` bytes, not written meanwhile.
+    pub(super) unsafe fn send_lines(&mut self, lines: LineProtocol, from: *const u8, len: usize) -> Result<(), Failed> {
         let ring = &mut self.rings[lines.index()];
         let slot = (ring.sent % lines.slots()) as usize * lines.slot();
         ring.sent += 1;
         let flag = ring.sent;
-        let offset = at::RINGS[lines.index()] + slot;
-        let wire = lines.wire(len);
-        // A message without content is a word of data that says nothing.
+        let offset = mailbox::LINE_RINGS[lines.index()] + slot;
+        let wire = lines.wire_bytes(len);
+        // An empty message is one word of padding.
         let nothing = [0_u8; 4];
         let (from, len) = if len == 0 {
             (nothing.as_ptr(), nothing.len())
         } else {
             (from, len)
         };
-        // SAFETY: by contract; all targets are long enough for the lines, aligned, and this side's alone: the peer has emptied the slot, and so whatever was sent from the same place of the drafts has arrived. In the peer's, where it looks
-        // meanwhile, flags come last, and words of LL at once.
+        // SAFETY: by contract; all targets are long enough for the lines, aligned, and owned by
+        // this side: the peer has credited the slot, and so an earlier message from the same slot
+        // of the staging buffer has arrived. In the peer's mailbox, which it polls meanwhile, flags
+        // are stored last, and words of LL at once.
         let pack = |into: *mut u8| unsafe {
             match lines {
-                Lines::Ll => pack_ll(flag_of_words(flag), from, len, into),
-                Lines::Ll128 => pack_ll128(flag, from, len, into),
+                LineProtocol::Ll => pack_ll(ll_flag(flag), from, len, into),
+                LineProtocol::Ll128 => pack_ll128(flag, from, len, into),
             }
         };
-        if self.door.is_some() {
-            self.send_notes()?;
-            if let Some(door) = &self.door {
-                pack(door.at(offset));
+        if self.mapped.is_some() {
+            self.flush_control_writes()?;
+            if let Some(mapped) = &self.mapped {
+                pack(mapped.at(offset));
             }
             return Ok(());
         }
-        let there = self.there(offset, wire);
-        let posted = if wire <= INLINE && self.notes.is_empty() {
+        let peer_range = self.peer_range(offset, wire);
+        let posted = if wire <= INLINE && self.control_writes.is_empty() {
             let mut draft = core::mem::MaybeUninit::<[u64; INLINE / 8]>::uninit();
             pack(draft.as_mut_ptr().cast());
             // SAFETY: the first `wire` bytes have just been written, in whole words or lines.
             let draft = unsafe { core::slice::from_raw_parts(draft.as_ptr().cast::<u8>(), wire) };
-            self.qp.write_inline(draft, there)
+            self.qp.write_inline(draft, peer_range)
         } else {
-            let place = offset - at::RINGS[0];
-            // SAFETY: in the drafts.
-            pack(unsafe { self.mail.drafts.add(place) });
-            let Some(alias) = self.mail.drafts_alias.slice(place, wire) else {
+            let place = offset - mailbox::LINE_RINGS[0];
+            // SAFETY: in the staging buffer.
+            pack(unsafe { self.memory.staging.add(place) });
+            let Some(alias) = self.memory.staging_alias.slice(place, wire) else {
                 return Err(Failed::Refused {
                     peer: self.peer,
                     what: "lines beyond their slot".to_owned(),
                 });
             };
-            let (notes, theirs) = (&self.notes, self.mail.theirs);
+            let (control_writes, remote) = (&self.control_writes, self.memory.remote);
             let posted = self.qp.post(|batch| {
-                write_notes(batch, notes, theirs);
-                batch.write(alias, there);
+                post_control_writes(batch, control_writes, remote);
+                batch.write(alias, peer_range);
             });
-            self.notes.clear();
+            self.control_writes.clear();
             posted
         };
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Takes `len` bytes of lines, if all of them are there.
+    /// Receives `len` bytes by LL or LL128, if all flags have arrived.
     ///
     /// # Safety
-    /// `into` can be written for `len` bytes (4, if that is 0), which nobody else touches.
+    /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.
     #[inline]
-    pub(super) unsafe fn receive_lines(&mut self, lines: Lines, into: *mut u8, len: usize) -> bool {
-        let taken = self.rings[lines.index()].taken;
-        let flag = taken + 1;
+    pub(super) unsafe fn receive_lines(&mut self, lines: LineProtocol, into: *mut u8, len: usize) -> bool {
+        let consumed = self.rings[lines.index()].consumed;
+        let flag = consumed + 1;
         // SAFETY: in the mailbox.
         let slot = unsafe {
-            self.mail
-                .own
-                .add(at::RINGS[lines.index()] + (taken % lines.slots()) as usize * lines.slot())
+            self.memory
+                .local
+                .add(mailbox::LINE_RINGS[lines.index()] + (consumed % lines.slots()) as usize * lines.slot())
         };
         // SAFETY: the slot is aligned and as long as its lines; `into` by contract.
-        let there = unsafe {
+        let complete = unsafe {
             match lines {
-                Lines::Ll => try_unpack_ll(flag_of_words(flag), slot, len.max(4), into),
-                Lines::Ll128 => try_unpack_ll128(flag, slot, len.max(4), into),
+                LineProtocol::Ll => try_unpack_ll(ll_flag(flag), slot, len.max(4), into),
+                LineProtocol::Ll128 => try_unpack_ll128(flag, slot, len.max(4), into),
             }
         };
-        if !there {
+        if !complete {
             return false;
         }
-        if lines == Lines::Ll && flag % FLAGS <= lines.slots() {
-            // Flags come again, and what a long message left may not have been overwritten by short ones since. The slot is this side's until it is given back.
-            // SAFETY: in the mailbox.
+        if lines == LineProtocol::Ll && flag % LL_FLAGS <= lines.slots() {
+            // LL flags wrap around, and remains of a long message may not have been overwritten by
+            // short ones since. The slot is owned by this side until it is credited. SAFETY: in the
+            // mailbox.
             unsafe { slot.write_bytes(0, lines.slot()) };
         }
-        self.empty_slot(lines.index(), lines.slots());
+        self.release_slot(lines.index(), lines.slots());
         true
     }
 }

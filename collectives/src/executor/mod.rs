@@ -1,90 +1,97 @@
-//! The executor: runs any plan on queue pairs, and knows no algorithm.
+//! The executor: runs any plan on RC queue pairs and is independent of the algorithm.
 //!
-//! An [`Engine`] is one rank of a communicator. It has, to each other rank, a queue pair for each *lane*: a strand of a plan on a channel. [`submit`](Engine::submit) takes an operation, [`progress`](Engine::progress) drives
-//! all that are under way as far as they come without waiting, so that one thread can drive many engines, and [`take`](Engine::take) gives what became of one. Operations are run in their order in each lane, and overlap where
-//! one has lanes that the other is done with.
+//! An [`Engine`] is one rank of a communicator. To each other rank it has a queue pair for each
+//! *connection*: a strand of a plan on a channel. [`submit`](Engine::submit) queues an operation,
+//! [`progress`](Engine::progress) drives all operations in flight until they would block, so that
+//! one thread can drive many engines, and [`take`](Engine::take) returns the result of one.
+//! Operations run in order on each connection, and overlap across connections.
 //!
-//! - `again` does short operations that are like the one before.
-//! - `code` makes a plan's program ready: what to wait for before memory is written.
-//! - `layout` says where blocks and slices lie.
-//! - `lane` runs a program; `link` is a lane's connection to one rank, which speaks the [protocols](crate::Protocol).
-//! - `pairs` are messages between two ranks, beside the plans.
-//! - `reach` finds out whom the rank can still reach, when a link has failed.
-//! - `connect` makes the connections; `mapped` are mailboxes of ranks of the same host, into which what is short is stored.
+//! - `program` compiles a plan's program for this rank: dependencies of each step. `layout` maps
+//!   blocks and slices to elements.
+//! - `strand` runs a compiled program; `link` is a connection to one rank and implements the
+//!   [protocols](crate::Protocol).
+//! - `program_cache` runs repeated short operations without compiling or queueing them.
+//! - `p2p` are point-to-point messages, beside the plans.
+//! - `connect` makes the connections; `mapped_segment` maps mailboxes of ranks of the same host,
+//!   into which short messages are stored.
+//! - `probe` tests which ranks are reachable after a link has failed. `backoff` is the wait policy:
+//!   spin, yield, sleep.
 //!
-//! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
+//! No allocation and no lock from step to step; memory that a plan needs is registered when its
+//! first operation begins, and kept.
 
-mod again;
-mod code;
+mod backoff;
 mod connect;
 mod error;
-mod lane;
 pub(crate) mod layout;
 mod link;
-mod mapped;
+mod mapped_segment;
 mod operation;
-mod pairs;
+mod p2p;
 mod prepare;
-mod reach;
-mod wait;
+mod probe;
+mod program;
+mod program_cache;
+mod status;
+mod strand;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use doorbell_verbs::{Context, Qpn};
+use doorbell_verbs::Context;
 
-pub(crate) use again::{KEPT, Remembered};
+pub use backoff::Backoff;
 use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
-use lane::{Drive, Lane};
 pub use layout::Parts;
 use link::Link;
-pub(crate) use mapped::boot;
-use operation::Running;
+pub(crate) use mapped_segment::boot_id;
+use operation::ActiveOperation;
 pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
-use pairs::Pairs;
-pub use pairs::{Direction, Message};
+use p2p::PointToPoint;
+pub use p2p::{Direction, Message};
 use prepare::Prepared;
-use reach::Tried;
-pub use wait::Patience;
+use probe::LinkProbe;
+pub(crate) use program_cache::{CACHED_PROGRAMS, CachedProgram};
+use strand::{DriveResult, StrandRunner};
 
 use crate::bootstrap::Exchange;
-use crate::failure::{Awaited, Wait};
+use crate::failure::Wait;
 use crate::memory::Segment;
-use crate::plan::Collective;
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
-/// What is left of an engine that has failed.
-struct Broken {
+struct EngineFailure {
     why: Failed,
-    /// Whom it was waiting for.
     waiting: Option<Waiting>,
-    /// All that it was waiting for.
     waits: Vec<Wait>,
 }
 
-/// Turns between two looks at the clock, of operations that have a deadline: those that bring news count less, as there are fewer of them for nothing.
-const LOOK_AT_CLOCK: u32 = 1024;
-/// What a turn without news counts.
-const IDLE: u32 = 16;
+/// Steps between two deadline checks; an idle step counts more ([`IDLE_WEIGHT`]), as it is shorter.
+const CLOCK_CHECK_INTERVAL: u32 = 1024;
+const IDLE_WEIGHT: u32 = 16;
 
-/// How an engine is made. All ranks say the same.
+/// Configuration of an engine. The same on all ranks.
+#[doc(alias = "ncclConfig_t")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Channels: how many copies of a plan may run beside each other (default 4).
+    /// Channels: concurrent instances of a plan (default 4).
     pub channels: u32,
-    /// Strands that plans may have (default 2).
+    /// Maximum strands of a plan (default 2).
     pub strands: u32,
-    /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
+    /// Maximum bytes of a message of Simple: longer ones are split (default 256 KiB).
     pub fragment: usize,
-    /// Bytes of a message of Simple that is sent without asking, into memory of the connection's, at most: then it is copied once more, and waits for no answer before (default 16 KiB, which is the most).
+    /// Maximum bytes of an eager message of Simple, which costs a copy and saves a round trip
+    /// (default and maximum 16 KiB).
     pub eager: usize,
-    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
-    /// less is for networks that lose packets. From 1 to 31.
+    /// Local ACK timeout of queue pairs: 4.096 µs · 2^n (default 16, 0.27 s), from 1 to 31. The
+    /// connection fails after eight retransmissions. A busy host may not run a rank for half a
+    /// second, so lower it only for networks that lose packets.
     pub timeout: u8,
-    /// Whether mailboxes of ranks on the same host are mapped, and what is short is stored into them at once: not by the devices, which is faster (default true). To be off where the devices are what is measured or tested.
+    /// Whether mailboxes of ranks on the same host are mapped, so that short messages are stored
+    /// there directly: faster than by the devices (default true). Disable it to measure or test the
+    /// devices.
     pub mapped: bool,
 }
 
@@ -94,47 +101,49 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
-            eager: EAGER,
+            eager: EAGER_BYTES,
             timeout: 16,
             mapped: true,
         }
     }
 }
 
-/// One rank of a communicator: its connections, and the operations under way on them.
+/// One rank of a communicator: its connections and the operations in flight.
 ///
-/// Whatever goes wrong with a connection fails the engine, and with it all operations; the queue pairs that had any under way are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
-/// [`close`](Self::close) waits for the other ranks before.
+/// Any connection error fails the engine and all its operations; queue pairs with requests in
+/// flight are destroyed, so that nothing accesses the operations' memory any more. Dropping the
+/// engine does the same; [`close`](Self::close) waits for the other ranks before.
 pub struct Engine {
-    // Before what they point into.
+    // Dropped before the memory that they point into.
     links: Vec<Vec<Option<Link>>>,
-    lanes: Vec<Lane>,
-    operations: VecDeque<Running>,
-    /// The number of the first operation that is kept.
+    runners: Vec<StrandRunner>,
+    operations: VecDeque<ActiveOperation>,
+    /// Number of the first operation that is kept.
     first: u64,
     plans: Vec<Prepared>,
-    pairs: Pairs,
-    /// Memory for inputs that are changed before they are sent.
-    spare: Vec<Arc<Segment>>,
+    p2p: PointToPoint,
+    /// Copies of inputs that are scaled, or that overlap the output.
+    input_copies: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
-    /// Whether the mailboxes of all other ranks were mapped when it was made.
+    /// Whether the mailboxes of all other ranks were mapped at creation.
     all_mapped: bool,
-    /// Lanes behind these have nothing to do.
-    reach: u32,
+    /// Runners beyond this index are idle.
+    active_runners: u32,
     rank: Rank,
     ranks: u32,
     config: Config,
-    failed: Option<Broken>,
-    /// A trial of the links, if there was one.
-    tried: Option<Tried>,
-    again: again::Memory,
-    /// Turns since the last look at the clock.
-    turns: u32,
-    patience: Patience,
+    failed: Option<EngineFailure>,
+    /// The link test, if there was one.
+    probe: Option<LinkProbe>,
+    program_cache: program_cache::ProgramCache,
+    /// Weighted steps since the last deadline check.
+    steps_since_clock: u32,
+    backoff: Backoff,
 }
 
 impl Engine {
-    /// Connects rank `rank` of `ranks` with the others, on these devices: connections are spread over them. The other ranks do the same at the same time, with as many devices.
+    /// Connects rank `rank` of `ranks` with the others; connections are spread over these devices.
+    /// All ranks call it at the same time with as many devices.
     ///
     /// # Errors
     /// When a device or the exchange fails, or a setting is out of range.
@@ -161,86 +170,88 @@ impl Engine {
         within(
             "eager, in bytes and one more,",
             config.eager as u64 + 1,
-            EAGER as u64 + 1,
+            EAGER_BYTES as u64 + 1,
         )?;
         within("timeout", config.timeout.into(), 31)?;
-        let lanes = config.channels * config.strands;
-        // One more for messages between two ranks.
-        let rails = connect::rails(devices, ranks, lanes + 1)?;
-        let links = connect::connect(&rails, (rank, ranks), lanes + 1, config, exchange)?;
-        let lane = |index| {
-            Lane::new(
+        let connections = config.channels * config.strands;
+        // One connection more, for point-to-point messages.
+        let rails = connect::rails(devices, ranks, connections + 1)?;
+        let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
+        let runner = |index| {
+            StrandRunner::new(
                 index / config.strands,
                 index % config.strands,
                 index as usize % rails.len(),
             )
         };
         let mapped = |link: &Link| link.is_mapped();
-        let all_mapped = links[..lanes as usize].iter().flatten().flatten().all(mapped);
+        let all_mapped = links[..connections as usize].iter().flatten().flatten().all(mapped);
         Ok(Self {
             all_mapped,
             links,
-            lanes: (0..lanes).map(lane).collect(),
+            runners: (0..connections).map(runner).collect(),
             operations: VecDeque::with_capacity(64),
             first: 1,
             plans: Vec::new(),
-            pairs: Pairs::new(
+            p2p: PointToPoint::new(
                 rank,
                 ranks,
-                lanes as usize,
-                lanes as usize % rails.len(),
+                connections as usize,
+                connections as usize % rails.len(),
                 config.fragment,
             ),
-            spare: Vec::new(),
+            input_copies: Vec::new(),
             rails,
-            reach: 0,
+            active_runners: 0,
             rank,
             ranks,
             config,
             failed: None,
-            tried: None,
-            again: again::Memory::default(),
-            turns: 0,
-            patience: Patience::among(ranks),
+            probe: None,
+            program_cache: program_cache::ProgramCache::default(),
+            steps_since_clock: 0,
+            backoff: Backoff::for_ranks(ranks),
         })
     }
 
-    /// Which rank it is.
+    /// The rank of this engine.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// How it was made.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// To how many ranks short messages are stored into their mapped mailboxes.
+    /// Number of ranks whose mailboxes are mapped.
     #[must_use]
     pub fn mapped(&self) -> usize {
-        let lane = self.links.first().into_iter().flatten();
-        lane.flatten().filter(|link| link.is_mapped()).count()
+        let links = self.links.first().into_iter().flatten();
+        links.flatten().filter(|link| link.is_mapped()).count()
     }
 
-    /// Whether those were all others when it was made: then short operations of Simple are stored, too.
+    /// Whether all other ranks' mailboxes were mapped at creation: then short operations of Simple
+    /// are stored too.
     pub(crate) fn all_mapped(&self) -> bool {
         self.all_mapped
     }
 
-    /// The devices it runs on.
+    /// The devices.
     pub fn devices(&self) -> impl Iterator<Item = &Context> {
         self.rails.iter().map(|rail| &rail.context)
     }
 
-    /// `len` bytes of shared memory, registered on all devices: what messages are sent from and written to without a copy.
+    /// `len` bytes of shared memory, registered on all devices: zero-copy source and target of
+    /// messages.
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
@@ -248,12 +259,12 @@ impl Engine {
         Ok(Arc::new(Segment::new(self.rails.iter().map(|rail| &rail.domain), len)?))
     }
 
-    /// Drives what is under way, without waiting. Whether anything has moved.
+    /// Drives operations in flight without waiting. Returns whether there was progress.
     pub fn progress(&mut self) -> bool {
         if self.failed.is_some() {
             return false;
         }
-        match self.turn() {
+        match self.step() {
             Ok(moved) => moved,
             Err(failed) => {
                 self.fail(failed);
@@ -262,52 +273,54 @@ impl Engine {
         }
     }
 
-    fn turn(&mut self) -> Result<bool, Failed> {
+    fn step(&mut self) -> Result<bool, Failed> {
         let moved = self.drive()? || self.poll()?;
-        self.turns += if moved { 1 } else { IDLE };
-        if self.turns >= LOOK_AT_CLOCK {
-            self.turns = 0;
-            self.look_at_clock()?;
+        self.steps_since_clock += if moved { 1 } else { IDLE_WEIGHT };
+        if self.steps_since_clock >= CLOCK_CHECK_INTERVAL {
+            self.steps_since_clock = 0;
+            self.check_deadlines()?;
         }
         Ok(moved)
     }
 
-    /// Drives each lane as far as it comes.
     fn drive(&mut self) -> Result<bool, Failed> {
         let mut moved = false;
-        for (lane, links) in self.lanes[..self.reach as usize].iter_mut().zip(&mut self.links) {
-            lane.next = lane.next.max(self.first);
-            while let Some(op) = self.operations.get_mut((lane.next - self.first) as usize) {
-                if !op.uses(lane.channel, lane.strand) {
-                    lane.next += 1;
+        for (runner, links) in self.runners[..self.active_runners as usize]
+            .iter_mut()
+            .zip(&mut self.links)
+        {
+            runner.next = runner.next.max(self.first);
+            while let Some(op) = self.operations.get_mut((runner.next - self.first) as usize) {
+                if !op.uses(runner.channel, runner.strand) {
+                    runner.next += 1;
                     continue;
                 }
-                match lane.drive(op, links, &self.rails[lane.rail].domain)? {
-                    Drive::Idle => break,
-                    Drive::Moved => {
+                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
+                    DriveResult::Idle => break,
+                    DriveResult::Moved => {
                         moved = true;
                         break;
                     }
-                    Drive::Done => {
+                    DriveResult::Done => {
                         moved = true;
-                        lane.next += 1;
-                        op.lanes_left -= 1;
-                        if op.lanes_left == 0 {
+                        runner.next += 1;
+                        op.runners_left -= 1;
+                        if op.runners_left == 0 {
                             op.result = Some(Ok(()));
                         }
                     }
                 }
             }
         }
-        if self.pairs.is_busy()
+        if self.p2p.is_busy()
             && let Some(links) = self.links.last_mut()
         {
-            moved |= self.pairs.drive(links)?;
+            moved |= self.p2p.drive(links)?;
         }
         Ok(moved)
     }
 
-    /// Takes completions: requests confirmed, and failed.
+    /// Polls completion queues: counts completed requests, and returns failed ones as errors.
     fn poll(&mut self) -> Result<bool, Failed> {
         let mut any = false;
         for rail in &mut self.rails {
@@ -315,13 +328,13 @@ impl Engine {
             let done = rail.cq.poll().map_err(|error| Failed::Device(error.to_string()))?;
             done.try_for_each(|done| {
                 any = true;
-                let (lane, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
+                let (connection, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
                 done.check().map_err(|failure| Failed::Connection {
                     peer: Rank(peer),
                     failure,
                 })?;
                 if let Some(link) = links
-                    .get_mut(lane)
+                    .get_mut(connection)
                     .and_then(|links| links.get_mut(peer as usize)?.as_mut())
                 {
                     link.completed = done.sequence() + 1;
@@ -332,7 +345,7 @@ impl Engine {
         Ok(any)
     }
 
-    fn look_at_clock(&mut self) -> Result<(), Failed> {
+    fn check_deadlines(&mut self) -> Result<(), Failed> {
         let now = Instant::now();
         let mut late = false;
         for op in self.operations.iter_mut().filter(|op| op.result.is_none()) {
@@ -341,7 +354,7 @@ impl Engine {
                 .deadline
                 .is_some_and(|deadline| now.saturating_duration_since(began) >= deadline);
         }
-        let mut messages = self.pairs.expiring();
+        let mut messages = self.p2p.expiring();
         late |= messages.any(|(began, deadline)| now.saturating_duration_since(began) >= deadline);
         drop(messages);
         if !late {
@@ -355,16 +368,17 @@ impl Engine {
         }
     }
 
-    /// Fails all operations. Their queue pairs go, so that nobody touches their memory any more.
+    /// Fails all operations. Their queue pairs are destroyed, so that no device accesses their
+    /// memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
         let waits = match why {
-            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.report_broken(peer),
+            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.waits_with_failed_links(peer),
             _ => self.report(),
         };
-        // By those for messages it may be found out who can still be reached.
+        // The connections for point-to-point messages are kept for the link test.
         let kept = match why {
-            Failed::Connection { .. } | Failed::Refused { .. } if self.pairs.is_idle() => 1,
+            Failed::Connection { .. } | Failed::Refused { .. } if self.p2p.is_idle() => 1,
             _ => 0,
         };
         let gone = self.links.len().saturating_sub(kept);
@@ -372,37 +386,11 @@ impl Engine {
         for op in &mut self.operations {
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
-        self.pairs.fail(&why);
-        self.failed = Some(Broken { why, waiting, waits });
+        self.p2p.fail(&why);
+        self.failed = Some(EngineFailure { why, waiting, waits });
     }
 
-    /// What it waits for, with a connection broken to `first`, and perhaps to others: from these nothing comes any more, whatever was waited for.
-    fn report_broken(&self, first: Rank) -> Vec<Wait> {
-        let mut waits = self.report();
-        for (lane, links) in self.links.iter().enumerate() {
-            for (peer, link) in links.iter().enumerate() {
-                let peer = Rank(peer as u32);
-                let Some(link) = link.as_ref().filter(|link| peer == first || link.is_broken()) else {
-                    continue;
-                };
-                match waits.iter_mut().find(|wait| wait.peer == peer) {
-                    Some(wait) => wait.awaited = Awaited::Nothing,
-                    None => waits.push(Wait {
-                        operation: self.finished() + 1,
-                        connection: lane as u32,
-                        slice: 0,
-                        step: 0,
-                        peer,
-                        qpn: link.qpn().get(),
-                        awaited: Awaited::Nothing,
-                    }),
-                }
-            }
-        }
-        waits
-    }
-
-    /// Breaks the connections to a rank, as a link that is cut does: for tests of what comes after.
+    /// Breaks the connections to a rank (fault injection), for tests.
     ///
     /// # Errors
     /// When there is no such rank, or a device refuses.
@@ -423,83 +411,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends what is under way: all operations fail for this reason, and those that come.
+    /// Fails all operations in flight and all later ones with this reason.
     pub fn abort(&mut self, why: impl Into<String>) {
         if self.failed.is_none() {
             self.fail(Failed::Aborted(why.into()));
         }
     }
 
-    /// Why it has failed, if it has.
-    #[must_use]
-    pub fn failed(&self) -> Option<&Failed> {
-        self.failed.as_ref().map(|broken| &broken.why)
-    }
-
-    /// Whom the first operation under way waits for; of a failed engine, whom it was waiting for when it failed. `None` while nothing is under way.
-    #[must_use]
-    pub fn waiting(&self) -> Option<Waiting> {
-        if let Some(broken) = &self.failed {
-            return broken.waiting;
-        }
-        let messages = || self.pairs.waiting(&self.links, self.config.channels);
-        let Some(first) = self.operations.iter().position(|op| op.result.is_none()) else {
-            return messages();
-        };
-        let number = self.first + first as u64;
-        self.waits()
-            .find(|(wait, ..)| wait.operation == number)
-            .map(|(wait, collective, lane)| Waiting {
-                operation: wait.operation,
-                collective,
-                channel: lane.channel,
-                strand: lane.strand,
-                slice: wait.slice,
-                step: wait.step,
-                peer: wait.peer,
-                qpn: Qpn::truncated(wait.qpn),
-            })
-            .or_else(messages)
-    }
-
-    /// What each lane waits for.
-    fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &Lane)> {
-        self.lanes
-            .iter()
-            .zip(&self.links)
-            .enumerate()
-            .filter_map(|(connection, (lane, links))| {
-                let op = self
-                    .operations
-                    .get(usize::try_from(lane.next.checked_sub(self.first)?).ok()?)?;
-                let (slice, step, peer, awaited) = lane.waits_for(op, links)?;
-                let wait = Wait {
-                    operation: lane.next,
-                    connection: connection as u32,
-                    slice: slice.into(),
-                    step,
-                    peer,
-                    qpn: links.get(peer.index())?.as_ref()?.qpn().get(),
-                    awaited,
-                };
-                Some((wait, op.collective, lane))
-            })
-    }
-
-    /// What it waits for, of each connection the wait that is first, for those who look for the culprit of a stall; of a failed engine, what it waited for when it failed.
-    #[must_use]
-    pub fn report(&self) -> Vec<Wait> {
-        if let Some(broken) = &self.failed {
-            return broken.waits.clone();
-        }
-        let messages = self.pairs.waits(&self.links).into_iter().map(|(_, wait)| wait);
-        self.waits().map(|(wait, ..)| wait).chain(messages).collect()
-    }
-
-    /// What became of an operation, once; `None` while it is under way, or if it was taken.
+    /// The result of an operation, once; `None` while it is in flight, or if it was taken.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
         if ticket.is_message() {
-            return self.pairs.take(ticket);
+            return self.p2p.take(ticket);
         }
         let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
         let op = self.operations.get_mut(index)?;
@@ -514,64 +436,13 @@ impl Engine {
             self.first += 1;
         }
         if self.operations.is_empty() {
-            self.reach = 0;
+            self.active_runners = 0;
         }
         Some(result)
     }
 
-    /// The last operation that is done, as all before it; 0 is none.
-    #[must_use]
-    pub fn finished(&self) -> u64 {
-        let open = self.operations.iter().position(|op| op.result.is_none());
-        self.first + open.unwrap_or(self.operations.len()) as u64 - 1
-    }
-
-    /// Whether nothing is under way, or failed and not taken.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.operations
-            .iter()
-            .all(|op| op.taken || matches!(op.result, Some(Ok(()))))
-            && self.pairs.is_idle()
-    }
-
-    /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was first seen under way, to a millisecond or so, and how long it may take.
-    #[must_use]
-    pub fn expiring(&mut self) -> Option<(Instant, Duration)> {
-        let open = self
-            .operations
-            .iter_mut()
-            .filter(|op| !op.taken && !matches!(op.result, Some(Ok(()))));
-        open.filter_map(|op| Some((*op.began.get_or_insert_with(Instant::now), op.deadline?)))
-            .chain(self.pairs.expiring())
-            .min_by_key(|(began, deadline)| began.checked_add(*deadline))
-    }
-
-    /// Whether messages between this rank and another are under way, or failed and not taken.
-    #[must_use]
-    pub fn exchanges(&self) -> bool {
-        !self.pairs.is_idle()
-    }
-
-    /// Operations that are not taken.
-    #[must_use]
-    pub fn outstanding(&self) -> usize {
-        self.operations.iter().filter(|op| !op.taken).count() + self.pairs.outstanding()
-    }
-
-    /// Whether an operation was submitted, and its result was not taken.
-    #[must_use]
-    pub fn has(&self, ticket: Ticket) -> bool {
-        if ticket.is_message() {
-            return self.pairs.has(ticket);
-        }
-        let index = ticket.0.checked_sub(self.first);
-        index
-            .and_then(|index| self.operations.get(usize::try_from(index).ok()?))
-            .is_some_and(|op| !op.taken)
-    }
-
-    /// Ends it together with the other ranks, none of which is left with a request that nobody confirms. To be called when all operations have been taken.
+    /// Closes the engine collectively, so that no rank is left with an unacknowledged request. To
+    /// be called when all results have been taken.
     ///
     /// # Errors
     /// When the exchange fails. The engine is gone all the same.

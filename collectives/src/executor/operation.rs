@@ -1,39 +1,38 @@
-//! Operations: what is asked for, and what the engine keeps of each until its result is taken.
+//! Operations: the request, and the engine's state of each until its result is taken.
 
 use core::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::code::Code;
 use super::error::Failed;
-use super::lane::{Short, Terms};
 use super::layout::{Layout, Parts};
+use super::program::CompiledProgram;
+use super::strand::{ExpectedLengths, FastPath};
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
-use crate::plan::{Collective, Form};
-use crate::protocol::Lines;
+use crate::plan::{BlockForm, Collective};
+use crate::protocol::LineProtocol;
 use crate::types::Protocol;
 
-/// A plan that an engine has made ready: see [`Engine::prepare`](super::Engine::prepare).
+/// A prepared plan: see [`Engine::prepare`](super::Engine::prepare).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PlanId(pub(super) usize);
 
-/// An operation that was submitted: its result is taken by it.
+/// A submitted operation, by which its result is taken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 1. Messages between two ranks are numbered apart, from [`MESSAGES`] on.
+    /// The operation's number: the first of an engine is 1. Point-to-point messages are numbered
+    /// separately, from [`MESSAGES`] on.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }
 
-    /// Of an operation that there was nothing to do of: it was done before it was submitted, and no engine knows of it.
-    pub(crate) const NOTHING: Self = Self(0);
+    pub(crate) const NO_OP: Self = Self(0);
 
-    /// Whether it is a message's between two ranks.
     #[inline]
     pub(crate) fn is_message(self) -> bool {
         self.0 & MESSAGES != 0
@@ -43,22 +42,23 @@ impl Ticket {
 /// A rank's input or output.
 #[derive(Clone, Debug, Default)]
 pub enum Data {
-    /// None: what a collective does not need on this rank.
+    /// None: the collective needs none on this rank.
     #[default]
     None,
-    /// In registered memory, from a byte on: messages are sent from and written to where it lies.
+    /// Registered memory, from a byte offset on: zero-copy.
     Registered(Arc<Segment>, usize),
-    /// Anywhere: messages are copied.
+    /// Any memory: messages are copied.
     Plain(*mut u8),
 }
 
-// SAFETY: a pointer is only followed by an engine, whose `submit` has promises about what lies there, whatever thread drives it.
+// SAFETY: a pointer is followed by an engine only, whose `submit` has promises about its target,
+// from any thread.
 unsafe impl Send for Data {}
 // SAFETY: as above.
 unsafe impl Sync for Data {}
 
 impl Data {
-    /// Its first byte; null if there is none.
+    /// The first byte; null if there is none.
     #[inline]
     pub(super) fn start(&self) -> *mut u8 {
         match self {
@@ -68,7 +68,7 @@ impl Data {
         }
     }
 
-    /// The segment, and where in it the data begins.
+    /// The segment and the offset of the data in it.
     pub(super) fn segment(&self) -> Option<(&Segment, usize)> {
         match self {
             Self::Registered(segment, offset) => Some((segment, *offset)),
@@ -77,37 +77,42 @@ impl Data {
     }
 }
 
-/// How an operation is to be run. The ranks must all say the same.
+/// How an operation runs. The same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// How messages travel.
+    /// The protocol of messages.
     pub protocol: Protocol,
-    /// On how many of the channels, at least 1.
+    /// Number of channels, at least 1.
     pub channels: u32,
-    /// Bytes of a block that a slice has, about.
+    /// Approximate bytes per block of a slice.
     pub slice: usize,
 }
 
-/// What is to be done. All ranks submit the same operations in the same order.
+/// An operation. All ranks submit the same operations in the same order.
 #[derive(Clone)]
 pub struct Operation {
     /// The plan.
     pub plan: PlanId,
     /// The data type, and the operator of collectives that reduce.
     pub function: Function,
-    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
+    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the
+    /// others.
     pub count: u64,
-    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
+    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a
+    /// [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) with
+    /// parts of different lengths.
     pub parts: Option<Parts>,
-    /// What the rank gives.
+    /// The rank's input.
     pub input: Data,
-    /// What it gets. May be where the input is; unless the plan runs in place, and they lie as collectives in place have it, the input is copied before.
+    /// The rank's output. It may overlap the input; unless the plan runs in place and the two are
+    /// laid out for it, the input is copied first.
     pub output: Data,
-    /// What the input is multiplied with before, for [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
+    /// The scalar by which the input is multiplied first, for
+    /// [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
     pub scale: Option<Scalar>,
-    /// How it is to be run.
+    /// How it runs.
     pub tuning: Tuning,
-    /// When it is to have failed.
+    /// The timeout after which it fails.
     pub deadline: Option<Duration>,
 }
 
@@ -121,85 +126,84 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// What is the same for all operations of a plan that are alike: of one length, laid out alike.
+/// The compiled form that operations of one plan, length and layout share.
 #[derive(Debug)]
-pub(super) struct Ready {
-    pub(super) code: Arc<Code>,
+pub(super) struct CompiledOperation {
+    pub(super) program: Arc<CompiledProgram>,
     pub(super) layout: Layout,
-    /// By strand, if it is a short one.
-    pub(super) short: Option<Box<[Short]>>,
-    /// By strand, what is to go between this rank and others, if parts have lengths of their own.
-    pub(super) terms: Option<Box<[Box<[Terms]>]>>,
-    /// Lanes that have work, and how many lanes there are up to the last of them.
-    pub(super) lanes: u32,
-    pub(super) reach: u32,
+    /// The fast path, by strand, if the operation is short.
+    pub(super) fast_path: Option<Box<[FastPath]>>,
+    /// By strand, the lengths exchanged with each peer, if parts have different lengths.
+    pub(super) lengths: Option<Box<[Box<[ExpectedLengths]>]>>,
+    /// Strand runners that have work, and 1 + the index of the last of them.
+    pub(super) runners: u32,
+    pub(super) active_runners: u32,
 }
 
-impl Ready {
+impl CompiledOperation {
     /// Whether there is work for a strand of a channel, of so many channels.
     pub(super) fn uses(&self, channels: u32, channel: u32, strand: u32) -> bool {
         channel < channels.min(self.layout.extent.slices)
             && self
-                .code
+                .program
                 .strands
                 .get(strand as usize)
                 .is_some_and(|strand| !strand.instructions.is_empty())
     }
 }
 
-/// An operation under way, or done and not yet taken.
-pub(super) struct Running {
+/// An operation in flight, or done and not taken.
+// fields: the operation as submitted, then its progress
+pub(super) struct ActiveOperation {
     pub(super) collective: Collective,
-    pub(super) ready: Arc<Ready>,
+    pub(super) ready: Arc<CompiledOperation>,
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
-    pub(super) lines: Option<Lines>,
+    pub(super) lines: Option<LineProtocol>,
     pub(super) channels: u32,
-    /// Bytes of a message, at most.
+    /// Maximum bytes of a message.
     pub(super) fragment: usize,
-    /// Bytes of a message of Simple that waits for no grant, at most.
+    /// Maximum bytes of an eager message of Simple.
     pub(super) eager: usize,
-    /// When it was first seen under way, to a millisecond or so: the clock is not looked at for each operation.
+    /// When it was first seen in flight, to about a millisecond: the clock is not read per
+    /// operation.
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
-    /// Lanes that are not done.
-    pub(super) lanes_left: u32,
+    /// Strand runners that are not done.
+    pub(super) runners_left: u32,
     pub(super) result: Option<Result<(), Failed>>,
-    /// Whether its input is a copy, which was changed.
-    pub(super) changed: bool,
+    /// Whether its input is a copy.
+    pub(super) input_copied: bool,
     pub(super) taken: bool,
 }
 
-impl Running {
+impl ActiveOperation {
     /// The same operation on other data, not begun.
-    pub(super) fn with(&self, input: Data, output: Data) -> Self {
+    pub(super) fn with_data(&self, input: Data, output: Data) -> Self {
         Self {
             ready: Arc::clone(&self.ready),
             function: self.function.clone(),
             input,
             output,
             began: None,
-            lanes_left: self.ready.lanes,
+            runners_left: self.ready.runners,
             result: None,
             taken: false,
             ..*self
         }
     }
 
-    /// Elements of this form in a message, at most.
     #[inline]
-    pub(super) fn fragment(&self, form: Form) -> u64 {
+    pub(super) fn fragment(&self, form: BlockForm) -> u64 {
         (self.fragment / self.function.bytes(form)) as u64
     }
 
-    /// Whether a message of Simple of so many bytes waits for no grant.
     #[inline]
     pub(super) fn is_eager(&self, len: usize) -> bool {
         len <= self.eager
     }
 
-    /// Whether it has work for a strand of a channel.
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
         self.ready.uses(self.channels, channel, strand)
     }

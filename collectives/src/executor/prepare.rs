@@ -1,46 +1,46 @@
-//! Plans made ready, and operations taken in.
+//! Preparation of plans, and submission of operations.
 
 use std::sync::Arc;
 
 use super::Engine;
-use super::code::Code;
 use super::error::EngineError;
-use super::lane::{By, Short, Terms};
-use super::layout::{Extent, Joins, Layout};
-use super::operation::{Data, Operation, PlanId, Ready, Running, Ticket};
+use super::layout::{Coalescing, Layout, OperationExtent};
+use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, PlanId, Ticket};
+use super::program::CompiledProgram;
+use super::strand::{ExpectedLengths, FastPath, SlotTransport};
 use crate::kernel::Function;
 use crate::memory::Segment;
-use crate::plan::{Collective, Place, Program, Schedule, Shape};
-use crate::protocol::Lines;
+use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape};
+use crate::protocol::LineProtocol;
 use crate::types::{DataType, Rank};
 
-/// A plan's program for this rank, and what was made of it for the operations so far.
+/// A rank's program of a plan, and its compiled forms.
 pub(super) struct Prepared {
     shape: Shape,
     program: Program,
     in_place: bool,
-    /// Parts of input and output: none of what this rank does not have.
+    /// Blocks of input and output on this rank; 0 for what it does not have.
     inputs: u64,
     outputs: u64,
-    /// By the way that messages are cut, whether input and output are one, and whether parts have lengths of their own.
-    codes: Vec<((Joins, bool, bool), Arc<Code>)>,
-    /// What was made ready last, and what it is for.
-    ready: Option<(Alike, Arc<Ready>)>,
+    /// Compiled programs, by how messages are cut, in place or not, and with parts of different
+    /// lengths or not.
+    programs: Vec<((Coalescing, bool, bool), Arc<CompiledProgram>)>,
+    /// The last compiled operation and its key.
+    ready: Option<(ProgramKey, Arc<CompiledOperation>)>,
 }
 
-/// What operations are alike in that have one [`Ready`].
+/// Operations with equal keys share one [`CompiledOperation`].
 #[derive(PartialEq, Eq)]
-struct Alike {
-    extent: Extent,
+struct ProgramKey {
+    extent: OperationExtent,
     data: DataType,
-    lines: Option<Lines>,
-    /// How it goes if it is short.
-    by: Option<By>,
+    lines: Option<LineProtocol>,
+    /// The fast path's transport, if the operation is short.
+    transport: Option<SlotTransport>,
     channels: u32,
     in_place: bool,
 }
 
-/// Bytes from the first to behind the last.
 type Bytes = core::ops::Range<usize>;
 
 fn overlap(a: &Bytes, b: &Bytes) -> bool {
@@ -55,76 +55,83 @@ impl Prepared {
         }
     }
 
-    /// What operations like this one need, which are of this function's type.
+    /// The compiled operation of this key and function.
     #[inline]
-    fn ready(
+    fn compile(
         &mut self,
         rank: Rank,
         strands: u32,
-        alike: Alike,
+        key: ProgramKey,
         function: &Function,
-    ) -> Result<Arc<Ready>, EngineError> {
+    ) -> Result<Arc<CompiledOperation>, EngineError> {
         match &self.ready {
-            Some((of, ready)) if *of == alike => Ok(Arc::clone(ready)),
-            _ => self.make_ready(rank, strands, alike, function),
+            Some((of, ready)) if *of == key => Ok(Arc::clone(ready)),
+            _ => self.compile_new(rank, strands, key, function),
         }
     }
 
     #[cold]
-    fn make_ready(
+    fn compile_new(
         &mut self,
         rank: Rank,
         strands: u32,
-        alike: Alike,
+        key: ProgramKey,
         function: &Function,
-    ) -> Result<Arc<Ready>, EngineError> {
+    ) -> Result<Arc<CompiledOperation>, EngineError> {
         let layout = Layout::new(
             &self.shape,
-            alike.extent.clone(),
+            key.extent.clone(),
             &self.program.scratch,
             &self.program.partial,
         );
-        let code = self.code(rank, (layout.joins(), alike.in_place, alike.extent.parts.is_some()))?;
-        let parts = alike.extent.parts.as_ref();
-        let mut ready = Ready {
-            // Short ones say no terms.
-            short: alike
-                .by
+        let program = self.program(rank, (layout.joins(), key.in_place, key.extent.parts.is_some()))?;
+        let parts = key.extent.parts.as_ref();
+        let mut ready = CompiledOperation {
+            // The fast path has no lengths exchange.
+            fast_path: key
+                .transport
                 .filter(|_| parts.is_none())
-                .and_then(|by| Short::of(&code, &layout, function, by)),
-            terms: parts.map(|parts| Terms::of(&code, &layout, function, (rank, parts.root))),
-            code,
+                .and_then(|transport| FastPath::of(&program, &layout, function, transport)),
+            lengths: parts.map(|parts| ExpectedLengths::of(&program, &layout, function, (rank, parts.root))),
+            program,
             layout,
-            lanes: 0,
-            reach: 0,
+            runners: 0,
+            active_runners: 0,
         };
-        for channel in 0..alike.channels {
+        for channel in 0..key.channels {
             for strand in 0..strands {
-                if ready.uses(alike.channels, channel, strand) {
-                    ready.lanes += 1;
-                    ready.reach = channel * strands + strand + 1;
+                if ready.uses(key.channels, channel, strand) {
+                    ready.runners += 1;
+                    ready.active_runners = channel * strands + strand + 1;
                 }
             }
         }
         let ready = Arc::new(ready);
-        self.ready = Some((alike, Arc::clone(&ready)));
+        self.ready = Some((key, Arc::clone(&ready)));
         Ok(ready)
     }
 
-    fn code(&mut self, rank: Rank, way: (Joins, bool, bool)) -> Result<Arc<Code>, EngineError> {
-        let made = self.codes.iter().find(|(made, _)| *made == way);
-        if let Some((_, code)) = made {
-            return Ok(Arc::clone(code));
+    fn program(&mut self, rank: Rank, variant: (Coalescing, bool, bool)) -> Result<Arc<CompiledProgram>, EngineError> {
+        let found = self.programs.iter().find(|(found, _)| *found == variant);
+        if let Some((_, program)) = found {
+            return Ok(Arc::clone(program));
         }
-        let (joins, in_place, varied) = way;
-        let code = Arc::new(Code::new(&self.shape, rank, &self.program, joins, in_place, varied)?);
-        self.codes.push((way, Arc::clone(&code)));
-        Ok(code)
+        let (coalescing, in_place, varied) = variant;
+        let program = Arc::new(CompiledProgram::new(
+            &self.shape,
+            rank,
+            &self.program,
+            coalescing,
+            in_place,
+            varied,
+        )?);
+        self.programs.push((variant, Arc::clone(&program)));
+        Ok(program)
     }
 
     /// Elements of the input or output.
-    fn elements(&self, op: &Operation, place: Place) -> Option<u64> {
-        let (blocks, input) = if place == Place::Input {
+    fn elements(&self, op: &Operation, place: PlanMemory) -> Option<u64> {
+        let (blocks, input) = if place == PlanMemory::Input {
             (self.inputs, true)
         } else {
             (self.outputs, false)
@@ -144,7 +151,6 @@ impl Prepared {
         }
     }
 
-    /// Where the data lies that is so many elements; nothing is wrong with it as far as can be seen.
     fn bytes(&self, data: &Data, elements: Option<u64>, function: &Function) -> Result<Bytes, EngineError> {
         let bytes = elements
             .and_then(|elements| usize::try_from(elements).ok()?.checked_mul(function.data().bytes()))
@@ -171,10 +177,11 @@ impl Prepared {
 }
 
 impl Engine {
-    /// Makes this rank's part of a schedule ready to be run, any number of times, with any count.
+    /// Prepares this rank's part of a schedule, to be run any number of times with any count.
     ///
     /// # Errors
-    /// When the schedule is for another number of ranks, or has more strands than the engine has connections for.
+    /// When the schedule is for another number of ranks, or has more strands than the engine has
+    /// connections for.
     pub fn prepare(&mut self, schedule: &dyn Schedule) -> Result<PlanId, EngineError> {
         let shape = schedule.shape().clone();
         let (collective, given) = (shape.collective, shape.ranks());
@@ -198,20 +205,22 @@ impl Engine {
             shape,
             program,
             in_place: schedule.in_place(),
-            codes: Vec::new(),
+            programs: Vec::new(),
             ready: None,
         });
         Ok(PlanId(self.plans.len() - 1))
     }
 
-    /// Takes an operation in, to be driven by [`progress`](Self::progress). Operations are run in the order in which they are submitted, which is the same on all ranks.
+    /// Submits an operation, to be driven by [`progress`](Self::progress). Operations run in
+    /// submission order, which is the same on all ranks.
     ///
     /// # Errors
-    /// When the engine has failed, or the operation makes no sense; then it was not taken in.
+    /// When the engine has failed, or the operation is invalid; then it was not submitted.
     ///
     /// # Safety
-    /// Input and output are as long as the plan and the count say, at their addresses, until the operation's result is taken or the engine is dropped. Until then nobody else writes either, nor reads the output; other
-    /// operations under way have other output.
+    /// Input and output are valid for the lengths that the plan and the count imply, until the
+    /// operation's result is taken or the engine is dropped. Until then no other code writes
+    /// either, or reads the output; other operations in flight have other outputs.
     pub unsafe fn submit(&mut self, mut op: Operation) -> Result<Ticket, EngineError> {
         if let Some(broken) = &self.failed {
             return Err(broken.why.clone().into());
@@ -239,8 +248,8 @@ impl Engine {
                 "each part has a length of its own in alltoallv, may have one in reduce-scatter, and nowhere else",
             ));
         }
-        let inputs = plan.bytes(&op.input, plan.elements(&op, Place::Input), &op.function)?;
-        let outputs = plan.bytes(&op.output, plan.elements(&op, Place::Output), &op.function)?;
+        let inputs = plan.bytes(&op.input, plan.elements(&op, PlanMemory::Input), &op.function)?;
+        let outputs = plan.bytes(&op.output, plan.elements(&op, PlanMemory::Output), &op.function)?;
         let overlaps = overlap(&inputs, &outputs);
         let in_place = overlaps
             && op.scale.is_none()
@@ -258,35 +267,35 @@ impl Engine {
         let lines = op.tuning.protocol.lines();
         let fragment = match lines {
             None => config.fragment / 4096 * 4096,
-            Some(lines) => lines.room(),
+            Some(lines) => lines.capacity(),
         };
-        let by = match lines {
-            Some(lines) => Some(By::Lines(lines)),
-            None => self.all_mapped.then_some(By::Store {
+        let transport = match lines {
+            Some(lines) => Some(SlotTransport::LineProtocol(lines)),
+            None => self.all_mapped.then_some(SlotTransport::Store {
                 eager: config.eager,
                 fragment,
             }),
         };
-        let alike = Alike {
-            extent: Extent {
+        let key = ProgramKey {
+            extent: OperationExtent {
                 count: op.count,
                 parts: op.parts.take(),
                 slices,
             },
             data: op.function.data(),
             lines,
-            by,
+            transport,
             channels: op.tuning.channels,
             in_place,
         };
-        let ready = plan.ready(rank, config.strands, alike, &op.function)?;
-        let changed = op.scale.is_some() || overlaps && !in_place;
-        if changed {
-            self.change_input(&mut op, inputs.len())?;
+        let ready = plan.compile(rank, config.strands, key, &op.function)?;
+        let input_copied = op.scale.is_some() || overlaps && !in_place;
+        if input_copied {
+            self.copy_input(&mut op, inputs.len())?;
         }
-        let lanes_left = ready.lanes;
-        self.reach = self.reach.max(ready.reach);
-        self.operations.push_back(Running {
+        let runners_left = ready.runners;
+        self.active_runners = self.active_runners.max(ready.active_runners);
+        self.operations.push_back(ActiveOperation {
             collective,
             ready,
             function: op.function,
@@ -298,35 +307,37 @@ impl Engine {
             eager: config.eager,
             began: None,
             deadline: op.deadline,
-            lanes_left,
-            result: (lanes_left == 0).then_some(Ok(())),
-            changed,
+            runners_left,
+            result: (runners_left == 0).then_some(Ok(())),
+            input_copied,
             taken: false,
         });
         Ok(Ticket(self.first + self.operations.len() as u64 - 1))
     }
 
-    /// Puts a copy in the place of the input, scaled if it is to be.
-    fn change_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
+    /// Replaces the input by a copy, scaled if required.
+    fn copy_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
         if bytes == 0 {
             return Ok(());
         }
-        let spare = self
-            .spare
+        let input_copies = self
+            .input_copies
             .iter()
-            .position(|spare| spare.len() >= bytes && Arc::strong_count(spare) == 1);
-        let segment = match spare {
-            Some(index) => Arc::clone(&self.spare[index]),
+            .position(|input_copies| input_copies.len() >= bytes && Arc::strong_count(input_copies) == 1);
+        let segment = match input_copies {
+            Some(index) => Arc::clone(&self.input_copies[index]),
             None => {
-                self.spare.retain(|spare| Arc::strong_count(spare) > 1);
+                self.input_copies
+                    .retain(|input_copies| Arc::strong_count(input_copies) > 1);
                 let domains = self.rails.iter().map(|rail| &rail.domain);
                 let segment = Arc::new(Segment::new(domains, bytes.next_multiple_of(4096))?);
-                self.spare.push(Arc::clone(&segment));
+                self.input_copies.push(Arc::clone(&segment));
                 segment
             }
         };
         let (from, into) = (op.input.start(), segment.start());
-        // SAFETY: the input is as long by `submit`'s contract; the segment is, and nobody's else.
+        // SAFETY: the input is as long by `submit`'s contract; the segment is long enough, and
+        // owned by this operation alone.
         unsafe {
             match op.scale {
                 Some(scalar) => {
@@ -346,7 +357,7 @@ impl Engine {
     }
 }
 
-/// Whether input and output, which overlap, lie as they do in place.
+/// Whether input and output, which overlap, are laid out as for in-place operation.
 fn is_in_place(shape: &Shape, rank: Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
     let Some(shared) = shape.shared(rank) else { return false };
     let parts = (i64::from(shared.output) - i64::from(shared.input)) / i64::from(shape.blocks.max(1));

@@ -1,4 +1,5 @@
-//! An engine with its turns taken apart: what else depends on which thread comes first.
+//! Engine tests with the steps taken apart, for interleavings that otherwise depend on thread
+//! timing.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
@@ -13,13 +14,14 @@ use super::*;
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
 use crate::kernel::Function;
-use crate::protocol::Lines;
+use crate::plan::Collective;
+use crate::protocol::LineProtocol;
 use crate::types::{DataType, Protocol, ReduceOp};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than any step takes, on a busy machine too.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Two ranks, each on a device over UDP, by which all goes.
+/// Two ranks, each on a device over UDP, without mapped mailboxes.
 fn two() -> [Engine; 2] {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -47,27 +49,28 @@ fn two() -> [Engine; 2] {
     engines.try_into().unwrap()
 }
 
-/// Turns, until this is so.
-fn until(what: &str, mut turn: impl FnMut() -> bool) {
+fn until(what: &str, mut step: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !turn() {
-        assert!(began.elapsed() < PATIENCE, "{what} does not come");
+    while !step() {
+        assert!(began.elapsed() < TIMEOUT, "{what} does not come");
         thread::yield_now();
     }
 }
 
-/// A rank sends another words, and that one gives slots back and does nothing else: first by operations of so many messages each, until the receiver's queue is full of what it gives back, as it takes no completions; and then by
-/// short ones, while it does. All have to end.
+/// One rank sends LL messages, and the other only returns credits: first in operations of so many
+/// messages each, until the receiver's send queue is full of credit writes, as it polls no
+/// completions; and then in short operations, while it does. All have to complete.
 fn full_queue(messages: u64) {
-    const SLOTS: u64 = Lines::Ll.slots();
-    // Each half ring is a request; when the queue is full of them, the sender has slots for a ring more.
+    const SLOTS: u64 = LineProtocol::Ll.slots();
+    // Each half ring is a credit write; when the queue is full of them, the sender has credits for
+    // one more ring.
     let most = u64::from(SEND_DEPTH) * (SLOTS / 2) + SLOTS;
     assert!(most.is_multiple_of(messages));
     let (first, all) = (most / messages, most / messages + 2 * SLOTS);
     let count = if messages == 1 {
         1
     } else {
-        messages * Lines::Ll.room() as u64 / 4
+        messages * LineProtocol::Ll.capacity() as u64 / 4
     };
     let [mut sender, mut receiver] = two();
     let order = [Rank(0), Rank(1)];
@@ -90,23 +93,23 @@ fn full_queue(messages: u64) {
                 tuning: Tuning {
                     protocol: Protocol::Ll,
                     channels: 1,
-                    // One message each: an operation of several slices is no short one.
-                    slice: Lines::Ll.room(),
+                    // One message each: an operation of several slices has no fast path.
+                    slice: LineProtocol::Ll.capacity(),
                 },
                 deadline: None,
             };
-            // SAFETY: the segment is as long as that; the operations have it.
+            // SAFETY: the segment is as long; the operations own it.
             last = Some(unsafe { engine.submit(operation) }.unwrap());
         }
     }
     until("a full queue", || {
         sender.progress();
-        // A turn, but for the completions.
+        // A step without polling completions.
         receiver.drive().unwrap();
         receiver.finished() == first
     });
     assert_eq!(sender.finished(), first, "the sender has no slot");
-    assert!(receiver.links[0][0].as_ref().is_some_and(Link::has_notes));
+    assert!(receiver.links[0][0].as_ref().is_some_and(Link::has_control_writes));
     until("the end of all operations", || {
         sender.progress();
         receiver.progress();
@@ -116,14 +119,14 @@ fn full_queue(messages: u64) {
     assert_eq!(receiver.take(last.unwrap()), Some(Ok(())));
 }
 
-/// The receiver is in a short operation, which does nothing until something comes.
+/// The receiver is in a fast-path operation, which does nothing until a message arrives.
 #[test]
-fn slots_that_the_queue_had_no_room_for_are_given_back_in_a_short_operation() {
+fn credits_that_did_not_fit_are_sent_in_a_fast_path_operation() {
     full_queue(1);
 }
 
-/// The operation that found no room is done: a short one comes next.
+/// The operation whose credits did not fit is done: a fast-path operation follows.
 #[test]
-fn slots_that_the_queue_had_no_room_for_are_given_back_in_the_operation_after() {
-    full_queue(Lines::Ll.slots());
+fn credits_that_did_not_fit_are_sent_in_the_next_operation() {
+    full_queue(LineProtocol::Ll.slots());
 }

@@ -1,11 +1,16 @@
-//! How the survivors of a group agree on who they are, without clock or sockets.
+//! Agreement of the survivors of a group on its members (shrink), sans-IO.
 //!
-//! Each who wants to go on *joins*, and says whom it excludes: who has died, left, been found stopped. Exclusions add up: whoever learns of one passes it on. The *coordinator* is the lowest rank that is not excluded. When all who are not
-//! excluded have joined, it *proposes* them as the new group; each acknowledges, and is ready for the group's messages from then on; when all have, it *commits*. A member that dies meanwhile is excluded, and the round begins anew; one that
-//! does not answer in time is excluded too. When the coordinator goes, the next one takes over: a member that has committed already tells it so, and the decision stays what it was, even where the one who made it is dead: the new
-//! group is then born with a death in it, and all its members know.
+//! Each member that wants to continue *joins* and lists the members that it excludes: dead, left,
+//! or found stopped. Exclusions accumulate and are forwarded. The *coordinator* is the lowest rank
+//! that is not excluded. When all others have joined, it *proposes* them as the new group; each
+//! acknowledges, and accepts the group's frames from then on; when all have acknowledged, it
+//! *commits*. A member that dies meanwhile is excluded and a new round begins; one that does not
+//! reply in time is excluded too. When the coordinator fails, the next rank takes over. A member
+//! that has committed already replies with that commit, so the decision stands even if its
+//! coordinator is dead: the new group then begins with a dead member, which all its members know.
 //!
-//! A member acknowledges no proposal of somebody it excludes, and believes no commit of theirs. So no two groups can both be committed by those who are in both.
+//! A member acknowledges no proposal of a member that it excludes, and accepts no commit from it.
+//! So no two groups can both be committed by their common members.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,48 +18,46 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::{GroupId, Reader};
 use crate::types::Rank;
 
-/// A group that somebody proposes. Ranks are those of the group before.
+/// A proposed group. Ranks are those of the old group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Proposal {
     /// Counts the proposals of one coordinator.
     pub(crate) epoch: u32,
     /// The new group.
     pub(crate) group: GroupId,
-    /// Who is in it, in order; the first proposes it.
+    /// Its members in order; the first is the coordinator.
     pub(crate) members: Vec<Rank>,
 }
 
-/// What is said.
+/// A message of the agreement.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
-    /// I want to go on, without these.
+pub(crate) enum ShrinkMessage {
+    /// The sender wants to continue without these members.
     Join { excluded: Vec<Rank> },
-    /// Shall it be so?
+    /// The coordinator's proposal.
     Propose(Proposal),
-    /// Yes, I am ready.
+    /// Acknowledges the proposal.
     Ready { epoch: u32 },
-    /// It is so.
+    /// The coordinator's commit.
     Commit(Proposal),
 }
 
-/// A word, and to whom.
-pub(crate) type Said = (Rank, Word);
+pub(crate) type AddressedMessage = (Rank, ShrinkMessage);
 
-/// How it ended, for one member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// This is the group.
+    /// The committed group.
     Agreed(Proposal),
-    /// The others go on without this one.
+    /// The others continue without this member.
     Excluded,
-    /// Time is up.
-    Late,
+    /// The deadline has passed.
+    TimedOut,
 }
 
 /// Why there is no group of survivors for this member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShrinkError {
-    /// The others go on without it.
+    /// The others continue without it.
     #[error(
         "the others go on without rank {rank}: they found it dead, stopped or cut off, or it did not shrink in time"
     )]
@@ -69,7 +72,7 @@ pub enum ShrinkError {
     Late {
         /// This rank.
         rank: Rank,
-        /// How long it had.
+        /// The timeout.
         within: Duration,
     },
 }
@@ -79,17 +82,18 @@ pub enum ShrinkError {
 pub(crate) struct Agreement {
     me: Rank,
     ranks: u32,
-    /// Until when, and how long all has.
-    time: Option<(Instant, Duration)>,
-    /// When the round is over for those who have not answered.
-    round: Option<Instant>,
+    /// The deadline, and the timeout it was derived from.
+    deadline: Option<(Instant, Duration)>,
+    /// The end of the round for members that have not replied.
+    round_deadline: Option<Instant>,
     joined: BTreeSet<Rank>,
     excluded: BTreeSet<Rank>,
-    /// How many proposals this member has made.
+    /// Proposals that this member has made.
     epoch: u32,
-    /// The last proposal that this member was ready for: whose, and which. Coordinators follow one another by rank, as exclusions are not taken back.
-    heard: Option<(Rank, u32)>,
-    /// What this member has proposed, or is ready for.
+    /// The last acknowledged proposal: coordinator and epoch. Coordinators only increase, as
+    /// exclusions are never revoked.
+    last_acked: Option<(Rank, u32)>,
+    /// The proposal that this member has made or acknowledged.
     proposal: Option<Proposal>,
     ready: BTreeSet<Rank>,
     outcome: Option<Outcome>,
@@ -100,183 +104,190 @@ impl Agreement {
         Self {
             me,
             ranks,
-            time: None,
-            round: None,
+            deadline: None,
+            round_deadline: None,
             joined: BTreeSet::new(),
             excluded: BTreeSet::new(),
             epoch: 0,
-            heard: None,
+            last_acked: None,
             proposal: None,
             ready: BTreeSet::new(),
             outcome: None,
         }
     }
 
-    /// How it ended.
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
 
-    /// The group that this member has to be ready for.
+    /// The group whose frames this member has to accept.
     pub(crate) fn proposal(&self) -> Option<&Proposal> {
         self.proposal.as_ref()
     }
 
-    /// This member wants to go on, without `excluded`. `next` numbers groups that this member makes.
+    /// Joins, without `excluded`. `next` numbers groups that this member creates.
     pub(crate) fn join(
         &mut self,
         excluded: impl IntoIterator<Item = Rank>,
-        patience: Duration,
+        timeout: Duration,
         now: Instant,
         next: &mut dyn FnMut() -> GroupId,
-        out: &mut Vec<Said>,
+        out: &mut Vec<AddressedMessage>,
     ) {
-        self.time = Some((now + patience, patience));
-        self.round = Some(now + patience / 2);
+        self.deadline = Some((now + timeout, timeout));
+        self.round_deadline = Some(now + timeout / 2);
         self.joined.insert(self.me);
         self.excluded.extend(excluded);
-        self.announce(out);
-        self.step(now, next, out);
+        self.broadcast_join(out);
+        self.advance(now, next, out);
     }
 
-    /// A member is gone.
-    pub(crate) fn lost(&mut self, rank: Rank, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+    pub(crate) fn member_lost(
+        &mut self,
+        rank: Rank,
+        now: Instant,
+        next: &mut dyn FnMut() -> GroupId,
+        out: &mut Vec<AddressedMessage>,
+    ) {
         self.exclude([rank], out);
-        self.step(now, next, out);
+        self.advance(now, next, out);
     }
 
-    /// A member has left the group before. One that has joined leaves it for the new one.
-    pub(crate) fn left(&mut self, rank: Rank, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+    /// A member has left the old group. One that has joined leaves it for the new one.
+    pub(crate) fn member_left(
+        &mut self,
+        rank: Rank,
+        now: Instant,
+        next: &mut dyn FnMut() -> GroupId,
+        out: &mut Vec<AddressedMessage>,
+    ) {
         if !self.joined.contains(&rank) {
-            self.lost(rank, now, next, out);
+            self.member_lost(rank, now, next, out);
         }
     }
 
-    /// A member has said something.
     pub(crate) fn receive(
         &mut self,
         from: Rank,
-        word: Word,
+        message: ShrinkMessage,
         now: Instant,
         next: &mut dyn FnMut() -> GroupId,
-        out: &mut Vec<Said>,
+        out: &mut Vec<AddressedMessage>,
     ) {
-        if let Some(Outcome::Agreed(decided)) = &self.outcome {
-            // Who still asks has not heard of it.
-            if matches!(word, Word::Join { .. } | Word::Propose(_)) {
-                out.push((from, Word::Commit(decided.clone())));
+        if let Some(Outcome::Agreed(committed)) = &self.outcome {
+            // The sender has missed the commit.
+            if matches!(message, ShrinkMessage::Join { .. } | ShrinkMessage::Propose(_)) {
+                out.push((from, ShrinkMessage::Commit(committed.clone())));
             }
             return;
         }
-        match word {
-            Word::Join { excluded } => {
+        match message {
+            ShrinkMessage::Join { excluded } => {
                 self.joined.insert(from);
                 self.exclude(excluded, out);
             }
-            Word::Propose(proposal) => self.consider(from, proposal, now, out),
-            Word::Ready { epoch } => {
-                if self.leads() && epoch == self.epoch {
+            ShrinkMessage::Propose(proposal) => self.handle_proposal(from, proposal, now, out),
+            ShrinkMessage::Ready { epoch } => {
+                if self.owns_proposal() && epoch == self.epoch {
                     self.ready.insert(from);
                 }
             }
-            Word::Commit(proposal) => {
-                if !self.excluded.contains(&from) && self.time.is_some() && self.valid(&proposal) {
-                    self.accept(proposal, out);
+            ShrinkMessage::Commit(proposal) => {
+                if !self.excluded.contains(&from) && self.deadline.is_some() && self.valid(&proposal) {
+                    self.handle_commit(proposal, out);
                 }
             }
         }
-        self.step(now, next, out);
+        self.advance(now, next, out);
     }
 
-    /// When [`tick`](Self::tick) is due.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let (end, _) = self.time.filter(|_| self.outcome.is_none())?;
-        Some(self.round.map_or(end, |round| round.min(end)))
+        let (end, _) = self.deadline.filter(|_| self.outcome.is_none())?;
+        Some(self.round_deadline.map_or(end, |deadline| deadline.min(end)))
     }
 
-    /// Does what is due.
-    pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
-        let Some((end, patience)) = self.time.filter(|_| self.outcome.is_none()) else {
+    pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
+        let Some((end, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
         };
         if now >= end {
-            self.outcome = Some(Outcome::Late);
+            self.outcome = Some(Outcome::TimedOut);
             return;
         }
-        if self.round.is_some_and(|round| now >= round) {
-            self.round = Some(now + self.turn(patience));
+        if self.round_deadline.is_some_and(|deadline| now >= deadline) {
+            self.round_deadline = Some(now + self.round_length(timeout));
             let absent: Vec<_> = match &self.proposal {
-                Some(proposal) if self.leads() => {
+                Some(proposal) if self.owns_proposal() => {
                     let members = proposal.members.iter().copied();
                     members.filter(|rank| !self.ready.contains(rank)).collect()
                 }
                 _ if self.all_joined() => self.coordinator().into_iter().collect(),
-                _ => self.wanted().filter(|rank| !self.joined.contains(rank)).collect(),
+                _ => self.candidates().filter(|rank| !self.joined.contains(rank)).collect(),
             };
             let me = self.me;
             self.exclude(absent.into_iter().filter(|rank| *rank != me), out);
-            self.step(now, next, out);
+            self.advance(now, next, out);
         }
     }
 
-    /// How long a round takes: a coordinator gives up members sooner than they give up it.
-    fn turn(&self, patience: Duration) -> Duration {
+    /// The length of a round: a coordinator excludes silent members sooner than they exclude it.
+    fn round_length(&self, timeout: Duration) -> Duration {
         if self.coordinator() == Some(self.me) {
-            patience / 16
+            timeout / 16
         } else {
-            patience / 8
+            timeout / 8
         }
     }
 
-    /// All who may be in the group.
-    fn wanted(&self) -> impl Iterator<Item = Rank> + '_ {
+    fn candidates(&self) -> impl Iterator<Item = Rank> + '_ {
         (0..self.ranks).map(Rank).filter(|rank| !self.excluded.contains(rank))
     }
 
     fn coordinator(&self) -> Option<Rank> {
-        self.wanted().next()
+        self.candidates().next()
     }
 
     fn all_joined(&self) -> bool {
-        self.wanted().all(|rank| self.joined.contains(&rank))
+        self.candidates().all(|rank| self.joined.contains(&rank))
     }
 
-    /// Whether the proposal at hand is this member's own.
-    fn leads(&self) -> bool {
+    /// Whether the current proposal is this member's own.
+    fn owns_proposal(&self) -> bool {
         self.proposal
             .as_ref()
             .is_some_and(|proposal| proposal.members.first() == Some(&self.me))
     }
 
-    /// Members are ranks of this group, in order and without one twice.
+    /// Members are ranks of this group, in order and distinct.
     fn valid(&self, proposal: &Proposal) -> bool {
         let members = &proposal.members;
         members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
     }
 
-    /// Takes exclusions, and passes on what is news.
-    fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<Said>) {
+    fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<AddressedMessage>) {
         let before = self.excluded.len();
         self.excluded
             .extend(ranks.into_iter().filter(|rank| rank.0 < self.ranks));
-        if self.excluded.len() > before && self.time.is_some() && self.outcome.is_none() {
-            self.announce(out);
+        if self.excluded.len() > before && self.deadline.is_some() && self.outcome.is_none() {
+            self.broadcast_join(out);
         }
     }
 
-    fn announce(&self, out: &mut Vec<Said>) {
-        let join = Word::Join {
+    fn broadcast_join(&self, out: &mut Vec<AddressedMessage>) {
+        let join = ShrinkMessage::Join {
             excluded: self.excluded.iter().copied().collect(),
         };
-        // Those who are excluded are told, too: they may be alive.
+        // Excluded members are informed too: they may be alive.
         let others = (0..self.ranks).map(Rank).filter(|rank| *rank != self.me);
         out.extend(others.map(|rank| (rank, join.clone())));
     }
 
-    fn consider(&mut self, from: Rank, proposal: Proposal, now: Instant, out: &mut Vec<Said>) {
-        let fits = self.time.is_some() && self.valid(&proposal) && proposal.members.first() == Some(&from);
-        let news = self.heard.is_none_or(|heard| (from, proposal.epoch) > heard);
-        if !fits || !news || self.excluded.contains(&from) {
+    fn handle_proposal(&mut self, from: Rank, proposal: Proposal, now: Instant, out: &mut Vec<AddressedMessage>) {
+        let fits = self.deadline.is_some() && self.valid(&proposal) && proposal.members.first() == Some(&from);
+        let is_newer = self
+            .last_acked
+            .is_none_or(|last_acked| (from, proposal.epoch) > last_acked);
+        if !fits || !is_newer || self.excluded.contains(&from) {
             return;
         }
         let absent = (0..self.ranks)
@@ -284,23 +295,23 @@ impl Agreement {
             .filter(|rank| !proposal.members.contains(rank));
         self.exclude(absent.collect::<Vec<_>>(), out);
         if proposal.members.iter().any(|rank| self.excluded.contains(rank)) {
-            // What it has not heard makes it propose again.
+            // The coordinator learns of the exclusions and proposes again.
             let excluded = self.excluded.iter().copied().collect();
-            out.push((from, Word::Join { excluded }));
+            out.push((from, ShrinkMessage::Join { excluded }));
             return;
         }
         let epoch = proposal.epoch;
-        self.heard = Some((from, epoch));
+        self.last_acked = Some((from, epoch));
         self.proposal = Some(proposal);
-        self.round = self.time.map(|(_, patience)| now + self.turn(patience));
-        out.push((from, Word::Ready { epoch }));
+        self.round_deadline = self.deadline.map(|(_, timeout)| now + self.round_length(timeout));
+        out.push((from, ShrinkMessage::Ready { epoch }));
     }
 
-    /// Takes what somebody has committed.
-    fn accept(&mut self, proposal: Proposal, out: &mut Vec<Said>) {
-        if self.leads() {
-            // This member took over from the one who decided this, and others wait for what it says.
-            self.commit(&proposal, out);
+    fn handle_commit(&mut self, proposal: Proposal, out: &mut Vec<AddressedMessage>) {
+        if self.owns_proposal() {
+            // This member took over from the coordinator that decided this, and others wait for its
+            // commit.
+            self.send_commit(&proposal, out);
         }
         self.outcome = Some(if proposal.members.contains(&self.me) {
             self.proposal = Some(proposal.clone());
@@ -310,15 +321,13 @@ impl Agreement {
         });
     }
 
-    /// Tells all who are in it.
-    fn commit(&self, proposal: &Proposal, out: &mut Vec<Said>) {
+    fn send_commit(&self, proposal: &Proposal, out: &mut Vec<AddressedMessage>) {
         let others = proposal.members.iter().filter(|rank| **rank != self.me);
-        out.extend(others.map(|rank| (*rank, Word::Commit(proposal.clone()))));
+        out.extend(others.map(|rank| (*rank, ShrinkMessage::Commit(proposal.clone()))));
     }
 
-    /// Goes as far as one can with what is known.
-    fn step(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
-        let Some((_, patience)) = self.time.filter(|_| self.outcome.is_none()) else {
+    fn advance(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
+        let Some((_, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
         };
         if self.excluded.contains(&self.me) {
@@ -333,30 +342,29 @@ impl Agreement {
             let proposal = Proposal {
                 epoch: self.epoch,
                 group: next(),
-                members: self.wanted().collect(),
+                members: self.candidates().collect(),
             };
             self.ready = BTreeSet::from([self.me]);
-            self.round = Some(now + self.turn(patience));
+            self.round_deadline = Some(now + self.round_length(timeout));
             let others = proposal.members.iter().filter(|rank| **rank != self.me);
-            out.extend(others.map(|rank| (*rank, Word::Propose(proposal.clone()))));
+            out.extend(others.map(|rank| (*rank, ShrinkMessage::Propose(proposal.clone()))));
             self.proposal = Some(proposal);
         } else if self.proposal.is_none() && self.all_joined() {
-            // From now on it is the coordinator's turn.
-            let turn = now + self.turn(patience);
-            self.round = self.round.map(|round| round.max(turn));
+            // Wait for the coordinator's proposal.
+            let round_length = now + self.round_length(timeout);
+            self.round_deadline = self.round_deadline.map(|deadline| deadline.max(round_length));
         }
-        if self.leads()
+        if self.owns_proposal()
             && let Some(proposal) = &self.proposal
             && proposal.members.iter().all(|rank| self.ready.contains(rank))
         {
-            self.commit(proposal, out);
+            self.send_commit(proposal, out);
             self.outcome = Some(Outcome::Agreed(proposal.clone()));
         }
     }
 }
 
-impl Word {
-    /// Appends the word.
+impl ShrinkMessage {
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let put_ranks = |to: &mut Vec<u8>, ranks: &[Rank]| {
             to.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
@@ -366,7 +374,7 @@ impl Word {
         };
         let put_proposal = |to: &mut Vec<u8>, proposal: &Proposal| {
             to.extend_from_slice(&proposal.epoch.to_le_bytes());
-            to.extend_from_slice(&proposal.group.maker.to_le_bytes());
+            to.extend_from_slice(&proposal.group.creator.to_le_bytes());
             to.extend_from_slice(&proposal.group.number.to_le_bytes());
             put_ranks(to, &proposal.members);
         };
@@ -390,10 +398,9 @@ impl Word {
         }
     }
 
-    /// From the whole of a word.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
-        let word = match from.u8()? {
+        let message = match from.u8()? {
             1 => Self::Join {
                 excluded: ranks(&mut from)?,
             },
@@ -403,11 +410,10 @@ impl Word {
             _ => return None,
         };
         from.end()?;
-        Some(word)
+        Some(message)
     }
 }
 
-/// As many ranks as it says, if they are there.
 fn ranks(from: &mut Reader) -> Option<Vec<Rank>> {
     let bytes = from.u32()?.checked_mul(4)?;
     let bytes = from.bytes(usize::try_from(bytes).ok()?)?;
@@ -419,7 +425,7 @@ fn proposal(from: &mut Reader) -> Option<Proposal> {
     Some(Proposal {
         epoch: from.u32()?,
         group: GroupId {
-            maker: from.u32()?,
+            creator: from.u32()?,
             number: from.u32()?,
         },
         members: ranks(from)?,

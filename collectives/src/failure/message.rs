@@ -1,48 +1,48 @@
-//! What members of a group tell one another about failures, as bytes.
+//! Wire format of the failure detector's messages.
 //!
-//! Numbers are little endian. Lists are as long as the sender says, up to limits; what is out of range is no message.
+//! Little endian. Lists have the sender's length, up to limits; out-of-range input gives `None`.
 
+use super::monitor::{Awaited, Report, Wait};
 use super::verdict::{Cause, Stuck, Verdict};
-use super::watch::{Awaited, Report, Wait};
 use crate::bootstrap::{Reader, put_text};
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// How many waits a report may have: what is first in each connection, and more than 256 tell nothing more.
 const MAX_WAITS: usize = 256;
-/// How many ranks a report may say are reached: a group has no more.
+/// Reachable ranks in a report: a group has no more.
 const MAX_REACHES: usize = 4096;
-/// How many operations may be pending in a report.
 const MAX_PENDING: usize = 64;
-/// How long a reason may be, in bytes.
 pub(super) const MAX_REASON: usize = 1024;
 
-/// What is said in an investigation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// What are you doing? The engine has `pause_ms` to report; a link has failed, and it tries its own before, if `links`.
-    Ask { number: u32, pause_ms: u32, links: bool },
-    /// The answer to question `number`.
-    Answer { number: u32, report: Report },
-    /// The group has failed; this is the weightiest reason that the sender knows.
+    /// Requests a report, which the engine has `timeout_ms` to give, after a link test if
+    /// `test_links`.
+    Query {
+        number: u32,
+        timeout_ms: u32,
+        test_links: bool,
+    },
+    /// The reply to query `number`.
+    Reply { number: u32, report: Report },
+    /// The group has failed; the strongest verdict that the sender knows.
     Verdict(Verdict),
 }
 
 impl Message {
-    /// Appends the message.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         match self {
-            Self::Ask {
+            Self::Query {
                 number,
-                pause_ms,
-                links,
+                timeout_ms,
+                test_links,
             } => {
                 to.push(1);
                 to.extend_from_slice(&number.to_le_bytes());
-                to.extend_from_slice(&pause_ms.to_le_bytes());
-                to.push(u8::from(*links));
+                to.extend_from_slice(&timeout_ms.to_le_bytes());
+                to.push(u8::from(*test_links));
             }
-            Self::Answer { number, report } => {
+            Self::Reply { number, report } => {
                 to.push(2);
                 to.extend_from_slice(&number.to_le_bytes());
                 put_report(to, report);
@@ -54,16 +54,15 @@ impl Message {
         }
     }
 
-    /// From the whole of a message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let message = match from.u8()? {
-            1 => Self::Ask {
+            1 => Self::Query {
                 number: from.u32()?,
-                pause_ms: from.u32()?,
-                links: flag(&mut from)?,
+                timeout_ms: from.u32()?,
+                test_links: flag(&mut from)?,
             },
-            2 => Self::Answer {
+            2 => Self::Reply {
                 number: from.u32()?,
                 report: report(&mut from)?,
             },
@@ -87,11 +86,11 @@ fn put_report(to: &mut Vec<u8>, report: &Report) {
     let waits = &waits[..waits.len().min(MAX_WAITS)];
     to.extend_from_slice(&(waits.len() as u16).to_le_bytes());
     waits.iter().for_each(|wait| put_wait(to, wait));
-    to.push(u8::from(report.reaches.is_some()));
-    let reaches = report.reaches.as_deref().unwrap_or_default();
-    let reaches = &reaches[..reaches.len().min(MAX_REACHES)];
-    to.extend_from_slice(&(reaches.len() as u16).to_le_bytes());
-    reaches
+    to.push(u8::from(report.reachable.is_some()));
+    let reachable = report.reachable.as_deref().unwrap_or_default();
+    let reachable = &reachable[..reachable.len().min(MAX_REACHES)];
+    to.extend_from_slice(&(reachable.len() as u16).to_le_bytes());
+    reachable
         .iter()
         .for_each(|rank| to.extend_from_slice(&rank.0.to_le_bytes()));
 }
@@ -101,20 +100,20 @@ fn report(from: &mut Reader) -> Option<Report> {
     let pending = usize::from(from.u8()?);
     let pending = (pending <= MAX_PENDING).then_some(0..pending)?;
     let pending = pending.map(|_| kind(from)).collect::<Option<_>>()?;
-    let told = flag(from)?;
+    let has_waits = flag(from)?;
     let waits = usize::from(from.u16()?);
-    let waits = (waits <= if told { MAX_WAITS } else { 0 }).then_some(0..waits)?;
+    let waits = (waits <= if has_waits { MAX_WAITS } else { 0 }).then_some(0..waits)?;
     let waits = waits.map(|_| wait(from)).collect::<Option<_>>()?;
     let tried = flag(from)?;
-    let reaches = usize::from(from.u16()?);
-    let reaches = (reaches <= if tried { MAX_REACHES } else { 0 }).then_some(0..reaches)?;
-    let reaches = reaches.map(|_| from.u32().map(Rank)).collect::<Option<_>>()?;
+    let reachable = usize::from(from.u16()?);
+    let reachable = (reachable <= if tried { MAX_REACHES } else { 0 }).then_some(0..reachable)?;
+    let reachable = reachable.map(|_| from.u32().map(Rank)).collect::<Option<_>>()?;
     (finished <= begun && finished < u64::MAX).then_some(Report {
         begun,
         finished,
         pending,
-        waits: told.then_some(waits),
-        reaches: tried.then_some(reaches),
+        waits: has_waits.then_some(waits),
+        reachable: tried.then_some(reachable),
     })
 }
 
@@ -126,7 +125,7 @@ fn flag(from: &mut Reader) -> Option<bool> {
     }
 }
 
-/// 0, or 1 + the place among all kinds.
+/// 0, or 1 + the index among all collectives.
 fn put_kind(to: &mut Vec<u8>, kind: Option<Collective>) {
     let place = kind.and_then(|kind| Collective::ALL.iter().position(|one| *one == kind));
     to.push(place.map_or(0, |place| place as u8 + 1));
@@ -148,9 +147,9 @@ fn put_wait(to: &mut Vec<u8>, wait: &Wait) {
     to.extend_from_slice(&wait.qpn.to_le_bytes());
     to.push(match wait.awaited {
         Awaited::Message => 0,
-        Awaited::Room => 1,
+        Awaited::Credit => 1,
         Awaited::Acknowledgement => 2,
-        Awaited::Nothing => 3,
+        Awaited::QueuePairFailed => 3,
     });
 }
 
@@ -164,9 +163,9 @@ fn wait(from: &mut Reader) -> Option<Wait> {
         qpn: from.u32()?,
         awaited: match from.u8()? {
             0 => Awaited::Message,
-            1 => Awaited::Room,
+            1 => Awaited::Credit,
             2 => Awaited::Acknowledgement,
-            3 => Awaited::Nothing,
+            3 => Awaited::QueuePairFailed,
             _ => return None,
         },
     })
@@ -279,14 +278,14 @@ mod tests {
             step: 5,
             peer: Rank(3),
             qpn: 0x11,
-            awaited: Awaited::Room,
+            awaited: Awaited::Credit,
         };
         let report = Report {
             begun: 18,
             finished: 16,
             pending: vec![Some(Collective::AllReduce), None],
             waits: Some(vec![wait; 3]),
-            reaches: Some(vec![Rank(0), Rank(5)]),
+            reachable: Some(vec![Rank(0), Rank(5)]),
         };
         let (rank, other) = (Rank(1), Rank(2));
         let causes = [
@@ -319,18 +318,18 @@ mod tests {
             wait,
         };
         let mut all = vec![
-            Message::Ask {
+            Message::Query {
                 number: 1,
-                pause_ms: 50,
-                links: false,
+                timeout_ms: 50,
+                test_links: false,
             },
-            Message::Ask {
+            Message::Query {
                 number: 1,
-                pause_ms: 50,
-                links: true,
+                timeout_ms: 50,
+                test_links: true,
             },
-            Message::Answer { number: 1, report },
-            Message::Answer {
+            Message::Reply { number: 1, report },
+            Message::Reply {
                 number: 2,
                 report: Report::default(),
             },
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_written_and_no_part_of_one_is_a_message() {
+    fn messages_round_trip_and_truncated_ones_are_rejected() {
         for message in messages() {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_bytes_are_messages_or_none_and_never_a_panic() {
+    fn corrupt_bytes_never_panic() {
         for message in messages() {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);

@@ -1,33 +1,49 @@
-//! Failure as a value: who is to blame when an operation does not get on, and who is left.
+//! Failure detection and agreement: which member is to blame when an operation stalls, and which
+//! members survive.
 //!
-//! What an engine does about it:
+//! The engine's part:
 //!
-//! - It tells its [`Watch`] which operations it begins and finishes, and looks at one flag of it, [`Watch::attention`], while it spins. If it is [`asked`](Watch::asked), it [reports](Watch::report) what it waits for.
-//! - Stuck for half of an operation's deadline, it has the control mesh [ask all members](crate::bootstrap::ControlMesh::investigate). That ends nothing.
-//! - When the deadline has come, it [gives up](crate::bootstrap::ControlMesh::give_up), and all members do, with what was found. When a queue pair fails, it [ends](crate::bootstrap::ControlMesh::end) the group, which is both in one: a queue pair
-//!   fails because its peer is dead or stopped, too.
-//! - When the group has [failed](Watch::failed), for its own reasons or others', [`ControlMesh::failure`](crate::bootstrap::ControlMesh::failure) says why: on all members the same.
+//! - It reports to its [`ProgressMonitor`] the operations that it begins and finishes, and polls
+//!   one flag of it, [`ProgressMonitor::needs_attention`], while it spins. When a report is
+//!   [requested](ProgressMonitor::report_requested), it [reports](ProgressMonitor::report) what it
+//!   waits for.
+//! - Stalled for half of an operation's deadline, it has the control mesh
+//!   [investigate](crate::bootstrap::ControlMesh::investigate): all members are queried. That ends
+//!   nothing.
+//! - At the deadline it [gives up](crate::bootstrap::ControlMesh::give_up), which fails the group
+//!   on all members with the finding. When a queue pair fails, it
+//!   [ends](crate::bootstrap::ControlMesh::end) the group, which is both in one: a queue pair also
+//!   fails because its peer is dead or stopped.
+//! - When the group has [failed](ProgressMonitor::failed), locally or on another member,
+//!   [`ControlMesh::failure`](crate::bootstrap::ControlMesh::failure) gives the cause: the same on
+//!   all members.
 //!
-//! A link that has failed shows only at an end that has something to send on it, some seconds after it was cut at the device's default timeouts. So a rank that is cut off from all may be known by one link alone. All members then try
-//! theirs, and who is reached by none of the others is cut off. Where that says nothing, as between two, or where the others have nothing under way, so that nobody drives them, the two ends of the link are named, as of any link that
-//! fails between two that live; a group made of what is left is without the higher rank of the two, which need not be the one that was cut off. It fails again if so, and leaves out the next.
+//! A failed link shows only at an end that has something to send, some seconds after the cut at the
+//! device's default timeouts, so a rank that is cut off from all may show on one link alone. All
+//! members then test their links, and a rank that none of the others reaches is cut off. Where that
+//! is inconclusive, as between two ranks, or where the other engines are not driven, the two ends
+//! of the link are named, as for any link that fails between two live ranks. A group of survivors
+//! excludes the higher rank of the two, which need not be the one that was cut off; if so it fails
+//! again and excludes the next.
 //!
-//! The thread of the control mesh notices deaths by itself. [`judge`] finds the cause in what the members answer, `trial` has them agree on it, and `agreement` on who goes on; all three are without clock and sockets.
+//! The mesh I/O thread detects deaths by itself. [`diagnose`] derives the cause from the members'
+//! reports, `detector` has the members agree on it, and `agreement` on the survivors. All three are
+//! sans-IO: no clock and no sockets.
 
 mod agreement;
-mod judge;
+mod detector;
+mod diagnosis;
 mod message;
-mod trial;
+mod monitor;
 mod verdict;
-mod watch;
 
 pub use agreement::ShrinkError;
-pub use judge::{Testimony, judge};
-pub use trial::SETTLE;
+pub use detector::AGREEMENT_TIMEOUT;
+pub use diagnosis::{MemberStatus, diagnose};
+pub use monitor::{Awaited, MESSAGES, ProgressMonitor, Report, Wait};
 pub use verdict::{Cause, Failure, Stuck, Verdict};
-pub use watch::{Awaited, MESSAGES, Report, Wait, Watch};
 
-pub(crate) use agreement::{Agreement, Outcome, Proposal, Said, Word};
+pub(crate) use agreement::{AddressedMessage, Agreement, Outcome, Proposal, ShrinkMessage};
+pub(crate) use detector::{FailureDetector, Outgoing};
 pub(crate) use message::Message;
-pub(crate) use trial::{Post, Trial};
-pub(crate) use watch::message_number;
+pub(crate) use monitor::message_number;

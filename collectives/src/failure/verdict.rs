@@ -1,91 +1,93 @@
-//! What came of an investigation, and how it is told.
+//! The result of an investigation and its text.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::watch::{Awaited, Wait, message_number};
+use super::monitor::{Awaited, Wait, message_number};
 use crate::bootstrap::Member;
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// Why a group does not get on. In the order of their weight: of two that are known at a time, the first is the cause of the other more often than not, and all members settle on the first.
+/// Why a group makes no progress. Ordered by strength: of two causes known at a time the first
+/// usually causes the other, and all members agree on the first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Cause {
-    /// A member gave up of its own accord.
+    /// A member aborted.
     Aborted {
-        /// Which.
+        /// Its rank.
         rank: Rank,
-        /// What it said.
+        /// The reason it gave.
         reason: String,
     },
     /// A member's process ended, or its host is gone.
     Died {
-        /// Which.
+        /// Its rank.
         rank: Rank,
-        /// How that showed.
+        /// How that was noticed.
         how: String,
     },
-    /// A member has left the group, and others wait for it.
+    /// A member has left the group while others wait for it.
     Left {
-        /// Which.
+        /// Its rank.
         rank: Rank,
     },
-    /// A member's process exists, and does not answer: it is stopped, or its host cannot be reached.
+    /// A member's process exists and does not reply: it is stopped, or its host is unreachable.
     Stopped {
-        /// Which.
+        /// Its rank.
         rank: Rank,
     },
-    /// Two members began different operations at one place of the order.
+    /// Two members began different operations at the same position.
     Mismatch {
-        /// One.
+        /// One member.
         rank: Rank,
         /// What it began.
         kind: Collective,
-        /// The other.
+        /// The other member.
         other: Rank,
         /// What that one began.
         other_kind: Collective,
     },
-    /// The queue pairs between a member and all who waited for it have failed, and its process lives.
+    /// The queue pairs between a member and all members that waited for it have failed, and its
+    /// process lives.
     CutOff {
-        /// Which.
+        /// Its rank.
         rank: Rank,
     },
-    /// A queue pair between two members has failed, and both live.
+    /// A queue pair between two live members has failed.
     Broken {
-        /// Whose queue pair failed.
+        /// The rank whose queue pair failed.
         rank: Rank,
-        /// To whom.
+        /// The peer.
         peer: Rank,
     },
     /// A member has not begun an operation that others have.
     Absent {
-        /// Which.
+        /// Its rank.
         rank: Rank,
         /// The operation, counted from 1.
         operation: u64,
     },
     /// A member has begun an operation and does not drive it.
     Idle {
-        /// Which.
+        /// Its rank.
         rank: Rank,
     },
-    /// A message does not arrive, and both ends live and believe that they have done their part.
+    /// A message does not arrive; both ends live and have done their part.
     Lost {
-        /// Who sent it, or should have.
+        /// The sender.
         from: Rank,
-        /// Who waits for it.
+        /// The receiver.
         to: Rank,
     },
-    /// Nothing is wrong but the time: a member is still at work.
+    /// No error: a member is still working.
     Slow {
-        /// Which.
+        /// Its rank.
         rank: Rank,
     },
 }
 
 impl Cause {
-    /// The member that is to blame; of a link between two, the one at which it is broken.
+    /// The member to blame; of a link between two, the one at which it is broken.
     #[must_use]
     pub fn culprit(&self) -> Rank {
         match self {
@@ -103,7 +105,8 @@ impl Cause {
         }
     }
 
-    /// The member that cannot be in a group made of what is left: one that is not there, or to which there is no way. Of a link between two that is broken, it is the one with the higher rank.
+    /// The member that cannot be in a group of survivors: it is gone or unreachable. Of a broken
+    /// link between two members, the higher rank.
     #[must_use]
     pub fn excluded(&self) -> Option<Rank> {
         match self {
@@ -120,19 +123,21 @@ impl Cause {
     }
 }
 
-/// A member that waits, and for what.
+/// A waiting member and what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stuck {
-    /// Who waits.
+    /// The waiting rank.
     pub rank: Rank,
-    /// What the operation does, where that is known.
+    /// The collective of the operation, where known.
     pub kind: Option<Collective>,
-    /// For what.
+    /// The wait.
     pub wait: Wait,
 }
 
 impl Stuck {
-    /// By which of two that show the same cause all members tell it: the one that came less far. No two are alike, or members would not come to one verdict: a rank that waits for a message now has lost its queue pair a moment later.
+    /// Total order by which all members choose among waits that show the same cause: least progress
+    /// first. It includes every field, or members could choose differently: a rank that waits for a
+    /// message may lose its queue pair a moment later.
     pub(crate) fn order(&self) -> impl Ord + use<> {
         let Wait {
             operation,
@@ -148,20 +153,20 @@ impl Stuck {
     }
 }
 
-/// What is wrong, and where that showed.
+/// The cause of a failure and the wait that showed it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// What is wrong.
+    /// The cause.
     pub cause: Cause,
-    /// Who waits for it; none where it was noticed otherwise.
+    /// The wait that showed it; `None` where it was noticed otherwise.
     pub stuck: Option<Stuck>,
 }
 
 impl Verdict {
-    /// Of two verdicts the weightier.
+    /// The stronger of two verdicts.
     #[must_use]
-    pub fn weightier(self, other: Self) -> Self {
-        // One that shows where it is stuck says more than one that does not.
+    pub fn stronger(self, other: Self) -> Self {
+        // A verdict with a wait carries more information.
         let key = |verdict: &Self| (verdict.stuck.is_none(), verdict.stuck.map(|stuck| stuck.order()));
         match self.cause.cmp(&other.cause).then_with(|| key(&self).cmp(&key(&other))) {
             std::cmp::Ordering::Greater => other,
@@ -170,10 +175,10 @@ impl Verdict {
     }
 }
 
-/// The failure of a group: what is wrong, and who the members are. Reads as one line.
+/// The failure of a group: the verdict and the members. Displays as one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// What is wrong.
+    /// The verdict.
     pub verdict: Verdict,
     /// The members of the group, by rank.
     pub members: Arc<[Member]>,
@@ -238,9 +243,9 @@ impl fmt::Display for Failure {
         };
         let what = match wait.awaited {
             Awaited::Message => "waits for a message from",
-            Awaited::Room => "waits for room at",
+            Awaited::Credit => "waits for a credit from",
             Awaited::Acknowledgement => "waits for an acknowledgement from",
-            Awaited::Nothing => "has lost its queue pair to",
+            Awaited::QueuePairFailed => "has lost its queue pair to",
         };
         let message = message_number(wait.operation);
         let kind = kind.map_or(
@@ -261,7 +266,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A rank with its process and host.
 struct Named<'a> {
     rank: Rank,
     member: Option<&'a Member>,

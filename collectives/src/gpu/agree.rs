@@ -38,7 +38,7 @@ pub(super) fn agree(
         staging as u64,
     ];
     let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_be_bytes()).collect();
-    let messages = comm.exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
+    let messages = comm.with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
     let numbers = |message: &Vec<u8>| -> Vec<u64> {
         message
             .as_chunks::<8>()

@@ -1,5 +1,5 @@
 //! Selection of executor, algorithm and launch shape by message size and number of ranks, as
-//! measured on four H200 (docs/PERFORMANCE.md).
+//! measured on four H200 (docs/RESULTS.md).
 
 use super::options::{Executor, GpuOptions};
 use super::program::LaunchShape;

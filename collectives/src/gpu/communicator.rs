@@ -91,12 +91,12 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// If a rank does not arrive, or the driver refuses something. Missing peer access between GPUs
-    /// is not an error: see [`why_staged`](Self::why_staged).
+    /// is not an error: see [`staged_reason`](Self::staged_reason).
     #[doc(alias = "ncclCommInitRank")]
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
         let (options, sizes) = agree(&comm, options, Some(context))?;
         let met =
-            comm.exchanging(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
+            comm.with_exchange(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
         let path = match met {
             Err(reason) => OperationPath::Staged(reason),
             Ok(_) if options.executor == Some(Executor::Staged) => {
@@ -177,7 +177,7 @@ impl GpuCommunicator {
     /// The executor and algorithm of an operation, with a registered output or not, if the GPUs
     /// execute it.
     #[must_use]
-    pub fn way(
+    pub fn selection(
         &self,
         collective: Collective,
         data: DataType,
@@ -197,7 +197,7 @@ impl GpuCommunicator {
 
     /// Why operations are staged through host memory, if they are: the same on all ranks.
     #[must_use]
-    pub fn why_staged(&self) -> Option<&str> {
+    pub fn staged_reason(&self) -> Option<&str> {
         match &self.path {
             OperationPath::Direct(_) => None,
             OperationPath::Staged(reason) => Some(reason),
@@ -215,7 +215,7 @@ impl GpuCommunicator {
             return Err(error);
         }
         if self.comm.has_failed() {
-            return Err(self.comm.why().into());
+            return Err(self.comm.failure_error().into());
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl GpuCommunicator {
         };
         let mapped = self
             .comm
-            .exchanging(|group| Ok(peers.map(group.control_mut(), memory)))??;
+            .with_exchange(|group| Ok(peers.map(group.control_mut(), memory)))??;
         let mapped = mapped.map_err(GpuError::NotRegistered)?;
         if mapped.memories().iter().any(|other| other.len() != memory.len()) {
             return Err(GpuError::NotRegistered(
@@ -291,7 +291,7 @@ impl GpuCommunicator {
         // A rank that is gone has closed it, too.
         let _ = self
             .comm
-            .exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
+            .with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
         drop(own);
     }
 
@@ -570,7 +570,7 @@ impl Communicator {
     /// If a rank does not arrive.
     pub fn without_gpu(&self) -> Result<(), GpuError> {
         let (_, sizes) = agree(self, GpuOptions::default(), None)?;
-        self.exchanging(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
+        self.with_exchange(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
             .err();
         Ok(())
     }
@@ -582,7 +582,7 @@ impl core::fmt::Debug for GpuCommunicator {
             .field("rank", &self.rank())
             .field("ranks", &self.size())
             .field("device", &self.context.device())
-            .field("why_staged", &self.why_staged())
+            .field("staged_reason", &self.staged_reason())
             .finish_non_exhaustive()
     }
 }

@@ -16,7 +16,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt
 use nix::unistd::geteuid;
 
 use crate::bootstrap::{Exchange, ExchangeError, Nonce};
-use crate::executor::boot;
+use crate::executor::boot_id;
 use crate::types::Rank;
 
 /// Bytes of an offer: the boot id and the socket name.
@@ -73,7 +73,7 @@ impl DescriptorServer {
         listener.set_nonblocking(true).ok()?;
         Some(Self {
             listener,
-            boot: boot()?,
+            boot: boot_id()?,
             name,
         })
     }

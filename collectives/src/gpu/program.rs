@@ -4,8 +4,8 @@
 
 use super::lower::{Body, Group, Location, Lowered, NO_DATA, Operand, Signal, Strand, Work};
 use super::peers::{Areas, MAX_PEERS};
-use crate::executor::layout::{Extent, Layout};
-use crate::plan::{Form, Place, Shape};
+use crate::executor::layout::{Layout, OperationExtent};
+use crate::plan::{BlockForm, PlanMemory, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
 /// The version of the encoding and of [`Arguments`]: the kernel's `PROGRAM_VERSION`.
@@ -214,7 +214,7 @@ impl CountedLayouts {
     /// For `shape`, with `count` elements of the whole or of each part.
     #[must_use]
     pub fn new(shape: &Shape, count: u64) -> Self {
-        let extent = Extent {
+        let extent = OperationExtent {
             count,
             parts: None,
             slices: 1,
@@ -464,7 +464,7 @@ impl Encoder<'_> {
             // To be scaled, a move is encoded as a reduction of one source.
             Work::Move => (self.scaled && body.sources.iter().any(is_input), false),
         };
-        let is_partial = |operand: &Operand| operand.form == Form::Partial;
+        let is_partial = |operand: &Operand| operand.form == BlockForm::Partial;
         let mixed = body.sources.iter().chain(&body.targets).any(is_partial);
         let partial = body.sources.first().is_some_and(is_partial);
         Ok(self.fit(elements as usize, 40)?
@@ -478,18 +478,18 @@ impl Encoder<'_> {
     }
 
     fn operand(&self, operand: Operand, body: usize) -> Result<u64, ProgramError> {
-        let run = |place, block| self.counted_layouts.layout.run(place, block, 1, 0).offset;
+        let run = |place, block| self.counted_layouts.layout.element_range(place, block, 1, 0).offset;
         let (kind, peer, number, offset) = match operand.at {
-            Location::Input(block) => (0, Rank(0), 0, run(Place::Input, block)),
-            Location::Output(block) => (1, Rank(0), 0, run(Place::Output, block)),
+            Location::Input(block) => (0, Rank(0), 0, run(PlanMemory::Input, block)),
+            Location::Output(block) => (1, Rank(0), 0, run(PlanMemory::Output, block)),
             Location::Scratch(block) => (2, Rank(0), 0, u64::from(block)),
             Location::Received(from, message) => (3, from, message, 0),
-            Location::TheirOutput(to, block) => (4, to, 0, run(Place::Output, block)),
+            Location::TheirOutput(to, block) => (4, to, 0, run(PlanMemory::Output, block)),
             Location::TheirSlot(to, message) => (5, to, message, 0),
         };
         Ok(self.fit(offset as usize, 40)?
             | self.fit(body, 5)? << 40
-            | u64::from(operand.form == Form::Partial) << 45
+            | u64::from(operand.form == BlockForm::Partial) << 45
             | self.fit(number as usize, 8)? << 46
             | self.fit(peer.index(), 6)? << 54
             | kind << 60)

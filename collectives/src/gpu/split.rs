@@ -1,7 +1,7 @@
 //! Both executors concurrently on one operation: copy engines process the first elements on the
 //! caller's stream, and kernels the others on a side stream.
 //!
-//! Each uses the link's idle time of the other (docs/PERFORMANCE.md). They share only input and
+//! Each uses the link's idle time of the other (docs/LOG.md). They share only input and
 //! output, of which they access disjoint parts: copy engines use the words and the staging memory
 //! of [arenas](super::peers::Areas), kernels the flags, the slots and the FIFOs. The kernels are
 //! enqueued first, and wait for kernels only: so operations complete even if a driver serializes

@@ -4,7 +4,7 @@
 use doorbell_cuda::reduce::{self, Operator, Scalar, Source};
 
 use crate::kernel::{self, Element};
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
 pub(super) const fn data(data: DataType) -> reduce::DataType {
@@ -24,10 +24,10 @@ pub(super) const fn data(data: DataType) -> reduce::DataType {
     }
 }
 
-pub(super) const fn form(form: Form) -> reduce::OperandKind {
+pub(super) const fn form(form: BlockForm) -> reduce::OperandKind {
     match form {
-        Form::Element => reduce::OperandKind::Element,
-        Form::Partial => reduce::OperandKind::Partial,
+        BlockForm::Element => reduce::OperandKind::Element,
+        BlockForm::Partial => reduce::OperandKind::Partial,
     }
 }
 

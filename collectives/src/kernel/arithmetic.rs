@@ -1,14 +1,15 @@
-//! The arithmetic of each type that accumulates, element by element, and the loops over it. All is inlined into the functions of [`versions`](super::versions), which are compiled once for each instruction set.
+//! Arithmetic of the accumulator types per element, and the loops over it. All is inlined into the
+//! functions of [`versions`](super::versions), which are compiled once per instruction set.
 
-/// A type that accumulates.
+/// An accumulator type.
 pub(super) trait Wide: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
-    /// The average, where this is the sum of `ranks` numbers.
+    /// The average, if `self` is the sum of `ranks` numbers.
     fn divide(self, ranks: u32) -> Self;
-    /// Without a payload, if NaN.
+    /// The canonical NaN without a payload, if NaN.
     fn canonical(self) -> Self;
 }
 
@@ -49,7 +50,8 @@ macro_rules! integer {
     };
 }
 
-// Up to 32 bits the quotient of `f64`s, which has vectors, truncates to that of the integers: the fraction of a quotient of 32-bit numbers is zero, or further from the next integer than `f64` rounds.
+// Up to 32 bits the quotient as `f64`, which vectorises, truncates to the integer quotient: its
+// fraction is zero, or further from the next integer than `f64` rounds.
 integer! {
     i8: |value, ranks| (f64::from(value) / f64::from(ranks)) as i8;
     u8: |value, ranks| (f64::from(value) / f64::from(ranks)) as u8;
@@ -107,7 +109,7 @@ pub(super) trait Binary {
     fn apply<W: Wide>(a: W, b: W) -> W;
 }
 
-/// What an element is made of when all contributions are in.
+/// Converts a sum of all contributions to an element.
 pub(super) trait Finish {
     fn apply<W: Wide>(value: W, ranks: u32) -> W;
 }
@@ -142,7 +144,8 @@ unit! { Finish:
 /// `into[i] = finish(a[i] op b[i])`.
 ///
 /// # Safety
-/// `a` and `b` can be read and `into` written for `elements`, at any alignment; `into` is `a` or `b` or overlaps neither.
+/// `a` and `b` are valid for reads and `into` for writes of `elements`, at any alignment; `into` is
+/// `a` or `b` or overlaps neither.
 #[inline(always)]
 pub(super) unsafe fn pair<W: Wide, O: Binary, F: Finish>(
     a: *const W,
@@ -151,7 +154,7 @@ pub(super) unsafe fn pair<W: Wide, O: Binary, F: Finish>(
     elements: usize,
     ranks: u32,
 ) {
-    // One loop for each way in which the memories may be the same. In each the compiler sees that no element depends on another one's result.
+    // One loop per aliasing case, so that the compiler sees that elements are independent.
     if core::ptr::eq(into, a) {
         for i in 0..elements {
             // SAFETY: `i` is less than `elements`.
@@ -188,10 +191,12 @@ pub(super) unsafe fn pair<W: Wide, O: Binary, F: Finish>(
 /// `into[i] = f(from[i])`.
 ///
 /// # Safety
-/// `from` can be read and `into` written for `elements`, at any alignment; they are the same, or do not overlap.
+/// `from` is valid for reads and `into` for writes of `elements`, at any alignment; they are the
+/// same or disjoint.
 #[inline(always)]
 pub(super) unsafe fn each<T: Copy, U: Copy>(from: *const T, into: *mut U, elements: usize, f: impl Fn(T) -> U) {
-    // Where the memories are the same, so are the sizes of elements, and each is read before it is written.
+    // If the memories are the same, so are the element sizes, and each element is read before it is
+    // written.
     if core::ptr::eq(from.cast::<U>(), into) {
         for i in 0..elements {
             // SAFETY: `i` is less than `elements`.

@@ -1,31 +1,38 @@
-//! Floats of 16 and 8 bits to `f32` and back, as branchless integer arithmetic that compiles to vectors.
+//! Conversions between floats of 16 and 8 bits and `f32`, as branchless integer arithmetic that
+//! vectorises.
 //!
-//! To `f32` is exact. Back rounds to nearest, ties to even. No value passes through a denormal `f32` on its way, so a processor that flushes those gives the same results. Every NaN becomes the quiet NaN without a sign.
+//! To `f32` is exact; back rounds to nearest, ties to even. No intermediate value is a denormal
+//! `f32`, so a processor that flushes denormals gives the same results. Every NaN becomes the quiet
+//! NaN without a sign.
 //!
-//! A finite number too large for a float of 8 bits becomes the largest there is, and so does an infinity: the saturating conversion of OCP's FP8 specification (OFP8, revision 1.0, table 3), the one that GPUs have in hardware.
-//! Without it E4M3, which has no infinity, would turn every overflow into NaN. Those of 16 bits overflow to infinity, as IEEE 754 says.
+//! A finite number too large for a float of 8 bits, and an infinity, become the largest finite one:
+//! the saturating conversion of OCP's FP8 specification (OFP8, revision 1.0, table 3), as GPUs
+//! implement it. Without it E4M3, which has no infinity, would turn every overflow into NaN. Floats
+//! of 16 bits overflow to infinity, as IEEE 754 says.
 
 /// All bits but the sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
-/// The bits of infinity: of a magnitude, more is NaN.
+/// The bits of infinity; a larger magnitude is NaN.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// The bits of `2^power`.
 const fn exponent(power: i32) -> u32 {
     ((127 + power) as u32) << 23
 }
 
-/// The value of a magnitude whose exponent and fraction were shifted to the `f32`'s, with an exponent bias of `bias` and a denormal where the exponent is zero. Not for infinities and NaNs.
+/// The value of a magnitude whose exponent and fraction were shifted to the `f32`'s, with an
+/// exponent bias of `bias` and a denormal where the exponent is zero. Not for infinities and NaNs.
 #[inline(always)]
 fn widen(shifted: u32, bias: i32) -> u32 {
     let normal = shifted + exponent(-bias);
-    // A denormal's fraction, read with the least exponent, is too large by exactly what the leading bit adds.
+    // A denormal's fraction, read with the minimum exponent, is too large by exactly the leading
+    // bit.
     let least = exponent(1 - bias);
     let denormal = (f32::from_bits(shifted + least) - f32::from_bits(least)).to_bits();
     if shifted < 1 << 23 { denormal } else { normal }
 }
 
-/// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`. Overflow runs on into the exponent.
+/// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`.
+/// Overflow runs on into the exponent.
 #[inline(always)]
 fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
     let shift = 23 - fraction;
@@ -34,7 +41,8 @@ fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
         .wrapping_sub(exponent(-bias))
         .wrapping_add((1 << (shift - 1)) - 1 + odd))
         >> shift;
-    // The power of two whose last bit weighs what a denormal's last bit does: the sum is rounded there.
+    // The power of two whose last bit has the weight of a denormal's last bit: the sum is rounded
+    // there.
     let unit = exponent(1 - bias + shift as i32);
     let denormal = (f32::from_bits(magnitude) + f32::from_bits(unit))
         .to_bits()
@@ -46,7 +54,6 @@ fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
     }
 }
 
-/// binary16 as `f32`.
 #[inline(always)]
 pub(super) fn f16_to_f32(bits: u16) -> f32 {
     let shifted = (u32::from(bits) & 0x7fff) << 13;
@@ -59,7 +66,6 @@ pub(super) fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(magnitude | (u32::from(bits) & 0x8000) << 16)
 }
 
-/// `f32` as binary16.
 #[inline(always)]
 pub(super) fn f32_to_f16(value: f32) -> u16 {
     let magnitude = value.to_bits() & MAGNITUDE;
@@ -73,13 +79,11 @@ pub(super) fn f32_to_f16(value: f32) -> u16 {
     (if magnitude > INFINITY { 0x7e00 } else { rounded }) as u16
 }
 
-/// bfloat16 as `f32`.
 #[inline(always)]
 pub(super) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// `f32` as bfloat16.
 #[inline(always)]
 pub(super) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -87,7 +91,6 @@ pub(super) fn f32_to_bf16(value: f32) -> u16 {
     (if bits & MAGNITUDE > INFINITY { 0x7fc0 } else { rounded }) as u16
 }
 
-/// E4M3 as `f32`.
 #[inline(always)]
 pub(super) fn f8e4m3_to_f32(bits: u8) -> f32 {
     let shifted = (u32::from(bits) & 0x7f) << 20;
@@ -99,7 +102,6 @@ pub(super) fn f8e4m3_to_f32(bits: u8) -> f32 {
     })
 }
 
-/// `f32` as E4M3, saturating.
 #[inline(always)]
 pub(super) fn f32_to_f8e4m3(value: f32) -> u8 {
     let magnitude = value.to_bits() & MAGNITUDE;

@@ -6,19 +6,21 @@ use super::float8::{F8E4M3, F8E5M2};
 use crate::types::DataType;
 
 mod sealed {
-    /// Keeps [`Element`](super::Element) to types whose every bit pattern is a value, and whose size is their data type's.
+    /// Keeps [`Element`](super::Element) to types whose every bit pattern is a value, and whose
+    /// size is their data type's.
     pub trait Sealed {}
 }
 
-/// A type that buffers of collectives are made of. Every bit pattern is a value of it, and its size is that of [`TYPE`](Self::TYPE); sealed for that reason.
+/// An element type of buffers. Every bit pattern is a value, and its size is that of
+/// [`TYPE`](Self::TYPE); sealed for that reason.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// What it is called.
+    /// The data type.
     const TYPE: DataType;
-    /// What partial results of it are made of.
+    /// The accumulator type of partial results.
     type Accumulator: Accumulator;
 }
 
-/// An element that accumulates as itself: what partial results are made of, and what operators and scalars are over.
+/// An element that is its own accumulator: the type of partial results, operators and scalars.
 pub trait Accumulator: Element<Accumulator = Self> {}
 
 macro_rules! elements {

@@ -24,13 +24,14 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// The nearest number, ties to even; what is too large, infinities included, becomes the largest. NaN stays NaN.
+            /// The nearest number, ties to even; larger magnitudes and infinities saturate. NaN
+            /// stays NaN.
             #[must_use]
             pub fn from_f32(value: f32) -> Self {
                 Self(convert::$from(value))
             }
 
-            /// The same number.
+            /// The same value.
             #[must_use]
             pub fn to_f32(self) -> f32 {
                 convert::$to(self.0)

@@ -1,17 +1,17 @@
-//! Reducing memory: a data type and an operator, with the loops that compute them on this machine.
+//! Reduction kernels: a data type and an operator, with the loops for this machine.
 
 use core::fmt;
 use core::ops::Range;
 
-use super::operator::{Op, Scalar, Unfit, UserOperator};
+use super::operator::{Op, Scalar, TypeMismatch, UserOperator};
 use super::versions::{Fused, Loops, Narrow, Version};
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// Bytes of a tile: two of them stay in the first cache beside what streams through it.
+/// Bytes of a tile: two of them stay in the L1 cache beside the streamed data.
 const TILE: usize = 4096;
 
-/// Memory on the stack for partial results of a few elements at a time, aligned for every type and vector.
+/// Stack memory for partial results of a few elements, aligned for every type and vector.
 #[repr(align(64))]
 struct Tile([core::mem::MaybeUninit<u8>; TILE]);
 
@@ -25,16 +25,19 @@ impl Tile {
     }
 }
 
-/// What reduces elements of one type by one operator. Made once for an operation: it holds the loops for the best instruction set that the machine has.
+/// A reduction of one type by one operator. Created once per operation: it holds the loops for the
+/// best instruction set of the machine.
 #[derive(Clone)]
 pub struct Function {
     data: DataType,
     op: Op,
     pub(super) ranks: u32,
-    /// The built-in loops; of a user's operator those of `Sum`, which only convert and scale.
+    /// The built-in loops; for a user-defined operator those of `Sum`, which only convert and
+    /// scale.
     loops: Loops,
     narrow: Option<Narrow>,
-    /// All of it in one pass, where there is such a loop; as `loops` without meaning of a user's operator.
+    /// The whole reduction in one pass, where there is such a loop; unused for a user-defined
+    /// operator.
     fused: Option<Fused>,
 }
 
@@ -42,16 +45,16 @@ impl Function {
     /// The reduction of `data` by `op` over `ranks` ranks: `Avg` divides by that number.
     ///
     /// # Errors
-    /// The user's operator is over another type than the one that `data` accumulates in.
-    pub fn new(data: DataType, op: impl Into<Op>, ranks: u32) -> Result<Self, Unfit> {
+    /// The user-defined operator is over another type than the accumulator of `data`.
+    pub fn new(data: DataType, op: impl Into<Op>, ranks: u32) -> Result<Self, TypeMismatch> {
         Self::with_version(data, op.into(), ranks, Version::best())
     }
 
-    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
+    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, TypeMismatch> {
         let builtin = match &op {
             Op::Builtin(op) => *op,
             Op::User(user) if user.over() != data.accumulator() => {
-                return Err(Unfit {
+                return Err(TypeMismatch {
                     what: format!("the operator {:?}", user.name()),
                     over: user.over(),
                     data,
@@ -88,27 +91,30 @@ impl Function {
 
     /// Bytes of one element in that form.
     #[must_use]
-    pub fn bytes(&self, form: Form) -> usize {
+    pub fn bytes(&self, form: BlockForm) -> usize {
         match form {
-            Form::Element => self.data.bytes(),
-            Form::Partial => self.data.accumulator().bytes(),
+            BlockForm::Element => self.data.bytes(),
+            BlockForm::Partial => self.data.accumulator().bytes(),
         }
     }
 
-    /// Reduces the `sources`, in their order, `into` a memory: as partial results, or finished elements, rounded once, with `Avg`'s division done. Nothing at all is reduced without sources.
+    /// Reduces the `sources`, in order, `into` a memory: as partial results, or as elements,
+    /// rounded once, with `Avg`'s division done. Does nothing without sources.
     ///
     /// # Safety
-    /// Each source can be read for `elements` of its form, and `into` written, at any alignment. `into` may be one of the sources exactly, in the same form; else it overlaps none. Nobody else writes any of them meanwhile: what a
-    /// device has written is complete (its completion or its flag was seen).
-    pub unsafe fn reduce(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize) {
+    /// Each source is valid for reads of `elements` of its form, and `into` for writes, at any
+    /// alignment. `into` is exactly one of the sources in the same form, or overlaps none. No other
+    /// code writes any of them meanwhile: a device's writes are complete (their completion or flag
+    /// was seen).
+    pub unsafe fn reduce(&self, sources: &[(BlockForm, *const u8)], into: (BlockForm, *mut u8), elements: usize) {
         // SAFETY: the caller's contract is the same in all arms.
         unsafe {
             match (&self.op, sources) {
                 (_, []) => {}
                 (Op::User(user), _) => self.reduce_by_user(user, sources, into, elements),
-                (Op::Builtin(_), &[(form, from)]) => self.alone(form, from, into, elements),
+                (Op::Builtin(_), &[(form, from)]) => self.single(form, from, into, elements),
                 (Op::Builtin(_), &[(_, a), (_, b)]) if self.narrow.is_none() => {
-                    let pair = if into.0 == Form::Element {
+                    let pair = if into.0 == BlockForm::Element {
                         self.loops.finish
                     } else {
                         self.loops.accumulate
@@ -127,30 +133,40 @@ impl Function {
     /// Copies `elements` of one form.
     ///
     /// # Safety
-    /// `from` can be read and `into` written for that many; they are the same, or do not overlap. Nobody else writes them meanwhile.
-    pub unsafe fn copy(&self, form: Form, from: *const u8, into: *mut u8, elements: usize) {
+    /// `from` is valid for reads and `into` for writes of that many; they are the same or disjoint.
+    /// No other code writes them meanwhile.
+    pub unsafe fn copy(&self, form: BlockForm, from: *const u8, into: *mut u8, elements: usize) {
         if !core::ptr::eq(from, into) {
             // SAFETY: by contract.
             unsafe { core::ptr::copy_nonoverlapping(from, into, elements * self.bytes(form)) };
         }
     }
 
-    /// Multiplies `elements` at `from` with `scalar` in the type that accumulates, and rounds once: what [`ReduceOp::PreMulSum`] does to a rank's input before it is reduced.
+    /// Multiplies `elements` at `from` by `scalar` in the accumulator type and rounds once, for
+    /// [`ReduceOp::PreMulSum`].
     ///
     /// # Errors
-    /// The scalar is of another type than the one that the data accumulates in. Nothing was written.
+    /// The scalar is of another type than the accumulator of the data. Nothing was written.
     ///
     /// # Safety
-    /// `from` can be read and `into` written for that many, at any alignment; they are the same, or do not overlap. Nobody else writes them meanwhile.
-    pub unsafe fn scale(&self, scalar: Scalar, from: *const u8, into: *mut u8, elements: usize) -> Result<(), Unfit> {
+    /// `from` is valid for reads and `into` for writes of that many, at any alignment; they are the
+    /// same or disjoint. No other code writes them meanwhile.
+    pub unsafe fn scale(
+        &self,
+        scalar: Scalar,
+        from: *const u8,
+        into: *mut u8,
+        elements: usize,
+    ) -> Result<(), TypeMismatch> {
         if scalar.over() != self.data.accumulator() {
-            return Err(Unfit {
+            return Err(TypeMismatch {
                 what: "the scalar".to_owned(),
                 over: scalar.over(),
                 data: self.data,
             });
         }
-        // SAFETY: the scalar is of the type that the loops are of; the rest by contract. A tile has room for `count` of the type that accumulates.
+        // SAFETY: the scalar is of the type of the loops; the rest by contract. A tile has room for
+        // `count` of the accumulator type.
         unsafe {
             let Some(narrow) = self.narrow else {
                 (self.loops.scale)(from, into, elements, scalar.address());
@@ -168,7 +184,7 @@ impl Function {
 
     /// Calls `work` with the first element and the number of elements of each tile.
     fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
-        let most = TILE / self.bytes(Form::Partial);
+        let most = TILE / self.bytes(BlockForm::Partial);
         let mut at = elements.start;
         while at < elements.end {
             let count = most.min(elements.end - at);
@@ -181,26 +197,26 @@ impl Function {
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
-    unsafe fn alone(&self, form: Form, from: *const u8, into: (Form, *mut u8), elements: usize) {
-        // SAFETY: by contract; a tile has room for `count` of the type that accumulates.
+    unsafe fn single(&self, form: BlockForm, from: *const u8, into: (BlockForm, *mut u8), elements: usize) {
+        // SAFETY: by contract; a tile has room for `count` of the accumulator type.
         unsafe {
             match (self.narrow, form, into.0) {
-                (None, _, Form::Partial) | (Some(_), Form::Partial, Form::Partial) => {
+                (None, _, BlockForm::Partial) | (Some(_), BlockForm::Partial, BlockForm::Partial) => {
                     self.copy(into.0, from, into.1, elements)
                 }
-                (None, _, Form::Element) => (self.loops.alone)(from, into.1, elements, self.ranks),
-                (Some(narrow), Form::Element, Form::Partial) => (narrow.decode)(from, into.1, elements),
-                (Some(narrow), _, Form::Element) => {
+                (None, _, BlockForm::Element) => (self.loops.single)(from, into.1, elements, self.ranks),
+                (Some(narrow), BlockForm::Element, BlockForm::Partial) => (narrow.decode)(from, into.1, elements),
+                (Some(narrow), _, BlockForm::Element) => {
                     let mut tile = Tile::new();
                     self.for_tiles(0..elements, |at, count| {
                         let from = from.add(at * self.bytes(form));
-                        let from = if form == Form::Element {
+                        let from = if form == BlockForm::Element {
                             (narrow.decode)(from, tile.at(), count);
                             tile.at()
                         } else {
                             from
                         };
-                        (self.loops.alone)(from, tile.at(), count, self.ranks);
+                        (self.loops.single)(from, tile.at(), count, self.ranks);
                         (narrow.encode)(tile.at(), into.1.add(at * self.data.bytes()), count);
                     });
                 }
@@ -208,21 +224,27 @@ impl Function {
         }
     }
 
-    /// Two sources or more, and some of the elements.
+    /// Two or more sources, tile by tile.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce); there are two sources or more.
-    unsafe fn reduce_by_tiles(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: Range<usize>) {
+    unsafe fn reduce_by_tiles(
+        &self,
+        sources: &[(BlockForm, *const u8)],
+        into: (BlockForm, *mut u8),
+        elements: Range<usize>,
+    ) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         let last = sources.len() - 1;
         self.for_tiles(elements, |begin, count| {
-            // Where the accumulator is now: the first source itself, until something was added to it.
+            // The accumulator: the first source itself, until another was added to it.
             let mut sum = core::ptr::null();
             for (index, &(form, from)) in sources.iter().enumerate() {
-                // SAFETY: by contract; a tile has room for `count` of the type that accumulates. `into` is written last for these elements, when all sources were read.
+                // SAFETY: by contract; a tile has room for `count` of the accumulator type. `into`
+                // is written last for these elements, when all sources were read.
                 unsafe {
                     let mut from = from.add(begin * self.bytes(form));
-                    if let (Some(narrow), Form::Element) = (self.narrow, form) {
+                    if let (Some(narrow), BlockForm::Element) = (self.narrow, form) {
                         let tile = if index == 0 { first.at() } else { next.at() };
                         (narrow.decode)(from, tile, count);
                         from = tile;
@@ -231,12 +253,12 @@ impl Function {
                         sum = from;
                         continue;
                     }
-                    let pair = if index == last && into.0 == Form::Element {
+                    let pair = if index == last && into.0 == BlockForm::Element {
                         self.loops.finish
                     } else {
                         self.loops.accumulate
                     };
-                    let to = if index == last && (self.narrow.is_none() || into.0 == Form::Partial) {
+                    let to = if index == last && (self.narrow.is_none() || into.0 == BlockForm::Partial) {
                         into.1.add(begin * self.bytes(into.0))
                     } else {
                         first.at()
@@ -245,33 +267,35 @@ impl Function {
                     sum = to;
                 }
             }
-            if let (Some(narrow), Form::Element) = (self.narrow, into.0) {
+            if let (Some(narrow), BlockForm::Element) = (self.narrow, into.0) {
                 // SAFETY: as above.
                 unsafe { (narrow.encode)(sum, into.1.add(begin * self.data.bytes()), count) };
             }
         });
     }
 
-    /// Any number of sources, by the user's operator. It sees tiles alone, never the operation's memory.
+    /// Any number of sources by the user-defined operator, which only accesses tiles, never the
+    /// operation's memory.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
     unsafe fn reduce_by_user(
         &self,
         user: &UserOperator,
-        sources: &[(Form, *const u8)],
-        into: (Form, *mut u8),
+        sources: &[(BlockForm, *const u8)],
+        into: (BlockForm, *mut u8),
         elements: usize,
     ) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         self.for_tiles(0..elements, |begin, count| {
-            // SAFETY: by contract; a tile has room for `count` of the type that accumulates, and is aligned for it. `into` is written last for these elements.
+            // SAFETY: by contract; a tile has room for `count` of the accumulator type, and is
+            // aligned for it. `into` is written last for these elements.
             unsafe {
                 for (index, &(form, from)) in sources.iter().enumerate() {
                     let tile = if index == 0 { first.at() } else { next.at() };
                     let from = from.add(begin * self.bytes(form));
                     match (self.narrow, form) {
-                        (Some(narrow), Form::Element) => (narrow.decode)(from, tile, count),
+                        (Some(narrow), BlockForm::Element) => (narrow.decode)(from, tile, count),
                         _ => core::ptr::copy_nonoverlapping(from, tile, count * self.bytes(form)),
                     }
                     if index > 0 {
@@ -280,7 +304,7 @@ impl Function {
                 }
                 let to = into.1.add(begin * self.bytes(into.0));
                 match (self.narrow, into.0) {
-                    (Some(narrow), Form::Element) => (narrow.encode)(first.at(), to, count),
+                    (Some(narrow), BlockForm::Element) => (narrow.encode)(first.at(), to, count),
                     _ => core::ptr::copy_nonoverlapping(first.at(), to, count * self.bytes(into.0)),
                 }
             }

@@ -1,17 +1,21 @@
-//! Reductions in `f32` of any number of sources in one pass, with the partial results in registers: what the loops over tiles do, without their detour through the first cache.
+//! Fused reductions in `f32` of any number of sources in one pass, with the partial results in
+//! registers: as the loops over tiles, without their traffic through the L1 cache.
 //!
-//! The compiler finds no vectors for binary16, and for several sources of several forms no registers; so these are written out, for x86-64 alone. Each does whole blocks of elements and leaves the rest to the tiles.
-//! Of floats of 8 bits the conversions are most of the work, which the compiler's vectors do as well.
+//! The compiler does not vectorise binary16, and keeps several sources of several forms out of
+//! registers, so these are written with intrinsics, for x86-64 only. Each processes whole blocks of
+//! elements and leaves the rest to the tiles. Floats of 8 bits are not fused: most of their work is
+//! the conversion, which the compiler vectorises.
 
 use core::arch::x86_64::*;
 
 use super::arithmetic::each;
 use super::convert;
 use super::versions::Fused;
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// A vector of `f32`. Its functions are sound where the machine has the instruction set, and pointers are good for a vector at any alignment.
+/// A vector of `f32`. Its functions are sound where the machine has the instruction set, and
+/// pointers are valid for a vector at any alignment.
 trait Vector: Copy {
     const LANES: usize;
     unsafe fn splat(value: f32) -> Self;
@@ -19,12 +23,12 @@ trait Vector: Copy {
     unsafe fn store(self, into: *mut u8);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn multiply(self, other: Self) -> Self;
-    /// As of [`Wide`](super::arithmetic::Wide), but for a NaN's payload.
+    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload.
     unsafe fn minimum(self, other: Self) -> Self;
-    /// As of [`Wide`](super::arithmetic::Wide), but for a NaN's payload.
+    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload.
     unsafe fn maximum(self, other: Self) -> Self;
     unsafe fn divide(self, by: Self) -> Self;
-    /// Without payloads of NaNs.
+    /// Canonical NaNs, without payloads.
     unsafe fn canonical(self) -> Self;
     unsafe fn load_f16(from: *const u8) -> Self;
     unsafe fn store_f16(self, into: *mut u8);
@@ -32,7 +36,8 @@ trait Vector: Copy {
     unsafe fn store_bf16(self, into: *mut u8);
 }
 
-/// How elements lie in memory. Where `store` narrows, a NaN has no payload any more: that of bfloat16 would round some to infinity.
+/// Memory format of elements. Where `store` narrows, a NaN has no payload: that of bfloat16 would
+/// round some to infinity.
 trait Codec<V> {
     const BYTES: usize;
     unsafe fn load(from: *const u8) -> V;
@@ -98,7 +103,7 @@ operation! {
     Max: maximum;
 }
 
-/// Vectors of a block: as many operations wait for one another in each, and as many can run at once.
+/// Vectors of a block: the number of independent dependency chains.
 const BLOCK: usize = 4;
 
 /// See [`Fused`].
@@ -107,8 +112,8 @@ const BLOCK: usize = 4;
 /// As [`Fused`].
 #[inline(always)]
 unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
-    sources: &[(Form, *const u8)],
-    into: (Form, *mut u8),
+    sources: &[(BlockForm, *const u8)],
+    into: (BlockForm, *mut u8),
     elements: usize,
     ranks: Option<f32>,
 ) -> usize {
@@ -118,7 +123,8 @@ unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
     let step = BLOCK * V::LANES;
     let mut at = 0;
     while at + step <= elements {
-        // SAFETY: a block from `at` on is within `elements` of every memory. `into` is written when all sources were read.
+        // SAFETY: a block from `at` on is within `elements` of every memory. `into` is written when
+        // all sources were read.
         unsafe {
             let mut acc = load_block::<V, C>(first, at);
             for &source in others {
@@ -128,12 +134,12 @@ unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
                 }
             }
             match into {
-                (Form::Partial, into) => {
+                (BlockForm::Partial, into) => {
                     for (index, acc) in acc.into_iter().enumerate() {
                         acc.store(into.add((at + index * V::LANES) * size_of::<f32>()));
                     }
                 }
-                (Form::Element, into) => {
+                (BlockForm::Element, into) => {
                     if let Some(ranks) = ranks {
                         let ranks = V::splat(ranks);
                         acc.iter_mut().for_each(|acc| *acc = acc.divide(ranks));
@@ -150,14 +156,14 @@ unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
 }
 
 /// # Safety
-/// A block from element `at` on can be read.
+/// A block from element `at` on is valid for reads.
 #[inline(always)]
-unsafe fn load_block<V: Vector, C: Codec<V>>((form, from): (Form, *const u8), at: usize) -> [V; BLOCK] {
+unsafe fn load_block<V: Vector, C: Codec<V>>((form, from): (BlockForm, *const u8), at: usize) -> [V; BLOCK] {
     // SAFETY: by contract.
     unsafe {
         match form {
-            Form::Element => core::array::from_fn(|index| C::load(from.add((at + index * V::LANES) * C::BYTES))),
-            Form::Partial => {
+            BlockForm::Element => core::array::from_fn(|index| C::load(from.add((at + index * V::LANES) * C::BYTES))),
+            BlockForm::Partial => {
                 core::array::from_fn(|index| V::load(from.add((at + index * V::LANES) * size_of::<f32>())))
             }
         }
@@ -198,7 +204,9 @@ impl Vector for Avx2 {
         unsafe { Self(_mm256_mul_ps(self.0, other.0)) }
     }
 
-    // The processor gives the second operand where both are zeros, or one is NaN. So both ways round differ only there: of two zeros the bits of either give the one with the sign, and those of NaN with any others a NaN.
+    // The instruction returns the second operand if both are zeros or one is NaN, so the results
+    // for both operand orders differ only there: of two zeros OR-ing gives the one with the sign,
+    // and NaN bits OR-ed with any others a NaN.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
         unsafe {
@@ -264,7 +272,7 @@ impl Vector for Avx2 {
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let words =
                 _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))));
-            // Packing works on each half of the register; the two halves' results come together after it.
+            // Packing works per half of the register; the results of the halves are then joined.
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
             _mm_storeu_si128(into.cast(), _mm256_castsi256_si128(packed));
         }
@@ -305,7 +313,9 @@ impl Vector for Avx512 {
         unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
     }
 
-    // The processor gives the second operand where both are zeros, or one is NaN. So both ways round differ only there: of two zeros the bits of either give the one with the sign, and those of NaN with any others a NaN.
+    // The instruction returns the second operand if both are zeros or one is NaN, so the results
+    // for both operand orders differ only there: of two zeros OR-ing gives the one with the sign,
+    // and NaN bits OR-ed with any others a NaN.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
         unsafe {
@@ -376,23 +386,23 @@ impl Vector for Avx512 {
     }
 }
 
-/// The loops as functions of an instruction set.
 macro_rules! version {
     ($module:ident, $vector:ident, $target:meta) => {
         pub(super) mod $module {
             use super::{
-                Bf16, Codec, DataType, F16, F32, Form, Fused, Max, Min, Operation, Prod, ReduceOp, Sum, convert, each,
-                $vector,
+                Bf16, BlockForm, Codec, DataType, F16, F32, Fused, Max, Min, Operation, Prod, ReduceOp, Sum, convert,
+                each, $vector,
             };
 
             #[$target]
             unsafe fn reduce<C: Codec<$vector>, O: Operation>(
-                sources: &[(Form, *const u8)],
-                into: (Form, *mut u8),
+                sources: &[(BlockForm, *const u8)],
+                into: (BlockForm, *mut u8),
                 elements: usize,
                 ranks: Option<f32>,
             ) -> usize {
-                // SAFETY: the caller's contract is the same, and this function has the instruction set of the vectors.
+                // SAFETY: the caller's contract is the same, and this function has the instruction
+                // set of the vectors.
                 unsafe { super::reduce::<$vector, C, O>(sources, into, elements, ranks) }
             }
 
@@ -417,9 +427,15 @@ macro_rules! version {
 
             /// Binary16 as `f32`: a [`Convert`](super::super::versions::Convert).
             pub(in super::super) unsafe fn decode_f16(from: *const u8, into: *mut u8, elements: usize) {
-                // SAFETY: the caller's contract is the same. What is left begins after what was done, in both.
+                // SAFETY: the caller's contract is the same. The rest begins after the processed
+                // elements, in both.
                 unsafe {
-                    let done = reduce::<F16, Sum>(&[(Form::Element, from)], (Form::Partial, into), elements, None);
+                    let done = reduce::<F16, Sum>(
+                        &[(BlockForm::Element, from)],
+                        (BlockForm::Partial, into),
+                        elements,
+                        None,
+                    );
                     each(
                         from.cast::<u16>().add(done),
                         into.cast::<f32>().add(done),
@@ -433,7 +449,12 @@ macro_rules! version {
             pub(in super::super) unsafe fn encode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: as above.
                 unsafe {
-                    let done = reduce::<F16, Sum>(&[(Form::Partial, from)], (Form::Element, into), elements, None);
+                    let done = reduce::<F16, Sum>(
+                        &[(BlockForm::Partial, from)],
+                        (BlockForm::Element, into),
+                        elements,
+                        None,
+                    );
                     each(
                         from.cast::<f32>().add(done),
                         into.cast::<u16>().add(done),

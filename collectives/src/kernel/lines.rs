@@ -1,11 +1,18 @@
-//! The layouts of the protocols LL and LL128: data between flags, so that what a WRITE brings can be told to be there without a completion.
+//! Data layouts of the protocols LL and LL128: flags between the data, so that the receiver detects
+//! the arrival of a WRITE without a completion.
 //!
-//! - **LL**: words of 8 bytes, 4 of data and then 4 of flag. A word is read as one, so its data came with its flag, in whatever order words are written.
-//! - **LL128**: lines of 128 bytes, 120 of data and then 8 of flag. The last line's flag is the last 8 bytes of the WRITE, which a device writes last; the others are checked after it.
+//! - **LL**: words of 8 bytes, 4 of data and then 4 of flag. A word is read atomically, so its data
+//!   arrives with its flag, in whatever order words are written.
+//! - **LL128**: lines of 128 bytes, 120 of data and then 8 of flag. The last line's flag is the
+//!   last 8 bytes of the WRITE, which a device writes last; the others are checked after it.
 //!
-//! Slots are read by atomic loads, and by volatile ones of vectors where they are aligned to 16 bytes: what a peer writes meanwhile, against the protocol, may be torn, but is nothing that is relied on.
+//! Slots are read by atomic loads, or by volatile vector loads where they are aligned to 16 bytes.
+//! A peer that writes meanwhile, against the protocol, may cause torn data, on which nothing
+//! relies.
 //!
-//! Flags and data are in the machine's byte order. The last word's or line's data is filled up with what is not specified. What a slot held before must not have flags equal to those of what is awaited: that is the caller's to see to.
+//! Flags and data are in host byte order. The padding of the last word or line is unspecified. The
+//! previous content of a slot must not have flags equal to the awaited ones: the caller ensures
+//! that.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use core::arch::x86_64::*;
@@ -32,10 +39,13 @@ pub const fn ll128_bytes(bytes: usize) -> usize {
     bytes.div_ceil(LL128_DATA) * LL128_LINE
 }
 
-/// Lays `bytes` of data out between flags. Words are stored whole, so that who waits for them may look meanwhile.
+/// Packs `bytes` of data between flags. Words are stored atomically, so the receiver may poll
+/// meanwhile.
 ///
 /// # Safety
-/// `from` can be read for `bytes`, at any alignment, and nobody writes it meanwhile; `slot` can be written for [`ll_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else writes it meanwhile, and whoever reads it does so as [`try_unpack_ll`].
+/// `from` is valid for reads of `bytes`, at any alignment, and not written meanwhile; `slot` is
+/// valid for writes of [`ll_bytes`] of them, aligned to 8 bytes and disjoint from `from`. It has no
+/// other writer meanwhile, and is read only as [`try_unpack_ll`] does.
 pub unsafe fn pack_ll(flag: u32, from: *const u8, bytes: usize, slot: *mut u8) {
     let (whole, rest) = (bytes / LL_DATA, bytes % LL_DATA);
     // SAFETY: the whole words are within `bytes` and in the slot, by contract.
@@ -55,7 +65,7 @@ pub unsafe fn pack_ll(flag: u32, from: *const u8, bytes: usize, slot: *mut u8) {
     }
 }
 
-/// Lays some of the first `words` out by vectors, where they are aligned: how many.
+/// Packs some of the first `words` by vectors, where they are aligned. Returns how many.
 ///
 /// # Safety
 /// As [`pack_ll`], for that many words.
@@ -63,9 +73,10 @@ pub unsafe fn pack_ll(flag: u32, from: *const u8, bytes: usize, slot: *mut u8) {
 unsafe fn pack_vectors(flag: u32, from: *const u8, words: usize, slot: *mut u8) -> usize {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if slot.addr().is_multiple_of(16) {
-        // Two words in a register: each half is stored as one.
+        // Two words per register: each half is stored atomically.
         let slot = slot.cast::<__m128i>();
-        // SAFETY: every processor of this architecture has these; four words from `i` on are within `words`.
+        // SAFETY: every processor of this architecture has these; four words from `i` on are within
+        // `words`.
         unsafe {
             let flags = _mm_set1_epi32(flag.cast_signed());
             for i in 0..words / 4 {
@@ -80,15 +91,18 @@ unsafe fn pack_vectors(flag: u32, from: *const u8, words: usize, slot: *mut u8) 
     0
 }
 
-/// Takes `bytes` of data out of a slot, if all of it is there: if every word has the flag. Else what is at `into` is not specified.
+/// Unpacks `bytes` of data from a slot if every word has the flag. Otherwise the content of `into`
+/// is unspecified.
 ///
 /// # Safety
-/// `slot` can be read for [`ll_bytes`] of `bytes`, is aligned to 8 bytes, and whoever writes it meanwhile does so by device or by atomic stores; `into` can be written for `bytes`, at any alignment, does not overlap the slot, and nobody else touches it.
+/// `slot` is valid for reads of [`ll_bytes`] of `bytes`, aligned to 8 bytes, and written meanwhile
+/// only by a device or by atomic stores; `into` is valid for writes of `bytes`, at any alignment,
+/// disjoint from the slot, and not accessed by others.
 #[must_use]
 pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut u8) -> bool {
     let (whole, rest) = (bytes / LL_DATA, bytes % LL_DATA);
     let slot = slot.cast::<AtomicU64>();
-    // The last word comes last as a rule: while it is not there, one look is all that waiting costs.
+    // The last word usually arrives last, so polling it single suffices while waiting.
     let Some(last) = bytes.div_ceil(LL_DATA).checked_sub(1) else {
         return true;
     };
@@ -98,7 +112,8 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
     if seen != flag {
         return false;
     }
-    // SAFETY: the words before the rest's are in the slot, and their data within `bytes`, by contract.
+    // SAFETY: the words before the rest's are in the slot, and their data within `bytes`, by
+    // contract.
     let (first, mut differs) = unsafe { unpack_vectors(flag, slot.cast(), whole, into) };
     for i in first..whole {
         let (data, seen) = word(i);
@@ -113,7 +128,8 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
     differs == 0
 }
 
-/// Takes the data out of some of the first `words` by vectors, where they are aligned: how many, and what is not zero if a flag was not there.
+/// Unpacks some of the first `words` by vectors, where they are aligned. Returns how many, and a
+/// value that is not zero if a flag was missing.
 ///
 /// # Safety
 /// As [`try_unpack_ll`], for that many words.
@@ -121,9 +137,10 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
 unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8) -> (usize, u32) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if slot.addr().is_multiple_of(16) {
-        // Two words in a register: each half is read as one, and has its own flag.
+        // Two words per register: each half is read atomically and has its own flag.
         let slot = slot.cast::<__m128i>();
-        // SAFETY: every processor of this architecture has these; four words from `i` on are within `words`.
+        // SAFETY: every processor of this architecture has these; four words from `i` on are within
+        // `words`.
         return unsafe {
             let flags = _mm_set1_epi32(flag.cast_signed());
             let mut differs = _mm_setzero_si128();
@@ -144,34 +161,36 @@ unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8
     (0, 0)
 }
 
-/// A word of data and flag.
 #[inline(always)]
 fn join(data: u32, flag: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (data.to_ne_bytes(), flag.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The data and the flag of a word.
 #[inline(always)]
 fn split(word: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 
-/// Lays `bytes` of data out in lines, each with the flag at its end, which is stored behind the line's data.
+/// Packs `bytes` of data into lines, each with the flag at its end, which is stored after the
+/// line's data.
 ///
 /// # Safety
-/// `from` can be read for `bytes`, at any alignment, and nobody writes it meanwhile; `slot` can be written for [`ll128_bytes`] of them, is aligned to 8 bytes and does not overlap `from`. Nobody else writes it meanwhile, and whoever reads it does so as [`try_unpack_ll128`], of a line
-/// that does not have the flag yet the flag alone.
+/// `from` is valid for reads of `bytes`, at any alignment, and not written meanwhile; `slot` is
+/// valid for writes of [`ll128_bytes`] of them, aligned to 8 bytes and disjoint from `from`. It has
+/// no other writer meanwhile, and is read only as [`try_unpack_ll128`] does: only the flag of a
+/// line that has no flag yet.
 pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8) {
-    // SAFETY: `len` bytes of the line's data are left of `from`, and the slot has a line for them, aligned by contract.
+    // SAFETY: `len` bytes of the line's data are left of `from`, and the slot has a line for them,
+    // aligned by contract.
     let pack = |line: usize, len: usize| unsafe {
         let slot = slot.add(line * LL128_LINE);
         core::ptr::copy_nonoverlapping(from.add(line * LL128_DATA), slot, len);
         (*slot.add(LL128_DATA).cast::<AtomicU64>()).store(flag, Release);
     };
     let (whole, rest) = (bytes / LL128_DATA, bytes % LL128_DATA);
-    // Here the length is a constant, and the copy a few moves.
+    // With a constant length the copy is a few moves.
     for line in 0..whole {
         pack(line, LL128_DATA);
     }
@@ -180,7 +199,8 @@ pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8
     }
 }
 
-/// Takes `bytes` of data out of a slot's lines, if all of it is there: if every line has the flag. Else what is at `into` is not specified.
+/// Unpacks `bytes` of data from a slot if every line has the flag. Otherwise the content of `into`
+/// is unspecified.
 ///
 /// # Safety
 /// As [`try_unpack_ll`], with [`ll128_bytes`] of the slot.
@@ -190,7 +210,7 @@ pub unsafe fn try_unpack_ll128(flag: u64, slot: *const u8, bytes: usize, into: *
     // SAFETY: the flag of a line of the slot, aligned by contract and accessed atomically.
     let there =
         |line: usize| unsafe { (*slot.add(line * LL128_LINE + LL128_DATA).cast::<AtomicU64>()).load(Acquire) } == flag;
-    // The last flag is written last: while it is not there, one look is all that waiting costs.
+    // The last flag is written last, so polling it single suffices while waiting.
     if lines == 0 {
         return true;
     }
@@ -202,10 +222,11 @@ pub unsafe fn try_unpack_ll128(flag: u64, slot: *const u8, bytes: usize, into: *
         if !there(line) {
             return false;
         }
-        // SAFETY: the data of a line of the slot, aligned by contract, and as much that is left of `into`.
+        // SAFETY: the data of a line of the slot, aligned by contract, and as much that is left of
+        // `into`.
         unsafe { load_line(slot.add(line * LL128_LINE), into.add(line * LL128_DATA)) };
     }
-    // SAFETY: the rest, in the last line, whose flag was looked at; or nothing.
+    // SAFETY: the rest, in the last line, whose flag was checked; or nothing.
     unsafe {
         load(
             slot.add(whole * LL128_LINE),
@@ -234,17 +255,18 @@ unsafe fn load_line(from: *const u8, into: *mut u8) {
             };
         }
         const DONE: usize = LL128_DATA / 16 * 16;
-        // SAFETY: what is left.
+        // SAFETY: the rest of the line.
         return unsafe { load(from.add(DONE), into.add(DONE), LL128_DATA - DONE) };
     }
     // SAFETY: the caller's contract is the same.
     unsafe { load(from, into, LL128_DATA) };
 }
 
-/// Copies out of a line.
+/// Copies from a line.
 ///
 /// # Safety
-/// `from` is aligned to 8 bytes, can be read for `bytes` rounded up to 8, and is only written by device or atomically; `into` can be written for `bytes` and nobody else touches it.
+/// `from` is aligned to 8 bytes, valid for reads of `bytes` rounded up to 8, and only written by a
+/// device or atomically; `into` is valid for writes of `bytes` and not accessed by others.
 #[inline(always)]
 unsafe fn load(from: *const u8, into: *mut u8, bytes: usize) {
     let (whole, rest) = (bytes / 8, bytes % 8);
@@ -257,7 +279,8 @@ unsafe fn load(from: *const u8, into: *mut u8, bytes: usize) {
         };
     }
     if rest != 0 {
-        // SAFETY: the word's first `rest` bytes are within `bytes`, all of it within `bytes` rounded up.
+        // SAFETY: the word's first `rest` bytes are within `bytes`, all of it within `bytes`
+        // rounded up.
         unsafe {
             let word = (*from.cast::<AtomicU64>().add(whole)).load(Relaxed).to_ne_bytes();
             core::ptr::copy_nonoverlapping(word.as_ptr(), into.add(whole * 8), rest);

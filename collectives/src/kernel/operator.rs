@@ -1,4 +1,4 @@
-//! What a reduction does to two operands: the built-in operators, and the user's own.
+//! Operators of reductions: built-in and user-defined.
 
 use core::fmt;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use crate::types::{DataType, ReduceOp};
 /// An operator.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// One of those that all have.
+    /// A built-in operator.
     Builtin(ReduceOp),
-    /// One of the user's.
+    /// A user-defined operator.
     User(UserOperator),
 }
 
@@ -41,14 +41,17 @@ impl From<UserOperator> for Op {
 /// Combines `elements` at the second pointer into those at the first.
 type Combine = dyn Fn(*mut u8, *const u8, usize) + Send + Sync;
 
-/// An operator of the user's: a function of two slices that combines each element of the second into that of the first.
+/// A user-defined operator: a function of two slices that combines each element of the second into
+/// that of the first.
 ///
-/// It is over the type that accumulates: `f32` for the floats of 16 and 8 bits. So one over `f32` serves `f16` too, and its results are rounded once.
+/// It is over the accumulator type: `f32` for the floats of 16 and 8 bits. So one over `f32` serves
+/// `f16` too, and its results are rounded once.
 ///
 /// ```
 /// # use doorbell_collectives::kernel::UserOperator;
 /// let bits = UserOperator::new("or", |into: &mut [u64], from: &[u64]| into.iter_mut().zip(from).for_each(|(a, b)| *a |= b));
 /// ```
+#[doc(alias = "MPI_Op_create")]
 #[derive(Clone)]
 pub struct UserOperator {
     name: Arc<str>,
@@ -57,13 +60,16 @@ pub struct UserOperator {
 }
 
 impl UserOperator {
-    /// The operator that `combine` computes. Both slices have one length, which varies from call to call and says nothing of the operation's; neither is memory of the operation itself.
+    /// The operator that `combine` computes. Both slices have one length, which varies between
+    /// calls and is unrelated to the operation's; neither is memory of the operation itself.
     ///
-    /// `combine` must be associative (but for rounding) and commutative, and treat each element alike: algorithms differ in what they combine first, and where they cut.
-    /// A panic in it goes through to whoever drives the operation.
+    /// `combine` must be associative (but for rounding) and commutative, and treat each element
+    /// alike: algorithms differ in order and cuts. A panic in it propagates to the thread that
+    /// drives the operation.
     pub fn new<A: Accumulator>(name: &str, combine: impl Fn(&mut [A], &[A]) + Send + Sync + 'static) -> Self {
         let combine = move |into: *mut u8, from: *const u8, elements: usize| {
-            // SAFETY: `combine` below is called with two tiles, aligned for every element and of at least `elements` initialised elements of `A`, as `over` was compared with what they are made of.
+            // SAFETY: `combine` below is called with two tiles, aligned for every element and of at
+            // least `elements` initialised elements of `A`, as `over` was compared with their type.
             let (into, from) = unsafe {
                 (
                     core::slice::from_raw_parts_mut(into.cast::<A>(), elements),
@@ -85,7 +91,7 @@ impl UserOperator {
         &self.name
     }
 
-    /// The type that it combines: one that accumulates.
+    /// The accumulator type that it combines.
     #[must_use]
     pub fn over(&self) -> DataType {
         self.over
@@ -94,7 +100,8 @@ impl UserOperator {
     /// Combines `elements` at `from` into those at `into`.
     ///
     /// # Safety
-    /// Both are aligned for the type that it is over, hold that many elements of it, do not overlap, and nobody else touches them meanwhile.
+    /// Both are aligned for the operator's type, hold that many elements of it, are disjoint, and
+    /// not accessed by others meanwhile.
     pub(super) unsafe fn combine(&self, into: *mut u8, from: *const u8, elements: usize) {
         (self.combine)(into, from, elements);
     }
@@ -109,7 +116,8 @@ impl fmt::Debug for UserOperator {
     }
 }
 
-/// What a rank's contribution is multiplied with by [`ReduceOp::PreMulSum`], in the type that accumulates.
+/// The scalar by which [`ReduceOp::PreMulSum`] multiplies a rank's contribution, in the accumulator
+/// type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scalar {
     over: DataType,
@@ -121,7 +129,8 @@ impl Scalar {
     #[must_use]
     pub fn of<A: Accumulator>(value: A) -> Self {
         let mut bits = 0;
-        // SAFETY: `A` is at most eight bytes long (its type is one of `DataType`'s), and has no padding.
+        // SAFETY: `A` is at most eight bytes long (its type is one of `DataType`'s), and has no
+        // padding.
         unsafe { core::ptr::from_mut(&mut bits).cast::<A>().write(value) };
         Self { over: A::TYPE, bits }
     }
@@ -132,7 +141,6 @@ impl Scalar {
         self.over
     }
 
-    /// Its value's bits, those of a type of less than 8 bytes lowest.
     pub(crate) fn bits(self) -> u64 {
         // It was written at the beginning.
         let bits = u64::from_le_bytes(self.bits.to_ne_bytes());
@@ -142,16 +150,15 @@ impl Scalar {
         }
     }
 
-    /// Where its value is, of the type that it is over.
     pub(super) fn address(&self) -> *const u8 {
         core::ptr::from_ref(&self.bits).cast()
     }
 }
 
-/// An operator or a scalar is of another type than what it is to work on.
+/// An operator or a scalar has another type than the data requires.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is over {over}, but {data} accumulates in {}: make it over that type", data.accumulator())]
-pub struct Unfit {
+pub struct TypeMismatch {
     /// The operator's name, or "the scalar".
     pub what: String,
     /// The type that it is over.

@@ -1,19 +1,19 @@
-//! The loops, compiled for several instruction sets, and a table of those that this machine runs.
+//! The loops, compiled for several instruction sets, with run-time dispatch.
 //!
-//! On x86-64 that is what every one has (SSE2), AVX2 with F16C, and AVX-512 (F, BW, DQ, VL: they come together in all but the first that had any); elsewhere what the build is for, which on AArch64 has NEON. The loops are the same,
-//! so the results are; only the conversions of binary16 are the processor's, which rounds as ours do.
+//! On x86-64 these are SSE2 (baseline), AVX2 with F16C, and AVX-512 (F, BW, DQ, VL); elsewhere only
+//! the build's target, which on AArch64 has NEON. The loops are the same, so the results are; only
+//! the conversions of binary16 are the processor's, with the same rounding.
 
 use super::arithmetic::{Average, Binary, Canonical, Finish, Keep, Max, Min, Prod, Sum, Wide, each, pair};
 use super::convert;
 #[cfg(target_arch = "x86_64")]
 use super::fused;
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// An instruction set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Version {
-    /// What the build is for.
+    /// The build's target.
     Baseline,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -24,7 +24,7 @@ pub(super) enum Version {
 }
 
 impl Version {
-    /// Those that this machine has, the best last.
+    /// Those that this machine supports, the best last.
     pub(super) fn available() -> impl DoubleEndedIterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {
@@ -45,43 +45,50 @@ impl Version {
         all.into_iter().flatten()
     }
 
-    /// The best that this machine has.
     pub(super) fn best() -> Self {
         Self::available().next_back().unwrap_or(Self::Baseline)
     }
 }
 
-/// `into[i] = finish(a[i] op b[i])` of the type that accumulates: a, b, into, elements, ranks.
+/// `into[i] = finish(a[i] op b[i])` of the accumulator type: a, b, into, elements, ranks.
 ///
-/// To call it is safe where [`pair`]'s contract holds and the machine has the version that it came from.
+/// Safe to call where [`pair`]'s contract holds and the machine supports the version.
 pub(super) type Pair = unsafe fn(*const u8, *const u8, *mut u8, usize, u32);
-/// `into[i] = finish(from[i])` of the type that accumulates: from, into, elements, ranks. Safety: as [`each`], and as for [`Pair`].
-pub(super) type Alone = unsafe fn(*const u8, *mut u8, usize, u32);
-/// `into[i] = from[i] × scalar` of the type that accumulates: from, into, elements, the scalar's address. Safety: as [`each`], and as for [`Pair`]; the scalar is one of that type.
+/// `into[i] = finish(from[i])` of the accumulator type: from, into, elements, ranks. Safety: as
+/// [`each`], and as for [`Pair`].
+pub(super) type Single = unsafe fn(*const u8, *mut u8, usize, u32);
+/// `into[i] = from[i] × scalar` of the accumulator type: from, into, elements, the scalar's
+/// address. Safety: as [`each`], and as for [`Pair`]; the scalar is of that type.
 pub(super) type Scale = unsafe fn(*const u8, *mut u8, usize, *const u8);
 /// Elements as `f32` or back: from, into, elements. Safety: as [`each`], and as for [`Pair`].
 pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
 
-/// Reduces `sources` into `into`, divided by the number of ranks where that is given and elements are finished, and says how many of the elements it did, from the first on.
+/// Reduces `sources` into `into`, divided by the number of ranks if given and elements are stored.
+/// Returns how many of the elements were processed, from the first on.
 ///
-/// To call it is safe where the contract of [`Function::reduce`](super::Function::reduce) holds, there is a source, and the machine has the version that it came from.
-pub(super) type Fused =
-    unsafe fn(sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize, ranks: Option<f32>) -> usize;
+/// Safe to call where the contract of [`Function::reduce`](super::Function::reduce) holds, there is
+/// a source, and the machine supports the version.
+pub(super) type Fused = unsafe fn(
+    sources: &[(BlockForm, *const u8)],
+    into: (BlockForm, *mut u8),
+    elements: usize,
+    ranks: Option<f32>,
+) -> usize;
 
-/// The loops of a type that accumulates, for one operator and one instruction set.
+/// The loops of an accumulator type, for one operator and one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Loops {
     /// To partial results.
     pub(super) accumulate: Pair,
-    /// To finished elements.
+    /// To elements.
     pub(super) finish: Pair,
-    /// Finished elements of one source.
-    pub(super) alone: Alone,
-    /// The multiplication with a scalar.
+    /// Elements from one source.
+    pub(super) single: Single,
+    /// Multiplication by a scalar.
     pub(super) scale: Scale,
 }
 
-/// The loops of a type that accumulates in `f32`, for one instruction set.
+/// The conversions of a type whose accumulator is `f32`, for one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Narrow {
     /// To `f32`.
@@ -90,7 +97,6 @@ pub(super) struct Narrow {
     pub(super) encode: Convert,
 }
 
-/// The generic loops once more, as functions of an instruction set.
 macro_rules! version {
     ($module:ident, $(#[$target:meta])?) => {
         mod $module {
@@ -103,7 +109,7 @@ macro_rules! version {
             }
 
             $(#[$target])?
-            unsafe fn alone<W: Wide, F: Finish>(from: *const u8, into: *mut u8, elements: usize, ranks: u32) {
+            unsafe fn single<W: Wide, F: Finish>(from: *const u8, into: *mut u8, elements: usize, ranks: u32) {
                 // SAFETY: the caller's contract is the same.
                 unsafe { each(from.cast::<W>(), into.cast::<W>(), elements, |value| F::apply(value, ranks)) }
             }
@@ -119,7 +125,7 @@ macro_rules! version {
 
             fn loops_of<W: Wide>(op: ReduceOp) -> Loops {
                 fn with<W: Wide, O: Binary, F: Finish>() -> Loops {
-                    Loops { accumulate: pair_::<W, O, Keep>, finish: pair_::<W, O, F>, alone: alone::<W, F>, scale: scale::<W> }
+                    Loops { accumulate: pair_::<W, O, Keep>, finish: pair_::<W, O, F>, single: single::<W, F>, scale: scale::<W> }
                 }
                 match op {
                     ReduceOp::Sum | ReduceOp::PreMulSum => with::<W, Sum, Canonical>(),
@@ -130,7 +136,6 @@ macro_rules! version {
                 }
             }
 
-            /// The loops of what `data` accumulates in.
             pub(super) fn loops(data: DataType, op: ReduceOp) -> Loops {
                 match data.accumulator() {
                     DataType::I8 => loops_of::<i8>(op),
@@ -153,7 +158,6 @@ macro_rules! version {
             version!(@convert $(#[$target])? decode_f8e5m2: u8, f32, convert::f8e5m2_to_f32);
             version!(@convert $(#[$target])? encode_f8e5m2: f32, u8, convert::f32_to_f8e5m2);
 
-            /// The conversions of `data`, if it accumulates as another type.
             pub(super) fn narrow(data: DataType) -> Option<Narrow> {
                 match data {
                     DataType::F16 => Some(Narrow { decode: decode_f16, encode: encode_f16 }),
@@ -181,7 +185,7 @@ version!(avx2, #[target_feature(enable = "avx2,f16c")]);
 version!(avx512, #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
 
 impl Version {
-    /// The loops of what `data` accumulates in, for `op`.
+    /// The loops of the accumulator of `data`, for `op`.
     pub(super) fn loops(self, data: DataType, op: ReduceOp) -> Loops {
         match self {
             Self::Baseline => baseline::loops(data, op),
@@ -192,7 +196,7 @@ impl Version {
         }
     }
 
-    /// The conversions of `data`, if it accumulates as another type.
+    /// The conversions of `data`, if its accumulator is another type.
     pub(super) fn narrow(self, data: DataType) -> Option<Narrow> {
         match (self, data) {
             (Self::Baseline, _) => baseline::narrow(data),

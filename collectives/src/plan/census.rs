@@ -1,58 +1,60 @@
-//! What a plan costs, counted: steps, messages and blocks of each rank, and how much of it is one after another.
+//! Counted costs of a plan: steps, messages and blocks of each rank, and the critical path.
 //!
-//! A block counts as one, whatever its form, and all as of one length. Times of this model are in blocks: each strand of a rank sends one block in a unit of time and receives one beside that, messages take no time but that, and neither does anything else.
+//! Every block counts as one, whatever its form and length. Times of this model are in blocks: each
+//! strand of a rank sends one block per unit of time and receives one concurrently; everything else
+//! is free.
 
 use core::fmt;
 
-use super::walk::{Walker, Who, walk};
-use super::{Form, Schedule, Span, Step};
+use super::walk::{StepVisitor, StrandId, visit_steps};
+use super::{BlockForm, Schedule, Span, Step};
 use crate::types::Rank;
 
-/// What a rank does.
+/// Counts of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Count {
     /// Steps.
     pub steps: u64,
-    /// Messages that it sends.
+    /// Messages sent.
     pub sends: u64,
-    /// Messages that it receives.
+    /// Messages received.
     pub receives: u64,
-    /// Blocks that it sends.
+    /// Blocks sent.
     pub sent: Blocks,
-    /// Blocks that it receives.
+    /// Blocks received.
     pub received: Blocks,
-    /// Blocks that its reductions read: two of each block that a message is reduced with.
+    /// Blocks read by reductions: two for each received block that is reduced.
     pub reduced: u64,
-    /// Blocks that it copies.
+    /// Blocks copied.
     pub copied: u64,
 }
 
-/// Blocks, by what they are made of.
+/// Blocks, by form.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Blocks {
     /// Of elements.
     pub elements: u64,
-    /// Of partial results: longer, where the accumulator's type is.
+    /// Of partial results: longer, if the accumulator type is.
     pub partials: u64,
 }
 
 impl Blocks {
-    /// All.
+    /// Both.
     #[must_use]
     pub const fn all(self) -> u64 {
         self.elements + self.partials
     }
 
-    fn add(&mut self, form: Form, blocks: u32) {
+    fn add(&mut self, form: BlockForm, blocks: u32) {
         match form {
-            Form::Element => self.elements += u64::from(blocks),
-            Form::Partial => self.partials += u64::from(blocks),
+            BlockForm::Element => self.elements += u64::from(blocks),
+            BlockForm::Partial => self.partials += u64::from(blocks),
         }
     }
 }
 
 impl Count {
-    /// What `rank` does in `schedule`. It looks at the steps of no other rank.
+    /// The counts of `rank` in `schedule`. Steps of other ranks are not generated.
     #[must_use]
     pub fn of(schedule: &dyn Schedule, rank: Rank) -> Self {
         let mut count = Self::default();
@@ -86,21 +88,22 @@ impl Count {
     }
 }
 
-/// What a plan costs.
+/// Counts of a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Census {
+pub struct PlanStatistics {
     /// By rank.
     pub ranks: Vec<Count>,
-    /// Blocks that n is: [`Shape::whole`](super::Shape::whole).
+    /// The blocks of n: [`Shape::whole`](super::Shape::whole).
     pub whole: u64,
-    /// The most messages one after another: how often the plan costs a latency.
+    /// The longest chain of messages: how often the plan has the latency.
     pub hops: u64,
-    /// When the last step is done, in blocks: n's share that goes one after another, if nothing is cut into slices.
+    /// Length of the critical path, in blocks, without slices.
     pub length: u64,
 }
 
-impl Census {
-    /// Counts all of `schedule`. It takes as much time as there are steps, and memory for each rank.
+impl PlanStatistics {
+    /// Counts all of `schedule`, in time proportional to its steps and memory proportional to its
+    /// ranks.
     #[must_use]
     pub fn of(schedule: &dyn Schedule) -> Self {
         let ranks = schedule.shape().ranks() as usize;
@@ -109,7 +112,7 @@ impl Census {
             counts: vec![Count::default(); ranks],
             clocks: vec![Clock::default(); ranks * schedule.strands() as usize],
         };
-        walk(schedule, &mut counting);
+        visit_steps(schedule, &mut counting);
         let latest = |of: fn(&Clock) -> u64| counting.clocks.iter().map(of).max().unwrap_or(0);
         Self {
             whole: schedule.shape().whole(),
@@ -119,14 +122,14 @@ impl Census {
         }
     }
 
-    /// The most blocks that a rank sends or receives: with slices enough, the plan takes as long as these.
+    /// The most blocks that a rank sends or receives: the bandwidth cost with enough slices.
     #[must_use]
     pub fn busiest(&self) -> u64 {
         let one_way = |count: &Count| count.sent.all().max(count.received.all());
         self.ranks.iter().map(one_way).max().unwrap_or(0)
     }
 
-    /// Blocks as a multiple of n; 0 for what has none.
+    /// Blocks as a multiple of n; 0 for barriers.
     #[must_use]
     pub fn multiple(&self, blocks: u64) -> f64 {
         if self.whole == 0 {
@@ -137,8 +140,8 @@ impl Census {
     }
 }
 
-/// One line: hops, what the busiest rank moves, and what goes one after another.
-impl fmt::Display for Census {
+/// One line: hops, the blocks of the busiest rank, and the critical path.
+impl fmt::Display for PlanStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let messages: u64 = self.ranks.iter().map(|count| count.sends).sum();
         write!(
@@ -151,7 +154,6 @@ impl fmt::Display for Census {
     }
 }
 
-/// The time of a strand of a rank.
 #[derive(Clone, Copy, Default)]
 struct Clock {
     hops: u64,
@@ -160,30 +162,28 @@ struct Clock {
     receives_until: u64,
 }
 
-/// A census being taken.
 struct Counting {
     ranks: usize,
     counts: Vec<Count>,
-    /// By strand and rank.
     clocks: Vec<Clock>,
 }
 
 impl Counting {
-    fn clock(&mut self, who: Who) -> &mut Clock {
+    fn clock(&mut self, who: StrandId) -> &mut Clock {
         &mut self.clocks[who.strand as usize * self.ranks + who.rank.index()]
     }
 }
 
-/// A message on its way: the messages before it, and when it began to be sent.
+/// A message in flight: the messages before it, and when its transmission began.
 struct Sent {
     hops: u64,
     at: u64,
 }
 
-impl Walker for Counting {
+impl StepVisitor for Counting {
     type Message = Sent;
 
-    fn send(&mut self, who: Who, step: &Step) -> Sent {
+    fn send(&mut self, who: StrandId, step: &Step) -> Sent {
         self.counts[who.rank.index()].add(step);
         let length = if let Step::Send { span, .. } = step {
             blocks(*span)
@@ -199,7 +199,7 @@ impl Walker for Counting {
         }
     }
 
-    fn receive(&mut self, who: Who, step: &Step, message: Sent) {
+    fn receive(&mut self, who: StrandId, step: &Step, message: Sent) {
         self.counts[who.rank.index()].add(step);
         let length = match step {
             Step::Recv { into, .. } | Step::RecvReduce { into, .. } => blocks(*into),
@@ -211,33 +211,32 @@ impl Walker for Counting {
         clock.hops = clock.hops.max(message.hops);
     }
 
-    fn alone(&mut self, who: Who, step: &Step) {
+    fn local(&mut self, who: StrandId, step: &Step) {
         self.counts[who.rank.index()].add(step);
     }
 }
 
-/// How many blocks a span has.
 fn blocks(span: Span) -> u64 {
     u64::from(span.blocks)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Census, Count};
+    use super::{Count, PlanStatistics};
     use crate::algorithm::Algorithm;
-    use crate::plan::{Collective, Place, Schedule, Shape, Step};
+    use crate::plan::{Collective, PlanMemory, Schedule, Shape, Step};
     use crate::types::Rank;
 
-    fn census(algorithm: Algorithm, collective: Collective, ranks: u32) -> Census {
+    fn census(algorithm: Algorithm, collective: Collective, ranks: u32) -> PlanStatistics {
         let order: Vec<_> = (0..ranks).map(Rank).collect();
         let schedule = algorithm.schedule(collective, &order, Rank(0)).expect("a schedule");
-        let census = Census::of(&*schedule);
+        let census = PlanStatistics::of(&*schedule);
         let one_by_one: Vec<_> = order.iter().map(|&rank| Count::of(&*schedule, rank)).collect();
         assert_eq!(census.ranks, one_by_one);
         census
     }
 
-    /// Hops, and of n: what the busiest rank moves, and what goes one after another.
+    /// Hops, and as multiples of n: the blocks of the busiest rank, and the critical path.
     fn check(algorithm: Algorithm, collective: Collective, ranks: u32, hops: u32, busiest: f64, length: f64) {
         let census = census(algorithm, collective, ranks);
         let name = format!("{algorithm} {collective} of {ranks}: {census}");
@@ -300,7 +299,8 @@ mod tests {
                 (Algorithm::HalvingDoubling, Collective::AllReduce, 2 * rounds + 2),
                 (Algorithm::HalvingDoubling, Collective::ReduceScatter, rounds + 2),
             ] {
-                // With few ranks folded, none of the longest chains of messages begins and ends with one that is.
+                // With few folded ranks, none of the longest chains of messages begins and ends
+                // with one.
                 let census = census(algorithm, collective, p);
                 let name = format!("{algorithm} {collective} of {p}: {census}");
                 assert!(census.hops <= hops && census.hops > hops - 2, "{name}");
@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// Steps are made as they are asked for: the first of ten thousand ranks' are there at once.
+    /// Steps are generated lazily: the first ones of ten thousand ranks are available at once.
     #[test]
     fn sixteen_thousand_ranks_are_counted_one_at_a_time() {
         let p = 16_384;
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// All that is sent is received, of the same form.
+    /// Every message sent is received, in the same form.
     #[test]
     fn what_is_sent_is_received() {
         for &collective in Collective::ALL {
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!((census.whole, census.multiple(3)), (0, 0.0));
     }
 
-    /// A schedule in which a rank waits for what nobody sends is counted as far as it goes.
+    /// A schedule in which a rank waits for a message that is never sent is counted up to there.
     #[test]
     fn a_plan_that_is_wrong_is_counted_as_far_as_it_goes() {
         struct Stuck(Shape);
@@ -384,7 +384,7 @@ mod tests {
                 1
             }
             fn steps(&self, _: u32, rank: Rank) -> Box<dyn Iterator<Item = Step> + Send + '_> {
-                let into = crate::plan::Span::block(Place::Output, 0);
+                let into = crate::plan::Span::block(PlanMemory::Output, 0);
                 Box::new(
                     (rank == Rank(0))
                         .then_some(Step::Recv { from: Rank(1), into })
@@ -405,7 +405,7 @@ mod tests {
             root: Rank(0),
             blocks: 1,
         };
-        let census = Census::of(&Stuck(shape));
+        let census = PlanStatistics::of(&Stuck(shape));
         assert_eq!((census.hops, census.ranks[0].steps), (0, 0));
     }
 }

@@ -1,32 +1,30 @@
 //! Drawings of plans: a table of steps for a terminal, and messages over time as SVG.
 //!
-//! Both have an axis of time on which a step takes one unit, and a message one at least: who waits for whom can be seen, how long cannot.
+//! The time axis has one unit per step and at least one per message: it shows dependencies, not
+//! durations.
 
 use core::fmt::Write;
 
-use super::census::Census;
-use super::walk::{Walker, Who, walk};
-use super::{Place, Schedule, Span, Step};
+use super::census::PlanStatistics;
+use super::walk::{StepVisitor, StrandId, visit_steps};
+use super::{PlanMemory, Schedule, Span, Step};
 use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
 /// The most columns of a table.
 const WIDTH: usize = 160;
 
-/// A step, and when it happens.
 struct Event {
-    who: Who,
+    who: StrandId,
     step: Step,
     time: u32,
-    /// Of a step that receives: when the message was sent.
+    /// Of a receiving step: when the message was sent.
     sent: Option<u32>,
 }
 
-/// The steps of a plan, in an order in which they can happen.
 struct Timeline {
     ranks: u32,
     events: Vec<Event>,
-    /// By strand and rank: the time of the next step.
     now: Vec<u32>,
 }
 
@@ -38,16 +36,15 @@ impl Timeline {
             events: Vec::new(),
             now: vec![0; (ranks * schedule.strands()) as usize],
         };
-        walk(schedule, &mut timeline);
+        visit_steps(schedule, &mut timeline);
         timeline
     }
 
-    /// How long all takes.
     fn length(&self) -> u32 {
         self.now.iter().copied().max().unwrap_or(0)
     }
 
-    fn add(&mut self, who: Who, step: &Step, sent: Option<u32>) -> u32 {
+    fn add(&mut self, who: StrandId, step: &Step, sent: Option<u32>) -> u32 {
         let now = &mut self.now[(who.strand * self.ranks + who.rank.0) as usize];
         let time = sent.map_or(*now, |sent| (*now).max(sent + 1));
         *now = time + 1;
@@ -57,24 +54,25 @@ impl Timeline {
     }
 }
 
-impl Walker for Timeline {
-    /// When it was sent.
+impl StepVisitor for Timeline {
     type Message = u32;
 
-    fn send(&mut self, who: Who, step: &Step) -> u32 {
+    fn send(&mut self, who: StrandId, step: &Step) -> u32 {
         self.add(who, step, None)
     }
 
-    fn receive(&mut self, who: Who, step: &Step, sent: u32) {
+    fn receive(&mut self, who: StrandId, step: &Step, sent: u32) {
         self.add(who, step, Some(sent));
     }
 
-    fn alone(&mut self, who: Who, step: &Step) {
+    fn local(&mut self, who: StrandId, step: &Step) {
         self.add(who, step, None);
     }
 }
 
-/// A table of `schedule`'s steps, which `algorithm` has made if any has, for each strand: a column for each rank, time downwards. It has as many rows as the plan has steps one after another, and is broken into several where all ranks do not fit beside each other. The last line is its [`Census`].
+/// A table of `schedule`'s steps for each strand, with `algorithm` in the heading: a column per
+/// rank, time downwards. It is split into several tables if the ranks do not fit side by side. The
+/// last line is its [`Census`].
 #[must_use]
 pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
@@ -96,11 +94,10 @@ pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
         text.push('\n');
         columns_of(&mut text, columns);
     }
-    let _ = writeln!(text, "\n{}", Census::of(schedule));
+    let _ = writeln!(text, "\n{}", PlanStatistics::of(schedule));
     text
 }
 
-/// What is drawn.
 fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let shape = schedule.shape();
     let mut text = String::new();
@@ -121,7 +118,7 @@ fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     text
 }
 
-/// Appends the columns, as many beside each other as fit.
+/// Appends the columns, as many side by side as fit.
 fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     let width = |cell: &String| cell.chars().count();
     let widest = columns
@@ -152,7 +149,6 @@ fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     }
 }
 
-/// A step in few characters.
 fn short(step: &Step) -> String {
     match step {
         Step::Send { to, span } => format!("{} →{to}", blocks(*span)),
@@ -161,7 +157,7 @@ fn short(step: &Step) -> String {
         Step::Copy { from, into } => format!("{}={}", blocks(*into), blocks(*from)),
         Step::Reduce { sources, into } => {
             let mut text = format!("{}=", blocks(*into));
-            // Sources that follow one another are said as the first and the last of them.
+            // Consecutive sources are abbreviated by the first and the last.
             let follow =
                 |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
             for (index, run) in sources.chunk_by(follow).enumerate() {
@@ -180,14 +176,13 @@ fn short(step: &Step) -> String {
     }
 }
 
-/// A span in few characters.
 fn blocks(span: Span) -> String {
     let Span { place, first, blocks } = span;
     let place = match place {
-        Place::Input => 'I',
-        Place::Output => 'O',
-        Place::Scratch => 'S',
-        Place::Partial => 'P',
+        PlanMemory::Input => 'I',
+        PlanMemory::Output => 'O',
+        PlanMemory::Scratch => 'S',
+        PlanMemory::Partial => 'P',
     };
     match blocks {
         0 => "·".to_owned(),
@@ -196,16 +191,18 @@ fn blocks(span: Span) -> String {
     }
 }
 
-/// Units of the drawing that a unit of time is wide, and a strand of a rank's lane is high; and the margins.
+/// Dimensions in SVG units: width of a unit of time, height of a strand; margins.
 const STEP: u32 = 88;
 const STRAND: u32 = 28;
 const LEFT: u32 = 72;
 const TOP: u32 = 56;
 
-/// Colours of strands, legible on white, for the colour-blind too.
+/// Colours of strands, legible on white and for colour-blind readers.
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
-/// The messages of `schedule` over time, as an SVG image that needs nothing else: a lane for each rank, an arrow for each message, a mark for each step (filled where it reduces), with the step in the text form as its tooltip.
+/// The messages of `schedule` over time, as a self-contained SVG image: a row per rank, an arrow
+/// per message, a mark per step (filled where it reduces), with the text form of the step as its
+/// tooltip.
 #[must_use]
 pub fn svg(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
@@ -252,10 +249,8 @@ pub fn svg(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     svg
 }
 
-/// Where events are in the drawing.
 #[derive(Clone, Copy)]
 struct Placing {
-    /// How high a rank's lane is.
     lane: u32,
 }
 
@@ -264,26 +259,25 @@ impl Placing {
         LEFT + time * STEP + STEP / 2
     }
 
-    /// Strands are drawn beside each other in a rank's lane.
+    /// Strands are drawn below each other in a rank's row.
     fn y(self, strand: u32, rank: Rank) -> u32 {
         TOP + rank.0 * self.lane + STRAND * (strand + 1)
     }
 
-    /// A strand's colour.
     fn colour(self, strand: u32) -> usize {
         strand as usize % COLOURS.len()
     }
 }
 
-/// The arrow of a message that `event` receives.
+/// The arrow of the message that `event` receives.
 fn message(svg: &mut String, place: Placing, event: &Event) {
-    let Who { strand, rank } = event.who;
+    let StrandId { strand, rank } = event.who;
     let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else {
         return;
     };
     let (x1, y1) = (f64::from(place.x(sent)), f64::from(place.y(strand, *from)));
     let (x2, y2) = (f64::from(place.x(event.time)), f64::from(place.y(strand, rank)));
-    // The arrow ends at the rim of the receiver's mark.
+    // The arrow ends at the edge of the receiver's mark.
     let short = 1.0 - 6.0 / (x2 - x1).hypot(y2 - y1);
     let (x, y) = (x1 + (x2 - x1) * short, y1 + (y2 - y1) * short);
     let index = place.colour(strand);
@@ -294,9 +288,8 @@ fn message(svg: &mut String, place: Placing, event: &Event) {
     );
 }
 
-/// The mark of a step, with what it works on.
 fn mark(svg: &mut String, place: Placing, event: &Event) {
-    let Who { strand, rank } = event.who;
+    let StrandId { strand, rank } = event.who;
     let (x, y) = (place.x(event.time), place.y(strand, rank));
     let colour = COLOURS[place.colour(strand)];
     let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) {
@@ -304,7 +297,8 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
     } else {
         "#fff"
     };
-    // Arrows come from the left and leave to the right: what is sent is written before its mark, what is received behind it.
+    // Arrows arrive from the left and leave to the right: labels of sends are before the mark,
+    // others behind it.
     let (label, anchor, at) = match &event.step {
         Step::Send { span, .. } => (blocks(*span), "end", x - 8),
         Step::Recv { into, .. }
@@ -346,7 +340,8 @@ mod tests {
         insta::assert_snapshot!(drawn.join("\n"));
     }
 
-    /// Ranks that do not fit beside each other are in tables of their own, and no line is longer than a terminal.
+    /// Ranks that do not fit side by side are in separate tables, and no line is wider than a
+    /// terminal.
     #[test]
     fn tables_are_not_wider_than_a_terminal() {
         let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32), None);
@@ -373,7 +368,7 @@ mod tests {
             for algorithm in Algorithm::of(collective) {
                 for ranks in [1, 2, 5, 8] {
                     let schedule = schedule(algorithm, collective, ranks);
-                    let census = crate::plan::census::Census::of(&*schedule);
+                    let census = crate::plan::census::PlanStatistics::of(&*schedule);
                     let sum =
                         |of: fn(&crate::plan::census::Count) -> u64| census.ranks.iter().map(of).sum::<u64>() as usize;
                     let image = svg(&*schedule, Some(algorithm));

@@ -1,18 +1,27 @@
-//! Plans: what each rank sends, receives and reduces, step by step.
+//! Plans: schedules of sends, receives and reductions of each rank, step by step.
 //!
-//! A plan is about *data blocks*, never about bytes: [`Shape`] numbers the blocks of a collective, and says which of them each rank has at first and must have in the end. How many elements a block has
-//! is the executor's to know, so a plan is proved once for every count, ragged ones included.
+//! A plan is about *data blocks*, never about bytes: [`Shape`] numbers the blocks of a collective
+//! and defines which of them each rank has at the start and must have at the end. The executor maps
+//! blocks to elements, so one proof of a plan holds for every count, including ragged ones.
 //!
-//! A rank's memory has four [`Place`]s of blocks. A [`Span`] is consecutive blocks of a place. A [`Step`] of a [`Program`] works on spans. A rank runs the steps of one *strand* in their order:
-//! a `Send` is done when it is on its way, a `Recv` when the data is there. Strands of a plan run beside each other, each with queues of its own between the ranks, and share no block that any of them writes. Messages of one strand
-//! from one rank to another arrive in the order in which they were sent.
+//! A rank has four memories of blocks ([`PlanMemory`]): input, output, scratch and partial results. A
+//! [`Span`] is a range of blocks of one of them. A [`Step`] of a [`Program`] works on spans. A rank
+//! runs the steps of one *strand* (plan thread; in NCCL terms the work of one thread block) in
+//! order: a `Send` completes when the message is in flight, a `Recv` when the data has arrived.
+//! Strands of a plan run concurrently, have message queues of their own, and share no block that
+//! any of them writes. Messages of one strand between two ranks are ordered.
 //!
-//! What an executor must be able to do is little, and [`check`] proves that a plan needs no more: between two ranks one message of a strand can be on its way before the next `Send` has to wait; a message for a `RecvReduce` leaves its
-//! sender's memory once the receiver has done all receives before that one, for it is staged; a message for a `Recv` need not leave before the receiver has come to that step, for it goes straight to its destination. A step
-//! that writes blocks of a message that has not left waits until it has. Plans that are run one after another, as slices are, need no more than each of them.
+//! The executor model is minimal, and [`check`] proves that a plan needs no more: per strand one
+//! message between two ranks can be in flight before the next `Send` blocks; a message for a
+//! `RecvReduce` is staged, and leaves its sender's memory once the receiver has done all receives
+//! before it; a message for a `Recv` goes straight to its destination and need not leave before the
+//! receiver is at that step. A step that writes blocks of a message that has not left waits for it.
+//! Plans that run one after another, as slices do, need no more than each of them.
 //!
-//! Messages are as long as the count makes them, and memory to stage them in is not. So a message for a `RecvReduce` need not leave before its receiver has come to that step either, if it is a long one, and then leaves part by part; a step that
-//! writes the very blocks that are being sent, as in place, writes each part when it has left.
+//! Messages are as long as the count makes them, but staging memory is limited. So a long message
+//! for a `RecvReduce` need not leave before its receiver is at that step either, and then leaves
+//! part by part (rendezvous); a step that writes the very blocks that are being sent, as in place,
+//! writes each part once it has left.
 
 pub mod census;
 pub mod check;
@@ -27,11 +36,11 @@ pub use text::TextError;
 use crate::types::{Rank, named};
 
 named! {
-    /// What a collective does.
+    /// A collective operation.
     Collective, "collective" {
         /// All ranks get the reduction of all inputs.
         AllReduce = "allreduce",
-        /// All ranks get all inputs, one after another.
+        /// All ranks get all inputs, concatenated by rank.
         AllGather = "allgather",
         /// Each rank gets its part of the reduction of all inputs.
         ReduceScatter = "reduce-scatter",
@@ -39,23 +48,23 @@ named! {
         Broadcast = "broadcast",
         /// The root gets the reduction of all inputs.
         Reduce = "reduce",
-        /// The root gets all inputs, one after another.
+        /// The root gets all inputs, concatenated by rank.
         Gather = "gather",
         /// Each rank gets its part of the root's input.
         Scatter = "scatter",
-        /// Each rank gets its part of every rank's input; parts are of one length.
+        /// Each rank gets its part of every rank's input; all parts have one length.
         AllToAll = "alltoall",
-        /// Each rank gets its part of every rank's input; every part has a length of its own.
+        /// Each rank gets its part of every rank's input; parts have different lengths.
         AllToAllV = "alltoallv",
-        /// Each rank sends to the next one and gets what the one before has sent.
+        /// Each rank sends to the next one and receives from the previous one.
         SendRecv = "sendrecv",
-        /// No rank leaves before all have come.
+        /// No rank leaves before all have entered.
         Barrier = "barrier",
     }
 }
 
 impl Collective {
-    /// Whether contributions are reduced.
+    /// Whether it is a reduction.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
@@ -67,7 +76,7 @@ impl Collective {
         !matches!(self, Self::AllToAll | Self::AllToAllV | Self::SendRecv | Self::Barrier)
     }
 
-    /// Whether one rank is unlike the others.
+    /// Whether it has a root.
     #[must_use]
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
@@ -75,67 +84,69 @@ impl Collective {
 }
 
 named! {
-    /// Memory of a rank.
-    Place, "place" {
-        /// What the rank gives. Nothing writes it. Elements.
+    /// A memory of a rank.
+    PlanMemory, "place" {
+        /// The rank's input: read-only elements.
         Input = "input",
-        /// What the rank gets. Elements, and only whole results: what is reduced into it has all contributions, and is not reduced further.
+        /// The rank's output: elements, and only complete results, with all contributions and not
+        /// reduced further.
         Output = "output",
-        /// Other ranks' contributions or results, as they came. Elements.
+        /// Received contributions or results of other ranks: elements.
         Scratch = "scratch",
-        /// Partial results, in the type that accumulates ([`DataType::accumulator`](crate::DataType::accumulator)).
+        /// Partial results, in the accumulator type
+        /// ([`DataType::accumulator`](crate::DataType::accumulator)).
         Partial = "partial",
     }
 }
 
-impl Place {
-    /// What its blocks are made of, and so what travels when they are sent.
+impl PlanMemory {
+    /// The form of its blocks, which is that of messages sent from it.
     #[must_use]
-    pub const fn form(self) -> Form {
+    pub const fn form(self) -> BlockForm {
         match self {
-            Self::Input | Self::Output | Self::Scratch => Form::Element,
-            Self::Partial => Form::Partial,
+            Self::Input | Self::Output | Self::Scratch => BlockForm::Element,
+            Self::Partial => BlockForm::Partial,
         }
     }
 }
 
-/// What a block is made of.
+/// The form of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Form {
+pub enum BlockForm {
     /// Elements, of the collective's data type.
     Element,
-    /// Partial results, of the type that accumulates.
+    /// Partial results, of the accumulator type.
     Partial,
 }
 
-/// Consecutive blocks of a place. None at all is a message without content, as a barrier's.
+/// A range of blocks. An empty one is a message without content, as a barrier's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
-    /// The place.
-    pub place: Place,
-    /// The first block, counted from the place's beginning.
+    /// The memory.
+    pub place: PlanMemory,
+    /// The first block.
     pub first: u32,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u32,
 }
 
 impl Span {
     /// `blocks` blocks of `place` from `first` on.
     #[must_use]
-    pub const fn new(place: Place, first: u32, blocks: u32) -> Self {
+    pub const fn new(place: PlanMemory, first: u32, blocks: u32) -> Self {
         Self { place, first, blocks }
     }
 
     /// One block of `place`.
     #[must_use]
-    pub const fn block(place: Place, block: u32) -> Self {
+    pub const fn block(place: PlanMemory, block: u32) -> Self {
         Self::new(place, block, 1)
     }
 
     /// A message without content.
     #[must_use]
     pub const fn empty() -> Self {
-        Self::new(Place::Input, 0, 0)
+        Self::new(PlanMemory::Input, 0, 0)
     }
 
     /// The blocks' indices.
@@ -148,68 +159,75 @@ impl Span {
 /// One step of a rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Sends a span. What is sent is what the span holds now: a later step that writes it waits for the message to be out of the way.
+    /// Sends a span. The content at this step is sent: a later step that writes the span waits for
+    /// the message.
     Send {
-        /// To whom.
+        /// The destination.
         to: Rank,
-        /// What.
+        /// The source span.
         span: Span,
     },
-    /// Receives a message into a span of `Output`, `Scratch` or `Partial`; its sender's has the same form.
+    /// Receives a message into a span of `Output`, `Scratch` or `Partial`, in the same form.
     Recv {
-        /// From whom.
+        /// The source.
         from: Rank,
-        /// Where to.
+        /// The target span.
         into: Span,
     },
-    /// Receives a message and reduces it: `into` = received ⊕ `with`. `with` and `into` may be the same span.
+    /// Receives a message and reduces it: `into` = received ⊕ `with`. `with` and `into` may be the
+    /// same span.
     RecvReduce {
-        /// From whom.
+        /// The source.
         from: Rank,
-        /// What the message is made of.
-        form: Form,
+        /// The form of the message.
+        form: BlockForm,
         /// This rank's operand.
         with: Span,
-        /// The result: in `Output`, if it has all contributions; else in `Partial`.
+        /// The result: in `Output`, if it is complete; else in `Partial`.
         into: Span,
     },
-    /// Reduces spans of one length in the order given: `into` = ((s₀ ⊕ s₁) ⊕ s₂) …, accumulating in [`DataType::accumulator`](crate::DataType::accumulator) and rounded once.
+    /// Reduces spans of one length in the given order: `into` = ((s₀ ⊕ s₁) ⊕ s₂) …, in
+    /// [`DataType::accumulator`](crate::DataType::accumulator), rounded once.
     Reduce {
-        /// The operands: one or more, of any places.
+        /// The operands: one or more.
         sources: Box<[Span]>,
-        /// The result: in `Output`, if it has all contributions; else in `Partial`. May be one of the sources.
+        /// The result: in `Output`, if it is complete; else in `Partial`. May be one of the
+        /// sources.
         into: Span,
     },
-    /// Copies a span to another of the same form. Where both are the same memory, as in place, there is nothing to do.
+    /// Copies a span to another of the same form. If both are the same memory, as in place, it does
+    /// nothing.
     Copy {
-        /// What.
+        /// The source span.
         from: Span,
-        /// Where to.
+        /// The target span.
         into: Span,
     },
 }
 
-/// What a collective is between, as far as plans are concerned.
+/// The parameters of a collective that determine a plan.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Shape {
-    /// What it does.
+    /// The collective.
     pub collective: Collective,
-    /// The members, in the order in which rings and trees go through them: a permutation of `0..ranks`.
+    /// The members, in the order of rings and trees: a permutation of `0..ranks`.
     pub order: Box<[Rank]>,
-    /// The root of those that have one.
+    /// The root, of collectives that have one.
     pub root: Rank,
-    /// Into how many data blocks the algorithm divides what it divides: the whole of all-reduce, broadcast and reduce; each rank's part of the others.
+    /// Data blocks of the whole of all-reduce, broadcast and reduce; of each rank's part of the
+    /// others.
     pub blocks: u32,
 }
 
 impl Shape {
-    /// How many members.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.order.len() as u32
     }
 
-    /// How many blocks n is, which nccl-tests calls the size: all of what is reduced or broadcast, what a rank gives to send-receive, and all ranks' parts together of the others.
+    /// The blocks of n, the size in nccl-tests: the whole of what is reduced or broadcast, one
+    /// rank's input of send-receive, and all ranks' parts together of the others.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let parts = match self.collective {
@@ -220,7 +238,7 @@ impl Shape {
         parts * u64::from(self.blocks)
     }
 
-    /// How many data blocks there are in all.
+    /// The number of data blocks.
     #[must_use]
     pub fn data_blocks(&self) -> u32 {
         let ranks = self.ranks();
@@ -236,7 +254,7 @@ impl Shape {
         }
     }
 
-    /// The data blocks that `rank`'s input is made of, in order.
+    /// The data blocks of `rank`'s input, in order.
     #[must_use]
     pub fn input(&self, rank: Rank) -> Vec<u32> {
         let (n, p, r) = (self.blocks, self.ranks(), rank.0);
@@ -251,7 +269,7 @@ impl Shape {
         }
     }
 
-    /// The data blocks that `rank`'s output is made of, in order.
+    /// The data blocks of `rank`'s output, in order.
     #[must_use]
     pub fn output(&self, rank: Rank) -> Vec<u32> {
         let (n, p, r) = (self.blocks, self.ranks(), rank.0);
@@ -272,8 +290,11 @@ impl Shape {
         }
     }
 
-    /// The blocks of `rank` that are the same memory when the collective runs in place: whole buffers of all-reduce, broadcast and reduce; the input of all-gather and gather is its part of the
-    /// output, and the output of reduce-scatter and scatter its part of the input. `None` where nothing is shared, because the rank has only one of both or the collective does not run in place.
+    /// The blocks of `rank` that are the same memory when the collective runs in place: whole
+    /// buffers of all-reduce, broadcast and reduce; the input of all-gather and gather is its part
+    /// of the output, and the output of reduce-scatter and scatter its part of the input. `None`
+    /// where nothing is shared, because the rank has only one of both or the collective does not
+    /// run in place.
     #[must_use]
     pub fn shared(&self, rank: Rank) -> Option<Shared> {
         let (n, own) = (self.blocks, rank.0 * self.blocks);
@@ -293,7 +314,7 @@ impl Shape {
         })
     }
 
-    /// What data blocks of one length have in common: two with the same value here have as many elements as each other, whatever the count.
+    /// The length class of a data block: blocks of one class have equal lengths for any count.
     #[must_use]
     pub const fn length_class(&self, block: u32) -> u32 {
         match self.collective {
@@ -302,7 +323,7 @@ impl Shape {
         }
     }
 
-    /// The rank whose input has data block `block`, where only one has it.
+    /// The rank whose input contains data block `block`, if there is only one.
     #[must_use]
     pub fn owner(&self, block: u32) -> Option<Rank> {
         let (n, p) = (self.blocks, self.ranks());
@@ -315,48 +336,50 @@ impl Shape {
     }
 }
 
-/// Blocks of a rank's input and output that are the same memory, in place.
+/// Blocks of input and output that are the same memory, in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shared {
-    /// The first of them, of the input's blocks.
+    /// The first block in the input.
     pub input: u32,
-    /// The first of them, of the output's blocks.
+    /// The first block in the output.
     pub output: u32,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u32,
 }
 
-/// An algorithm, applied to a shape. Steps are made one after another, so that a simulator can run more of them than fit in memory.
+/// An algorithm applied to a shape. Steps are generated lazily, so that a simulator can run more
+/// ranks than fit in memory.
 pub trait Schedule: Send + Sync {
-    /// What it is for.
+    /// The shape.
     fn shape(&self) -> &Shape;
 
-    /// How many strands.
+    /// The number of strands.
     fn strands(&self) -> u32;
 
     /// The steps of `rank` in `strand`.
     fn steps(&self, strand: u32, rank: Rank) -> Box<dyn Iterator<Item = Step> + Send + '_>;
 
-    /// The blocks of `rank`'s [`Place::Scratch`]: each is as long as this data block.
+    /// The blocks of `rank`'s [`PlanMemory::Scratch`], each by the data block whose length it has.
     fn scratch(&self, rank: Rank) -> Vec<u32>;
 
-    /// The blocks of `rank`'s [`Place::Partial`]: each is as long as this data block.
+    /// The blocks of `rank`'s [`PlanMemory::Partial`], each by the data block whose length it has.
     fn partial(&self, rank: Rank) -> Vec<u32>;
 
-    /// Whether input and output may be the same memory ([`Shape::shared`]). Where not, an executor that is asked to run in place copies the input first.
+    /// Whether input and output may share memory ([`Shape::shared`]). If not, an executor copies
+    /// the input first when they do.
     fn in_place(&self) -> bool {
         false
     }
 }
 
-/// What one rank does, and the memory it takes.
+/// One rank's steps and memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Program {
     /// The steps, by strand.
     pub strands: Vec<Vec<Step>>,
-    /// The blocks of [`Place::Scratch`]: each is as long as this data block.
+    /// The blocks of [`PlanMemory::Scratch`], each by the data block whose length it has.
     pub scratch: Vec<u32>,
-    /// The blocks of [`Place::Partial`]: each is as long as this data block.
+    /// The blocks of [`PlanMemory::Partial`], each by the data block whose length it has.
     pub partial: Vec<u32>,
 }
 
@@ -374,19 +397,19 @@ impl Program {
     }
 }
 
-/// What all ranks do.
+/// The programs of all ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// What it is for.
+    /// The shape.
     pub shape: Shape,
-    /// Whether input and output may be the same memory ([`Shape::shared`]).
+    /// Whether input and output may share memory ([`Shape::shared`]).
     pub in_place: bool,
     /// By rank.
     pub programs: Vec<Program>,
 }
 
 impl Plan {
-    /// The whole of `schedule`.
+    /// Materialises `schedule`.
     #[must_use]
     pub fn of(schedule: &dyn Schedule) -> Self {
         let shape = schedule.shape().clone();
@@ -401,7 +424,7 @@ impl Plan {
     }
 }
 
-/// A plan is a schedule, too: what was read from text or made by hand runs wherever an algorithm does.
+/// A plan is a schedule, too: one that was parsed or built by hand runs wherever an algorithm does.
 impl Schedule for Plan {
     fn shape(&self) -> &Shape {
         &self.shape

@@ -1,13 +1,13 @@
-//! The text form of plans: `Display` writes it, `FromStr` reads it.
+//! The text form of plans: `Display` writes it, `FromStr` parses it.
 //!
 //! ```text
-//! allreduce in place        what it does, and whether input and output may be the same memory
+//! allreduce in place        the collective, and whether input and output may share memory
 //! order 0 1                 the members
 //! root 0
-//! blocks 2                  of what is divided: Shape::blocks
+//! blocks 2                  Shape::blocks
 //!
 //! rank 0                    for each rank: its memory, if any, and its strands
-//! scratch 0 1               which data blocks its blocks are as long as
+//! scratch 0 1               data blocks whose lengths its blocks have
 //! partial 1
 //! strand 0
 //!   send input[0..2] to 1
@@ -17,15 +17,16 @@
 //!   copy input[0] into output[0]
 //! ```
 //!
-//! A span is `place[first]` or `place[first..end]`, or `nothing`. What follows a `#` is a comment; empty lines and indentation mean nothing.
+//! A span is `place[first]` or `place[first..end]`, or `nothing`. `#` begins a comment; empty lines
+//! and indentation are ignored.
 
 use core::fmt;
 use core::str::{FromStr, SplitWhitespace};
 
-use super::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use super::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span, Step};
 use crate::types::Rank;
 
-impl fmt::Display for Form {
+impl fmt::Display for BlockForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Element => "element",
@@ -77,7 +78,10 @@ impl fmt::Display for Plan {
         writeln!(f, "\nroot {root}\nblocks {blocks}")?;
         for (rank, program) in self.programs.iter().enumerate() {
             writeln!(f, "\nrank {rank}")?;
-            for (place, like) in [(Place::Scratch, &program.scratch), (Place::Partial, &program.partial)] {
+            for (place, like) in [
+                (PlanMemory::Scratch, &program.scratch),
+                (PlanMemory::Partial, &program.partial),
+            ] {
                 if !like.is_empty() {
                     write!(f, "{place}")?;
                     like.iter().try_for_each(|block| write!(f, " {block}"))?;
@@ -93,20 +97,18 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Text that is no plan.
+/// A parse error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the plan: {what}")]
 pub struct TextError {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error.
     pub what: String,
 }
 
-/// What is wrong with a line.
 type Wrong = String;
 
-/// Reads a span.
 fn span(text: &str) -> Result<Span, Wrong> {
     if text == "nothing" {
         return Ok(Span::empty());
@@ -116,7 +118,7 @@ fn span(text: &str) -> Result<Span, Wrong> {
         .strip_suffix(']')
         .and_then(|text| text.split_once('['))
         .ok_or_else(wrong)?;
-    let place = place.parse::<Place>().map_err(|error| error.to_string())?;
+    let place = place.parse::<PlanMemory>().map_err(|error| error.to_string())?;
     let (first, end) = match blocks.split_once("..") {
         Some((first, end)) => (first.parse().ok(), end.parse().ok()),
         None => {
@@ -130,7 +132,6 @@ fn span(text: &str) -> Result<Span, Wrong> {
     }
 }
 
-/// Reads a step.
 fn step(text: &str) -> Result<Step, Wrong> {
     let mut words = Words(text.split_whitespace());
     let step = match words.next("a step")? {
@@ -152,8 +153,8 @@ fn step(text: &str) -> Result<Step, Wrong> {
         }
         "recv-reduce" => {
             let form = match words.next("a form")? {
-                "element" => Form::Element,
-                "partial" => Form::Partial,
+                "element" => BlockForm::Element,
+                "partial" => BlockForm::Partial,
                 other => return Err(format!("there is no form {other:?}: element or partial")),
             };
             words.expect("from")?;
@@ -209,7 +210,6 @@ impl FromStr for Plan {
     }
 }
 
-/// A plan as far as it has been read.
 #[derive(Default)]
 struct Reader {
     collective: Option<Collective>,
@@ -290,7 +290,6 @@ impl Reader {
     }
 }
 
-/// The words of a line.
 struct Words<'a>(SplitWhitespace<'a>);
 
 impl<'a> Words<'a> {
@@ -311,7 +310,6 @@ impl<'a> Words<'a> {
         self.parse("a rank").map(Rank)
     }
 
-    /// All the rest.
     fn numbers(&mut self) -> Result<Vec<u32>, Wrong> {
         let number = |word: &str| word.parse().map_err(|_| format!("{word:?} is not a number"));
         self.0.by_ref().map(number).collect()

@@ -1,8 +1,8 @@
-//! Text and plans are the same thing.
+//! The text form and plans convert into each other without loss.
 
 use proptest::prelude::*;
 
-use super::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use super::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span, Step};
 use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
@@ -24,14 +24,14 @@ fn every_algorithm_is_written_and_read() {
 }
 
 fn span() -> impl Strategy<Value = Span> {
-    let some = (prop::sample::select(Place::ALL), 0..u32::MAX / 2, 1..u32::MAX / 2);
+    let some = (prop::sample::select(PlanMemory::ALL), 0..u32::MAX / 2, 1..u32::MAX / 2);
     let some = some.prop_map(|(place, first, blocks)| Span::new(place, first, blocks));
     prop_oneof![9 => some, 1 => Just(Span::empty())]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let rank = || any::<u32>().prop_map(Rank);
-    let form = prop_oneof![Just(Form::Element), Just(Form::Partial)];
+    let form = prop_oneof![Just(BlockForm::Element), Just(BlockForm::Partial)];
     prop_oneof![
         (rank(), span()).prop_map(|(to, span)| Step::Send { to, span }),
         (rank(), span()).prop_map(|(from, into)| Step::Recv { from, into }),
@@ -78,17 +78,17 @@ proptest! {
         prop_assert_eq!(plan.to_string().parse(), Ok(plan));
     }
 
-    /// Whatever stands there is a plan or an error, and a plan is right or has a flaw.
+    /// Any text is a plan or an error, and any plan is proved or has a flaw.
     #[test]
     fn any_text_is_a_plan_or_not(lines in prop::collection::vec(line(), 0..30)) {
         if let Ok(plan) = lines.join("\n").parse::<Plan>() {
             let _ = super::check::prove(&plan);
-            let _ = super::census::Census::of(&plan);
+            let _ = super::census::PlanStatistics::of(&plan);
         }
     }
 }
 
-/// Lines that can be in a plan, and some that can't.
+/// Lines that can be in a plan, and some that cannot.
 fn line() -> impl Strategy<Value = String> {
     let words = [
         "allreduce",
@@ -116,7 +116,7 @@ fn line() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn what_is_wrong_with_a_line_is_said() {
+fn errors_of_a_line_are_reported() {
     let head = "barrier\norder 0\nroot 0\nblocks 0\nrank 0\nstrand 0\n";
     assert!(format!("{head}# nothing to do\n\n").parse::<Plan>().is_ok());
     let heads = [
@@ -140,7 +140,7 @@ fn what_is_wrong_with_a_line_is_said() {
         "send elsewhere[0] to 1",
         "recv-reduce whole from 1 with input[0] into output[0]",
         "reduce input[0]",
-        "recv output[0] from nobody",
+        "recv output[0] from none",
     ];
     let texts = heads
         .iter()
@@ -151,7 +151,8 @@ fn what_is_wrong_with_a_line_is_said() {
 }
 
 proptest! {
-    /// A plan in whose text a word stands for another is a plan or an error, and then right or flawed; whatever it is, it can be counted and drawn.
+    /// A plan's text with a word replaced is a plan or an error, and then proved or flawed; in any
+    /// case it can be counted and drawn.
     #[test]
     fn damaged_text_is_harmless(which in any::<prop::sample::Index>(), ranks in 1..6u32, at in any::<prop::sample::Index>(), other in word()) {
         let pairs: Vec<_> = Collective::ALL.iter().flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (algorithm, collective))).collect();
@@ -163,7 +164,7 @@ proptest! {
         let end: String = words[at].chars().filter(|char| char.is_whitespace()).collect();
         let damaged = [&words[..at], &[&*other, &*end], &words[at + 1..]].concat().concat();
         if let Ok(plan) = damaged.parse::<Plan>() {
-            let census = super::census::Census::of(&plan);
+            let census = super::census::PlanStatistics::of(&plan);
             prop_assert_eq!(super::draw::svg(&plan, None).matches("<circle").count() as u64, census.ranks.iter().map(|count| count.steps).sum::<u64>());
             prop_assert!(super::draw::table(&plan, None).lines().count() > 2);
             if super::check::prove(&plan).is_err() {
@@ -173,7 +174,6 @@ proptest! {
     }
 }
 
-/// Words of plans.
 fn word() -> impl Strategy<Value = String> {
     let words = [
         "0",

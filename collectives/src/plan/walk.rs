@@ -1,42 +1,41 @@
-//! Goes through the steps of all ranks in an order in which they can happen.
+//! Visits the steps of all ranks in a possible order.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{Schedule, Step};
 use crate::types::Rank;
 
-/// Who a step belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Who {
+pub(crate) struct StrandId {
     pub(crate) strand: u32,
     pub(crate) rank: Rank,
 }
 
-/// What is told of the steps. Those of one strand of a rank come in their order, and a message is received after it was sent.
-pub(crate) trait Walker {
-    /// What a message takes from its sender to its receiver.
+/// A visitor of steps. Those of one strand of a rank are visited in order, and a receive after its
+/// send.
+pub(crate) trait StepVisitor {
+    /// State passed from the sender of a message to its receiver.
     type Message;
 
-    /// A step sends a message.
-    fn send(&mut self, who: Who, step: &Step) -> Self::Message;
+    /// A step that sends a message.
+    fn send(&mut self, who: StrandId, step: &Step) -> Self::Message;
 
-    /// A step receives one.
-    fn receive(&mut self, who: Who, step: &Step, message: Self::Message);
+    /// A step that receives a message.
+    fn receive(&mut self, who: StrandId, step: &Step, message: Self::Message);
 
-    /// A step has nothing to do with others.
-    fn alone(&mut self, who: Who, step: &Step);
+    fn local(&mut self, who: StrandId, step: &Step);
 }
 
-/// Walks through `schedule`; as far as it can, if that has flaws.
-pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
+/// Visits the steps of `schedule`, as far as possible if it has flaws.
+pub(crate) fn visit_steps<W: StepVisitor>(schedule: &dyn Schedule, walker: &mut W) {
     let ranks = schedule.shape().ranks();
     let everybody = (0..schedule.strands()).flat_map(|strand| {
         (0..ranks).map(move |rank| {
             let rank = Rank(rank);
-            Who { strand, rank }
+            StrandId { strand, rank }
         })
     });
-    // Taken from the end: the first rank goes first.
+    // A stack: the first rank goes first.
     let mut ready: Vec<_> = everybody.clone().collect();
     ready.reverse();
     let mut steps: Vec<_> = everybody
@@ -44,16 +43,16 @@ pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
         .collect();
     let mut queues: HashMap<(u32, Rank, Rank), VecDeque<W::Message>> = HashMap::new();
     while let Some(who) = ready.pop() {
-        let Who { strand, rank } = who;
+        let StrandId { strand, rank } = who;
         let steps = &mut steps[(strand * ranks + rank.0) as usize];
         while let Some(step) = steps.peek() {
             match step {
                 Step::Send { to, .. } => {
                     let message = walker.send(who, step);
                     queues.entry((strand, rank, *to)).or_default().push_back(message);
-                    // It may have been waiting for this; if not, it finds nothing to do.
+                    // It may be waiting for this; otherwise the visit has no effect.
                     if to.0 < ranks {
-                        ready.push(Who { strand, rank: *to });
+                        ready.push(StrandId { strand, rank: *to });
                     }
                 }
                 Step::Recv { from, .. } | Step::RecvReduce { from, .. } => {
@@ -62,7 +61,7 @@ pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
                         None => break,
                     }
                 }
-                Step::Reduce { .. } | Step::Copy { .. } => walker.alone(who, step),
+                Step::Reduce { .. } | Step::Copy { .. } => walker.local(who, step),
             }
             steps.next();
         }

@@ -1,18 +1,17 @@
-//! Crossover charts: time over bytes, a line for each algorithm, as an SVG file that needs nothing else.
+//! Crossover charts: time over bytes, a line per algorithm, as a self-contained SVG file.
 
 use core::fmt::Write;
 
 use super::table::Row;
 use crate::algorithm::Algorithm;
 
-/// The drawing's size, and where in it a panel's axes are.
 const PANEL: (f64, f64) = (460.0, 320.0);
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 44.0;
 
-/// A colour and a dash for each algorithm, so that it can be read without colours.
+/// A colour and a dash pattern per algorithm, legible without colours.
 const STYLES: [(&str, &str); 8] = [
     ("#1f6fb4", ""),
     ("#c8443a", ""),
@@ -24,7 +23,7 @@ const STYLES: [(&str, &str); 8] = [
     ("#d0588f", "2 3"),
 ];
 
-/// Draws panels of rows side by side, each under its title: sizes and times are logarithmic, and of one scale in all.
+/// Draws panels of rows side by side with their titles; logarithmic axes with a common scale.
 #[must_use]
 pub fn chart(panels: &[(String, Vec<Row>)]) -> String {
     let rows = || {
@@ -70,9 +69,9 @@ pub fn chart(panels: &[(String, Vec<Row>)]) -> String {
 }
 
 struct Scale {
-    /// Of the logarithm, base 2.
+    /// Base-2 logarithm.
     bytes: (f64, f64),
-    /// Of the logarithm, base 10.
+    /// Base-10 logarithm.
     ns: (f64, f64),
 }
 
@@ -147,12 +146,11 @@ fn style(algorithm: Algorithm) -> (&'static str, &'static str) {
     STYLES[algorithm as usize % STYLES.len()]
 }
 
-/// Whole numbers from `low` to `high`, every `step`th.
+/// Integers from `low` to `high`, every `step`th.
 fn whole(low: f64, high: f64, step: usize) -> impl Iterator<Item = i32> {
     (low.ceil() as i32..=high.floor() as i32).step_by(step)
 }
 
-/// 10 to this power ns.
 fn time(power: i32) -> String {
     let (unit, below) = match power {
         ..=2 => ("ns", 0),
@@ -163,7 +161,6 @@ fn time(power: i32) -> String {
     format!("{} {unit}", 10f64.powi(power - below))
 }
 
-/// 2 to this power bytes.
 fn bytes(power: i32) -> String {
     let (unit, below) = match power {
         ..=9 => ("B", 0),

@@ -1,115 +1,112 @@
-//! The run itself: threads that go through their steps, and what they wait for.
+//! The discrete-event simulation: threads that execute their steps, and what they wait for.
 //!
-//! A *thread* is one strand of one channel of one rank. It is in the queue while it knows when it can go on, and in nobody's while it waits for a message that was not sent yet: then whoever sends it puts it there.
+//! A *thread* is one strand of one channel of one rank. It is in the event queue while the time of
+//! its next step is known; a thread that waits for a message is queued by its sender.
 //!
-//! Where messages have to be granted, the receiver's thread does so for the next few when an operation begins and with each message it takes; a message that has no grant yet is kept, and leaves with it. Where they have to be
-//! confirmed, a thread is not done with an operation before all it sent has been. A rank begins its next operation when all its threads are done with the one before.
+//! Where messages need grants, the receiving thread grants the next few when an operation begins
+//! and with each message it receives; a message without a grant is kept until it has one. Where
+//! they need acknowledgements, a thread completes an operation only once all its messages are
+//! acknowledged. A rank begins its next operation when all its threads have completed the previous
+//! one.
 
+mod costs;
 mod messages;
 
 use core::hash::{BuildHasherDefault, Hasher};
 use std::collections::{HashMap, VecDeque};
 
+use costs::LinkCosts;
+
 use super::links::Links;
 use super::queue::Queue;
 use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
-use crate::cost::{MessageCost, Mover};
-use crate::plan::{Form, Place, Schedule, Step};
-use crate::protocol::EAGER;
-use crate::types::{Protocol, Rank};
+use crate::plan::{BlockForm, PlanMemory, Schedule, Step};
+use crate::protocol::EAGER_BYTES;
+use crate::types::Rank;
 
-/// Whose steps are run.
+/// The ranks that are simulated.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Who {
-    /// Every rank's.
+pub(super) enum Scope {
+    /// Every rank.
     All,
-    /// The first rank's of the order: all others do the same at the same time, so what it sends `k` ranks onwards is what it gets from `k` ranks before it.
-    OneForAll,
+    /// The first rank of the order, for all: in a symmetric schedule, a message that it sends to
+    /// the rank `k` positions onwards equals the one that it receives from `k` positions before.
+    Representative,
 }
 
-/// A receive that was begun.
 #[derive(Clone, Copy)]
-struct Awaited {
+struct PendingReceive {
     from: Rank,
-    /// Bytes of the message.
     bytes: f64,
-    /// Whether it is reduced into something.
     reduces: bool,
-    /// The message that is on its way, and the thread in the queue with it.
-    coming: Option<Arrival>,
-    /// Since when the thread has been waiting.
+    /// The message in flight, with which the thread is in the event queue.
+    arrival: Option<Arrival>,
     since: u64,
 }
 
-/// A message that is there from some time on.
+/// A message that has arrived at some time.
 #[derive(Clone, Copy)]
 struct Arrival {
-    /// Of its first part; and of its last.
+    /// Arrival of its first part; and of its last.
     at: u64,
     last: u64,
-    /// Whether its sender had only just made it.
-    fresh: bool,
+    /// Whether its sender had only just written it.
+    forwarded: bool,
 }
 
-/// A message that has no grant yet.
-struct Kept {
+struct UngrantedMessage {
     posted: u64,
     bytes: f64,
-    fresh: bool,
+    forwarded: bool,
 }
 
-/// What is between a receiving thread and a sender.
 #[derive(Default)]
 struct Grants {
-    /// When grants that nobody has used are there.
+    /// Arrival times of unused grants.
     unused: VecDeque<u64>,
-    kept: VecDeque<Kept>,
+    ungranted: VecDeque<UngrantedMessage>,
 }
 
 struct Thread<'a> {
     rank: u32,
     strand: u32,
-    /// Slices of an operation.
     slices: u64,
-    /// Whether it receives anything, and sends anything; and of a slice, from whom its messages come that are to be granted, and how many of the operation were.
+    /// Whether it receives, and sends; and of a slice, the senders of granted messages, and the
+    /// number granted in the operation.
     receives: bool,
     sends: bool,
     senders: Vec<Rank>,
     granted: u64,
-    /// Messages that were sent and not confirmed, and when the last one was that is.
+    /// Unacknowledged messages, and the time of the last acknowledgement.
     unconfirmed: u32,
     confirmed: u64,
-    /// Since when it only waits for them to be.
+    /// The time since which it waits for acknowledgements only.
     over: Option<u64>,
     steps: Box<dyn Iterator<Item = Step> + Send + 'a>,
-    /// A step that was taken and not begun.
-    held: Option<Step>,
-    awaited: Option<Awaited>,
-    /// Slices after this one.
+    held_step: Option<Step>,
+    awaited: Option<PendingReceive>,
     slices_left: u64,
     taken: u64,
     finished: bool,
 }
 
-/// Messages that nobody has asked for yet.
+/// Messages without a matching receive.
 struct Arrivals {
     first: Arrival,
     more: VecDeque<Arrival>,
 }
 
-struct Run<'a> {
+struct Simulation<'a> {
     schedule: &'a dyn Schedule,
     fabric: &'a Fabric,
-    who: Who,
-    /// Of order, by rank.
+    scope: Scope,
     position: Vec<u32>,
     connections: u32,
     threads: Vec<Thread<'a>>,
     queue: Queue,
-    /// By thread and sender.
-    inbox: HashMap<u64, Arrivals, BuildHasherDefault<Mix>>,
-    /// The same, where messages are granted.
-    grants: HashMap<u64, Grants, BuildHasherDefault<Mix>>,
+    inbox: HashMap<u64, Arrivals, BuildHasherDefault<KeyHasher>>,
+    /// By thread and sender, where messages need grants.
+    grants: HashMap<u64, Grants, BuildHasherDefault<KeyHasher>>,
     links: Links,
     ranks: Vec<Processor>,
     element_bytes: f64,
@@ -117,110 +114,51 @@ struct Run<'a> {
     work: &'a Work,
     messages: u64,
     steps: u64,
-    local: Prices,
-    remote: Prices,
+    local: LinkCosts,
+    remote: LinkCosts,
 }
 
 #[derive(Clone, Default)]
 struct Processor {
-    /// The thread that has it.
+    /// The running thread.
     holder: Option<u32>,
-    /// Threads that could go on, in the order in which they could.
-    asking: VecDeque<u32>,
+    /// Ready threads, in the order in which they became ready.
+    ready_threads: VecDeque<u32>,
     free: u64,
     busy: u64,
     finished: u64,
     slowness: f64,
-    /// Threads that are not done with the operation, and operations after it.
+    /// Threads that have not completed the operation, and operations after it.
     threads_left: u32,
     operations_left: u32,
-    /// When it has last sent something.
+    /// Time of its last send.
     sent: Option<u64>,
 }
 
-/// Messages that are granted before the first of them has come: an executor has so many places to stage them.
-const AHEAD: u64 = 4;
+/// Messages granted before the first of them has arrived: the executor's staging slots.
+const GRANTS_AHEAD: u64 = 4;
 
-/// A link's costs, ps.
-#[derive(Clone, Copy)]
-struct Prices {
-    send: f64,
-    receive: f64,
-    latency: f64,
-    /// More, where the receiver has sent at the same time.
-    both: f64,
-    grant: u64,
-    lone: f64,
-    confirm: u64,
-    quiet: u64,
-    /// Who pays for a byte, as parts of β: the sender's processor, and the receiver's. What is left are links'.
-    parts: (f64, f64),
-    cost: MessageCost,
-}
-
-impl Prices {
-    fn of(mover: Mover, cost: &MessageCost, protocol: Protocol) -> Self {
-        Self {
-            send: cost.send_ns * 1e3,
-            receive: cost.receive_ns * 1e3,
-            latency: cost.latency_ns() * 1e3,
-            both: cost.both_ns * 1e3,
-            grant: Time::from_ns(cost.grant_ns).0,
-            lone: cost.lone_ns * 1e3,
-            confirm: Time::from_ns(cost.confirm_ns).0,
-            quiet: Time::from_ns(cost.quiet_ns).0,
-            parts: match (mover, protocol) {
-                (Mover::Device, _) => (0.0, 0.0),
-                // Lines are packed at one end and unpacked at the other.
-                (Mover::Receiver, Protocol::Ll | Protocol::Ll128) if cost.bytes.is_some() => (0.5, 0.5),
-                (Mover::Receiver, _) => (0.0, 1.0),
-            },
-            cost: *cost,
-        }
-    }
-
-    /// Who pays for a byte of a message of so many.
-    fn parts(&self, bytes: f64) -> (f64, f64) {
-        if self.cost.is_stored(bytes) {
-            (0.5, 0.5)
-        } else {
-            self.parts
-        }
-    }
-
-    /// What the sender of a message of so many bytes waits for, ps.
-    fn confirm(&self, bytes: f64) -> u64 {
-        if self.cost.is_stored(bytes) { 0 } else { self.confirm }
-    }
-
-    /// ps of both processors for the bytes of a message.
-    fn moving(&self, bytes: f64, whole: f64, fresh: bool, others: f64) -> f64 {
-        bytes * self.cost.beta(bytes, whole, fresh, others) * 1e3
-    }
-}
-
-/// Runs it to the end.
 pub(super) fn run(
     schedule: &dyn Schedule,
     fabric: &Fabric,
     work: &Work,
-    who: Who,
+    scope: Scope,
     operations: u32,
 ) -> Result<Outcome, SimulationError> {
-    let mut run = Run::new(schedule, fabric, work, who, operations);
+    let mut run = Simulation::new(schedule, fabric, work, scope, operations);
     let mut batch = Vec::new();
     let mut last = 0;
     while let Some(now) = run.queue.pop(&mut batch) {
         last = now;
         for &thread in &batch {
-            run.turn(thread as usize, now);
+            run.advance(thread as usize, now);
         }
     }
     run.end(last)
 }
 
-impl<'a> Run<'a> {
-    fn new(schedule: &'a dyn Schedule, fabric: &'a Fabric, work: &'a Work, who: Who, operations: u32) -> Self {
+impl<'a> Simulation<'a> {
+    fn new(schedule: &'a dyn Schedule, fabric: &'a Fabric, work: &'a Work, scope: Scope, operations: u32) -> Self {
         let shape = schedule.shape();
         let (strands, channels, slices) = (schedule.strands(), work.busy_channels(shape), work.slices(shape));
         let mut position = vec![0; shape.order.len()];
@@ -247,14 +185,18 @@ impl<'a> Run<'a> {
                 rank.free = Time::from_ns(slow.late_ns).0.saturating_add(rank.busy);
             }
         }
-        let local = Prices::of(fabric.local.mover, fabric.local.cost(work.protocol), work.protocol);
-        let remote = Prices::of(fabric.remote.mover, fabric.remote.cost(work.protocol), work.protocol);
+        let local = LinkCosts::of(fabric.local.data_mover, fabric.local.cost(work.protocol), work.protocol);
+        let remote = LinkCosts::of(
+            fabric.remote.data_mover,
+            fabric.remote.cost(work.protocol),
+            work.protocol,
+        );
         let element_bytes = work.block_bytes(shape) / slices as f64;
         let partial_bytes = element_bytes * work.data.accumulator().bytes() as f64 / work.data.bytes() as f64;
         let grants = local.grant > 0 || remote.grant > 0;
         let mut threads = Vec::new();
         let mut queue = Queue::new();
-        for rank in running(schedule, who) {
+        for rank in running(schedule, scope) {
             for channel in 0..channels {
                 let slices = (slices - u64::from(channel)).div_ceil(u64::from(channels));
                 for strand in 0..strands {
@@ -269,12 +211,12 @@ impl<'a> Run<'a> {
                         let messages = schedule.steps(strand, rank).filter_map(|step| message(&step));
                         for (from, form, blocks) in messages {
                             receives = true;
-                            let each = if form == Form::Element {
+                            let each = if form == BlockForm::Element {
                                 element_bytes
                             } else {
                                 partial_bytes
                             };
-                            if each * f64::from(blocks) > EAGER as f64 {
+                            if each * f64::from(blocks) > EAGER_BYTES as f64 {
                                 senders.push(from);
                             }
                         }
@@ -291,7 +233,7 @@ impl<'a> Run<'a> {
                         confirmed: 0,
                         over: None,
                         steps: schedule.steps(strand, rank),
-                        held: None,
+                        held_step: None,
                         awaited: None,
                         slices_left: slices - 1,
                         taken: 0,
@@ -303,7 +245,7 @@ impl<'a> Run<'a> {
         let mut run = Self {
             schedule,
             fabric,
-            who,
+            scope,
             position,
             connections: channels * strands,
             threads,
@@ -322,26 +264,26 @@ impl<'a> Run<'a> {
         };
         for id in 0..run.threads.len() {
             let begins = run.ranks[run.threads[id].rank as usize].free;
-            run.grant(id, begins, AHEAD);
+            run.grant(id, begins, GRANTS_AHEAD);
         }
         run
     }
 
-    /// ps per byte of what this rank reduces, and copies.
+    /// ps per byte reduced, and copied, by this rank.
     fn own(&self, bytes: f64) -> (f64, f64) {
         let (compute, whole) = (&self.fabric.compute, self.touched(bytes));
         (compute.gamma(bytes, whole) * 1e3, compute.copy(bytes, whole) * 1e3)
     }
 
-    fn prices(&self, from: u32, to: u32) -> Prices {
-        if self.links.are_together(from, to) {
+    fn prices(&self, from: u32, to: u32) -> LinkCosts {
+        if self.links.are_on_one_host(from, to) {
             self.local
         } else {
             self.remote
         }
     }
 
-    /// Has `rank`'s processor work for `ps`, as soon as it can from `from` on; gives the end.
+    /// Occupies `rank`'s processor for `ps`, from `from` on at the earliest; returns the end.
     fn work(&mut self, rank: u32, from: u64, ps: f64) -> u64 {
         let processor = &mut self.ranks[rank as usize];
         let ps = (ps * processor.slowness).round() as u64;
@@ -350,12 +292,12 @@ impl<'a> Run<'a> {
         processor.free
     }
 
-    /// Goes on with a thread whose time has come, until it must wait for another time. It keeps the processor until it waits for a message.
-    fn turn(&mut self, id: usize, now: u64) {
+    /// Advances a thread until it has to wait. It keeps the processor until it waits for a message.
+    fn advance(&mut self, id: usize, now: u64) {
         let rank = self.threads[id].rank;
         let processor = &mut self.ranks[rank as usize];
         match processor.holder {
-            Some(holder) if holder != id as u32 => return processor.asking.push_back(id as u32),
+            Some(holder) if holder != id as u32 => return processor.ready_threads.push_back(id as u32),
             _ => processor.holder = Some(id as u32),
         }
         if processor.free > now {
@@ -375,14 +317,15 @@ impl<'a> Run<'a> {
                 Step::RecvReduce { from, form, into, .. } => {
                     return self.expect(id, at, from, self.bytes(form, into), true);
                 }
-                // What is begun later is begun in its turn, so that links serve whoever comes first.
+                // A later step is begun from the event queue, so that links serve messages in order
+                // of time.
                 step if at > now => {
-                    self.threads[id].held = Some(step);
+                    self.threads[id].held_step = Some(step);
                     return self.queue.push(at, id as u32);
                 }
                 Step::Send { to, span } => {
-                    let fresh = span.place != Place::Input;
-                    at = self.send(id, now, to, self.bytes(span.place.form(), span), fresh);
+                    let forwarded = span.place != PlanMemory::Input;
+                    at = self.send(id, now, to, self.bytes(span.place.form(), span), forwarded);
                 }
                 Step::Reduce { sources, into } => {
                     let operands: f64 = sources
@@ -411,7 +354,7 @@ impl<'a> Run<'a> {
         self.release(rank, at);
     }
 
-    /// A thread is done with an operation: so is its rank, if it was the last one; then the next one begins.
+    /// A thread completes an operation; the last one completes its rank's, and the next one begins.
     fn done(&mut self, id: usize, at: u64) {
         let rank = self.threads[id].rank;
         let thread = &mut self.threads[id];
@@ -427,32 +370,31 @@ impl<'a> Run<'a> {
         processor.threads_left = self.connections;
         processor.operations_left -= 1;
         let begins = self.work(rank, at, self.fabric.compute.begin_ns * 1e3);
-        let first = match self.who {
-            Who::All => rank as usize * self.connections as usize,
-            Who::OneForAll => 0,
+        let first = match self.scope {
+            Scope::All => rank as usize * self.connections as usize,
+            Scope::Representative => 0,
         };
         for id in first..first + self.connections as usize {
             let thread = &mut self.threads[id];
             thread.steps = self.schedule.steps(thread.strand, Rank(rank));
             (thread.slices_left, thread.granted, thread.finished) = (thread.slices - 1, 0, false);
             self.queue.push(begins, id as u32);
-            self.grant(id, begins, AHEAD);
+            self.grant(id, begins, GRANTS_AHEAD);
         }
     }
 
-    /// The processor is somebody else's from `at` on.
     fn release(&mut self, rank: u32, at: u64) {
         let processor = &mut self.ranks[rank as usize];
-        processor.holder = processor.asking.pop_front();
+        processor.holder = processor.ready_threads.pop_front();
         if let Some(next) = processor.holder {
             self.queue.push(at, next);
         }
     }
 
-    /// The next step: of this slice or, where that is over, of the next one.
+    /// The next step: of this slice, or of the next one.
     fn next(&mut self, id: usize) -> Option<Step> {
         let thread = &mut self.threads[id];
-        if let Some(step) = thread.held.take() {
+        if let Some(step) = thread.held_step.take() {
             return Some(step);
         }
         loop {
@@ -471,11 +413,11 @@ impl<'a> Run<'a> {
 
     /// Begins to wait for a message.
     fn expect(&mut self, id: usize, since: u64, from: Rank, bytes: f64, reduces: bool) {
-        let mut awaited = Awaited {
+        let mut awaited = PendingReceive {
             from,
             bytes,
             reduces,
-            coming: None,
+            arrival: None,
             since,
         };
         let key = key(id, from);
@@ -485,7 +427,7 @@ impl<'a> Run<'a> {
                 Some(next) => arrivals.first = next,
                 None => drop(self.inbox.remove(&key)),
             }
-            awaited.coming = Some(arrival);
+            awaited.arrival = Some(arrival);
             self.queue.push(arrival.at.max(since), id as u32);
             if arrival.at <= since {
                 self.threads[id].awaited = Some(awaited);
@@ -511,12 +453,12 @@ impl<'a> Run<'a> {
                 count: self.inbox.values().map(|arrivals| 1 + arrivals.more.len() as u64).sum(),
             });
         }
-        let times = match self.who {
-            Who::All => 1,
-            Who::OneForAll => self.ranks.len() as u64,
+        let times = match self.scope {
+            Scope::All => 1,
+            Scope::Representative => self.ranks.len() as u64,
         };
         let mut ranks = self.ranks;
-        if self.who == Who::OneForAll
+        if self.scope == Scope::Representative
             && let Some(thread) = self.threads.first()
         {
             let one = ranks[thread.rank as usize].clone();
@@ -526,7 +468,7 @@ impl<'a> Run<'a> {
             .threads
             .first()
             .map(|thread| thread.rank)
-            .filter(|_| self.who == Who::OneForAll);
+            .filter(|_| self.scope == Scope::Representative);
         Ok(Outcome {
             time: Time(ranks.iter().map(|rank| rank.finished).max().unwrap_or(0)),
             ranks: ranks
@@ -542,7 +484,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Some who wait: a cycle of them, if following one after another comes to one.
+    /// Some of the waiting threads: a cycle of waits, if there is one.
     fn waiting(&self) -> Vec<Wait> {
         let wait = |id: usize| {
             let thread = &self.threads[id];
@@ -575,16 +517,16 @@ impl<'a> Run<'a> {
     }
 }
 
-fn running(schedule: &dyn Schedule, who: Who) -> Vec<Rank> {
+fn running(schedule: &dyn Schedule, scope: Scope) -> Vec<Rank> {
     let shape = schedule.shape();
-    match who {
-        Who::All => (0..shape.ranks()).map(Rank).collect(),
-        Who::OneForAll => shape.order.first().copied().into_iter().collect(),
+    match scope {
+        Scope::All => (0..shape.ranks()).map(Rank).collect(),
+        Scope::Representative => shape.order.first().copied().into_iter().collect(),
     }
 }
 
-/// From whom a step has a message, of what, and of how many blocks.
-fn message(step: &Step) -> Option<(Rank, Form, u32)> {
+/// Peer, form and blocks of a step's message.
+fn message(step: &Step) -> Option<(Rank, BlockForm, u32)> {
     match step {
         Step::Recv { from, into } => Some((*from, into.place.form(), into.blocks)),
         Step::RecvReduce { from, form, into, .. } => Some((*from, *form, into.blocks)),
@@ -596,11 +538,11 @@ fn key(thread: usize, from: Rank) -> u64 {
     (thread as u64) << 32 | u64::from(from.0)
 }
 
-/// Hashes a key of the inbox: one multiplication, its upper half folded into the lower.
+/// Hashes a key of the inbox: one multiplication, the upper half folded into the lower.
 #[derive(Default)]
-struct Mix(u64);
+struct KeyHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }

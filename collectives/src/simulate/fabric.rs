@@ -1,58 +1,59 @@
-//! Fabrics: which hosts the ranks are on, and what lies between them.
+//! Fabrics: hosts of the ranks, and the network between them.
 
 use crate::cost::{Compute, Link};
 
-/// What the ranks run on.
+/// A fabric.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Fabric {
-    /// The host of each rank, in any numbers.
+    /// The host of each rank, arbitrary numbers.
     pub hosts: Vec<u32>,
     /// Between ranks of one host.
     pub local: Link,
-    /// Between hosts: one adapter to one adapter.
+    /// Between hosts: from one adapter to another.
     pub remote: Link,
-    /// What a rank's own work costs.
+    /// Cost of local work.
     pub compute: Compute,
-    /// Adapters of a host. The *i*-th rank of a host uses `rails` of them from the (*i* × `rails`)-th on, wrapped around.
+    /// Adapters of a host. The *i*-th rank of a host uses `rails` of them from the (*i* ×
+    /// `rails`)-th on, wrapped around.
     pub adapters: u32,
-    /// Adapters of a rank: connection *c* goes by the (*c* mod `rails`)-th.
+    /// Adapters (rails) of a rank: connection *c* uses the (*c* mod `rails`)-th.
     pub rails: u32,
-    /// ns per byte of what all messages within a host share, its memory; 0: nothing.
+    /// ns per byte of the memory that all messages within a host share; 0: unlimited.
     pub host_ns_per_byte: f64,
-    /// The switches of the leaves, if what is above them can be full.
+    /// Leaf switches, if their uplinks can be saturated.
     pub leaves: Option<Leaves>,
-    /// Ranks that are slower than the others, or begin later.
+    /// Stragglers: ranks that are slower, or begin later.
     pub stragglers: Vec<Straggler>,
-    /// The mean of what is added to a message's latency, ns, exponentially distributed; 0: nothing.
+    /// Mean of the exponentially distributed jitter of a message's latency, ns; 0: none.
     pub jitter_ns: f64,
-    /// What makes the jitter's numbers.
+    /// Seed of the jitter.
     pub seed: u64,
 }
 
-/// Switches with hosts below them and a network above them.
+/// Leaf switches below a network.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Leaves {
-    /// Hosts of a leaf: those whose numbers, divided by this, are the same.
+    /// Hosts per leaf: those with equal quotients of host number and this.
     pub hosts: u32,
-    /// What its hosts' adapters can send together, divided by what its uplinks can carry.
+    /// Total rate of its hosts' adapters, divided by that of its uplinks.
     pub oversubscription: f64,
-    /// What is added to the latency of a message between leaves, ns.
+    /// Latency added to messages between leaves, ns.
     pub latency_ns: f64,
 }
 
-/// A rank that is not as the others.
+/// A straggler.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Straggler {
-    /// Which.
+    /// The rank.
     pub rank: u32,
-    /// What its processor's times are multiplied by.
+    /// Factor of its processor times.
     pub slowness: f64,
-    /// How much later it begins, ns.
+    /// Delay of its beginning, ns.
     pub late_ns: f64,
 }
 
 impl Fabric {
-    /// `ranks` ranks, each on a host of its own with one adapter, and nothing shared between them.
+    /// `ranks` ranks, each on a host of its own with one adapter, and nothing shared.
     #[must_use]
     pub fn uniform(ranks: u32, link: Link, compute: Compute) -> Self {
         Self::grouped(ranks, 1, link, link, compute)
@@ -83,13 +84,14 @@ impl Fabric {
         }
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.hosts.len() as u32
     }
 
-    /// Whether every rank sees the same: its links are its own, every peer is as far as any other, and nobody is slow.
+    /// Whether the fabric is symmetric: links are not shared, all peers are equally far, and no
+    /// rank is slow.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
         let quiet = self.stragglers.is_empty() && self.jitter_ns == 0.0;

@@ -1,12 +1,12 @@
-//! What lies between the ranks of a fabric, and until when each part of it is taken.
+//! The links between the ranks of a fabric, and the time until which each is occupied.
 
 use std::collections::BTreeMap;
 
 use super::{Fabric, LinkName, LinkUse, Time};
-use crate::cost::{Link as Kind, Mover, payload};
+use crate::cost::{DataMover, Link as Kind, payload};
 use crate::types::{Protocol, Rank};
 
-/// One thing that carries one message after another.
+/// A link that carries one message after another.
 #[derive(Clone, Copy)]
 struct Link {
     name: LinkName,
@@ -16,26 +16,24 @@ struct Link {
     bytes: f64,
 }
 
-/// Where a rank is.
 #[derive(Clone, Copy)]
-struct Seat {
+struct RankLocation {
     host: u32,
     leaf: u32,
-    /// Its first adapter.
     adapter: u32,
 }
 
 pub(super) struct Links {
-    seats: Vec<Seat>,
+    seats: Vec<RankLocation>,
     links: Vec<Link>,
-    /// Where in `links` each kind begins; none if there are none of it.
+    /// The first index in `links` of each kind; `None` if there are none.
     local: Option<usize>,
     memory: Option<usize>,
     adapters: Option<usize>,
     leaves: Option<usize>,
     adapters_per_host: u32,
     rails: u32,
-    /// ps added between leaves.
+    /// Latency added between leaves, ps.
     climb: u64,
     jitter_ps: f64,
     random: u64,
@@ -52,7 +50,7 @@ impl Links {
             hosts.into_iter().zip(0..).collect()
         };
         let mut members = vec![0; numbers.len()];
-        let seats: Vec<Seat> = fabric
+        let seats: Vec<RankLocation> = fabric
             .hosts
             .iter()
             .map(|named| {
@@ -61,7 +59,7 @@ impl Links {
                 let adapter = *member * rails % adapters;
                 *member += 1;
                 let leaf = fabric.leaves.map_or(0, |leaves| named / leaves.hosts.max(1));
-                Seat { host, leaf, adapter }
+                RankLocation { host, leaf, adapter }
             })
             .collect();
         let mut links = Vec::new();
@@ -78,7 +76,7 @@ impl Links {
         };
         let ranks = || (0..fabric.ranks()).map(Rank);
         let beta = |kind: &Kind| kind.cost(protocol).beta_ns_per_byte;
-        let local = (fabric.local.mover == Mover::Device).then(|| {
+        let local = (fabric.local.data_mover == DataMover::Device).then(|| {
             add(
                 ranks()
                     .flat_map(|rank| [LinkName::LocalOut(rank), LinkName::LocalIn(rank)])
@@ -90,7 +88,7 @@ impl Links {
             let names = numbers.keys().map(|&host| LinkName::Memory { host }).collect();
             add(names, fabric.host_ns_per_byte / payload(protocol))
         });
-        let wires = (fabric.remote.mover == Mover::Device).then(|| {
+        let wires = (fabric.remote.data_mover == DataMover::Device).then(|| {
             let of = |host| {
                 (0..adapters).flat_map(move |adapter| {
                     [
@@ -124,11 +122,12 @@ impl Links {
         }
     }
 
-    pub(super) fn are_together(&self, one: u32, other: u32) -> bool {
+    pub(super) fn are_on_one_host(&self, one: u32, other: u32) -> bool {
         self.seats[one as usize].host == self.seats[other as usize].host
     }
 
-    /// Sends a message by `connection` from `from` to `to`, which are of one host or not, beginning not before `leaves`; gives when its last byte is through.
+    /// Sends a message on `connection` from `from` to `to`, not before `leaves`; returns when its
+    /// last byte has passed.
     pub(super) fn carry(
         &mut self,
         from: u32,
@@ -154,7 +153,7 @@ impl Links {
         }
         let (sender, receiver) = (self.seats[from as usize], self.seats[to as usize]);
         let rail = connection % self.rails;
-        let port = |seat: Seat| {
+        let port = |seat: RankLocation| {
             2 * (seat.host * self.adapters_per_host + (seat.adapter + rail) % self.adapters_per_host) as usize
         };
         if let Some(adapters) = self.adapters {
@@ -172,12 +171,12 @@ impl Links {
         passage.ends
     }
 
-    /// What the next message's latency has more than it should, ps.
+    /// The jitter of the next message's latency, ps.
     pub(super) fn jitter(&mut self) -> u64 {
         if self.jitter_ps == 0.0 {
             return 0;
         }
-        // SplitMix64: a counter, mixed.
+        // SplitMix64.
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.random;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -187,7 +186,7 @@ impl Links {
         (-above_zero.ln() * self.jitter_ps).round() as u64
     }
 
-    /// What was used. With `one`, what that rank used stands for what every rank did.
+    /// Link utilisation. With `one`, that rank's stands for every rank's.
     pub(super) fn used(self, one: Option<u32>) -> Vec<LinkUse> {
         let as_used = |link: &Link, name: LinkName| LinkUse {
             link: name,
@@ -241,11 +240,10 @@ impl Links {
     }
 }
 
-/// A message on its way.
 struct Passage {
-    /// When its first byte goes on.
+    /// When its first byte is forwarded.
     begins: u64,
-    /// When its last byte is through.
+    /// When its last byte has passed.
     ends: u64,
 }
 

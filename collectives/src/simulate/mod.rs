@@ -1,17 +1,27 @@
-//! A simulator: runs any [`Schedule`] in virtual time over a modelled [`Fabric`].
+//! Simulator: runs any [`Schedule`] in virtual time over a modelled [`Fabric`].
 //!
-//! It does what the executor does: an operation is cut into slices, which the channels take in turns; each strand of each channel goes through the steps of the plan, once for each of its slices; a send is done when it is
-//! posted, a receive when the message is there. A rank's strands share its one processor: each keeps it until it waits for a
-//! message, and then whoever could go on first gets it.
+//! It models the executor: an operation is cut into slices, which are distributed over the channels
+//! round-robin; each strand of each channel executes the steps of the plan for each of its slices;
+//! a send completes when it is posted, a receive when the message has arrived. A rank's strands
+//! share its one processor: each keeps it until it waits for a message, and then the thread that
+//! became ready first runs.
 //!
-//! A message occupies, one after another, whatever lies on its way: the sender's adapter, its leaf's uplinks, those of the receiver's leaf, the receiver's adapter; it streams through them (cut-through), so that it takes
-//! the latency and then the slowest of them. **Shared capacity is first come, first served, message by message**, not divided max-min fairly: an adapter sends what was posted first (one queue pair's messages it does in
-//! order anyway); it needs no recomputation of all flows at each event, so that 16,384 ranks are possible; and as operations are cut into slices of a few hundred KiB, turns of a message come close to equal shares. What it does not
-//! model: switches' buffers (a message waits at no cost to those behind it), routing (a leaf's uplinks are one pipe), and acknowledgements.
+//! A message occupies all links on its path in turn: the sender's adapter, its leaf's uplinks,
+//! those of the receiver's leaf, the receiver's adapter. It is forwarded cut-through, so it takes
+//! the latency plus the time of the slowest link. **Shared capacity is first come, first served,
+//! per message**, not divided max-min fairly: an adapter sends what was posted first (the messages
+//! of one queue pair are ordered anyway); no recomputation of all flows per event is needed, so
+//! that 16,384 ranks are possible; and as operations are cut into slices of a few hundred KiB,
+//! taking turns by message approximates equal shares. Not modelled: switch buffers (a waiting
+//! message does not block those behind it), routing (a leaf's uplinks are one pipe), and
+//! acknowledgement packets.
 //!
-//! On a link whose costs were measured so, grants and confirmations of messages are waited for, lines are packed at one end while they are unpacked at the other, and a byte costs what [`cost`](crate::cost) says of it.
+//! On links with measured costs, grants and acknowledgements are waited for, lines are packed at
+//! one end while they are unpacked at the other, and the cost per byte is that of
+//! [`cost`](crate::cost).
 //!
-//! Times are whole picoseconds, so that runs are the same everywhere; what takes longer than 200 days takes 213. Blocks are taken to be equally long, whatever the remainder.
+//! Times are integer picoseconds, so that runs are reproducible; durations saturate at 213 days.
+//! All blocks are taken to have equal lengths, ignoring remainders.
 
 mod chart;
 mod engine;
@@ -31,38 +41,40 @@ use crate::types::{DataType, Protocol, Rank};
 
 pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
-pub use table::{Row, quickest, table};
+pub use table::{Row, fastest, table};
 
-/// Up to how many ranks operations are run one after another: with more of them their skew matters less, and a run takes long.
+/// Maximum ranks for consecutive operations: with more ranks their skew matters less, and a run
+/// takes long.
 const REPEATED_RANKS: u32 = 16;
 
 /// An operation to be simulated.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Work {
-    /// Bytes, as nccl-tests count them: the whole that is reduced or sent round; for gather, scatter, all-gather, reduce-scatter and all-to-all, what a rank has of the longer of its two buffers.
+    /// Bytes, as nccl-tests counts them: all that is reduced or broadcast; for gather, scatter,
+    /// all-gather, reduce-scatter and all-to-all, the longer of a rank's two buffers.
     pub bytes: u64,
-    /// The elements' type: partial results may be longer.
+    /// The data type: partial results may be longer.
     pub data: DataType,
-    /// How messages go.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Replicas of the plan, on connections of their own.
+    /// Instances of the plan, on connections of their own.
     pub channels: u32,
-    /// The most of a block that is in a slice.
+    /// Maximum bytes of a block per slice.
     pub slice_bytes: u64,
 }
 
 impl Work {
-    /// Into how many blocks of one length `bytes` is divided.
+    /// The number of equal blocks into which `bytes` is divided.
     fn blocks(shape: &Shape) -> u32 {
         match shape.collective {
-            // What a rank has is one of as many parts as there are ranks.
+            // A rank's buffer is one of as many parts as there are ranks.
             Collective::AllToAll | Collective::AllToAllV => shape.ranks() * shape.blocks,
             Collective::SendRecv => shape.blocks,
             _ => shape.data_blocks(),
         }
     }
 
-    /// Bytes of a data block, all slices together.
+    /// Bytes of a data block, over all slices.
     #[must_use]
     pub fn block_bytes(&self, shape: &Shape) -> f64 {
         self.bytes_of(Self::blocks(shape))
@@ -76,18 +88,20 @@ impl Work {
         }
     }
 
-    /// Into how many slices the operation is cut.
+    /// The number of slices.
     #[must_use]
     pub fn slices(&self, shape: &Shape) -> u64 {
         self.slices_of(Self::blocks(shape))
     }
 
-    /// Into how many slices it is cut where `bytes` is divided into so many blocks.
+    /// The number of slices where `bytes` is divided into so many blocks.
     pub(crate) fn slices_of(&self, blocks: u32) -> u64 {
         (self.bytes_of(blocks) / self.slice_bytes.max(1) as f64).ceil().max(1.0) as u64
     }
 
-    /// Of how many bytes memory costs what it does while messages of so many are on their way: what a rank has of the operation, the mean of its input and its output; of lines, which go from cache to cache, the message's own.
+    /// The working set that determines memory cost, for messages of so many bytes: a rank's data of
+    /// the operation, the mean of input and output; for LL and LL128, which transfer between
+    /// caches, the message length.
     pub(crate) fn touched(&self, collective: Collective, ranks: u32, message: f64) -> f64 {
         use Collective as C;
         let of_two = match collective {
@@ -101,7 +115,7 @@ impl Work {
         }
     }
 
-    /// How many of the channels have something to do.
+    /// The number of channels that have work.
     #[must_use]
     pub fn busy_channels(&self, shape: &Shape) -> u32 {
         u64::from(self.channels.max(1)).min(self.slices(shape)) as u32
@@ -113,7 +127,7 @@ impl Work {
 pub struct Time(pub u64);
 
 impl Time {
-    /// From ns; never negative.
+    /// From ns; saturates at 0.
     #[must_use]
     pub fn from_ns(ns: f64) -> Self {
         Self((ns * 1000.0).round() as u64)
@@ -125,77 +139,77 @@ impl Time {
         self.0 as f64 / 1000.0
     }
 
-    /// In whole ns.
+    /// As a `Duration`.
     #[must_use]
     pub fn duration(self) -> Duration {
         Duration::from_nanos(self.0 / 1000)
     }
 }
 
-/// How an operation went.
+/// The result of a simulation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
-    /// When the last rank had finished.
+    /// When the last rank finished.
     pub time: Time,
     /// By rank.
     pub ranks: Vec<RankUse>,
-    /// Whatever carried messages, and was not there for one rank's alone or was an adapter.
+    /// All shared links, and all adapters.
     pub links: Vec<LinkUse>,
-    /// Messages in all.
+    /// Total messages.
     pub messages: u64,
-    /// Steps in all.
+    /// Total steps.
     pub steps: u64,
 }
 
-/// What a rank did.
+/// Utilisation of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RankUse {
-    /// When it was done.
+    /// When it finished.
     pub finished: Time,
-    /// For how long its processor worked; the rest it waited.
+    /// Busy time of its processor.
     pub busy: Time,
 }
 
-/// What a link carried.
+/// Utilisation of a link.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkUse {
-    /// Which.
+    /// The link.
     pub link: LinkName,
     /// Bytes of payload.
     pub bytes: f64,
-    /// For how long it carried something.
+    /// Busy time.
     pub busy: Time,
 }
 
 /// A link of a fabric.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LinkName {
-    /// What a rank sends to others of its host.
+    /// A rank's messages to others of its host.
     LocalOut(Rank),
-    /// What a rank gets from others of its host.
+    /// A rank's messages from others of its host.
     LocalIn(Rank),
-    /// The memory that ranks of a host share.
+    /// The shared memory of a host.
     Memory {
         /// The host.
         host: u32,
     },
-    /// What an adapter sends.
+    /// The sending side of an adapter.
     AdapterOut {
         /// The host.
         host: u32,
         /// The adapter, from 0.
         adapter: u32,
     },
-    /// What an adapter receives.
+    /// The receiving side of an adapter.
     AdapterIn {
         /// The host.
         host: u32,
         /// The adapter, from 0.
         adapter: u32,
     },
-    /// From a leaf upwards.
+    /// Uplinks of a leaf.
     LeafUp(u32),
-    /// Down to a leaf.
+    /// Downlinks of a leaf.
     LeafDown(u32),
 }
 
@@ -213,7 +227,7 @@ impl fmt::Display for LinkName {
     }
 }
 
-/// Why an operation cannot be simulated to its end.
+/// Why a simulation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SimulationError {
     /// The plan is for another number of ranks.
@@ -224,22 +238,22 @@ pub enum SimulationError {
         /// The fabric's.
         fabric: u32,
     },
-    /// Nobody can go on, and somebody has not finished.
-    #[error("after {} ns nobody can go on: {}", .at.ns(), show(.waiting))]
+    /// Deadlock: no thread can continue, and some have not finished.
+    #[error("after {} ns no thread can continue: {}", .at.ns(), show(.waiting))]
     Stuck {
-        /// When the last step was done.
+        /// Time of the last step.
         at: Time,
-        /// Some of those who wait, and if there is one a cycle of them.
+        /// Some of the waits: a cycle, if there is one.
         waiting: Vec<Wait>,
     },
-    /// Messages were sent that nobody received.
+    /// Messages that were never received.
     #[error("rank {to} never received a message of rank {from}: {count} are left over")]
     LeftOver {
         /// The sender of one.
         from: Rank,
         /// Its receiver.
         to: Rank,
-        /// How many are left in all.
+        /// Their number.
         count: u64,
     },
 }
@@ -247,13 +261,13 @@ pub enum SimulationError {
 /// A rank that waits for a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wait {
-    /// Who waits.
+    /// The waiting rank.
     pub rank: Rank,
-    /// In which connection: channel × strands + strand.
+    /// The connection: channel × strands + strand.
     pub connection: u32,
-    /// At which step of the strand, from 0.
+    /// The step of the strand, from 0.
     pub step: u64,
-    /// For a message of whom.
+    /// The sender of the awaited message.
     pub from: Rank,
 }
 
@@ -269,33 +283,34 @@ fn show(waiting: &[Wait]) -> String {
 
 /// Runs `schedule` over `fabric`.
 ///
-/// Where all ranks provably do the same on a uniform fabric, one of them is run for all.
+/// If the schedule is symmetric and the fabric uniform, one rank is simulated for all.
 ///
 /// # Errors
-/// [`SimulationError`]: the plan and the fabric do not fit together, or the plan is wrong.
+/// [`SimulationError`]: the plan does not match the fabric, or it is wrong.
 pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
-    // What goes wrong is told of the ranks to which it happens.
+    // Errors are reported for the ranks at which they occur.
     if fabric.is_uniform()
-        && symmetry::all_do_the_same(schedule)
-        && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Who::OneForAll, 1)
+        && symmetry::all_ranks_symmetric(schedule)
+        && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Scope::Representative, 1)
     {
         return Ok(outcome);
     }
-    engine::run(schedule, fabric, work, engine::Who::All, 1)
+    engine::run(schedule, fabric, work, engine::Scope::All, 1)
 }
 
-/// Runs `schedule` over `fabric`, every rank of it.
+/// Runs `schedule` over `fabric`, simulating every rank.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_every_rank(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
-    engine::run(schedule, fabric, work, engine::Who::All, 1)
+    engine::run(schedule, fabric, work, engine::Scope::All, 1)
 }
 
-/// How long an operation takes, ns, of many that are done one after another, as benchmarks and most programs do them: who is done with one begins the next, whether others are done or not. Where ranks or slices are too many for
-/// that, it is [`predict_ns`].
+/// Time per operation of many consecutive ones, ns, as in benchmarks and most programs: a rank
+/// begins the next operation when it has finished the previous one, without waiting for others.
+/// With too many ranks or slices it is [`predict_ns`].
 ///
 /// # Errors
 /// As [`run`].
@@ -306,13 +321,14 @@ pub fn repeated_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Res
     }
     fits(schedule, fabric)?;
     let time = |operations| {
-        let ran = engine::run(schedule, fabric, work, engine::Who::All, operations);
+        let ran = engine::run(schedule, fabric, work, engine::Scope::All, operations);
         ran.map(|outcome| outcome.time.ns())
     };
     Ok((time(5)? - time(2)?) / 3.0)
 }
 
-/// How long an operation takes, ns, by simulating the first of its slices: where every channel has more than twelve, what eight take longer than four is what each further four take.
+/// Duration of an operation, ns, by simulating its first slices: if every channel has more than
+/// twelve, the difference between eight and four is extrapolated.
 ///
 /// # Errors
 /// As [`run`].
@@ -323,7 +339,7 @@ pub fn predict_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Resu
     if slices <= 12 * channels {
         return time(work);
     }
-    // A length that gives so many slices of the length that they have.
+    // A length that gives so many slices of the same length.
     let of = |some: u64| {
         let bytes = (work.bytes as f64 * some as f64 / slices as f64).round() as u64;
         let block = Work { bytes, ..*work }.block_bytes(shape);

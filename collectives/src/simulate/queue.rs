@@ -1,21 +1,21 @@
-//! What happens when: a queue of events in the order of their times, and of their making where those are equal.
+//! The event queue, ordered by time and then by insertion.
 //!
-//! Many ranks do the same at the same time, so events of one time share an entry of the heap: the few times that were used last are looked at first, and only a new one is pushed.
+//! Many ranks act at the same time, so events of one time share an entry of the heap: the few times
+//! used last are compared first, and only a new one is pushed.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Times that are looked at before a new entry is made.
+/// Recent times that are compared before a new entry is pushed.
 const RECENT: usize = 4;
 
-/// A queue of thread numbers.
 pub(super) struct Queue {
-    /// Time, order of making, bucket.
+    /// Time, insertion order, bucket.
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
     buckets: Vec<Vec<u32>>,
-    /// Buckets that are not in use.
+    /// Free buckets.
     spare: Vec<u32>,
-    /// Times and buckets used last; a bucket is taken out when it is popped.
+    /// Times and buckets used last; a bucket is removed when it is popped.
     recent: [Option<(u64, u32)>; RECENT],
     next: usize,
     made: u64,
@@ -52,7 +52,8 @@ impl Queue {
         self.next = (self.next + 1) % RECENT;
     }
 
-    /// Moves the threads of the earliest entry into `into`, which is emptied first, and gives its time.
+    /// Moves the threads of the earliest entry into `into`, which is emptied first, and returns its
+    /// time.
     pub(super) fn pop(&mut self, into: &mut Vec<u32>) -> Option<u64> {
         into.clear();
         let Reverse((time, _, bucket)) = self.heap.pop()?;

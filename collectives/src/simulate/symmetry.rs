@@ -1,18 +1,20 @@
-//! Whether all ranks of a schedule do the same.
+//! Symmetry check of a schedule.
 //!
-//! If every rank's steps are the first one's with all ranks moved on round the order by its position, then on a uniform fabric all ranks are in the same state at all times: they begin alike, and each event of one
-//! happens to all. So one can be run for all, and 16,384 ranks of a ring are as quick as one. This looks at every step of every rank, on all processors; it believes nothing.
+//! If every rank's steps are the first one's with all ranks rotated along the order by its
+//! position, then on a uniform fabric all ranks are in the same state at all times. So one can be
+//! simulated for all, and 16,384 ranks of a ring are as fast as one. The check compares every step
+//! of every rank, on all processors.
 
 use std::thread;
 
-use crate::plan::{Form, Schedule, Span, Step};
+use crate::plan::{BlockForm, Schedule, Span, Step};
 use crate::types::Rank;
 
-/// Ranks that are compared with one pass over the first one's steps.
-const TOGETHER: usize = 32;
+/// Ranks that are compared in one pass over the first one's steps.
+const RANKS_PER_PASS: usize = 32;
 
-/// Whether they do. Places in memory may differ, lengths may not.
-pub(super) fn all_do_the_same(schedule: &dyn Schedule) -> bool {
+/// Whether all ranks do the same. Positions in memory may differ, lengths may not.
+pub(super) fn all_ranks_symmetric(schedule: &dyn Schedule) -> bool {
     let order = &schedule.shape().order;
     if order.len() < 2 {
         return false;
@@ -22,9 +24,9 @@ pub(super) fn all_do_the_same(schedule: &dyn Schedule) -> bool {
         position[rank.index()] = place;
     }
     let position = &position;
-    // Where they differ, these mostly do already.
+    // Asymmetric schedules mostly differ here already.
     let probe = [1, order.len() / 2, order.len() - 1];
-    if !are_the_first(schedule, position, &probe) {
+    if !match_the_first(schedule, position, &probe) {
         return false;
     }
     let rest: Vec<usize> = (1..order.len()).collect();
@@ -35,8 +37,8 @@ pub(super) fn all_do_the_same(schedule: &dyn Schedule) -> bool {
             .chunks(share)
             .map(|part| {
                 scope.spawn(move || {
-                    part.chunks(TOGETHER)
-                        .all(|some| are_the_first(schedule, position, some))
+                    part.chunks(RANKS_PER_PASS)
+                        .all(|some| match_the_first(schedule, position, some))
                 })
             })
             .collect();
@@ -44,8 +46,8 @@ pub(super) fn all_do_the_same(schedule: &dyn Schedule) -> bool {
     })
 }
 
-/// Whether the ranks at `places` of the order do what the first does.
-fn are_the_first(schedule: &dyn Schedule, position: &[usize], places: &[usize]) -> bool {
+/// Whether the ranks at `places` of the order do the same as the first.
+fn match_the_first(schedule: &dyn Schedule, position: &[usize], places: &[usize]) -> bool {
     let order = &schedule.shape().order;
     (0..schedule.strands()).all(|strand| {
         let mut others: Vec<_> = places
@@ -68,7 +70,7 @@ fn are_the_first(schedule: &dyn Schedule, position: &[usize], places: &[usize]) 
 }
 
 fn is_same(one: &Step, other: &Step, of_one: impl Fn(Rank) -> usize, of_other: impl Fn(Rank) -> usize) -> bool {
-    let length = |span: &Span| (span.place.form() == Form::Partial, span.blocks);
+    let length = |span: &Span| (span.place.form() == BlockForm::Partial, span.blocks);
     match (one, other) {
         (Step::Send { to, span }, Step::Send { to: to2, span: span2 }) => {
             of_one(*to) == of_other(*to2) && length(span) == length(span2)

@@ -1,31 +1,33 @@
-//! Tables: how long a collective takes by each algorithm.
+//! Tables of the time of a collective by each algorithm.
 
 use super::{Fabric, Work, predict_ns};
 use crate::algorithm::Algorithm;
 use crate::plan::{Collective, Schedule};
-use crate::tune::{Choice, Overrides, Question, Tuner};
+use crate::tune::{Choice, Overrides, Tuner, TuningRequest};
 use crate::types::{DataType, Rank};
 
-/// The most steps that a row is simulated for; beyond, the closed form stands for them.
-const STEPS: u64 = 20_000_000;
+/// Maximum steps of a row's simulation; beyond, the closed form is used.
+const MAX_STEPS: u64 = 20_000_000;
 
 /// One algorithm at one size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Row {
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// Bytes, as [`Work::bytes`] counts them.
     pub bytes: u64,
-    /// How it would be done by this algorithm.
+    /// The best choice with this algorithm.
     pub choice: Choice,
-    /// How long it takes, ns.
+    /// Time, ns.
     pub ns: f64,
-    /// Whether this was simulated; else it is by the closed form, which knows nothing but [uniform](Fabric::uniform) fabrics.
+    /// Whether it was simulated; otherwise it is by the closed form, which models only
+    /// [uniform](Fabric::uniform) fabrics.
     pub simulated: bool,
 }
 
-/// How long `collective` takes over `fabric`, of each of `sizes`, by each algorithm that does it: with the protocol that is best there, and the channels and slice that `tuner` has for the
-/// two, but for what it forces.
+/// Time of `collective` over `fabric`, for each of `sizes` and each algorithm that supports it:
+/// with the best protocol there, and the channels and slice length that `tuner` chooses for both,
+/// subject to its overrides.
 #[must_use]
 pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataType, sizes: &[u64]) -> Vec<Row> {
     let order: Vec<Rank> = (0..fabric.ranks()).map(Rank).collect();
@@ -42,7 +44,7 @@ pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataT
             ..tuner.clone()
         };
         for &bytes in sizes {
-            let question = Question {
+            let question = TuningRequest {
                 collective,
                 bytes,
                 data,
@@ -62,7 +64,7 @@ pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataT
                     channels: choice.channels,
                     slice_bytes: choice.slice_bytes,
                 };
-                let simulated = (steps(schedule.as_ref(), &work) <= STEPS)
+                let simulated = (steps(schedule.as_ref(), &work) <= MAX_STEPS)
                     .then(|| predict_ns(schedule.as_ref(), fabric, &work).ok())
                     .flatten();
                 of_size.push(Row {
@@ -79,7 +81,7 @@ pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataT
     rows
 }
 
-/// About how many steps a prediction takes.
+/// Approximate number of steps of a prediction.
 fn steps(schedule: &dyn Schedule, work: &Work) -> u64 {
     let shape = schedule.shape();
     let of_first: u64 = (0..schedule.strands())
@@ -89,9 +91,9 @@ fn steps(schedule: &dyn Schedule, work: &Work) -> u64 {
     of_first.saturating_mul(u64::from(shape.ranks())).saturating_mul(slices)
 }
 
-/// The quickest row of each number of ranks and bytes, in their order.
+/// The fastest row of each number of ranks and bytes, in order.
 #[must_use]
-pub fn quickest(rows: &[Row]) -> Vec<Row> {
+pub fn fastest(rows: &[Row]) -> Vec<Row> {
     let mut best: Vec<Row> = Vec::new();
     for row in rows {
         match best
@@ -120,7 +122,7 @@ mod tests {
         let rows = table(&tuner, &fabric, Collective::AllReduce, DataType::F32, &sizes);
         assert_eq!(rows.len(), Algorithm::of(Collective::AllReduce).count() * sizes.len());
         assert!(rows.iter().all(|row| row.simulated && row.ns > 0.0));
-        let best = quickest(&rows);
+        let best = fastest(&rows);
         assert_eq!(best.iter().map(|row| row.bytes).collect::<Vec<_>>(), sizes);
         assert!(best[0].choice.algorithm != best[2].choice.algorithm, "ways cross over");
     }

@@ -1,14 +1,15 @@
-//! Runs whose times can be worked out by hand, and runs that must be equal.
+//! Simulations whose times can be computed by hand, and simulations that must be equal.
 
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::cost::{Compute, Link, MessageCost, Mover, Moves, Scale};
-use crate::plan::{Form, Place, Program, Span, Step};
+use crate::cost::{ByteCosts, Compute, DataMover, Link, MessageCost, Scale};
+use crate::plan::{BlockForm, PlanMemory, Program, Span, Step};
 
-/// Numbers that show in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01 ns/B.
+/// Costs that are visible in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01
+/// ns/B.
 fn link() -> Link {
     let simple = MessageCost::simple(1000.0, 100.0, 200.0, 0.1);
-    Link::derived(Mover::Device, simple, 500.0)
+    Link::derived(DataMover::Device, simple, 500.0)
 }
 
 const COMPUTE: Compute = Compute {
@@ -34,13 +35,12 @@ fn ring(collective: Collective, ranks: u32) -> Box<dyn Schedule> {
     Algorithm::Ring.schedule(collective, &order, Rank(0)).unwrap()
 }
 
-/// A schedule that is written out.
-struct Written {
+struct HandWritten {
     shape: Shape,
     programs: Vec<Program>,
 }
 
-impl Schedule for Written {
+impl Schedule for HandWritten {
     fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -66,7 +66,7 @@ impl Schedule for Written {
     }
 }
 
-fn written(blocks: u32, programs: Vec<Vec<Step>>) -> Written {
+fn written(blocks: u32, programs: Vec<Vec<Step>>) -> HandWritten {
     let order = (0..programs.len() as u32).map(Rank).collect();
     let shape = Shape {
         collective: Collective::Broadcast,
@@ -81,20 +81,20 @@ fn written(blocks: u32, programs: Vec<Vec<Step>>) -> Written {
             ..Program::default()
         })
         .collect();
-    Written { shape, programs }
+    HandWritten { shape, programs }
 }
 
 fn send(to: u32) -> Step {
     Step::Send {
         to: Rank(to),
-        span: Span::block(Place::Input, 0),
+        span: Span::block(PlanMemory::Input, 0),
     }
 }
 
 fn recv(from: u32) -> Step {
     Step::Recv {
         from: Rank(from),
-        into: Span::block(Place::Output, 0),
+        into: Span::block(PlanMemory::Output, 0),
     }
 }
 
@@ -131,7 +131,7 @@ fn one_rank_run_for_all_is_every_rank_run() {
                 Fabric::uniform(ranks, link(), COMPUTE),
                 Fabric::one_host(ranks, Link::soft_local(), COMPUTE),
             ] {
-                assert!(symmetry::all_do_the_same(schedule.as_ref()));
+                assert!(symmetry::all_ranks_symmetric(schedule.as_ref()));
                 let one = run(schedule.as_ref(), &fabric, &work).unwrap();
                 let all = run_every_rank(schedule.as_ref(), &fabric, &work).unwrap();
                 assert_eq!((one.time, one.messages, one.steps), (all.time, all.messages, all.steps));
@@ -147,24 +147,25 @@ fn one_rank_run_for_all_is_every_rank_run() {
 
 #[test]
 fn a_chain_is_not_taken_for_symmetric() {
-    assert!(!symmetry::all_do_the_same(ring(Collective::Broadcast, 5).as_ref()));
+    assert!(!symmetry::all_ranks_symmetric(ring(Collective::Broadcast, 5).as_ref()));
     let ordered: Vec<Rank> = [3, 0, 2, 1].map(Rank).into();
     let permuted = Algorithm::Ring
         .schedule(Collective::AllReduce, &ordered, Rank(0))
         .unwrap();
-    assert!(symmetry::all_do_the_same(permuted.as_ref()));
-    // Of four ranks the last sends twice.
+    assert!(symmetry::all_ranks_symmetric(permuted.as_ref()));
+    // The last of four ranks sends twice.
     let mut steps: Vec<Vec<Step>> = (0..4)
         .map(|rank| vec![send((rank + 1) % 4), recv((rank + 3) % 4)])
         .collect();
     steps[3].push(send(0));
     steps[0].push(recv(3));
-    assert!(!symmetry::all_do_the_same(&written(1, steps)));
+    assert!(!symmetry::all_ranks_symmetric(&written(1, steps)));
 }
 
 #[test]
 fn senders_to_one_adapter_take_turns() {
-    // Three send 10,000 bytes each to rank 0 at the same time: its adapter takes 1000 ns for each.
+    // Three ranks send 10,000 bytes each to rank 0 at the same time: its adapter takes 1000 ns for
+    // each.
     let steps = vec![
         vec![recv(1), recv(2), recv(3)],
         vec![send(0)],
@@ -172,7 +173,7 @@ fn senders_to_one_adapter_take_turns() {
         vec![send(0)],
     ];
     let outcome = run(&written(1, steps), &Fabric::uniform(4, link(), COMPUTE), &work(10_000)).unwrap();
-    // begin, post, three messages one after another, latency, and the last one's receive.
+    // begin, post, three consecutive messages, latency, and the last one's receive.
     assert_eq!(outcome.time.ns(), 50.0 + 100.0 + 3000.0 + 700.0 + 200.0);
     let adapter = outcome
         .links
@@ -202,7 +203,7 @@ fn rails_share_the_load_of_channels() {
 #[test]
 fn full_uplinks_slow_what_goes_between_leaves() {
     let schedule = ring(Collective::AllReduce, 8);
-    // Around the ring, ordered so that every message leaves its leaf; and so that only two do.
+    // A ring ordered so that every message leaves its leaf; and so that only two do.
     let crossing: Vec<Rank> = [0, 4, 1, 5, 2, 6, 3, 7].map(Rank).into();
     let crossing = Algorithm::Ring
         .schedule(Collective::AllReduce, &crossing, Rank(0))
@@ -302,12 +303,13 @@ fn more_than_elements_travel_as_partial_results() {
         outcome.links.iter().map(|link| link.bytes).sum::<f64>() / (2.0 * 4.0) / f64::from(4 << 20)
     };
     assert_eq!(of(DataType::F32), 1.5);
-    // Of three blocks sent to be reduced, the second and third are partial results, twice as long.
+    // Of three blocks sent to be reduced, the second and third are partial results of twice the
+    // length.
     assert_eq!(of(DataType::Bf16), 1.5 + 0.5);
 }
 
 #[test]
-fn whoever_waits_for_ever_is_named() {
+fn a_deadlocked_rank_is_named() {
     let steps = vec![vec![recv(2), send(1)], vec![recv(0), send(2)], vec![recv(1), send(0)]];
     let error = run(&written(1, steps), &Fabric::uniform(3, link(), COMPUTE), &work(8)).unwrap_err();
     let SimulationError::Stuck { waiting, .. } = &error else {
@@ -317,13 +319,13 @@ fn whoever_waits_for_ever_is_named() {
     assert_eq!(cycle, [(0, 2), (2, 1), (1, 0)]);
     assert_eq!(
         error.to_string(),
-        "after 50 ns nobody can go on: rank 0 waits for rank 2 at step 0 of connection 0, rank 2 waits for rank 1 at step 0 of connection 0, rank 1 waits for \
+        "after 50 ns no thread can continue: rank 0 waits for rank 2 at step 0 of connection 0, rank 2 waits for rank 1 at step 0 of connection 0, rank 1 waits for \
          rank 0 at step 0 of connection 0"
     );
 }
 
 #[test]
-fn a_message_that_nobody_takes_is_an_error() {
+fn an_unreceived_message_is_an_error() {
     let steps = vec![vec![send(1), send(1)], vec![recv(0)]];
     let error = run(&written(1, steps), &Fabric::uniform(2, link(), COMPUTE), &work(8)).unwrap_err();
     assert_eq!(
@@ -365,24 +367,24 @@ fn a_reduction_takes_its_time() {
     let steps = vec![vec![
         Step::Reduce {
             sources: Box::new([
-                block(Place::Input, 0),
-                block(Place::Scratch, 0),
-                block(Place::Scratch, 1),
+                block(PlanMemory::Input, 0),
+                block(PlanMemory::Scratch, 0),
+                block(PlanMemory::Scratch, 1),
             ]),
-            into: block(Place::Output, 0),
+            into: block(PlanMemory::Output, 0),
         },
         Step::Copy {
-            from: block(Place::Output, 0),
-            into: block(Place::Scratch, 0),
+            from: block(PlanMemory::Output, 0),
+            into: block(PlanMemory::Scratch, 0),
         },
     ]];
     let outcome = run(&written(1, steps), &Fabric::uniform(1, link(), COMPUTE), &work(1000)).unwrap();
     assert_eq!(outcome.time.ns(), 50.0 + 2.0 * 1000.0 * 0.01 + 1000.0 * 0.02);
-    assert_eq!(block(Place::Partial, 0).place.form(), Form::Partial);
+    assert_eq!(block(PlanMemory::Partial, 0).place.form(), BlockForm::Partial);
 }
 
-/// Two ranks of which the first gives the second a message, or both do.
-fn pair(both: bool) -> Written {
+/// Two ranks: the first sends the second a message, or both send.
+fn pair(both: bool) -> HandWritten {
     let turn = |other: u32| vec![send(other), recv(other)];
     written(
         1,
@@ -399,21 +401,23 @@ fn long_messages_wait_for_grants_and_all_for_confirmations() {
     let mut link = link();
     (link.simple.grant_ns, link.simple.confirm_ns) = (300.0, 150.0);
     let fabric = Fabric::uniform(2, link, COMPUTE);
-    let took = |plan: &Written, bytes| run(plan, &fabric, &work(bytes)).unwrap().time.ns();
-    let again = |plan: &Written, bytes| repeated_ns(plan, &fabric, &work(bytes)).unwrap();
+    let took = |plan: &HandWritten, bytes| run(plan, &fabric, &work(bytes)).unwrap().time.ns();
+    let again = |plan: &HandWritten, bytes| repeated_ns(plan, &fabric, &work(bytes)).unwrap();
     let near = |found: f64, expected: f64| assert!((found - expected).abs() < 0.1, "{found} and not {expected}");
-    // It is posted at 150; the receiver, which has begun at 50 too, has told where it may go at 350; then there are wire, latency and taking, and the confirmation.
+    // It is posted at 150; the receiver's grant, from 50 on, arrives at 350; then wire, latency and
+    // receive, and the acknowledgement.
     near(took(&pair(false), 32 << 10), 350.0 + 3276.8 + 700.0 + 200.0 + 150.0);
     near(took(&pair(false), 8 << 10), 150.0 + 819.2 + 700.0 + 200.0 + 150.0);
     near(took(&pair(true), 32 << 10), 350.0 + 3276.8 + 700.0 + 200.0 + 150.0);
-    // One after another, the receiver grants the next message while its sender still hears of the last one; where nothing is granted the sender begins anew with all of it.
+    // Consecutively, the receiver grants the next message while the acknowledgement of the last one
+    // is in flight; without grants the sender begins anew.
     near(again(&pair(false), 32 << 10), 50.0 + 300.0 + 3276.8 + 700.0 + 200.0);
     near(
         again(&pair(false), 8 << 10),
         50.0 + 100.0 + 819.2 + 700.0 + 200.0 + 150.0,
     );
-    // Who receives nothing hears of it later.
-    link.simple.quiet_ns = 1000.0;
+    // A rank that receives nothing gets the acknowledgement later.
+    link.simple.send_only_ns = 1000.0;
     let fabric = Fabric::uniform(2, link, COMPUTE);
     for (plan, later) in [(pair(false), 1000.0), (pair(true), 0.0)] {
         let took = run(&plan, &fabric, &work(8 << 10)).unwrap().time.ns();
@@ -422,9 +426,9 @@ fn long_messages_wait_for_grants_and_all_for_confirmations() {
 }
 
 #[test]
-fn who_sends_at_the_same_time_sees_a_message_later() {
+fn a_rank_that_sends_too_receives_later() {
     let mut link = link();
-    link.simple.both_ns = 40.0;
+    link.simple.bidirectional_ns = 40.0;
     let fabric = Fabric::uniform(2, link, COMPUTE);
     for (plan, more) in [(pair(false), 0.0), (pair(true), 40.0)] {
         let took = run(&plan, &fabric, &work(8)).unwrap().time.ns();
@@ -433,16 +437,16 @@ fn who_sends_at_the_same_time_sees_a_message_later() {
 }
 
 #[test]
-fn memory_is_shared_by_those_who_move_something() {
+fn memory_bandwidth_is_shared() {
     let (alone, all) = (0.1, 0.3);
     let scale = |rate| Scale::of(&[(64, rate)]).unwrap();
     let mut link = Link::soft_local();
     (link.simple.send_ns, link.simple.receive_ns) = (0.0, 0.0);
-    link.simple.bytes = Some(Moves {
-        settled: scale(all),
-        fresh: scale(all),
+    link.simple.bytes = Some(ByteCosts {
+        resident: scale(all),
+        forwarded: scale(all),
         reduced: scale(all),
-        alone: scale(alone),
+        isolated: scale(alone),
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
     for (plan, rate) in [(pair(false), alone), (pair(true), all)] {

@@ -1,39 +1,42 @@
-//! The best way through a few ranks: as much as possible where it has least, and then as much as possible in all.
+//! The best path through a few ranks: maximises the least weight of neighbours, and then the total
+//! weight.
 
-/// Up to how many ranks every way is looked at; above, each goes on to the best that is left.
-pub(super) const EXACT: usize = 12;
-/// The most that two can be worth as neighbours: sums of [`EXACT`] of these have to fit.
-pub(super) const MOST: u64 = 1 << 50;
+/// Maximum ranks for exhaustive search; above, greedy.
+pub(super) const MAX_EXACT: usize = 12;
+/// Maximum weight of a pair: sums of [`MAX_EXACT`] of these have to fit.
+pub(super) const MAX_WEIGHT: u64 = 1 << 50;
 
-/// An order of all, given what each two are worth as neighbours (at most [`MOST`], the same both ways). With `closed` the last and the first are neighbours too, and it begins with 0. What is less than `grain` counts only in all,
-/// not where there is least. Of the best orders it is the first, as words are in a dictionary.
-pub(super) fn best(worth: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
-    match worth.len() {
-        0..=2 => (0..worth.len()).collect(),
-        3..=EXACT => exact(worth, grain, closed),
-        _ => greedy(worth),
+/// The best order, given the symmetric weight of each pair (at most [`MAX_WEIGHT`]). With `closed`
+/// the last and the first are neighbours too, and it begins with 0. Differences below `grain` count
+/// only in the total, not in the minimum. Among equal orders the lexicographically first is
+/// returned.
+pub(super) fn best(weight: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
+    match weight.len() {
+        0..=2 => (0..weight.len()).collect(),
+        3..=MAX_EXACT => exact(weight, grain, closed),
+        _ => greedy(weight),
     }
 }
 
-fn exact(worth: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
-    let mut levels: Vec<u64> = worth
+fn exact(weight: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
+    let mut levels: Vec<u64> = weight
         .iter()
         .enumerate()
-        .flat_map(|(one, row)| row[one + 1..].iter().map(|worth| worth / grain * grain))
+        .flat_map(|(one, row)| row[one + 1..].iter().map(|weight| weight / grain * grain))
         .collect();
     levels.sort_unstable();
     levels.dedup();
-    // With the lowest level every order will do, so one is always found.
-    let possible = levels.partition_point(|level| Ways::new(worth, closed, *level).begin().is_some());
+    // At the lowest level every order is possible, so one is always found.
+    let possible = levels.partition_point(|level| PathSearch::new(weight, closed, *level).begin().is_some());
     let least = levels[possible.saturating_sub(1)];
-    let ways = Ways::new(worth, closed, least);
+    let ways = PathSearch::new(weight, closed, least);
     let Some(first) = ways.begin() else {
-        return (0..worth.len()).collect();
+        return (0..weight.len()).collect();
     };
     let mut order = vec![first];
     let mut gone = 1usize << first;
     let mut last = first;
-    while order.len() < worth.len() {
+    while order.len() < weight.len() {
         let Some(next) = ways.next(gone, last) else {
             break;
         };
@@ -44,19 +47,20 @@ fn exact(worth: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
     order
 }
 
-/// What the best ways are worth from where one is, by where one has been (a bit for each) and is; none where there is no way (Held and Karp's recurrence).
-struct Ways<'a> {
-    worth: &'a [Vec<u64>],
+/// The best total weight from a state (a bit per visited rank, and the current one); `None` where
+/// no path exists (Held-Karp).
+struct PathSearch<'a> {
+    weight: &'a [Vec<u64>],
     closed: bool,
     least: u64,
     rest: Vec<Option<u64>>,
 }
 
-impl<'a> Ways<'a> {
-    fn new(worth: &'a [Vec<u64>], closed: bool, least: u64) -> Self {
-        let count = worth.len();
+impl<'a> PathSearch<'a> {
+    fn new(weight: &'a [Vec<u64>], closed: bool, least: u64) -> Self {
+        let count = weight.len();
         let mut ways = Self {
-            worth,
+            weight,
             closed,
             least,
             rest: vec![None; count << count],
@@ -73,14 +77,14 @@ impl<'a> Ways<'a> {
         ways
     }
 
-    /// What the step is worth, if it is worth enough.
+    /// The weight of a step, if it suffices.
     fn step(&self, from: usize, to: usize) -> Option<u64> {
-        Some(self.worth[from][to]).filter(|worth| *worth >= self.least)
+        Some(self.weight[from][to]).filter(|weight| *weight >= self.least)
     }
 
-    /// Where one can go on to, with what all is worth then.
+    /// The possible next ranks with the resulting total weight.
     fn steps(&self, gone: usize, last: usize) -> impl Iterator<Item = (usize, u64)> {
-        let count = self.worth.len();
+        let count = self.weight.len();
         let left = (0..count).filter(move |next| gone >> next & 1 == 0);
         left.filter_map(move |next| {
             let rest = self.rest[(gone | 1 << next) * count + next]?;
@@ -93,7 +97,7 @@ impl<'a> Ways<'a> {
     }
 
     fn begin(&self) -> Option<usize> {
-        let count = self.worth.len();
+        let count = self.weight.len();
         let all = (0..count).filter(|first| !self.closed || *first == 0);
         first_of_best(all.filter_map(|first| Some((first, self.rest[(1 << first) * count + first]?))))
     }
@@ -104,11 +108,11 @@ fn first_of_best(all: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
         .map(|(which, _)| which)
 }
 
-fn greedy(worth: &[Vec<u64>]) -> Vec<usize> {
+fn greedy(weight: &[Vec<u64>]) -> Vec<usize> {
     let mut order = vec![0];
-    let mut left: Vec<usize> = (1..worth.len()).collect();
+    let mut left: Vec<usize> = (1..weight.len()).collect();
     let mut last = 0;
-    while let Some(next) = first_of_best(left.iter().enumerate().map(|(at, which)| (at, worth[last][*which]))) {
+    while let Some(next) = first_of_best(left.iter().enumerate().map(|(at, which)| (at, weight[last][*which]))) {
         last = left.remove(next);
         order.push(last);
     }

@@ -1,11 +1,11 @@
-//! A host in lines of text: what is below what, and how near devices are to one another.
+//! A host as text: the device tree, and distances between devices.
 
 use core::fmt;
 
 use super::{Device, DeviceKind, Distance, Gpu, Host, NvLink};
 
-/// Devices beyond which the table of distances would be too wide to read.
-const TABLE: usize = 24;
+/// Maximum devices for a legible table of distances.
+const MAX_TABLE_DEVICES: usize = 24;
 
 pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "host {}", host.name)?;
@@ -27,7 +27,7 @@ pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             .is_some_and(|of| host.numa_nodes.iter().any(|node| node.node == of))
     };
     if host.devices.iter().any(|device| !known(device)) {
-        writeln!(f, "  at no NUMA node that is told")?;
+        writeln!(f, "  at no known NUMA node")?;
         devices(host, f, |device| !known(device))?;
     }
     if host.devices.is_empty() {
@@ -38,20 +38,19 @@ pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     near(host, f)
 }
 
-/// What the driver says of a GPU, behind that word.
-struct Card<'a>(&'a Device);
+struct GpuSummary<'a>(&'a Device);
 
-impl fmt::Display for Card<'_> {
+impl fmt::Display for GpuSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(index) = self.0.index {
             write!(f, " {index}")?;
         }
         let links = self.0.gpu.as_ref().and_then(Gpu::all_nvlinks);
         let links = links.map(|all| format!("{} NVLinks", all.links));
-        let told: Vec<String> = self.0.model.clone().into_iter().chain(links).collect();
-        match told.is_empty() {
+        let known: Vec<String> = self.0.model.clone().into_iter().chain(links).collect();
+        match known.is_empty() {
             true => Ok(()),
-            false => write!(f, " ({})", told.join(", ")),
+            false => write!(f, " ({})", known.join(", ")),
         }
     }
 }
@@ -60,7 +59,8 @@ fn or_none(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
 }
 
-/// Devices below the bridges that lead to them; a bridge is written once for all that follow one another below it.
+/// Devices below the bridges that lead to them; a bridge is written once for consecutive devices
+/// below it.
 fn devices(host: &Host, f: &mut fmt::Formatter<'_>, shown: impl Fn(&Device) -> bool) -> fmt::Result {
     let mut shown: Vec<&Device> = host.devices.iter().filter(|device| shown(device)).collect();
     shown.sort_by(|a, b| a.place.pcie_path.cmp(&b.place.pcie_path));
@@ -79,7 +79,7 @@ fn devices(host: &Host, f: &mut fmt::Formatter<'_>, shown: impl Fn(&Device) -> b
         match (device.kind, address) {
             (DeviceKind::Adapter, Some(address)) => write!(f, "{address} {}", device.name)?,
             (DeviceKind::Adapter, None) => write!(f, "{}", device.name)?,
-            (DeviceKind::Gpu, _) => write!(f, "{} GPU{}", device.name, Card(device))?,
+            (DeviceKind::Gpu, _) => write!(f, "{} GPU{}", device.name, GpuSummary(device))?,
         }
         match &device.port {
             Some(port) => writeln!(f, " ({port})")?,
@@ -93,7 +93,7 @@ fn distances(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if host.devices.len() < 2 {
         return Ok(());
     }
-    if host.devices.len() > TABLE {
+    if host.devices.len() > MAX_TABLE_DEVICES {
         return writeln!(f, "distances of {} devices: with --json", host.devices.len());
     }
     let width = host
@@ -122,7 +122,7 @@ fn cell(host: &Host, one: &Device, two: &Device) -> String {
     }
 }
 
-/// What so many NVLinks carry, and which GPUs cannot reach each other at all.
+/// NVLinks between GPUs, and pairs of GPUs without peer access.
 fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let pairs = || host.distances().map(|(one, two, _)| (one, two));
     let mut kinds: Vec<NvLink> = Vec::new();
@@ -133,7 +133,7 @@ fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
     for NvLink { links, bytes_per_s } in kinds {
         let speed = match bytes_per_s {
-            0 => "nobody says how fast".to_owned(),
+            0 => "unknown rate".to_owned(),
             _ => format!("{} GB/s each way", bytes_per_s as f64 / 1e9),
         };
         writeln!(f, "{} x{links}: {speed}", Distance::NvLink)?;
@@ -151,7 +151,7 @@ fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// For each GPU the adapters that are nearest, if any is near, and its processors.
+/// For each GPU its nearest adapters, if any, and its processors.
 fn near(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for gpu in host.devices.iter().filter(|device| device.kind == DeviceKind::Gpu) {
         let adapters = host.adapters_near(&gpu.place);
@@ -167,9 +167,9 @@ fn near(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             Some(distance) => Some(format!("adapters {} ({distance})", names.join(", "))),
         };
         let cpus = gpu.cpus.as_ref().map(|cpus| format!("processors {cpus}"));
-        let told: Vec<String> = adapters.into_iter().chain(cpus).collect();
-        if !told.is_empty() {
-            writeln!(f, "near {}: {}", gpu.name, told.join(", "))?;
+        let known: Vec<String> = adapters.into_iter().chain(cpus).collect();
+        if !known.is_empty() {
+            writeln!(f, "near {}: {}", gpu.name, known.join(", "))?;
         }
     }
     Ok(())

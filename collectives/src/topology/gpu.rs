@@ -1,4 +1,4 @@
-//! GPUs as the driver tells of them: their NVLinks, which two of them are joined by some, and what a host gains by knowing.
+//! GPUs as the driver describes them: NVLinks and connected pairs.
 
 use std::path::Path;
 
@@ -6,68 +6,69 @@ use doorbell_nvml as nvml;
 use serde::Serialize;
 
 use super::sysfs::natural;
-use super::{Device, DeviceKind, Distance, Host, Member, Place, TopologyError};
+use super::{Device, DeviceKind, Distance, Host, Location, Member, TopologyError};
 
-/// What a GPU tells of itself that others have to know, to find out how they reach it.
+/// A GPU's description, as distributed to other ranks.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Gpu {
-    /// Its PCI address, as sysfs and CUDA write it: `0000:18:00.0`.
+    /// Its PCI address, as in sysfs and CUDA: `0000:18:00.0`.
     pub address: String,
-    /// What names it and no other: `GPU-` and a UUID.
+    /// Its unique name: `GPU-` and a UUID.
     pub uuid: Option<String>,
-    /// Its NVLinks, those with the same other end together.
-    pub nvlinks: Vec<Bundle>,
-    /// What the driver says of other GPUs.
-    pub peers: Vec<Peer>,
+    /// Its NVLinks, grouped by remote end.
+    pub nvlinks: Vec<NvLinkGroup>,
+    /// The driver's information about other GPUs.
+    pub peers: Vec<GpuPeer>,
 }
 
-/// NVLinks of a GPU that have the same other end.
+/// NVLinks of a GPU with the same remote end.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Bundle {
-    /// Their other end.
-    pub to: Far,
-    /// How many they are.
+pub struct NvLinkGroup {
+    /// The remote end.
+    pub to: NvLinkEnd,
+    /// Number of links.
     pub links: u32,
-    /// Bytes/s of all together, each way; 0 where it is not told.
+    /// Bytes/s of all together, each way; 0 if unknown.
     pub bytes_per_s: u64,
 }
 
-/// What is at the other end of NVLinks.
+/// The remote end of NVLinks.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Far {
+pub enum NvLinkEnd {
     /// The GPU with this PCI address.
     Gpu(String),
-    /// NVSwitches, by which all GPUs are reached that have links to such.
+    /// NVSwitches, which reach all GPUs with links to switches.
     Switch,
-    /// A processor.
+    /// A CPU.
     Processor,
-    /// The driver does not say.
+    /// Not reported by the driver.
     Unknown,
 }
 
-/// What the driver says of a GPU and another.
+/// The driver's information about a pair of GPUs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Peer {
-    /// The other's PCI address.
+pub struct GpuPeer {
+    /// The other GPU's PCI address.
     pub address: String,
-    /// Whether the other's memory is reached by NVLink, where that is known.
+    /// Whether the other's memory is accessible by NVLink, if known.
     pub nvlink: Option<bool>,
-    /// Whether the other's memory can be read and written at all, by NVLink or PCIe, where that is known.
+    /// Whether the other's memory is accessible at all, by NVLink or PCIe, if known.
     pub access: Option<bool>,
 }
 
-/// What joins two GPUs.
+/// NVLinks between two GPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct NvLink {
-    /// How many links.
+    /// Number of links.
     pub links: u32,
-    /// Bytes/s of all together, each way; 0 where it is not told.
+    /// Bytes/s of all together, each way; 0 if unknown.
     pub bytes_per_s: u64,
 }
 
 impl NvLink {
-    /// The lesser of two: what is between their far ends by a switch, and what two ends that differ agree on.
+    /// The minimum of two: the capacity between their remote ends through a switch, or the
+    /// agreement of two ends that differ.
     fn least(self, other: Self) -> Self {
         Self {
             links: self.links.min(other.links),
@@ -75,19 +76,20 @@ impl NvLink {
         }
     }
 
-    /// How much it carries, by which links are compared: MB/s, and where these are not told, how many links.
-    pub(super) fn worth(self) -> u64 {
+    /// The weight for comparison: MB/s, or the number of links if the rate is unknown.
+    pub(super) fn weight(self) -> u64 {
         (self.bytes_per_s / 1_000_000).max(self.links.into())
     }
 }
 
 impl Gpu {
-    /// What joins it with another: the links between them, or, where both have links to NVSwitches, as many as both have. None where there are none, or the driver says that they do not reach each other by them.
+    /// NVLinks to another GPU: direct links, or, if both have links to NVSwitches, as many as both
+    /// have. `None` if there are none, or the driver reports that they are not usable.
     ///
-    /// Both ends say the same of it, whoever is asked.
+    /// Symmetric.
     #[must_use]
     pub fn nvlink(&self, other: &Self) -> Option<NvLink> {
-        let said = [self.says(other), other.says(self)];
+        let said = [self.driver_nvlink(other), other.driver_nvlink(self)];
         if self.address == other.address || said.contains(&Some(false)) {
             return None;
         }
@@ -95,21 +97,24 @@ impl Gpu {
             (Some(one), Some(two)) => Some(one.least(two)),
             (one, two) => one.or(two),
         };
-        let switched = || Some(self.sum(Far::is_switch)?.least(other.sum(Far::is_switch)?));
-        // A driver that does not say where links lead may still say that two GPUs have some.
+        let switched = || Some(self.sum(NvLinkEnd::is_switch)?.least(other.sum(NvLinkEnd::is_switch)?));
+        // A driver that does not report remote ends may still report that two GPUs are connected.
         let unknown = || match said.contains(&Some(true)) {
-            true => Some(self.sum(Far::is_unknown)?.least(other.sum(Far::is_unknown)?)),
+            true => Some(
+                self.sum(NvLinkEnd::is_unknown)?
+                    .least(other.sum(NvLinkEnd::is_unknown)?),
+            ),
             false => None,
         };
         direct.or_else(switched).or_else(unknown)
     }
 
-    /// What the driver says of NVLink to the other.
-    fn says(&self, other: &Self) -> Option<bool> {
+    /// The driver's report of NVLink to the other.
+    fn driver_nvlink(&self, other: &Self) -> Option<bool> {
         self.peers.iter().find(|peer| peer.address == other.address)?.nvlink
     }
 
-    /// Whether each can read and write the other's memory, by NVLink or PCIe; none where it is not known.
+    /// Whether each can access the other's memory, by NVLink or PCIe; `None` if unknown.
     #[must_use]
     pub fn access(&self, other: &Self) -> Option<bool> {
         let said = |one: &Self, two: &Self| one.peers.iter().find(|peer| peer.address == two.address)?.access;
@@ -119,8 +124,8 @@ impl Gpu {
         }
     }
 
-    /// The links whose other ends are such.
-    fn sum(&self, is: impl Fn(&Far) -> bool) -> Option<NvLink> {
+    /// The links with such remote ends.
+    fn sum(&self, is: impl Fn(&NvLinkEnd) -> bool) -> Option<NvLink> {
         let such = self.nvlinks.iter().filter(|bundle| bundle.links > 0 && is(&bundle.to));
         such.map(|bundle| NvLink {
             links: bundle.links,
@@ -132,23 +137,23 @@ impl Gpu {
         })
     }
 
-    /// All its links, whatever they lead to; none where there are none.
+    /// All its NVLinks; `None` without any.
     #[must_use]
     pub fn all_nvlinks(&self) -> Option<NvLink> {
         self.sum(|_| true)
     }
 
-    fn told(gpu: &nvml::Gpu) -> Self {
-        let mut nvlinks: Vec<Bundle> = Vec::new();
+    fn known(gpu: &nvml::Gpu) -> Self {
+        let mut nvlinks: Vec<NvLinkGroup> = Vec::new();
         for link in &gpu.links {
-            let to = Far::from(&link.far);
+            let to = NvLinkEnd::from(&link.remote);
             let bytes_per_s = link.bytes_per_s.unwrap_or(0);
             match nvlinks.iter_mut().find(|bundle| bundle.to == to) {
                 Some(bundle) => {
                     bundle.links += 1;
                     bundle.bytes_per_s = bundle.bytes_per_s.saturating_add(bytes_per_s);
                 }
-                None => nvlinks.push(Bundle {
+                None => nvlinks.push(NvLinkGroup {
                     to,
                     links: 1,
                     bytes_per_s,
@@ -156,13 +161,13 @@ impl Gpu {
             }
         }
         nvlinks.sort_by(|one, two| one.to.cmp(&two.to));
-        let known = |reach: Option<nvml::Reach>| reach.filter(|reach| *reach != nvml::Reach::Unknown);
-        let peers = gpu.peers.iter().map(|peer| Peer {
+        let known = |reach: Option<nvml::P2pStatus>| reach.filter(|reach| *reach != nvml::P2pStatus::Unknown);
+        let peers = gpu.peers.iter().map(|peer| GpuPeer {
             address: peer.address.clone(),
-            nvlink: known(peer.nvlink).map(nvml::Reach::is_yes),
+            nvlink: known(peer.nvlink).map(nvml::P2pStatus::is_supported),
             access: known(peer.read)
                 .zip(known(peer.write))
-                .map(|(read, write)| read.is_yes() && write.is_yes()),
+                .map(|(read, write)| read.is_supported() && write.is_supported()),
         });
         Self {
             address: gpu.address.clone(),
@@ -173,7 +178,7 @@ impl Gpu {
     }
 }
 
-impl Far {
+impl NvLinkEnd {
     fn is(&self, gpu: &Gpu) -> bool {
         matches!(self, Self::Gpu(address) if *address == gpu.address)
     }
@@ -187,18 +192,17 @@ impl Far {
     }
 }
 
-impl From<&nvml::Far> for Far {
-    fn from(far: &nvml::Far) -> Self {
+impl From<&nvml::RemoteDevice> for NvLinkEnd {
+    fn from(far: &nvml::RemoteDevice) -> Self {
         match far {
-            nvml::Far::Gpu(address) => Self::Gpu(address.clone()),
-            nvml::Far::Switch => Self::Switch,
-            nvml::Far::Processor => Self::Processor,
-            nvml::Far::Unknown => Self::Unknown,
+            nvml::RemoteDevice::Gpu(address) => Self::Gpu(address.clone()),
+            nvml::RemoteDevice::Switch => Self::Switch,
+            nvml::RemoteDevice::Processor => Self::Processor,
+            nvml::RemoteDevice::Unknown => Self::Unknown,
         }
     }
 }
 
-/// How near what two GPUs have in common is.
 fn distance(ancestor: nvml::Ancestor) -> Distance {
     match ancestor {
         nvml::Ancestor::Board | nvml::Ancestor::Switch | nvml::Ancestor::Switches => Distance::Switch,
@@ -209,21 +213,23 @@ fn distance(ancestor: nvml::Ancestor) -> Distance {
 }
 
 impl Host {
-    /// This host: what sysfs and NVIDIA's driver say. Asking the driver takes some ten milliseconds, and seconds where it has to start the GPUs first.
+    /// This host, from sysfs and NVIDIA's driver. Querying the driver takes some ten milliseconds,
+    /// and seconds if it has to initialise the GPUs.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     pub fn here(name: impl Into<String>) -> Result<Self, TopologyError> {
         let mut host = Self::read(Path::new("/sys"), name)?;
-        host.ask_driver();
+        host.query_driver();
         Ok(host)
     }
 
-    /// Adds what the driver of this machine says of its GPUs. Where it says nothing, and there are GPUs, that is a note.
-    pub fn ask_driver(&mut self) {
+    /// Adds the driver's information about the GPUs of this machine. A note is added if there are
+    /// GPUs and the driver reports none.
+    pub fn query_driver(&mut self) {
         match nvml::Machine::read() {
             Ok(machine) => self.add_gpus(&machine),
-            // Where there is no GPU there is nothing to miss.
+            // Without a GPU nothing is missing.
             Err(absent) if self.devices.iter().any(|device| device.kind == DeviceKind::Gpu) => {
                 self.notes.push(format!("NVLink is not known: {absent}"));
             }
@@ -231,7 +237,8 @@ impl Host {
         }
     }
 
-    /// Adds what the driver says of this host's GPUs to what sysfs says of them. They are the same by their PCI addresses; those that sysfs does not show are devices at no known place.
+    /// Adds the driver's information about this host's GPUs, matched by PCI address; GPUs that
+    /// sysfs does not show are added without a location.
     pub fn add_gpus(&mut self, machine: &nvml::Machine) {
         self.notes.extend(machine.notes.iter().cloned());
         for gpu in &machine.gpus {
@@ -240,11 +247,11 @@ impl Host {
                 Some(at) => at,
                 None => {
                     self.notes.push(format!(
-                        "sysfs does not show GPU {}: nobody knows its PCIe switches",
+                        "sysfs does not show GPU {}: its PCIe switches are unknown",
                         gpu.address
                     ));
                     self.devices
-                        .push(Device::new(gpu.address.clone(), DeviceKind::Gpu, Place::default()));
+                        .push(Device::new(gpu.address.clone(), DeviceKind::Gpu, Location::default()));
                     self.devices.len() - 1
                 }
             };
@@ -258,7 +265,7 @@ impl Host {
             let ancestors = gpu.peers.iter();
             let ancestors = ancestors.filter_map(|peer| Some((peer.address.clone(), distance(peer.ancestor?))));
             device.ancestors = ancestors.collect();
-            device.gpu = Some(Gpu::told(gpu));
+            device.gpu = Some(Gpu::known(gpu));
         }
         let gpus = self
             .devices
@@ -275,13 +282,13 @@ impl Host {
         }
     }
 
-    /// What joins two of its devices by NVLink.
+    /// NVLinks between two of its devices.
     #[must_use]
     pub fn nvlink(&self, one: &Device, two: &Device) -> Option<NvLink> {
         one.gpu.as_ref()?.nvlink(two.gpu.as_ref()?)
     }
 
-    /// How near two of its devices are.
+    /// The distance of two of its devices.
     #[must_use]
     pub fn distance(&self, one: &Device, two: &Device) -> Distance {
         match self.nvlink(one, two) {
@@ -290,26 +297,28 @@ impl Host {
         }
     }
 
-    /// How near two of its devices are by PCIe: by sysfs, and by what the driver says where sysfs shows nothing.
+    /// The PCIe distance of two of its devices: from sysfs, or from the driver where sysfs shows
+    /// nothing.
     #[must_use]
     pub fn pcie_distance(&self, one: &Device, two: &Device) -> Distance {
         if one.name == two.name && one.kind == two.kind {
             return Distance::Same;
         }
-        let told = |one: &Device, two: &Device| {
+        let reported = |one: &Device, two: &Device| {
             one.ancestors
                 .iter()
                 .find(|(name, _)| *name == two.name)
                 .map(|(_, far)| *far)
         };
         let known = !one.place.pcie_path.is_empty() && !two.place.pcie_path.is_empty();
-        match told(one, two).or_else(|| told(two, one)) {
+        match reported(one, two).or_else(|| reported(two, one)) {
             Some(distance) if !known => distance,
             _ => one.place.distance(&two.place),
         }
     }
 
-    /// A rank with the GPU at this PCI address, such as CUDA tells of a device; none where the host has no such.
+    /// The location of a rank with the GPU at this PCI address, as CUDA reports it; `None` if the
+    /// host has no such GPU.
     #[must_use]
     pub fn member(&self, address: &str) -> Option<Member> {
         let is_it = |device: &&Device| device.kind == DeviceKind::Gpu && device.name.eq_ignore_ascii_case(address);
@@ -322,10 +331,12 @@ impl Host {
     }
 }
 
-/// What the two of these ranks' GPUs are joined by that are joined by least, where all are joined with all by NVLink: those of one host, each with a GPU. None otherwise, and where there is no pair. Ranks that share a GPU need no
-/// link between them.
+/// The least NVLink connection between the GPUs of these ranks, if all are connected with all:
+/// those of one host, each with a GPU. `None` otherwise, and without a pair. Ranks that share a GPU
+/// need no link.
 ///
-/// This is what the driver says of the links; whether a process may use them, `cuDeviceCanAccessPeer` says.
+/// This is the driver's view of the links; `cuDeviceCanAccessPeer` reports whether a process may
+/// use them.
 #[must_use]
 pub fn least_nvlink(members: &[Member]) -> Option<NvLink> {
     let mut least: Option<NvLink> = None;

@@ -1,47 +1,46 @@
-//! Where a rank is, and how it tells the others.
+//! The location of a rank and its encoding for other ranks.
 
-use super::{Bundle, Far, Gpu, Peer, Place};
+use super::{Gpu, GpuPeer, Location, NvLinkEnd, NvLinkGroup};
 use crate::bootstrap::{Reader, put_text};
 
-/// What an encoding begins with.
 const VERSION: u8 = 1;
-/// The longest names, in bytes: of hosts as DNS has them, of what is on PCIe, and a UUID.
-const HOST: usize = 255;
-const ADDRESS: usize = 32;
-const UUID: usize = 96;
-/// The most bridges above a device, bundles of links, and GPUs of a host.
-const DEPTH: usize = 64;
-const BUNDLES: usize = 64;
-const PEERS: usize = 256;
+/// Maximum lengths in bytes: of host names (DNS), PCI addresses, and UUIDs.
+const MAX_HOST: usize = 255;
+const MAX_ADDRESS: usize = 32;
+const MAX_UUID: usize = 96;
+/// Maximum numbers of bridges above a device, link groups, and GPUs of a host.
+const MAX_DEPTH: usize = 64;
+const MAX_GROUPS: usize = 64;
+const MAX_PEERS: usize = 256;
 
-/// Where a rank is: what ranks tell each other at the start.
+/// The location of a rank, exchanged at creation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Member {
-    /// What names its host, and no other.
+    /// Unique name of its host.
     pub host: String,
-    /// Where it is on it: its GPU's or adapter's place, or its processor's NUMA node.
-    pub place: Place,
-    /// Its GPU, if it has one and the driver says something of it.
+    /// Its place on the host: that of its GPU or adapter, or its processor's NUMA node.
+    pub place: Location,
+    /// Its GPU, if it has one that the driver describes.
     pub gpu: Option<Gpu>,
 }
 
 impl Member {
-    /// As bytes for another rank. What is longer than any machine has it is cut.
+    /// Encodes it for another rank. Values beyond the limits are truncated.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = vec![VERSION];
-        put_text(&mut to, &self.host, HOST);
+        put_text(&mut to, &self.host, MAX_HOST);
         put_optional(&mut to, self.place.numa_node, |to, node| {
             to.extend_from_slice(&node.to_le_bytes())
         });
-        put_list(&mut to, &self.place.pcie_path, DEPTH, |to, name| {
-            put_text(to, name, ADDRESS)
+        put_list(&mut to, &self.place.pcie_path, MAX_DEPTH, |to, name| {
+            put_text(to, name, MAX_ADDRESS)
         });
         put_optional(&mut to, self.gpu.as_ref(), put_gpu);
         to
     }
 
-    /// From what another rank has said; none if that is no member, or of another release.
+    /// Decodes a rank's message; `None` if it is invalid, or of another release.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
@@ -49,10 +48,10 @@ impl Member {
             return None;
         }
         let member = Self {
-            host: from.text(HOST)?,
-            place: Place {
+            host: from.text(MAX_HOST)?,
+            place: Location {
                 numa_node: optional(&mut from, Reader::u32)?,
-                pcie_path: list(&mut from, DEPTH, |from| from.text(ADDRESS))?,
+                pcie_path: list(&mut from, MAX_DEPTH, |from| from.text(MAX_ADDRESS))?,
             },
             gpu: optional(&mut from, gpu)?,
         };
@@ -62,23 +61,23 @@ impl Member {
 }
 
 fn put_gpu(to: &mut Vec<u8>, gpu: &Gpu) {
-    put_text(to, &gpu.address, ADDRESS);
-    put_optional(to, gpu.uuid.as_deref(), |to, uuid| put_text(to, uuid, UUID));
-    put_list(to, &gpu.nvlinks, BUNDLES, |to, bundle| {
+    put_text(to, &gpu.address, MAX_ADDRESS);
+    put_optional(to, gpu.uuid.as_deref(), |to, uuid| put_text(to, uuid, MAX_UUID));
+    put_list(to, &gpu.nvlinks, MAX_GROUPS, |to, bundle| {
         match &bundle.to {
-            Far::Gpu(address) => {
+            NvLinkEnd::Gpu(address) => {
                 to.push(0);
-                put_text(to, address, ADDRESS);
+                put_text(to, address, MAX_ADDRESS);
             }
-            Far::Switch => to.push(1),
-            Far::Processor => to.push(2),
-            Far::Unknown => to.push(3),
+            NvLinkEnd::Switch => to.push(1),
+            NvLinkEnd::Processor => to.push(2),
+            NvLinkEnd::Unknown => to.push(3),
         }
         to.extend_from_slice(&bundle.links.to_le_bytes());
         to.extend_from_slice(&bundle.bytes_per_s.to_le_bytes());
     });
-    put_list(to, &gpu.peers, PEERS, |to, peer| {
-        put_text(to, &peer.address, ADDRESS);
+    put_list(to, &gpu.peers, MAX_PEERS, |to, peer| {
+        put_text(to, &peer.address, MAX_ADDRESS);
         put_optional(to, peer.nvlink, |to, is| to.push(is.into()));
         put_optional(to, peer.access, |to, is| to.push(is.into()));
     });
@@ -86,25 +85,25 @@ fn put_gpu(to: &mut Vec<u8>, gpu: &Gpu) {
 
 fn gpu(from: &mut Reader) -> Option<Gpu> {
     Some(Gpu {
-        address: from.text(ADDRESS)?,
-        uuid: optional(from, |from| from.text(UUID))?,
-        nvlinks: list(from, BUNDLES, |from| {
+        address: from.text(MAX_ADDRESS)?,
+        uuid: optional(from, |from| from.text(MAX_UUID))?,
+        nvlinks: list(from, MAX_GROUPS, |from| {
             let to = match from.u8()? {
-                0 => Far::Gpu(from.text(ADDRESS)?),
-                1 => Far::Switch,
-                2 => Far::Processor,
-                3 => Far::Unknown,
+                0 => NvLinkEnd::Gpu(from.text(MAX_ADDRESS)?),
+                1 => NvLinkEnd::Switch,
+                2 => NvLinkEnd::Processor,
+                3 => NvLinkEnd::Unknown,
                 _ => return None,
             };
-            Some(Bundle {
+            Some(NvLinkGroup {
                 to,
                 links: from.u32()?,
                 bytes_per_s: from.u64()?,
             })
         })?,
-        peers: list(from, PEERS, |from| {
-            Some(Peer {
-                address: from.text(ADDRESS)?,
+        peers: list(from, MAX_PEERS, |from| {
+            Some(GpuPeer {
+                address: from.text(MAX_ADDRESS)?,
                 nvlink: optional(from, flag)?,
                 access: optional(from, flag)?,
             })

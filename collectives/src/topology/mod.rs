@@ -1,8 +1,11 @@
-//! Topology: which adapters and GPUs a host has, how near they are to one another, and in which order a ring goes through the ranks.
+//! Topology: adapters and GPUs of a host, their distances, and the order of ranks in a ring.
 //!
-//! [`Host::read`] reads sysfs, below any root, so that a copy of another machine's tree can be looked at; [`Host::add_gpus`] adds what NVIDIA's driver says of NVLink. [`Distance`] is by the nearest thing that two devices have in
-//! common: NVLink, a PCIe switch, a host bridge, a NUMA node. Ranks tell one another where they are as [`Member`]s; [`ring`] orders them so that each host is entered once, and ranks that are near one another are neighbours, and
-//! [`least_nvlink`] says whether all their GPUs are joined.
+//! [`Host::read`] reads sysfs, below any root, so that a copy of another machine's tree can be
+//! used; [`Host::add_gpus`] adds NVLink information from NVIDIA's driver. [`Distance`] is by the
+//! nearest common ancestor of two devices: NVLink, a PCIe switch, a host bridge, a NUMA node. Ranks
+//! exchange their locations as [`Member`]s; [`ring`] orders them so that each host is entered once
+//! and near ranks are neighbours, and [`least_nvlink`] returns whether all their GPUs are
+//! connected.
 
 mod cycle;
 mod draw;
@@ -17,21 +20,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::named;
 
-pub use gpu::{Bundle, Far, Gpu, NvLink, Peer, least_nvlink};
+pub use gpu::{Gpu, GpuPeer, NvLink, NvLinkEnd, NvLinkGroup, least_nvlink};
 pub use member::Member;
 pub use order::ring;
 pub use sysfs::TopologyError;
 
-/// What a host is made of.
+/// The hardware of a host.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Host {
     /// Its name.
     pub name: String,
     /// The NUMA nodes, by number.
     pub numa_nodes: Vec<NumaNode>,
-    /// RDMA adapters and GPUs: first the adapters, each kind by name.
+    /// RDMA adapters, then GPUs, each sorted by name.
     pub devices: Vec<Device>,
-    /// What could not be read, and why.
+    /// Errors while reading.
     pub notes: Vec<String>,
 }
 
@@ -40,14 +43,14 @@ pub struct Host {
 pub struct NumaNode {
     /// Its number.
     pub node: u32,
-    /// Its processors, as sysfs lists them: `0-3,8`.
+    /// Its processors, in sysfs list format: `0-3,8`.
     pub cpus: String,
-    /// How far the nodes of the host are from it, in their order: 10 is itself (ACPI SLIT).
+    /// Distances to the host's nodes, in order: 10 is itself (ACPI SLIT).
     pub distances: Vec<u32>,
 }
 
 named! {
-    /// What a device is.
+    /// The kind of a device.
     DeviceKind, "kind of device" {
         /// An RDMA adapter.
         Adapter = "adapter",
@@ -62,38 +65,38 @@ impl Serialize for DeviceKind {
     }
 }
 
-/// A device, and where it is.
+/// A device and its location.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Device {
-    /// Its name: that of the adapter, the PCI address of a GPU.
+    /// The adapter's name, or the GPU's PCI address.
     pub name: String,
-    /// What it is.
+    /// The kind.
     pub kind: DeviceKind,
-    /// Where it is.
+    /// The location.
     #[serde(flatten)]
-    pub place: Place,
-    /// State and rate of an adapter's first port, as sysfs has them.
+    pub place: Location,
+    /// State and rate of an adapter's first port, as in sysfs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
-    /// The driver's number of a GPU, as `nvidia-smi` has it.
+    /// The driver's index of a GPU, as in `nvidia-smi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     /// A GPU's product name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The processors near a GPU, as the driver says.
+    /// The processors near a GPU, as the driver reports them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
-    /// What the driver says of a GPU's links.
+    /// The driver's information about a GPU's links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-    /// How near other GPUs are, as the driver says.
+    /// Distances to other GPUs, as the driver reports them.
     #[serde(skip)]
     ancestors: Vec<(String, Distance)>,
 }
 
 impl Device {
-    fn new(name: String, kind: DeviceKind, place: Place) -> Self {
+    fn new(name: String, kind: DeviceKind, place: Location) -> Self {
         Self {
             name,
             kind,
@@ -108,29 +111,29 @@ impl Device {
     }
 }
 
-/// Where something is in a host.
+/// A location in a host.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
-pub struct Place {
-    /// The NUMA node, if it is told.
+pub struct Location {
+    /// The NUMA node, if known.
     pub numa_node: Option<u32>,
-    /// The way to it: the host bridge, then bridge after bridge, and itself. Empty for what is not on PCIe.
+    /// The PCIe path: host bridge, bridges, and the device. Empty if it is not on PCIe.
     pub pcie_path: Vec<String>,
 }
 
 named! {
-    /// How near two places of a host are, the nearest first.
+    /// The distance of two locations of a host, the nearest first.
     Distance, "distance" {
-        /// It is the same.
+        /// The same device.
         Same = "same",
-        /// Joined by NVLink: traffic does not go by PCIe.
+        /// Connected by NVLink: traffic bypasses PCIe.
         NvLink = "nvlink",
-        /// Below the same PCIe switch or root port: traffic does not come near the processor.
+        /// Below the same PCIe switch or root port: traffic bypasses the host bridge.
         Switch = "switch",
         /// Below the same host bridge.
         Bridge = "bridge",
-        /// At the same NUMA node.
+        /// On the same NUMA node.
         Node = "node",
-        /// Across NUMA nodes, or nobody knows.
+        /// Across NUMA nodes, or unknown.
         Cross = "cross",
     }
 }
@@ -141,8 +144,9 @@ impl Serialize for Distance {
     }
 }
 
-impl Place {
-    /// How near the other is. Functions of one device are below the same port, and so as near as what shares a switch.
+impl Location {
+    /// The distance to another location. Functions of one device are below the same port, and so
+    /// count as sharing a switch.
     #[must_use]
     pub fn distance(&self, other: &Self) -> Distance {
         if !self.pcie_path.is_empty() && self.pcie_path == other.pcie_path {
@@ -164,26 +168,27 @@ impl Place {
 }
 
 impl Host {
-    /// The adapters, nearest to `place` first, and how near they are: the first ones that are equally near are its rails.
+    /// The adapters with their distances, nearest to `place` first: the equally near first ones are
+    /// its rails.
     #[must_use]
-    pub fn adapters_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
+    pub fn adapters_near(&self, place: &Location) -> Vec<(&Device, Distance)> {
         self.near(place, DeviceKind::Adapter)
     }
 
-    /// The GPUs, nearest to `place` first, and how near they are.
+    /// The GPUs with their distances, nearest to `place` first.
     #[must_use]
-    pub fn gpus_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
+    pub fn gpus_near(&self, place: &Location) -> Vec<(&Device, Distance)> {
         self.near(place, DeviceKind::Gpu)
     }
 
-    fn near(&self, place: &Place, kind: DeviceKind) -> Vec<(&Device, Distance)> {
+    fn near(&self, place: &Location, kind: DeviceKind) -> Vec<(&Device, Distance)> {
         let devices = self.devices.iter().filter(|device| device.kind == kind);
         let mut found: Vec<_> = devices.map(|device| (device, place.distance(&device.place))).collect();
         found.sort_by_key(|(_, distance)| *distance);
         found
     }
 
-    /// Each two different devices with their distance.
+    /// Each pair of devices with their distance.
     pub fn distances(&self) -> impl Iterator<Item = (&Device, &Device, Distance)> {
         self.devices.iter().enumerate().flat_map(move |(index, one)| {
             self.devices[index + 1..]
@@ -194,7 +199,6 @@ impl Host {
 }
 
 impl fmt::Display for Host {
-    /// A drawing, in lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         draw::host(self, f)
     }

@@ -1,21 +1,24 @@
-//! The order in which rings and trees go through the ranks.
+//! The order of ranks in rings and trees.
 
-use super::cycle::{self, MOST};
+use super::cycle::{self, MAX_WEIGHT};
 use super::{Distance, Member, NvLink};
 use crate::types::Rank;
 
-/// How far down a way is looked at: peers say what it is.
-const DEEPEST: usize = 64;
-/// More ranks of a host than have a GPU each: their links are not looked at, two by two.
-const MANY: usize = 256;
-/// How much more NVLink counts than being near by PCIe: so much that no number of ranks that are looked at exactly makes up for it.
-const NEAREST: u64 = 100;
+/// Maximum depth of a location: locations come from peers.
+const MAX_DEPTH: usize = 64;
+/// Above this number of ranks per host, NVLinks are not compared pairwise.
+const MAX_GPU_RANKS: usize = 256;
+/// The weight of NVLink relative to PCIe proximity: no number of ranks in the exhaustive search
+/// outweighs it.
+const NVLINK_WEIGHT: u64 = 100;
 
-/// An order of the ranks, whose places these are, in which each host is entered once. On a host each NUMA node, host bridge and switch is entered once; but where GPUs are joined by NVLink, neighbours are those that have most of it
-/// between them, in the first place where there is least, and then those that are near by PCIe.
+/// An order of the ranks in which each host is entered once. On a host each NUMA node, host bridge
+/// and switch is entered once; but if GPUs are connected by NVLink, the order maximises the least
+/// NVLink capacity of neighbours, and then their PCIe proximity.
 ///
-/// Hosts come in the order of their lowest ranks, which is how launchers place ranks that are near in the network; so do nodes, bridges and switches, and of ways through NVLinks that are equally good it is the first. All ranks that
-/// give the same members get the same order.
+/// Hosts are in the order of their lowest ranks, which is how launchers place ranks that are near
+/// in the network; so are nodes, bridges and switches, and among equal NVLink paths the first is
+/// taken. All ranks with the same members compute the same order.
 #[must_use]
 pub fn ring(members: &[Member]) -> Vec<Rank> {
     let all: Vec<usize> = (0..members.len()).collect();
@@ -32,42 +35,45 @@ pub fn ring(members: &[Member]) -> Vec<Rank> {
     order
 }
 
-/// Orders ranks of one host by what joins them, where NVLink joins some better than others; `closed` when they are the whole ring.
+/// Orders ranks of one host by NVLink, if some pairs are better connected than others; `closed` if
+/// they are the whole ring.
 fn by_nvlink(ranks: &mut Vec<usize>, members: &[Member], closed: bool) {
     let gpus = ranks.iter().filter(|rank| members[**rank].gpu.is_some()).count();
-    if gpus < 2 || ranks.len() > MANY {
+    if gpus < 2 || ranks.len() > MAX_GPU_RANKS {
         return;
     }
-    let mut worth = vec![vec![0; ranks.len()]; ranks.len()];
+    let mut weight = vec![vec![0; ranks.len()]; ranks.len()];
     let mut joined = Vec::new();
     for one in 0..ranks.len() {
         for two in 0..one {
-            let value = match Neighbours::of(&members[ranks[one]], &members[ranks[two]]) {
-                Neighbours::OneGpu => MOST,
-                Neighbours::Two { nvlink, near } => {
+            let value = match PairWeight::of(&members[ranks[one]], &members[ranks[two]]) {
+                PairWeight::OneGpu => MAX_WEIGHT,
+                PairWeight::Two { nvlink, near } => {
                     joined.push(nvlink);
-                    (nvlink * NEAREST + near).min(MOST)
+                    (nvlink * NVLINK_WEIGHT + near).min(MAX_WEIGHT)
                 }
             };
-            (worth[one][two], worth[two][one]) = (value, value);
+            (weight[one][two], weight[two][one]) = (value, value);
         }
     }
-    // Behind an NVSwitch, and without any NVLink, the order by PCIe will do.
+    // Behind an NVSwitch, and without NVLink, the PCIe order is used.
     if joined.iter().any(|nvlink| *nvlink != joined[0]) {
-        let found = cycle::best(&worth, NEAREST, closed);
+        let found = cycle::best(&weight, NVLINK_WEIGHT, closed);
         *ranks = found.into_iter().map(|at| ranks[at]).collect();
     }
 }
 
-/// What two ranks of a host are to one another.
-enum Neighbours {
-    /// They have one GPU.
+enum PairWeight {
     OneGpu,
-    /// What NVLink between them is worth, and how near they are by PCIe: less than [`NEAREST`].
-    Two { nvlink: u64, near: u64 },
+    /// The weight of their NVLink connection, and of their PCIe proximity: less than
+    /// [`NVLINK_WEIGHT`].
+    Two {
+        nvlink: u64,
+        near: u64,
+    },
 }
 
-impl Neighbours {
+impl PairWeight {
     fn of(one: &Member, two: &Member) -> Self {
         let near = match one.place.distance(&two.place) {
             Distance::Same => 4,
@@ -78,21 +84,21 @@ impl Neighbours {
         };
         let nvlink = match (&one.gpu, &two.gpu) {
             (Some(gpu), Some(other)) if gpu.address == other.address => return Self::OneGpu,
-            (Some(gpu), Some(other)) => gpu.nvlink(other).map_or(0, NvLink::worth),
+            (Some(gpu), Some(other)) => gpu.nvlink(other).map_or(0, NvLink::weight),
             _ => 0,
         };
         Self::Two {
-            nvlink: nvlink.min(MOST / NEAREST - 1),
+            nvlink: nvlink.min(MAX_WEIGHT / NVLINK_WEIGHT - 1),
             near,
         }
     }
 }
 
-/// Goes through ranks by what is at `depth` of the way to them, and further down.
+/// Orders ranks by their ancestors at `depth`, recursively.
 fn descend(ranks: &[usize], members: &[Member], depth: usize, order: &mut Vec<usize>) {
     for group in groups(ranks, |rank| members[rank].place.pcie_path.get(depth)) {
         let ends = members[group[0]].place.pcie_path.len() <= depth;
-        if ends || group.len() == 1 || depth == DEEPEST {
+        if ends || group.len() == 1 || depth == MAX_DEPTH {
             order.extend(group);
         } else {
             descend(&group, members, depth + 1, order);
@@ -100,7 +106,7 @@ fn descend(ranks: &[usize], members: &[Member], depth: usize, order: &mut Vec<us
     }
 }
 
-/// Ranks with the same key together, in the order of the first of each.
+/// Groups ranks with equal keys, in the order of the first of each.
 fn groups<K: PartialEq>(ranks: &[usize], key: impl Fn(usize) -> K) -> Vec<Vec<usize>> {
     let mut groups: Vec<(K, Vec<usize>)> = Vec::new();
     for &rank in ranks {

@@ -1,21 +1,22 @@
-//! What sysfs says of a host. Everything in it is optional, and may be nonsense: containers hide parts, and hypervisors make others up.
+//! Reading sysfs. All of it is optional and may be invalid: containers hide parts, and hypervisors
+//! invent others.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Device, DeviceKind, Host, NumaNode, Place};
+use super::{Device, DeviceKind, Host, Location, NumaNode};
 
-/// The longest attribute that is looked at, and the most devices of a kind.
-const ATTRIBUTE: usize = 4096;
-const DEVICES: usize = 4096;
+/// Maximum length of an attribute, and number of devices of a kind.
+const MAX_ATTRIBUTE: usize = 4096;
+const MAX_DEVICES: usize = 4096;
 
-/// Why there is no topology at all.
+/// Why there is no topology.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is no sysfs: {reason}", .root.display())]
 pub struct TopologyError {
-    /// Where it was to be.
+    /// The path.
     pub root: PathBuf,
-    /// What is wrong with it.
+    /// The error.
     pub reason: String,
 }
 
@@ -23,7 +24,8 @@ impl Host {
     /// Reads the sysfs below `root`, which is `/sys` for this host.
     ///
     /// # Errors
-    /// [`TopologyError`] when `root` is no folder that can be read. What is missing below it is left out; what is wrong is in the notes.
+    /// [`TopologyError`] when `root` is not a readable folder. Missing parts are left out; errors
+    /// are in the notes.
     pub fn read(root: &Path, name: impl Into<String>) -> Result<Self, TopologyError> {
         let wrong = |reason: String| TopologyError {
             root: root.into(),
@@ -56,20 +58,20 @@ impl Tree {
         };
         let mut names: Vec<String> = entries
             .flatten()
-            .take(DEVICES)
+            .take(MAX_DEVICES)
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
         names.sort_by_cached_key(|name| natural(name));
         names
     }
 
-    /// An attribute's text on one line, without what a terminal would obey.
+    /// An attribute's text on one line, without control characters.
     fn attribute(&self, path: &Path) -> Option<String> {
         use std::io::Read;
         let mut bytes = Vec::new();
         fs::File::open(self.root.join(path))
             .ok()?
-            .take(ATTRIBUTE as u64)
+            .take(MAX_ATTRIBUTE as u64)
             .read_to_end(&mut bytes)
             .ok()?;
         let text: String = String::from_utf8_lossy(&bytes)
@@ -112,10 +114,10 @@ impl Tree {
                 notes.push(format!("{name} is on no PCIe bus: a device in software"));
             }
             let port = |file: &str| self.attribute(&folder.join("ports/1").join(file));
-            // The state is told as "4: ACTIVE".
+            // The state reads "4: ACTIVE".
             let state = port("state").map(|state| state.rsplit(": ").next().unwrap_or_default().to_owned());
-            let told: Vec<String> = state.into_iter().chain(port("rate")).collect();
-            let port = (!told.is_empty()).then(|| told.join(", "));
+            let known: Vec<String> = state.into_iter().chain(port("rate")).collect();
+            let port = (!known.is_empty()).then(|| known.join(", "));
             found.push(Device {
                 port,
                 ..Device::new(name, DeviceKind::Adapter, place)
@@ -124,7 +126,7 @@ impl Tree {
         found
     }
 
-    /// Display and 3D controllers of NVIDIA's.
+    /// NVIDIA's display and 3D controllers.
     fn gpus(&self) -> Vec<Device> {
         let mut found = Vec::new();
         for name in self.names("bus/pci/devices") {
@@ -141,12 +143,13 @@ impl Tree {
         found
     }
 
-    /// Where the device is whose folder, or a link to it, this is.
-    fn place(&self, device: &Path) -> Place {
+    /// The location of the device with this folder or link.
+    fn place(&self, device: &Path) -> Location {
         let numa_node = self
             .attribute(&device.join("numa_node"))
             .and_then(|text| text.parse().ok());
-        // A link that leaves the tree tells nothing: in a copy of another machine's, it would be of this one.
+        // A link that leaves the tree is ignored: in a copy of another machine's tree it would
+        // refer to this machine.
         let canonical = self.root.join(device).canonicalize().ok();
         let inside = canonical
             .as_deref()
@@ -164,7 +167,7 @@ impl Tree {
             .take_while(|name| name.starts_with("pci") || is_address(name))
             .map(str::to_owned)
             .collect();
-        Place {
+        Location {
             numa_node,
             pcie_path: path,
         }
@@ -180,7 +183,7 @@ fn is_address(name: &str) -> bool {
             .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// A key by which mlx5_10 comes after mlx5_9.
+/// A natural sort key: mlx5_10 after mlx5_9.
 pub(super) fn natural(name: &str) -> Vec<(String, u64)> {
     let mut key: Vec<(String, u64)> = Vec::new();
     let mut rest = name;

@@ -1,4 +1,4 @@
-//! Topologies of fake trees.
+//! Topologies of fake sysfs trees.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,10 +9,9 @@ use crate::types::Rank;
 
 mod gpu;
 
-/// A folder that looks like sysfs, until it is dropped.
-struct Fake(PathBuf);
+struct FakeSysfs(PathBuf);
 
-impl Fake {
+impl FakeSysfs {
     fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("doorbell-topology-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -58,15 +57,16 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeSysfs {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Two sockets; on the first a switch with a GPU and an adapter, and an adapter elsewhere below the same host bridge; on the second a GPU and an adapter by different bridges.
-fn server(name: &str) -> Fake {
-    let fake = Fake::new(name);
+/// Two sockets; on the first a switch with a GPU and an adapter, and an adapter elsewhere below the
+/// same host bridge; on the second a GPU and an adapter by different bridges.
+fn server(name: &str) -> FakeSysfs {
+    let fake = FakeSysfs::new(name);
     for (node, cpus, distances) in [(0, "0-15", "10 21"), (1, "16-31", "21 10")] {
         fake.write(&format!("devices/system/node/node{node}/cpulist"), cpus);
         fake.write(&format!("devices/system/node/node{node}/distance"), distances);
@@ -82,14 +82,14 @@ fn server(name: &str) -> Fake {
     fake.adapter("mlx5_10", "pci0000:00/0000:00:02.0/0000:04:00.0", "0");
     fake.adapter("mlx5_9", "pci0000:80/0000:80:01.0/0000:81:00.0", "1");
     fake.pci("pci0000:c0/0000:c0:01.0/0000:c1:00.0", "0x030000", "0x10de", "1");
-    // A display of another maker's, and a network card without RDMA.
+    // Another vendor's display, and a network card without RDMA.
     fake.pci("pci0000:00/0000:00:05.0", "0x030000", "0x1a03", "0");
     fake.pci("pci0000:00/0000:00:06.0", "0x020000", "0x8086", "0");
     fake
 }
 
 #[test]
-fn distances_are_by_what_is_in_common() {
+fn distances_are_by_common_ancestor() {
     let fake = server("distances");
     let host = fake.read();
     let names: Vec<&str> = host.devices.iter().map(|device| device.name.as_str()).collect();
@@ -138,7 +138,7 @@ fn distances_are_by_what_is_in_common() {
 }
 
 #[test]
-fn the_drawing_shows_what_is_below_what() {
+fn the_drawing_shows_the_device_tree() {
     let fake = server("drawing");
     let expected = "\
 host h0
@@ -170,28 +170,28 @@ near 0000:c1:00.0: adapters mlx5_9 (node)
 }
 
 #[test]
-fn what_is_missing_or_nonsense_is_left_out() {
+fn missing_and_invalid_parts_are_left_out() {
     assert!(
         Host::read(Path::new("/nowhere/at/all"), "h")
             .unwrap_err()
             .to_string()
             .starts_with("/nowhere/at/all is no sysfs: ")
     );
-    let fake = Fake::new("nonsense");
+    let fake = FakeSysfs::new("nonsense");
     assert_eq!(fake.read().to_string(), "host h0\n  neither adapters nor GPUs\n");
     fake.write("devices/system/node/node0/distance", "10 ten");
     fake.write("devices/system/node/nodeX/distance", "10");
     fake.write("class/infiniband/rxe0/node_guid", "0000:0000");
     fake.write("class/infiniband/rxe0/ports/1/state", "4: ACT\x1b[31mIVE\n");
     fake.write("bus/pci/devices/0000:00:00.0/class", "zero");
-    // A device that is somewhere outside of the tree.
+    // A device outside of the tree.
     let class = fake.0.join("class/infiniband/out0");
     fs::create_dir_all(&class).unwrap();
     symlink("/", class.join("device")).unwrap();
     let host = fake.read();
     assert_eq!(host.numa_nodes.len(), 1);
     assert_eq!(host.devices.len(), 2);
-    assert!(host.devices.iter().all(|device| device.place == Place::default()));
+    assert!(host.devices.iter().all(|device| device.place == Location::default()));
     assert_eq!(host.devices[1].port.as_deref(), Some("ACT [31mIVE"));
     assert_eq!(
         host.notes,
@@ -212,7 +212,7 @@ fn member(host: &str, node: u32, path: &str) -> Member {
         .collect();
     Member {
         host: host.into(),
-        place: Place {
+        place: Location {
             numa_node: Some(node),
             pcie_path,
         },
@@ -239,7 +239,7 @@ fn a_ring_enters_each_host_node_and_switch_once() {
 }
 
 #[test]
-fn any_members_are_ordered_completely_with_each_host_entered_once() {
+fn any_members_are_ordered_with_each_host_entered_once() {
     let mut state = 1u64;
     let mut random = |below: u64| {
         state = state
@@ -254,7 +254,7 @@ fn any_members_are_ordered_completely_with_each_host_entered_once() {
                 let numa_node = if random(4) == 0 { None } else { Some(random(2) as u32) };
                 Member {
                     host: format!("h{}", random(5)),
-                    place: Place {
+                    place: Location {
                         numa_node,
                         pcie_path: path,
                     },

@@ -1,4 +1,4 @@
-//! The choice.
+//! The choice of algorithm, protocol, channels and slice length.
 
 use core::fmt::{self, Write};
 
@@ -6,25 +6,25 @@ use super::{Overrides, Rule, TuningFile};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link, blocks, predict_ns};
 use crate::plan::Collective;
-use crate::protocol::Lines;
+use crate::protocol::LineProtocol;
 use crate::simulate::{self, Fabric, Work};
 use crate::types::{DataType, Protocol, Rank};
 
-/// Channels that are considered.
 const CHANNELS: [u32; 4] = [1, 2, 4, 8];
-/// Slices of a block that are considered; and the whole block.
+/// Slice lengths considered, besides the whole block.
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
-/// How many of the best by formula are simulated.
-const SIMULATED: usize = 40;
-/// Of one algorithm and protocol; and how many times as long as the best of all they may take by formula.
-const OF_A_WAY: usize = 10;
+/// Number of best candidates by formula that are simulated.
+const MAX_SIMULATED: usize = 40;
+/// Simulated candidates per algorithm and protocol; and the maximum ratio of their formula time to
+/// the best.
+const MAX_PER_VARIANT: usize = 10;
 const PROMISING: f64 = 2.0;
-/// Up to how many ranks: above, formulas are as good as they need be and a simulation takes long.
-const SIMULATED_RANKS: u32 = 64;
+/// Maximum ranks for simulation: above, formulas are accurate enough and a simulation takes long.
+const MAX_SIMULATED_RANKS: u32 = 64;
 
-/// What is to be done.
+/// The operation to choose for.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Question {
+pub struct TuningRequest {
     /// The collective.
     pub collective: Collective,
     /// Bytes, as [`Work::bytes`] counts them.
@@ -37,16 +37,16 @@ pub struct Question {
     pub deterministic: bool,
 }
 
-/// How it is done.
+/// How an operation is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The protocol.
     pub protocol: Protocol,
-    /// On how many channels.
+    /// The number of channels.
     pub channels: u32,
-    /// Bytes of a block that a slice has at most.
+    /// Maximum bytes of a block per slice.
     pub slice_bytes: u64,
 }
 
@@ -67,14 +67,14 @@ impl fmt::Display for Choice {
     }
 }
 
-/// One way of doing it.
+/// A candidate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Candidate {
-    /// The way.
+    /// The choice.
     pub choice: Choice,
-    /// How long it takes by the formula, ns.
+    /// Time by the formula, ns.
     pub formula_ns: f64,
-    /// And by simulation, if it was simulated.
+    /// Time by simulation, if it was simulated.
     pub simulated_ns: Option<f64>,
 }
 
@@ -86,27 +86,27 @@ impl Candidate {
     }
 }
 
-/// Why nothing can be chosen.
+/// Why there is no choice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoChoice {
-    /// Nobody takes part.
+    /// No ranks.
     #[error("a collective needs one rank at least")]
     NoRanks,
     /// No algorithm is deterministic.
-    #[error("no algorithm does {0} in an order that is the same for every element: ask for it without `deterministic`")]
+    #[error("no algorithm does {0} in an order that is the same for every element: do not set `deterministic`")]
     Deterministic(Collective),
 }
 
-/// A choice with what it was chosen from.
+/// A choice and its alternatives.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decision {
     /// The choice.
     pub choice: Choice,
-    /// How long it is to take, ns.
+    /// Predicted time, ns.
     pub predicted_ns: f64,
-    /// The best way of each algorithm and protocol that was considered, the best first.
+    /// The best candidate of each algorithm and protocol, the best first.
     pub candidates: Vec<Candidate>,
-    /// Why this one, in one line.
+    /// The reason, in one line.
     pub reason: String,
 }
 
@@ -140,27 +140,28 @@ impl Decision {
     }
 }
 
-/// What choices are made by.
+/// The parameters of choices.
 ///
-/// All ranks have to choose the same, so they need the same: one calibrates and reads the environment, and tells the others ([`TuningFile`] has a text form for costs and rules).
+/// All ranks have to choose alike, so one calibrates, reads the environment, and distributes the
+/// parameters ([`TuningFile`] has a text form for costs and rules).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tuner {
     /// Between ranks of one host.
     pub local: Link,
     /// Between hosts.
     pub remote: Link,
-    /// A rank's own work.
+    /// Local work of a rank.
     pub compute: Compute,
-    /// The most channels there are.
+    /// Maximum number of channels.
     pub channels: u32,
-    /// What is forced for all operations.
+    /// Overrides for all operations.
     pub overrides: Overrides,
-    /// What is forced for some of them.
+    /// Overrides for some operations.
     pub rules: Vec<Rule>,
 }
 
 impl Tuner {
-    /// By these costs, with nothing forced.
+    /// With these costs and no overrides.
     #[must_use]
     pub fn new(local: Link, remote: Link, compute: Compute, channels: u32) -> Self {
         Self {
@@ -173,7 +174,7 @@ impl Tuner {
         }
     }
 
-    /// With what a file says: its costs take the place of those here.
+    /// With a file's costs and rules instead.
     #[must_use]
     pub fn with_file(mut self, file: TuningFile) -> Self {
         self.local = file.local.unwrap_or(self.local);
@@ -183,13 +184,14 @@ impl Tuner {
         self
     }
 
-    /// How to do `question` among ranks on `hosts`, in the order in which rings and trees go through them.
+    /// Chooses for `question` among ranks on `hosts`, in the order of rings and trees.
     ///
-    /// It takes some milliseconds: the answer is to be kept for other operations of about this length.
+    /// It takes some milliseconds, so cache the result for operations of about this size.
     ///
     /// # Errors
-    /// [`NoChoice`]. What is forced and does not go with the collective is not obeyed, and the reason says so.
-    pub fn choose(&self, question: &Question, hosts: &[u32], order: &[Rank]) -> Result<Decision, NoChoice> {
+    /// [`NoChoice`]. Overrides that do not apply to the collective are ignored, and the reason
+    /// mentions it.
+    pub fn choose(&self, question: &TuningRequest, hosts: &[u32], order: &[Rank]) -> Result<Decision, NoChoice> {
         if hosts.is_empty() {
             return Err(NoChoice::NoRanks);
         }
@@ -199,13 +201,13 @@ impl Tuner {
         let algorithms = Self::algorithms(question, &forced, &mut notes)?;
         let mut candidates = self.candidates(question, hosts, &algorithms, &forced);
         by_time(&mut candidates);
-        if hosts.len() as u32 <= SIMULATED_RANKS {
+        if hosts.len() as u32 <= MAX_SIMULATED_RANKS {
             let enough = candidates[0].formula_ns * PROMISING;
             let mut tried = Vec::new();
             for candidate in &mut candidates {
                 let way = (candidate.choice.algorithm, candidate.choice.protocol);
                 let before = tried.iter().filter(|other| **other == way).count();
-                if candidate.formula_ns <= enough && before < OF_A_WAY && tried.len() < SIMULATED {
+                if candidate.formula_ns <= enough && before < MAX_PER_VARIANT && tried.len() < MAX_SIMULATED {
                     candidate.simulated_ns = self.predict_ns(question, hosts, order, &candidate.choice);
                     tried.push(way);
                 }
@@ -236,7 +238,7 @@ impl Tuner {
     }
 
     fn algorithms(
-        question: &Question,
+        question: &TuningRequest,
         forced: &Overrides,
         notes: &mut Vec<String>,
     ) -> Result<Vec<Algorithm>, NoChoice> {
@@ -254,7 +256,7 @@ impl Tuner {
                 } else {
                     "does not do"
                 };
-                notes.push(format!("{algorithm} was asked for, which {why} {collective}"));
+                notes.push(format!("{algorithm} was selected, which {why} {collective}"));
                 Ok(possible)
             }
             None => Ok(possible),
@@ -263,7 +265,7 @@ impl Tuner {
 
     fn candidates(
         &self,
-        question: &Question,
+        question: &TuningRequest,
         hosts: &[u32],
         algorithms: &[Algorithm],
         forced: &Overrides,
@@ -277,14 +279,16 @@ impl Tuner {
         let mut found = Vec::new();
         for &algorithm in algorithms {
             let block = question.bytes as f64 / f64::from(blocks(algorithm, question.collective, ranks).max(1));
-            // Blocks are of whole elements: of those that do not divide, the longest has up to one more.
+            // Blocks have whole elements: if the count does not divide, the longest has up to one
+            // more.
             let whole = (block.ceil() as u64).max(1) + question.data.bytes() as u64 - 1;
             for &protocol in Protocol::ALL
                 .iter()
                 .filter(|protocol| forced.protocol.is_none_or(|forced| forced == **protocol))
             {
-                // A longer message than a ring of slots takes waits for the receiver as by Simple, and has nothing for it.
-                let ring = |lines: Lines| (lines.slots() as usize * lines.room()) as f64;
+                // A message longer than a ring of slots waits for the receiver, as Simple does,
+                // without advantage.
+                let ring = |lines: LineProtocol| (lines.slots() as usize * lines.capacity()) as f64;
                 let limit = protocol.lines().map_or(f64::INFINITY, ring);
                 if forced.protocol.is_none() && block > limit {
                     continue;
@@ -339,9 +343,10 @@ impl Tuner {
         }
     }
 
-    /// How long `question` takes among ranks on `hosts`, in this order, if it is done so: by simulation, ns. None where the algorithm does not do it.
+    /// Simulated time of `choice` for `question` among ranks on `hosts`, in this order, ns. `None`
+    /// if the algorithm does not support the collective.
     #[must_use]
-    pub fn predict_ns(&self, question: &Question, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
+    pub fn predict_ns(&self, question: &TuningRequest, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
         let schedule = choice
             .algorithm
             .schedule(question.collective, order, question.root)
@@ -354,7 +359,7 @@ fn by_time(candidates: &mut [Candidate]) {
     candidates.sort_by(|a, b| a.predicted_ns().total_cmp(&b.predicted_ns()));
 }
 
-fn work(question: &Question, choice: &Choice) -> Work {
+fn work(question: &TuningRequest, choice: &Choice) -> Work {
     Work {
         bytes: question.bytes,
         data: question.data,
@@ -379,7 +384,7 @@ fn reason(candidates: &[Candidate], forced: &Overrides, notes: &[String]) -> Str
                 next.choice.algorithm
             );
         }
-        None if forced.algorithm == Some(best.choice.algorithm) => text.push_str(", as its algorithm was asked for"),
+        None if forced.algorithm == Some(best.choice.algorithm) => text.push_str(", as its algorithm was selected"),
         None => text.push_str(", the only algorithm"),
     }
     for note in notes {
@@ -388,7 +393,7 @@ fn reason(candidates: &[Candidate], forced: &Overrides, notes: &[String]) -> Str
     text
 }
 
-/// Shows bytes as 256K or 3M where that is exact.
+/// Formats bytes as 256K or 3M where that is exact.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {

@@ -1,4 +1,4 @@
-//! What the environment forces.
+//! Overrides from the environment.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,41 +6,42 @@ use std::path::PathBuf;
 use crate::algorithm::Algorithm;
 use crate::types::Protocol;
 
-/// What is not to be chosen, but has been.
+/// Forced choices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Overrides {
-    /// `DOORBELL_ALGORITHM`: for every collective that it does.
+    /// `DOORBELL_ALGORITHM`: for every collective that it supports.
     pub algorithm: Option<Algorithm>,
     /// `DOORBELL_PROTOCOL`.
     pub protocol: Option<Protocol>,
-    /// `DOORBELL_CHANNELS`, at most those that there are.
+    /// `DOORBELL_CHANNELS`, at most the configured number.
     pub channels: Option<u32>,
     /// `DOORBELL_SLICE`, bytes of a block.
     pub slice_bytes: Option<u64>,
 }
 
-/// A variable that says nothing that can be done.
+/// A variable with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?}: {problem}")]
 pub struct EnvironmentError {
-    /// Which.
+    /// The variable.
     pub variable: &'static str,
-    /// What it says.
+    /// Its value.
     pub value: String,
-    /// What is wrong with it, and what it may be.
+    /// The error, and the valid values.
     pub problem: String,
 }
 
 impl Overrides {
-    /// From the environment of this process; and the tuning file's path, from `DOORBELL_TUNING`.
+    /// Overrides from the environment of this process, and the tuning file's path from
+    /// `DOORBELL_TUNING`.
     ///
     /// # Errors
-    /// A value that is none. A variable that is empty, or `auto`, is as one that is not set.
+    /// An invalid value. A variable that is empty or `auto` counts as unset.
     pub fn from_environment() -> Result<(Self, Option<PathBuf>), EnvironmentError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// The same from anywhere.
+    /// The same from any source of variables.
     ///
     /// # Errors
     /// As [`from_environment`](Self::from_environment).
@@ -70,7 +71,7 @@ impl Overrides {
         Ok((parsed, set("DOORBELL_TUNING").map(PathBuf::from)))
     }
 
-    /// These, and where they say nothing, `others`.
+    /// These, with `others` where they are unset.
     #[must_use]
     pub fn over(self, others: Self) -> Self {
         Self {
@@ -82,10 +83,12 @@ impl Overrides {
     }
 }
 
-/// Whether mailboxes of ranks on the same host are mapped ([`Config::mapped`](crate::executor::Config::mapped)): what `DOORBELL_MAPPED` says, `yes` or `no`; else no where `DOORBELL_LINK` forces UDP.
+/// Whether mailboxes of ranks on the same host are mapped
+/// ([`Config::mapped`](crate::executor::Config::mapped)): the value of `DOORBELL_MAPPED`, `yes` or
+/// `no`; by default no if `DOORBELL_LINK` forces UDP.
 ///
 /// # Errors
-/// A value that is none.
+/// An invalid value.
 pub fn mapped(variable: impl Fn(&str) -> Option<OsString>) -> Result<bool, EnvironmentError> {
     let text = |name: &'static str| {
         let value = variable(name).map(|value| value.to_string_lossy().into_owned());
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_forced() {
+    fn variables_override_choices() {
         assert_eq!(from(&[]).unwrap(), (Overrides::default(), None));
         let all = [
             ("DOORBELL_ALGORITHM", "double-binary-tree"),
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn errors_are_one_line() {
         let wrong = |name, value| from(&[(name, value)]).unwrap_err().to_string();
         assert_eq!(
             wrong("DOORBELL_ALGORITHM", "star"),

@@ -1,6 +1,7 @@
 //! Tuning files.
 //!
-//! JSON, as what `doorbell` prints is: a calibration of one day can be the file of the next, and no other parser is needed. All of it is optional:
+//! JSON, as `doorbell` prints it, so that a calibration's output can be used as a file. All of it
+//! is optional:
 //!
 //! ```json
 //! {
@@ -11,21 +12,23 @@
 //! }
 //! ```
 //!
-//! The first rule that fits is followed; the environment is stronger. A protocol may have `both_ns`, `grant_ns`, `confirm_ns` and `quiet_ns`, and `bytes` with a scale (ns per byte at each of the [`MARKS`](crate::cost::MARKS)) for
-//! `settled`, `fresh`, `reduced` and `alone` ([`Moves`](crate::cost::Moves)); `compute` may have scales as `gamma` and `copy`.
+//! The first matching rule applies; the environment overrides it. A protocol may have `both_ns`,
+//! `grant_ns`, `confirm_ns` and `quiet_ns`, and `bytes` with a scale (ns per byte at each of the
+//! [`MARKS`](crate::cost::MARKS)) for `settled`, `fresh`, `reduced` and `alone`
+//! ([`ByteCosts`](crate::cost::ByteCosts)); `compute` may have scales as `gamma` and `copy`.
 
 use core::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Overrides, Question};
+use super::{Overrides, TuningRequest};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link, Scale};
 use crate::plan::Collective;
 use crate::types::Protocol;
 
-/// A tuning file's content.
+/// The content of a tuning file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TuningFile {
@@ -38,22 +41,22 @@ pub struct TuningFile {
     /// Costs of a rank's own work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<Compute>,
-    /// What is forced, and for what.
+    /// Overrides for some operations.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Rule>,
 }
 
-/// What is forced for some operations.
+/// An override for some operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// For this collective.
     #[serde(with = "named")]
     pub collective: Collective,
-    /// From so many bytes on.
+    /// From so many bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_bytes: Option<u64>,
-    /// Up to so many bytes, these included.
+    /// Up to so many bytes, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_bytes: Option<u64>,
     /// For so many ranks.
@@ -68,13 +71,13 @@ pub struct Rule {
     /// The channels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<core::num::NonZeroU32>,
-    /// Bytes of a block that a slice has.
+    /// Bytes of a block per slice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice_bytes: Option<core::num::NonZeroU64>,
 }
 
 impl Rule {
-    pub(super) fn is_for(&self, question: &Question, ranks: u32) -> bool {
+    pub(super) fn is_for(&self, question: &TuningRequest, ranks: u32) -> bool {
         self.collective == question.collective
             && self.from_bytes.is_none_or(|from| question.bytes >= from)
             && self.to_bytes.is_none_or(|to| question.bytes <= to)
@@ -104,39 +107,39 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A tuning file that cannot be used.
+/// An invalid tuning file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
     #[error("tuning file {}: {error}", .path.display())]
     Unreadable {
-        /// Where it was to be.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: std::io::Error,
     },
     /// It is not a tuning file.
     #[error("tuning file {}: {error}", .path.display())]
     Wrong {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The error and its position.
         error: serde_json::Error,
     },
-    /// A cost is no time.
+    /// A cost is not a duration.
     #[error("tuning file {}: {what} is {value}, and no time", .path.display())]
     NoTime {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// Which.
+        /// The cost.
         what: String,
-        /// What it says.
+        /// Its value.
         value: f64,
     },
 }
 
 impl TuningFile {
-    /// Reads one.
+    /// Reads a file.
     ///
     /// # Errors
     /// [`FileError`], in one line.
@@ -163,7 +166,7 @@ impl TuningFile {
         }
     }
 
-    /// As it is written.
+    /// The JSON text.
     #[must_use]
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_else(|_| "{}".to_owned())
@@ -181,18 +184,18 @@ impl TuningFile {
                     ("send_ns", cost.send_ns),
                     ("receive_ns", cost.receive_ns),
                     ("beta_ns_per_byte", cost.beta_ns_per_byte),
-                    ("both_ns", cost.both_ns),
+                    ("both_ns", cost.bidirectional_ns),
                     ("grant_ns", cost.grant_ns),
                     ("confirm_ns", cost.confirm_ns),
-                    ("quiet_ns", cost.quiet_ns),
+                    ("quiet_ns", cost.send_only_ns),
                 ];
                 let moves = cost.bytes.iter();
                 let scales = moves.flat_map(|moves| {
                     [
-                        ("settled", moves.settled),
-                        ("fresh", moves.fresh),
+                        ("settled", moves.resident),
+                        ("fresh", moves.forwarded),
                         ("reduced", moves.reduced),
-                        ("alone", moves.alone),
+                        ("alone", moves.isolated),
                     ]
                 });
                 costs.extend(scales.flat_map(|(field, scale)| {
@@ -221,7 +224,7 @@ impl TuningFile {
     }
 }
 
-/// Enums as their names.
+/// Serialises enums by name.
 mod named {
     use super::*;
 
@@ -261,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn files_round_trip() {
         let file = TuningFile {
             local: Some(Link::soft_local()),
             remote: Some(Link::ndr400()),
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn errors_are_one_line() {
         let wrong = |text: &str| TuningFile::parse(Path::new("t.json"), text).unwrap_err().to_string();
         for (text, says) in [
             ("", "EOF"),

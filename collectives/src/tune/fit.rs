@@ -1,117 +1,125 @@
-//! From measurements to costs: pure functions, which a calibration calls at start-up and tests call with numbers of their own.
+//! Fits cost parameters to measurements: pure functions for calibration and tests.
 //!
-//! What is measured are operations of nothing but messages, which a ring of ranks sends round at the same time, each one to the next: *hops*, one after another, and a *burst* of messages at once. So there is in the numbers
-//! what is there in collectives: an operation's beginning and end, both directions at once, and memory that all ranks share.
+//! The measured operations consist of messages only, which the ranks of a ring send concurrently to
+//! the next rank: *hops*, one after another, and a *burst* of concurrent messages. So the
+//! measurements include all costs of collectives: an operation's beginning and end, both directions
+//! at once, and shared memory bandwidth.
 
-use crate::cost::{Link, MARKS, MessageCost, Mover, Moves, Scale};
-use crate::protocol::EAGER;
+use crate::cost::{ByteCosts, DataMover, Link, MARKS, MessageCost, Scale};
+use crate::protocol::EAGER_BYTES;
 
-/// Messages of an operation of many, where it is not their bytes that matter.
+/// Messages of an operation with many, for latency.
 pub const MANY: u32 = 4;
 
-/// A hop is at least such a part of an operation of one: on a busy machine more of them may have taken less time, and one that costs nothing would have everything sent in the most messages there are.
-const LEAST: f64 = 8.0;
-/// And at least such a part of it while nobody else sends.
-const LEAST_ALONE: f64 = 4.0;
+/// Minimum share of a hop in an operation of one: on a busy machine several may have taken less
+/// time, and a hop without cost would make the tuner use the maximum number of messages.
+const MIN_HOP_SHARE: f64 = 8.0;
+/// The same while no other rank sends.
+const MIN_ISOLATED_HOP_SHARE: f64 = 4.0;
 
-/// Hops of some length.
+/// Consecutive hops of one length.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hops {
     /// Bytes of a message.
     pub bytes: u64,
-    /// How many there were.
+    /// The number of hops.
     pub messages: u32,
-    /// How long the operation took, ns.
+    /// Duration of the operation, ns.
     pub ns: f64,
 }
 
-/// What was measured of one protocol.
+/// Measurements of one protocol.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Messages {
-    /// An operation of one hop without bytes to speak of, ns.
+    /// An operation of one hop of negligible length, ns.
     pub one_ns: f64,
     /// One of [`MANY`] hops.
     pub many_ns: f64,
-    /// One of one hop to another rank and one back.
-    pub turn_ns: f64,
-    /// One of [`MANY`] hops to another rank and as many back, by turns.
-    pub turns_ns: f64,
-    /// One of one message to another rank.
-    pub given_ns: f64,
-    /// One in which so many such messages are sent, each to another rank where there are others, and then as many received; at least two.
+    /// An operation of one hop to another rank and one back.
+    pub ping_pong_ns: f64,
+    /// An operation of [`MANY`] hops to another rank and as many back, alternately (ping-pong).
+    pub ping_pongs_ns: f64,
+    /// An operation of one message to another rank.
+    pub single_ns: f64,
+    /// An operation in which so many such messages are sent, to different ranks if there are
+    /// several, and then as many received; at least two.
     pub burst: (u32, f64),
-    /// One of one hop of so many bytes, which is longer than what is eager; of Simple alone.
+    /// An operation of one hop of so many bytes, more than eager; of Simple only.
     pub long: Option<Hops>,
-    /// Hops of messages that lay in memory before, each beside the [mark](MARKS) that it is for.
-    pub settled: Vec<(u64, Hops)>,
-    /// Hops of messages that were received by the hop before.
-    pub fresh: Vec<(u64, Hops)>,
-    /// Hops of messages that lay in memory before, and are reduced as they come.
+    /// Hops of messages from memory, by the [mark](MARKS) that they measure.
+    pub resident: Vec<(u64, Hops)>,
+    /// Hops of messages that were received by the previous hop.
+    pub forwarded: Vec<(u64, Hops)>,
+    /// Hops of messages from memory that are reduced on arrival.
     pub reduced: Vec<(u64, Hops)>,
-    /// Hops of messages that lay in memory before, all of the first rank to the second, while others have nothing to do.
-    pub alone: Vec<(u64, Hops)>,
+    /// Hops of messages from memory, all from the first rank to the second, while the others are
+    /// idle.
+    pub isolated: Vec<(u64, Hops)>,
 }
 
 impl Messages {
-    /// What a hop takes while nobody else sends: α.
-    fn alone(&self) -> f64 {
+    /// Duration of a hop while no other rank sends: α.
+    fn isolated_hop_ns(&self) -> f64 {
         let alpha = self.alpha();
-        ((self.turns_ns - self.turn_ns) / f64::from(2 * (MANY - 1))).clamp(alpha / LEAST_ALONE, alpha)
+        ((self.ping_pongs_ns - self.ping_pong_ns) / f64::from(2 * (MANY - 1)))
+            .clamp(alpha / MIN_ISOLATED_HOP_SHARE, alpha)
     }
 
-    /// What each further hop takes, with all ranks sending.
     fn alpha(&self) -> f64 {
-        ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(self.one_ns / LEAST, self.one_ns)
+        ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(self.one_ns / MIN_HOP_SHARE, self.one_ns)
     }
 
-    /// What an operation takes beside its hops.
-    fn around(&self) -> f64 {
+    /// Duration of an operation besides its hops.
+    fn overhead_ns(&self) -> f64 {
         self.one_ns - self.alpha()
     }
 
-    /// What an operation of a message that is granted waits for beside that, where one of none takes `begin_ns` and a grant `grant_ns`: by one of one hop, and one of several.
+    /// The wait of an operation with granted messages for the acknowledgement, where an operation
+    /// begins in `begin_ns` and a grant takes `grant_ns`: from one with one hop and one with
+    /// several.
     fn confirm(&self, begin_ns: f64, grant_ns: f64) -> Option<f64> {
         let one = self.long?;
         let (_, several) = self
-            .settled
+            .resident
             .iter()
             .find(|(_, hops)| hops.bytes == one.bytes && hops.messages > 1)?;
         let hop = (several.ns - one.ns) / f64::from(several.messages - 1);
         Some((one.ns - hop - begin_ns - grant_ns).clamp(0.0, one.ns / 2.0))
     }
 
-    /// What a message costs, where an operation begins in `begin_ns` and something granted comes in `grant_ns`; `stored` if short ones are, of Simple.
+    /// The cost of a message, where an operation begins in `begin_ns` and a grant takes `grant_ns`;
+    /// `stored` if short messages of Simple are stored.
     fn cost(&self, begin_ns: f64, grant_ns: f64, stored: bool) -> MessageCost {
-        let (alpha, alone) = (self.alpha(), self.alone());
-        // With many at once latency is paid for once, and the processor for each at both ends.
+        let (alpha, alone) = (self.alpha(), self.isolated_hop_ns());
+        // A burst pays latency once, and processor time for each message at both ends.
         let (messages, burst_ns) = self.burst;
         let busy = (burst_ns - self.one_ns) / f64::from(messages.max(2) - 1) / 2.0;
         let busy = busy.clamp(0.0, alone / 2.0);
         let confirm = self.confirm(begin_ns, grant_ns).filter(|_| stored);
         let rates = |hops: &[(u64, Hops)]| {
             let rate = |&(mark, hops): &(u64, Hops)| {
-                let waits = if hops.bytes > EAGER as u64 {
+                let waits = if hops.bytes > EAGER_BYTES as u64 {
                     grant_ns + confirm.unwrap_or(0.0)
                 } else {
                     0.0
                 };
-                let each = (hops.ns - self.around() - waits) / f64::from(hops.messages.max(1)) - alpha;
+                let each = (hops.ns - self.overhead_ns() - waits) / f64::from(hops.messages.max(1)) - alpha;
                 (mark, each / hops.bytes.max(1) as f64)
             };
             Scale::of(&hops.iter().map(rate).collect::<Vec<_>>())
         };
-        let settled = rates(&self.settled);
-        let beta = settled.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64));
-        let bytes = settled.map(|settled| Moves {
-            settled,
-            fresh: rates(&self.fresh).unwrap_or(settled),
-            reduced: rates(&self.reduced).unwrap_or(settled),
-            alone: rates(&self.alone).unwrap_or(settled),
+        let resident = rates(&self.resident);
+        let beta = resident.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64));
+        let bytes = resident.map(|resident| ByteCosts {
+            resident,
+            forwarded: rates(&self.forwarded).unwrap_or(resident),
+            reduced: rates(&self.reduced).unwrap_or(resident),
+            isolated: rates(&self.isolated).unwrap_or(resident),
         });
         if grant_ns == 0.0 || stored {
             return MessageCost {
-                both_ns: alpha - alone,
-                lone_ns: (self.given_ns - begin_ns - busy).clamp(0.0, alone),
+                bidirectional_ns: alpha - alone,
+                receive_only_ns: (self.single_ns - begin_ns - busy).clamp(0.0, alone),
                 grant_ns,
                 stored: grant_ns > 0.0,
                 confirm_ns: confirm.unwrap_or(0.0),
@@ -119,22 +127,22 @@ impl Messages {
                 ..MessageCost::simple(alone, busy, busy, beta)
             };
         }
-        // Where there are grants and confirmations, both ends always have something to send.
+        // With grants and acknowledgements, both ends always have something to send.
         MessageCost {
             grant_ns,
-            // What was short waited for no grant.
-            confirm_ns: (self.around() - begin_ns).max(0.0),
-            quiet_ns: (self.given_ns - self.one_ns).max(0.0),
+            // Short messages waited for no grant.
+            confirm_ns: (self.overhead_ns() - begin_ns).max(0.0),
+            send_only_ns: (self.single_ns - self.one_ns).max(0.0),
             bytes,
             ..MessageCost::simple(alpha, busy, busy, beta)
         }
     }
 }
 
-/// Bytes of a message whose rate is β where there is to be but one.
+/// Message length whose rate is β where a single value is needed.
 const LONG: u64 = MARKS[6];
 
-/// What was measured of a link.
+/// Measurements of a link.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Calibration {
     /// By [`Protocol::Simple`](crate::Protocol::Simple).
@@ -146,26 +154,28 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// What an operation takes beside its messages, ns: by LL, which waits neither for a grant nor for a confirmation.
+    /// Duration of an operation besides its messages, ns: by LL, which waits neither for a grant
+    /// nor for an acknowledgement.
     #[must_use]
     pub fn begin_ns(&self) -> f64 {
-        self.ll.around()
+        self.ll.overhead_ns()
     }
 
-    /// The link; `stored` if what is short by Simple is. A grant is a short WRITE, or stored as a message of LL is.
+    /// The link; `stored` if short messages of Simple are stored. A grant is a short WRITE, or
+    /// stored as a message of LL is.
     #[must_use]
-    pub fn link(&self, mover: Mover, stored: bool) -> Link {
+    pub fn link(&self, data_mover: DataMover, stored: bool) -> Link {
         let begin = self.begin_ns();
         Link {
-            mover,
-            simple: self.simple.cost(begin, self.ll.alone().max(1.0), stored),
+            data_mover,
+            simple: self.simple.cost(begin, self.ll.isolated_hop_ns().max(1.0), stored),
             ll: self.ll.cost(begin, 0.0, false),
             ll128: self.ll128.cost(begin, 0.0, false),
         }
     }
 }
 
-/// The median of what was measured; 0 of nothing.
+/// The median; 0 without samples.
 #[must_use]
 pub fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
@@ -176,12 +186,12 @@ pub fn median(mut samples: Vec<f64>) -> f64 {
 mod tests {
     use super::*;
 
-    /// What is measured where an operation takes `around` beside its messages, and each of them so long.
+    /// Synthetic measurements: an operation takes `around` besides its messages.
     fn measured(around: f64, alpha: f64, busy: f64, grant: f64, beta: [f64; 3]) -> Messages {
         let hops = |beta: f64| {
             let hop = |&mark: &u64| {
                 let (bytes, messages) = (mark / 4, 4);
-                let waits = if bytes > EAGER as u64 { grant } else { 0.0 };
+                let waits = if bytes > EAGER_BYTES as u64 { grant } else { 0.0 };
                 let ns = around + waits + 4.0 * (alpha + bytes as f64 * beta);
                 (mark, Hops { bytes, messages, ns })
             };
@@ -191,15 +201,15 @@ mod tests {
         Messages {
             one_ns,
             many_ns: around + f64::from(MANY) * alpha,
-            turn_ns: around + 1.6 * alpha,
-            turns_ns: around + 1.6 * f64::from(MANY) * alpha,
-            given_ns: one_ns + 50.0,
+            ping_pong_ns: around + 1.6 * alpha,
+            ping_pongs_ns: around + 1.6 * f64::from(MANY) * alpha,
+            single_ns: one_ns + 50.0,
             burst: (MANY, one_ns + f64::from(MANY - 1) * 2.0 * busy),
             long: None,
-            settled: hops(beta[0]),
-            fresh: hops(beta[1]),
+            resident: hops(beta[0]),
+            forwarded: hops(beta[1]),
             reduced: hops(beta[2]),
-            alone: hops(beta[0] / 2.0),
+            isolated: hops(beta[0] / 2.0),
         }
     }
 
@@ -211,7 +221,7 @@ mod tests {
             ll128: measured(310.0, 420.0, 1000.0, 0.0, [0.15; 3]),
         };
         assert!((calibration.begin_ns() - 300.0).abs() < 1e-6);
-        let link = calibration.link(Mover::Receiver, false);
+        let link = calibration.link(DataMover::Receiver, false);
         let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found} and not {expected}");
         let MessageCost {
             alpha_ns,
@@ -222,9 +232,9 @@ mod tests {
             ..
         } = link.simple;
         near(alpha_ns, 900.0);
-        near(link.simple.quiet_ns, 50.0);
+        near(link.simple.send_only_ns, 50.0);
         near(link.ll.alpha_ns, 320.0);
-        near(link.ll.both_ns, 80.0);
+        near(link.ll.bidirectional_ns, 80.0);
         near(send_ns, 100.0);
         near(receive_ns, 100.0);
         near(grant_ns, 320.0);
@@ -239,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_negative_time() {
+    fn invalid_measurements_give_no_negative_time() {
         let wild = Messages {
             one_ns: 500.0,
             many_ns: 100.0,
             burst: (MANY, 10.0),
-            settled: vec![(
+            resident: vec![(
                 4096,
                 Hops {
                     bytes: 1024,
@@ -259,24 +269,24 @@ mod tests {
             ll: wild,
             ll128: Messages::default(),
         };
-        let link = calibration.link(Mover::Receiver, false);
+        let link = calibration.link(DataMover::Receiver, false);
         for cost in [link.simple, link.ll, link.ll128] {
             let all = [
                 cost.alpha_ns,
                 cost.send_ns,
                 cost.receive_ns,
                 cost.beta_ns_per_byte,
-                cost.both_ns,
+                cost.bidirectional_ns,
                 cost.grant_ns,
                 cost.confirm_ns,
-                cost.quiet_ns,
+                cost.send_only_ns,
                 cost.beta(4096.0, 0.0, true, 0.5),
             ];
             assert!(all.iter().all(|ns| *ns >= 0.0 && ns.is_finite()), "{cost:?}");
         }
         assert_eq!(
-            link.ll.alpha_ns + link.ll.both_ns,
-            500.0 / LEAST,
+            link.ll.alpha_ns + link.ll.bidirectional_ns,
+            500.0 / MIN_HOP_SHARE,
             "a hop is not for nothing"
         );
         assert_eq!((median(vec![3.0, 1.0, 2.0]), median(Vec::new())), (2.0, 0.0));

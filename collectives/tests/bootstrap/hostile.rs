@@ -1,4 +1,5 @@
-//! Strangers at a rendezvous: it turns them away, each by itself, and the group comes together.
+//! Hostile and unauthenticated connections to a rendezvous: it rejects them one by one, and the
+//! group still forms.
 
 use std::io::{Read, Write, copy};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,30 +8,31 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_collectives::Rank;
-use doorbell_collectives::bootstrap::{BootstrapError, Exchange, Group, Nonce, Options, Rendezvous, Serving, UniqueId};
+use doorbell_collectives::bootstrap::{
+    BootstrapError, Exchange, Group, Nonce, Options, Rendezvous, RendezvousServer, UniqueId,
+};
 
 use super::with_all;
 
-fn serving(ranks: u32) -> Serving {
+fn serving(ranks: u32) -> RendezvousServer {
     Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()
-        .spawn(super::PATIENCE)
+        .spawn(super::TIMEOUT)
         .unwrap()
 }
 
-fn connect(serving: &Serving) -> TcpStream {
+fn connect(serving: &RendezvousServer) -> TcpStream {
     let address: SocketAddr = format!("{}:{}", serving.id().host(), serving.id().port())
         .parse()
         .unwrap();
     TcpStream::connect(address).unwrap()
 }
 
-fn join(serving: &Serving, rank: u32, ranks: u32) -> Result<Group, BootstrapError> {
+fn join(serving: &RendezvousServer, rank: u32, ranks: u32) -> Result<Group, BootstrapError> {
     Group::join(serving.id(), Rank(rank), ranks, &Options::default())
 }
 
-/// All ranks come, and are connected with all.
-fn comes_together(serving: &Serving, ranks: u32) {
+fn comes_together(serving: &RendezvousServer, ranks: u32) {
     let groups = thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| scope.spawn(move || join(serving, rank, ranks).unwrap()))
@@ -40,25 +42,25 @@ fn comes_together(serving: &Serving, ranks: u32) {
     with_all(groups, |mut group| group.control_mut().barrier().unwrap());
 }
 
-/// What is said to whoever says `bytes` and then nothing.
-fn answer(serving: &Serving, bytes: &[u8]) -> Vec<u8> {
+/// The reply to a connection that sends `bytes` and then nothing.
+fn answer(serving: &RendezvousServer, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(serving);
-    stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(super::TIMEOUT)).unwrap();
     stream.write_all(bytes).unwrap();
     let mut said = Vec::new();
-    // Whether it ends orderly does not matter to a stranger.
+    // The stream may end in any way.
     let _ = stream.read_to_end(&mut said);
     said
 }
 
 #[test]
-fn garbage_is_refused_and_the_group_comes_together() {
+fn garbage_is_rejected_and_the_group_forms() {
     let serving = serving(3);
     let magic = b"doorbel\x01";
     let cases: [Vec<u8>; 6] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         vec![0xff; 4096],
-        // Another version; a length that nobody has memory for; an empty letter; one of a kind that there is not.
+        // Another version; a length that exceeds memory; an empty message; an unknown kind.
         [&b"doorbel\x02"[..], &[1, 0, 0, 0, 4]].concat(),
         [&magic[..], &[0xff; 4]].concat(),
         [&magic[..], &[0; 4]].concat(),
@@ -68,14 +70,14 @@ fn garbage_is_refused_and_the_group_comes_together() {
         let said = answer(&serving, bytes);
         assert!(said.starts_with(magic), "{bytes:?}: {said:?}");
     }
-    // One that goes away without a word.
+    // One that disconnects silently.
     drop(connect(&serving));
     comes_together(&serving, 3);
     serving.wait().unwrap();
 }
 
 #[test]
-fn those_who_say_nothing_or_drip_hold_up_nobody() {
+fn silent_and_slow_connections_do_not_block_the_group() {
     let serving = serving(2);
     let mut silent: Vec<_> = (0..300).map(|_| connect(&serving)).collect();
     for stream in &mut silent[200..] {
@@ -86,7 +88,7 @@ fn those_who_say_nothing_or_drip_hold_up_nobody() {
 }
 
 #[test]
-fn a_wrong_nonce_is_refused_at_once_and_by_name() {
+fn a_wrong_nonce_is_rejected_at_once() {
     let serving = serving(2);
     let real = serving.id();
     let forged = UniqueId::new(real.host(), real.port(), Nonce::derived(&["a guess"])).unwrap();
@@ -101,7 +103,7 @@ fn a_wrong_nonce_is_refused_at_once_and_by_name() {
 }
 
 #[test]
-fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
+fn invalid_and_duplicate_ranks_are_rejected_with_a_reason() {
     let serving = serving(2);
     for (rank, ranks, why) in [
         (0, 3, "this group has 2 ranks, and it was started for 3"),
@@ -114,13 +116,13 @@ fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
     }
     let (id, welcomed) = through_a_proxy(&serving);
     let first = thread::spawn(move || Group::join(&id, Rank(1), 2, &Options::default()).unwrap());
-    welcomed.recv_timeout(super::PATIENCE).unwrap();
+    welcomed.recv_timeout(super::TIMEOUT).unwrap();
     let said = join(&serving, 1, 2).unwrap_err().to_string();
     assert!(
         said.contains(&format!("rank 1 has come already: process {} on ", std::process::id())),
         "{said}"
     );
-    // The first is none the worse for it.
+    // The first is unaffected.
     let zero = join(&serving, 0, 2).unwrap();
     with_all(vec![zero, first.join().unwrap()], |mut group| {
         group.control_mut().barrier().unwrap()
@@ -128,16 +130,16 @@ fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
 }
 
 #[test]
-fn a_rank_that_dies_while_it_waits_can_come_again() {
+fn a_rank_that_dies_while_it_waits_can_register_again() {
     let serving = serving(2);
     let id = serving.id().clone();
-    // A process that said who it is, and went: its letter is what a real one would say.
+    // A process that registered and exited: its message is a real one.
     let early = thread::spawn(move || {
-        let impatient = Options {
-            patience: Duration::from_millis(300),
+        let short = Options {
+            timeout: Duration::from_millis(300),
             ..Options::default()
         };
-        Group::join(&id, Rank(1), 2, &impatient).unwrap_err()
+        Group::join(&id, Rank(1), 2, &short).unwrap_err()
     });
     let said = early.join().unwrap().to_string();
     assert!(said.contains("rank 1 lost the rendezvous"), "{said}");
@@ -146,24 +148,24 @@ fn a_rank_that_dies_while_it_waits_can_come_again() {
 }
 
 #[test]
-fn a_latecomer_is_told_that_nobody_is_there() {
+fn a_late_rank_finds_no_rendezvous() {
     let serving = serving(1);
     let id = serving.id().clone();
     comes_together(&serving, 1);
     serving.wait().unwrap();
-    let impatient = Options {
-        patience: Duration::from_millis(200),
+    let short = Options {
+        timeout: Duration::from_millis(200),
         ..Options::default()
     };
-    let said = Group::join(&id, Rank(0), 1, &impatient).unwrap_err().to_string();
+    let said = Group::join(&id, Rank(0), 1, &short).unwrap_err().to_string();
     assert!(
         said.contains("rank 0 found no rendezvous of its group at 127.0.0.1:"),
         "{said}"
     );
 }
 
-/// The id of a place from which everything goes on to the rendezvous, and what says that its first answer has come by.
-fn through_a_proxy(serving: &Serving) -> (UniqueId, Receiver<()>) {
+/// The id of a proxy to the rendezvous, and a channel that signals that the first reply has passed.
+fn through_a_proxy(serving: &RendezvousServer) -> (UniqueId, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let behind = connect(serving);
@@ -183,7 +185,7 @@ fn through_a_proxy(serving: &Serving) -> (UniqueId, Receiver<()>) {
 }
 
 #[test]
-fn a_rendezvous_that_is_dropped_tells_those_who_came() {
+fn a_dropped_rendezvous_informs_registered_ranks() {
     let serving = serving(2);
     let (id, welcomed) = through_a_proxy(&serving);
     let waiting = thread::spawn(move || {
@@ -191,7 +193,7 @@ fn a_rendezvous_that_is_dropped_tells_those_who_came() {
             .unwrap_err()
             .to_string()
     });
-    welcomed.recv_timeout(super::PATIENCE).unwrap();
+    welcomed.recv_timeout(super::TIMEOUT).unwrap();
     drop(serving);
     let said = waiting.join().unwrap();
     assert!(said.contains("rank 0 of 2 did not come"), "{said}");

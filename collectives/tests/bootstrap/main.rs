@@ -1,4 +1,5 @@
-//! Groups that come together over loopback, in threads and in processes, and what becomes of them when members die, stop, or are none.
+//! Groups over loopback, in threads and in processes: bootstrap, and failures when members die,
+//! stop, or are missing.
 
 mod hostile;
 mod member;
@@ -14,10 +15,8 @@ use doorbell_collectives::plan::Collective;
 use member::{Member, processes};
 use nix::sys::signal::Signal;
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `each` for all ranks of a group, in a thread each.
 fn with_all<T: Send>(groups: Vec<Group>, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let each = &each;
@@ -29,28 +28,27 @@ fn with_all<T: Send>(groups: Vec<Group>, each: impl Fn(Group) -> T + Sync) -> Ve
     })
 }
 
-/// Waits until it is so.
 fn eventually<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {
         if let Some(it) = is_so() {
             return it;
         }
-        assert!(since.elapsed() < PATIENCE, "{what}");
+        assert!(since.elapsed() < TIMEOUT, "{what}");
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// All at once, one answer from each of `ranks`.
-fn ask_all(members: &mut [Member], ranks: &[usize], command: impl Fn(usize) -> String) -> Vec<String> {
+/// Sends all commands at once, and collects one reply from each of `ranks`.
+fn command_all(members: &mut [Member], ranks: &[usize], command: impl Fn(usize) -> String) -> Vec<String> {
     for rank in ranks {
-        members[*rank].tell(&command(*rank));
+        members[*rank].send_command(&command(*rank));
     }
-    ranks.iter().map(|rank| members[*rank].hear()).collect()
+    ranks.iter().map(|rank| members[*rank].read_reply()).collect()
 }
 
 #[test]
-fn every_rank_gets_what_each_gave_it() {
+fn every_rank_receives_every_message() {
     for ranks in [1, 2, 3, 8] {
         with_all(Group::local(ranks).unwrap(), |mut group| {
             let me = group.rank().0 as u8;
@@ -86,13 +84,13 @@ fn long_messages_go_both_ways_at_once() {
             group.control_mut().all_to_all(vec![]),
             Err(ExchangeError::Misuse { .. })
         ));
-        // A refused exchange has not taken place.
+        // A rejected exchange has no effect.
         group.control_mut().barrier().unwrap();
     });
 }
 
 #[test]
-fn split_groups_do_not_hear_one_another() {
+fn split_groups_are_independent() {
     with_all(Group::local(6).unwrap(), |mut group| {
         let me = group.rank().0;
         let mut half = group.split(Some(me % 2), -(me as i32)).unwrap().unwrap();
@@ -100,7 +98,7 @@ fn split_groups_do_not_hear_one_another() {
         let none = group.split((me == 4).then_some(0), 0).unwrap();
         assert_eq!(none.is_some(), me == 4);
         let mut copy = half.duplicate().unwrap();
-        // The same thing in all three at once, with the parent's last.
+        // All three groups at once, the parent's last.
         let gathered = |group: &mut Group| group.control_mut().all_gather(&[me as u8]).unwrap().concat();
         let expected: Vec<u8> = [4, 2, 0].map(|rank| rank + me as u8 % 2).to_vec();
         assert_eq!(gathered(&mut copy), expected);
@@ -112,34 +110,34 @@ fn split_groups_do_not_hear_one_another() {
 }
 
 #[test]
-fn who_leaves_is_gone_and_not_dead() {
+fn a_leaving_member_is_not_dead() {
     let mut groups = Group::local(3).unwrap();
     drop(groups.remove(1));
     let failed = |group: &mut Group| group.control_mut().barrier().unwrap_err();
     for group in &mut groups {
         let said = failed(group);
         assert!(matches!(said, ExchangeError::Left { rank: Rank(1), .. }), "{said}");
-        assert!(!group.control().watch().failed());
+        assert!(!group.control().monitor().failed());
     }
 }
 
 #[test]
-fn an_exchange_that_some_do_not_take_part_in_names_them() {
+fn an_exchange_names_missing_members() {
     let mut groups = Group::local(3).unwrap();
-    groups[0].control_mut().set_patience(Duration::from_millis(50));
+    groups[0].control_mut().set_timeout(Duration::from_millis(50));
     let said = groups[0].control_mut().barrier().unwrap_err().to_string();
     assert!(
         said.starts_with("ranks 1 and 2 did not take part in the exchange"),
         "{said}"
     );
-    // The others come later, and find what it had said; it has moved on to the next.
-    groups[0].control_mut().set_patience(PATIENCE);
+    // The others come later, and receive its message; it has moved on to the next exchange.
+    groups[0].control_mut().set_timeout(TIMEOUT);
     with_all(groups, |mut group| {
         if group.rank() != Rank(0) {
-            group.control_mut().set_patience(Duration::from_millis(50));
-            // Whether the other of them is in time does not matter.
+            group.control_mut().set_timeout(Duration::from_millis(50));
+            // Whether the other member is in time does not matter.
             let _ = group.control_mut().all_gather(b"first");
-            group.control_mut().set_patience(PATIENCE);
+            group.control_mut().set_timeout(TIMEOUT);
         }
         let all = group.control_mut().all_gather(b"second").unwrap();
         assert!(all.iter().all(|said| said == b"second"), "{all:?}");
@@ -147,7 +145,7 @@ fn an_exchange_that_some_do_not_take_part_in_names_them() {
 }
 
 #[test]
-fn who_gives_up_ends_it_for_all_and_all_may_go_on() {
+fn giving_up_fails_the_group_and_all_may_shrink() {
     let groups = Group::local(4).unwrap();
     groups[2].control().give_up("the disk is full");
     let smaller = with_all(groups, |group| {
@@ -157,8 +155,12 @@ fn who_gives_up_ends_it_for_all_and_all_may_go_on() {
             "{failure}"
         );
         assert!(failure.to_string().ends_with("aborted: the disk is full"), "{failure}");
-        let mut smaller = group.shrink(PATIENCE).unwrap();
-        assert_eq!((smaller.rank(), smaller.ranks()), (group.rank(), 4), "nobody is dead");
+        let mut smaller = group.shrink(TIMEOUT).unwrap();
+        assert_eq!(
+            (smaller.rank(), smaller.ranks()),
+            (group.rank(), 4),
+            "no member is dead"
+        );
         drop(group);
         smaller.control_mut().barrier().unwrap();
         smaller
@@ -179,14 +181,14 @@ fn a_queue_pair_that_fails_ends_the_group_and_names_both_ends() {
     };
     with_all(Group::local(3).unwrap(), |group| {
         let control = group.control();
-        let watch = control.watch();
-        watch.begin(1, Collective::Broadcast);
+        let monitor = control.monitor();
+        monitor.begin(1, Collective::Broadcast);
         let failure = if group.rank() == Rank(0) {
-            control.end(vec![wait(1, Awaited::Nothing)], PATIENCE, "a queue pair failed")
+            control.end(vec![wait(1, Awaited::QueuePairFailed)], TIMEOUT, "a queue pair failed")
         } else {
             eventually("a verdict", || {
-                if watch.asked() {
-                    watch.report(vec![wait(0, Awaited::Message)]);
+                if monitor.report_requested() {
+                    monitor.report(vec![wait(0, Awaited::Message)]);
                 }
                 control.failure()
             })
@@ -199,7 +201,7 @@ fn a_queue_pair_that_fails_ends_the_group_and_names_both_ends() {
             ),
             "{said}"
         );
-        let shrunk = group.shrink(PATIENCE);
+        let shrunk = group.shrink(TIMEOUT);
         assert_eq!(
             shrunk.is_err(),
             group.rank() == Rank(1),
@@ -209,7 +211,7 @@ fn a_queue_pair_that_fails_ends_the_group_and_names_both_ends() {
 }
 
 #[test]
-fn ranks_without_an_id_meet_beside_a_stranger_who_has_their_port() {
+fn ranks_without_an_id_meet_beside_another_server_on_their_port() {
     let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = stranger.local_addr().unwrap().port();
     let member = |rank: u32| {
@@ -225,10 +227,10 @@ fn ranks_without_an_id_meet_beside_a_stranger_who_has_their_port() {
     };
     let mut members: Vec<_> = (0..3).map(member).collect();
     for (rank, member) in members.iter_mut().enumerate() {
-        assert_eq!(member.hear(), format!("rank {rank} of 3"));
+        assert_eq!(member.read_reply(), format!("rank {rank} of 3"));
     }
     assert_eq!(
-        ask_all(&mut members, &[0, 1, 2], |_| "exchange".into()),
+        command_all(&mut members, &[0, 1, 2], |_| "exchange".into()),
         ["[0, 1, 2]"; 3]
     );
     members.into_iter().for_each(Member::end);
@@ -250,7 +252,7 @@ fn a_group_shrinks_without_those_who_left_or_do_not_come() {
 }
 
 #[test]
-fn missing_ranks_are_named_to_those_who_came() {
+fn missing_ranks_are_named_to_the_others() {
     let rendezvous = Rendezvous::open("127.0.0.1".parse().unwrap(), 4).unwrap();
     let serving = rendezvous.spawn(Duration::from_millis(500)).unwrap();
     let options = Options::default();
@@ -268,41 +270,41 @@ fn missing_ranks_are_named_to_those_who_came() {
 }
 
 #[test]
-fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
+fn a_killed_process_is_named_by_all_and_the_others_continue() {
     let mut members = processes(4);
     let alive = [0, 1, 3];
     for rank in alive {
-        members[rank].tell(&format!("operate {} 80000", (rank + 3) % 4));
+        members[rank].send_command(&format!("operate {} 80000", (rank + 3) % 4));
     }
     let pid = members[2].pid();
     members[2].signal(Signal::SIGKILL);
     for rank in alive {
-        let said = members[rank].hear();
+        let said = members[rank].read_reply();
         assert!(
             said.starts_with(&format!("rank 2 (process {pid} on ")) && said.contains(") died: "),
             "{said}"
         );
     }
-    for said in ask_all(&mut members, &alive, |_| "exchange".into()) {
+    for said in command_all(&mut members, &alive, |_| "exchange".into()) {
         assert!(said.starts_with("rank 2 (process "), "{said}");
     }
-    let said = ask_all(&mut members, &alive, |_| "shrink 30000".into());
+    let said = command_all(&mut members, &alive, |_| "shrink 30000".into());
     assert_eq!(said, ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]);
-    // Once more, and it is the one who coordinates.
+    // Again, with the coordinator.
     members[0].signal(Signal::SIGKILL);
     for rank in [1, 3] {
-        let said = members[rank].ask("failure");
+        let said = members[rank].command("failure");
         assert!(
             said.contains(&format!("rank 0 (process {}", members[0].pid())),
             "{said}"
         );
     }
     assert_eq!(
-        ask_all(&mut members, &[1, 3], |_| "shrink 30000".into()),
+        command_all(&mut members, &[1, 3], |_| "shrink 30000".into()),
         ["rank 0 of 2", "rank 1 of 2"]
     );
     assert_eq!(
-        ask_all(&mut members, &[1, 3], |_| "exchange".into()),
+        command_all(&mut members, &[1, 3], |_| "exchange".into()),
         ["[0, 1]", "[0, 1]"]
     );
     for rank in [3, 1] {
@@ -311,11 +313,11 @@ fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
 }
 
 #[test]
-fn a_stopped_process_is_named_within_the_deadline_and_left_behind() {
+fn a_stopped_process_is_named_within_the_deadline_and_excluded() {
     let mut members = processes(4);
     let running = [0, 2, 3];
     members[1].signal(Signal::SIGSTOP);
-    let said = ask_all(&mut members, &running, |rank| {
+    let said = command_all(&mut members, &running, |rank| {
         format!("operate {} 8000", (rank + 3) % 4)
     });
     for said in &said {
@@ -333,22 +335,25 @@ fn a_stopped_process_is_named_within_the_deadline_and_left_behind() {
     }
     assert!(said.iter().all(|other| *other == said[0]), "{said:?}");
     assert_eq!(
-        ask_all(&mut members, &running, |_| "shrink 30000".into()),
+        command_all(&mut members, &running, |_| "shrink 30000".into()),
         ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]
     );
-    // It wakes, and learns of it.
+    // It wakes, and learns that it was excluded.
     members[1].signal(Signal::SIGCONT);
-    let said = members[1].ask("failure");
+    let said = members[1].command("failure");
     assert!(said.contains("does not answer"), "{said}");
-    let said = members[1].ask("shrink 30000");
+    let said = members[1].command("shrink 30000");
     assert!(said.starts_with("the others go on without rank 1"), "{said}");
-    assert_eq!(ask_all(&mut members, &running, |_| "exchange".into()), ["[0, 1, 2]"; 3]);
+    assert_eq!(
+        command_all(&mut members, &running, |_| "exchange".into()),
+        ["[0, 1, 2]"; 3]
+    );
 }
 
 #[test]
-fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
+fn a_rank_that_does_not_begin_differs_from_a_lost_message() {
     let mut members = processes(3);
-    let said = ask_all(&mut members, &[0, 1], |rank| format!("operate {} 8000", (rank + 2) % 3));
+    let said = command_all(&mut members, &[0, 1], |rank| format!("operate {} 8000", (rank + 2) % 3));
     for said in said {
         assert!(
             said.starts_with("rank 2 (process ") && said.contains("has not begun operation 1; rank 0 "),
@@ -356,7 +361,7 @@ fn a_rank_that_does_not_begin_and_a_message_that_is_lost_are_told_apart() {
         );
     }
     let mut members = processes(3);
-    let said = ask_all(&mut members, &[0, 1, 2], |rank| {
+    let said = command_all(&mut members, &[0, 1, 2], |rank| {
         format!("operate {} 8000", (rank + 2) % 3)
     });
     for said in said {

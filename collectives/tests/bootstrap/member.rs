@@ -1,4 +1,4 @@
-//! A process that is a rank, does what it is told, and says what came of it.
+//! A process that is a rank, executes commands, and reports their results.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -7,18 +7,16 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use doorbell_collectives::Rank;
-use doorbell_collectives::bootstrap::{Exchange, Group, Launch, Rendezvous, Serving};
+use doorbell_collectives::bootstrap::{Exchange, Group, Launch, Rendezvous, RendezvousServer};
 use doorbell_collectives::failure::{Awaited, Failure, Wait};
 use doorbell_collectives::plan::Collective;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Marks a line as an answer, among what the test harness prints.
+/// Marks a line as a reply, among the test harness's output.
 const ANSWER: &str = "member: ";
-/// Set for processes that are members.
 const ROLE: &str = "DOORBELL_TEST_MEMBER";
 
-/// A process that is a rank; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
     process: Child,
@@ -27,7 +25,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Starts this program once more, with what a launcher would tell it.
+    /// Starts this program again, with a launcher's environment.
     pub(crate) fn start(variables: &[(&str, String)]) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "member::is_a_member", "--nocapture", "--test-threads", "1"])
@@ -44,12 +42,11 @@ impl Member {
         }
     }
 
-    pub(crate) fn tell(&mut self, command: &str) {
+    pub(crate) fn send_command(&mut self, command: &str) {
         writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
     }
 
-    /// What it says next.
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn read_reply(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(
@@ -57,16 +54,16 @@ impl Member {
                 "process {} is gone",
                 self.pid()
             );
-            // The harness says "test … ..." in front of the first.
+            // The harness prints "test … ..." before the first.
             if let Some((_, answer)) = line.trim_end().split_once(ANSWER) {
                 return answer.to_owned();
             }
         }
     }
 
-    pub(crate) fn ask(&mut self, command: &str) -> String {
-        self.tell(command);
-        self.hear()
+    pub(crate) fn command(&mut self, command: &str) -> String {
+        self.send_command(command);
+        self.read_reply()
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -77,7 +74,7 @@ impl Member {
         kill(Pid::from_raw(self.pid() as i32), signal).unwrap();
     }
 
-    /// Has it end by itself.
+    /// Closes its standard input, and waits for its exit.
     pub(crate) fn end(mut self) {
         self.commands = None;
         assert!(self.process.wait().unwrap().success());
@@ -86,31 +83,30 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Processes that are the ranks of one group.
 pub(crate) fn processes(ranks: u32) -> Vec<Member> {
-    let serving: Serving = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
+    let serving: RendezvousServer = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()
-        .spawn(super::PATIENCE)
+        .spawn(super::TIMEOUT)
         .unwrap();
     let start = |rank| Member::start(&Launch::variables(serving.id(), Rank(rank), ranks));
     let mut members: Vec<_> = (0..ranks).map(start).collect();
     serving.wait().unwrap();
     for (rank, member) in members.iter_mut().enumerate() {
-        assert_eq!(member.hear(), format!("rank {rank} of {ranks}"));
+        assert_eq!(member.read_reply(), format!("rank {rank} of {ranks}"));
     }
     members
 }
 
-/// An operation in which this rank waits for `peer` until something goes wrong.
+/// An operation in which this rank waits for `peer` until a failure.
 fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
     let control = group.control();
-    let watch: Arc<_> = control.watch();
+    let monitor: Arc<_> = control.monitor();
     let since = Instant::now();
     let wait = Wait {
         operation: 1,
@@ -121,19 +117,19 @@ fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
         qpn: 17,
         awaited: Awaited::Message,
     };
-    watch.begin(1, Collective::AllReduce);
-    let (mut asked, mut gave_up) = (false, false);
+    monitor.begin(1, Collective::AllReduce);
+    let (mut investigated, mut gave_up) = (false, false);
     loop {
-        if watch.asked() {
-            watch.report(vec![wait]);
+        if monitor.report_requested() {
+            monitor.report(vec![wait]);
         }
-        if watch.failed()
+        if monitor.failed()
             && let Some(failure) = control.failure()
         {
             return failure;
         }
-        if !asked && since.elapsed() > deadline / 2 {
-            asked = true;
+        if !investigated && since.elapsed() > deadline / 2 {
+            investigated = true;
             control.investigate(deadline / 4);
         }
         if !gave_up && since.elapsed() > deadline {
@@ -183,7 +179,8 @@ fn serve(group: Group) {
     }
 }
 
-/// In a process that was started for it: a rank until its standard input ends. In any other there is nothing to be.
+/// In a process that was started for it: a rank until its standard input ends. Otherwise it does
+/// nothing.
 #[test]
 fn is_a_member() {
     if env::var_os(ROLE).is_some() {

@@ -1,31 +1,28 @@
-//! What each collective gives, in place and out of place, on plain and on registered memory.
+//! Results of each collective, in place and out of place, on plain and on registered memory.
 
 use doorbell_collectives::kernel::UserOperator;
 use doorbell_collectives::{Algorithm, PreMulSum, Protocol, Rank, ReduceOp};
 
 use crate::world::{options, ranks};
 
-/// What rank `rank` gives: different for each rank and element.
 pub(crate) fn given(rank: u32, len: usize) -> Vec<i64> {
     (0..len as i64)
         .map(|at| at * 7 + i64::from(rank) * 1000 - 300)
         .collect()
 }
 
-/// The sum of what all give.
 pub(crate) fn sum(ranks: u32, len: usize) -> Vec<i64> {
     (0..len)
         .map(|at| (0..ranks).map(|rank| given(rank, len)[at]).sum())
         .collect()
 }
 
-/// What all give, by rank.
 pub(crate) fn all(ranks: u32, len: usize) -> Vec<i64> {
     (0..ranks).flat_map(|rank| given(rank, len)).collect()
 }
 
 #[test]
-fn every_collective_gives_what_it_should() {
+fn every_collective_gives_the_right_result() {
     for p in [1, 2, 3, 5] {
         ranks(p, &options(), |comm| {
             let me = comm.rank().0;
@@ -111,7 +108,7 @@ fn every_collective_gives_what_it_should() {
     }
 }
 
-/// Room for all, with this rank's own in its place.
+/// A buffer for all parts, with this rank's own in its position.
 fn x_with(me: u32, n: usize, p: u32) -> Vec<i64> {
     let mut x = vec![0; n * p as usize];
     x[me as usize * n..(me as usize + 1) * n].copy_from_slice(&given(me, n));
@@ -119,7 +116,7 @@ fn x_with(me: u32, n: usize, p: u32) -> Vec<i64> {
 }
 
 #[test]
-fn parts_may_have_lengths_of_their_own() {
+fn parts_may_have_different_lengths() {
     let count = |from: u32, to: u32| (from as usize * 3 + to as usize * 5) % 7 * 11;
     ranks(4, &options(), |comm| {
         let (me, p) = (comm.rank().0, comm.size());
@@ -161,9 +158,9 @@ fn parts_may_have_lengths_of_their_own() {
     });
 }
 
-/// Ragged parts of a reduction: as reduce-scatter has them, of any length, by any protocol.
+/// Ragged parts of a reduction: as reduce-scatter, with any lengths and any protocol.
 #[test]
-fn parts_of_a_reduction_may_have_lengths_of_their_own() {
+fn parts_of_a_reduction_may_have_different_lengths() {
     for (p, counts) in [
         (1, vec![7]),
         (2, vec![3, 0]),
@@ -188,7 +185,7 @@ fn parts_of_a_reduction_may_have_lengths_of_their_own() {
                 call.protocol(protocol).wait().unwrap();
                 assert_eq!(*registered, wanted);
             }
-            // Partial results are of another type than what is given.
+            // Partial results have another type than the input.
             let mut into = vec![half::f16::ZERO; counts[me]];
             let ones = vec![half::f16::ONE; all];
             comm.reduce_scatter_v(&ones, &mut into, &counts, ReduceOp::Sum)
@@ -223,13 +220,13 @@ fn operators_of_all_kinds() {
         assert!(error.to_string().contains("over u64"), "{error}");
         let error = comm.all_reduce(&mut [0f32; 2], ReduceOp::PreMulSum).wait().unwrap_err();
         assert!(error.to_string().contains("scalar"), "{error}");
-        // Nothing was begun, so all is well.
+        // Nothing was begun, so the communicator is intact.
         comm.barrier().wait().unwrap();
     });
 }
 
 #[test]
-fn what_a_call_says_is_done() {
+fn settings_of_a_call_are_followed() {
     ranks(4, &options(), |comm| {
         let me = comm.rank().0;
         for &algorithm in Algorithm::ALL {

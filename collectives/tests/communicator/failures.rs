@@ -1,4 +1,5 @@
-//! What ends an operation for all that wait for it: somebody aborts it, or does not begin it. Ranks that are killed, stopped and cut off are in `tests/sweep`.
+//! Aborts, and ranks that do not begin an operation. Ranks that are killed, stopped and cut off are
+//! in `tests/sweep`.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,13 +8,13 @@ use doorbell_collectives::{Options, Rank, ReduceOp};
 
 use crate::world;
 
-/// How much later a thread may come to say so on a busy machine.
+/// Scheduling delay of a thread on a busy machine.
 const LATE: Duration = Duration::from_secs(2);
-/// For what takes as long as it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// For operations without a time limit.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn an_abort_reaches_all_who_wait() {
+fn an_abort_reaches_all_waiting_ranks() {
     let options = world::options();
     let errors = world::ranks(3, &options, |comm| {
         thread::scope(|scope| {
@@ -24,7 +25,7 @@ fn an_abort_reaches_all_who_wait() {
                 });
                 let began = Instant::now();
                 while !comm.has_failed() {
-                    assert!(began.elapsed() < PATIENCE);
+                    assert!(began.elapsed() < TIMEOUT);
                     thread::yield_now();
                 }
             }
@@ -51,7 +52,7 @@ fn a_rank_that_does_not_begin_is_named_within_the_deadline() {
         let began = Instant::now();
         if comm.rank() == Rank(2) {
             while !comm.has_failed() {
-                assert!(began.elapsed() < PATIENCE);
+                assert!(began.elapsed() < TIMEOUT);
                 thread::sleep(Duration::from_millis(1));
             }
         }

@@ -1,4 +1,5 @@
-//! The communicator on a soft device: all collectives by all kinds of memory, requests, groups, and what is left after failures.
+//! The communicator on a soft device: all collectives on all kinds of memory, requests, groups, and
+//! shrink.
 
 mod collectives;
 mod failures;

@@ -1,4 +1,5 @@
-//! Messages between two ranks: alone, in groups, started; of any length and memory; and what is said when one end does not come, or means another length.
+//! Point-to-point messages: alone, in groups, started; of any length and memory; and errors when
+//! one end is missing or has another length.
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,12 +15,10 @@ use nix::sys::signal::{Signal, raise};
 
 use crate::world::{options, ranks};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Lengths: nothing, less and more than a fragment, and more than is staged of it.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Lengths: empty, less and more than a fragment, and more than is staged of it.
 const LENGTHS: [usize; 6] = [0, 1, 7, 5000, 70_000, 400_001];
 
-/// What rank `from` sends to rank `to`.
 fn given(from: u32, to: u32, len: usize) -> Vec<i32> {
     (0..len as i32).map(|at| at * 3 + (from * 1000 + to) as i32).collect()
 }
@@ -53,12 +52,12 @@ fn every_pair_and_every_length() {
                 }
             }
         }
-        // The third rank had nothing to do with any of it.
+        // The third rank was not involved.
         comm.barrier().wait().unwrap();
     });
 }
 
-/// An all-to-all of sends and receives, each rank's in an order of its own, gives what all-to-all does.
+/// An all-to-all of sends and receives, each rank's in an order of its own, equals all-to-all.
 #[test]
 fn an_all_to_all_of_messages() {
     for p in [1, 2, 4, 5] {
@@ -94,7 +93,8 @@ fn an_all_to_all_of_messages() {
     }
 }
 
-/// What has come first is not kept waiting by what was begun first: else all three would stand still.
+/// An arrived message does not wait for one that was begun before: otherwise all three would
+/// deadlock.
 #[test]
 fn messages_with_different_ranks_do_not_wait_for_each_other() {
     const LEN: usize = 2_000_000;
@@ -160,11 +160,11 @@ fn messages_that_were_started_keep_their_order() {
                 sends.push(comm.send(data, other).start().unwrap());
                 receives.push(comm.receive(comm.alloc::<u32>(len).unwrap(), other).start().unwrap());
             }
-            // One that nobody waits for goes all the same.
+            // A dropped request completes nevertheless.
             drop(sends.remove(4));
             let began = Instant::now();
             while !receives[19].test().unwrap() {
-                assert!(began.elapsed() < PATIENCE);
+                assert!(began.elapsed() < TIMEOUT);
             }
             for (number, receive) in (0..).zip(receives) {
                 let data = receive.wait().unwrap();
@@ -177,11 +177,11 @@ fn messages_that_were_started_keep_their_order() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_messages_are_refused() {
     ranks(2, &options(), |comm| {
         let refused = |result: Result<(), CollectiveError>| result.unwrap_err().to_string();
-        let nobody = refused(comm.send(&[1u8], Rank(2)).wait());
-        assert!(nobody.contains("no rank 2 of 2"), "{nobody}");
+        let refusal = refused(comm.send(&[1u8], Rank(2)).wait());
+        assert!(refusal.contains("no rank 2 of 2"), "{refusal}");
         let ring = comm.send(&[1u8], Rank(0)).algorithm(Algorithm::Ring);
         assert!(refused(ring.wait()).contains("no algorithm"));
         let mut data = [1u8];
@@ -191,7 +191,7 @@ fn what_makes_no_sense_is_refused() {
     });
 }
 
-/// Two ends that mean different lengths fail on all ranks at once, and say both.
+/// Two ends with different lengths fail on all ranks at once, with both lengths in the error.
 #[test]
 fn lengths_that_do_not_match() {
     for (sent, received) in [
@@ -206,7 +206,7 @@ fn lengths_that_do_not_match() {
         let errors = ranks(3, &options(), |comm| match comm.rank().0 {
             1 => comm.send(&vec![1i32; sent], Rank(2)).wait().unwrap_err(),
             2 => comm.receive(&mut vec![0i32; received], Rank(1)).wait().unwrap_err(),
-            // It learns of it where it is.
+            // It learns of it in its own operation.
             _ => comm.barrier().wait().unwrap_err(),
         });
         let said = format!(
@@ -219,7 +219,7 @@ fn lengths_that_do_not_match() {
             assert_eq!(error.culprit(), Some(Rank(1)), "{error}");
         }
     }
-    // To itself, too.
+    // Messages to the own rank, too.
     let errors = ranks(2, &options(), |comm| {
         let (from, mut into) = ([1u8; 3], [0u8; 4]);
         comm.group(|group| {
@@ -240,9 +240,9 @@ fn lengths_that_do_not_match() {
     }
 }
 
-/// Rank 0 waits for rank 1, which waits for rank 2, which does not come: that one is to blame, on both.
+/// Rank 0 waits for rank 1, which waits for rank 2, which is missing: both name rank 2.
 #[test]
-fn who_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let options = Options {
         deadline: Duration::from_secs(2),
         ..options()
@@ -273,11 +273,10 @@ fn who_does_not_come_is_named() {
     }
 }
 
-/// Set for processes that are ranks.
 const ROLE: &str = "DOORBELL_TEST_MESSAGES";
 const RANKS: u32 = 3;
 
-/// No test of its own: what a rank does.
+/// Not a test: the body of a rank's process.
 #[test]
 fn is_a_rank() {
     if env::var_os(ROLE).is_none() {
@@ -294,17 +293,17 @@ fn is_a_rank() {
                 .send(comm.alloc::<u32>(data.len()).unwrap(), Rank(0))
                 .start()
                 .unwrap();
-            // In the midst of it, as far as it came.
+            // Partly in flight.
             let _ = started.test();
             raise(Signal::SIGKILL).unwrap();
             unreachable!()
         }
         0 => comm.receive(&mut into, Rank(2)).wait().unwrap_err(),
-        // This one knows nothing of rank 2.
+        // This rank does not depend on rank 2.
         _ => comm.receive(&mut into, Rank(0)).wait().unwrap_err(),
     };
     assert_eq!(error.culprit(), Some(Rank(2)), "{error}");
-    let left = comm.shrink(PATIENCE).unwrap();
+    let left = comm.shrink(TIMEOUT).unwrap();
     assert_eq!(left.size(), 2);
     match left.rank().0 {
         0 => left.send(&data, Rank(1)).wait().unwrap(),
@@ -314,7 +313,6 @@ fn is_a_rank() {
     left.destroy().unwrap();
 }
 
-/// Processes, killed when dropped.
 struct Processes(Vec<Child>);
 
 impl Drop for Processes {
@@ -328,9 +326,9 @@ impl Drop for Processes {
 
 #[test]
 fn a_rank_that_is_killed_in_a_message_is_named_and_the_others_go_on() {
-    let patience = doorbell_collectives::bootstrap::Options::default().patience;
+    let timeout = doorbell_collectives::bootstrap::Options::default().timeout;
     let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), RANKS).unwrap();
-    let serving = rendezvous.spawn(patience).unwrap();
+    let serving = rendezvous.spawn(timeout).unwrap();
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let start = |rank| {
         Command::new(env::current_exe().unwrap())

@@ -1,9 +1,9 @@
-//! Ranks that say where they are: all hear of it, and rings go by the best links.
+//! Ranks with known locations: they are distributed, and rings use the best links.
 
 use std::thread;
 
 use doorbell_collectives::bootstrap::Group;
-use doorbell_collectives::topology::{Bundle, Far, Gpu, Member, NvLink, least_nvlink};
+use doorbell_collectives::topology::{Gpu, Member, NvLink, NvLinkEnd, NvLinkGroup, least_nvlink};
 use doorbell_collectives::{Algorithm, Communicator, Options, Rank, ReduceOp};
 
 use crate::world::{open, options};
@@ -13,11 +13,11 @@ fn address(gpu: u32) -> String {
 }
 
 /// One of four GPUs: each has two links to the one after the next, and one to the others.
-fn place(gpu: u32) -> Member {
+fn location_of(gpu: u32) -> Member {
     let bundle = |other: u32| {
         let links = if other % 2 == gpu % 2 { 2 } else { 1 };
-        Bundle {
-            to: Far::Gpu(address(other)),
+        NvLinkGroup {
+            to: NvLinkEnd::Gpu(address(other)),
             links,
             bytes_per_s: u64::from(links) * 25_000_000_000,
         }
@@ -33,7 +33,6 @@ fn place(gpu: u32) -> Member {
     }
 }
 
-/// Runs `rank` as each of the ranks with these options.
 fn each<R: Send>(all: Vec<Options>, rank: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let groups = Group::local(all.len() as u32).unwrap();
     thread::scope(|scope| {
@@ -48,49 +47,49 @@ fn each<R: Send>(all: Vec<Options>, rank: impl Fn(Communicator) -> R + Sync) -> 
 }
 
 #[test]
-fn all_know_where_all_are_and_go_by_the_best_links() {
-    let at = |place| Options {
-        place: Some(place),
+fn locations_are_distributed_and_rings_use_the_best_links() {
+    let at = |location| Options {
+        location: Some(location),
         ..options()
     };
-    each((0..4).map(|gpu| at(place(gpu))).collect(), |comm| {
+    each((0..4).map(|gpu| at(location_of(gpu))).collect(), |comm| {
         let order = comm.order();
-        // Another ring has as much; this is the first of them.
+        // Another ring has equal weight; this is the first of them.
         assert_eq!(order, [0, 1, 3, 2].map(Rank));
-        let places = comm.places();
+        let locations = comm.locations();
         assert_eq!(comm.hosts(), [0; 4]);
-        for (rank, known) in places.iter().enumerate() {
-            // The host is the group's word for it.
+        for (rank, known) in locations.iter().enumerate() {
+            // The host name is that of the group.
             assert_eq!(known.host, comm.members()[rank].host);
-            assert_eq!(known.gpu, place(rank as u32).gpu);
+            assert_eq!(known.gpu, location_of(rank as u32).gpu);
         }
         let one = NvLink {
             links: 1,
             bytes_per_s: 25_000_000_000,
         };
-        assert_eq!(least_nvlink(&places), Some(one));
+        assert_eq!(least_nvlink(&locations), Some(one));
         let mut x = vec![i64::from(comm.rank().0); 1000];
         let ring = comm.all_reduce(&mut x, ReduceOp::Sum).algorithm(Algorithm::Ring);
         ring.wait().unwrap();
         assert_eq!(x, [6; 1000]);
 
-        // The members of another communicator are where they were.
+        // The members of a split communicator keep their locations.
         let pair = comm.split(Some(comm.rank().0 % 2), 0).unwrap().unwrap();
-        let kept: Vec<_> = pair.places().into_iter().map(|place| place.gpu).collect();
+        let kept: Vec<_> = pair.locations().into_iter().map(|location| location.gpu).collect();
         let me = comm.rank().0 % 2;
-        assert_eq!(kept, [place(me).gpu, place(me + 2).gpu]);
-        assert_eq!(least_nvlink(&pair.places()).map(|link| link.links), Some(2));
+        assert_eq!(kept, [location_of(me).gpu, location_of(me + 2).gpu]);
+        assert_eq!(least_nvlink(&pair.locations()).map(|link| link.links), Some(2));
     });
 }
 
 #[test]
-fn ranks_that_say_nothing_are_ranks_without_a_gpu() {
+fn ranks_without_a_location_have_no_gpu() {
     let mut all = vec![options(); 3];
-    all[1].place = Some(place(0));
+    all[1].location = Some(location_of(0));
     each(all, |comm| {
-        let has: Vec<bool> = comm.places().iter().map(|place| place.gpu.is_some()).collect();
+        let has: Vec<bool> = comm.locations().iter().map(|location| location.gpu.is_some()).collect();
         assert_eq!(has, [false, true, false]);
-        assert_eq!(least_nvlink(&comm.places()), None);
+        assert_eq!(least_nvlink(&comm.locations()), None);
         comm.barrier().wait().unwrap();
     });
 }

@@ -1,4 +1,5 @@
-//! Parts that have lengths of their own: what is said where two ranks do not mean the same, and that nobody waits for whom it has nothing to do with.
+//! Parts of different lengths: errors where two ranks disagree, and no waits between ranks that
+//! exchange nothing.
 
 use std::sync::Barrier;
 
@@ -6,10 +7,12 @@ use doorbell_collectives::{CollectiveError, Communicator, Protocol, Rank, Reduce
 
 use crate::world::{options, ranks};
 
-/// What a rank is sent, and what it means to get: parts of lengths that the others do not mean end in an error that says whose, on all ranks, long before the deadline.
+/// Lengths on which two ranks disagree give an error that names them, on all ranks, long before the
+/// deadline.
 #[test]
-fn parts_whose_lengths_do_not_match() {
-    // Of lines, of what is eager and of what is granted; nothing at all at one end; and lengths of which one is eager, and the other granted.
+fn mismatched_lengths_are_reported() {
+    // LL, eager and granted; empty at one end; and lengths of which one is eager, and the other
+    // granted.
     for (sent, expected) in [
         (3, 2),
         (2, 3),
@@ -33,7 +36,7 @@ fn parts_whose_lengths_do_not_match() {
                 let input = vec![me as u32; send.iter().sum()];
                 let mut output = vec![9; receive.iter().sum()];
                 let call = comm.all_to_all_v(&input, &send, &mut output, &receive);
-                // Rank 0 may have done its part before the others find out.
+                // Rank 0 may be done before the others detect the error.
                 let result = call.protocol(protocol).wait();
                 result.and_then(|()| comm.barrier().wait()).unwrap_err()
             });
@@ -53,13 +56,14 @@ fn parts_whose_lengths_do_not_match() {
     }
 }
 
-/// The same of those whose counts are to be the same on all ranks, and of those with a root.
+/// The same for collectives whose counts are to be equal on all ranks, and for rooted ones.
 #[test]
 fn counts_that_do_not_match() {
     let fails = |what: &str, call: &(dyn Fn(&Communicator) -> Result<(), CollectiveError> + Sync), said: &str| {
         let errors = ranks(3, &options(), |comm| {
             let mut all = [0u8; 6];
-            // The first goes right, though a rank may still be in it when the others find out about the second.
+            // The first one succeeds, though a rank may still be in it when the others detect the
+            // error of the second.
             comm.all_gather_v(&vec![1; comm.rank().index() + 1], &mut all, &[1, 2, 3])
                 .wait()
                 .and_then(|()| call(&comm))
@@ -71,7 +75,7 @@ fn counts_that_do_not_match() {
         }
     };
     let gather = |comm: &Communicator| {
-        // Rank 2 gives one more than the others know of.
+        // Rank 2 has one more than the others expect.
         let counts = if comm.rank() == Rank(2) {
             [10, 20, 31]
         } else {
@@ -118,7 +122,7 @@ fn counts_that_do_not_match() {
     );
 }
 
-/// A root that has no business with a rank does not keep the others waiting: they are done before that one comes.
+/// A root that exchanges nothing with a rank does not make the others wait for it.
 #[test]
 fn with_a_root_the_others_do_not_wait_for_one_another() {
     let others = Barrier::new(2);
@@ -146,7 +150,8 @@ fn with_a_root_the_others_do_not_wait_for_one_another() {
     });
 }
 
-/// More of them than there are slots for terms, and ranks that have nothing to tell each other in most: nobody gets ahead of what the others can take, and each gets its own.
+/// More operations than slots for lengths records, most without messages between most ranks: no
+/// rank overruns another, and each gets its own.
 #[test]
 fn many_of_ragged_parts_in_a_row() {
     let ways = Protocol::ALL
@@ -179,7 +184,7 @@ fn many_of_ragged_parts_in_a_row() {
                     .wait()
                     .unwrap();
                 assert_eq!(output, wanted, "round {round}");
-                // Something else between, in the same lane.
+                // Another operation between, on the same connection.
                 if round % 16 == 3 {
                     comm.barrier().wait().unwrap();
                 }

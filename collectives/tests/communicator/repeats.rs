@@ -1,4 +1,5 @@
-//! Operations like the one before, which are done at once: whatever comes between them, and whoever is late.
+//! Repeated operations, which run from the program cache: with anything between them, and with late
+//! ranks.
 
 use std::thread;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use doorbell_collectives::{Algorithm, Communicator, Options, Protocol, Rank, Red
 use crate::collectives::{all, given, sum};
 use crate::world::{options, ranks};
 
-/// Of one kind after another, each several times, by each protocol; with other lengths, memory and operators between.
+/// Operations of each kind, each several times, by each protocol; with other lengths, memory and
+/// operators between.
 #[test]
-fn what_is_repeated_gives_what_it_gave() {
+fn repeated_operations_give_equal_results() {
     for mapped in [true, false] {
         let mut options = options();
         options.config.mapped = mapped;
@@ -30,7 +32,7 @@ fn what_is_repeated_gives_what_it_gave() {
 fn everything(comm: &Communicator, protocol: Protocol, n: usize) {
     let (p, me) = (comm.size(), comm.rank().0);
     for collective in 0..5 {
-        // Ranks are late by turns: some operations are over in a moment, and some have to be waited for.
+        // Ranks are late in turn: some operations complete at once, and some have to be waited for.
         for turn in 0..6u32 {
             if turn % p == me && n == 5 {
                 thread::sleep(Duration::from_millis(1));
@@ -73,9 +75,9 @@ fn everything(comm: &Communicator, protocol: Protocol, n: usize) {
     }
 }
 
-/// Each differs from the one before in one thing alone.
+/// Each differs from the previous one in one property.
 #[test]
-fn what_is_not_alike_is_not_taken_for_it() {
+fn different_operations_miss_the_program_cache() {
     ranks(2, &options(), |comm| {
         let me = comm.rank().0;
         let n = 6;
@@ -100,7 +102,7 @@ fn what_is_not_alike_is_not_taken_for_it() {
             let mut halves = vec![1i32; 2 * n];
             comm.all_reduce(&mut halves, ReduceOp::Sum).wait().unwrap();
             assert_eq!(halves, vec![2; 2 * n]);
-            // In place and out of place, and with the output before the input and behind it.
+            // In place and out of place, and with the output before and after the input.
             let mut y = vec![0; n];
             for _ in 0..2 {
                 comm.all_reduce_into(&given(me, n), &mut y, ReduceOp::Sum)
@@ -133,9 +135,9 @@ fn what_is_not_alike_is_not_taken_for_it() {
     });
 }
 
-/// Whoever is in one when the other end goes hears of it, and so does who comes next.
+/// A failure of the peer during a cached operation is reported, and for later operations too.
 #[test]
-fn a_repeat_that_nobody_answers_fails_in_its_time() {
+fn a_repeat_without_its_peer_fails_at_its_deadline() {
     let options = Options {
         deadline: Duration::from_secs(2),
         ..options()

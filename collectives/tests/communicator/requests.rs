@@ -1,4 +1,4 @@
-//! Requests, groups, other communicators made of one, and what all ranks agree on.
+//! Requests, groups, derived communicators, and agreement between ranks.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,7 @@ use doorbell_collectives::{DataType, Options, Rank, ReduceOp};
 
 use crate::world::{options, ranks};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn requests_give_their_buffers_back_in_any_order() {
@@ -28,9 +27,9 @@ fn requests_give_their_buffers_back_in_any_order() {
                 .collect();
             let began = Instant::now();
             while !requests[7].test().unwrap() {
-                assert!(began.elapsed() < PATIENCE);
+                assert!(began.elapsed() < TIMEOUT);
             }
-            // One that nobody waits for is done all the same.
+            // A dropped request completes nevertheless.
             drop(requests.remove(3));
             for request in requests.into_iter().rev() {
                 let x = request.wait().unwrap();
@@ -46,7 +45,7 @@ fn requests_give_their_buffers_back_in_any_order() {
 }
 
 #[test]
-fn a_thread_in_the_background_drives_what_nobody_waits_for() {
+fn the_progress_thread_drives_started_operations() {
     let options = Options {
         progress_thread: true,
         ..options()
@@ -56,7 +55,7 @@ fn a_thread_in_the_background_drives_what_nobody_waits_for() {
         x.fill(1.0);
         let request = comm.all_reduce(x, ReduceOp::Sum).start().unwrap();
         if comm.rank() == Rank(0) {
-            // It is done only if rank 1 does its part, which does nothing but sleep.
+            // It completes only if rank 1 progresses, which only sleeps.
             assert_eq!(request.wait().unwrap()[199_999], 2.0);
         } else {
             std::thread::sleep(Duration::from_millis(300));
@@ -66,7 +65,7 @@ fn a_thread_in_the_background_drives_what_nobody_waits_for() {
 }
 
 #[test]
-fn a_group_is_done_when_all_of_it_is() {
+fn a_group_completes_with_its_last_operation() {
     ranks(4, &options(), |comm| {
         let me = comm.rank().0;
         let (mut a, mut b, mine, mut c) = (vec![me; 5000], vec![me; 3], [me], vec![0; 4]);
@@ -92,11 +91,11 @@ fn parts_and_copies_of_a_communicator_work_beside_it() {
         let me = comm.rank().0;
         let half = comm.split((me != 4).then_some(me % 2), -(me as i32)).unwrap();
         assert_eq!(half.is_some(), me != 4);
-        // Memory of one communicator does for another, by copies.
+        // Memory of one communicator works with another, by copies.
         let mut x = comm.alloc::<u32>(1000).unwrap();
         x.fill(me);
         if let Some(half) = &half {
-            // Ordered by falling ranks.
+            // Ordered by descending ranks.
             assert_eq!((half.size(), half.rank().0), (2, 1 - me / 2));
             half.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
             assert!(x.iter().all(|x| *x == 2 + 2 * (me % 2)));
@@ -112,7 +111,7 @@ fn parts_and_copies_of_a_communicator_work_beside_it() {
 }
 
 #[test]
-fn what_is_measured_is_agreed_on() {
+fn measured_costs_are_agreed_on() {
     let measured = Options {
         calibrate: true,
         ..options()
@@ -165,7 +164,7 @@ fn an_operator_that_panics_fails_the_communicator_and_nothing_else() {
         let mut x = [1.0f32; 100];
         let panicked =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| comm.all_reduce(&mut x, &picky).wait()));
-        // Either this rank's own operator panicked, or the other one's did before it came to that.
+        // Either this rank's own operator panicked, or the other one's did first.
         assert!(!matches!(panicked, Ok(Ok(()))));
         comm.barrier().wait().is_err()
     });

@@ -1,4 +1,5 @@
-//! A rank on whatever device there is, and on a wire that may lose packets: what `tests/vm/42-collectives.sh` starts on the kernel's rxe and at the other end of its wire.
+//! A rank on any device, and on a lossy network: `tests/vm/42-collectives.sh` starts it on the
+//! kernel's rxe and at the other end of its wire.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,10 @@ use nix::sys::signal::{Signal, raise};
 use crate::collectives::{all, given, sum};
 use crate::world;
 
-/// Names the device; one of the system's, unless it is the soft one.
+/// Names the device; a system device, unless it is the soft one.
 const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
-/// What an operation may take where a processor is emulated and a packet in fifty is lost.
+/// Timeout of an operation on an emulated processor with a packet loss of 2 %.
 const DEADLINE: Duration = Duration::from_secs(40);
-/// Who is killed.
 const VICTIM: Rank = Rank(2);
 
 fn open() -> Context {
@@ -34,9 +34,9 @@ fn a_rank_does_every_collective_and_goes_on_when_another_is_killed() {
     let options = Options {
         deadline: DEADLINE,
         config: Config {
-            // 67 ms are what a packet costs that is lost at the end of a message.
+            // A packet lost at the end of a message costs 67 ms.
             timeout: 14,
-            // It is the device that is looked at, where ranks are on one host too.
+            // The device is tested, even between ranks on one host.
             mapped: false,
             ..Config::default()
         },
@@ -56,7 +56,8 @@ fn a_rank_does_every_collective_and_goes_on_when_another_is_killed() {
     left.destroy().unwrap();
 }
 
-/// Every collective, by each algorithm that does it; protocols and lengths go in turns, so that all meet. Of these one in so many.
+/// Every collective by each supporting algorithm, with protocols and lengths in turn; only one in
+/// `one_in` of these.
 fn everything(comm: &Communicator, one_in: usize) -> usize {
     let algorithms = |&collective: &Collective| Algorithm::of(collective).map(move |algorithm| (collective, algorithm));
     let ways = Collective::ALL.iter().flat_map(algorithms).enumerate().step_by(one_in);
@@ -72,7 +73,7 @@ fn everything(comm: &Communicator, one_in: usize) -> usize {
     cases
 }
 
-/// Does a collective of so many elements for each part. Whether what this rank has got is right.
+/// Runs a collective with so many elements per part. Returns whether this rank's output is right.
 fn check(
     comm: &Communicator,
     collective: Collective,
@@ -148,7 +149,7 @@ fn check(
     })
 }
 
-/// An operation in which the victim is killed, and another, for those who were done with it before.
+/// An operation in which the victim is killed, and another, for ranks that completed it before.
 fn killed(comm: &Communicator) -> Result<(), CollectiveError> {
     let mut data = comm.alloc::<f32>(40_000)?;
     data.fill(1.0);

@@ -23,7 +23,6 @@ pub(crate) fn open() -> Context {
     Library::new(api()).open("soft0").unwrap()
 }
 
-/// Without measuring, which is not what is tested.
 pub(crate) fn options() -> Options {
     Options {
         calibrate: false,
@@ -31,7 +30,7 @@ pub(crate) fn options() -> Options {
     }
 }
 
-/// Runs `rank` as each of so many ranks, each in a thread of its own, and gives what they returned.
+/// Runs `rank` as each of so many ranks, each in a thread of its own, and returns their results.
 pub(crate) fn ranks<R: Send>(ranks: u32, options: &Options, rank: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let groups = Group::local(ranks).unwrap();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What each rank gets is what the collective says, whatever the algorithm, the protocol and the way it is cut.
+//! Each rank gets what the collective defines, for every algorithm, protocol and way of cutting.
 
 use doorbell_collectives::executor::{Config, Data, Operation, Parts, Tuning};
 use doorbell_collectives::kernel::Function;
@@ -10,7 +10,6 @@ use crate::world::{Device, World, may_map};
 const ONE: &[Device] = &[Device::Soft(0)];
 const TWO: &[Device] = &[Device::Soft(0), Device::Soft(1)];
 
-/// How the memory of a case lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Memory {
     Registered,
@@ -18,7 +17,6 @@ enum Memory {
     InPlace,
 }
 
-/// One operation.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     algorithm: Algorithm,
@@ -30,12 +28,10 @@ struct Case {
     memory: Memory,
 }
 
-/// The element at `index` of data block-free numbering: what `rank` gives there.
 fn given(rank: u32, index: u64) -> i32 {
     (index as i32).wrapping_mul(31).wrapping_add(7 * rank as i32 + 1)
 }
 
-/// What rank `rank` gives, of so many elements.
 fn input(case: &Case, rank: u32, parts: &[Parts]) -> Vec<i32> {
     let p = u64::from(case.ranks);
     let len = match case.collective {
@@ -58,7 +54,7 @@ fn input(case: &Case, rank: u32, parts: &[Parts]) -> Vec<i32> {
     (0..len).map(|index| given(rank, index)).collect()
 }
 
-/// What rank `rank` is to get: `None` where nothing is written.
+/// The expected output of rank `rank`: `None` where nothing is written.
 fn output(case: &Case, rank: u32, parts: &[Parts]) -> Vec<Option<i32>> {
     let (p, n) = (case.ranks, case.count);
     let sum = |index: u64| (0..p).fold(0_i32, |sum, rank| sum.wrapping_add(given(rank, index)));
@@ -97,7 +93,7 @@ fn output(case: &Case, rank: u32, parts: &[Parts]) -> Vec<Option<i32>> {
     }
 }
 
-/// Ragged parts, with gaps between them: by rank.
+/// Ragged parts with gaps between them, by rank.
 fn ragged(case: &Case) -> Vec<Parts> {
     let p = case.ranks as u64;
     let len = |from: u64, to: u64| (from * 5 + to * 3) % 4 * case.count / 2 + (from + to) % 2;
@@ -119,7 +115,7 @@ fn ragged(case: &Case) -> Vec<Parts> {
         .collect()
 }
 
-/// A value that no result has where nothing is written.
+/// A value that no result has, for elements that must not be written.
 const UNTOUCHED: i32 = -0x5a5a_5a5a;
 
 fn run(world: &mut World, case: Case) {
@@ -140,18 +136,18 @@ fn run(world: &mut World, case: Case) {
     let mut segments = Vec::new();
     let mut outputs = Vec::new();
     for rank in 0..case.ranks {
-        let (given, wanted) = (input(&case, rank, &parts), output(&case, rank, &parts));
+        let (given, expected) = (input(&case, rank, &parts), output(&case, rank, &parts));
         let shared = shape.shared(Rank(rank)).filter(|_| case.memory == Memory::InPlace);
-        let bytes = 4 * (given.len() + wanted.len() + 1);
+        let bytes = 4 * (given.len() + expected.len() + 1);
         match case.memory {
             Memory::Plain => {
-                plain.push((given, vec![UNTOUCHED; wanted.len()]));
+                plain.push((given, vec![UNTOUCHED; expected.len()]));
                 let (input, output) = plain.last_mut().unwrap();
                 segments.push((
                     Data::Plain(input.as_mut_ptr().cast()),
                     Data::Plain(output.as_mut_ptr().cast()),
                 ));
-                outputs.push((output.as_ptr(), wanted));
+                outputs.push((output.as_ptr(), expected));
             }
             Memory::Registered | Memory::InPlace => {
                 let segment = world.engines[rank as usize].allocate(bytes).unwrap();
@@ -162,16 +158,16 @@ fn run(world: &mut World, case: Case) {
                     None => (0, given.len()),
                 };
                 let start = segment.start().cast::<i32>();
-                // SAFETY: in the segment, which nobody else has yet.
+                // SAFETY: in the segment, which is not shared yet.
                 unsafe {
-                    for index in 0..wanted.len() {
+                    for index in 0..expected.len() {
                         *start.add(output_at + index) = UNTOUCHED;
                     }
                     for (index, value) in given.iter().enumerate() {
                         *start.add(input_at + index) = *value;
                     }
                 }
-                outputs.push((start.wrapping_add(output_at).cast_const(), wanted));
+                outputs.push((start.wrapping_add(output_at).cast_const(), expected));
                 segments.push((
                     Data::Registered(segment.clone(), 4 * input_at),
                     Data::Registered(segment, 4 * output_at),
@@ -179,7 +175,7 @@ fn run(world: &mut World, case: Case) {
             }
         }
     }
-    // SAFETY: the memory is as long as the case says, and stays here until all results are taken.
+    // SAFETY: the memory is as long as the case says, and lives until all results are taken.
     let tickets = unsafe {
         world.submit(|rank| Operation {
             plan,
@@ -196,20 +192,20 @@ fn run(world: &mut World, case: Case) {
     for result in world.finish(&tickets) {
         result.unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
-    for (rank, (at, wanted)) in outputs.iter().enumerate() {
-        for (index, wanted) in wanted.iter().enumerate() {
-            // SAFETY: as long as what is wanted, and nobody writes it any more.
+    for (rank, (at, expected)) in outputs.iter().enumerate() {
+        for (index, expected) in expected.iter().enumerate() {
+            // SAFETY: as long as the expected output, and not written any more.
             let got = unsafe { *at.add(index) };
             assert_eq!(
                 got,
-                wanted.unwrap_or(UNTOUCHED),
+                expected.unwrap_or(UNTOUCHED),
                 "{case:?}: rank {rank}, element {index}"
             );
         }
     }
 }
 
-/// All that can be run among so many ranks.
+/// All algorithms and collectives for so many ranks.
 fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
     Algorithm::ALL.iter().flat_map(move |&algorithm| {
         Collective::ALL
@@ -227,7 +223,7 @@ fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
 }
 
 fn sweep(ranks: u32, devices: &[Device], config: Config, protocols: &[Protocol], counts: &[u64], slice: usize) {
-    // Of few ranks also by devices alone, which mapped mailboxes leave little to do.
+    // Few ranks also run without mapped mailboxes, which leave the devices little to do.
     let ways: &[bool] = if ranks <= 4 && may_map(devices) {
         &[true, false]
     } else {
@@ -353,7 +349,7 @@ fn messages_longer_than_memory_for_them() {
         eager: 1000,
         ..Config::default()
     };
-    // Two ranks that exchange have nobody to wait for but each other.
+    // Two ranks that exchange wait only for each other.
     sweep(2, ONE, config, &[Protocol::Simple], LONG, 1 << 20);
     sweep(3, ONE, config, &[Protocol::Simple], LONG, 1 << 20);
     sweep(5, ONE, config, &[Protocol::Simple], &[30_011], 1 << 20);

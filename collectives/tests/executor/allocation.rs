@@ -1,4 +1,5 @@
-//! From its second run on, an operation allocates nothing: neither the engine nor, below it, verbs and the soft device.
+//! From its second run on, an operation allocates nothing: neither the engine nor, below it, verbs
+//! and the soft device.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,16 +12,16 @@ use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 use crate::world::{Device, World};
 
 thread_local! {
-    /// What this thread has allocated, while it counts.
+    /// Allocations of this thread, while it counts.
     static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 struct Counting;
 
-// SAFETY: what the system's allocator does, and a counter beside it that allocates nothing.
+// SAFETY: the system's allocator, and a counter that allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is going has no count.
+        // An exiting thread has no counter.
         let _ = COUNT.try_with(|count| count.set(count.get().map(|count| count + 1)));
         // SAFETY: by contract.
         unsafe { System.alloc(layout) }
@@ -64,7 +65,8 @@ fn an_operation_allocates_nothing() {
                 },
                 deadline: None,
             };
-            // The soft device's lanes allocate when each of their slots is first used, so the first turns do not count, and more may have to be passed over.
+            // The soft device's shared-memory rings allocate when each of their slots is first
+            // used, so the first rounds do not count, and further ones may have to be skipped.
             let mut quiet = 0;
             for _ in 0..5000 {
                 let mut tickets = [None; 2];

@@ -1,4 +1,4 @@
-//! What goes wrong is a value, names the rank, and leaves nothing behind.
+//! Failures are values, name the rank, and leave nothing behind.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use doorbell_collectives::kernel::Function;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
-use crate::world::{Device, PATIENCE, World};
+use crate::world::{Device, TIMEOUT, World};
 
 const ONE: &[Device] = &[Device::Soft(0)];
 
-/// A sum of `count` f32 in registered memory of rank `rank`'s, all zeros.
+/// A sum of `count` f32 in registered memory of rank `rank`, all zeros.
 fn sum(world: &World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, deadline: Duration) -> Operation {
     let engine = &world.engines[rank.index()];
     let segment = engine.allocate(count as usize * 8).unwrap();
@@ -32,7 +32,6 @@ fn sum(world: &World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, 
     }
 }
 
-/// Drives these ranks until each has failed, and gives why.
 fn fail(world: &mut World, ranks: &[u32]) -> Vec<Failed> {
     let began = Instant::now();
     while !ranks
@@ -42,7 +41,7 @@ fn fail(world: &mut World, ranks: &[u32]) -> Vec<Failed> {
         for rank in ranks {
             world.engines[*rank as usize].progress();
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             let ranks = ranks.iter().map(|rank| &world.engines[*rank as usize]);
             let waits: Vec<_> = ranks.map(|engine| (engine.failed(), engine.report())).collect();
             panic!("the ranks that are left do not fail: {waits:?}");
@@ -54,7 +53,6 @@ fn fail(world: &mut World, ranks: &[u32]) -> Vec<Failed> {
         .collect()
 }
 
-/// Which rank a failure names.
 fn culprit(failed: &Failed) -> Rank {
     match failed {
         Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => *peer,
@@ -63,14 +61,15 @@ fn culprit(failed: &Failed) -> Rank {
     }
 }
 
-/// One of three ranks goes after so many turns, in its first operation or after; the others have a second one.
-fn one_goes(protocol: Protocol, turns: u32) {
+/// One of three ranks is dropped after so many steps, in its first operation or after; the others
+/// have a second one.
+fn one_rank_is_dropped(protocol: Protocol, turns: u32) {
     let mut world = World::new(3, ONE, Config::default());
     let plan = world.prepare(Algorithm::FullMesh, Collective::AllReduce, Rank(0));
     let mut tickets = Vec::new();
     for rank in (0..3).map(Rank) {
         let op = sum(&world, plan, rank, 1 << 18, protocol, Duration::from_secs(10));
-        // SAFETY: the memory is the operation's own.
+        // SAFETY: the memory is owned by the operation.
         tickets.push(unsafe { world.engines[rank.index()].submit(op) }.unwrap());
     }
     for _ in 0..turns {
@@ -95,18 +94,18 @@ fn one_goes(protocol: Protocol, turns: u32) {
 }
 
 #[test]
-fn a_rank_that_goes_is_named_by_the_others() {
+fn a_dropped_rank_is_named_by_the_others() {
     for (protocol, turns) in [(Protocol::Simple, 0), (Protocol::Simple, 9), (Protocol::Ll128, 20)] {
-        one_goes(protocol, turns);
+        one_rank_is_dropped(protocol, turns);
     }
 }
 
 #[test]
-fn a_rank_that_never_begins_is_named_when_time_is_up() {
+fn a_rank_that_never_begins_is_named_at_the_deadline() {
     let mut world = World::new(2, ONE, Config::default());
     let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
     let op = sum(&world, plan, Rank(0), 4096, Protocol::Simple, Duration::from_millis(50));
-    // SAFETY: the memory is the operation's own.
+    // SAFETY: the memory is owned by the operation.
     let ticket = unsafe { world.engines[0].submit(op) }.unwrap();
     let Failed::Deadline(waiting) = world.engines[0].wait(ticket).unwrap_err() else {
         panic!("the other rank has not begun");
@@ -137,7 +136,7 @@ fn an_abort_ends_everything_at_once() {
             Protocol::Simple,
             Duration::from_secs(60),
         );
-        // SAFETY: the memory is the operation's own.
+        // SAFETY: the memory is owned by the operation.
         tickets.push(unsafe { world.engines[engine].submit(op) }.unwrap());
     }
     world.engines[engine].progress();
@@ -157,7 +156,7 @@ fn an_abort_ends_everything_at_once() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_operations_are_refused() {
     let mut world = World::new(2, ONE, Config::default());
     let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
     let good = || sum(&world, plan, Rank(0), 100, Protocol::Ll, Duration::from_secs(1));
@@ -178,7 +177,7 @@ fn what_makes_no_sense_is_refused() {
     op.tuning.slice = 0;
     bad.push((op, "slices of nothing"));
     for (op, why) in bad {
-        // SAFETY: what there is of memory is as long as said.
+        // SAFETY: the memory is as long as declared, where there is any.
         let error = unsafe { world.engines[0].submit(op) }.unwrap_err().to_string();
         assert!(error.contains(why), "{error:?} does not say {why:?}");
     }
@@ -190,7 +189,6 @@ fn what_makes_no_sense_is_refused() {
     assert!(error.contains("is for 3 ranks, and there are 2"), "{error}");
 }
 
-/// Descriptors and mappings of this process.
 fn held() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -200,14 +198,14 @@ fn held() -> (usize, usize) {
 
 /// In a process of its own, as other tests open descriptors meanwhile.
 #[test]
-fn nothing_is_left_of_a_thousand_engines() {
+fn a_thousand_engines_leave_nothing_behind() {
     const ALONE: &str = "DOORBELL_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
         let this = std::env::current_exe().unwrap();
         let status = std::process::Command::new(this)
             .args([
                 "--exact",
-                "failures::nothing_is_left_of_a_thousand_engines",
+                "failures::a_thousand_engines_leave_nothing_behind",
                 "--nocapture",
             ])
             .env(ALONE, "1")
@@ -223,17 +221,17 @@ fn nothing_is_left_of_a_thousand_engines() {
         eager: 1024,
         ..Config::default()
     };
-    let turn = |under_way: bool| {
+    let turn = |in_flight: bool| {
         let mut world = World::new(2, ONE, config);
         let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
         let mut ops: Vec<_> = [Rank(0), Rank(1)]
-            .map(|rank| sum(&world, plan, rank, 5000, Protocol::Simple, PATIENCE))
+            .map(|rank| sum(&world, plan, rank, 5000, Protocol::Simple, TIMEOUT))
             .into();
         ops.iter_mut().for_each(|op| op.tuning.channels = 1);
         let mut ops = ops.into_iter();
-        // SAFETY: the memory is the operations' own.
+        // SAFETY: the memory is owned by the operations.
         let tickets = unsafe { world.submit(|_| ops.next().unwrap()) };
-        if under_way {
+        if in_flight {
             world.engines[0].progress();
         } else {
             assert!(world.finish(&tickets).iter().all(Result::is_ok));

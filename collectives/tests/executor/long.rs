@@ -1,4 +1,4 @@
-//! Messages longer than the memory for them on their way: what the checker says of a plan is what the executor does.
+//! Messages longer than their staging memory: the executor behaves as the checker predicts.
 
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
 use crate::world::{Device, World};
 
-/// An all-reduce between two ranks, of which one sends both blocks together, and the other one after the other.
+/// An all-reduce between two ranks, of which one sends both blocks together, and the other one
+/// after the other.
 const UNLIKE: &str = "allreduce in place\norder 0 1\nroot 0\nblocks 2\n\
     rank 0\nstrand 0\nsend input[0..2] to 1\nrecv-reduce element from 1 with input[0] into output[0]\nrecv-reduce element from 1 with input[1] into output[1]\n\
     rank 1\nstrand 0\nsend input[0] to 0\nsend input[1] to 0\nrecv-reduce element from 0 with input[0..2] into output[0..2]\n";
 
-/// The sum of `count` numbers of each rank, in place or not. All failures, or none.
+/// The sum of `count` numbers of each rank, in place or not. Returns all failures.
 fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: Duration) -> Vec<Failed> {
     let ranks = world.engines.len() as u32;
     let function = Function::new(DataType::I32, ReduceOp::Sum, ranks).unwrap();
@@ -27,11 +28,11 @@ fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: 
     let output = if in_place { 0 } else { count * 4 };
     for segment in &segments {
         for index in 0..count {
-            // SAFETY: in the segment, which nobody else has yet.
+            // SAFETY: in the segment, which is not shared yet.
             unsafe { segment.start().cast::<i32>().add(index).write(index as i32) };
         }
     }
-    // SAFETY: the segments are as long as that, and stay.
+    // SAFETY: the segments are as long, and outlive the operations.
     let tickets = unsafe {
         world.submit(|rank| Operation {
             plan,
@@ -52,7 +53,7 @@ fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: 
     let failed: Vec<_> = world.finish(&tickets).into_iter().filter_map(Result::err).collect();
     for segment in segments.iter().filter(|_| failed.is_empty()) {
         for index in 0..count {
-            // SAFETY: in the segment, which nobody writes any more.
+            // SAFETY: in the segment, which is not written any more.
             let got = unsafe { segment.start().add(output).cast::<i32>().add(index).read() };
             assert_eq!(got, ranks as i32 * index as i32, "{index} of {count}");
         }
@@ -60,12 +61,12 @@ fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: 
     failed
 }
 
-/// Longer than what is staged.
+/// Longer than the staging memory.
 const LONG: usize = 50_000;
-/// For what gets to the end.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// For operations that complete.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Ranks whose messages have little memory: all eager, or all granted.
+/// Ranks with little memory for messages: all eager, or all granted.
 fn world(ranks: u32, eager: bool) -> World {
     let config = Config {
         fragment: 4096,
@@ -75,7 +76,7 @@ fn world(ranks: u32, eager: bool) -> World {
     World::new(ranks, &[Device::Soft(0)], config)
 }
 
-/// Makes a plan ready on all ranks.
+/// Prepares a plan on all ranks.
 fn prepare(world: &mut World, plan: &Plan) -> PlanId {
     let ids: Vec<_> = world
         .engines
@@ -86,7 +87,7 @@ fn prepare(world: &mut World, plan: &Plan) -> PlanId {
 }
 
 #[test]
-fn a_plan_that_the_checker_refuses_stands_still_with_long_messages_and_not_with_short_ones() {
+fn a_rejected_plan_deadlocks_with_long_messages_only() {
     let plan: Plan = UNLIKE.parse().unwrap();
     let flaw = prove(&plan).unwrap_err();
     let Fault::LongCycle(waits) = &flaw.fault else {
@@ -95,8 +96,8 @@ fn a_plan_that_the_checker_refuses_stands_still_with_long_messages_and_not_with_
     for eager in [false, true] {
         let mut world = world(2, eager);
         let id = prepare(&mut world, &plan);
-        assert_eq!(sum(&mut world, id, 1000, true, PATIENCE), []);
-        assert_eq!(sum(&mut world, id, LONG, false, PATIENCE), []);
+        assert_eq!(sum(&mut world, id, 1000, true, TIMEOUT), []);
+        assert_eq!(sum(&mut world, id, LONG, false, TIMEOUT), []);
         let failed = sum(&mut world, id, LONG, true, Duration::from_secs(1));
         assert_eq!(failed.len(), 2);
         for (failed, rank) in failed.iter().zip(0..) {
@@ -104,13 +105,14 @@ fn a_plan_that_the_checker_refuses_stands_still_with_long_messages_and_not_with_
                 panic!("{failed}");
             };
             let wait = waits.iter().find(|wait| wait.rank == Rank(rank)).unwrap();
-            // The executor tells of the message that is in the way, which is sent before the step that waits for it.
+            // The executor names the message that is in the way, which is sent before the waiting
+            // step.
             assert!(waiting.peer == wait.peer && waiting.step < wait.step, "{failed}");
         }
     }
 }
 
-/// The plans that come of exchanging two steps of a rank that follow one another.
+/// The plans that result from exchanging two consecutive steps of a rank.
 fn exchanged(plan: &Plan) -> impl Iterator<Item = Plan> + '_ {
     let places = plan.programs.iter().enumerate().flat_map(|(rank, program)| {
         let strands = program.strands.iter().enumerate();
@@ -123,14 +125,15 @@ fn exchanged(plan: &Plan) -> impl Iterator<Item = Plan> + '_ {
     })
 }
 
-/// The ends of the spans into which `cuts` divides so many blocks: a bit for each place between two.
+/// The spans into which `cuts` divides so many blocks: a bit for each boundary.
 fn spans(blocks: u32, cuts: u32) -> Vec<std::ops::Range<u32>> {
     let ends = (1..=blocks).filter(|end| *end == blocks || cuts >> (end - 1) & 1 == 1);
     let mut from = 0;
     ends.map(|end| std::mem::replace(&mut from, end)..end).collect()
 }
 
-/// All-reduces between two ranks in place, each of which sends its blocks in spans of its own: all first, or each when it has to be out of the way of what is received.
+/// All-reduces between two ranks in place, each of which sends its blocks in spans of its own: all
+/// first, or each only when it must not be overwritten.
 fn between_two(blocks: u32) -> impl Iterator<Item = Plan> {
     let rank = move |cuts: u32, theirs: u32, lazy: bool, peer: u32| {
         let mut steps = String::from("strand 0\n");
@@ -155,9 +158,10 @@ fn between_two(blocks: u32) -> impl Iterator<Item = Plan> {
         })
 }
 
-/// Plans that nobody has thought of: those that the checker lets pass get to the end and are right, and those that it says stand still with long messages do.
+/// Random plans: those that the checker accepts complete with correct results, and those that it
+/// rejects for long messages deadlock.
 #[test]
-fn what_the_checker_says_of_other_plans_is_so() {
+fn random_plans_behave_as_the_checker_predicts() {
     let (mut passed, mut stuck) = (0, 0);
     for ranks in 2..=4 {
         let order: Vec<_> = (0..ranks).map(Rank).collect();
@@ -176,7 +180,7 @@ fn what_the_checker_says_of_other_plans_is_so() {
                 Ok(proof) => {
                     assert!(proof.in_place);
                     let id = prepare(&mut world, &plan);
-                    assert_eq!(sum(&mut world, id, LONG, true, PATIENCE), [], "{plan}");
+                    assert_eq!(sum(&mut world, id, LONG, true, TIMEOUT), [], "{plan}");
                     passed += 1;
                 }
                 Err(Fault::LongCycle(_)) if stuck < 8 => {

@@ -1,4 +1,5 @@
-//! The executor on soft devices: many ranks in one thread, driven in turn, every algorithm, protocol and way of cutting, against what the collective is to give.
+//! The executor on soft devices: many ranks in one thread, driven round-robin; every algorithm,
+//! protocol and way of cutting against the definition of the collective.
 
 mod world;
 

@@ -1,4 +1,4 @@
-//! Several operations under way at once.
+//! Several operations in flight at once.
 
 use doorbell_collectives::executor::{Config, Data, Operation, Tuning};
 use doorbell_collectives::kernel::Function;
@@ -7,7 +7,8 @@ use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
 use crate::world::{Device, World};
 
-/// Operations of different lengths, algorithms and protocols, submitted all at once, and taken in any order.
+/// Operations of different lengths, algorithms and protocols, submitted at once and taken in any
+/// order.
 #[test]
 fn operations_overlap_and_are_taken_in_any_order() {
     const RANKS: u32 = 3;
@@ -32,11 +33,11 @@ fn operations_overlap_and_are_taken_in_any_order() {
             .collect();
         for (rank, segment) in of.iter().enumerate() {
             for element in 0..count as usize {
-                // SAFETY: in the segment, which nobody else has yet.
+                // SAFETY: in the segment, which is not shared yet.
                 unsafe { *segment.start().cast::<u32>().add(element) = (element + rank + index) as u32 };
             }
         }
-        // SAFETY: the segments are long enough, and stay here.
+        // SAFETY: the segments are long enough, and outlive the operations.
         tickets.push(unsafe {
             world.submit(|rank| Operation {
                 plan: plans[index % plans.len()],
@@ -64,7 +65,7 @@ fn operations_overlap_and_are_taken_in_any_order() {
         let count = counts[index] as usize;
         for segment in of {
             for element in 0..count {
-                // SAFETY: in the segment, which nobody writes any more.
+                // SAFETY: in the segment, which is not written any more.
                 let got = unsafe { *segment.start().cast::<u32>().add(count + element) };
                 assert_eq!(
                     got as usize,

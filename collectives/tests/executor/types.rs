@@ -1,4 +1,5 @@
-//! Every type and operator, exactly; and the same bits on every rank, and however an operation is cut where that is promised.
+//! Every type and operator, exactly; and the same bits on every rank and for every way of cutting
+//! where that is promised.
 
 use doorbell_collectives::executor::{Config, Data, Operation, Tuning};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, Function, Op, Scalar, UserOperator, bf16, f16};
@@ -7,7 +8,7 @@ use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
 use crate::world::{Device, World};
 
-/// A number that the type holds exactly, or is rounded to by way of f32, as bytes; integers wrap.
+/// A number that the type represents exactly, or rounds to by way of f32, as bytes; integers wrap.
 fn encode(data: DataType, value: f64) -> Vec<u8> {
     match data {
         DataType::I8 => (value as i64 as i8).to_ne_bytes().into(),
@@ -32,7 +33,7 @@ fn is_float(data: DataType) -> bool {
     )
 }
 
-/// A scalar of 2 in the type that accumulates.
+/// A scalar of 2 in the accumulator type.
 fn two(data: DataType) -> Scalar {
     match data.accumulator() {
         DataType::I8 => Scalar::of(2_i8),
@@ -46,12 +47,13 @@ fn two(data: DataType) -> Scalar {
     }
 }
 
-/// What each rank gives at an index: 1, 2 or 3, which every type holds; 3 from few, so that products do not overflow.
+/// Each rank's input at an index: 1, 2 or 3, which every type represents; few 3s, so that products
+/// do not overflow.
 fn given(rank: u32, index: u64) -> f64 {
     1.0 + ((index * 5 + u64::from(rank) * 3) % 3) as f64
 }
 
-fn wanted(data: DataType, op: ReduceOp, ranks: u32, index: u64) -> f64 {
+fn expected(data: DataType, op: ReduceOp, ranks: u32, index: u64) -> f64 {
     let all = (0..ranks).map(|rank| given(rank, index));
     let sum: f64 = all.clone().sum();
     match op {
@@ -67,7 +69,7 @@ fn wanted(data: DataType, op: ReduceOp, ranks: u32, index: u64) -> f64 {
     }
 }
 
-/// Runs an all-reduce of bytes, and gives what each rank gets.
+/// Runs an all-reduce of bytes, and returns the output of each rank.
 fn all_reduce(
     world: &mut World,
     algorithm: Algorithm,
@@ -84,7 +86,7 @@ fn all_reduce(
         .map(|engine| engine.allocate(2 * bytes).unwrap())
         .collect();
     for (segment, input) in segments.iter().zip(inputs) {
-        // SAFETY: as long, and nobody else's yet.
+        // SAFETY: as long, and not shared yet.
         unsafe { core::ptr::copy_nonoverlapping(input.as_ptr(), segment.start(), bytes) };
     }
     // SAFETY: the segments are long enough.
@@ -105,7 +107,7 @@ fn all_reduce(
         result.unwrap();
     }
     let output = |segment: &std::sync::Arc<doorbell_collectives::Segment>| {
-        // SAFETY: as long as that, and nobody writes it any more.
+        // SAFETY: as long, and not written any more.
         unsafe { core::slice::from_raw_parts(segment.start().add(bytes), bytes) }.to_vec()
     };
     segments.iter().map(output).collect()
@@ -132,12 +134,12 @@ fn every_type_and_operator_by_every_algorithm() {
                 let inputs: Vec<Vec<u8>> = (0..ranks)
                     .map(|rank| (0..COUNT).flat_map(|index| encode(data, given(rank, index))).collect())
                     .collect();
-                let wanted: Vec<u8> = (0..COUNT)
-                    .flat_map(|index| encode(data, wanted(data, op, ranks, index)))
+                let expected: Vec<u8> = (0..COUNT)
+                    .flat_map(|index| encode(data, expected(data, op, ranks, index)))
                     .collect();
                 let got = all_reduce(&mut world, algorithm, &function, scale, tuning, &inputs);
                 for (rank, got) in got.iter().enumerate() {
-                    let wrong = got.iter().zip(&wanted).position(|(got, wanted)| got != wanted);
+                    let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);
                     assert_eq!(
                         wrong, None,
                         "{algorithm} {data} {op} {tuning:?}: rank {rank} of {ranks}, byte"
@@ -162,7 +164,7 @@ fn an_operator_of_the_users() {
                 .collect()
         })
         .collect();
-    let wanted: Vec<u8> = (0..99_u64)
+    let expected: Vec<u8> = (0..99_u64)
         .flat_map(|index| {
             (0..3)
                 .fold(0, |all, rank| all | 1_u64 << (index % 20 + 20 * rank))
@@ -176,12 +178,12 @@ fn an_operator_of_the_users() {
     };
     for algorithm in Algorithm::of(Collective::AllReduce) {
         for got in all_reduce(&mut world, algorithm, &function, None, tuning, &inputs) {
-            assert!(got == wanted, "{algorithm}");
+            assert!(got == expected, "{algorithm}");
         }
     }
 }
 
-/// Numbers of very different sizes, so that sums depend on their order.
+/// Numbers of very different magnitudes, so that sums depend on their order.
 fn rough(rank: u32, index: u32) -> f32 {
     let mut bits = (index ^ rank.rotate_left(16)).wrapping_mul(0x9e37_79b9);
     bits ^= bits >> 15;

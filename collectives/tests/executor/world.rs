@@ -1,4 +1,5 @@
-//! Ranks in one process: an engine for each, made by a thread of its own and driven in turn by one.
+//! Ranks in one process: an engine for each, created by a thread of its own and driven round-robin
+//! by one thread.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,13 +15,13 @@ use doorbell_collectives::{Algorithm, Rank};
 use doorbell_softroce_ibverbs::{DeviceConfig, LinkChoice, api, configure};
 use doorbell_verbs::{Context, Library};
 
-/// Longer than anything here takes, on a busy machine too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any test step takes, on a busy machine too.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The devices of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Device {
-    /// Whatever the device chooses to reach itself by, on two addresses.
+    /// The device's default link, on two addresses.
     Soft(u8),
     /// All over UDP.
     Udp,
@@ -38,10 +39,10 @@ impl Device {
     }
 }
 
-/// Names a device of the system's to run on instead.
+/// Names a device of the system to run on instead.
 const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
 
-/// Whether mailboxes may be mapped: not where it is the device that is looked at, or the wire.
+/// Whether mailboxes may be mapped: not in tests of the device or the wire.
 pub(crate) fn may_map(devices: &[Device]) -> bool {
     devices.iter().all(|device| matches!(device, Device::Soft(_))) && std::env::var_os(DEVICE).is_none()
 }
@@ -76,7 +77,7 @@ pub(crate) struct Threads {
     rank: u32,
     to: Vec<Sender<(u32, Vec<u8>)>>,
     from: Receiver<(u32, Vec<u8>)>,
-    /// What came early: by rank, in order.
+    /// Messages that arrived early: by rank, in order.
     early: Vec<VecDeque<Vec<u8>>>,
 }
 
@@ -99,7 +100,7 @@ impl Exchange for Threads {
             to.send((self.rank, message)).unwrap();
         }
         while self.early.iter().any(VecDeque::is_empty) {
-            let (from, message) = self.from.recv_timeout(PATIENCE).unwrap();
+            let (from, message) = self.from.recv_timeout(TIMEOUT).unwrap();
             self.early[from as usize].push_back(message);
         }
         Ok(self.early.iter_mut().filter_map(VecDeque::pop_front).collect())
@@ -133,7 +134,7 @@ impl World {
         Self { engines }
     }
 
-    /// Makes a plan ready on all ranks.
+    /// Prepares a plan on all ranks.
     pub(crate) fn prepare(&mut self, algorithm: Algorithm, collective: Collective, root: Rank) -> PlanId {
         let order: Vec<_> = (0..self.engines.len() as u32).map(Rank).collect();
         let schedule = algorithm.schedule(collective, &order, root).unwrap();
@@ -168,7 +169,7 @@ impl World {
                     *result = engine.take(*ticket);
                 }
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 let waits: Vec<_> = self
                     .engines
                     .iter()

@@ -7,7 +7,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number};
 use doorbell_collectives::{Rank, ReduceOp};
 use doorbell_cuda::Stream;
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{once, small};
 use crate::many::ranks;
@@ -20,7 +20,7 @@ fn all() -> impl Iterator<Item = Collective> {
 }
 
 fn every_collective(options: &GpuOptions, counts: &[u64]) {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     for p in [1, 2, 3, 4, 5] {
         ranks(standin.driver().unwrap(), p, options, |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
@@ -34,7 +34,8 @@ fn every_collective(options: &GpuOptions, counts: &[u64]) {
                     };
                     for in_place in [false, true] {
                         for registered in [false, true] {
-                            if (!in_place || collective.runs_in_place()) && (!registered || gpu.why_staged().is_none())
+                            if (!in_place || collective.runs_in_place())
+                                && (!registered || gpu.staged_reason().is_none())
                             {
                                 once::<i32>(&gpu, &stream, &case, ReduceOp::Sum, in_place, registered);
                             }
@@ -63,7 +64,7 @@ fn every_collective_by_copies() {
 /// Long enough that the messages next to the reduction are divided.
 #[test]
 fn a_long_all_reduce_by_copies() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let options = GpuOptions {
         executor: Some(Executor::Copies),
         slice: Some(1 << 40),
@@ -127,7 +128,7 @@ fn every_operator<T: Number>(gpu: &GpuCommunicator, stream: &Stream) {
 }
 
 fn every_type_and_operator(executor: Executor) {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     ranks(standin.driver().unwrap(), 3, &by(executor), |gpu| {
         let stream = Stream::new(gpu.context()).unwrap();
         every_operator::<i8>(&gpu, &stream);

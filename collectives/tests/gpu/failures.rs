@@ -8,7 +8,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Options, Rank, ReduceOp};
 use doorbell_cuda::Stream;
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{Buffers, call, gpu, once, small};
 use crate::many::{ranks, ranks_with};
@@ -53,7 +53,7 @@ fn abort_releases_all_streams() {
         Executor::Split,
         Executor::Staged,
     ] {
-        let standin = Standin::load(Manner::Prompt);
+        let standin = Standin::load(ExecutionMode::Prompt);
         let options = GpuOptions {
             executor: Some(executor),
             ..small()
@@ -74,7 +74,7 @@ fn abort_releases_all_streams() {
 
 #[test]
 fn late_rank_fails_the_operation_on_all_ranks() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let host = Options {
         deadline: Duration::from_millis(800),
         ..world::options()
@@ -93,7 +93,7 @@ fn late_rank_fails_the_operation_on_all_ranks() {
 
 #[test]
 fn invalid_calls_are_refused_before_enqueuing() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     ranks(standin.driver().unwrap(), 2, &small(), |gpu| {
         let stream = Stream::new(gpu.context()).unwrap();
         let case = Case { ranks: 2, ..CASE };
@@ -149,10 +149,10 @@ fn invalid_calls_are_refused_before_enqueuing() {
 
 #[test]
 fn without_peer_access_operations_are_staged_and_the_reason_is_reported() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     standin.set_peers(false);
     ranks(standin.driver().unwrap(), 2, &small(), |gpu| {
-        let reason = gpu.why_staged().unwrap();
+        let reason = gpu.staged_reason().unwrap();
         assert!(
             reason.contains("rank 0") && reason.contains("cannot map the memory of rank 1"),
             "{reason}"
@@ -166,7 +166,7 @@ fn without_peer_access_operations_are_staged_and_the_reason_is_reported() {
 
 #[test]
 fn ranks_with_and_without_gpus_share_an_operation() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let driver = standin.driver().unwrap();
     world::ranks(3, &world::options(), |comm| {
         let rank = comm.rank();
@@ -174,18 +174,18 @@ fn ranks_with_and_without_gpus_share_an_operation() {
             comm.without_gpu().unwrap();
             for seed in 0..2 {
                 let given: Vec<f32> = (0..CASE.count)
-                    .map(|index| doorbell_collectives::reference::given(seed, rank, index))
+                    .map(|index| doorbell_collectives::reference::input_element(seed, rank, index))
                     .collect();
                 let mut got = vec![0.0; given.len()];
                 comm.all_reduce_into(&given, &mut got, ReduceOp::Sum).wait().unwrap();
-                assert_eq!(CASE.wrong(ReduceOp::Sum, rank, seed, &got), 0);
+                assert_eq!(CASE.count_wrong(ReduceOp::Sum, rank, seed, &got), 0);
             }
             comm.destroy().unwrap();
             return;
         }
         let context = gpu(driver, rank);
         let gpu = GpuCommunicator::new(comm, &context, small()).unwrap();
-        assert!(gpu.why_staged().unwrap().contains("rank 1 has no GPU"));
+        assert!(gpu.staged_reason().unwrap().contains("rank 1 has no GPU"));
         let stream = Stream::new(&context).unwrap();
         once::<f32>(&gpu, &stream, &CASE, ReduceOp::Sum, false, false);
         gpu.destroy().unwrap();

@@ -9,7 +9,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Communicator, Options, Rank, ReduceOp};
 use doorbell_cuda::{Context, DeviceMemory, Driver, Memory as _, Stream};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{Buffers, bytes, call, small};
 use crate::world;
@@ -68,7 +68,7 @@ fn in_context(context: &Context, comm: Communicator, executor: Executor) -> Resu
         ..small()
     };
     let gpu = GpuCommunicator::new(comm, context, options)?;
-    let mut why = gpu.why_staged().unwrap_or_default().to_owned();
+    let mut why = gpu.staged_reason().unwrap_or_default().to_owned();
     let stream = Stream::new(context).inspect_err(|error| gpu.abort(&error.to_string()))?;
     if let Err(error) = operations(&gpu, &stream, &mut why) {
         // Like a program that cannot continue; failures within an operation have already been
@@ -111,7 +111,7 @@ fn lives(driver: Driver, executor: Executor) -> Vec<Result<String, String>> {
 }
 
 fn every_call_fails_in_turn(executor: Executor) {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let driver = standin.driver().unwrap();
     let before = standin.calls();
     let done = lives(driver, executor);

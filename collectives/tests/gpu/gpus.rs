@@ -2,7 +2,7 @@
 
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuOptions, Sizes, as_bytes, as_bytes_mut};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Shareable, Span, Stream};
 
@@ -89,7 +89,9 @@ impl<M: Shareable> Buffers<M> {
         stream.fill(self.memory.all(), 0x5a).unwrap();
         let Some(span) = self.input() else { return };
         let elements = span.len() / self.unit;
-        let values: Vec<T> = (0..elements as u64).map(|index| given(seed, rank, index)).collect();
+        let values: Vec<T> = (0..elements as u64)
+            .map(|index| input_element(seed, rank, index))
+            .collect();
         let bytes = as_bytes(&values);
         let host = HostMemory::alloc(stream.context(), bytes.len()).unwrap();
         host.copy_in(0, bytes).unwrap();
@@ -139,7 +141,7 @@ pub(crate) fn once_in<T: Number, M: Shareable>(
         buffers.fill::<T>(rank, seed, stream);
         gpu.enqueue(&call::<T, _>(buffers, case, op, rank), stream).unwrap();
         let output = buffers.read::<T>(stream);
-        let wrong = case.wrong(op, rank, seed, &output);
+        let wrong = case.count_wrong(op, rank, seed, &output);
         assert_eq!(
             wrong,
             0,

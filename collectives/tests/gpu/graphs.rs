@@ -5,7 +5,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Rank, ReduceOp};
 use doorbell_cuda::Stream;
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{Buffers, call, once, small};
 use crate::many::ranks;
@@ -24,7 +24,7 @@ fn captured_split_operation_can_be_relaunched() {
 }
 
 fn captured(options: &GpuOptions) {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     for p in [2, 3] {
         ranks(standin.driver().unwrap(), p, options, |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
@@ -63,7 +63,7 @@ fn captured(options: &GpuOptions) {
                 exec.launch(&stream).unwrap();
                 exec.launch(&stream).unwrap();
                 for (case, buffers) in cases.iter().zip(&buffers) {
-                    let wrong = case.wrong(ReduceOp::Max, rank, seed, &buffers.read::<f32>(&stream));
+                    let wrong = case.count_wrong(ReduceOp::Max, rank, seed, &buffers.read::<f32>(&stream));
                     assert_eq!(wrong, 0, "rank {rank} {case:?}, launch {seed}");
                 }
             }
@@ -78,7 +78,7 @@ fn captured(options: &GpuOptions) {
 
 #[test]
 fn operations_of_several_streams_keep_their_order() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     ranks(standin.driver().unwrap(), 3, &small(), |gpu| {
         let rank = gpu.rank();
         let streams: Vec<_> = (0..3).map(|_| Stream::new(gpu.context()).unwrap()).collect();
@@ -100,7 +100,7 @@ fn operations_of_several_streams_keep_their_order() {
         for (turn, buffers) in buffers.iter().enumerate() {
             let output = buffers.read::<i32>(&streams[turn % 3]);
             assert_eq!(
-                case.wrong(ReduceOp::Sum, rank, turn as u64, &output),
+                case.count_wrong(ReduceOp::Sum, rank, turn as u64, &output),
                 0,
                 "operation {turn}"
             );

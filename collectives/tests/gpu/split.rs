@@ -8,7 +8,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number};
 use doorbell_collectives::{DataType, Rank, ReduceOp};
 use doorbell_cuda::Stream;
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{Buffers, call, once, small};
 use crate::many::ranks;
@@ -27,7 +27,7 @@ fn split(share: u8) -> GpuOptions {
 /// Operations of one element type, with counts around the smallest that is split and around other
 /// split points; whether each is split is expected beforehand.
 fn around<T: Number>(share: u8, counts: &[(u64, bool)]) {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     for p in [2, 3, 5] {
         ranks(standin.driver().unwrap(), p, &split(share), |gpu| {
             let stream = Stream::new(gpu.context()).unwrap();
@@ -39,7 +39,7 @@ fn around<T: Number>(share: u8, counts: &[(u64, bool)]) {
                         root: Rank(turn as u32 % p),
                         count,
                     };
-                    let (executor, _) = gpu.way(collective, T::TYPE, count as usize, true);
+                    let (executor, _) = gpu.selection(collective, T::TYPE, count as usize, true);
                     assert_eq!(executor == Executor::Split, is_cut, "{case:?} of {}", T::TYPE);
                     once::<T>(&gpu, &stream, &case, ReduceOp::Sum, turn % 2 == 0, true);
                     once::<T>(&gpu, &stream, &case, ReduceOp::Sum, turn % 2 == 1, false);
@@ -83,7 +83,7 @@ fn extreme_shares_split_only_long_operations() {
 
 #[test]
 fn operations_of_several_streams_keep_their_order() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     ranks(standin.driver().unwrap(), 3, &split(50), |gpu| {
         let rank = gpu.rank();
         let streams: Vec<_> = (0..2).map(|_| Stream::new(gpu.context()).unwrap()).collect();
@@ -109,7 +109,7 @@ fn operations_of_several_streams_keep_their_order() {
         for (turn, buffers) in buffers.iter().enumerate() {
             let output = buffers.read::<i32>(&streams[(turn + 1) % 2]);
             assert_eq!(
-                sum.wrong(ReduceOp::Sum, rank, turn as u64, &output),
+                sum.count_wrong(ReduceOp::Sum, rank, turn as u64, &output),
                 0,
                 "operation {turn}"
             );
@@ -122,7 +122,7 @@ fn operations_of_several_streams_keep_their_order() {
 /// both executors wait.
 #[test]
 fn abort_in_the_middle_releases_all_waits() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     for collective in RANGES {
         ranks(standin.driver().unwrap(), 3, &split(50), |gpu| {
             let rank = gpu.rank();
@@ -132,7 +132,10 @@ fn abort_in_the_middle_releases_all_waits() {
                 root: Rank(0),
                 count: 100_000,
             };
-            assert_eq!(gpu.way(collective, DataType::F32, 100_000, false).0, Executor::Split);
+            assert_eq!(
+                gpu.selection(collective, DataType::F32, 100_000, false).0,
+                Executor::Split
+            );
             let stream = Stream::new(gpu.context()).unwrap();
             let buffers = Buffers::new::<f32>(gpu.context(), &case, rank, false);
             buffers.fill::<f32>(rank, 1, &stream);

@@ -1,4 +1,4 @@
-//! What happens to whom, and when, as a line of text that a process is given.
+//! A fault as a line of text: kind, rank and time.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -9,11 +9,11 @@ use doorbell_collectives::{Algorithm, Protocol};
 /// Ranks at the beginning of a run.
 pub(crate) const RANKS: u32 = 5;
 
-/// How the ranks reach one another.
+/// The link between the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wire {
-    /// They share an address.
-    Lanes,
+    /// They share an address: the shared-memory link.
+    SharedMemory,
     /// Each has an address of its own.
     Udp,
 }
@@ -34,21 +34,21 @@ impl Kind {
     pub(crate) const ALL: [Self; 4] = [Self::Kill, Self::Stop, Self::Cut, Self::Link];
 }
 
-/// Somebody goes in an operation, at a step of its own. Ranks are called as they were at the beginning.
+/// A fault in an operation, at a step. Ranks are numbered as at the beginning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    pub(crate) who: u32,
+    pub(crate) rank: u32,
     /// The other end of the link.
     pub(crate) peer: u32,
-    /// So many turns of driving, or, where the operation reduces, so many times that it has reduced something.
+    /// Drive steps, or, where the operation reduces, reductions before the fault.
     pub(crate) step: u32,
     pub(crate) way: usize,
     pub(crate) protocol: Protocol,
 }
 
-/// The collectives that can be begun and then driven turn by turn, by each algorithm that does them.
-pub(crate) fn ways() -> Vec<(Collective, Algorithm)> {
+/// The collectives that can be started and then driven step by step, by each supporting algorithm.
+pub(crate) fn variants() -> Vec<(Collective, Algorithm)> {
     let not = [Collective::Barrier, Collective::AllToAllV];
     let all = Collective::ALL.iter().filter(|collective| !not.contains(collective));
     all.flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (collective, algorithm)))
@@ -59,14 +59,14 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             kind,
-            who,
+            rank,
             peer,
             step,
             way,
             protocol,
         } = self;
         let protocol = Protocol::ALL.iter().position(|one| one == protocol).unwrap();
-        write!(f, "{kind:?} {who} {peer} {step} {way} {protocol}")
+        write!(f, "{kind:?} {rank} {peer} {step} {way} {protocol}")
     }
 }
 
@@ -77,7 +77,7 @@ impl Fault {
         let named = |known: &&Kind| format!("{known:?}") == kind;
         Self {
             kind: *Kind::ALL.iter().find(named).unwrap(),
-            who: words[0],
+            rank: words[0],
             peer: words[1],
             step: words[2],
             way: words[3] as usize,
@@ -85,49 +85,50 @@ impl Fault {
         }
     }
 
-    /// Who is in the group no more. Of two that cannot reach each other it is the one with the higher rank.
+    /// The rank that leaves the group. Of two that cannot reach each other it is the higher one.
     pub(crate) fn gone(&self) -> u32 {
         match self.kind {
-            Kind::Link => self.who.max(self.peer),
-            _ => self.who,
+            Kind::Link => self.rank.max(self.peer),
+            _ => self.rank,
         }
     }
 
     pub(crate) fn way(&self) -> (Collective, Algorithm) {
-        ways()[self.way]
+        variants()[self.way]
     }
 }
 
-/// As many runs as there are for each way to go with each kind, among each number of ranks.
+/// The number of runs for each algorithm with each fault, among each number of ranks.
 pub(crate) fn all() -> u32 {
-    ways().len() as u32 * Kind::ALL.len() as u32
+    variants().len() as u32 * Kind::ALL.len() as u32
 }
 
-/// The faults of a run: all numbers of ranks from five down, each kind once, one way. Runs 0 to `all() - 1` have each way with each kind among each number of ranks.
+/// The faults of a run: all numbers of ranks from five down, each kind once, with one algorithm.
+/// Runs 0 to `all() - 1` have each algorithm with each kind among each number of ranks.
 pub(crate) fn faults(run: u32) -> Vec<Fault> {
     const STEPS: [u32; 12] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 144, 610];
-    let ways = ways().len() as u32;
+    let variants = variants().len() as u32;
     let mut state = run.wrapping_mul(0x9e37_79b9);
     let mut draw = |below: u32| {
-        // Knuth's constants: the upper bits are good enough.
+        // Linear congruential generator with Knuth's constants; the upper bits suffice.
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) % below
     };
     let mut left: Vec<u32> = (0..RANKS).collect();
     let fault = |index: u32| {
-        let mut kind = Kind::ALL[((run / ways + index) % 4) as usize];
+        let mut kind = Kind::ALL[((run / variants + index) % 4) as usize];
         if kind == Kind::Cut && left.len() == 2 {
-            // One link is all that they have.
+            // Two ranks have only one link.
             kind = Kind::Link;
         }
-        let who = draw(left.len() as u32) as usize;
-        let peer = (who + 1 + draw(left.len() as u32 - 1) as usize) % left.len();
+        let rank = draw(left.len() as u32) as usize;
+        let peer = (rank + 1 + draw(left.len() as u32 - 1) as usize) % left.len();
         let fault = Fault {
             kind,
-            who: left[who],
+            rank: left[rank],
             peer: left[peer],
             step: STEPS[draw(STEPS.len() as u32) as usize],
-            way: (run % ways) as usize,
+            way: (run % variants) as usize,
             protocol: Protocol::ALL[(run + index) as usize % Protocol::ALL.len()],
         };
         left.retain(|rank| *rank != fault.gone());
@@ -136,11 +137,12 @@ pub(crate) fn faults(run: u32) -> Vec<Fault> {
     (0..RANKS - 1).map(fault).collect()
 }
 
-/// The address of a rank, in a run of this process's own. No two runs over UDP share one, as what is forbidden stays so; they have a namespace to themselves.
+/// The address of a rank, in a run of this process. No two runs over UDP share one, as blocked
+/// routes remain; they have a namespace of their own.
 pub(crate) fn address(wire: Wire, process: u32, run: u32, rank: u32) -> Ipv4Addr {
     let [_, _, high, low] = process.to_be_bytes();
     match wire {
-        Wire::Lanes => Ipv4Addr::new(127, 64 + high % 32, low, 10 + (run % 240) as u8),
+        Wire::SharedMemory => Ipv4Addr::new(127, 64 + high % 32, low, 10 + (run % 240) as u8),
         Wire::Udp => Ipv4Addr::new(127, 100 + (run / 250) as u8, (run % 250) as u8, 10 + rank as u8),
     }
 }

@@ -1,12 +1,18 @@
-//! A sweep over failures: ranks as processes, of which one is killed, stopped or cut off, or the link between two of them is, at any step of any collective by any algorithm and protocol, on lanes and over UDP.
+//! Fault sweep: ranks as processes, of which one is killed, stopped or cut off, or the link between
+//! two of them is cut, at any step of any collective by any algorithm and protocol, over shared
+//! memory and over UDP.
 //!
-//! Each time all others say within the deadline, and in the same words, who it was; those who are left shrink, and do a sum and what else there is with the group that they have then; and when a process leaves, nothing of it is left: no
-//! descriptor, thread or mapping, and so no queue pair or region, without which its device would not close.
+//! Each time all other ranks report the culprit within the deadline, and in the same words; the
+//! survivors shrink, and run a sum and other operations with the new group; and an exiting process
+//! leaves no descriptor, thread or mapping, and so no queue pair or region, without which its
+//! device would not close.
 //!
-//! - `fault` is what happens, and to whom; `rank` is what a rank's process does; `run` starts the processes and looks at what they say.
+//! - `fault` defines the faults; `rank` is the body of a rank's process; `run` starts the processes
+//!   and checks their replies.
 //!
-//! A run is a list of faults, each of which leaves one rank fewer: five ranks, four, three, two. As a test there are a few runs; `DOORBELL_SWEEP` is how many otherwise, `all` for every collective and algorithm with every fault among every
-//! number of ranks.
+//! A run is a list of faults, each of which removes one rank: five ranks, four, three, two. The
+//! test performs a few runs; `DOORBELL_SWEEP` sets another number, or `all` for every collective
+//! and algorithm with every fault among every number of ranks.
 
 mod fault;
 mod rank;
@@ -18,17 +24,18 @@ use std::process::Command;
 const INSIDE: &str = "DOORBELL_SWEEP_INSIDE";
 
 #[test]
-fn on_lanes_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
-    run::sweep(fault::Wire::Lanes, 4);
+fn over_shared_memory_a_failed_rank_is_named_at_any_step() {
+    run::sweep(fault::Wire::SharedMemory, 4);
 }
 
-/// The link between two is cut by the kernel, which then lets no packet from either to the other, so this is done in a network namespace of its own.
+/// The kernel cuts the link between two ranks by blocking their packets, so this runs in a network
+/// namespace of its own.
 #[test]
-fn over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
+fn over_udp_a_failed_rank_is_named_at_any_step() {
     if std::env::var_os(INSIDE).is_some() {
         return run::sweep(fault::Wire::Udp, 2);
     }
-    // What is on this host is found after what is forbidden.
+    // Local addresses are routed after blocked ones.
     let order = "ip link set lo up && ip rule add pref 100 lookup local && ip rule del pref 0 lookup local";
     let unshare = |command: &str, args: &[&str]| {
         let mut unshared = Command::new("unshare");
@@ -36,11 +43,11 @@ fn over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
         unshared
     };
     if !unshare(order, &[]).output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: this machine lets nobody make a network namespace, or has no ip(8)");
+        println!("skipped: network namespaces are not permitted, or has no ip(8)");
         return;
     }
     let this = std::env::current_exe().unwrap();
-    let name = "over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on";
+    let name = "over_udp_a_failed_rank_is_named_at_any_step";
     let status = unshare(
         &format!("{order} && exec \"$@\""),
         &[this.to_str().unwrap(), "--exact", name, "--nocapture"],

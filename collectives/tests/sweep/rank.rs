@@ -1,4 +1,4 @@
-//! What a rank's process does.
+//! The body of a rank's process.
 
 use std::env;
 use std::fs;
@@ -22,26 +22,27 @@ use doorbell_verbs::{Context, Library};
 use nix::sys::signal::{Signal, raise};
 
 use crate::fault::{Fault, Kind, Wire, address};
-use crate::run::{DEADLINE, LATE, PATIENCE};
+use crate::run::{DEADLINE, LATE, TIMEOUT};
 
-/// Set for processes that are ranks: over UDP or not, the process and the run by which their addresses are, the rank, and the faults.
+/// Set for processes that are ranks: link, process and run (which determine addresses), the rank,
+/// and the faults.
 pub(crate) const ROLE: &str = "DOORBELL_SWEEP_RANK";
-/// Marks a line as an answer, among what the test harness prints.
+/// Marks a line as a reply, among the test harness's output.
 pub(crate) const ANSWER: &str = "rank: ";
-/// Elements of each part, which no number of ranks divides.
+/// Elements of each part, not divisible by any number of ranks.
 const COUNT: usize = 3001;
 
-/// A rank, and what is to happen.
+/// A rank and its faults.
 struct Me {
     name: u32,
-    /// By rank: what it was called at the beginning.
+    /// By rank: its initial number.
     names: Vec<u32>,
     wire: Wire,
     process: u32,
     run: u32,
 }
 
-/// No test of its own.
+/// Not a test of its own.
 #[test]
 fn is_a_rank() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -49,7 +50,11 @@ fn is_a_rank() {
     let words: Vec<_> = role.splitn(5, ' ').collect();
     let number = |word: &str| word.parse().unwrap();
     let me = Me {
-        wire: if words[0] == "Udp" { Wire::Udp } else { Wire::Lanes },
+        wire: if words[0] == "Udp" {
+            Wire::Udp
+        } else {
+            Wire::SharedMemory
+        },
         process: number(words[1]),
         run: number(words[2]),
         name: number(words[3]),
@@ -58,7 +63,7 @@ fn is_a_rank() {
     let device = Library::new(api()).open("soft0").unwrap();
     let last = live(me, &device, words[4]);
     drop(device);
-    // The kernel takes a thread off the list a moment after it has been joined.
+    // The kernel removes a thread from the list shortly after it was joined.
     let began = Instant::now();
     while held() != before && began.elapsed() < Duration::from_secs(2) {
         thread::sleep(Duration::from_millis(1));
@@ -67,12 +72,12 @@ fn is_a_rank() {
     println!("{ANSWER}{last}");
 }
 
-/// Descriptors, threads, and mappings of memory that other processes can have, too.
+/// Descriptors, threads, and shared mappings.
 fn held() -> (Vec<String>, usize, usize) {
     let descriptors = fs::read_dir("/proc/self/fd").unwrap();
     let mut descriptors: Vec<_> = descriptors
         .filter_map(|entry| Some(fs::read_link(entry.ok()?.path()).ok()?.display().to_string()))
-        // This list's own.
+        // The descriptor of this listing.
         .filter(|target| !target.contains("/fd"))
         .collect();
     descriptors.sort();
@@ -87,7 +92,7 @@ fn held() -> (Vec<String>, usize, usize) {
     )
 }
 
-/// Does what is to be done until it goes, or all that is to happen has happened. Gives its last word.
+/// Runs until its own fault, or until all faults have happened. Returns its last reply.
 fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
     let options = Options {
         deadline: DEADLINE,
@@ -95,8 +100,8 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
         config: Config {
             // 134 ms, eight times.
             timeout: 15,
-            // Over UDP it is the queue pairs that are looked at.
-            mapped: me.wire == Wire::Lanes,
+            // Over UDP the queue pairs are tested.
+            mapped: me.wire == Wire::SharedMemory,
             ..Config::default()
         },
         ..Options::default()
@@ -105,7 +110,8 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
     me.names = (0..comm.size()).collect();
     for (number, fault) in faults.split(';').map(Fault::read).enumerate() {
         let mut began = Instant::now();
-        // Who is late may learn of it already here. Whoever goes may have done its part when it goes: then the next operation shows it, which needs every link.
+        // A late rank may learn of the fault here already. The failed rank may have done its part:
+        // then the next operation shows the fault, as it needs every link.
         let mut operations = || {
             all_reduce(&comm, number as u32 * 7)?;
             began = Instant::now();
@@ -118,14 +124,14 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
         let error = result
             .err()
             .unwrap_or_else(|| panic!("rank {} has noticed nothing of {fault}", me.name));
-        if fault.who == me.name && fault.kind != Kind::Link {
+        if fault.rank == me.name && fault.kind != Kind::Link {
             return "gone";
         }
-        let verdict = me.judge(&fault, &error);
+        let verdict = me.check_error(&fault, &error);
         assert!(took < DEADLINE + LATE, "{fault} took {took:?}: {error}");
         let again = comm.barrier().wait().unwrap_err();
         assert_eq!(again.culprit(), error.culprit());
-        let left = comm.shrink(PATIENCE);
+        let left = comm.shrink(TIMEOUT);
         println!("{ANSWER}{number} {} {verdict}", took.as_millis());
         if fault.gone() == me.name {
             assert!(
@@ -145,7 +151,7 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
     "done"
 }
 
-/// A sum by way of every link, which is right if it is done.
+/// A sum over every link, checked on completion.
 fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
     let mut data: Vec<u32> = (0..5000).map(|at| at * seed + comm.rank().0).collect();
     let sum = comm.all_reduce(&mut data, ReduceOp::Sum);
@@ -158,7 +164,7 @@ fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
 }
 
 impl Me {
-    /// Does the operation of a fault, and goes in it if it is this one that is to.
+    /// Runs the operation of a fault, which happens to this rank if it is the one.
     fn meet(&self, comm: &Communicator, fault: &Fault) -> Result<(), CollectiveError> {
         let (collective, _) = fault.way();
         let due = Arc::new(AtomicBool::new(false));
@@ -213,7 +219,7 @@ impl Me {
         self.drive(comm, fault, call, &due)
     }
 
-    /// Drives it, and goes at its step.
+    /// Drives it, with the fault at its step.
     fn drive(
         &self,
         comm: &Communicator,
@@ -224,12 +230,12 @@ impl Me {
         let (collective, algorithm) = fault.way();
         let call = call.algorithm(algorithm).protocol(fault.protocol);
         let mut request = call.channels(2).slice(1024).start()?;
-        if fault.who == self.name {
+        if fault.rank == self.name {
             let mut turns = 0;
             while !due.load(Ordering::Relaxed) && (turns != fault.step || collective.reduces()) && !request.test()? {
                 turns += 1;
             }
-            // Who was stopped in the midst of a step has been away.
+            // A rank that was stopped within a step has been absent.
             if fault.kind != Kind::Stop || !due.load(Ordering::Relaxed) {
                 self.go(comm, fault);
             }
@@ -237,9 +243,9 @@ impl Me {
         request.wait().map(drop)
     }
 
-    /// A sum in which who is to die or to stop does so, in the midst of the step; where a link is to be cut, that is due after it.
+    /// A sum during which the rank dies or stops; a link is cut after the step.
     fn operator(&self, fault: &Fault, due: Arc<AtomicBool>) -> UserOperator {
-        let (mine, kind, step) = (fault.who == self.name, fault.kind, fault.step);
+        let (mine, kind, step) = (fault.rank == self.name, fault.kind, fault.step);
         let times = AtomicU32::new(0);
         UserOperator::new("sum", move |into: &mut [f32], from: &[f32]| {
             if mine && times.fetch_add(1, Ordering::Relaxed) == step {
@@ -254,7 +260,7 @@ impl Me {
         })
     }
 
-    /// Goes.
+    /// Executes the fault.
     fn go(&self, comm: &Communicator, fault: &Fault) {
         let rank = |name: &u32| self.names.iter().position(|one| one == name).unwrap();
         match fault.kind {
@@ -268,10 +274,10 @@ impl Me {
         }
     }
 
-    /// No packet goes either way between this one and another.
+    /// Blocks packets in both directions between this rank and another.
     fn cut(&self, comm: &Communicator, peer: Rank, name: u32) {
-        if self.wire == Wire::Lanes {
-            return comm.cut(peer).unwrap();
+        if self.wire == Wire::SharedMemory {
+            return comm.break_links(peer).unwrap();
         }
         let [one, other] = [self.name, name].map(|name| address(self.wire, self.process, self.run, name));
         let forbid = |from: Ipv4Addr, to: Ipv4Addr| {
@@ -283,8 +289,8 @@ impl Me {
         forbid(other, one);
     }
 
-    /// Whether an error says what has happened. Gives what the members agreed on.
-    fn judge(&self, fault: &Fault, error: &CollectiveError) -> String {
+    /// Checks that an error describes the fault. Returns the agreed verdict.
+    fn check_error(&self, fault: &Fault, error: &CollectiveError) -> String {
         let failure = error
             .failure()
             .unwrap_or_else(|| panic!("{fault}: no verdict: {error}"));
@@ -292,12 +298,12 @@ impl Me {
         let culprit = self.names[cause.culprit().index()];
         match fault.kind {
             Kind::Link => {
-                let ends = [fault.who, fault.peer];
+                let ends = [fault.rank, fault.peer];
                 assert!(ends.contains(&culprit), "{fault}: {error}");
                 let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
                 assert_eq!(excluded, Some(fault.gone()), "{fault}: {error}");
             }
-            _ => assert_eq!(culprit, fault.who, "{fault}: {error}"),
+            _ => assert_eq!(culprit, fault.rank, "{fault}: {error}"),
         }
         let said = failure.to_string();
         assert!(said.contains("process ") && said.contains(" on "), "no host: {said}");

@@ -1,4 +1,4 @@
-//! Starts the ranks of a run, and looks at what they say.
+//! Starts the ranks of a run, and checks their replies.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -19,21 +19,22 @@ use nix::unistd::Pid;
 use crate::fault::{self, Fault, Kind, RANKS, Wire, address};
 use crate::rank::{ANSWER, ROLE};
 
-/// What an operation may take.
+/// Timeout of an operation.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(4);
-/// How much later a process may come to say so on a busy machine.
+/// Scheduling delay of a process on a busy machine.
 pub(crate) const LATE: Duration = Duration::from_secs(2);
-/// For what takes as long as it takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// How many runs there are, or `all`.
+/// For operations without a time limit.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+/// The number of runs, or `all`.
 const RUNS: &str = "DOORBELL_SWEEP";
-/// Runs at a time where there are many.
+/// Concurrent runs, where there are many.
 const BESIDE: usize = 2;
 
-/// By kind and number of ranks: how many faults, and the longest that a rank took to return, in milliseconds.
+/// By kind and number of ranks: number of faults, and the longest time until a rank returned, in
+/// milliseconds.
 type Times = BTreeMap<(Kind, usize), (u32, u64)>;
 
-/// Does so many runs, if nobody asks for another number.
+/// Performs so many runs, unless the environment sets another number.
 pub(crate) fn sweep(wire: Wire, runs: u32) {
     let runs = match env::var(RUNS).as_deref() {
         Err(_) => runs,
@@ -47,7 +48,7 @@ pub(crate) fn sweep(wire: Wire, runs: u32) {
             if number >= runs {
                 return;
             }
-            // Few runs are spread over all there are.
+            // Few runs are spread over all.
             let run = (u64::from(number) * u64::from(fault::all()) / u64::from(runs)) as u32;
             let took = perform(wire, run);
             let mut times = times.lock().unwrap();
@@ -86,7 +87,7 @@ impl Process {
             .lines()
             .map_while(Result::ok);
         let (said, answers) = channel();
-        // Ends with the process. The harness begins its line with the test's name, and ends it later.
+        // Ends with the process. The harness prints the test's name first, and its result later.
         thread::spawn(move || {
             lines.try_for_each(|line| match line.split_once(ANSWER) {
                 Some((_, answer)) => said.send(answer.trim_end().to_owned()),
@@ -96,9 +97,9 @@ impl Process {
         Self { child, answers }
     }
 
-    /// The next answer; none when it has ended.
+    /// The next reply; `None` when it has ended.
     fn answer(&mut self) -> Option<String> {
-        match self.answers.recv_timeout(2 * PATIENCE) {
+        match self.answers.recv_timeout(2 * TIMEOUT) {
             Ok(answer) => Some(answer),
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!("process {} says nothing", self.child.id()),
@@ -113,11 +114,11 @@ impl Drop for Process {
     }
 }
 
-/// Starts the ranks, which meet here.
+/// Starts the ranks, which join here.
 fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
-    let patience = Options::default().patience;
+    let timeout = Options::default().timeout;
     let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), RANKS).unwrap();
-    let serving = rendezvous.spawn(patience).unwrap();
+    let serving = rendezvous.spawn(timeout).unwrap();
     let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
     let own = std::process::id();
     let start = |rank| {
@@ -126,7 +127,7 @@ fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
         command.env(ROLE, format!("{wire:?} {own} {run} {rank} {}", faults.join(";")));
         command.env("DOORBELL_SOFT_ADDR", address(wire, own, run, rank).to_string());
         match wire {
-            Wire::Lanes => command.env_remove("DOORBELL_LINK"),
+            Wire::SharedMemory => command.env_remove("DOORBELL_LINK"),
             Wire::Udp => command.env("DOORBELL_LINK", "udp"),
         };
         command.envs(Launch::variables(serving.id(), Rank(rank), RANKS));
@@ -137,7 +138,8 @@ fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
     processes
 }
 
-/// Does a run, and sees that all who are left have noticed each fault. Gives how long that took the last of them, in milliseconds, by kind and number of ranks.
+/// Performs a run, and checks that all survivors notice each fault. Returns the time of the last of
+/// them, in milliseconds, by kind and number of ranks.
 fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
     let faults = fault::faults(run);
     let mut processes = start(wire, run, &faults);
@@ -147,8 +149,8 @@ fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
         let what = format!("{wire:?}, run {run}, {fault}, {:?}", fault.way());
         let mut said: Option<String> = None;
         let mut most = 0;
-        // Of a link that is cut both ends live, and notice.
-        let notices = |rank: &&u32| fault.kind == Kind::Link || **rank != fault.who;
+        // If a link is cut, both of its ends live, and notice.
+        let notices = |rank: &&u32| fault.kind == Kind::Link || **rank != fault.rank;
         for rank in here.iter().filter(notices) {
             let answer = processes[*rank as usize].answer();
             let answer = answer.unwrap_or_else(|| panic!("rank {rank} has ended instead of noticing {what}"));
@@ -164,7 +166,7 @@ fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
         times.push(((fault.kind, here.len()), most));
         let process = &mut processes[fault.gone() as usize];
         if fault.kind == Kind::Stop {
-            // It learns that the others have gone on without it.
+            // It learns that it was excluded.
             kill(Pid::from_raw(process.child.id() as i32), Signal::SIGCONT).unwrap();
         }
         let last = process.answer();
@@ -181,13 +183,14 @@ fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
     times
 }
 
-/// Nothing is left of the groups of processes on the addresses of a run: neither a name nor what holds one.
+/// The process groups at the addresses of a run leave nothing: neither a name nor a descriptor that
+/// holds one.
 fn vanishes(wire: Wire, run: u32) {
     let began = Instant::now();
     for rank in 0..RANKS {
         let ours = format!("/{}:4791/", address(wire, std::process::id(), run, rank));
         while std::fs::read_to_string("/proc/net/unix").unwrap().contains(&ours) {
-            assert!(began.elapsed() < PATIENCE, "a name is left: {ours}");
+            assert!(began.elapsed() < TIMEOUT, "a name is left: {ours}");
             thread::sleep(Duration::from_millis(2));
         }
     }

@@ -54,8 +54,8 @@ impl Stream {
             }
             (MemorySpace::Host { .. }, MemorySpace::Host { .. }) => {
                 self.enqueue("cuMemcpyAsync", uses, |driver, stream| {
-                    // SAFETY: as above; the driver distinguishes addresses of pinned host memory from
-                    // device addresses.
+                    // SAFETY: as above; the driver distinguishes addresses of pinned host memory
+                    // from device addresses.
                     unsafe { (driver.table().memcpy_async)(to, source, bytes, stream) }
                 })
             }
@@ -122,7 +122,8 @@ impl Stream {
         let table = self.driver().table();
         match (table.memcpy_batch_async_v1, table.memcpy_batch_async_v2) {
             (_, Some(batch)) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {
-                // SAFETY: as for `copy`, for each pair; the arrays have `count` entries, and there is one set of attributes.
+                // SAFETY: as for `copy`, for each pair; the arrays have `count` entries, and there
+                // is one set of attributes.
                 unsafe { batch(to, from, bytes, count, attributes, first, 1, stream) }
             }),
             (Some(batch), None) => self.enqueue("cuMemcpyBatchAsync", &uses, |_, stream| {

@@ -22,7 +22,7 @@ const MIN_VERSION: i32 = 11040;
 /// Why CUDA is unavailable on this machine, in one line.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Absent {
+pub enum LoadError {
     /// The dynamic loader found no usable `libcuda.so.1`; its message follows.
     #[error("no CUDA: cannot load {library}: {reason}; NVIDIA's driver is needed for GPUs")]
     NoLibrary {
@@ -80,8 +80,8 @@ impl Driver {
     /// An error if this machine, or this process, has no usable GPU. The result of the first call
     /// is final.
     #[doc(alias = "cuInit")]
-    pub fn load() -> Result<Self, Absent> {
-        static SYSTEM: OnceLock<Result<Driver, Absent>> = OnceLock::new();
+    pub fn load() -> Result<Self, LoadError> {
+        static SYSTEM: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
         SYSTEM
             .get_or_init(|| {
                 let named = library_from_environment();
@@ -97,19 +97,19 @@ impl Driver {
     /// # Safety
     /// The library must be NVIDIA's driver, or implement each function as NVIDIA's "CUDA Driver
     /// API" specifies.
-    pub unsafe fn load_from(path: &Path) -> Result<Self, Absent> {
+    pub unsafe fn load_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the driver's initialisers have no requirements; the caller vouches for another
         // library.
-        let library = unsafe { sys::open(path) }.map_err(|reason| Absent::NoLibrary {
+        let library = unsafe { sys::open(path) }.map_err(|reason| LoadError::NoLibrary {
             library: path.display().to_string(),
             reason,
         })?;
         // SAFETY: the caller's promise.
-        let table = unsafe { sys::fill(library) }.map_err(|symbol| Absent::NoSymbol { symbol })?;
+        let table = unsafe { sys::fill(library) }.map_err(|symbol| LoadError::NoSymbol { symbol })?;
         Self::start(table)
     }
 
-    fn start(table: Table) -> Result<Self, Absent> {
+    fn start(table: Table) -> Result<Self, LoadError> {
         let mut loaded = Loaded {
             table,
             version: 0,
@@ -123,7 +123,7 @@ impl Driver {
         let status = unsafe { (loaded.table.driver_get_version)(&raw mut loaded.version) };
         loaded.check_init("cuDriverGetVersion", status)?;
         if loaded.version < MIN_VERSION {
-            return Err(Absent::TooOld {
+            return Err(LoadError::TooOld {
                 version: loaded.version,
             });
         }
@@ -134,7 +134,7 @@ impl Driver {
         loaded.check_init("cuDeviceGetCount", status)?;
         loaded.devices = usize::try_from(count).unwrap_or(0);
         if loaded.devices == 0 {
-            return Err(Absent::NoDevice);
+            return Err(LoadError::NoDevice);
         }
         Ok(Self(Box::leak(Box::new(loaded))))
     }
@@ -193,11 +193,11 @@ fn library_from_environment() -> Option<PathBuf> {
 }
 
 impl Loaded {
-    fn check_init(&self, call: &'static str, status: Status) -> Result<(), Absent> {
+    fn check_init(&self, call: &'static str, status: Status) -> Result<(), LoadError> {
         if status == status::SUCCESS {
             return Ok(());
         }
-        Err(Absent::Init {
+        Err(LoadError::Init {
             failure: self.failure(status, call, format_args!("the driver")),
             advice: advice(status),
         })

@@ -66,7 +66,7 @@ mod sys;
 
 pub use context::Context;
 pub use device::{Attribute, ComputeCapability, Device, FlushOptions, Peer, PeerLink, Uuid, WritesOrdering};
-pub use driver::{Absent, Driver};
+pub use driver::{Driver, LoadError};
 pub use error::{Error, Failure};
 pub use event::{Event, EventHandle};
 pub use graph::{CaptureMode, Graph, GraphExec};

@@ -178,7 +178,7 @@ pub struct SmallCopies {
 pub enum SmallSource<'a> {
     /// Memory accessible to kernels of the context.
     Memory(Span<'a>),
-    /// Inline data: at most [`SmallCopies::MOST_INLINE`] bytes.
+    /// Inline data: at most [`SmallCopies::MAX_INLINE`] bytes.
     Bytes(&'a [u8]),
 }
 
@@ -193,11 +193,11 @@ impl SmallSource<'_> {
 
 impl SmallCopies {
     /// The maximum bytes per copy.
-    pub const LARGEST: usize = 4096;
+    pub const MAX_BYTES: usize = 4096;
     /// The maximum bytes if addresses or length are not multiples of 8, which is slower.
     pub const MAX_UNALIGNED: usize = 512;
     /// The maximum bytes of inline data.
-    pub const MOST_INLINE: usize = 4 * (COMMAND_WORDS - INLINE_WORD);
+    pub const MAX_INLINE: usize = 4 * (COMMAND_WORDS - INLINE_WORD);
 
     /// Loads the kernel and runs it once, which takes tens of milliseconds.
     pub fn new(context: &Context) -> Result<Self, Error> {
@@ -243,10 +243,10 @@ impl SmallCopies {
 
     /// Whether a copy of this length and alignment is supported.
     #[must_use]
-    pub fn takes(into: Span<'_>, from: Span<'_>) -> bool {
+    pub fn supports(into: Span<'_>, from: Span<'_>) -> bool {
         let bytes = into.len() as u64;
         let even = (into.device_ptr().0 | from.device_ptr().0 | bytes).is_multiple_of(8);
-        into.len() <= if even { Self::LARGEST } else { Self::MAX_UNALIGNED }
+        into.len() <= if even { Self::MAX_BYTES } else { Self::MAX_UNALIGNED }
     }
 
     /// Submits a copy. Returns its number, to be compared with [`done`](Self::done), or `None` if
@@ -261,8 +261,8 @@ impl SmallCopies {
     /// [`Error::Lengths`], or the driver's error.
     pub unsafe fn copy(&mut self, into: Span<'_>, from: SmallSource<'_>) -> Result<Option<u64>, Error> {
         let fits = match from {
-            SmallSource::Memory(from) => Self::takes(into, from),
-            SmallSource::Bytes(bytes) => bytes.len() <= Self::MOST_INLINE,
+            SmallSource::Memory(from) => Self::supports(into, from),
+            SmallSource::Bytes(bytes) => bytes.len() <= Self::MAX_INLINE,
         };
         if into.len() != from.len() || !fits {
             return Err(Error::Lengths {
@@ -330,7 +330,7 @@ impl SmallCopies {
     /// Waits for a command; `false` if it was cancelled instead.
     pub fn wait(&mut self, number: u64) -> Result<bool, Error> {
         while self.done()? < number {
-            if self.take_back()? {
+            if self.cancel_pending()? {
                 return Ok(false);
             }
             if self.idle_polls < POLLS_BEFORE_QUERY {
@@ -408,7 +408,7 @@ impl SmallCopies {
     ///
     /// # Errors
     /// None that a caller could cause.
-    pub fn is_free(&self) -> Result<bool, Error> {
+    pub fn is_available(&self) -> Result<bool, Error> {
         Ok(!self.policy.in_backoff() && (!self.launch_cancelled || self.word(EXITED)? == self.launches))
     }
 
@@ -419,7 +419,7 @@ impl SmallCopies {
     ///
     /// # Errors
     /// None that a caller could cause.
-    pub fn take_back(&mut self) -> Result<bool, Error> {
+    pub fn cancel_pending(&mut self) -> Result<bool, Error> {
         let is_waiting =
             self.idle_polls >= POLLS_BEFORE_QUERY && self.word(STARTED)? == 0 && self.word(EXITED)? != self.launches;
         if !is_waiting || self.launch_cancelled || self.launched_at.elapsed() < START_TIMEOUT {

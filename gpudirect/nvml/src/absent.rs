@@ -5,7 +5,7 @@ use crate::sys::{Status, status};
 /// Why the library cannot report this machine's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Absent {
+pub enum LoadError {
     /// The dynamic loader found no usable library; its message follows.
     #[error("no NVML: cannot load {library}: {reason}; it comes with NVIDIA's driver")]
     NoLibrary {

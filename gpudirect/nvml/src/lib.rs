@@ -16,7 +16,7 @@ mod sys;
 use core::fmt;
 use std::path::Path;
 
-pub use absent::Absent;
+pub use absent::LoadError;
 
 /// The environment variable that names another library than the system's `libnvidia-ml.so.1`. Like
 /// `LD_LIBRARY_PATH` it is trusted; programs with elevated privileges ignore it.
@@ -41,7 +41,7 @@ impl Machine {
     /// # Errors
     /// An error if there is no library, or it cannot enumerate the GPUs.
     #[doc(alias("nvmlInit_v2", "nvmlDeviceGetCount_v2"))]
-    pub fn read() -> Result<Self, Absent> {
+    pub fn read() -> Result<Self, LoadError> {
         query::system()
     }
 
@@ -50,7 +50,7 @@ impl Machine {
     /// # Safety
     /// The library must be NVML, or implement each function as the "NVML API Reference Guide"
     /// specifies.
-    pub unsafe fn read_from(path: &Path) -> Result<Self, Absent> {
+    pub unsafe fn read_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         unsafe { query::library(path) }
     }
@@ -90,12 +90,12 @@ pub struct Link {
     /// (26.562 GB/s).
     pub bytes_per_s: Option<u64>,
     /// The device at its remote end.
-    pub far: Far,
+    pub remote: RemoteDevice,
 }
 
 /// The device at the remote end of an NVLink.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Far {
+pub enum RemoteDevice {
     /// The GPU with this PCI address.
     Gpu(String),
     /// An NVSwitch, through which all GPUs connected to one reach each other.
@@ -115,11 +115,11 @@ pub struct Peer {
     /// Their common ancestor in the PCIe topology.
     pub ancestor: Option<Ancestor>,
     /// Peer access over NVLink.
-    pub nvlink: Option<Reach>,
+    pub nvlink: Option<P2pStatus>,
     /// Peer read access.
-    pub read: Option<Reach>,
+    pub read: Option<P2pStatus>,
     /// Peer write access.
-    pub write: Option<Reach>,
+    pub write: Option<P2pStatus>,
 }
 
 /// The lowest common ancestor of two GPUs: `nvmlGpuTopologyLevel_t`.
@@ -143,7 +143,7 @@ pub enum Ancestor {
 /// Peer access status of two GPUs: `nvmlGpuP2PStatus_t`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[doc(alias = "nvmlGpuP2PStatus_t")]
-pub enum Reach {
+pub enum P2pStatus {
     /// Supported.
     Yes,
     /// Not supported by the chipset.
@@ -160,15 +160,15 @@ pub enum Reach {
     Unknown,
 }
 
-impl Reach {
+impl P2pStatus {
     /// Whether it is supported.
     #[must_use]
-    pub fn is_yes(self) -> bool {
+    pub fn is_supported(self) -> bool {
         self == Self::Yes
     }
 }
 
-impl fmt::Display for Reach {
+impl fmt::Display for P2pStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Yes => "yes",

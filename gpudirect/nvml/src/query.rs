@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use crate::sys::{self, FieldValue, PciInfo, RawDevice, Status, Table, capability, remote_device, status};
-use crate::{Absent, Ancestor, Far, Gpu, LIBRARY_VARIABLE, Link, Machine, Peer, Reach};
+use crate::{Ancestor, Gpu, LIBRARY_VARIABLE, Link, LoadError, Machine, P2pStatus, Peer, RemoteDevice};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Upper bounds: more GPUs, and more links per GPU, than any machine has.
@@ -22,8 +22,8 @@ const NODE_WORDS: usize = 16;
 const TEXT: usize = 96;
 
 /// Queries the system's library, or the one that the environment names.
-pub(crate) fn system() -> Result<Machine, Absent> {
-    static SYSTEM: OnceLock<Result<Table, Absent>> = OnceLock::new();
+pub(crate) fn system() -> Result<Machine, LoadError> {
+    static SYSTEM: OnceLock<Result<Table, LoadError>> = OnceLock::new();
     let loaded = SYSTEM.get_or_init(|| {
         // SAFETY: the name is that of NVIDIA's library; the variable's setter vouches for another
         // one.
@@ -44,7 +44,7 @@ fn path() -> PathBuf {
 ///
 /// # Safety
 /// The library must be NVML, or behave like it.
-pub(crate) unsafe fn library(path: &Path) -> Result<Machine, Absent> {
+pub(crate) unsafe fn library(path: &Path) -> Result<Machine, LoadError> {
     // SAFETY: the caller's promise.
     let table = unsafe { load(path) }?;
     // SAFETY: the same.
@@ -55,22 +55,22 @@ pub(crate) unsafe fn library(path: &Path) -> Result<Machine, Absent> {
 ///
 /// # Safety
 /// As [`library`].
-unsafe fn load(path: &Path) -> Result<Table, Absent> {
+unsafe fn load(path: &Path) -> Result<Table, LoadError> {
     // SAFETY: NVML's initialisers have no requirements; the caller vouches for another library.
-    let library = unsafe { sys::open(path) }.map_err(|reason| Absent::NoLibrary {
+    let library = unsafe { sys::open(path) }.map_err(|reason| LoadError::NoLibrary {
         library: one_line(&path.display().to_string()),
         reason: one_line(&reason),
     })?;
     // SAFETY: the caller's promise.
-    unsafe { sys::fill(library) }.map_err(|symbol| Absent::NoSymbol { symbol })
+    unsafe { sys::fill(library) }.map_err(|symbol| LoadError::NoSymbol { symbol })
 }
 
 /// Initializes the library and queries it.
 ///
 /// # Safety
 /// The functions must be NVML's, or behave like them.
-unsafe fn read(table: &Table) -> Result<Machine, Absent> {
-    let refused = |call, code| Absent::Refused {
+unsafe fn read(table: &Table) -> Result<Machine, LoadError> {
+    let refused = |call, code| LoadError::Refused {
         call,
         code,
         text: words(table, code),
@@ -326,13 +326,13 @@ impl Session<'_> {
             pci.map(|pci| address(&pci))
         };
         let remote_device = match kind {
-            Some(remote_device::SWITCH) => Far::Switch,
-            Some(remote_device::NPU) => Far::Processor,
-            Some(remote_device::GPU) => remote(self).map_or(Far::Unknown, Far::Gpu),
+            Some(remote_device::SWITCH) => RemoteDevice::Switch,
+            Some(remote_device::NPU) => RemoteDevice::Processor,
+            Some(remote_device::GPU) => remote(self).map_or(RemoteDevice::Unknown, RemoteDevice::Gpu),
             // A device of unreported type is a GPU if it has the address of one.
             _ => remote(self)
                 .filter(|address| addresses.contains(address))
-                .map_or(Far::Unknown, Far::Gpu),
+                .map_or(RemoteDevice::Unknown, RemoteDevice::Gpu),
         };
         // The version matters only if the speed is not reported.
         if let (Err(refusal), None) = (version, speed) {
@@ -345,7 +345,7 @@ impl Session<'_> {
             bytes_per_s: speed
                 .map(nominal_rate)
                 .or_else(|| version.and_then(nominal_rate_of_version)),
-            far: remote_device,
+            remote: remote_device,
         }
     }
 
@@ -392,13 +392,13 @@ impl Session<'_> {
                 },
             );
             status.map(|status| match status {
-                0 => Reach::Yes,
-                1 => Reach::NoChipset,
-                2 => Reach::NoGpu,
-                3 => Reach::NoHub,
-                4 => Reach::Disabled,
-                5 => Reach::NoWay,
-                _ => Reach::Unknown,
+                0 => P2pStatus::Yes,
+                1 => P2pStatus::NoChipset,
+                2 => P2pStatus::NoGpu,
+                3 => P2pStatus::NoHub,
+                4 => P2pStatus::Disabled,
+                5 => P2pStatus::NoWay,
+                _ => P2pStatus::Unknown,
             })
         };
         Peer {

@@ -132,7 +132,8 @@ macro_rules! table {
         pub(crate) unsafe fn fill(library: &Library) -> Result<Table, &'static str> {
             Ok(Table {
                 error_string: {
-                    // SAFETY: by the caller's promise the symbol is NVML's function of this name, whose prototype in nvml.h is the field's type.
+                    // SAFETY: by the caller's promise the symbol is NVML's function of this name,
+                    // whose prototype in nvml.h is the field's type.
                     let symbol = unsafe { library.get::<unsafe extern "C" fn(Status) -> *const c_char>(b"nvmlErrorString") };
                     *symbol.map_err(|_| "nvmlErrorString")?
                 },

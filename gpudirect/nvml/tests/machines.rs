@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use doorbell_nvml::{Absent, Ancestor, Far, Link, Machine, Reach};
+use doorbell_nvml::{Ancestor, Link, LoadError, Machine, P2pStatus, RemoteDevice};
 use libloading::os::unix::Library;
 
 /// A library of this test alone: the dynamic loader gives each file its own copy of the library's
@@ -47,7 +47,7 @@ impl Fake {
         fake
     }
 
-    fn read(&self) -> Result<Machine, Absent> {
+    fn read(&self) -> Result<Machine, LoadError> {
         // SAFETY: the fake library implements the functions called here like NVML.
         let read = unsafe { Machine::read_from(&self.path) };
         // SAFETY: the type is that in nvml.c.
@@ -108,31 +108,31 @@ fn a_machine_is_read_whole() {
         (Some("0-15,32,40-47"), &[1][..])
     );
     assert_eq!((two.cpus.as_deref(), &two.numa_nodes[..]), (None, &[][..]));
-    let link = |number, version, gb_per_s: Option<u64>, far: Far| Link {
+    let link = |number, version, gb_per_s: Option<u64>, far: RemoteDevice| Link {
         number,
         version,
         bytes_per_s: gb_per_s.map(|speed| speed * 1_000_000_000),
-        far,
+        remote: far,
     };
-    let gpu = || Far::Gpu("1a0b2:c1:00.0".to_owned());
+    let gpu = || RemoteDevice::Gpu("1a0b2:c1:00.0".to_owned());
     let links = [
         link(0, Some(6), Some(25), gpu()),
         link(1, Some(6), Some(25), gpu()),
-        link(2, Some(3), Some(25), Far::Switch),
+        link(2, Some(3), Some(25), RemoteDevice::Switch),
         // Links without a speed of their own have the GPU's common speed.
-        link(4, Some(7), Some(25), Far::Processor),
-        link(5, None, Some(25), Far::Unknown),
-        link(6, Some(6), Some(31), Far::Unknown),
+        link(4, Some(7), Some(25), RemoteDevice::Processor),
+        link(5, None, Some(25), RemoteDevice::Unknown),
+        link(6, Some(6), Some(31), RemoteDevice::Unknown),
     ];
     assert_eq!(one.links, links);
     let peer = &two.peers[0];
     assert_eq!(
         (peer.address.as_str(), peer.ancestor, peer.nvlink),
-        ("0000:18:00.0", Some(Ancestor::Bridge), Some(Reach::Disabled))
+        ("0000:18:00.0", Some(Ancestor::Bridge), Some(P2pStatus::Disabled))
     );
     assert_eq!(
         (one.peers[0].nvlink, one.peers[0].write),
-        (Some(Reach::Yes), Some(Reach::Yes))
+        (Some(P2pStatus::Yes), Some(P2pStatus::Yes))
     );
 }
 
@@ -153,8 +153,8 @@ fn unreported_speed_is_inferred_from_the_version() {
 fn gpu_without_nvlink_has_no_links_and_no_notes() {
     let machine = Fake::new("driver 1\ngpu 0:1:0 a A\ngpu 0:2:0 b B").read().unwrap();
     assert_eq!((machine.notes.len(), machine.gpus[0].links.len()), (0, 0));
-    assert_eq!(machine.gpus[0].peers[0].nvlink, Some(Reach::NoWay));
-    assert_eq!(machine.gpus[0].peers[0].read, Some(Reach::NoChipset));
+    assert_eq!(machine.gpus[0].peers[0].nvlink, Some(P2pStatus::NoWay));
+    assert_eq!(machine.gpus[0].peers[0].read, Some(P2pStatus::NoChipset));
     assert_eq!(machine.gpus[1].peers[0].ancestor, Some(Ancestor::System));
 }
 
@@ -202,8 +202,8 @@ fn failed_queries_become_notes() {
         ("DeviceGetNvLinkRemotePciInfo_v2", |machine| {
             let links = machine.gpus.iter_mut().flat_map(|gpu| &mut gpu.links);
             links
-                .filter(|link| matches!(link.far, Far::Gpu(_)))
-                .for_each(|link| link.far = Far::Unknown);
+                .filter(|link| matches!(link.remote, RemoteDevice::Gpu(_)))
+                .for_each(|link| link.remote = RemoteDevice::Unknown);
         }),
     ];
     for (function, without) in cases {
@@ -232,9 +232,9 @@ fn remote_device_type_is_inferred_from_a_gpu_address() {
         .read()
         .unwrap();
     let links = &machine.gpus[0].links;
-    assert_eq!(links[0].far, Far::Gpu("1a0b2:c1:00.0".to_owned()));
+    assert_eq!(links[0].remote, RemoteDevice::Gpu("1a0b2:c1:00.0".to_owned()));
     // Only that it is not a GPU is known of a switch.
-    assert_eq!(links[2].far, Far::Unknown);
+    assert_eq!(links[2].remote, RemoteDevice::Unknown);
     assert_eq!(machine.notes.len(), 2, "one for each GPU: {:?}", machine.notes);
 }
 
@@ -276,7 +276,7 @@ fn what_is_missing_is_said_in_one_line() {
     let other = unsafe { Machine::read_from(Path::new("libc.so.6")) }.unwrap_err();
     assert_eq!(
         other,
-        Absent::NoSymbol {
+        LoadError::NoSymbol {
             symbol: "nvmlErrorString"
         }
     );

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use doorbell_cuda::Context as CudaContext;
-use doorbell_verbs::{All, CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, Remote};
+use doorbell_verbs::{AllAccess, CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, Remote};
 
 use super::allocator::Allocator;
 use super::region::{Region, Registered, host_words};
@@ -142,9 +142,9 @@ impl<'a> HeapBuilder<'a> {
         let pair = |tag: u32| {
             let builder = pd
                 .queue_pair(&cq)
-                .send_depth(self.depth)
-                .recv_depth(1)
-                .max_inline(WORD as u32);
+                .max_send_wr(self.depth)
+                .max_recv_wr(1)
+                .max_inline_data(WORD as u32);
             builder
                 .allow_remote_read()
                 .allow_remote_write()
@@ -250,7 +250,7 @@ fn parse_hello(peer: u32, message: &[u8]) -> Result<(Endpoint, PeerMemory), Heap
     let ([data, signals], []) = keys.as_chunks::<REMOTE_KEY_BYTES>() else {
         return Err(length());
     };
-    let remote = |bytes| Remote::<All>::from_bytes(bytes).map_err(|error| invalid(error.to_string()));
+    let remote = |bytes| Remote::<AllAccess>::from_bytes(bytes).map_err(|error| invalid(error.to_string()));
     Ok((
         Endpoint::from_bytes(endpoint).map_err(|error| invalid(error.to_string()))?,
         PeerMemory {

@@ -7,7 +7,7 @@
 use core::any::Any;
 
 use doorbell_cuda::{Context, DevicePtr, Span, Stream};
-use doorbell_verbs::{Alias, All, ProtectionDomain, Remote, RemoteAll};
+use doorbell_verbs::{AllAccess, BufferAlias, PeerAll, ProtectionDomain, Remote};
 
 use super::HeapError;
 use crate::words::SharedWords;
@@ -21,8 +21,8 @@ pub(super) enum Region {
 
 /// Registered memory: the local buffer, the remote key and their owner.
 pub(super) struct Registered {
-    pub(super) alias: Alias,
-    pub(super) remote: Remote<All>,
+    pub(super) alias: BufferAlias,
+    pub(super) remote: Remote<AllAccess>,
     /// Keeps it registered.
     pub(super) keep: Box<dyn Any + Send>,
 }
@@ -77,7 +77,7 @@ impl Region {
         let stream = Stream::new(context)?;
         stream.fill(memory.all(), 0)?;
         stream.synchronize()?;
-        let registered = register(pd, &memory, RemoteAll).map_err(Box::new)?;
+        let registered = register(pd, &memory, PeerAll).map_err(Box::new)?;
         let region = registered.region();
         if region.path() == Path::Staged {
             let refused: Vec<_> = region.refused().iter().map(ToString::to_string).collect();
@@ -113,7 +113,7 @@ pub(super) fn host_words(
     }
     // SAFETY: the bytes are zeroed and stay valid until their owner is dropped. They are referenced
     // only as atomics, which devices may change.
-    let buffer = unsafe { pd.register_raw(words.start(), words.len(), RemoteAll, words.owner()) }?;
+    let buffer = unsafe { pd.register_raw(words.start(), words.len(), PeerAll, words.owner()) }?;
     // SAFETY: the buffer is kept until the queue pairs that post it are gone. No slice of these
     // bytes is ever given out: a write to a source of a put, or a read of a target of a get, sees
     // old or new bytes, as with remote accesses to this memory.

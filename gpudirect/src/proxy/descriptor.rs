@@ -105,12 +105,12 @@ impl Descriptor {
     /// Encodes it for a lap. Values that exceed a field are truncated.
     #[inline]
     pub(crate) fn encode(&self, lap: u8) -> [u64; DESCRIPTOR_WORDS] {
-        let (operation, signalling) = match self.operation {
-            Operation::Put(signalling) => (PUT, signalling),
+        let (operation, signaling) = match self.operation {
+            Operation::Put(signaling) => (PUT, signaling),
             Operation::Get => (GET, None),
-            Operation::Signal(signalling) => (SIGNAL, Some(signalling)),
+            Operation::Signal(signaling) => (SIGNAL, Some(signaling)),
         };
-        let (kind, signal, value) = match signalling {
+        let (kind, signal, value) = match signaling {
             None => (NO_SIGNAL, 0, 0),
             Some(SignalUpdate { signal, update }) => match update {
                 SignalOp::Set(value) => (SET, signal, value),
@@ -137,17 +137,17 @@ impl Descriptor {
         let [head, len, local, remote, signal, low, high, id] = words.map(|word| word >> LAP_BITS);
         // The upper part of the value is 8 bits; other bits of its word are shifted out.
         let value = low | high << (u64::BITS - LAP_BITS);
-        let signalling = match head >> 8 & 0xff {
+        let signaling = match head >> 8 & 0xff {
             NO_SIGNAL => None,
             SET => Some(SignalOp::Set(value)),
             ADD => Some(SignalOp::Add(value)),
             _ => return Err(InvalidDescriptor),
         }
         .map(|update| SignalUpdate { signal, update });
-        let operation = match (head & 0xff, signalling) {
-            (PUT, signalling) => Operation::Put(signalling),
+        let operation = match (head & 0xff, signaling) {
+            (PUT, signaling) => Operation::Put(signaling),
             (GET, None) => Operation::Get,
-            (SIGNAL, Some(signalling)) => Operation::Signal(signalling),
+            (SIGNAL, Some(signaling)) => Operation::Signal(signaling),
             _ => return Err(InvalidDescriptor),
         };
         Ok(Self {

@@ -9,7 +9,7 @@
 //! ```cuda
 //! #include "doorbell.cuh"
 //!
-//! extern "C" __global__ void push(doorbell::Queue queue, uint64_t bytes, uint32_t peer) {
+//! extern "C" __global__ void push(doorbell::QueueKind queue, uint64_t bytes, uint32_t peer) {
 //!     fill(queue.heap);                                        // the data to put, in the local part of the symmetric heap
 //!     doorbell::put_signal_block(queue, peer, /*to*/ 0, /*from*/ 0, bytes, /*signal*/ 32, doorbell::ADD, 1);
 //!     if (!doorbell::quiet(queue)) return;                     // the memory may be reused; false: see the host's error

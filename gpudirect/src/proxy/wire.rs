@@ -5,8 +5,8 @@ use core::any::Any;
 use std::collections::VecDeque;
 
 use doorbell_verbs::{
-    Alias, All, Buffer, CompletionQueue, CompletionQueueError, Local, MemoryError, ProtectionDomain, QueuePair, Remote,
-    RemoteWord, Word,
+    AllAccess, AtomicWord, Buffer, BufferAlias, CompletionQueue, CompletionQueueError, Local, MemoryError,
+    ProtectionDomain, QueuePair, Remote, RemoteWord,
 };
 
 use super::descriptor::{Descriptor, Operation, SignalOp, SignalUpdate};
@@ -23,9 +23,9 @@ const MAX_BATCH: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub struct PeerMemory {
     /// The target of puts and source of gets.
-    pub data: Remote<All>,
+    pub data: Remote<AllAccess>,
     /// Its signals, 8 bytes each.
-    pub signals: Remote<All>,
+    pub signals: Remote<AllAccess>,
 }
 
 /// Connections to all ranks, on which a [`Proxy`](super::Proxy) posts.
@@ -33,7 +33,7 @@ pub struct Connections {
     // Queue pairs are dropped before their resources.
     peers: Vec<PeerConnection>,
     cq: CompletionQueue,
-    local: Alias,
+    local: BufferAlias,
     local_len: u64,
     _keep: Box<dyn Any + Send>,
 }
@@ -42,7 +42,7 @@ struct PeerConnection {
     qp: QueuePair,
     memory: PeerMemory,
     /// Scratch words for the original values that atomics return; one per send queue slot.
-    words: Vec<Word>,
+    words: Vec<AtomicWord>,
     /// Work requests staged for the next doorbell, and their inline values.
     staged: Vec<Request>,
     values: Vec<[u8; WORD]>,
@@ -54,10 +54,10 @@ struct PeerConnection {
 }
 
 enum Request {
-    Write(Alias, Remote<All>),
-    Read(Alias, Remote<All>),
-    Set(usize, Remote<All>),
-    Add(Word, RemoteWord, u64),
+    Write(BufferAlias, Remote<AllAccess>),
+    Read(BufferAlias, Remote<AllAccess>),
+    Set(usize, Remote<AllAccess>),
+    Add(AtomicWord, RemoteWord, u64),
 }
 
 /// The ring of a descriptor, and its index there.
@@ -101,11 +101,11 @@ impl Connections {
         pd: &ProtectionDomain,
         cq: CompletionQueue,
         peers: Vec<(QueuePair, PeerMemory)>,
-        local: (Alias, u64),
+        local: (BufferAlias, u64),
         keep: Box<dyn Any + Send>,
     ) -> Result<Self, MemoryError> {
         let peers = peers.into_iter().map(|(qp, memory)| {
-            let depth = qp.send_room() as usize;
+            let depth = qp.free_send_slots() as usize;
             let chunks = pd.register_chunks(doorbell_verbs::Memory::zeroed(depth * WORD), WORD, Local)?;
             Ok(PeerConnection {
                 qp,
@@ -136,10 +136,10 @@ impl Connections {
         let Some(peer) = self.peers.get_mut(descriptor.peer as usize) else {
             return failed_staging(FailureCause::Peer, descriptor);
         };
-        let (moves, signalling) = match descriptor.operation {
-            Operation::Put(signalling) => (true, signalling),
+        let (moves, signaling) = match descriptor.operation {
+            Operation::Put(signaling) => (true, signaling),
             Operation::Get => (true, None),
-            Operation::Signal(signalling) => (false, Some(signalling)),
+            Operation::Signal(signaling) => (false, Some(signaling)),
         };
         if moves && !in_bounds(descriptor.local, descriptor.len, self.local_len) {
             return failed_staging(FailureCause::Local, descriptor);
@@ -147,7 +147,7 @@ impl Connections {
         if moves && !in_bounds(descriptor.remote, descriptor.len, peer.memory.data.len()) {
             return failed_staging(FailureCause::Remote, descriptor);
         }
-        let word = match signalling {
+        let word = match signaling {
             None => None,
             Some(SignalUpdate { signal, .. }) => {
                 let at = signal.checked_mul(WORD as u64);
@@ -169,7 +169,7 @@ impl Connections {
         let pieces = if moves { descriptor.len.div_ceil(MAX_REQUEST) } else { 0 } as usize;
         let requests = pieces + usize::from(word.is_some());
         let adds = matches!(
-            signalling,
+            signaling,
             Some(SignalUpdate {
                 update: SignalOp::Add(_),
                 ..
@@ -178,7 +178,7 @@ impl Connections {
         if requests == 0 {
             return Staging::Done(Ok(()));
         }
-        let room = (peer.qp.send_room() as usize).saturating_sub(peer.staged.len());
+        let room = (peer.qp.free_send_slots() as usize).saturating_sub(peer.staged.len());
         if requests > room || peer.staged.len() >= MAX_BATCH || (adds && peer.words.is_empty()) {
             return Staging::Full;
         }
@@ -195,8 +195,8 @@ impl Connections {
                 });
             }
         }
-        if let (Some((word, remote)), Some(signalling)) = (word, signalling) {
-            match signalling.update {
+        if let (Some((word, remote)), Some(signaling)) = (word, signaling) {
+            match signaling.update {
                 SignalOp::Set(value) => {
                     peer.staged.push(Request::Set(peer.values.len(), remote));
                     peer.values.push(value.to_ne_bytes());
@@ -297,7 +297,7 @@ impl PeerConnection {
                 left -= 1;
                 macro_rules! add {
                     ($request:expr) => {{
-                        $request.signalled_if(left == 0);
+                        $request.signaled_if(left == 0);
                     }};
                 }
                 match request {

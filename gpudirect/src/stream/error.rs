@@ -16,7 +16,7 @@ pub struct PostFailed(pub(super) String);
 pub enum StreamError {
     /// The queue pair does not signal all of its requests.
     #[error("the queue pair does not signal all of its requests: build it with QueuePairBuilder::signal_all")]
-    NotSignalled,
+    NotSignaled,
     /// Too many pending posts.
     #[error("256 posts are pending: wait for some of them first")]
     Full,

@@ -9,14 +9,14 @@
 //! ```no_run
 //! use doorbell_gpudirect::proxy::IdlePolicy;
 //! use doorbell_gpudirect::stream::StreamQueue;
-//! use doorbell_verbs::{Buffer, CompletionQueue, Opaque, QueuePair, Remote, RemoteWrite, Write};
+//! use doorbell_verbs::{Buffer, CompletionQueue, Opaque, QueuePair, Remote, PeerWrite, WriteAccess};
 //!
 //! /// The queue pair was built with `signal_all`, and has `cq` for itself.
 //! fn example(
 //!     stream: &doorbell_cuda::Stream,
 //!     (qp, cq): (QueuePair, CompletionQueue),
-//!     gradients: Buffer<Opaque<RemoteWrite>>,
-//!     theirs: Remote<Write>,
+//!     gradients: Buffer<Opaque<PeerWrite>>,
+//!     theirs: Remote<WriteAccess>,
 //! ) -> Result<(), Box<dyn std::error::Error>> {
 //!     let queue = StreamQueue::spawn(stream.context(), qp, cq, IdlePolicy::default())?;
 //!     // ... kernels that compute the gradients are launched on the stream ...
@@ -163,7 +163,7 @@ impl StreamQueue {
     /// only.
     ///
     /// # Errors
-    /// [`StreamError::NotSignalled`] for a queue pair not built with
+    /// [`StreamError::NotSignaled`] for a queue pair not built with
     /// [`signal_all`](doorbell_verbs::QueuePairBuilder::signal_all); the driver's error.
     pub fn spawn(context: &Context, qp: QueuePair, cq: CompletionQueue, idle: IdlePolicy) -> Result<Self, StreamError> {
         let (mut queue, mut poster) = Self::without_thread(context, qp, cq)?;
@@ -186,7 +186,7 @@ impl StreamQueue {
         cq: CompletionQueue,
     ) -> Result<(Self, Poster), StreamError> {
         if !qp.query()?.signal_all {
-            return Err(StreamError::NotSignalled);
+            return Err(StreamError::NotSignaled);
         }
         let shared = Arc::new(Shared {
             words: SharedWords::pinned(context, READY + MAX_PENDING as usize)?,

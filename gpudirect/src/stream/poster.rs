@@ -52,7 +52,7 @@ impl Poster {
     pub(super) fn new(shared: Arc<Shared>, qp: QueuePair, cq: CompletionQueue) -> Self {
         Self {
             shared,
-            reserved: qp.send_room().div_ceil(2),
+            reserved: qp.free_send_slots().div_ceil(2),
             qp,
             cq,
             waiting: VecDeque::new(),
@@ -91,7 +91,7 @@ impl Poster {
 
     fn post_once(&mut self) -> bool {
         let mut any = false;
-        while self.qp.send_room() >= self.reserved {
+        while self.qp.free_send_slots() >= self.reserved {
             let Some(first) = self.waiting.front() else { break };
             let lost = match &first.ready {
                 Ready::Now => None,
@@ -121,7 +121,7 @@ impl Poster {
     fn post_repeated(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.repeats.len() {
-            if self.qp.send_room() < self.reserved {
+            if self.qp.free_send_slots() < self.reserved {
                 break;
             }
             let place = &mut self.repeats[index];

@@ -25,14 +25,14 @@ use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use doorbell_cuda::{Absent, Driver};
+use doorbell_cuda::{Driver, LoadError};
 use libloading::os::unix::Library;
 
 pub use build::{build, missing};
 
 /// How work is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum ExecutionMode {
     /// Only when something waits for it (or has polled very often), and then only what that needs:
     /// everything asynchronous on a GPU is as late and as unordered as possible. Finds missing
     /// waits and premature frees. For a single process: waits of another process do not trigger
@@ -76,10 +76,10 @@ pub struct Standin {
 /// # Panics
 /// As [`build`].
 #[must_use]
-pub fn environment(manner: Manner, devices: usize) -> [(&'static str, OsString); 2] {
+pub fn environment(manner: ExecutionMode, devices: usize) -> [(&'static str, OsString); 2] {
     let manner = match manner {
-        Manner::Lazy => "lazy",
-        Manner::Prompt => "prompt",
+        ExecutionMode::Lazy => "lazy",
+        ExecutionMode::Prompt => "prompt",
     };
     [
         ("DOORBELL_CUDA_LIBRARY", build().into()),
@@ -93,7 +93,7 @@ impl Standin {
     /// # Panics
     /// As [`build`], and if the library cannot be loaded.
     #[must_use]
-    pub fn load(manner: Manner) -> Self {
+    pub fn load(manner: ExecutionMode) -> Self {
         Self::load_without(manner, &[])
     }
 
@@ -102,7 +102,7 @@ impl Standin {
     /// # Panics
     /// As [`Standin::load`].
     #[must_use]
-    pub fn load_without(manner: Manner, functions: &[&str]) -> Self {
+    pub fn load_without(manner: ExecutionMode, functions: &[&str]) -> Self {
         let mut bytes = fs::read(build()).expect("the stand-in, which was just built");
         for function in functions {
             rename(&mut bytes, function);
@@ -113,7 +113,7 @@ impl Standin {
         // SAFETY: the library's initialisers only read the environment.
         let library = unsafe { Library::new(&path) }.expect("the stand-in is a library");
         let standin = Self { library, path };
-        standin.call("standin_manner", (manner == Manner::Prompt).into());
+        standin.call("standin_manner", (manner == ExecutionMode::Prompt).into());
         standin
     }
 
@@ -121,7 +121,7 @@ impl Standin {
     ///
     /// # Errors
     /// As [`Driver::load`], if [`Standin::set_start`] or [`Standin::fail`] cause it.
-    pub fn driver(&self) -> Result<Driver, Absent> {
+    pub fn driver(&self) -> Result<Driver, LoadError> {
         // SAFETY: the stand-in implements the called functions like NVIDIA's driver.
         unsafe { Driver::load_from(&self.path) }
     }

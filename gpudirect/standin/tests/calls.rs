@@ -8,7 +8,7 @@ use std::ptr;
 use doorbell_cuda::{
     Attribute, Context, DeviceMemory, DevicePtr, HostMemory, Memory, MemoryType, Stream, WritesOrdering,
 };
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 use libloading::os::unix::Library;
 
 struct Setting {
@@ -19,7 +19,7 @@ struct Setting {
 }
 
 impl Setting {
-    fn new(manner: Manner) -> Self {
+    fn new(manner: ExecutionMode) -> Self {
         let standin = Standin::load(manner);
         let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
         let stream = Stream::new(&context).unwrap();
@@ -47,7 +47,7 @@ fn fills_and_host_functions_run_in_order() {
         // SAFETY: the word belongs to the test.
         unsafe { *word.cast::<u32>() *= 2 };
     }
-    for manner in [Manner::Lazy, Manner::Prompt] {
+    for manner in [ExecutionMode::Lazy, ExecutionMode::Prompt] {
         let setting = Setting::new(manner);
         let mut host = HostMemory::alloc(&setting.context, 16).unwrap();
         let memory = DeviceMemory::alloc(&setting.context, 16).unwrap();
@@ -70,7 +70,7 @@ fn fills_and_host_functions_run_in_order() {
 
 #[test]
 fn memory_is_described() {
-    let setting = Setting::new(Manner::Lazy);
+    let setting = Setting::new(ExecutionMode::Lazy);
     let memory = DeviceMemory::alloc(&setting.context, 5000).unwrap();
     let host = HostMemory::alloc(&setting.context, 5000).unwrap();
     let inside = DevicePtr(host.all().device_ptr().0 + 100);
@@ -99,7 +99,7 @@ fn memory_is_described() {
 
 #[test]
 fn ipc_memory_is_opened_by_other_processes_only() {
-    let setting = Setting::new(Manner::Prompt);
+    let setting = Setting::new(ExecutionMode::Prompt);
     setting.context.make_current().unwrap();
     let mut address = 0;
     let mut handle = [0u8; 64];
@@ -134,7 +134,7 @@ fn ipc_memory_is_opened_by_other_processes_only() {
 
 #[test]
 fn dma_buf_is_emulated_by_a_file() {
-    let setting = Setting::new(Manner::Prompt);
+    let setting = Setting::new(ExecutionMode::Prompt);
     let memory = DeviceMemory::alloc(&setting.context, 100_000).unwrap();
     let dma_buf = memory.span(5000..).unwrap().dma_buf().unwrap();
     assert_eq!((dma_buf.start.0, dma_buf.offset), (memory.device_ptr().0 + 4096, 904));
@@ -156,7 +156,7 @@ fn dma_buf_is_emulated_by_a_file() {
 
 #[test]
 fn modules_contain_the_kernels_of_their_ptx() {
-    let setting = Setting::new(Manner::Lazy);
+    let setting = Setting::new(ExecutionMode::Lazy);
     type Load = unsafe extern "C" fn(*mut *mut c_void, *const c_char) -> c_int;
     type Find = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
     let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
@@ -190,7 +190,7 @@ fn modules_contain_the_kernels_of_their_ptx() {
 
 #[test]
 fn device_attributes_can_be_set() {
-    let setting = Setting::new(Manner::Lazy);
+    let setting = Setting::new(ExecutionMode::Lazy);
     let device = setting.context.device();
     assert!(device.has(Attribute::DmaBufSupported));
     setting.standin.set_attribute(Attribute::DmaBufSupported as i32, 0);
@@ -203,7 +203,7 @@ fn device_attributes_can_be_set() {
 
 #[test]
 fn device_addresses_are_host_accessible_on_request() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     standin.open();
     let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
     let stream = Stream::new(&context).unwrap();

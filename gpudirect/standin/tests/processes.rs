@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::{env, fs, ptr, thread};
 
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Launch, Memory, Module, Stream, WaitCondition};
-use doorbell_cuda_standin::{Manner, Standin, environment, missing};
+use doorbell_cuda_standin::{ExecutionMode, Standin, environment, missing};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
@@ -86,7 +86,7 @@ fn said(name: &str, result: Result) -> bool {
 
 /// Runs a case in this process and in a second one.
 fn first(name: &str, run: fn(&First) -> Result) -> Result {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let context = standin.driver()?.device(0)?.context()?;
     let stream = Stream::new(&context)?;
     let memory = DeviceMemory::alloc(&context, BYTES)?;
@@ -94,7 +94,7 @@ fn first(name: &str, run: fn(&First) -> Result) -> Result {
     stream.synchronize()?;
     let child = Command::new(env::current_exe()?)
         .args([CHILD, name])
-        .envs(environment(Manner::Prompt, 2))
+        .envs(environment(ExecutionMode::Prompt, 2))
         .stdin(Stdio::from(memory.export_fd()?))
         .stdout(Stdio::piped())
         .spawn()?;

@@ -8,7 +8,7 @@ use doorbell_cuda::{
     Argument, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
     Stream, WaitCondition,
 };
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 type Result<T = ()> = std::result::Result<T, Error>;
 
@@ -60,7 +60,7 @@ impl Rank {
 
 #[test]
 fn kernels_of_two_ranks_wait_for_each_other() {
-    for manner in [Manner::Prompt, Manner::Lazy] {
+    for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {
         let standin = Standin::load(manner);
         let driver = standin.driver().unwrap();
         let ranks: Vec<_> = (0..2).map(|rank| Rank::new(driver, rank, "meet").unwrap()).collect();
@@ -97,7 +97,7 @@ fn kernels_of_two_ranks_wait_for_each_other() {
 
 #[test]
 fn cooperative_blocks_are_all_resident() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
     let launch = Launch {
         cooperative: true,
@@ -126,7 +126,7 @@ fn cooperative_blocks_are_all_resident() {
 /// the last operation of one depends on the other.
 #[test]
 fn graph_branches_run_concurrently() {
-    for manner in [Manner::Prompt, Manner::Lazy] {
+    for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
         let (stream, other) = (&rank.stream, Stream::new(&rank.context).unwrap());
@@ -178,7 +178,7 @@ fn graph_branches_run_concurrently() {
 
 #[test]
 fn stream_waits_end_on_writes_by_streams_and_host() {
-    for manner in [Manner::Prompt, Manner::Lazy] {
+    for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
         let host = HostMemory::alloc(&rank.context, 64).unwrap();
@@ -201,7 +201,7 @@ fn stream_waits_end_on_writes_by_streams_and_host() {
 
 #[test]
 fn no_work_after_device_loss() {
-    for manner in [Manner::Prompt, Manner::Lazy] {
+    for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
         rank.stream
@@ -224,7 +224,7 @@ fn no_work_after_device_loss() {
 /// stream.
 #[test]
 fn kernels_end_when_the_device_is_lost() {
-    for manner in [Manner::Prompt, Manner::Lazy] {
+    for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {
         let standin = Standin::load(manner);
         let rank = Rank::new(standin.driver().unwrap(), 0, "meet").unwrap();
         let at = |offset: usize| rank.memory.span(offset..).unwrap().device_ptr();
@@ -252,7 +252,7 @@ fn kernels_end_when_the_device_is_lost() {
 
 #[test]
 fn first_launch_waits_for_the_device_with_late_loading() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     standin.set_late_loading(true);
     let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
     let (other, writer) = (Stream::new(&rank.context).unwrap(), Stream::new(&rank.context).unwrap());
@@ -287,7 +287,7 @@ fn first_launch_waits_for_the_device_with_late_loading() {
 
 #[test]
 fn streams_refuse_objects_of_another_device() {
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     let driver = standin.driver().unwrap();
     let (here, there) = (
         Rank::new(driver, 0, "gather").unwrap(),

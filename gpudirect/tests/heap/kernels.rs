@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 use doorbell_gpudirect::heap::SymmetricHeap;
 use doorbell_gpudirect::proxy::{FailureCause, KernelQueue};
 
@@ -20,7 +20,7 @@ const FINE: Results = Results {
 /// be full.
 #[test]
 fn blocks_put_and_peers_compare() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     for slots in [2, 64] {
         gpu_ranks(
             &standin,
@@ -56,7 +56,7 @@ fn blocks_put_and_peers_compare() {
 
 #[test]
 fn kernels_get() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         2,
@@ -91,7 +91,7 @@ fn kernels_get() {
 /// Kernels of two ranks that alternate, and many threads on one queue.
 #[test]
 fn kernels_alternate_and_many_threads_share_a_queue() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         2,
@@ -139,7 +139,7 @@ fn kernels_alternate_and_many_threads_share_a_queue() {
 /// descriptor and cause, and later requests are executed.
 #[test]
 fn invalid_descriptors_of_kernels() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     // Operation, signal operation and peer; length.
     let cases = [
         (0u64, 8u64, FailureCause::Operation),
@@ -193,7 +193,7 @@ fn invalid_descriptors_of_kernels() {
 /// host's request.
 #[test]
 fn waiting_kernels_are_released() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         2,

@@ -1,7 +1,7 @@
 //! Stream-ordered puts.
 
 use doorbell_cuda::{CaptureMode, HostMemory, Memory as _, Stream, WaitCondition};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 use doorbell_gpudirect::heap::{HeapError, SignalOp};
 use doorbell_gpudirect::proxy::FailureCause;
 
@@ -11,7 +11,7 @@ use crate::world::{TIMEOUT, gpu_ranks, ranks};
 /// blocking the host.
 #[test]
 fn put_wait_and_barrier() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         3,
@@ -64,7 +64,7 @@ fn put_wait_and_barrier() {
 /// No request is executed before its stream reaches it.
 #[test]
 fn no_request_precedes_its_stream() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         1,
@@ -105,7 +105,7 @@ fn no_request_precedes_its_stream() {
 /// A stream that waits for a failing request continues, and the failure is reported.
 #[test]
 fn failures_release_streams() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         2,
@@ -134,7 +134,7 @@ fn failures_release_streams() {
 
 #[test]
 fn capture_is_refused_and_failures_are_returned() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     gpu_ranks(
         &standin,
         1,

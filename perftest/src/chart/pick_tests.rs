@@ -138,7 +138,7 @@ fn lines_that_bound_the_link_are_in_and_others_are_not() {
 }
 
 #[test]
-fn every_chart_has_a_name_that_can_be_asked_for() {
+fn every_chart_has_a_name_for_the_command_line() {
     for kind in CHART_KINDS {
         assert!(ids().contains(&kind.id));
     }

@@ -69,8 +69,8 @@ fn options(help: &str) -> Vec<(Option<char>, Option<String>)> {
         Some(name.split(['=', '<']).next()?.trim_end_matches(',').to_owned()).filter(|name| !name.is_empty())
     };
     let mut found = Vec::new();
-    for line in help.lines().map(str::trim_start) {
-        let mut words = line.split_whitespace();
+    for row in help.lines().map(str::trim_start) {
+        let mut words = row.split_whitespace();
         let Some(first) = words.next() else { continue };
         let bare = first.trim_end_matches(',');
         if let Some(name) = long(bare) {

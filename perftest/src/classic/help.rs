@@ -38,16 +38,16 @@ pub(crate) fn text(tool: Tool) -> String {
         .filter(|flag| flag.tools.has(tool))
         .partition(|flag| matches!(flag.support, Support::Refused(_)));
     for flag in taken {
-        text += &line(flag);
+        text += &row(flag);
     }
     text += "\nNot supported:\n";
     for flag in refused {
-        text += &line(flag);
+        text += &row(flag);
     }
     text + "\nExit status: 0 done, 1 the test failed or a limit was not kept, 2 bad usage, 130 Ctrl-C.\n"
 }
 
-fn line(flag: &Flag) -> String {
+fn row(flag: &Flag) -> String {
     let short = flag.short.map_or("    ".to_owned(), |short| format!("-{short}, "));
     let value = flag.value.map(|value| format!("={value}")).unwrap_or_default();
     let mut text = format!("  {short}--{}{value}", flag.long);
@@ -83,15 +83,15 @@ mod tests {
         for tool in Tool::ALL {
             let text = text(tool);
             for flag in FLAGS {
-                let listed = text.lines().any(|line| {
-                    line.split(|c: char| c == '=' || c.is_whitespace())
+                let listed = text.lines().any(|row| {
+                    row.split(|c: char| c == '=' || c.is_whitespace())
                         .any(|word| word == format!("--{}", flag.long))
                 });
                 assert_eq!(listed, flag.tools.has(tool), "{} of {}", flag.long, tool.name());
             }
             assert!(
                 text.lines()
-                    .all(|line| line.chars().count() <= WIDTH && line.trim_end() == line),
+                    .all(|row| row.chars().count() <= WIDTH && row.trim_end() == row),
                 "{text}"
             );
         }

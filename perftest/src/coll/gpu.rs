@@ -4,7 +4,7 @@
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuOptions, as_bytes, as_bytes_mut};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, ReduceOp};
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, Graph, HostMemory, Memory, Span, Stream};
 
@@ -60,7 +60,7 @@ pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
         (args.deterministic, "--deterministic"),
         (args.operation == Collective::AllToAllV, "alltoallv"),
     ];
-    match one.iter().find(|(is_asked, _)| *is_asked) {
+    match one.iter().find(|(is_given, _)| *is_given) {
         Some((_, what)) => Err(Failure::usage(format!(
             "{what} is for memory of the host: leave out --gpu"
         ))),
@@ -111,7 +111,7 @@ pub(super) fn run(
     let options = GpuOptions::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
     let gpu = GpuCommunicator::new(comm, &context, options).map_err(|e| failed(&e))?;
     let name = context.device().name().map_err(|e| failed(&e))?;
-    match gpu.why_staged() {
+    match gpu.staged_reason() {
         Some(reason) => {
             report.memory = "staged";
             if gpu.rank() == Rank(0) {
@@ -168,7 +168,7 @@ impl TypedJob for Job<'_> {
         };
         let (executor, algorithm) = self
             .gpu
-            .way(self.case.collective, T::TYPE, self.case.count as usize, true);
+            .selection(self.case.collective, T::TYPE, self.case.count as usize, true);
         Ok(Row {
             bytes: self.bytes,
             count: self.case.count,
@@ -234,13 +234,13 @@ impl Job<'_> {
     fn measurement<T: Number>(&mut self, in_place: bool) -> Result<Measurement, Stop> {
         let rank = self.gpu.rank();
         let mut wrong = 0;
-        for turn in 0..u64::from(self.args.check) {
-            let seed = self.args.seed ^ turn << 32;
+        for check in 0..u64::from(self.args.check) {
+            let seed = self.args.seed ^ check << 32;
             let operands = self.operands::<T>(in_place)?;
             self.fill::<T>(&operands, seed)?;
             self.enqueue::<T>(&operands)?;
             let output = self.read::<T>(&operands)?;
-            wrong += self.case.wrong(self.op, rank, seed, &output);
+            wrong += self.case.count_wrong(self.op, rank, seed, &output);
         }
         let wrong = all_values(self.gpu.host(), wrong as f64)?.iter().sum::<f64>() as u64;
         // Repeated in-place reductions would overflow; zeros stay zeros.
@@ -351,7 +351,8 @@ impl Job<'_> {
         for start in (0..input.len()).step_by(CHUNK) {
             let len = CHUNK.min(input.len() - start);
             let first = (start / size_of::<T>()) as u64;
-            let drawn = (first..first + (len / size_of::<T>()) as u64).map(|index| given(seed, self.gpu.rank(), index));
+            let drawn =
+                (first..first + (len / size_of::<T>()) as u64).map(|index| input_element(seed, self.gpu.rank(), index));
             let drawn: Vec<T> = drawn.collect();
             host.copy_in(0, as_bytes(&drawn))?;
             self.stream.copy(input.span(start..start + len)?, host.span(..len)?)?;

@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_collectives::bootstrap::{PATIENCE, Rendezvous};
+use doorbell_collectives::bootstrap::{DEFAULT_TIMEOUT, Rendezvous};
 
 use super::CollArgs;
 use crate::device::{self, Reach};
@@ -40,7 +40,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     drop(device::open_all(&args.device, &soft, args.seed, Reach::Here)?);
     let cannot = |e: String| Failure::test(format!("cannot start {ranks} ranks: {}", one_line(&e)));
     let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)
-        .and_then(|rendezvous| rendezvous.spawn(PATIENCE))
+        .and_then(|rendezvous| rendezvous.spawn(DEFAULT_TIMEOUT))
         .map_err(|e| cannot(e.to_string()))?;
     let id = serving.id().to_string();
     let mut all = Vec::new();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use doorbell_collectives::communicator::{Call, Reduction};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::tune::Choice;
 use doorbell_collectives::{CollectiveError, CommBuffer, Communicator, DataType, PreMulSum, Rank, ReduceOp};
 
@@ -185,11 +185,11 @@ impl Job<'_> {
             op => Reduction::from(op),
         };
         let mut wrong = 0;
-        for turn in 0..u64::from(args.check) {
-            let seed = args.seed ^ turn << 32;
+        for check in 0..u64::from(args.check) {
+            let seed = args.seed ^ check << 32;
             buffers.fill(&case, rank, seed);
             buffers.run(comm, &case, &reduction, None)?;
-            wrong += case.wrong(op, rank, seed, buffers.output(&case, rank));
+            wrong += case.count_wrong(op, rank, seed, buffers.output(&case, rank));
         }
         let wrong = all_values(self.comm, wrong as f64)?.iter().sum::<f64>() as u64;
         // Repeated in-place reductions would overflow; zeros stay zeros.
@@ -302,7 +302,7 @@ impl<T: Number> Buffers<T> {
 
     /// Fills the input with its pattern, and the output with wrong values.
     fn fill(&mut self, case: &Case, rank: Rank, seed: u64) {
-        let wrong_value: T = given(!seed, rank, u64::MAX);
+        let wrong_value: T = input_element(!seed, rank, u64::MAX);
         let input = match self {
             Self::OutOfPlace { input, output, .. } => {
                 output.fill(wrong_value);
@@ -315,7 +315,7 @@ impl<T: Number> Buffers<T> {
             }
         };
         for (index, element) in (0..).zip(input) {
-            *element = given(seed, rank, index);
+            *element = input_element(seed, rank, index);
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::reference::Number;
-use doorbell_collectives::tune::{Choice, Question, median};
+use doorbell_collectives::tune::{Choice, TuningRequest, median};
 use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
 use serde::Serialize;
 
@@ -33,12 +33,12 @@ const MAX_ERROR: f64 = 0.15;
 const GOOD_ENOUGH: f64 = 0.10;
 
 #[derive(Serialize)]
-struct Beside {
+struct ModelCheck {
     tool: &'static str,
     version: &'static str,
     test: &'static str,
     ranks: u32,
-    results: Vec<Line>,
+    results: Vec<ChoiceRow>,
     /// Predictions within 15 %, and all.
     #[serde(rename = "right")]
     within_error: usize,
@@ -50,7 +50,7 @@ struct Beside {
 
 /// One choice at one size.
 #[derive(Serialize)]
-struct Line {
+struct ChoiceRow {
     bytes: u64,
     algorithm: &'static str,
     protocol: &'static str,
@@ -66,7 +66,7 @@ struct Line {
     by_best: f64,
 }
 
-impl Line {
+impl ChoiceRow {
     fn is_right(&self) -> bool {
         (self.ratio - 1.0).abs() <= MAX_ERROR
     }
@@ -98,24 +98,24 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let mut results = Vec::new();
     for bytes in args.sizes() {
         let mut job = Job { args, comm, bytes };
-        let lines = dispatch(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let rows = dispatch(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
         if table {
-            lines.iter().try_for_each(print)?;
+            rows.iter().try_for_each(print)?;
         }
-        results.extend(lines);
+        results.extend(rows);
     }
     if comm.rank() != Rank(0) {
         return Ok(());
     }
-    let chosen = || results.iter().filter(|line| line.chosen);
-    let check = Beside {
+    let chosen = || results.iter().filter(|row| row.chosen);
+    let check = ModelCheck {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
         test: args.operation.name(),
         ranks: comm.size(),
-        within_error: results.iter().filter(|line| line.is_right()).count(),
+        within_error: results.iter().filter(|row| row.is_right()).count(),
         predictions: results.len(),
-        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + GOOD_ENOUGH).count(),
+        well_chosen: chosen().filter(|row| row.by_best <= 1.0 + GOOD_ENOUGH).count(),
         sizes: chosen().count(),
         results,
     };
@@ -127,11 +127,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
         check.within_error,
         check.predictions,
         MAX_ERROR * 100.0,
-        check
-            .results
-            .iter()
-            .filter(|line| line.chosen && line.is_right())
-            .count(),
+        check.results.iter().filter(|row| row.chosen && row.is_right()).count(),
         check.sizes,
         check.well_chosen,
         check.sizes,
@@ -139,25 +135,25 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     ))
 }
 
-fn print(line: &Line) -> Result<(), Failure> {
-    let off = if line.is_right() { "" } else { " off" };
-    let worse = if line.chosen && line.by_best > 1.0 + GOOD_ENOUGH {
+fn print(row: &ChoiceRow) -> Result<(), Failure> {
+    let off = if row.is_right() { "" } else { " off" };
+    let worse = if row.chosen && row.by_best > 1.0 + GOOD_ENOUGH {
         " worse"
     } else {
         ""
     };
     print_line(&format!(
         "{:>12} {:<20} {:<8} {:>8} {:>10} {:>14.2} {:>13.2} {:>6.2} {:>7.2}{}{off}{worse}",
-        line.bytes,
-        line.algorithm,
-        line.protocol,
-        line.channels,
-        line.slice_bytes,
-        line.predicted_us,
-        line.measured_us,
-        line.ratio,
-        line.by_best,
-        if line.chosen { " *" } else { "" },
+        row.bytes,
+        row.algorithm,
+        row.protocol,
+        row.channels,
+        row.slice_bytes,
+        row.predicted_us,
+        row.measured_us,
+        row.ratio,
+        row.by_best,
+        if row.chosen { " *" } else { "" },
     ))
 }
 
@@ -177,7 +173,7 @@ struct CandidateChoice {
 }
 
 impl TypedJob for Job<'_> {
-    type Out = Result<Vec<Line>, CollectiveError>;
+    type Out = Result<Vec<ChoiceRow>, CollectiveError>;
 
     fn with<T: Number>(&mut self) -> Self::Out {
         let Self { args, comm, bytes } = *self;
@@ -191,7 +187,7 @@ impl TypedJob for Job<'_> {
         comm.calibrate()?;
         let decision = comm.explain(case.collective, root, T::TYPE, moved)?;
         let (hosts, order) = (comm.hosts(), comm.order());
-        let question = Question {
+        let question = TuningRequest {
             collective: case.collective,
             bytes: moved,
             data: T::TYPE,
@@ -239,16 +235,16 @@ impl TypedJob for Job<'_> {
                 candidate.rounds.push((predicted / 1e9, measured));
             }
         }
-        Ok(lines(bytes, &decision.choice, candidates))
+        Ok(rows(bytes, &decision.choice, candidates))
     }
 }
 
-fn lines(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<Line> {
-    let mut lines: Vec<_> = candidates
+fn rows(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<ChoiceRow> {
+    let mut rows: Vec<_> = candidates
         .into_iter()
         .map(|candidate| {
             let of = |what: fn(&(f64, f64)) -> f64| median(candidate.rounds.iter().map(what).collect());
-            Line {
+            ChoiceRow {
                 bytes,
                 algorithm: candidate.choice.algorithm.name(),
                 protocol: candidate.choice.protocol.name(),
@@ -262,9 +258,9 @@ fn lines(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<L
             }
         })
         .collect();
-    let best = lines.iter().map(|line| line.measured_us).fold(f64::INFINITY, f64::min);
-    for line in &mut lines {
-        line.by_best = line.measured_us / best;
+    let best = rows.iter().map(|row| row.measured_us).fold(f64::INFINITY, f64::min);
+    for row in &mut rows {
+        row.by_best = row.measured_us / best;
     }
-    lines
+    rows
 }

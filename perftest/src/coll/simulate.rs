@@ -1,7 +1,7 @@
 //! `--simulate`: predicted times of all algorithms, simulated on a modeled fabric.
 
 use doorbell_collectives::cost::{Compute, Link};
-use doorbell_collectives::simulate::{Fabric, Leaves, Row, chart, quickest, table};
+use doorbell_collectives::simulate::{Fabric, Leaves, Row, chart, fastest, table};
 use doorbell_collectives::tune::{Overrides, Tuner, TuningFile};
 use serde::Serialize;
 
@@ -25,11 +25,11 @@ struct Simulated<'a> {
     per_host: u32,
     /// The link kind of results that are not measured.
     link: &'static str,
-    results: Vec<Line<'a>>,
+    results: Vec<AlgorithmRow<'a>>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct AlgorithmRow<'a> {
     bytes: u64,
     algorithm: &'a str,
     protocol: &'a str,
@@ -79,7 +79,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
             .is_none_or(|algorithm| row.choice.algorithm == algorithm)
     });
     rows.sort_by_key(|row| row.bytes);
-    let best = quickest(&rows);
+    let best = fastest(&rows);
     if let Some(file) = &args.svg {
         let title = format!("{} of {ranks} ranks, {} a host", args.operation, args.per_host);
         explain::write(file, &chart(&[(title, rows.clone())]))?;
@@ -125,9 +125,9 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn line<'a>(args: &CollArgs, row: &Row, best: &[Row]) -> Line<'a> {
+fn line<'a>(args: &CollArgs, row: &Row, best: &[Row]) -> AlgorithmRow<'a> {
     let factor = traffic::factor(args.operation, row.ranks);
-    Line {
+    AlgorithmRow {
         bytes: row.bytes,
         algorithm: row.choice.algorithm.name(),
         protocol: row.choice.protocol.name(),

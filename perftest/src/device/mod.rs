@@ -4,7 +4,7 @@ mod gpu;
 mod link_kind;
 mod soft;
 
-use doorbell_softroce_ibverbs::{api, local_group};
+use doorbell_softroce_ibverbs::{api, process_group};
 use doorbell_verbs::cm::{CmError, ConnectionManager};
 use doorbell_verbs::{Context, DeviceError, Library, PortState};
 
@@ -14,7 +14,7 @@ use crate::report::LinkKind;
 
 pub(crate) use gpu::{Gpu, GpuSelector, MemoryPlace};
 pub(crate) use link_kind::of_system_device;
-pub(crate) use soft::{Side, Soft, copy_modes, explain};
+pub(crate) use soft::{Side, Soft, copy_mode_names, explain};
 
 /// The port a test uses.
 pub(crate) const PORT: u8 = 1;
@@ -147,7 +147,7 @@ fn opened(library: &Library, name: &str, faults: Option<String>) -> Result<Devic
     Ok(Device {
         context,
         link: LinkKind::SoftUdp,
-        group: local_group(name),
+        group: process_group(name),
         faults,
         manager: Manager::Own,
         gpu: None,
@@ -164,7 +164,7 @@ fn open_system(name: &str, soft_devices: &Soft) -> Result<Device, Failure> {
         ))
     })?;
     let context = library.open(name).map_err(|e| match e {
-        DeviceError::NoDevice { there, .. } => Failure::usage(format!(
+        DeviceError::NoDevice { available: there, .. } => Failure::usage(format!(
             "no device '{}': there is {}",
             one_line(name),
             there

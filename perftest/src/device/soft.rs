@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use doorbell_softroce::link::fault::FaultConfig;
-use doorbell_softroce_ibverbs::{DeviceConfig, Mover, api, configure, last_open_error, local_movers};
+use doorbell_softroce_ibverbs::{CopyMode, DeviceConfig, api, configure, copy_modes, last_open_error};
 use doorbell_verbs::{DeviceError, Library};
 
 use crate::cli::SoftArgs;
@@ -134,9 +134,9 @@ impl Soft {
 
 /// The copy modes between this open device and other processes of the host, best first; none where
 /// everything goes over UDP.
-pub(crate) fn copy_modes(name: &str) -> Vec<&'static str> {
-    let copy_modes = local_movers(name);
-    copy_modes.into_iter().map(Mover::name).collect()
+pub(crate) fn copy_mode_names(name: &str) -> Vec<&'static str> {
+    let modes = copy_modes(name);
+    modes.into_iter().map(CopyMode::name).collect()
 }
 
 /// Why a userspace device could not be opened: the device's own reason, which is more precise than

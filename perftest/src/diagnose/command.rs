@@ -117,10 +117,10 @@ fn text(diagnosis: &Diagnosis) -> String {
             .map(|Finding { about, warning }| format!("{about:<12} {:<20} {}", warning.code, warning.message)),
     );
     if diagnosis.warnings.is_empty() {
-        let looked_at: Vec<&str> = std::iter::once(MACHINE)
+        let checked: Vec<&str> = std::iter::once(MACHINE)
             .chain(diagnosis.devices.iter().map(String::as_str))
             .collect();
-        lines.push(format!("# nothing found, looking at {}", looked_at.join(", ")));
+        lines.push(format!("# no warnings; checked {}", checked.join(", ")));
     }
     lines.join("\n")
 }

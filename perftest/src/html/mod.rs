@@ -1,10 +1,7 @@
-//! `doorbell report`: charts of results, as one page that needs nothing but itself, or one chart as
-//! SVG or PNG.
+//! `doorbell report`: charts of results, as one page that needs nothing but itself, or one chart as SVG or PNG.
 //!
-//! The page has no script and loads nothing: its own policy forbids both, so it can be mailed,
-//! archived and opened anywhere. Each chart is in it twice, once drawn for a screen and once for a
-//! phone, as text in a drawing does not flow; the page's style shows one of them. Below each chart
-//! are its figures as a table.
+//! The page has no script and loads nothing: its own policy forbids both, so it can be mailed, archived and opened anywhere. Each chart is in it twice, once drawn for a screen and
+//! once for a phone, as text in a drawing does not flow; the page's style shows one of them. Below each chart are its figures as a table.
 
 mod page;
 
@@ -37,8 +34,7 @@ pub(crate) struct ReportArgs {
     /// What to write: a page where it ends in .html, one chart where it ends in .svg (or .png, in a build with the feature png)
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// Which chart an SVG or PNG is of: bandwidth, rate, latency, percentiles, cdf, busbw or time
-    /// [default: the first there is]
+    /// Which chart an SVG or PNG is of: bandwidth, rate, latency, percentiles, cdf, busbw or time [default: the first there is]
     #[arg(long, value_name = "NAME")]
     pub(crate) chart: Option<String>,
 }
@@ -55,8 +51,7 @@ enum Format {
 /// Reads, draws and writes.
 ///
 /// # Errors
-/// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`]
-/// when a file cannot be read or written.
+/// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`] when a file cannot be read or written.
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let extension = args.output.extension().and_then(|extension| extension.to_str());
     let format = match extension.map(str::to_ascii_lowercase).as_deref() {

@@ -107,7 +107,7 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
         "raw_copy_bytes_per_s",
         "Raw copy",
         Unit::BytesPerS,
-        "what the GPUs' own copies of so many bytes come to",
+        "bandwidth of the GPUs' own copies of this size",
     ),
     (
         "cpu_user_cores",

@@ -77,7 +77,7 @@ pub(super) const LIMITS: [Limit; 9] = [
 
 fn again(duration: Duration, block: usize) -> Result<Measurement, String> {
     Ok(Measurement::BytesPerS(
-        limits::memcpy_again(duration, block).bytes_per_s,
+        limits::memcpy_repeated(duration, block).bytes_per_s,
     ))
 }
 

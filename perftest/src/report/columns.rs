@@ -1,6 +1,6 @@
 //! The columns of the tables: head, value and meaning.
 //!
-//! The table, `--help` and docs/PERFORMANCE.md are all generated from this list; a test compares
+//! The table, `--help` and docs/METRICS.md are all generated from this list; a test compares
 //! the last.
 
 use super::{BandwidthRow, LatencyRow};
@@ -18,27 +18,27 @@ pub(crate) struct OptionalColumns {
 
 /// When a column is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Shown {
+enum Visibility {
     Always,
     /// With `--repeat`.
     Repeated,
     CpuUtil,
 }
 
-impl Shown {
+impl Visibility {
     fn is_shown(self, extra: OptionalColumns) -> bool {
         match self {
-            Shown::Always => true,
-            Shown::Repeated => extra.repeats,
-            Shown::CpuUtil => extra.cpu,
+            Visibility::Always => true,
+            Visibility::Repeated => extra.repeats,
+            Visibility::CpuUtil => extra.cpu,
         }
     }
 
     fn option(self) -> &'static str {
         match self {
-            Shown::Always => "",
-            Shown::Repeated => " (--repeat)",
-            Shown::CpuUtil => " (--cpu-util)",
+            Visibility::Always => "",
+            Visibility::Repeated => " (--repeat)",
+            Visibility::CpuUtil => " (--cpu-util)",
         }
     }
 }
@@ -47,7 +47,7 @@ impl Shown {
 struct Column<R> {
     head: &'static str,
     width: usize,
-    shown: Shown,
+    visibility: Visibility,
     cell: fn(&R) -> String,
     /// Its key in JSON.
     key: &'static str,
@@ -58,7 +58,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "#bytes",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| row.bytes.to_string(),
         key: "bytes",
         meaning: "message size",
@@ -66,7 +66,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "#iterations",
         width: 12,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| row.iterations.to_string(),
         key: "iterations",
         meaning: "messages measured, over all queue pairs and repeats, without those of the warm-up",
@@ -74,7 +74,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "BW peak[MiB/s]",
         width: 16,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB),
         key: "bw_peak_bytes_per_s",
         meaning: "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average",
@@ -82,7 +82,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "BW average[MiB/s]",
         width: 19,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB),
         key: "bw_avg_bytes_per_s",
         meaning: "messages * bytes / (last completion - clock before the first measured post); the mean over repeats",
@@ -90,7 +90,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "MsgRate[Mpps]",
         width: 15,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| format!("{:.6}", row.msg_rate_per_s / 1e6),
         key: "msg_rate_per_s",
         meaning: "messages / the same time; the mean over repeats",
@@ -98,7 +98,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "±95%[MiB/s]",
         width: 13,
-        shown: Shown::Repeated,
+        visibility: Visibility::Repeated,
         cell: |row| interval(row.bw_ci95_bytes_per_s, MIB),
         key: "bw_ci95_bytes_per_s",
         meaning: "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
@@ -106,7 +106,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "CPU user[cores]",
         width: 16,
-        shown: Shown::CpuUtil,
+        visibility: Visibility::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_user_cores),
         key: "cpu_user_cores",
         meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
@@ -114,7 +114,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "CPU system[cores]",
         width: 18,
-        shown: Shown::CpuUtil,
+        visibility: Visibility::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_system_cores),
         key: "cpu_system_cores",
         meaning: "the same in the kernel",
@@ -125,7 +125,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "#bytes",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| row.bytes.to_string(),
         key: "bytes",
         meaning: "message size",
@@ -133,7 +133,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "#iterations",
         width: 12,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| row.iterations.to_string(),
         key: "iterations",
         meaning: "messages measured, over all repeats, without those of the warm-up",
@@ -141,7 +141,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "min[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_min_ns),
         key: "lat_min_ns",
         meaning: "the shortest. A message's time is (answer - post) / 2 of a ping-pong for write and send, completion - post for read and atomic; with --rate it begins when the message was due, and what it was late counts whole",
@@ -149,7 +149,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p50[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_p50_ns),
         key: "lat_p50_ns",
         meaning: "the median: half of all messages took no longer. Percentiles are of the messages of all repeats together, from a histogram of three significant digits (0.1 %)",
@@ -157,7 +157,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "avg[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_avg_ns),
         key: "lat_avg_ns",
         meaning: "the mean, exact",
@@ -165,7 +165,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "stddev[us]",
         width: 12,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_stddev_ns),
         key: "lat_stddev_ns",
         meaning: "sqrt(sum((x - mean)^2) / (n - 1)), exact",
@@ -173,7 +173,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p90[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_p90_ns),
         key: "lat_p90_ns",
         meaning: "nine of ten took no longer",
@@ -181,7 +181,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_p99_ns),
         key: "lat_p99_ns",
         meaning: "99 of 100 took no longer; stands on ten messages or more from n = 1000",
@@ -189,7 +189,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99.9[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_p999_ns),
         key: "lat_p999_ns",
         meaning: "999 of 1000 took no longer; from n = 10000",
@@ -197,7 +197,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99.99[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_p9999_ns),
         key: "lat_p9999_ns",
         meaning: "9999 of 10000 took no longer; from n = 100000",
@@ -205,7 +205,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "max[us]",
         width: 10,
-        shown: Shown::Always,
+        visibility: Visibility::Always,
         cell: |row| us(row.lat_max_ns),
         key: "lat_max_ns",
         meaning: "the longest, exact",
@@ -213,7 +213,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "±95%[us]",
         width: 10,
-        shown: Shown::Repeated,
+        visibility: Visibility::Repeated,
         cell: |row| interval(row.lat_ci95_ns, 1e3),
         key: "lat_ci95_ns",
         meaning: "half width of the 95 % confidence interval of the mean of k repeats' medians: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
@@ -221,7 +221,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "CPU user[cores]",
         width: 16,
-        shown: Shown::CpuUtil,
+        visibility: Visibility::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_user_cores),
         key: "cpu_user_cores",
         meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
@@ -229,7 +229,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "CPU system[cores]",
         width: 18,
-        shown: Shown::CpuUtil,
+        visibility: Visibility::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_system_cores),
         key: "cpu_system_cores",
         meaning: "the same in the kernel",
@@ -275,7 +275,7 @@ pub(super) fn latency(row: &LatencyRow, extra: OptionalColumns) -> String {
 }
 
 fn join<R>(columns: &[Column<R>], extra: OptionalColumns, text: impl Fn(&Column<R>) -> String) -> String {
-    let there = columns.iter().filter(|column| column.shown.is_shown(extra));
+    let there = columns.iter().filter(|column| column.visibility.is_shown(extra));
     let cells: Vec<_> = there
         .map(|column| format!("{:>1$}", text(column), column.width))
         .collect();
@@ -290,10 +290,10 @@ pub(crate) fn help(kind: Kind) -> String {
                 head,
                 meaning,
                 key,
-                shown,
+                visibility,
                 ..
             } = column;
-            format!("  {head}{}\n          {meaning} [JSON: {key}]", shown.option())
+            format!("  {head}{}\n          {meaning} [JSON: {key}]", visibility.option())
         };
         columns.iter().map(line).collect()
     }
@@ -311,7 +311,7 @@ mod tests {
     use super::super::row::tests as rows;
     use super::*;
 
-    /// The same list as a table of docs/PERFORMANCE.md.
+    /// The same list as a table of docs/METRICS.md.
     fn documented() -> String {
         fn of<R>(columns: &[Column<R>]) -> String {
             let line = |column: &Column<R>| {
@@ -323,7 +323,7 @@ mod tests {
                 format!(
                     "| `{}`{} | `{}` | {formula} |\n",
                     column.head,
-                    column.shown.option(),
+                    column.visibility.option(),
                     column.key
                 )
             };
@@ -340,12 +340,12 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_same_list() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/PERFORMANCE.md");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/METRICS.md");
         let docs = std::fs::read_to_string(file).unwrap();
         let wanted = documented();
         assert!(
             docs.contains(&wanted),
-            "docs/PERFORMANCE.md, \"What each column means\", has to say:\n\n{wanted}"
+            "docs/METRICS.md, \"What each column means\", has to say:\n\n{wanted}"
         );
     }
 

@@ -1,7 +1,7 @@
 //! The rows of a report: the result of one message size, with its parameters.
 //!
 //! A row has its own parameters (queue pairs, depth, inline), because the rows of a sweep differ in
-//! them. Every formula is in docs/PERFORMANCE.md; the units are in the names. What a test may lack
+//! them. Every formula is in docs/METRICS.md; the units are in the names. What a test may lack
 //! is an `Option`, and left out of the JSON.
 
 use serde::{Deserialize, Serialize};

@@ -108,7 +108,7 @@ impl From<&Warning> for ReportedWarning {
 
 /// Defines [`Code`] with the table of each code: name, what is checked, when it warns, advice.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $name:literal, $checks:literal, $shown:literal, $todo:literal;)*) => {
+    ($($(#[$doc:meta])* $code:ident = $name:literal, $checks:literal, $condition:literal, $todo:literal;)*) => {
         /// The code of a warning. The names are part of the JSON, and stable.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub(crate) enum Code {
@@ -125,7 +125,7 @@ macro_rules! codes {
 
             /// What is checked, when it warns, and the advice.
             pub(crate) fn explanation(self) -> [&'static str; 3] {
-                match self { $(Code::$code => [$checks, $shown, $todo],)* }
+                match self { $(Code::$code => [$checks, $condition, $todo],)* }
             }
         }
     };
@@ -288,8 +288,8 @@ codes! {
 pub(crate) fn table() -> String {
     let mut lines = vec!["| code | checked | warns when | what to do |\n|---|---|---|---|".to_owned()];
     lines.extend(Code::ALL.iter().map(|code| {
-        let [checks, shown, what] = code.explanation();
-        format!("| `{}` | {checks} | {shown} | {what} |", code.name())
+        let [checks, condition, what] = code.explanation();
+        format!("| `{}` | {checks} | {condition} | {what} |", code.name())
     }));
     lines.join("\n")
 }

@@ -7,7 +7,7 @@
 
 use doorbell_cuda::{HostMemory, Memory, Stream};
 use doorbell_gpudirect::{Arrivals, GpuMemory, GpuRegion, Scope};
-use doorbell_verbs::{Buffer, Kind, Local, Opaque, ProtectionDomain, Rights};
+use doorbell_verbs::{Buffer, Local, MemoryKind, Opaque, ProtectionDomain, Rights};
 
 use super::pattern::Pattern;
 use super::test_end::refused;
@@ -99,7 +99,7 @@ impl GpuMessages {
 
     /// Makes message `slot`, which has arrived, visible to kernels.
     pub(crate) fn pull(&mut self, slot: usize) -> Result<(), Failure> {
-        if self.region.path().is_direct() && !self.arrivals.flushes() {
+        if self.region.path().is_direct() && !self.arrivals.needs_flush() {
             return Ok(());
         }
         let at = slot * self.len;
@@ -109,7 +109,7 @@ impl GpuMessages {
         self.stream.synchronize().map_err(refused)
     }
 
-    fn slot<K: Kind>(&self, buffer: &Buffer<K>) -> usize {
+    fn slot<K: MemoryKind>(&self, buffer: &Buffer<K>) -> usize {
         self.region.range_of(buffer).start / self.len
     }
 }

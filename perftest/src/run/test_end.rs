@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    CompletionQueue, Endpoint, Failure as Completed, Key, Memory, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
-    QueuePair, Refused, Remote, Status,
+    CompletionError as Completed, CompletionQueue, CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, PostError,
+    PreparedQueuePair, ProtectionDomain, Qpn, QueuePair, Remote,
 };
 
 use crate::device::{Device, PORT};
@@ -139,7 +139,7 @@ impl PeerQp {
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key, or it covers less than `bytes`.
-    pub(crate) fn data<K: Key>(&self, bytes: u64) -> Result<Remote<K>, Failure> {
+    pub(crate) fn data<K: KeyAccess>(&self, bytes: u64) -> Result<Remote<K>, Failure> {
         self.key(self.data.as_deref(), bytes)
     }
 
@@ -147,11 +147,11 @@ impl PeerQp {
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key.
-    pub(crate) fn counter<K: Key>(&self) -> Result<Remote<K>, Failure> {
+    pub(crate) fn counter<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
         self.key(self.counter.as_deref(), 8)
     }
 
-    fn key<K: Key>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
+    fn key<K: KeyAccess>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
         let remote = text
             .and_then(from_hex)
             .and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
@@ -171,7 +171,7 @@ impl PeerQp {
 
     /// The failure for a refused batch.
     #[cold]
-    pub(crate) fn refused(&self, refused: &Refused) -> Failure {
+    pub(crate) fn refused(&self, refused: &PostError) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
     }
 }
@@ -275,7 +275,7 @@ impl<O> TestEnd<O> {
     }
 
     /// Waits for a request to fail, as long as the device may retry.
-    fn await_failure(&mut self, plan: &Plan) -> Option<Status> {
+    fn await_failure(&mut self, plan: &Plan) -> Option<CompletionStatus> {
         let one = Duration::from_nanos(4096)
             .checked_mul(1 << plan.timeout)
             .filter(|_| plan.timeout > 0)?;
@@ -310,14 +310,14 @@ fn prepare(
         let mut builder = pd
             .queue_pair(cq)
             .port(PORT)
-            .send_depth(requirements.send)
-            .recv_depth(requirements.receive)
-            .max_inline(inline)
+            .max_send_wr(requirements.send)
+            .max_recv_wr(requirements.receive)
+            .max_inline_data(inline)
             .tag(qp_index as u64)
             .timeout(plan.timeout)
             .retry_count(plan.retry)
             .rnr_retry(RNR_RETRY)
-            .rd_atomic(RD_ATOMIC);
+            .max_rd_atomic(RD_ATOMIC);
         builder = match requirements.access {
             RemoteAccess::Nothing => builder,
             RemoteAccess::Write => builder.allow_remote_write(),
@@ -353,9 +353,9 @@ pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure
     let cq = device.context.completion_queue(2).map_err(refused)?;
     match pd
         .queue_pair(&cq)
-        .send_depth(1)
-        .recv_depth(1)
-        .max_inline(plan.inline)
+        .max_send_wr(1)
+        .max_recv_wr(1)
+        .max_inline_data(plan.inline)
         .rc()
     {
         Ok(_) => Ok(plan.inline),

@@ -15,9 +15,9 @@ use doorbell_roce_proto::qp::{Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
 use doorbell_roce_proto::{Gid, Psn, Qpn, RKey};
-use doorbell_softroce::clock::Stamps;
+use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::{
-    Cq, CqConfig, Device, DeviceConfig, EventQueue, HostRange, Mr, Owner, Pd, Qp, QpConfig, Rights,
+    Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, Mr, Pd, Qp, QpConfig, Rights,
 };
 
 const DEPTH: u64 = 16;
@@ -38,14 +38,14 @@ impl Side {
     fn new(bytes: usize) -> Result<Self> {
         let device = Device::open(&DeviceConfig::new("soft0"))?;
         let pd = device.protection_domain()?;
-        let owner = Owner {
+        let owner = EventOwner {
             queue: Arc::new(EventQueue::new()?),
             token: 0,
         };
         let config = CqConfig {
             entries: 256,
             notify: None,
-            stamps: Stamps::default(),
+            timestamps: TimestampClocks::default(),
         };
         let cq = device.completion_queue(config, owner.clone())?;
         let config = QpConfig {
@@ -121,7 +121,7 @@ impl Side {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                lane: None,
+                shm_link: None,
             }),
             path_mtu: Some(self.device.info().mtu),
             dest_qpn: Some(Qpn::new(qpn.parse()?)),
@@ -147,7 +147,7 @@ impl Side {
             wr_id: 0,
             operation: Operation::Write { addr, rkey, imm: None },
             payload,
-            signalled: true,
+            signaled: true,
             fence: false,
             solicited: false,
         };

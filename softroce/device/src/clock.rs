@@ -31,7 +31,7 @@ fn nanoseconds(clock: ClockId) -> u64 {
 
 /// The clocks of a completion queue's time stamps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Stamps {
+pub struct TimestampClocks {
     /// [`ticks`].
     pub ticks: bool,
     /// [`wallclock_ns`].
@@ -40,16 +40,16 @@ pub struct Stamps {
 
 /// When a completion was generated; 0 for a clock that its queue does not use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Stamp {
+pub struct Timestamp {
     /// By the device's clock.
     pub ticks: u64,
     /// By the wall clock, in nanoseconds since 1970.
     pub wallclock_ns: u64,
 }
 
-impl Stamps {
-    pub(crate) fn now(self) -> Stamp {
-        Stamp {
+impl TimestampClocks {
+    pub(crate) fn now(self) -> Timestamp {
+        Timestamp {
             ticks: if self.ticks { ticks() } else { 0 },
             wallclock_ns: if self.wallclock { wallclock_ns() } else { 0 },
         }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 pub use doorbell_roce_proto::cm as protocol;
 use doorbell_roce_proto::cm::{
-    Accept, Cm, CmConfig, CmError, CmEvent, ConnectionId, ListenerId, Parameters, RejectReason, Request, ServiceId,
-    SidrReply, SidrRequest,
+    Accept, Cm, CmConfig, CmError, CmEvent, ConnectRequest, ConnectionId, ListenerId, Parameters, RejectReason,
+    ServiceId, SidrReply, SidrRequest,
 };
 use doorbell_roce_proto::qp::Path;
 use doorbell_roce_proto::{Endpoint, Instant};
@@ -89,7 +89,7 @@ impl Connections {
                 traffic_class: 0,
                 hop_limit: HOP_LIMIT,
                 flow_label: 0,
-                lane: None,
+                shm_link: None,
             };
             // What does not fit is lost, and retransmitted by the manager.
             endpoint.send_mad(path, transmit.mad);
@@ -124,7 +124,7 @@ impl Connections {
     }
 
     pub(crate) fn remove_member(&mut self, now: Instant, slot: u16) {
-        self.cm.handle_lost(now, self.local, slot);
+        self.cm.handle_peer_gone(now, self.local, slot);
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
@@ -202,7 +202,7 @@ impl ConnectionManager {
     }
 
     /// Requests a connection; see [`Cm::connect`].
-    pub fn connect(&self, request: &Request, owner: CmOwner) -> Result<ConnectionId, CmError> {
+    pub fn connect(&self, request: &ConnectRequest, owner: CmOwner) -> Result<ConnectionId, CmError> {
         self.command(|now, connections| {
             let id = connections.cm.connect(now, request)?;
             connections.owners.insert(id, owner);

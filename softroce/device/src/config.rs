@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::link::ROCE_PORT;
 use crate::link::fault::FaultConfig;
-use crate::shm::Mover;
+use crate::shm::CopyMode;
 
 /// The configuration of a soft device.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct DeviceConfig {
     pub seed: Option<u64>,
     /// The copy mode for payloads to other processes of this host; `None` for the best available
     /// one.
-    pub mover: Option<Mover>,
+    pub copy_mode: Option<CopyMode>,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
 }
@@ -61,7 +61,7 @@ impl DeviceConfig {
             faults: FaultConfig::default(),
             pcap: None,
             seed: None,
-            mover: None,
+            copy_mode: None,
             spin: SPIN,
         }
     }
@@ -136,7 +136,7 @@ impl DeviceConfig {
             };
         }
         if let Some(value) = set("DOORBELL_COPY") {
-            let mode = Mover::ALL.into_iter().find(|mode| mode.name() == value);
+            let mode = CopyMode::ALL.into_iter().find(|mode| mode.name() == value);
             let unknown = || {
                 ConfigError::new(
                     "DOORBELL_COPY",
@@ -144,7 +144,7 @@ impl DeviceConfig {
                     "is not a copy mode; valid values: shared, vm, ring",
                 )
             };
-            pattern.mover = Some(mode.ok_or_else(unknown)?);
+            pattern.copy_mode = Some(mode.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value
@@ -288,10 +288,10 @@ mod tests {
 
     #[test]
     fn links_and_copy_modes() {
-        let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].mover));
+        let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].copy_mode));
         assert_eq!(of(&[]), Ok((LinkChoice::Automatic, None)));
         let set = [("DOORBELL_LINK", "local"), ("DOORBELL_COPY", "vm")];
-        assert_eq!(of(&set), Ok((LinkChoice::Local, Some(Mover::Vm))));
+        assert_eq!(of(&set), Ok((LinkChoice::Local, Some(CopyMode::Vm))));
         let error = of(&[set[0], ("DOORBELL_FAULTS", "drop=0.05")]).unwrap_err();
         assert!(error.contains("cannot be combined with faults"), "{error}");
     }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::work::{Completion, CqId, Status};
 
-use crate::clock::{Stamp, Stamps};
+use crate::clock::{Timestamp, TimestampClocks};
 use crate::device::{Device, LimitError};
-use crate::event::{Event, EventQueue, Owner, Token};
+use crate::event::{Event, EventOwner, EventQueue, Token};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::{capacity, drive::Shared};
 
@@ -31,7 +31,7 @@ pub struct CqConfig {
     /// Its channel, if any.
     pub notify: Option<CqNotify>,
     /// The clocks that time-stamp its completions.
-    pub stamps: Stamps,
+    pub timestamps: TimestampClocks,
 }
 
 /// The queue overran: completions were lost (IBTA vol 1, 10.10.2.4).
@@ -50,7 +50,7 @@ enum Armed {
 
 #[derive(Debug)]
 struct Ring {
-    entries: VecDeque<(Completion, Stamp)>,
+    entries: VecDeque<(Completion, Timestamp)>,
     capacity: usize,
     armed: Armed,
     moderation: Moderation,
@@ -83,8 +83,8 @@ pub(crate) struct CqRing {
     /// Set when a completion did not fit, never cleared.
     overrun: AtomicBool,
     notify: Option<CqNotify>,
-    stamps: Stamps,
-    owner: Owner,
+    stamps: TimestampClocks,
+    owner: EventOwner,
 }
 
 impl Ring {
@@ -96,7 +96,7 @@ impl Ring {
 }
 
 impl CqRing {
-    fn new(capacity: usize, notify: Option<CqNotify>, stamps: Stamps, owner: Owner) -> Self {
+    fn new(capacity: usize, notify: Option<CqNotify>, stamps: TimestampClocks, owner: EventOwner) -> Self {
         Self {
             ring: Mutex::new(Ring {
                 entries: VecDeque::with_capacity(capacity),
@@ -183,7 +183,7 @@ impl CqRing {
         None
     }
 
-    fn take(&self, max: usize, mut take: impl FnMut(Completion, Stamp)) -> Result<usize, Overrun> {
+    fn take(&self, max: usize, mut take: impl FnMut(Completion, Timestamp)) -> Result<usize, Overrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return if self.overrun.load(Ordering::Relaxed) {
                 Err(Overrun)
@@ -219,11 +219,11 @@ impl Device {
     ///
     /// # Errors
     /// When the number of entries is 0 or too large, or the device has no more queues.
-    pub fn completion_queue(self: &Arc<Self>, config: CqConfig, owner: Owner) -> Result<Cq, LimitError> {
+    pub fn completion_queue(self: &Arc<Self>, config: CqConfig, owner: EventOwner) -> Result<Cq, LimitError> {
         let CqConfig {
             entries,
             notify,
-            stamps,
+            timestamps: stamps,
         } = config;
         if !(1..=capacity::CQ_ENTRIES).contains(&entries) {
             return Err(LimitError::Size);
@@ -264,7 +264,7 @@ impl Cq {
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
-    pub fn take_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
+    pub fn take_next(&self) -> Result<Option<(Completion, Timestamp)>, Overrun> {
         let mut next = None;
         self.0
             .ring
@@ -277,7 +277,7 @@ impl Cq {
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
-    pub fn poll_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
+    pub fn poll_next(&self) -> Result<Option<(Completion, Timestamp)>, Overrun> {
         match self.take_next()? {
             None => {
                 self.shared().drive_for_app();

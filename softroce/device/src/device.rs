@@ -22,7 +22,7 @@ use crate::link::pcap::Capture;
 use crate::link::{BindError, Link, PortState, PortWatch, require_unicast};
 use crate::memory::HostRange;
 use crate::progress;
-use crate::shm::Mover;
+use crate::shm::CopyMode;
 use crate::shm_ring::segment::{self, SegmentRange};
 use crate::state::Core;
 
@@ -68,7 +68,7 @@ pub enum OpenError {
     },
     /// Other processes on this address have all queue pair numbers.
     #[error("cannot open {device}: the processes on {address} have all queue pair numbers")]
-    NoNumbers {
+    NoQpns {
         /// The device's name.
         device: String,
         /// The address.
@@ -86,7 +86,7 @@ pub enum OpenError {
     },
     /// No memory for the shm rings.
     #[error("cannot open {device}: no memory to share with other processes of this host: {source}")]
-    Lane {
+    ShmRing {
         /// The device's name.
         device: String,
         /// The cause.
@@ -139,7 +139,7 @@ pub struct Device {
     /// The links use shared segments.
     uses_segments: bool,
     /// The configured copy mode.
-    copy_mode: Option<Mover>,
+    copy_mode: Option<CopyMode>,
     progress: Option<JoinHandle<()>>,
 }
 
@@ -188,11 +188,11 @@ impl Device {
             mtu,
             ..EndpointConfig::default()
         });
-        let block = host.claim(seed as u16).ok_or_else(|| OpenError::NoNumbers {
+        let block = host.claim(seed as u16).ok_or_else(|| OpenError::NoQpns {
             device: device(),
             address: address.ip(),
         })?;
-        endpoint.give_numbers(block);
+        endpoint.add_qpn_block(block);
         let host = Arc::new(host);
         link.parker.watch_host(Arc::clone(&host));
         // With the actual address, which may not be configured.
@@ -210,8 +210,8 @@ impl Device {
         let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;
         if !config.is_udp_only() {
-            let enabled = core.rings.enable(config.link == LinkChoice::Local, config.mover);
-            own = Some(enabled.map_err(|source| OpenError::Lane {
+            let enabled = core.rings.enable(config.link == LinkChoice::Local, config.copy_mode);
+            own = Some(enabled.map_err(|source| OpenError::ShmRing {
                 device: device(),
                 source,
             })?);
@@ -247,8 +247,8 @@ impl Device {
             shared,
             host,
             uses_shm: !config.is_udp_only(),
-            copy_mode: config.mover,
-            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mode| mode == Mover::Shared),
+            copy_mode: config.copy_mode,
+            uses_segments: !config.is_udp_only() && config.copy_mode.is_none_or(|mode| mode == CopyMode::Shared),
             progress: Some(progress),
         }))
     }
@@ -264,12 +264,12 @@ impl Device {
     }
 
     /// Adds a receiver of port and device events, until [`unlisten`](Self::unlisten).
-    pub fn listen(&self, listener: Arc<EventQueue<Event>>) {
+    pub fn add_event_queue(&self, listener: Arc<EventQueue<Event>>) {
         self.shared.core.lock().listeners.push(listener);
     }
 
     /// Removes such a receiver.
-    pub fn unlisten(&self, listener: &Arc<EventQueue<Event>>) {
+    pub fn remove_event_queue(&self, listener: &Arc<EventQueue<Event>>) {
         let listeners = &mut self.shared.core.lock().listeners;
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
     }
@@ -303,19 +303,19 @@ impl Device {
 
     /// The [group](Host::group) whose members it reaches by shm links; `None` where all traffic
     /// uses UDP.
-    pub fn local_group(&self) -> Option<u64> {
+    pub fn shm_group(&self) -> Option<u64> {
         self.uses_shm.then(|| self.host.group())
     }
 
     /// The available and permitted copy modes to other processes of this host, the best first; none
     /// where all traffic uses UDP.
-    pub fn local_movers(&self) -> Vec<Mover> {
-        let has = |mode: &Mover| self.copy_mode.is_none_or(|forced| forced == *mode) && mode.is_possible();
-        let all = Mover::ALL.into_iter().filter(|_| self.uses_shm);
+    pub fn copy_modes(&self) -> Vec<CopyMode> {
+        let has = |mode: &CopyMode| self.copy_mode.is_none_or(|forced| forced == *mode) && mode.is_possible();
+        let all = CopyMode::ALL.into_iter().filter(|_| self.uses_shm);
         let mut modes: Vec<_> = all.filter(has).collect();
         // Always the fallback.
         if self.uses_shm && modes.is_empty() {
-            modes.push(Mover::Ring);
+            modes.push(CopyMode::Ring);
         }
         modes
     }

@@ -386,7 +386,7 @@ impl Shared {
                 core.receive(now, &datagram);
             }
             core.finish_staged_writes(|| now);
-            if messages == 1 && datagrams.peek().is_none() && core.endpoint.only_acknowledges() {
+            if messages == 1 && datagrams.peek().is_none() && core.endpoint.has_only_acks() {
                 self.delay_ack(core);
             } else {
                 self.flush(core);

@@ -58,7 +58,7 @@ pub enum Event {
 
 /// The event queue for the asynchronous events of an object, and its name there.
 #[derive(Clone, Debug)]
-pub struct Owner {
+pub struct EventOwner {
     /// The queue.
     pub queue: Arc<EventQueue<Event>>,
     /// The object's name in it.

@@ -35,14 +35,14 @@ pub use doorbell_roce_proto::Counters;
 pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
-pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
+pub use event::{Event, EventOwner, EventQueue, PortEvent, QpEvent, Token};
 pub use link::PortState;
 pub use memory::{
-    Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind, WindowsBound, takes_devices,
+    Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Reregister, Rights, WindowKind, WindowsBound, supports_gpu_memory,
 };
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
-pub use shm::Mover;
+pub use shm::CopyMode;
 pub use srq::{SharedPosting, Srq, SrqConfig};
 
 /// The limits of a device; the same for every device (ibv_query_device(3)).

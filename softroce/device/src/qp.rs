@@ -11,7 +11,7 @@ use crate::capacity;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::drive::{COARSE_TIMEOUT, Shared};
-use crate::event::Owner;
+use crate::event::EventOwner;
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::state::Core;
@@ -76,7 +76,7 @@ impl Pd {
     ///
     /// # Errors
     /// When a size is out of range, objects do not belong together, or the device is full.
-    pub fn queue_pair(&self, config: &QpConfig, owner: Owner) -> Result<Qp, CreateQpError> {
+    pub fn queue_pair(&self, config: &QpConfig, owner: EventOwner) -> Result<Qp, CreateQpError> {
         // With a shared receive queue it has no receive queue, whatever the sizes say
         // (ibv_create_qp(3)).
         let (max_recv_wr, max_recv_sge) = match config.srq {
@@ -107,7 +107,7 @@ impl Pd {
             srq: config.srq.as_ref().map(Srq::id),
             // The application sleeps, and so will its peer: ACKs keep their order as from an
             // adapter.
-            acknowledges_first: config.send_cq.has_channel() || config.recv_cq.has_channel(),
+            ack_before_requests: config.send_cq.has_channel() || config.recv_cq.has_channel(),
         };
         let number = self
             .device()
@@ -165,7 +165,10 @@ impl Posting<'_> {
         let Ok(link) = self.core.route(&to.path, to.qpn) else {
             return Err(PostError::Invalid);
         };
-        let path = Path { lane: link, ..to.path };
+        let path = Path {
+            shm_link: link,
+            ..to.path
+        };
         let to = Destination { path, ..*to };
         let now = self.now();
         self.core.endpoint.post_datagram(now, self.qpn, request, &to)
@@ -240,7 +243,7 @@ impl Qp {
             qpn: self.number,
         });
         // In the error state a receive is flushed at once.
-        if core.endpoint.has_news() {
+        if core.endpoint.has_output() {
             shared.deliver(core);
         }
         result
@@ -284,7 +287,7 @@ impl Qp {
             return Ok(modify.path);
         };
         match core.route(&path, peer) {
-            Ok(link) => Ok(Some(Path { lane: link, ..path })),
+            Ok(link) => Ok(Some(Path { shm_link: link, ..path })),
             Err(error) => {
                 tracing::warn!("{} cannot be connected: {error}", self.number);
                 Err(ModifyError::Value(PATH))

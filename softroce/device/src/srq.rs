@@ -7,7 +7,7 @@ use doorbell_roce_proto::{Endpoint, SrqAttributes, SrqError, SrqInit};
 
 use crate::capacity;
 use crate::device::{Device, LimitError};
-use crate::event::Owner;
+use crate::event::EventOwner;
 use crate::pd::Pd;
 
 /// What a shared receive queue is created with (ibv_create_srq(3)).
@@ -35,7 +35,7 @@ impl Pd {
     ///
     /// # Errors
     /// When a size is out of range, or the device has no more queues.
-    pub fn shared_receive_queue(&self, config: SrqConfig, owner: Owner) -> Result<Srq, LimitError> {
+    pub fn shared_receive_queue(&self, config: SrqConfig, owner: EventOwner) -> Result<Srq, LimitError> {
         check(config.max_wr)?;
         if config.max_sge > capacity::SGES {
             return Err(LimitError::Size);

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
-use doorbell_roce_proto::qp::{LaneId, Path};
+use doorbell_roce_proto::qp::{Path, ShmLinkId};
 use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, mad_of};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, ShmPacket, mad_of};
 
 use self::copying::{defer_packet, defer_ticket};
 use crate::capacity;
 use crate::cm::{Connections, PendingRequests};
 use crate::cq::CqRing;
-use crate::event::{Event, EventQueue, Owner, QpEvent};
+use crate::event::{Event, EventOwner, EventQueue, QpEvent};
 use crate::gpu::Copies;
 use crate::gpu::deferred::{DeferQueue, Deferred};
 use crate::host::{Host, MemberId};
@@ -43,8 +43,8 @@ pub(crate) struct Core {
     cqs: Vec<Option<Arc<CqRing>>>,
     /// Completion queues whose moderated channels are to be notified, and when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
-    qps: HashMap<Qpn, Owner>,
-    srqs: HashMap<SrqId, Owner>,
+    qps: HashMap<Qpn, EventOwner>,
+    srqs: HashMap<SrqId, EventOwner>,
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     device_memory: usize,
@@ -59,7 +59,7 @@ pub(crate) struct Core {
     /// Queue pairs whose datagrams have staged writes to GPU memory.
     writers: Vec<Qpn>,
     /// Links whose next record was deferred after its piggybacked ACK was handled.
-    deferred_links: Vec<LaneId>,
+    deferred_links: Vec<ShmLinkId>,
     /// Scratch buffer: a packet for a shm ring, or a forwarded datagram.
     packet: Box<[u8]>,
 }
@@ -224,7 +224,7 @@ impl Core {
     pub(crate) fn receive_record(
         &mut self,
         mut now: impl FnMut() -> Instant,
-        link: LaneId,
+        link: ShmLinkId,
         record: &Received<'_>,
     ) -> RecordOutcome {
         match record.kind {
@@ -254,13 +254,13 @@ impl Core {
     fn receive_packet(
         &mut self,
         now: impl FnOnce() -> Instant,
-        link: LaneId,
+        link: ShmLinkId,
         headers: &[u8],
         len: usize,
         record: &Received<'_>,
     ) -> RecordOutcome {
-        let packet = LanePacket {
-            lane: link,
+        let packet = ShmPacket {
+            link,
             address: self.address.ip(),
             headers,
             len,
@@ -284,10 +284,10 @@ impl Core {
                 deferred: false,
             },
         };
-        if !self.endpoint.handle_short(&packet, &mut memory) && !memory.payload.deferred {
-            self.endpoint.handle_lane(now, &packet, &mut memory);
+        if !self.endpoint.handle_write_fast(&packet, &mut memory) && !memory.payload.deferred {
+            self.endpoint.handle_shm_packet(now, &packet, &mut memory);
             if memory.payload.deferred {
-                self.endpoint.put_off();
+                self.endpoint.defer();
             }
         }
         let ShmPayload {
@@ -322,7 +322,7 @@ impl Core {
     }
 
     /// Fast path: posts a send request and puts its packet on the shm ring, if it needs nothing
-    /// else ([`Endpoint::post_short`]).
+    /// else ([`Endpoint::post_send_fast`]).
     pub(crate) fn send_fast(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -330,11 +330,11 @@ impl Core {
         request: &SendRequest<'_>,
     ) -> bool {
         // Completions and revocations come before new packets.
-        if self.endpoint.has_news() || self.memory.has_revoked() {
+        if self.endpoint.has_output() || self.memory.has_revoked() {
             return false;
         }
         let (memory, packet) = (&mut self.memory, &mut self.packet);
-        let Some(fast) = self.endpoint.post_short(now, qpn, request, memory, packet) else {
+        let Some(fast) = self.endpoint.post_send_fast(now, qpn, request, memory, packet) else {
             return false;
         };
         let packet = &self.packet[..fast.len];
@@ -349,7 +349,7 @@ impl Core {
     /// Whether nothing is to be sent, completed or revoked after packets of a shm ring.
     pub(crate) fn is_idle(&self) -> bool {
         self.has_nothing_to_send()
-            && !self.endpoint.has_news()
+            && !self.endpoint.has_output()
             && !self.memory.has_revoked()
             && !self.rings.is_touched()
     }
@@ -357,9 +357,9 @@ impl Core {
     /// Moves the engine's packets for shm links onto the rings. Whether it may have more, for UDP.
     pub(crate) fn fill_shm(&mut self, now: Instant) -> bool {
         self.connections.exchange(now, &mut self.endpoint);
-        while let Some(transmit) = self.endpoint.poll_lanes(now, &mut self.memory, &mut self.packet) {
+        while let Some(transmit) = self.endpoint.poll_transmit_shm(now, &mut self.memory, &mut self.packet) {
             // `None` is for UDP.
-            if let Some(link) = transmit.lane {
+            if let Some(link) = transmit.shm_link {
                 let packet = &self.packet[..transmit.len];
                 if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
                     defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
@@ -386,7 +386,7 @@ impl Core {
         let mut before = None;
         while let Some(mut slot) = batch.slot() {
             if let Some(dst) = before
-                && let Some(len) = self.endpoint.poll_middle(&mut self.memory, &mut slot)
+                && let Some(len) = self.endpoint.poll_transmit_middle(&mut self.memory, &mut slot)
             {
                 slot.send(len, dst);
                 continue;
@@ -394,7 +394,7 @@ impl Core {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return filled;
             };
-            if let Some(link) = transmit.lane {
+            if let Some(link) = transmit.shm_link {
                 let packet = &slot[..transmit.len];
                 if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
                     defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
@@ -447,7 +447,7 @@ impl Core {
     ///
     /// # Errors
     /// When there is no permitted path.
-    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, PathError> {
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<ShmLinkId>, PathError> {
         self.rings.route(path, peer)
     }
 
@@ -471,7 +471,7 @@ impl Core {
 
     /// Revokes what ended queue pairs and windows referred to.
     fn revoke_withdrawn(&mut self) {
-        while let Some(qpn) = self.endpoint.poll_withdrawn() {
+        while let Some(qpn) = self.endpoint.poll_revoked() {
             self.deferred.revoke_qp(qpn);
             self.rings.revoke_qp(qpn);
         }
@@ -504,7 +504,7 @@ impl Core {
     /// Delivers the engine's completions to their queues, and its events to the owners of the
     /// objects. `now` is called where the time is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
-        if self.endpoint.has_news() || self.memory.has_revoked() {
+        if self.endpoint.has_output() || self.memory.has_revoked() {
             self.deliver_events(&now);
         }
         self.connections.deliver(now);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::{Mtu, Psn, Qpn};
 use doorbell_softroce::cm::protocol::{
-    Accept, CmError, CmEvent, ConnectionId, PortSpace, RejectReason, Request, ServiceId,
+    Accept, CmError, CmEvent, ConnectRequest, ConnectionId, PortSpace, RejectReason, ServiceId,
 };
 use doorbell_softroce::cm::{CmOwner, ConnectionManager};
 use doorbell_softroce::{Device, DeviceConfig, EventQueue, Token};
@@ -54,12 +54,12 @@ impl End {
         self.events.wait(|_| {}).unwrap()
     }
 
-    fn request(&self, to: &Self, qpn: u32) -> Request {
-        Request {
+    fn request(&self, to: &Self, qpn: u32) -> ConnectRequest {
+        ConnectRequest {
             // Shortens the time-wait state.
             ack_timeout: 10,
             private_data: b"hello".to_vec(),
-            ..Request::new(to.address, SERVICE, Qpn::new(qpn), Psn::new(77), Mtu::Mtu1024)
+            ..ConnectRequest::new(to.address, SERVICE, Qpn::new(qpn), Psn::new(77), Mtu::Mtu1024)
         }
     }
 }
@@ -291,7 +291,7 @@ fn a_request_without_a_listener_is_rejected() {
 #[test]
 fn an_unanswered_request_times_out() {
     let one = End::new("127.77.2.1");
-    let request = Request {
+    let request = ConnectRequest {
         peer: "127.77.2.9".parse().unwrap(),
         response_timeout: 14,
         max_retries: 3,

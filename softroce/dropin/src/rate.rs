@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use doorbell_verbs_sys::*;
 
-/// A rate, its multiple of 2.5 Gb/s (−1 if the library has none), and its signalling rate in Mb/s.
+/// A rate, its multiple of 2.5 Gb/s (−1 if the library has none), and its signaling rate in Mb/s.
 type Rate = (ibv_rate, c_int, c_int);
 
 const RATES: [Rate; 23] = [

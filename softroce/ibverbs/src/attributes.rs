@@ -157,7 +157,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
             vector.grh.hop_limit
         },
         flow_label: vector.grh.flow_label,
-        lane: None,
+        shm_link: None,
     })
 }
 

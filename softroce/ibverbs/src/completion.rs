@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
-use doorbell_softroce::clock::Stamps;
-use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventQueue, Owner, Token};
+use doorbell_softroce::clock::TimestampClocks;
+use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventOwner, EventQueue, Token};
 use doorbell_verbs_sys::*;
 
 use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
@@ -151,7 +151,7 @@ pub(crate) unsafe extern "C" fn create_cq(
         cq_context,
         channel,
         comp_vector,
-        stamps: Stamps::default(),
+        stamps: TimestampClocks::default(),
         single_threaded: false,
     };
     // SAFETY: the same contract.
@@ -163,7 +163,7 @@ pub(crate) struct CqParams {
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) comp_vector: c_int,
-    pub(crate) stamps: Stamps,
+    pub(crate) stamps: TimestampClocks,
     pub(crate) single_threaded: bool,
 }
 
@@ -181,7 +181,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mu
     // Its address is its event token, so it is allocated before the queue is created.
     let allocation = Box::into_raw(Box::<SoftCq>::new_uninit()).cast::<SoftCq>();
     let token = token_of(allocation);
-    let owner = Owner {
+    let owner = EventOwner {
         queue: Arc::clone(&opened.events),
         token,
     };
@@ -194,7 +194,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mu
     let config = CqConfig {
         entries,
         notify,
-        stamps: params.stamps,
+        timestamps: params.stamps,
     };
     let cq = match opened.device.completion_queue(config, owner) {
         Ok(cq) => cq,

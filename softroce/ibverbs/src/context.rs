@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             return errno::null(errno::of(&error));
         }
     };
-    opened.listen(Arc::clone(&events));
+    opened.add_event_queue(Arc::clone(&events));
     // SAFETY: all-zero is a valid verbs_context: integers, null pointers and entries that are
     // `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     let Context {
         device, soft, events, ..
     } = *closed;
-    device.unlisten(&events);
+    device.remove_event_queue(&events);
     soft.close(device);
     0
 }

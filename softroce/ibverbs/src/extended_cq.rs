@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_roce_proto::work::Completion;
-use doorbell_softroce::clock::{Stamp, Stamps};
+use doorbell_softroce::clock::{Timestamp, TimestampClocks};
 use doorbell_softroce::{Cq, Overrun};
 use doorbell_verbs_sys::*;
 use parking_lot::RawMutex;
@@ -46,7 +46,7 @@ pub(crate) struct Poll {
 /// The completion that the calls read.
 struct Current {
     wc: ibv_wc,
-    stamp: Stamp,
+    stamp: Timestamp,
 }
 
 impl Poll {
@@ -111,7 +111,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         cq_context: attr.cq_context,
         channel: attr.channel,
         comp_vector,
-        stamps: Stamps {
+        stamps: TimestampClocks {
             ticks: requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
             wallclock: requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK),
         },
@@ -169,7 +169,7 @@ unsafe fn parts<'a>(cq: *mut ibv_cq_ex) -> (&'a Cq, &'a Poll) {
 ///
 /// # Safety
 /// The poll of this live queue belongs to this thread.
-unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Completion, Stamp)>, Overrun>) -> c_int {
+unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Completion, Timestamp)>, Overrun>) -> c_int {
     let (completion, stamp) = match found {
         Ok(Some(found)) => found,
         Ok(None) => return libc::ENOENT,

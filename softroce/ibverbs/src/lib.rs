@@ -30,9 +30,9 @@ mod wr;
 
 pub use address::init_ah_from_wc;
 pub use context::device_of;
-pub use doorbell_softroce::{ConfigError, DeviceConfig, LinkChoice, Mover, OpenError};
+pub use doorbell_softroce::{ConfigError, CopyMode, DeviceConfig, LinkChoice, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
-pub use registry::{AlreadyInUse, configure, last_open_error, local_group, local_movers};
+pub use registry::{AlreadyInUse, configure, copy_modes, last_open_error, process_group};
 
 /// The table, which the drop-in library's symbols call.
 pub static API: Api = Api {

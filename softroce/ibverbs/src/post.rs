@@ -170,7 +170,7 @@ unsafe fn send_one(
             wr_id: wr.wr_id,
             operation,
             payload,
-            signalled: wr.send_flags & IBV_SEND_SIGNALED != 0,
+            signaled: wr.send_flags & IBV_SEND_SIGNALED != 0,
             fence: wr.send_flags & IBV_SEND_FENCE != 0,
             solicited: wr.send_flags & IBV_SEND_SOLICITED != 0,
         };

@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use std::{ptr, slice};
 
-use doorbell_softroce::{Change, HostRange, LimitError, Mr, Pd, RegisterError, Rights};
+use doorbell_softroce::{HostRange, LimitError, Mr, Pd, RegisterError, Reregister, Rights};
 use doorbell_verbs_sys::{
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND,
@@ -215,7 +215,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    if !doorbell_softroce::takes_devices() {
+    if !doorbell_softroce::supports_gpu_memory() {
         return errno::null(libc::EOPNOTSUPP);
     }
     let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{fd}")) else {
@@ -322,7 +322,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     }
     // SAFETY: as above.
     let new_pd = given(IBV_REREG_MR_CHANGE_PD).then(|| unsafe { &*pd.cast::<SoftPd>() });
-    let change = Change {
+    let change = Reregister {
         range: given(IBV_REREG_MR_CHANGE_TRANSLATION).then(|| HostRange {
             addr: addr.cast(),
             len: length,
@@ -332,7 +332,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         rights: access.map(|access| access.rights),
     };
     // SAFETY: the new memory stays mapped as for `register`.
-    if let Err(error) = unsafe { soft.mr.change(&change) } {
+    if let Err(error) = unsafe { soft.mr.reregister(&change) } {
         return refuse(errno_of_register_error(error));
     }
     if new_pd.is_some() {

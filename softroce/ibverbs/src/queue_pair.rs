@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_roce_proto::wire::Transport;
-use doorbell_softroce::{CreateQpError, Event, EventQueue, Owner, Qp, QpConfig, Token};
+use doorbell_softroce::{CreateQpError, Event, EventOwner, EventQueue, Qp, QpConfig, Token};
 use doorbell_verbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_INIT_ATTR_CREATE_FLAGS,
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
@@ -184,7 +184,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
     let events = &unsafe { Context::from_ptr(context) }.events;
     // Its address is its event token, so it is allocated before the queue pair is created.
     let allocation = Box::into_raw(Box::<SoftQp>::new_uninit()).cast::<SoftQp>();
-    let owner = Owner {
+    let owner = EventOwner {
         queue: Arc::clone(events),
         token: token_of(allocation),
     };

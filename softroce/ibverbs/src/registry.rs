@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use doorbell_softroce::host::JoinError;
 use doorbell_softroce::link::BindError;
-use doorbell_softroce::{ConfigError, Device, DeviceConfig, Mover, OpenError};
+use doorbell_softroce::{ConfigError, CopyMode, Device, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{_ibv_device_ops, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
 use parking_lot::Mutex;
 
@@ -57,14 +57,14 @@ pub fn last_open_error() -> Option<String> {
 
 /// The process group that the open device of this name reaches without UDP: a globally unique
 /// number. `None` if it reaches all peers over UDP.
-pub fn local_group(name: &str) -> Option<u64> {
-    with_open_device(name, |device| device.local_group()).flatten()
+pub fn process_group(name: &str) -> Option<u64> {
+    with_open_device(name, |device| device.shm_group()).flatten()
 }
 
 /// The copy modes of the open device of this name for payloads to other processes of this host, in
 /// order of preference; empty if all goes over UDP.
-pub fn local_movers(name: &str) -> Vec<Mover> {
-    with_open_device(name, |device| device.local_movers()).unwrap_or_default()
+pub fn copy_modes(name: &str) -> Vec<CopyMode> {
+    with_open_device(name, |device| device.copy_modes()).unwrap_or_default()
 }
 
 fn with_open_device<R>(name: &str, query: impl FnOnce(&Device) -> R) -> Option<R> {
@@ -190,9 +190,9 @@ fn errno_of(error: &OpenError) -> c_int {
             BindError::Io { source, .. } => errno::of(source),
         },
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
-        OpenError::NoNumbers { .. } => libc::ENOMEM,
+        OpenError::NoQpns { .. } => libc::ENOMEM,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
-        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } | OpenError::Lane { source, .. } => {
+        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } | OpenError::ShmRing { source, .. } => {
             errno::of(source)
         }
     }

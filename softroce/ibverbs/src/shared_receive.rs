@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use doorbell_softroce::{Event, EventQueue, Owner, Srq, SrqConfig, Token};
+use doorbell_softroce::{Event, EventOwner, EventQueue, Srq, SrqConfig, Token};
 use doorbell_verbs_sys::{
     IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context, ibv_pd,
     ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
         max_wr: init.attr.max_wr,
         max_sge: init.attr.max_sge,
     };
-    let owner = Owner {
+    let owner = EventOwner {
         queue: Arc::clone(events),
         token: token_of(allocation),
     };

@@ -39,7 +39,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
             base: ibv_mw {
                 context,
                 pd,
-                rkey: mw.first_rkey().0,
+                rkey: mw.initial_rkey().0,
                 handle: next_handle(),
                 type_: kind,
             },
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
         wr_id: request.wr_id,
         operation: Operation::Bind(bind),
         payload: Payload::Gather(&[]),
-        signalled: request.send_flags & IBV_SEND_SIGNALED != 0,
+        signaled: request.send_flags & IBV_SEND_SIGNALED != 0,
         fence: request.send_flags & IBV_SEND_FENCE != 0,
         solicited: false,
     };

@@ -293,7 +293,7 @@ impl Batch {
                 Bytes::Gather(range) => Payload::Gather(&self.sges[range.clone()]),
                 Bytes::Inline(range) => Payload::Inline(&self.inline[range.clone()]),
             },
-            signalled: staged.flags & IBV_SEND_SIGNALED != 0,
+            signaled: staged.flags & IBV_SEND_SIGNALED != 0,
             fence: staged.flags & IBV_SEND_FENCE != 0,
             solicited: staged.flags & IBV_SEND_SOLICITED != 0,
         }

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant as Clock};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use doorbell_roce_proto::icrc::Flow;
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
+use doorbell_roce_proto::memory::{
+    AccessContext, AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge,
+};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{CqId, Operation, Payload, ReceiveRequest, SendRequest};
@@ -50,30 +52,37 @@ impl Memory for Flat {
         Ok(())
     }
 
-    fn check_remote(&mut self, _: Via, _: RKey, addr: u64, len: u64, _: RemoteRight) -> Result<(), AccessError> {
+    fn check_remote(
+        &mut self,
+        _: AccessContext,
+        _: RKey,
+        addr: u64,
+        len: u64,
+        _: RemoteRight,
+    ) -> Result<(), AccessError> {
         self.range(addr, usize::try_from(len).map_err(|_| AccessError)?)
             .map(drop)
     }
 
-    fn remote_read(&mut self, _: Via, _: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+    fn remote_read(&mut self, _: AccessContext, _: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         dst.copy_from_slice(self.range(addr, dst.len())?);
         Ok(())
     }
 
-    fn remote_write(&mut self, _: Via, _: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+    fn remote_write(&mut self, _: AccessContext, _: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         self.range(addr, src.len())?.copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, _: Via, _: RKey, _: u64, _: AtomicOp) -> Result<u64, AccessError> {
+    fn remote_atomic(&mut self, _: AccessContext, _: RKey, _: u64, _: AtomicOp) -> Result<u64, AccessError> {
         Err(AccessError)
     }
 
-    fn bind(&mut self, _: Via, _: &Bind) -> Result<(), AccessError> {
+    fn bind(&mut self, _: AccessContext, _: &Bind) -> Result<(), AccessError> {
         Err(AccessError)
     }
 
-    fn invalidate(&mut self, _: Via, _: RKey, _: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, _: AccessContext, _: RKey, _: Invalidator) -> Result<(), AccessError> {
         Err(AccessError)
     }
 }
@@ -102,7 +111,7 @@ fn node(seed: u64) -> Node {
         max_inline: 64,
         signal_all: false,
         srq: None,
-        acknowledges_first: false,
+        ack_before_requests: false,
     });
     Node {
         endpoint,
@@ -126,7 +135,7 @@ fn connected() -> [Node; 2] {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            lane: None,
+            shm_link: None,
         };
         let steps = [
             Modify {
@@ -200,7 +209,7 @@ impl Load {
                 wr_id,
                 operation,
                 payload: Payload::Gather(&list),
-                signalled: wr_id + 1 == count,
+                signaled: wr_id + 1 == count,
                 fence: false,
                 solicited: false,
             };

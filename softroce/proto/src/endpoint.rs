@@ -14,8 +14,8 @@ use crate::ident::{IdentTracker, Verdict};
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
-use crate::qp::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, QueuePair};
-use crate::qpn::Block;
+use crate::qp::{Attributes, Modify, ModifyError, Path, QpInit, QueuePair, ShmLinkId};
+use crate::qpn::QpnBlock;
 use crate::shm_links::FullShmLinks;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
@@ -25,14 +25,14 @@ use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Send
 use crate::{Instant, Qpn};
 
 pub use config::EndpointConfig;
-pub use fast_path::Short;
-pub use types::{AsyncEvent, Datagram, Ident, LanePacket, Transmit};
+pub use fast_path::FastPathSend;
+pub use types::{AsyncEvent, Datagram, Ident, ShmPacket, Transmit};
 
 /// Packets that one queue pair sends before the next one is served (round-robin): long enough for
 /// the runs that a link batches (GSO).
 const MAX_BURST: u32 = 16;
 
-/// [`Endpoint::only_acknowledges`] examines at most this many queue pairs.
+/// [`Endpoint::has_only_acks`] examines at most this many queue pairs.
 const MAX_ACK_ONLY_QPS: usize = 4;
 
 /// The protocol state of one device: its queue pairs.
@@ -128,19 +128,19 @@ impl Endpoint {
     /// Adds a block of queue pair numbers. An endpoint that is given a block before its first queue
     /// pair uses only given blocks, as other processes on its address use the rest; otherwise all
     /// numbers are its own.
-    pub fn give_numbers(&mut self, block: Block) {
+    pub fn add_qpn_block(&mut self, block: QpnBlock) {
         self.qps.qpns().add_block(block);
     }
 
     /// Whether to add another block before the next queue pair is created: half of the numbers are
     /// in use, so freed ones would be reused soon.
-    pub fn wants_numbers(&self) -> bool {
-        self.qps.wants_numbers()
+    pub fn wants_qpn_block(&self) -> bool {
+        self.qps.wants_qpn_block()
     }
 
     /// Whether the blocks have a free number for another queue pair.
-    pub fn has_numbers(&self) -> bool {
-        self.qps.has_numbers()
+    pub fn has_free_qpns(&self) -> bool {
+        self.qps.has_free_qpns()
     }
 
     /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset), with its queues.
@@ -358,7 +358,12 @@ impl Endpoint {
 
     /// Handles a packet received on a shm link. Its content is not trusted. `now` is called only
     /// for packets whose handling depends on the time.
-    pub fn handle_lane<M: Memory>(&mut self, now: impl FnOnce() -> Instant, packet: &LanePacket<'_>, memory: &mut M) {
+    pub fn handle_shm_packet<M: Memory>(
+        &mut self,
+        now: impl FnOnce() -> Instant,
+        packet: &ShmPacket<'_>,
+        memory: &mut M,
+    ) {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
         let Ok((bth, extension)) = wire::parse_headers(packet.headers, packet.len) else {
@@ -373,7 +378,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.is_on_shm_link(packet.lane) {
+        if !qp.is_on_shm_link(packet.link) {
             counters.wrong_peer += 1;
             return;
         }
@@ -391,14 +396,14 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// Back-pressure: queue pairs on this shm link wait until [`lane_ready`](Self::lane_ready).
-    pub fn lane_full(&mut self, link: LaneId) {
+    /// Back-pressure: queue pairs on this shm link wait until [`shm_link_ready`](Self::shm_link_ready).
+    pub fn shm_link_full(&mut self, link: ShmLinkId) {
         self.full_shm_links.fill(link);
     }
 
     /// The shm link has free slots again, or has failed and discards packets.
     /// [`poll_transmit`](Self::poll_transmit) may have packets then.
-    pub fn lane_ready(&mut self, link: LaneId) {
+    pub fn shm_link_ready(&mut self, link: ShmLinkId) {
         for index in self.full_shm_links.ready(link) {
             self.active.add(index);
         }
@@ -407,7 +412,7 @@ impl Endpoint {
     /// The next queue pair on a shm link that was reset, destroyed, or entered the error state:
     /// memory that its packets reference must not be read any more, as its requests have completed
     /// or were discarded. To be polled before completions are reported.
-    pub fn poll_withdrawn(&mut self) -> Option<Qpn> {
+    pub fn poll_revoked(&mut self) -> Option<Qpn> {
         self.out.revoked.pop_front()
     }
 
@@ -440,7 +445,7 @@ impl Endpoint {
     /// Fast path of [`poll_transmit`](Self::poll_transmit) for the bulk of long messages: writes
     /// the next packet and returns its length when it is a MIDDLE packet of the queue pair that
     /// sent the previous packet. `None` for any other packet, or none.
-    pub fn poll_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
+    pub fn poll_transmit_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
         if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
             return None;
@@ -453,7 +458,7 @@ impl Endpoint {
 
     /// As [`poll_transmit`](Self::poll_transmit), but stops at a queue pair that sends over UDP;
     /// [`has_more`](Self::has_more) is true then.
-    pub fn poll_lanes<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
+    pub fn poll_transmit_shm<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         self.next_transmit(now, memory, buf, true)
     }
 
@@ -498,10 +503,10 @@ impl Endpoint {
                 continue;
             };
             let transmit = Transmit {
-                headers: written.header_len,
-                referred: written.by_ref,
-                fleeting: qp.is_unreliable(),
-                in_order: qp.acknowledges_first(),
+                header_len: written.header_len,
+                by_ref_len: written.by_ref,
+                copy_before_completion: qp.is_unreliable(),
+                in_order: qp.ack_before_requests(),
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
@@ -521,7 +526,7 @@ impl Endpoint {
 
     /// Whether all there is to send is ACKs, of a few queue pairs: the caller may delay them so
     /// that they piggyback on the next request (delayed ACK).
-    pub fn only_acknowledges(&self) -> bool {
+    pub fn has_only_acks(&self) -> bool {
         !self.gsi.has_more()
             && (1..=MAX_ACK_ONLY_QPS).contains(&self.active.queue.len())
             && self
@@ -537,8 +542,8 @@ impl Endpoint {
     }
 
     /// Whether [`poll_completion`](Self::poll_completion), [`poll_event`](Self::poll_event) or
-    /// [`poll_withdrawn`](Self::poll_withdrawn) has something.
-    pub fn has_news(&self) -> bool {
+    /// [`poll_revoked`](Self::poll_revoked) has something.
+    pub fn has_output(&self) -> bool {
         !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.revoked.is_empty()
     }
 

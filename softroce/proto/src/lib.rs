@@ -28,9 +28,9 @@ pub mod wire;
 pub mod work;
 
 pub use counters::Counters;
-pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Short, Transmit};
+pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, ShmPacket, Transmit};
 pub use gsi::{ReceivedMad, mad_of};
-pub use qpn::Block;
+pub use qpn::QpnBlock;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

@@ -11,7 +11,7 @@ pub struct PdId(pub u32);
 
 /// The queue pair that accesses memory or binds a window: what a key is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Via {
+pub struct AccessContext {
     /// Its protection domain.
     pub pd: PdId,
     /// Its number: a type 2B window is valid for one queue pair only.
@@ -151,7 +151,7 @@ pub trait Memory {
     /// When it has not.
     fn check_remote(
         &mut self,
-        context: Via,
+        context: AccessContext,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -162,7 +162,8 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be read remotely.
-    fn remote_read(&mut self, context: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+    fn remote_read(&mut self, context: AccessContext, rkey: RKey, addr: u64, dst: &mut [u8])
+    -> Result<(), AccessError>;
 
     /// As [`remote_read`](Self::remote_read), with a read-ahead hint of `behind` bytes.
     ///
@@ -170,7 +171,7 @@ pub trait Memory {
     /// As [`remote_read`](Self::remote_read).
     fn remote_read_ahead(
         &mut self,
-        context: Via,
+        context: AccessContext,
         rkey: RKey,
         addr: u64,
         dst: &mut [u8],
@@ -183,7 +184,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be written remotely.
-    fn remote_write(&mut self, context: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
+    fn remote_write(&mut self, context: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
     /// Executes a peer's atomic on the 8 bytes at `addr` and returns the original value. Atomic
     /// with respect to the host's own 8-byte atomics. The caller has checked the alignment of
@@ -191,37 +192,43 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the right is missing.
-    fn remote_atomic(&mut self, context: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
+    fn remote_atomic(
+        &mut self,
+        context: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        op: AtomicOp,
+    ) -> Result<u64, AccessError>;
 
     /// Binds a memory window: its old key becomes invalid, the new one grants the requested access.
     ///
     /// # Errors
     /// When window, region, range or rights do not permit it; nothing has changed then.
-    fn bind(&mut self, context: Via, bind: &Bind) -> Result<(), AccessError>;
+    fn bind(&mut self, context: AccessContext, bind: &Bind) -> Result<(), AccessError>;
 
     /// Invalidates the key of a type 2 window.
     ///
     /// # Errors
     /// When it is not the key of such a window, or may not be invalidated through this queue pair.
-    fn invalidate(&mut self, context: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
+    fn invalidate(&mut self, context: AccessContext, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
 
     // Payloads by reference, on shm links. An implementor without shm links keeps the defaults.
 
     /// Whether any of `sges` is memory that the CPU does not address, such as a GPU's: packets on a
     /// shm link reference it, however short their payload is.
-    fn is_distant(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
+    fn is_device_memory(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
         false
     }
 
     /// The same for memory that a peer reads.
-    fn is_distant_remote(&mut self, _via: Via, _rkey: RKey) -> bool {
+    fn is_remote_device_memory(&mut self, _via: AccessContext, _rkey: RKey) -> bool {
         false
     }
 
     /// Whether copies of READ responses to this queue pair are still in progress: until they finish
     /// no SEND, WRITE or atomic begins, nor a READ with a fence, as it might read the destination.
     /// The owner then notifies the [`Endpoint`](crate::Endpoint).
-    fn is_unsettled(&self, _qpn: Qpn) -> bool {
+    fn has_pending_copies(&self, _qpn: Qpn) -> bool {
         false
     }
 
@@ -230,7 +237,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be read locally.
-    fn refer_local(&mut self, _pd: PdId, _sge: &Sge) -> Result<(), AccessError> {
+    fn add_local_ref(&mut self, _pd: PdId, _sge: &Sge) -> Result<(), AccessError> {
         Err(AccessError)
     }
 
@@ -238,7 +245,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be read remotely.
-    fn refer_remote(&mut self, _via: Via, _rkey: RKey, _addr: u64, _len: u32) -> Result<(), AccessError> {
+    fn add_remote_ref(&mut self, _via: AccessContext, _rkey: RKey, _addr: u64, _len: u32) -> Result<(), AccessError> {
         Err(AccessError)
     }
 
@@ -246,7 +253,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be written locally, or the payload cannot be read.
-    fn scatter_referred(&mut self, _pd: PdId, _lkey: LKey, _addr: u64, _part: Range<usize>) -> Result<(), CopyError> {
+    fn scatter_by_ref(&mut self, _pd: PdId, _lkey: LKey, _addr: u64, _part: Range<usize>) -> Result<(), CopyError> {
         Err(CopyError::Gone)
     }
 
@@ -255,7 +262,13 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be written remotely, or the payload cannot be read.
-    fn remote_write_referred(&mut self, _via: Via, _rkey: RKey, _addr: u64, _len: usize) -> Result<(), CopyError> {
+    fn remote_write_by_ref(
+        &mut self,
+        _via: AccessContext,
+        _rkey: RKey,
+        _addr: u64,
+        _len: usize,
+    ) -> Result<(), CopyError> {
         Err(CopyError::Gone)
     }
 }

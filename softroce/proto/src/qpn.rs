@@ -6,9 +6,9 @@ use crate::Qpn;
 
 /// A block of 1024 queue pair numbers with one owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Block(u16);
+pub struct QpnBlock(u16);
 
-impl Block {
+impl QpnBlock {
     const BITS: u32 = 10;
     /// Numbers per block.
     pub const LEN: u32 = 1 << Self::BITS;
@@ -56,7 +56,7 @@ pub(crate) struct QpnAllocator {
 /// The allocation state of a block.
 #[derive(Debug)]
 struct BlockCursor {
-    block: Block,
+    block: QpnBlock,
     /// Offset of the next number.
     next: u32,
     /// Offsets left until the next block is used.
@@ -77,40 +77,44 @@ impl QpnAllocator {
     }
 
     /// Adds a block; from here on the endpoint uses only given ones.
-    pub(crate) fn add_block(&mut self, block: Block) {
+    pub(crate) fn add_block(&mut self, block: QpnBlock) {
         self.owns_address = false;
         self.push_block(block);
     }
 
-    fn push_block(&mut self, block: Block) {
+    fn push_block(&mut self, block: QpnBlock) {
         self.cursors.push_front(BlockCursor {
             block,
             // A restarted process starts at other numbers, should it get the same block.
-            next: (self.seed >> 32) as u32 % Block::LEN,
-            left: Block::LEN,
+            next: (self.seed >> 32) as u32 % QpnBlock::LEN,
+            left: QpnBlock::LEN,
         });
     }
 
     /// Whether at least half of the numbers are in use, so that freed ones would be reused soon.
     pub(crate) fn is_low(&self, used: usize) -> bool {
-        2 * used >= self.cursors.len() * Block::LEN as usize
+        2 * used >= self.cursors.len() * QpnBlock::LEN as usize
     }
 
     /// Total allocatable numbers of the blocks.
     pub(crate) fn capacity(&self) -> usize {
         if self.owns_address {
-            return Block::COUNT * Block::LEN as usize - 3;
+            return QpnBlock::COUNT * QpnBlock::LEN as usize - 3;
         }
-        let reserved = |cursor: &BlockCursor| (0..Block::LEN).filter(|&at| cursor.block.number(at).is_none()).count();
-        let all = |cursor| Block::LEN as usize - reserved(cursor);
+        let reserved = |cursor: &BlockCursor| {
+            (0..QpnBlock::LEN)
+                .filter(|&at| cursor.block.number(at).is_none())
+                .count()
+        };
+        let all = |cursor| QpnBlock::LEN as usize - reserved(cursor);
         self.cursors.iter().map(all).sum()
     }
 
     /// Allocates the next number for which `is_free` holds; `None` when there is none.
     pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
-        if self.owns_address && self.is_low(used) && self.cursors.len() < Block::COUNT {
-            self.push_block(Block(
-                (self.seed as usize + self.cursors.len()) as u16 % Block::COUNT as u16,
+        if self.owns_address && self.is_low(used) && self.cursors.len() < QpnBlock::COUNT {
+            self.push_block(QpnBlock(
+                (self.seed as usize + self.cursors.len()) as u16 % QpnBlock::COUNT as u16,
             ));
         }
         // Every block once from its cursor, and the beginning of the first one again.
@@ -118,13 +122,13 @@ impl QpnAllocator {
             let cursor = self.cursors.front_mut()?;
             while cursor.left > 0 {
                 let number = cursor.block.number(cursor.next);
-                cursor.next = (cursor.next + 1) % Block::LEN;
+                cursor.next = (cursor.next + 1) % QpnBlock::LEN;
                 cursor.left -= 1;
                 if let Some(free) = number.filter(|&number| is_free(number)) {
                     return Some(free);
                 }
             }
-            cursor.left = Block::LEN;
+            cursor.left = QpnBlock::LEN;
             self.cursors.rotate_left(1);
         }
         None

@@ -1,14 +1,14 @@
 //! Back-pressure: shm links that are full, and the queue pairs that wait for them.
 
-use crate::qp::LaneId;
+use crate::qp::ShmLinkId;
 
 /// The full shm links: usually none.
 #[derive(Debug, Default)]
 pub(crate) struct FullShmLinks {
     /// Each with the slots of the queue pairs that wait for it.
-    full: Vec<(LaneId, Vec<u32>)>,
+    full: Vec<(ShmLinkId, Vec<u32>)>,
     /// By slot: the link that it waits for.
-    waits: Vec<Option<LaneId>>,
+    waits: Vec<Option<ShmLinkId>>,
 }
 
 impl FullShmLinks {
@@ -20,7 +20,7 @@ impl FullShmLinks {
     }
 
     /// The link is full until [`ready`](Self::ready).
-    pub(crate) fn fill(&mut self, link: LaneId) {
+    pub(crate) fn fill(&mut self, link: ShmLinkId) {
         if !self.contains(link) {
             self.full.push((link, Vec::new()));
         }
@@ -30,12 +30,12 @@ impl FullShmLinks {
         !self.full.is_empty()
     }
 
-    fn contains(&self, link: LaneId) -> bool {
+    fn contains(&self, link: ShmLinkId) -> bool {
         self.full.iter().any(|(full, _)| *full == link)
     }
 
     /// Whether the queue pair in slot `index` must wait for `link`; registers it then.
-    pub(crate) fn blocks(&mut self, index: u32, link: Option<LaneId>) -> bool {
+    pub(crate) fn blocks(&mut self, index: u32, link: Option<ShmLinkId>) -> bool {
         let Some((link, waiting)) = self.full.iter_mut().find(|(full, _)| Some(*full) == link) else {
             return false;
         };
@@ -50,7 +50,7 @@ impl FullShmLinks {
 
     /// The link has free slots again: returns the slots that waited. One may hold another queue
     /// pair by now, which then has nothing to send.
-    pub(crate) fn ready(&mut self, link: LaneId) -> Vec<u32> {
+    pub(crate) fn ready(&mut self, link: ShmLinkId) -> Vec<u32> {
         let Some(position) = self.full.iter().position(|(full, _)| *full == link) else {
             return Vec::new();
         };
@@ -70,8 +70,8 @@ impl FullShmLinks {
 mod tests {
     use super::*;
 
-    const A: LaneId = LaneId(1);
-    const B: LaneId = LaneId(2);
+    const A: ShmLinkId = ShmLinkId(1);
+    const B: ShmLinkId = ShmLinkId(2);
 
     #[test]
     fn each_qp_waits_once_for_its_link() {

@@ -2,10 +2,10 @@
 
 use crate::Qpn;
 use crate::qp::QueuePair;
-use crate::qpn::{Block, QpnAllocator};
+use crate::qpn::{QpnAllocator, QpnBlock};
 
 /// Slot + 1 of each number of a block; 0 if free.
-type Page = [u32; Block::LEN as usize];
+type Page = [u32; QpnBlock::LEN as usize];
 
 #[derive(Debug)]
 pub(crate) struct QpTable {
@@ -26,7 +26,7 @@ impl QpTable {
             slots: Vec::new(),
             free: Vec::new(),
             qpns: QpnAllocator::new(seed),
-            page_index: vec![0; Block::COUNT].into_boxed_slice(),
+            page_index: vec![0; QpnBlock::COUNT].into_boxed_slice(),
             pages: Vec::new(),
         }
     }
@@ -36,12 +36,12 @@ impl QpTable {
     }
 
     /// Whether few numbers are left for another queue pair.
-    pub(crate) fn wants_numbers(&self) -> bool {
+    pub(crate) fn wants_qpn_block(&self) -> bool {
         self.qpns.is_low(self.len())
     }
 
     /// Whether there is a number for another queue pair.
-    pub(crate) fn has_numbers(&self) -> bool {
+    pub(crate) fn has_free_qpns(&self) -> bool {
         self.qpns.capacity() > self.len()
     }
 
@@ -96,19 +96,19 @@ impl QpTable {
 
     /// The entry of a number; allocates a page for its block.
     fn entry_mut(&mut self, qpn: Qpn) -> &mut u32 {
-        let page = &mut self.page_index[Block::of(qpn).index()];
+        let page = &mut self.page_index[QpnBlock::of(qpn).index()];
         if *page == 0 {
-            self.pages.push([0; Block::LEN as usize]);
+            self.pages.push([0; QpnBlock::LEN as usize]);
             // At most one for each of the 2^14 blocks.
             *page = self.pages.len() as u16;
         }
-        &mut self.pages[usize::from(*page) - 1][Block::offset(qpn)]
+        &mut self.pages[usize::from(*page) - 1][QpnBlock::offset(qpn)]
     }
 }
 
 fn entry(page_index: &[u16], pages: &[Page], qpn: Qpn) -> u32 {
-    let page = usize::from(page_index[Block::of(qpn).index()]);
-    page.checked_sub(1).map_or(0, |page| pages[page][Block::offset(qpn)])
+    let page = usize::from(page_index[QpnBlock::of(qpn).index()]);
+    page.checked_sub(1).map_or(0, |page| pages[page][QpnBlock::offset(qpn)])
 }
 
 #[cfg(test)]
@@ -133,14 +133,14 @@ mod tests {
             signal_all: false,
             transport: Transport::Rc,
             srq: None,
-            acknowledges_first: false,
+            ack_before_requests: false,
         };
         table
             .insert(|qpn| QueuePair::new(qpn, init, &EndpointConfig::default(), None))
             .unwrap()
     }
 
-    const COUNT: usize = Block::LEN as usize;
+    const COUNT: usize = QpnBlock::LEN as usize;
 
     #[test]
     fn qpn_is_reused_only_after_all_others() {
@@ -171,20 +171,23 @@ mod tests {
     #[test]
     fn given_blocks_and_no_others() {
         let mut table = QpTable::new(1);
-        let (first, last) = (Block::new(0).unwrap(), Block::new(Block::COUNT as u16 - 1).unwrap());
+        let (first, last) = (
+            QpnBlock::new(0).unwrap(),
+            QpnBlock::new(QpnBlock::COUNT as u16 - 1).unwrap(),
+        );
         table.qpns().add_block(first);
         let mut all: Vec<Qpn> = (0..COUNT / 2).map(|_| insert(&mut table)).collect();
-        assert!(all.iter().all(|&qpn| Block::of(qpn) == first));
-        assert!(table.wants_numbers());
+        assert!(all.iter().all(|&qpn| QpnBlock::of(qpn) == first));
+        assert!(table.wants_qpn_block());
         table.qpns().add_block(last);
-        assert!(!table.wants_numbers());
+        assert!(!table.wants_qpn_block());
         // All but the three reserved numbers.
         while all.len() < 2 * COUNT - 3 {
             all.push(insert(&mut table));
         }
         let none = table.insert(|_| unreachable!("there is no number left"));
         assert_eq!(none, None);
-        assert!(all.iter().all(|&qpn| [first, last].contains(&Block::of(qpn))));
+        assert!(all.iter().all(|&qpn| [first, last].contains(&QpnBlock::of(qpn))));
         assert!(all.iter().all(|qpn| !matches!(qpn.get(), 0 | 1 | 0x00ff_ffff)));
         assert!(table.remove(all[5]));
         assert_eq!(insert(&mut table), all[5]);
@@ -197,7 +200,7 @@ mod tests {
         assert_ne!(qpn(0), qpn(1 << 40));
         let of_block = |seed| {
             let mut table = QpTable::new(seed);
-            table.qpns().add_block(Block::new(3).unwrap());
+            table.qpns().add_block(QpnBlock::new(3).unwrap());
             insert(&mut table)
         };
         assert_ne!(of_block(1), of_block(2));

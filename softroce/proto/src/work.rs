@@ -85,7 +85,7 @@ pub struct SendRequest<'a> {
     /// The payload.
     pub payload: Payload<'a>,
     /// Signaled: generate a completion on success (always, on a queue created with `signal_all`).
-    pub signalled: bool,
+    pub signaled: bool,
     /// Fence: wait for earlier READs and atomics (IBTA vol 1, 10.8.3.3).
     pub fence: bool,
     /// Set the solicited-event bit.

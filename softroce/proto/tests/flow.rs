@@ -119,7 +119,7 @@ fn unsignalled_requests_complete_silently() {
     for wr_id in 0..6 {
         let list = [local];
         let request = SendRequest {
-            signalled: wr_id == 3,
+            signaled: wr_id == 3,
             ..write_to(wr_id, &list, remote)
         };
         pair.post(0, &request);
@@ -143,7 +143,7 @@ fn signal_all_completes_every_request() {
     pair.post(
         0,
         &SendRequest {
-            signalled: false,
+            signaled: false,
             ..write_to(1, &list, remote)
         },
     );

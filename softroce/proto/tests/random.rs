@@ -22,7 +22,7 @@ struct Step {
     /// Where its SGE is split in two.
     split: usize,
     inline: bool,
-    signalled: bool,
+    signaled: bool,
     fence: bool,
 }
 
@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
         any::<bool>(),
         prop::bool::weighted(0.1),
     )
-        .prop_map(|(kind, len, split, inline, signalled, fence)| {
+        .prop_map(|(kind, len, split, inline, signaled, fence)| {
             let len = if kind.is_atomic() { 8 } else { len };
             let inline = inline && len <= 600 && matches!(kind, Kind::Send(_) | Kind::Write(_));
             Step {
@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
                 len,
                 split: split.min(len),
                 inline,
-                signalled,
+                signaled,
                 fence,
             }
         })
@@ -203,7 +203,7 @@ impl Program {
                     false if step.kind.is_atomic() => Payload::Gather(&whole),
                     false => Payload::Gather(&split),
                 },
-                signalled: step.signalled,
+                signaled: step.signaled,
                 fence: step.fence,
                 solicited: false,
             };
@@ -259,12 +259,12 @@ impl Program {
             assert!(in_order && completed.last().unwrap().0 as usize == self.placed.len() - 1);
             return false;
         }
-        let signalled = self
+        let signaled = self
             .placed
             .iter()
             .enumerate()
-            .filter(|(_, placed)| placed.step.signalled);
-        let expected: Vec<_> = signalled.map(|(at, _)| (at as u64, Status::Success)).collect();
+            .filter(|(_, placed)| placed.step.signaled);
+        let expected: Vec<_> = signaled.map(|(at, _)| (at as u64, Status::Success)).collect();
         assert_eq!(completed, expected);
         self.check_memory(pair);
         true

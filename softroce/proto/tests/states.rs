@@ -465,7 +465,7 @@ fn busy() -> Pair {
     pair.post(
         0,
         &SendRequest {
-            signalled: false,
+            signaled: false,
             ..write_to(2, &[local], remote)
         },
     );
@@ -560,7 +560,7 @@ fn to_itself() {
         rtr.path = rtr.path.map(|path| Path {
             local: address,
             remote: address,
-            lane: None,
+            shm_link: None,
             ..path
         });
         for modify in [pair.init_modify(), rtr, pair.rts_modify(at)] {

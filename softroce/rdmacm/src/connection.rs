@@ -12,8 +12,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use doorbell_roce_proto::cm::{
-    Accept, CmError, ConnectionId, IpHeader, ListenerId, Parameters, RejectReason, Request, ServiceId, SidrReply,
-    SidrRequest, SidrStatus, private_data_len,
+    Accept, CmError, ConnectRequest, ConnectionId, IpHeader, ListenerId, Parameters, RejectReason, ServiceId,
+    SidrReply, SidrRequest, SidrStatus, private_data_len,
 };
 use doorbell_roce_proto::{Psn, Qpn};
 use doorbell_softroce::capacity;
@@ -267,7 +267,7 @@ unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
             dispatch::sidr_request(opened, &request, &shared)?
         } else {
             let psn = Psn::new(RandomState::new().hash_one(local) as u32);
-            let mut request = Request::new(peer.ip(), service, params.qpn, psn, opened.device.info().mtu);
+            let mut request = ConnectRequest::new(peer.ip(), service, params.qpn, psn, opened.device.info().mtu);
             if qp_type == IBV_QPT_UC {
                 request.transport = doorbell_roce_proto::wire::Transport::Uc;
             }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::cm::{
-    CmEvent, ConnectionId, IpHeader, ListenerId, PeerReply, PeerRequest, Request, ServiceId, SidrReply, SidrRequest,
-    SidrStatus,
+    CmEvent, ConnectRequest, ConnectionId, IpHeader, ListenerId, PeerReply, PeerRequest, ServiceId, SidrReply,
+    SidrRequest, SidrStatus,
 };
 use doorbell_verbs_sys::rdmacm::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_DISCONNECTED,
@@ -64,7 +64,11 @@ pub(crate) fn unlisten(opened: &OpenDevice, listener: ListenerId) {
     let _ = opened.device.cm().unlisten(listener);
 }
 
-pub(crate) fn connect(opened: &OpenDevice, request: &Request, shared: &Arc<Shared>) -> Result<ConnectionId, Errno> {
+pub(crate) fn connect(
+    opened: &OpenDevice,
+    request: &ConnectRequest,
+    shared: &Arc<Shared>,
+) -> Result<ConnectionId, Errno> {
     let mut directory = opened.directory.lock();
     let connection = opened.device.cm().connect(request, opened.owner()).map_err(errno_of)?;
     directory.connections.insert(connection, Arc::clone(shared));

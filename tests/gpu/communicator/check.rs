@@ -22,7 +22,7 @@ pub(crate) fn run(options: &Options, comm: Communicator, context: &Context) -> R
             ..gpu_options(options)
         };
         let gpu = GpuCommunicator::new(comm.duplicate()?, context, how)?;
-        if let Some(reason) = gpu.why_staged() {
+        if let Some(reason) = gpu.staged_reason() {
             ensure!(gpu.rank() != Rank(0), "the GPUs do not reach each other: {reason}");
             return Ok(());
         }

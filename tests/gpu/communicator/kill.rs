@@ -108,7 +108,7 @@ pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, mod
         ..gpu_options(options)
     };
     let gpu = GpuCommunicator::new(comm, context, how)?;
-    ensure!(gpu.why_staged().is_none(), "{:?}", gpu.why_staged());
+    ensure!(gpu.staged_reason().is_none(), "{:?}", gpu.staged_reason());
     let rank = gpu.rank();
     let case = Case {
         collective: Collective::AllReduce,

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use doorbell_collectives::bootstrap::{Launch, PATIENCE, Rendezvous, Serving};
+use doorbell_collectives::bootstrap::{DEFAULT_TIMEOUT, Launch, Rendezvous, RendezvousServer};
 use doorbell_collectives::gpu::GpuOptions;
 use doorbell_collectives::{Communicator, Rank};
 use doorbell_cuda::Driver;
@@ -116,8 +116,12 @@ fn run() -> Result<ExitCode> {
 }
 
 /// Starts all ranks of a part, each configured by `set`; also returns their rendezvous.
-pub(crate) fn start(options: &Options, part: &str, set: impl Fn(u32, &mut Command)) -> Result<(Ranks, Serving)> {
-    let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), options.ranks)?.spawn(PATIENCE)?;
+pub(crate) fn start(
+    options: &Options,
+    part: &str,
+    set: impl Fn(u32, &mut Command),
+) -> Result<(Ranks, RendezvousServer)> {
+    let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), options.ranks)?.spawn(DEFAULT_TIMEOUT)?;
     let ranks = Ranks::start(options.ranks, |rank, command| {
         command
             .arg(part)
@@ -132,7 +136,7 @@ pub(crate) fn start(options: &Options, part: &str, set: impl Fn(u32, &mut Comman
 }
 
 /// Waits for ranks that should all succeed, and reports their exit statuses.
-fn report_exits(part: &str, limit: Duration, (ranks, _serving): (Ranks, Serving)) -> Result<bool> {
+fn report_exits(part: &str, limit: Duration, (ranks, _serving): (Ranks, RendezvousServer)) -> Result<bool> {
     let started = Instant::now();
     let ended = ranks.wait(limit)?;
     let right = ended.iter().all(|status| status.is_some_and(|status| status.success()));

@@ -7,7 +7,7 @@ use doorbell_cuda::CaptureMode;
 use doorbell_gpudirect::heap::{SignalOp, SymmetricHeap};
 use doorbell_gpudirect::proxy::IdlePolicy;
 use doorbell_gpudirect::stream::StreamQueue;
-use doorbell_verbs::{Context as Device, RemoteWrite};
+use doorbell_verbs::{Context as Device, PeerWrite};
 
 use crate::Options;
 use crate::rank::{Gpu, HeapLocation, TIMEOUT};
@@ -164,11 +164,11 @@ fn in_streams(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut S
 pub(crate) fn posts(options: &Options, gpu: &Gpu, device: &Device) -> Result<()> {
     let pd = device.protection_domain()?;
     let (cq, other) = (device.completion_queue(512)?, device.completion_queue(512)?);
-    let one = pd.queue_pair(&cq).recv_depth(1).max_inline(8).signal_all().rc()?;
-    let two = pd.queue_pair(&other).recv_depth(1).allow_remote_write().rc()?;
+    let one = pd.queue_pair(&cq).max_recv_wr(1).max_inline_data(8).signal_all().rc()?;
+    let two = pd.queue_pair(&other).max_recv_wr(1).allow_remote_write().rc()?;
     let (to, from) = (two.endpoint(), one.endpoint());
     let (one, _two) = (one.connect(&to)?, two.connect(&from)?);
-    let inbox = pd.register(vec![0; 64], RemoteWrite)?;
+    let inbox = pd.register(vec![0; 64], PeerWrite)?;
     let remote = inbox.remote();
     let queue = StreamQueue::spawn(&gpu.context, one, cq, IdlePolicy::default())?;
     let (repeats, count) = if options.quick { (3, 10u64) } else { (7, 200) };

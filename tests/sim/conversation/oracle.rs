@@ -42,9 +42,9 @@ impl EndState {
         if self.failed.is_some() {
             return Err("not flushed, although the queue pair failed before".into());
         }
-        let is_signalled = |op: &Op| op.signalled || end.signal_all;
-        if end.ops[self.retired..index].iter().any(is_signalled) {
-            return Err(format!("request {} was signalled, and has not completed", self.retired));
+        let is_signaled = |op: &Op| op.signaled || end.signal_all;
+        if end.ops[self.retired..index].iter().any(is_signaled) {
+            return Err(format!("request {} was signaled, and has not completed", self.retired));
         }
         let op = &end.ops[index];
         // A completion confirms all requests before it.
@@ -60,7 +60,7 @@ impl EndState {
         }
         self.retired = index + 1;
         match c.status {
-            Status::Success if !is_signalled(op) => return Err("completes, unsignalled".into()),
+            Status::Success if !is_signaled(op) => return Err("completes, unsignaled".into()),
             Status::Success => check_success(op, c)?,
             Status::RetryExceeded => self.failed = Some((index, c.status)),
             Status::RnrRetryExceeded if end.rnr_retry < 7 && op.receive.is_some() => {

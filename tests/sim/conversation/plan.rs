@@ -102,7 +102,7 @@ pub(crate) struct Op {
     /// The bytes transferred in either direction.
     pub(crate) data: Vec<u8>,
     pub(crate) inline: bool,
-    pub(crate) signalled: bool,
+    pub(crate) signaled: bool,
     pub(crate) fence: bool,
     pub(crate) solicited: bool,
     /// The earliest time to post it.
@@ -287,7 +287,7 @@ fn generate_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
     let lateness = if rng.bool() { 0 } else { rng.u64(1..200_000) };
     let (mut send_at, mut receive_at) = (Instant::ZERO, Instant::ZERO);
     let mut written: Option<(Range, Vec<u8>)> = None;
-    let mut unsignalled = 0;
+    let mut unsignaled = 0;
     for _ in 0..rng.usize(..=24) {
         let len = match from.ops.last() {
             Some(op) if op.fetches() && rng.bool() => op.data.len(),
@@ -365,16 +365,16 @@ fn generate_program(rng: &mut Rng, mtu: Mtu, from: &mut End, to: &mut End) {
         op.fence |= rng.u8(..8) == 0;
         op.solicited = rng.bool();
         // In a queue full of unsignaled requests no slot would ever be retired.
-        op.signalled = unsignalled + 1 >= from.max_send_wr || rng.bool();
-        unsignalled = if op.signalled || from.signal_all {
+        op.signaled = unsignaled + 1 >= from.max_send_wr || rng.bool();
+        unsignaled = if op.signaled || from.signal_all {
             0
         } else {
-            unsignalled + 1
+            unsignaled + 1
         };
         from.ops.push(op);
     }
     if let Some(last) = from.ops.last_mut() {
-        last.signalled = true;
+        last.signaled = true;
     }
 }
 
@@ -384,7 +384,7 @@ fn new_op(action: Action, local: Vec<Range>, data: Vec<u8>) -> Op {
         local,
         data,
         inline: false,
-        signalled: false,
+        signaled: false,
         fence: false,
         solicited: false,
         not_before: Instant::ZERO,

@@ -233,7 +233,7 @@ impl<'a> Conversation<'a> {
             } else {
                 Payload::Gather(&sges)
             },
-            signalled: op.signalled,
+            signaled: op.signaled,
             fence: op.fence,
             solicited: op.solicited,
         };
@@ -337,7 +337,7 @@ impl<'a> RunningEnd<'a> {
             max_inline: end.max_inline,
             signal_all: end.signal_all,
             srq: None,
-            acknowledges_first: false,
+            ack_before_requests: false,
         });
         Self {
             end,
@@ -371,7 +371,7 @@ impl<'a> RunningEnd<'a> {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            lane: None,
+            shm_link: None,
         };
         [
             Modify {

@@ -133,7 +133,7 @@ impl Attack {
             wr_id: 0,
             operation,
             payload,
-            signalled: true,
+            signaled: true,
             fence: false,
             solicited: false,
         };
@@ -546,7 +546,7 @@ fn request(operation: Operation, sges: &[Sge]) -> SendRequest<'_> {
         wr_id: 0,
         operation,
         payload: Payload::Gather(sges),
-        signalled: true,
+        signaled: true,
         fence: false,
         solicited: false,
     }

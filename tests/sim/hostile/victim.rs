@@ -49,7 +49,7 @@ pub(super) fn init(pd: PdId) -> QpInit {
         max_inline: 64,
         signal_all: true,
         srq: None,
-        acknowledges_first: false,
+        ack_before_requests: false,
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn connect(local: IpAddr, remote: IpAddr, peer: Qpn, max_dest_rd_atom
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                lane: None,
+                shm_link: None,
             }),
             path_mtu: Some(MTU),
             dest_qpn: Some(peer),

@@ -13,8 +13,8 @@ use doorbell_verbs::cm::{
     CmError, Connection, ConnectionEvent, ConnectionManager, Listener, MAX_ACCEPT_DATA, MAX_CONNECT_DATA, Rejection,
 };
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Context, Library, Local, PreparedQueuePair, QpState, Queue, QueuePair, Remote,
-    RemoteWrite, Success, Write,
+    Buffer, CompletionQueue, Context, Library, Local, PeerWrite, PreparedQueuePair, QpState, QueueKind, QueuePair,
+    Remote, Success, WriteAccess,
 };
 
 const USAGE: &str = "usage: cm IP    (an address of an RDMA device of this machine)";
@@ -55,7 +55,7 @@ fn run(address: IpAddr) -> Result<()> {
 struct Prepared {
     cq: CompletionQueue,
     qp: PreparedQueuePair,
-    inbox: Buffer<RemoteWrite>,
+    inbox: Buffer<PeerWrite>,
     /// Two buffers with the same bytes: one to WRITE, one to SEND.
     messages: [Buffer<Local>; 2],
 }
@@ -63,13 +63,13 @@ struct Prepared {
 fn prepare(device: &Context, port: u8, fill: u8) -> Result<Prepared> {
     let pd = device.protection_domain()?;
     let cq = device.completion_queue(16)?;
-    let builder = pd.queue_pair(&cq).send_depth(4).recv_depth(4).port(port);
+    let builder = pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4).port(port);
     let mut qp = builder.allow_remote_write().rc()?;
     qp.receive(pd.register(vec![0; LEN], Local)?)?;
     Ok(Prepared {
         cq,
         qp,
-        inbox: pd.register(vec![0; LEN], RemoteWrite)?,
+        inbox: pd.register(vec![0; LEN], PeerWrite)?,
         messages: [
             pd.register(vec![fill; LEN], Local)?,
             pd.register(vec![fill; LEN], Local)?,
@@ -81,14 +81,14 @@ fn prepare(device: &Context, port: u8, fill: u8) -> Result<Prepared> {
 fn exchange(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
-    inbox: &Buffer<RemoteWrite>,
+    inbox: &Buffer<PeerWrite>,
     [to_write, to_send]: [Buffer<Local>; 2],
-    to: Remote<Write>,
+    to: Remote<WriteAccess>,
     expected: u8,
 ) -> Result<()> {
     qp.post(|batch| {
         batch.write(to_write, to);
-        batch.send(to_send).signalled();
+        batch.send(to_send).signaled();
     })?;
     let (_, received) = wait_both(cq)?;
     ensure!(received.iter().all(|&byte| byte == expected), "a wrong message");
@@ -108,7 +108,7 @@ fn wait_both(cq: &mut CompletionQueue) -> Result<(Buffer<Local>, Buffer<Local>)>
             if let Success::Receive { len, .. } = done.result()? {
                 ensure!(len as usize == LEN, "{len} bytes received");
             }
-            let back = if done.queue() == Queue::Send {
+            let back = if done.queue() == QueueKind::Send {
                 &mut sent
             } else {
                 &mut received
@@ -136,7 +136,7 @@ fn padded(private_data: &[u8], expected: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn key(private_data: &[u8]) -> Result<Remote<Write>> {
+fn key(private_data: &[u8]) -> Result<Remote<WriteAccess>> {
     let bytes = private_data.first_chunk().context("no key in the private data")?;
     Ok(Remote::from_bytes(bytes)?)
 }

@@ -21,13 +21,13 @@ use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, Destination, Operation, Payload, ReceiveRequest, SendRequest, Status,
 };
 use doorbell_roce_proto::{Psn, Qpn};
-use doorbell_softroce::clock::Stamps;
+use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::cm::protocol::{
-    Accept, CmEvent, ConnectionId, IpHeader, Parameters, PortSpace, RejectReason, Request, ServiceId, SidrReply,
+    Accept, CmEvent, ConnectRequest, ConnectionId, IpHeader, Parameters, PortSpace, RejectReason, ServiceId, SidrReply,
     SidrRequest, SidrStatus,
 };
 use doorbell_softroce::cm::{CmOwner, ConnectionManager};
-use doorbell_softroce::{Cq, CqConfig, Device, DeviceConfig, EventQueue, Mr, Owner, Qp, QpConfig, Token};
+use doorbell_softroce::{Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, Mr, Qp, QpConfig, Token};
 
 const USAGE: &str = "usage: connect ADDRESS COMMAND PORT [PEER] [COUNT SIZE]
 commands: client, server, hang-up (a server that disconnects), reject, refused (a client without a server), ud-client, ud-server";
@@ -158,14 +158,14 @@ impl End {
 
     fn channel(&self, transport: Transport) -> Result<Channel> {
         let pd = self.device.protection_domain()?;
-        let owner = Owner {
+        let owner = EventOwner {
             queue: Arc::new(EventQueue::new()?),
             token: 0,
         };
         let config = CqConfig {
             entries: 256,
             notify: None,
-            stamps: Stamps::default(),
+            timestamps: TimestampClocks::default(),
         };
         let cq = self.device.completion_queue(config, owner.clone())?;
         let config = QpConfig {
@@ -200,15 +200,15 @@ impl End {
         Ok(channel)
     }
 
-    fn request(&self, peer: IpAddr, qpn: Qpn) -> Request {
+    fn request(&self, peer: IpAddr, qpn: Qpn) -> ConnectRequest {
         let service = ServiceId::of_port(PortSpace::Tcp, self.port);
         let mut private_data = self.header(peer);
         private_data.extend(b"doorbell requests");
-        Request {
+        ConnectRequest {
             responder_resources: 1,
             initiator_depth: 1,
             private_data,
-            ..Request::new(peer, service, qpn, Psn::new(0x00ab_cdef), self.device.info().mtu)
+            ..ConnectRequest::new(peer, service, qpn, Psn::new(0x00ab_cdef), self.device.info().mtu)
         }
     }
 
@@ -367,7 +367,7 @@ impl End {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                lane: None,
+                shm_link: None,
             },
             qpn,
             qkey: QKEY,
@@ -442,7 +442,7 @@ impl Channel {
                     imm: to.map(|_| self.qp.number().get()),
                 },
                 payload: Payload::Inline(&message),
-                signalled: true,
+                signaled: true,
                 fence: false,
                 solicited: false,
             };

@@ -14,7 +14,7 @@ use doorbell_collectives::gpu::small::SmallExecutor;
 use doorbell_collectives::gpu::{Areas, Sizes};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{Algorithm, DataType, Element, Rank, ReduceOp};
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, HostMemory, Memory as _, Stream};
@@ -284,7 +284,7 @@ impl Rig {
             let rank = Rank(rank as u32);
             member.stream.fill(member.output.all(), 0xa5)?;
             member.stream.synchronize()?;
-            let inputs: Vec<T> = (0..case.input(rank)).map(|at| given(seed, rank, at)).collect();
+            let inputs: Vec<T> = (0..case.input(rank)).map(|at| input_element(seed, rank, at)).collect();
             let at = |memory: &DeviceMemory| places[rank.index()].0.wrapping_sub(memory.device_ptr().0) as usize;
             let memory = match at(&member.output) < member.output.len() {
                 true => &member.output,
@@ -306,7 +306,7 @@ impl Rig {
             let mut output = vec![T::ZERO; case.output(rank) as usize];
             let base = member.output.device_ptr().0;
             member.read(&member.output, (places[rank.index()].1 - base) as usize, &mut output)?;
-            let wrong = case.wrong(op.unwrap_or(ReduceOp::Sum), rank, seed, &output);
+            let wrong = case.count_wrong(op.unwrap_or(ReduceOp::Sum), rank, seed, &output);
             if wrong > 0 {
                 bail!(
                     "{wrong} of {} elements of rank {rank} are wrong, of seed {seed}",

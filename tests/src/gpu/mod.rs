@@ -84,9 +84,9 @@ pub fn data_type(data: reduce::DataType) -> coll::DataType {
 
 /// Converts an operand kind to the form of the collectives.
 #[must_use]
-pub fn form(kind: reduce::OperandKind) -> coll::plan::Form {
+pub fn form(kind: reduce::OperandKind) -> coll::plan::BlockForm {
     match kind {
-        reduce::OperandKind::Element => coll::plan::Form::Element,
-        reduce::OperandKind::Partial => coll::plan::Form::Partial,
+        reduce::OperandKind::Element => coll::plan::BlockForm::Element,
+        reduce::OperandKind::Partial => coll::plan::BlockForm::Partial,
     }
 }

@@ -5,7 +5,7 @@ use doorbell_collectives::gpu::program::Function;
 use doorbell_collectives::gpu::small::{LaunchShape, Operation};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::reference::{Case, Number, given};
+use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{DataType, Rank, ReduceOp};
 use doorbell_cuda::Memory as _;
 
@@ -107,7 +107,9 @@ impl Rig {
             op: None,
             scalar: 0,
         };
-        let all: Vec<u32> = (0..turns as u64 * count).map(|at| given(7, case.root, at)).collect();
+        let all: Vec<u32> = (0..turns as u64 * count)
+            .map(|at| input_element(7, case.root, at))
+            .collect();
         for (rank, member) in self.ranks.iter().enumerate() {
             member.small.prepare(function)?;
             member.stream.fill(member.output.all(), 0xa5)?;

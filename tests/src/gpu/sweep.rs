@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use doorbell_collectives::{
     ReduceOp,
     kernel::{Function, Scalar as HostScalar, bf16, f16},
-    plan::Form as HostForm,
+    plan::BlockForm as HostForm,
 };
 use doorbell_cuda::reduce::{
     DataType, LaunchConfig, MAX_SOURCES, OperandKind, Operator, Reduction, Scalar, SourceOperand,

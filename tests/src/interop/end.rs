@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs::{
-    All, Buffer, Buffers, CompletionQueue, Context, Endpoint, Local, Memory, Mtu, Queue, QueuePair, Remote, RemoteAll,
-    Success,
+    AllAccess, Buffer, Buffers, CompletionQueue, Context, Endpoint, Local, Memory, Mtu, PeerAll, QueueKind, QueuePair,
+    Remote, Success,
 };
 
 use super::channel::Channel;
@@ -25,9 +25,9 @@ pub struct End {
     cq: CompletionQueue,
     pub(super) channel: Channel,
     /// The memory exposed to the peer.
-    pub(super) exposed: Buffer<RemoteAll>,
+    pub(super) exposed: Buffer<PeerAll>,
     /// The peer's exposed memory.
-    pub(super) peer: Remote<All>,
+    pub(super) peer: Remote<AllAccess>,
     /// Source or destination of requests; `None` while one is in flight.
     local: Option<Buffer<Local>>,
 }
@@ -48,9 +48,9 @@ impl End {
         let cq = context.completion_queue(2 * DEPTH)?;
         let mut builder = pd
             .queue_pair(&cq)
-            .send_depth(DEPTH)
-            .recv_depth(DEPTH)
-            .max_inline(64)
+            .max_send_wr(DEPTH)
+            .max_recv_wr(DEPTH)
+            .max_inline_data(64)
             .gid_index(gid)
             .allow_remote_read()
             .allow_remote_write()
@@ -65,7 +65,7 @@ impl End {
         // Memory that other processes can map, so that the shared-memory link can copy directly.
         let mut exposed = Memory::shared(MAX_LEN + MARGIN)?;
         exposed.fill(pattern::BACKGROUND);
-        let exposed = pd.register(exposed, RemoteAll)?;
+        let exposed = pd.register(exposed, PeerAll)?;
         let local = pd.register(Memory::shared(MAX_LEN + MARGIN)?, Local)?;
         let peer = Endpoint::from_bytes(&channel.exchange(prepared.endpoint().to_bytes())?)?;
         let theirs = Remote::from_bytes(&channel.exchange(exposed.remote().to_bytes())?)?;
@@ -101,12 +101,12 @@ impl End {
         &mut self,
         mut sends: usize,
         mut receives: usize,
-        mut on_completion: impl FnMut(Queue, u64, Success, Buffers) -> Result<()>,
+        mut on_completion: impl FnMut(QueueKind, u64, Success, Buffers) -> Result<()>,
     ) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         while sends + receives > 0 {
             for done in self.cq.poll()? {
-                let left = if done.queue() == Queue::Send {
+                let left = if done.queue() == QueueKind::Send {
                     &mut sends
                 } else {
                     &mut receives
@@ -123,9 +123,9 @@ impl End {
         Ok(())
     }
 
-    pub(super) fn wait_one(&mut self, queue: Queue) -> Result<(Success, Buffers)> {
+    pub(super) fn wait_one(&mut self, queue: QueueKind) -> Result<(Success, Buffers)> {
         let mut found = None;
-        let (sends, receives) = if queue == Queue::Send { (1, 0) } else { (0, 1) };
+        let (sends, receives) = if queue == QueueKind::Send { (1, 0) } else { (0, 1) };
         self.wait(sends, receives, |_, _, success, buffers| {
             found = Some((success, buffers));
             Ok(())

@@ -1,7 +1,7 @@
 //! One request at a time: every operation, every size, from either end.
 
 use anyhow::{Context, Result, ensure};
-use doorbell_verbs::{Buffer, Local, Queue, Success};
+use doorbell_verbs::{Buffer, Local, QueueKind, Success};
 
 use super::end::{End, MARGIN, MAX_LEN, verify};
 use super::pattern::{self, BACKGROUND};
@@ -135,30 +135,30 @@ impl Round {
         }
         end.qp.post(|batch| match self.operation {
             Operation::Send => {
-                batch.send(local.part(..len)).signalled();
+                batch.send(local.part(..len)).signaled();
             }
             Operation::SendImm => {
-                batch.send(local.part(..len)).imm(imm).signalled();
+                batch.send(local.part(..len)).imm(imm).signaled();
             }
             Operation::Write => {
-                batch.write(local.part(..len), target).signalled();
+                batch.write(local.part(..len), target).signaled();
             }
             Operation::WriteImm => {
-                batch.write(local.part(..len), target).imm(imm).signalled();
+                batch.write(local.part(..len), target).imm(imm).signaled();
             }
             Operation::Read => {
-                batch.read(local.part(..len), target).signalled();
+                batch.read(local.part(..len), target).signaled();
             }
             Operation::SendInline => {
                 kept = Some(local);
-                batch.send_inline(&inline[..len]).signalled();
+                batch.send_inline(&inline[..len]).signaled();
             }
             Operation::WriteInline | Operation::CompareSwap | Operation::FetchAdd => {
                 kept = Some(local);
-                batch.write_inline(&inline[..len], target).signalled();
+                batch.write_inline(&inline[..len], target).signaled();
             }
         })?;
-        let (success, mut buffers) = end.wait_one(Queue::Send)?;
+        let (success, mut buffers) = end.wait_one(QueueKind::Send)?;
         let expected = match self.operation {
             Operation::Send | Operation::SendImm | Operation::SendInline => Success::Send,
             Operation::Read => Success::Read,
@@ -179,13 +179,13 @@ impl Round {
             .map_err(|_| anyhow::anyhow!("the local buffer is not aligned"))?;
         end.qp.post(|batch| match self.operation {
             Operation::CompareSwap => {
-                batch.compare_swap(word, at, before, operand).signalled();
+                batch.compare_swap(word, at, before, operand).signaled();
             }
             _ => {
-                batch.fetch_add(word, at, operand).signalled();
+                batch.fetch_add(word, at, operand).signaled();
             }
         })?;
-        let (success, mut buffers) = end.wait_one(Queue::Send)?;
+        let (success, mut buffers) = end.wait_one(QueueKind::Send)?;
         ensure!(
             matches!(success, Success::CompareSwap | Success::FetchAdd),
             "completed as {success:?}"
@@ -225,7 +225,7 @@ impl Round {
     }
 
     fn receive(self, end: &mut End) -> Result<()> {
-        let (success, mut buffers) = end.wait_one(Queue::Receive)?;
+        let (success, mut buffers) = end.wait_one(QueueKind::Receive)?;
         let len = self.len as u32;
         let expected = match self.operation {
             Operation::WriteImm => Success::ReceiveWrite { len, imm: self.imm() },

@@ -1,7 +1,7 @@
 //! Many requests in flight, from both ends at once.
 
 use anyhow::{Context, Result, ensure};
-use doorbell_verbs::{Buffer, Local, Queue, Success};
+use doorbell_verbs::{Buffer, Local, QueueKind, Success};
 
 use super::end::{DEPTH, End, MARGIN, MAX_LEN, verify};
 use super::pattern;
@@ -41,7 +41,7 @@ fn write(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loc
         let targets = end.peer.chunks(PIECE as u64);
         end.qp.post(|batch| {
             pieces.drain(..).zip(targets).for_each(|(piece, target)| {
-                batch.write(piece, target).signalled();
+                batch.write(piece, target).signaled();
             })
         })?;
         pieces = collect(end, PIECES, 0, &Success::Write)?;
@@ -67,14 +67,14 @@ fn send(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loca
     end.channel.barrier()?;
     end.qp.post(|batch| {
         for (i, piece) in pieces.drain(..).enumerate() {
-            let request = batch.send(piece).signalled();
+            let request = batch.send(piece).signaled();
             if i.is_multiple_of(2) {
                 request.imm(i as u32);
             }
         }
         // Consumes the spare receives, so that all buffers are returned.
         (0..spare).for_each(|_| {
-            batch.send_inline(&[]).signalled();
+            batch.send_inline(&[]).signaled();
         });
     })?;
     let first = end.qp.next_receive() - (messages + spare) as u64;
@@ -85,7 +85,7 @@ fn send(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loca
         messages + spare,
         |queue, sequence, success, mut buffers| {
             let piece = buffers.take::<Local>();
-            if queue == Queue::Send {
+            if queue == QueueKind::Send {
                 sent.extend(piece);
                 return Ok(());
             }
@@ -115,7 +115,7 @@ fn read(end: &mut End, pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>>
     let sources = end.peer.chunks(PIECE as u64);
     end.qp.post(|batch| {
         pieces.into_iter().zip(sources).for_each(|(piece, source)| {
-            batch.read(piece, source).signalled();
+            batch.read(piece, source).signaled();
         })
     })?;
     let pieces = collect(end, PIECES, 0, &Success::Read)?;

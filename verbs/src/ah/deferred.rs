@@ -19,7 +19,7 @@ use crate::sync::{self, Mutex, MutexGuard};
 
 /// The UD send queues and deferred address handles of a protection domain.
 #[derive(Default)]
-pub(crate) struct Handles {
+pub(crate) struct DeferredHandles {
     state: Mutex<State>,
 }
 
@@ -53,17 +53,17 @@ impl State {
     }
 }
 
-impl Handles {
+impl DeferredHandles {
     fn state(&self) -> MutexGuard<'_, State> {
         sync::lock(&self.state)
     }
 
-    pub(crate) fn enlist(&self, ring: &Arc<Ring>) {
+    pub(crate) fn add_send_queue(&self, ring: &Arc<Ring>) {
         self.state().senders.push(Arc::clone(ring));
     }
 
     /// The queue pair with this send queue has been destroyed: it uses no handle any more.
-    pub(crate) fn dismiss(&self, context: &ContextInner, ring: &Arc<Ring>) {
+    pub(crate) fn remove_send_queue(&self, context: &ContextInner, ring: &Arc<Ring>) {
         let mut state = self.state();
         let before = state.senders.len();
         state.senders.retain(|sender| !Arc::ptr_eq(sender, ring));

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-pub(crate) use deferred::Handles;
+pub(crate) use deferred::DeferredHandles;
 
 use crate::error::DeviceError;
-use crate::memory::{Buffer, Host};
+use crate::memory::{Buffer, HostMemory};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::qp::{GRH_BYTES, UdEndpoint};
 use crate::raw::Lender;
@@ -87,7 +87,7 @@ impl AddressHandle {
 
     /// Whether a queue pair on `port`, in the domain at the address `pd`, may use it.
     #[inline(always)]
-    pub(crate) fn serves(&self, pd: usize, port: u8) -> bool {
+    pub(crate) fn is_usable_on(&self, pd: usize, port: u8) -> bool {
         Arc::as_ptr(&self.inner.pd).addr() == pd && self.inner.port == port
     }
 }
@@ -118,7 +118,7 @@ pub(crate) const MAX_FLOW_LABEL: u32 = (1 << 20) - 1;
 
 /// The fields of an address vector besides the destination.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Route {
+pub(crate) struct AddressVector {
     pub(crate) port: u8,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
@@ -126,10 +126,10 @@ pub(crate) struct Route {
     pub(crate) flow_label: u32,
 }
 
-impl Route {
+impl AddressVector {
     /// The address vector to `gid` or, without the index of a source GID, to `lid` (IBTA vol 1,
     /// 11.2.2.1).
-    pub(crate) fn vector(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
+    pub(crate) fn to_ah_attr(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut vector: sys::ibv_ah_attr = unsafe { core::mem::zeroed() };
         vector.dlid = lid.0;
@@ -156,7 +156,7 @@ impl Route {
 #[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]
 pub struct AddressHandleBuilder<'a> {
     pd: &'a ProtectionDomain,
-    route: Route,
+    route: AddressVector,
     gid_index: Option<u8>,
 }
 
@@ -164,7 +164,7 @@ impl<'a> AddressHandleBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
         Self {
             pd,
-            route: Route {
+            route: AddressVector {
                 port: 1,
                 traffic_class: 0,
                 hop_limit: 64,
@@ -244,7 +244,7 @@ impl<'a> AddressHandleBuilder<'a> {
     /// # Errors
     /// As for [`to`](Self::to), and when the buffer is too short to hold the header.
     #[doc(alias("ibv_create_ah_from_wc", "ibv_init_ah_from_wc"))]
-    pub fn reply_to<K: Host>(
+    pub fn reply_to<K: HostMemory>(
         self,
         datagram: &Datagram,
         received: &Buffer<K>,
@@ -283,7 +283,7 @@ impl<'a> AddressHandleBuilder<'a> {
         let context = self.pd.context();
         let port = context.port(self.route.port)?;
         let source = context.source_gid(self.route.port, self.gid_index, &port)?;
-        let mut vector = self.route.vector(gid, lid, source.map(|entry| entry.index));
+        let mut vector = self.route.to_ah_attr(gid, lid, source.map(|entry| entry.index));
         pd.handles.destroy_completed(&pd.context);
         // SAFETY: the domain is live, and the vector may be read.
         let raw = unsafe { create(pd.raw, &mut vector) };

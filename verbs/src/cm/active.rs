@@ -76,7 +76,7 @@ impl Route {
         let deadline = Deadline::after(timeout);
         connection::check_private_data("rdma_connect", private_data, MAX_CONNECT_DATA)?;
         connection::bind_to_path(&self.id, &mut qp)?;
-        self.id.connect(&qp.offer(), private_data)?;
+        self.id.connect(&qp.conn_params(), private_data)?;
         let response = self
             .id
             .wait_event(RDMA_CM_EVENT_CONNECT_RESPONSE, "rdma_connect", deadline)?;

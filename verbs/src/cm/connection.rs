@@ -154,5 +154,5 @@ pub(super) fn bind_to_path<T: Reliable, B: Backend>(
             other_port: qp.port(),
         });
     }
-    Ok(qp.join_partition(id.attributes(sys::IBV_QPS_INIT)?.pkey_index)?)
+    Ok(qp.set_pkey_index(id.attributes(sys::IBV_QPS_INIT)?.pkey_index)?)
 }

@@ -18,7 +18,7 @@ use super::error::{CmError, Rejection};
 use super::event::{Child, Event, no_parameters};
 use super::{ConnectionManager, address};
 use crate::context::Context;
-use crate::qp::managed::Offer;
+use crate::qp::managed::ConnParams;
 use crate::wait::{Deadline, readable, set_nonblocking};
 
 /// An event channel (rdma_create_event_channel(3)), with a non-blocking descriptor.
@@ -202,7 +202,7 @@ impl CmId {
         Ok(attr)
     }
 
-    pub(super) fn connect(&self, offer: &Offer, private_data: &[u8]) -> Result<(), CmError> {
+    pub(super) fn connect(&self, offer: &ConnParams, private_data: &[u8]) -> Result<(), CmError> {
         let mut parameters = parameters(offer, private_data);
         // SAFETY: live; the parameters, and the data that they point to, are only read during the
         // call.
@@ -210,7 +210,7 @@ impl CmId {
         self.check("rdma_connect", result)
     }
 
-    pub(super) fn accept(&self, offer: &Offer, private_data: &[u8]) -> Result<(), CmError> {
+    pub(super) fn accept(&self, offer: &ConnParams, private_data: &[u8]) -> Result<(), CmError> {
         let mut parameters = parameters(offer, private_data);
         // SAFETY: as above.
         let result = unsafe { (self.manager.cm.accept)(self.raw, &mut parameters) };
@@ -337,7 +337,7 @@ impl Drop for CmId {
     }
 }
 
-fn parameters(offer: &Offer, private_data: &[u8]) -> sys::rdma_conn_param {
+fn parameters(offer: &ConnParams, private_data: &[u8]) -> sys::rdma_conn_param {
     let mut parameters = no_parameters();
     parameters.private_data = private_data.as_ptr().cast();
     parameters.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);

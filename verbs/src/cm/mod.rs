@@ -71,6 +71,7 @@ pub const MAX_REJECT_DATA: usize = 148;
 /// The system's connection manager (rdma_cm(7)).
 #[doc(alias("rdma_cm", "librdmacm"))]
 #[derive(Debug, Clone, Copy)]
+#[doc(alias("rdma_create_event_channel", "rdma_cm_id", "rdmacm"))]
 pub struct ConnectionManager {
     cm: &'static CmApi,
     verbs: &'static Api,
@@ -112,7 +113,7 @@ impl ConnectionManager {
     ///
     /// # Errors
     /// As for [`resolve`](Self::resolve), and when `from` is no address of a local RDMA device.
-    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias("rdma_resolve_addr", "rdma_resolve_route"))]
     pub fn resolve_from(&self, from: SocketAddr, peer: SocketAddr, timeout: Duration) -> Result<Route, CmError> {
         Route::resolve(*self, Some(from), peer, Deadline::after(timeout))
     }

@@ -19,6 +19,7 @@ use crate::wait::Deadline;
 /// descriptor is readable when there is a request or another event.
 #[doc(alias("rdma_listen", "rdma_bind_addr"))]
 #[derive(Debug)]
+#[doc(alias = "rdma_cm_id")]
 pub struct Listener {
     id: CmId,
 }
@@ -84,6 +85,7 @@ pub struct ConnectionRequest {
 impl ConnectionRequest {
     /// The peer's private data, followed by zeros: most transports do not carry its length.
     #[must_use]
+    #[doc(alias = "rdma_conn_param")]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -136,7 +138,7 @@ impl ConnectionRequest {
         let deadline = Deadline::after(timeout);
         connection::check_private_data("rdma_accept", private_data, MAX_ACCEPT_DATA)?;
         connection::bind_to_path(&self.id, &mut qp)?;
-        let mut offer = qp.offer();
+        let mut offer = qp.conn_params();
         // At most what the peer requests and serves.
         offer.responder_resources = offer.responder_resources.min(self.responder_resources);
         offer.initiator_depth = offer.initiator_depth.min(self.initiator_depth);

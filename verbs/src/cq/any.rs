@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{CompletionQueue, Extended};
+use super::{CompletionQueue, ExtendedCq};
 use crate::context::Context;
 use crate::error::CompletionQueueError;
 
@@ -31,7 +31,7 @@ use crate::error::CompletionQueueError;
 #[derive(Debug)]
 pub enum BestCompletionQueue {
     /// The device supports extended queues.
-    Extended(CompletionQueue<Extended>),
+    Extended(CompletionQueue<ExtendedCq>),
     /// It does not.
     Classic(CompletionQueue),
 }

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::kind::{Classic, Cursor};
+use super::kind::{ClassicCq, Cursor};
 use super::ring_cursor::{Confirmed, Retired, RingCursor, confirm};
 use super::{BATCH, Poller};
 use crate::error::CompletionQueueError;
@@ -56,7 +56,7 @@ impl Drop for WcBatch {
     }
 }
 
-impl Poller<Classic> {
+impl Poller<ClassicCq> {
     /// Polls the device if no fetched completion is left.
     #[inline(always)]
     pub(super) fn fetch(&mut self) -> Result<(), CompletionQueueError> {
@@ -96,7 +96,7 @@ impl Poller<Classic> {
 
 /// Walks the completions of the batch.
 pub struct ClassicCursor<'a> {
-    poller: &'a mut Poller<Classic>,
+    poller: &'a mut Poller<ClassicCq>,
     position: Position,
 }
 
@@ -143,7 +143,7 @@ impl Position {
 
 impl<'a> ClassicCursor<'a> {
     #[inline(always)]
-    pub(super) fn new(poller: &'a mut Poller<Classic>) -> Self {
+    pub(super) fn new(poller: &'a mut Poller<ClassicCq>) -> Self {
         poller.unsignaled_left = 0;
         let at = poller.state.last;
         Self {
@@ -157,7 +157,7 @@ impl<'a> ClassicCursor<'a> {
     }
 }
 
-impl Cursor<Classic> for ClassicCursor<'_> {
+impl Cursor<ClassicCq> for ClassicCursor<'_> {
     /// Starts a run on the ring used last. It may end at once.
     #[inline(always)]
     fn begin(&mut self) -> bool {
@@ -227,7 +227,7 @@ impl Cursor<Classic> for ClassicCursor<'_> {
 /// request in flight if the current one is consumed.
 #[cold]
 #[inline(never)]
-fn locate(poller: &mut Poller<Classic>, at: *const sys::ibv_wc) -> (Position, Option<Buffers>) {
+fn locate(poller: &mut Poller<ClassicCq>, at: *const sys::ibv_wc) -> (Position, Option<Buffers>) {
     let mut last = poller.last_done(at);
     poller.unsignaled_left = 0;
     while last != poller.state.end {

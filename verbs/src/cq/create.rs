@@ -11,7 +11,7 @@ use doorbell_verbs_sys::{self as sys, inline};
 use super::classic::WcBatch;
 use super::extended::ExtendedPoll;
 use super::locked_registry::LockedRegistry;
-use super::{Classic, CompletionQueue, CqInner, Extended, size};
+use super::{ClassicCq, CompletionQueue, CqInner, ExtendedCq, size};
 use crate::context::{Context, ContextInner};
 use crate::error::CompletionQueueError;
 use crate::event::CompletionChannel;
@@ -80,7 +80,7 @@ impl CqInner {
     }
 }
 
-impl CompletionQueue<Classic> {
+impl CompletionQueue<ClassicCq> {
     pub(crate) fn classic(
         context: &Context,
         entries: u32,
@@ -106,7 +106,7 @@ impl CompletionQueue<Classic> {
     }
 }
 
-impl CompletionQueue<Extended> {
+impl CompletionQueue<ExtendedCq> {
     /// # Safety
     /// As for [`CqInner::adopt`]; it is empty, on no channel, was created by ibv_create_cq_ex(3),
     /// and has the three functions that poll.
@@ -172,7 +172,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
     /// [`Unsupported`](io::ErrorKind::Unsupported)), none with these fields, or none as large; when
     /// it refuses, or the channel is another device's.
     #[doc(alias = "ibv_create_cq_ex")]
-    pub fn create(self) -> Result<CompletionQueue<Extended>, CompletionQueueError> {
+    pub fn create(self) -> Result<CompletionQueue<ExtendedCq>, CompletionQueueError> {
         let raw_context = self.context.inner().raw;
         let verb = "ibv_create_cq_ex";
         let inner = CqInner::make(self.context, self.entries, self.channel, verb, |cqe, id, channel| {

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use doorbell_verbs_sys::{self as sys, inline};
 
 use super::held_completion::HeldCompletion;
-use super::kind::{Cursor, Entry, Extended};
+use super::kind::{Cursor, Entry, ExtendedCq};
 use super::ring_cursor::{Confirmed, Retired, RingCursor, confirm};
 use super::{BATCH, Poller, this_thread};
 use crate::error::CompletionQueueError;
@@ -80,7 +80,7 @@ impl Drop for ExtendedPoll {
     }
 }
 
-impl Poller<Extended> {
+impl Poller<ExtendedCq> {
     /// Ends an open poll.
     #[inline(always)]
     fn end(&mut self) {
@@ -194,7 +194,7 @@ impl Poller<Extended> {
 
 /// Walks the completions of a poll, and ends it when dropped.
 pub struct ExtendedCursor<'a> {
-    poller: &'a mut Poller<Extended>,
+    poller: &'a mut Poller<ExtendedCq>,
     cq: *mut sys::ibv_cq_ex,
     next: RingCursor,
     /// The length of the current *run*: how many completions, the current one included, may confirm
@@ -204,7 +204,7 @@ pub struct ExtendedCursor<'a> {
 
 impl<'a> ExtendedCursor<'a> {
     #[inline(always)]
-    pub(super) fn new(poller: &'a mut Poller<Extended>) -> Self {
+    pub(super) fn new(poller: &'a mut Poller<ExtendedCq>) -> Self {
         Self {
             cq: poller.state.current,
             next: RingCursor::NONE,
@@ -214,7 +214,7 @@ impl<'a> ExtendedCursor<'a> {
     }
 }
 
-impl Cursor<Extended> for ExtendedCursor<'_> {
+impl Cursor<ExtendedCq> for ExtendedCursor<'_> {
     #[inline(always)]
     fn begin(&mut self) -> bool {
         if self.poller.state.phase == Phase::Closed {
@@ -316,7 +316,7 @@ impl Drop for ExtendedCursor<'_> {
 /// the cursor's.
 #[cold]
 #[inline(never)]
-fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> (RingCursor, u64, Option<Buffers>) {
+fn locate(poller: &mut Poller<ExtendedCq>, cq: *mut sys::ibv_cq_ex, left: u64) -> (RingCursor, u64, Option<Buffers>) {
     let mut allowed = poller.state.budget + left;
     loop {
         poller.unsignaled_left = 0;

@@ -13,19 +13,21 @@ use crate::memory::Buffers;
 /// A completion queue whose completions are copied out by ibv_poll_cq(3). Every device supports it.
 #[doc(alias("ibv_cq", "ibv_create_cq"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Classic {}
+#[doc(alias = "ibv_poll_cq")]
+pub enum ClassicCq {}
 
 /// A completion queue created by ibv_create_cq_ex(3): the fields of a completion are read on
 /// demand, and completions may carry timestamps.
 #[doc(alias("ibv_cq_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extended {}
+#[doc(alias = "ibv_start_poll")]
+pub enum ExtendedCq {}
 
-/// [`Classic`] or [`Extended`].
+/// [`ClassicCq`] or [`ExtendedCq`].
 pub trait CqKind: PollBackend {}
 
-impl CqKind for Classic {}
-impl CqKind for Extended {}
+impl CqKind for ClassicCq {}
+impl CqKind for ExtendedCq {}
 
 /// How a kind of queue is polled.
 pub trait PollBackend: Sized + 'static {
@@ -69,7 +71,7 @@ pub trait Cursor<Q: PollBackend> {
     ///
     /// # Safety
     /// `advance` has just returned buffers. The completion is not used after the next call of
-    /// `advance` or after the cursor is dropped; that of a [`Classic`] queue, and the request, not
+    /// `advance` or after the cursor is dropped; that of a [`ClassicCq`] queue, and the request, not
     /// after the poller's borrow ends.
     unsafe fn retire<'a>(&mut self) -> (Q::Entry<'a>, Retired<'a>);
 
@@ -109,7 +111,7 @@ pub trait Entry: Copy {
     fn dlid_path_bits(self) -> u8;
 }
 
-impl PollBackend for Classic {
+impl PollBackend for ClassicCq {
     const NAME: &'static str = "classic";
 
     type PollState = super::classic::WcBatch;
@@ -134,7 +136,7 @@ impl PollBackend for Classic {
     fn close(_: &mut Poller<Self>) {}
 }
 
-impl PollBackend for Extended {
+impl PollBackend for ExtendedCq {
     const NAME: &'static str = "extended";
 
     type PollState = ExtendedPoll;

@@ -40,7 +40,7 @@ pub use create::ExtendedCompletionQueueBuilder;
 pub use describe::CompletionQueueDescription;
 pub(crate) use kind::Entry;
 use kind::PollBackend;
-pub use kind::{Classic, CqKind, Extended};
+pub use kind::{ClassicCq, CqKind, ExtendedCq};
 use locked_registry::LockedRegistry;
 pub use poll::Completions;
 pub(crate) use ring_cursor::Retired;
@@ -51,7 +51,7 @@ pub use wait::Notify;
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 use crate::event::channel::{ChannelInner, CqId};
-use crate::qp::{QpObject, Queue, Ring};
+use crate::qp::{QpObject, QueueKind, Ring};
 use crate::raw::Lender;
 use crate::sync::MutexGuard;
 
@@ -61,12 +61,12 @@ const BATCH: usize = 32;
 /// A completion queue and the right to poll it (ibv_create_cq(3); IBTA vol 1, 10.2.6). It is not
 /// `Clone`: a queue has one poller.
 ///
-/// It is [`Classic`] when created by
-/// [`Context::completion_queue`](crate::Context::completion_queue), [`Extended`] when created by
+/// It is [`ClassicCq`] when created by
+/// [`Context::completion_queue`](crate::Context::completion_queue), [`ExtendedCq`] when created by
 /// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue). Code generic
 /// over `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
-#[doc(alias("ibv_cq", "ibv_create_cq", "ibv_destroy_cq"))]
-pub struct CompletionQueue<Q: CqKind = Classic> {
+#[doc(alias("ibv_cq", "ibv_create_cq", "ibv_destroy_cq", "ibv_cq_ex"))]
+pub struct CompletionQueue<Q: CqKind = ClassicCq> {
     poller: Poller<Q>,
 }
 
@@ -125,7 +125,7 @@ impl CqInner {
 
     /// Defers the destruction of a queue pair until the queue is next polled or dropped.
     #[cold]
-    pub(crate) fn postpone(&self, object: QpObject) {
+    pub(crate) fn defer_destroy(&self, object: QpObject) {
         self.registry().defer_destroy(object);
         self.registry.set_changed();
     }
@@ -144,7 +144,7 @@ fn this_thread() -> usize {
 
 impl<Q: CqKind> CompletionQueue<Q> {
     fn new(inner: CqInner, state: Q::PollState) -> Self {
-        let empty_ring = Arc::new(Ring::new(1, Queue::Receive, 0));
+        let empty_ring = Arc::new(Ring::new(1, QueueKind::Receive, 0));
         Self {
             poller: Poller {
                 state,
@@ -187,6 +187,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     /// When the device cannot be polled any more.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
+    #[doc(alias("ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
     pub fn poll(&mut self) -> Result<Completions<'_, Q>, CompletionQueueError> {
         Q::refill(&mut self.poller)?;
         Ok(Completions::new(Q::cursor(&mut self.poller)))

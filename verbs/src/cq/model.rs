@@ -20,7 +20,7 @@ use super::locked_registry::LockedRegistry;
 use super::ring_cursor::RingCursor;
 use super::table::Table;
 use crate::memory::{Buffers, RangePtr};
-use crate::qp::{Queue, Ring};
+use crate::qp::{QueueKind, Ring};
 
 const KEY: u64 = 7 << 32;
 
@@ -58,7 +58,7 @@ fn explore(run: impl Fn() + Sync + Send + 'static) {
 impl Model {
     fn new(depth: u32, barriers: (Ordering, Ordering)) -> Arc<Self> {
         Arc::new(Self {
-            ring: Ring::new(depth, Queue::Send, 0),
+            ring: Ring::new(depth, QueueKind::Send, 0),
             completed: AtomicU64::new(0),
             barriers,
         })
@@ -85,7 +85,7 @@ impl Model {
         while ring.tail() < count {
             let completed = self.completed.load(self.barriers.1);
             let confirmed = match completed.checked_sub(ring.tail() + 1) {
-                Some(_) => ring.confirmed_before(ring.slot_of(completed - 1) as u32, ring.tail()),
+                Some(_) => ring.unretired_before(ring.slot_of(completed - 1) as u32, ring.tail()),
                 None => None,
             };
             let Some(before) = confirmed else {
@@ -137,7 +137,7 @@ fn refused_requests_are_reclaimed_while_the_poller_retires_the_rest() {
             poster.complete(1);
             ring.publish(1);
             // SAFETY: this thread is the poster; the device did not accept what it put there.
-            assert_eq!(number_of(unsafe { ring.take_back(1) }), Some(10));
+            assert_eq!(number_of(unsafe { ring.reclaim(1) }), Some(10));
             for number in 1..3 {
                 poster.stage(number, number);
                 ring.publish_one();
@@ -153,7 +153,7 @@ fn refused_requests_are_reclaimed_while_the_poller_retires_the_rest() {
 fn a_departure_is_never_overlooked() {
     explore(|| {
         let registry = Arc::new(LockedRegistry::new(4));
-        let rings: Vec<_> = (0..2).map(|tag| Arc::new(Ring::new(2, Queue::Send, tag))).collect();
+        let rings: Vec<_> = (0..2).map(|tag| Arc::new(Ring::new(2, QueueKind::Send, tag))).collect();
         let leaving: Vec<_> = rings
             .iter()
             .map(|ring| {

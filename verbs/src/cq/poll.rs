@@ -4,7 +4,7 @@
 use core::convert::Infallible;
 use core::ops::ControlFlow;
 
-use super::kind::{Classic, CqKind, Cursor};
+use super::kind::{ClassicCq, CqKind, Cursor};
 use crate::wr::completion::Completion;
 
 /// The completed requests that one [`poll`](super::CompletionQueue::poll) found (ibv_poll_cq(3);
@@ -15,7 +15,7 @@ use crate::wr::completion::Completion;
 /// kinds of queue. Completions of a classic queue are also an iterator, and may be collected; one
 /// of an extended queue can be read only until the next is taken.
 #[doc(alias("ibv_poll_cq", "ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
-pub struct Completions<'a, Q: CqKind = Classic> {
+pub struct Completions<'a, Q: CqKind = ClassicCq> {
     cursor: Q::Cursor<'a>,
 }
 

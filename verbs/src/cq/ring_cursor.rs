@@ -173,7 +173,7 @@ pub(super) fn confirm<Q: PollBackend>(
     // SAFETY: `empty_ring`, which no key matches, or in the poller's table.
     let ring = unsafe { &*poller.ring };
     let mut tail = ring.tail();
-    let Some(mut before) = ring.confirmed_before(wr_id as u32, tail) else {
+    let Some(mut before) = ring.unretired_before(wr_id as u32, tail) else {
         report_unexpected(wr_id, ring);
         return None;
     };

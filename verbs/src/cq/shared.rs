@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::kind::PollBackend;
 use super::ring_cursor::{Confirmed, RingCursor, report_unexpected};
 use super::{CqInner, Poller};
-use crate::qp::{Queue, Ring};
+use crate::qp::{QueueKind, Ring};
 use crate::srq::{ReturnRing, SHARED_KEY};
 
 /// The shared receive queues that the poller knows, and the queue pairs on them.
@@ -73,7 +73,7 @@ impl SharedTable {
 
 /// Whether a ring is that of a queue pair which receives from an SRQ.
 pub(super) fn is_member(ring: &Ring) -> bool {
-    ring.queue() == Queue::Receive && ring.depth() == 0
+    ring.queue() == QueueKind::Receive && ring.depth() == 0
 }
 
 #[inline(always)]

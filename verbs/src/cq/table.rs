@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::CqInner;
 use super::shared::{self, SharedTable};
-use crate::qp::{QpObject, Queue, Ring};
+use crate::qp::{QpObject, QueueKind, Ring};
 use crate::srq::{Membership, ReturnRing, SHARED_KEY, SrqInner};
 
 const INDEX_BITS: u32 = 16;
@@ -239,7 +239,7 @@ pub(crate) struct Attachment {
 
 impl Attachment {
     /// Reserves `depth` entries for a new ring. Err: the number of free entries.
-    pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, queue: Queue, tag: u64) -> Result<Self, u32> {
+    pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, queue: QueueKind, tag: u64) -> Result<Self, u32> {
         let ring = Arc::new(Ring::new(depth, queue, tag));
         let key = cq.registry.attach(&ring)?;
         Ok(Self {

@@ -17,7 +17,7 @@ pub enum Notify {
     #[default]
     Any,
     /// Solicited ones only: a receive whose message the peer sent as
-    /// [`solicited`](crate::Request::solicited), and every failed completion (`solicited_only`).
+    /// [`solicited`](crate::WorkRequest::solicited), and every failed completion (`solicited_only`).
     #[doc(alias = "solicited_only")]
     Solicited,
 }

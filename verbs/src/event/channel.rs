@@ -213,7 +213,7 @@ impl CompletionChannel {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
-    #[doc(alias = "ibv_get_cq_event")]
+    #[doc(alias("ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn try_next(&self) -> Result<Option<CqId>, EventError> {
         self.inner.try_find(&mut Record::next)
     }

@@ -12,6 +12,6 @@ mod reader;
 mod tokio;
 
 pub use channel::CompletionChannel;
-pub use reader::{AsyncEvent, Events, PortEvent, QueuePairEvent, SharedReceiveEvent};
+pub use reader::{AsyncEvent, Events, PortEvent, QueuePairEvent, SharedReceiveQueueEvent};
 #[cfg(feature = "tokio")]
 pub use tokio::{TokioChannel, TokioEvents};

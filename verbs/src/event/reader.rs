@@ -35,7 +35,7 @@ pub enum AsyncEvent {
         /// Its identifier: [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
         id: SrqId,
         /// What happened.
-        event: SharedReceiveEvent,
+        event: SharedReceiveQueueEvent,
     },
     /// A completion queue has overrun: completions are lost, and the queue pairs on it must be
     /// dropped.
@@ -88,7 +88,7 @@ pub enum QueuePairEvent {
 /// An event of a shared receive queue (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum SharedReceiveEvent {
+pub enum SharedReceiveQueueEvent {
     /// Fewer receives are left than the [armed](crate::SharedReceiveQueue::arm_limit) limit, which
     /// is now disarmed.
     #[doc(alias = "IBV_EVENT_SRQ_LIMIT_REACHED")]
@@ -155,8 +155,8 @@ impl AsyncEvent {
             id.map_or(Self::Other(raw.event_type), |id| Self::SharedReceiveQueue { id, event })
         };
         match raw.event_type {
-            sys::IBV_EVENT_SRQ_LIMIT_REACHED => srq(SharedReceiveEvent::LimitReached),
-            sys::IBV_EVENT_SRQ_ERR => srq(SharedReceiveEvent::Error),
+            sys::IBV_EVENT_SRQ_LIMIT_REACHED => srq(SharedReceiveQueueEvent::LimitReached),
+            sys::IBV_EVENT_SRQ_ERR => srq(SharedReceiveQueueEvent::Error),
             sys::IBV_EVENT_CQ_ERR => {
                 // SAFETY: of this type the element is a completion queue, live by contract.
                 let id = CqId::from_context(unsafe { (*raw.element.cq).cq_context });
@@ -193,7 +193,7 @@ impl AsyncEvent {
 ///
 /// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
 /// [`try_next`](Self::try_next) until it returns `None`.
-#[doc(alias("ibv_get_async_event", "async_fd"))]
+#[doc(alias("ibv_get_async_event", "async_fd", "ibv_ack_async_event"))]
 pub struct Events {
     context: Arc<ContextInner>,
 }

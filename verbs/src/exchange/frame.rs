@@ -1,6 +1,6 @@
 //! The frame that each side sends: a header of fixed length, and data of the length in it.
 
-use crate::qp::{BadEndpoint, Endpoint};
+use crate::qp::{Endpoint, ParseEndpointError};
 
 use super::MAX_DATA;
 
@@ -46,7 +46,7 @@ pub(super) fn length(header: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
-pub(super) fn endpoint(header: &[u8; HEADER_LEN]) -> Result<Endpoint, BadEndpoint> {
+pub(super) fn endpoint(header: &[u8; HEADER_LEN]) -> Result<Endpoint, ParseEndpointError> {
     let mut bytes = [0; HEADER_LEN - PREFIX_LEN];
     bytes.copy_from_slice(&header[PREFIX_LEN..]);
     Endpoint::from_bytes(&bytes)

@@ -4,12 +4,12 @@
 //! ```no_run
 //! use core::time::Duration;
 //! use doorbell_verbs::exchange::Exchange;
-//! use doorbell_verbs::{PreparedQueuePair, Remote, Write};
+//! use doorbell_verbs::{PreparedQueuePair, Remote, WriteAccess};
 //!
-//! # fn example(prepared: PreparedQueuePair, inbox: Remote<Write>) -> Result<(), Box<dyn std::error::Error>> {
+//! # fn example(prepared: PreparedQueuePair, inbox: Remote<WriteAccess>) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut exchange = Exchange::connect("server:18516", Duration::from_secs(10))?;    // the peer: Listener::bind, and accept
 //! let (mut qp, peer_data) = exchange.pair(prepared, &inbox.to_bytes())?;
-//! let their_inbox: Remote<Write> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
+//! let their_inbox: Remote<WriteAccess> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
 //! # Ok(())
 //! # }
 //! ```
@@ -54,7 +54,7 @@ use std::os::fd::AsFd;
 use std::thread;
 
 use crate::error::QueuePairError;
-use crate::qp::{BadEndpoint, Endpoint, PreparedQueuePair, QueuePair};
+use crate::qp::{Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair};
 use crate::wait::{Deadline, readable};
 
 /// Sent when the local queue pair could not be connected.
@@ -149,7 +149,7 @@ pub enum ExchangeError {
         peer: SocketAddr,
         /// The error in it.
         #[source]
-        error: BadEndpoint,
+        error: ParseEndpointError,
     },
     /// The queue pair could not be connected.
     #[error(transparent)]

@@ -15,7 +15,7 @@ fn endpoint(n: u8) -> Endpoint {
         qpn: Qpn::truncated(n.into()),
         psn: Psn::truncated(7),
         mtu: Mtu::B1024,
-        rd_atomic: 1,
+        max_dest_rd_atomic: 1,
     }
 }
 

@@ -14,7 +14,7 @@ use doorbell_verbs_sys as sys;
 use super::buffer::{Buffer, bytes_of};
 use super::range::Buffers;
 use super::region::{Backing, Region, check_buffer};
-use super::rights::{Kind, Rights};
+use super::rights::{MemoryKind, Rights};
 use super::source::{Sink, Source, sealed};
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
@@ -25,11 +25,11 @@ use crate::pd::ProtectionDomain;
 /// A request with it owns nothing: its completion returns nothing, and posting allocates nothing
 /// and counts nothing.
 #[derive(Debug, Clone, Copy)]
-pub struct Alias {
+pub struct BufferAlias {
     sge: sys::ibv_sge,
 }
 
-impl Alias {
+impl BufferAlias {
     /// The address of its first byte, for the device.
     #[inline]
     #[must_use]
@@ -52,7 +52,7 @@ impl Alias {
     }
 }
 
-impl<K: Kind> Buffer<K> {
+impl<K: MemoryKind> Buffer<K> {
     /// The bytes of `range`, to be posted while the buffer stays here.
     ///
     /// # Safety
@@ -70,10 +70,10 @@ impl<K: Kind> Buffer<K> {
     /// # Panics
     /// If the range is beyond the buffer.
     #[must_use]
-    pub unsafe fn alias(&self, range: impl RangeBounds<usize>) -> Alias {
+    pub unsafe fn alias(&self, range: impl RangeBounds<usize>) -> BufferAlias {
         let (offset, len) = bytes_of(self.len(), range);
         let whole = self.header().sge;
-        Alias {
+        BufferAlias {
             sge: sys::ibv_sge {
                 addr: whole.addr + offset as u64,
                 length: len as u32,
@@ -112,7 +112,7 @@ impl ProtectionDomain {
     }
 }
 
-impl sealed::Element for Alias {
+impl sealed::Element for BufferAlias {
     #[inline(always)]
     fn sge(&self) -> sys::ibv_sge {
         self.sge
@@ -129,5 +129,5 @@ impl sealed::Element for Alias {
     }
 }
 
-impl Source for Alias {}
-impl Sink for Alias {}
+impl Source for BufferAlias {}
+impl Sink for BufferAlias {}

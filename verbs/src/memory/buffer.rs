@@ -10,9 +10,9 @@ use super::copy;
 use super::range::{Buffers, Range, RangePtr};
 use super::region::{MAX_BUFFER, Region, RegionAttr};
 use super::remote::Remote;
-use super::rights::{Exposed, Host, Key, Kind, Local, Opaque, PeerWritable, Readable, Rights};
+use super::rights::{HostMemory, KeyAccess, Local, MemoryKind, Opaque, PeerAccessible, PeerWritable, Readable, Rights};
 use super::storage::Memory;
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::describe::BufferDescription;
 use crate::error::MemoryError;
 use crate::qp::RemoteRights;
@@ -25,7 +25,7 @@ use crate::types::RKey;
 /// dropped, and then freed.
 ///
 /// - `Buffer<Local>` is a `&mut [u8]` whenever you have it.
-/// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a
+/// - `Buffer<PeerRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a
 ///   peer may be reading.
 /// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at),
 ///   [`load_u64`](Self::load_u64) and the like.
@@ -33,17 +33,17 @@ use crate::types::RKey;
 /// - `Buffer<Scratch>` can be cloned too, to be the target of many, and gives no bytes.
 #[repr(transparent)]
 #[doc(alias("ibv_mr", "ibv_sge", "ibv_dereg_mr"))]
-pub struct Buffer<K: Kind = Local> {
+pub struct Buffer<K: MemoryKind = Local> {
     range: RangePtr,
     kind: PhantomData<K>,
 }
 
 // SAFETY: a buffer owns its range, which is plain bytes and an `Arc<Region>`, both Send.
-unsafe impl<K: Kind> Send for Buffer<K> {}
+unsafe impl<K: MemoryKind> Send for Buffer<K> {}
 // SAFETY: through `&Buffer` memory is only read, or accessed atomically.
-unsafe impl<K: Kind> Sync for Buffer<K> {}
+unsafe impl<K: MemoryKind> Sync for Buffer<K> {}
 
-impl<K: Kind> Buffer<K> {
+impl<K: MemoryKind> Buffer<K> {
     /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind
     /// `K`.
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
@@ -177,9 +177,9 @@ impl<K: Kind> Buffer<K> {
     /// # Panics
     /// If the range is beyond the buffer.
     #[must_use]
-    pub fn part(self, range: impl RangeBounds<usize>) -> Part<K> {
+    pub fn part(self, range: impl RangeBounds<usize>) -> BufferPart<K> {
         let (offset, len) = bytes_of(self.len(), range);
-        Part {
+        BufferPart {
             buffer: self,
             offset: offset as u32,
             len: len as u32,
@@ -198,14 +198,14 @@ impl<K: Kind> Buffer<K> {
     }
 }
 
-impl<K: Host> Buffer<K> {
+impl<K: HostMemory> Buffer<K> {
     /// Deregisters the region and returns its memory, the whole of it, if this is its last buffer.
     ///
     /// # Errors
     /// Returns the buffer if there are others of the region, or the memory isn't the region's own;
     /// else the device's error.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
+    pub fn into_memory(self) -> Result<Memory, IntoMemoryError<K>> {
         let region = {
             // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up
             // ownership.
@@ -216,14 +216,14 @@ impl<K: Host> Buffer<K> {
                 unsafe { Self::from_range(range) }
             };
             if !header.region.owns_memory() {
-                return Err(Reclaim::Borrowed(again(header.region)));
+                return Err(IntoMemoryError::Borrowed(again(header.region)));
             }
             match Arc::try_unwrap(header.region) {
                 Ok(region) => region,
-                Err(region) => return Err(Reclaim::Shared(again(region))),
+                Err(region) => return Err(IntoMemoryError::Shared(again(region))),
             }
         };
-        region.into_memory().map_err(Reclaim::Refused)
+        region.into_memory().map_err(IntoMemoryError::Refused)
     }
 
     /// Copies from `offset` into `into`, reading each byte once.
@@ -259,16 +259,16 @@ impl<R: Rights> Buffer<R> {
     /// # Errors
     /// Returns the unchanged buffer if there are others of the region, or the device refuses.
     #[doc(alias("ibv_rereg_mr", "IBV_REREG_MR_CHANGE_ACCESS"))]
-    pub fn with_rights<N: Rights>(mut self, _: N) -> Result<Buffer<N>, Reregister<R>> {
+    pub fn with_rights<N: Rights>(mut self, _: N) -> Result<Buffer<N>, ReregisterError<R>> {
         let header = self.header_mut();
         let Some(region) = Arc::get_mut(&mut header.region) else {
-            return Err(Reregister::Shared(self));
+            return Err(ReregisterError::Shared(self));
         };
         match region.change_rights(N::ACCESS) {
             Ok(()) => {}
-            Err((error, true)) => return Err(Reregister::Refused(self, error)),
+            Err((error, true)) => return Err(ReregisterError::Refused(self, error)),
             // The buffer is dropped, which deregisters what is left.
-            Err((error, false)) => return Err(Reregister::Lost(error)),
+            Err((error, false)) => return Err(ReregisterError::Lost(error)),
         }
         header.sge.lkey = region.lkey();
         header.set_kind::<N>();
@@ -318,11 +318,11 @@ pub(super) fn bytes_of(len: usize, range: impl RangeBounds<usize>) -> (usize, us
     (start, end - start)
 }
 
-fn remote_of<K: Key>(header: &Range) -> Remote<K> {
+fn remote_of<K: KeyAccess>(header: &Range) -> Remote<K> {
     Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
 }
 
-impl<R: Exposed> Buffer<R> {
+impl<R: PeerAccessible> Buffer<R> {
     /// The address and key for a peer to reach this buffer with the rights it has.
     ///
     /// Valid as long as the region lives; afterwards the peer gets a remote access error, and
@@ -334,7 +334,7 @@ impl<R: Exposed> Buffer<R> {
     }
 }
 
-impl<R: Exposed> Buffer<Opaque<R>> {
+impl<R: PeerAccessible> Buffer<Opaque<R>> {
     /// The address and key for a peer to reach this memory with the rights it has.
     #[must_use]
     #[doc(alias("rkey", "remote_addr"))]
@@ -396,9 +396,9 @@ impl Buffer<Local> {
     ///
     /// # Errors
     /// Returns it if it isn't 8 bytes long and aligned to 8.
-    pub fn into_word(self) -> Result<Word, Self> {
-        if Word::fits(&self.header().sge) {
-            Ok(Word::new(self))
+    pub fn into_word(self) -> Result<AtomicWord, Self> {
+        if AtomicWord::fits(&self.header().sge) {
+            Ok(AtomicWord::new(self))
         } else {
             Err(self)
         }
@@ -426,7 +426,7 @@ impl DerefMut for Buffer<Local> {
     }
 }
 
-impl<K: Kind> Drop for Buffer<K> {
+impl<K: MemoryKind> Drop for Buffer<K> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the buffer owns its range, and is not used after; the device is not touching it
@@ -435,7 +435,7 @@ impl<K: Kind> Drop for Buffer<K> {
     }
 }
 
-impl<K: Kind> core::fmt::Debug for Buffer<K> {
+impl<K: MemoryKind> core::fmt::Debug for Buffer<K> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Buffer")
             .field("len", &self.len())
@@ -445,7 +445,7 @@ impl<K: Kind> core::fmt::Debug for Buffer<K> {
 
 /// The error of [`Buffer::into_memory`].
 #[derive(Debug, thiserror::Error)]
-pub enum Reclaim<K: Kind> {
+pub enum IntoMemoryError<K: MemoryKind> {
     /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
@@ -460,7 +460,7 @@ pub enum Reclaim<K: Kind> {
 
 /// The error of [`Buffer::with_rights`].
 #[derive(Debug, thiserror::Error)]
-pub enum Reregister<K: Kind> {
+pub enum ReregisterError<K: MemoryKind> {
     /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
@@ -474,14 +474,14 @@ pub enum Reregister<K: Kind> {
 
 /// Part of a buffer, owning the whole: see [`Buffer::part`].
 #[derive(Debug)]
-pub struct Part<K: Kind> {
+pub struct BufferPart<K: MemoryKind> {
     pub(super) buffer: Buffer<K>,
     pub(super) offset: u32,
     pub(super) len: u32,
 }
 
 /// Iterator over the buffers that a longer one, or a region, is split into.
-pub struct Chunks<K: Kind> {
+pub struct Chunks<K: MemoryKind> {
     region: Arc<Region>,
     addr: u64,
     remaining: usize,
@@ -489,7 +489,7 @@ pub struct Chunks<K: Kind> {
     kind: PhantomData<K>,
 }
 
-impl<K: Kind> Chunks<K> {
+impl<K: MemoryKind> Chunks<K> {
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize, chunk: usize) -> Self {
         Self {
             region,
@@ -501,7 +501,7 @@ impl<K: Kind> Chunks<K> {
     }
 }
 
-impl<K: Kind> Iterator for Chunks<K> {
+impl<K: MemoryKind> Iterator for Chunks<K> {
     type Item = Buffer<K>;
 
     fn next(&mut self) -> Option<Buffer<K>> {
@@ -522,9 +522,9 @@ impl<K: Kind> Iterator for Chunks<K> {
     }
 }
 
-impl<K: Kind> ExactSizeIterator for Chunks<K> {}
+impl<K: MemoryKind> ExactSizeIterator for Chunks<K> {}
 
-impl<K: Kind> core::fmt::Debug for Chunks<K> {
+impl<K: MemoryKind> core::fmt::Debug for Chunks<K> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Chunks")
             .field("chunk", &self.chunk)

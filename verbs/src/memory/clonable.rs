@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::buffer::Buffer;
 use super::range::Range;
-use super::rights::{Local, Readable, RemoteRead};
+use super::rights::{Local, PeerRead, Readable};
 
 /// The kind of a read-only buffer, which may be cloned (see [`Buffer::freeze`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Clone for Buffer<Scratch> {
     }
 }
 
-impl Buffer<RemoteRead> {
+impl Buffer<PeerRead> {
     /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay
     /// valid.
     #[must_use]

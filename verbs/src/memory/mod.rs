@@ -24,25 +24,25 @@ mod window;
 
 mod word;
 
-pub use alias::Alias;
-pub use buffer::{Buffer, Chunks, Part, Reclaim, Reregister};
+pub use alias::BufferAlias;
+pub use buffer::{Buffer, BufferPart, Chunks, IntoMemoryError, ReregisterError};
 pub use cache::{CacheLimits, CacheStats, RegistrationCache};
 pub use clonable::{Frozen, Scratch};
 pub use device::DeviceMemory;
-pub use pool::{Drain, Pool};
+pub use pool::{BufferPool, BufferPoolDrain};
 pub use range::Buffers;
 pub(crate) use range::RangePtr;
 pub use region::RegionAttr;
 pub(crate) use region::adopt_region;
 pub use registration::Registration;
-pub use remote::{BadRemote, Remote, RemoteChunks, RemoteWord};
+pub use remote::{ParseRemoteError, Remote, RemoteChunks, RemoteWord};
 pub use rights::{
-    All, Atomic, Bindable, Exposed, GrantsAtomic, GrantsRead, GrantsWrite, Host, Key, Kind, Local, Opaque,
-    PeerWritable, Read, ReadWrite, Readable, RemoteAll, RemoteAtomic, RemoteRead, RemoteReadWrite, RemoteWrite, Rights,
-    Windowed, Write,
+    AllAccess, AtomicAccess, Bindable, GrantsAtomic, GrantsRead, GrantsWrite, HostMemory, KeyAccess, Local, MemoryKind,
+    Opaque, PeerAccessible, PeerAll, PeerAtomic, PeerRead, PeerReadWrite, PeerWritable, PeerWrite, ReadAccess,
+    ReadWriteAccess, Readable, Rights, Windowed, WriteAccess,
 };
 pub use source::{Sink, Source};
 pub use storage::{HugePage, Memory};
 pub(crate) use window::TiedWindows;
-pub use window::{BoundWindow, MemoryWindow, Type1, Type2, WindowType};
-pub use word::Word;
+pub use window::{BoundWindow, MemoryWindow, WindowType, WindowType1, WindowType2};
+pub use word::AtomicWord;

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use super::buffer::Buffer;
 use super::range::RangePtr;
-use super::rights::{Kind, Local};
+use super::rights::{Local, MemoryKind};
 
 /// A free list of buffers. Last in, first out: the last buffer is the likeliest to be in the
 /// processor's caches.
@@ -14,13 +14,13 @@ use super::rights::{Kind, Local};
 ///
 /// ```no_run
 /// # fn example(cq: &mut doorbell_verbs::CompletionQueue, qp: &mut doorbell_verbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
-/// use doorbell_verbs::Pool;
+/// use doorbell_verbs::BufferPool;
 ///
-/// let mut pool: Pool = Pool::new();
+/// let mut pool: BufferPool = BufferPool::new();
 /// cq.poll()?.try_for_each(|done| {
 ///     done.result()?;
 ///     pool.extend(done.into_buffer());
-///     Ok::<_, doorbell_verbs::Failure>(())
+///     Ok::<_, doorbell_verbs::CompletionError>(())
 /// })?;
 /// while let Some(buffer) = pool.pop() {
 ///     qp.receive(buffer)?;
@@ -28,18 +28,18 @@ use super::rights::{Kind, Local};
 /// # Ok(())
 /// # }
 /// ```
-pub struct Pool<K: Kind = Local> {
+pub struct BufferPool<K: MemoryKind = Local> {
     /// Each header links to the next; the last one's `next` is `None`.
     first: Option<RangePtr>,
     kind: PhantomData<Buffer<K>>,
 }
 
 // SAFETY: it owns its buffers, which are Send.
-unsafe impl<K: Kind> Send for Pool<K> {}
+unsafe impl<K: MemoryKind> Send for BufferPool<K> {}
 // SAFETY: shared access only tests for emptiness and reads lengths.
-unsafe impl<K: Kind> Sync for Pool<K> {}
+unsafe impl<K: MemoryKind> Sync for BufferPool<K> {}
 
-impl<K: Kind> Pool<K> {
+impl<K: MemoryKind> BufferPool<K> {
     /// An empty pool.
     #[must_use]
     pub const fn new() -> Self {
@@ -73,14 +73,14 @@ impl<K: Kind> Pool<K> {
     /// is leaked.
     ///
     /// ```no_run
-    /// # fn example(pool: &mut doorbell_verbs::Pool, qp: &mut doorbell_verbs::QueuePair) -> Result<(), doorbell_verbs::Refused> {
+    /// # fn example(pool: &mut doorbell_verbs::BufferPool, qp: &mut doorbell_verbs::QueuePair) -> Result<(), doorbell_verbs::PostError> {
     /// qp.post_receives(|batch| pool.drain(16).for_each(|buffer| batch.receive(buffer)))
     /// # }
     /// ```
     #[inline]
-    pub fn drain(&mut self, n: usize) -> Drain<'_, K> {
+    pub fn drain(&mut self, n: usize) -> BufferPoolDrain<'_, K> {
         let first = self.first.take();
-        Drain {
+        BufferPoolDrain {
             pool: self,
             first,
             left: n,
@@ -105,20 +105,20 @@ impl<K: Kind> Pool<K> {
     }
 }
 
-impl<K: Kind> Default for Pool<K> {
+impl<K: MemoryKind> Default for BufferPool<K> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<K: Kind> Extend<Buffer<K>> for Pool<K> {
+impl<K: MemoryKind> Extend<Buffer<K>> for BufferPool<K> {
     #[inline]
     fn extend<I: IntoIterator<Item = Buffer<K>>>(&mut self, buffers: I) {
         buffers.into_iter().for_each(|buffer| self.push(buffer));
     }
 }
 
-impl<K: Kind> FromIterator<Buffer<K>> for Pool<K> {
+impl<K: MemoryKind> FromIterator<Buffer<K>> for BufferPool<K> {
     fn from_iter<I: IntoIterator<Item = Buffer<K>>>(buffers: I) -> Self {
         let mut pool = Self::new();
         pool.extend(buffers);
@@ -126,20 +126,20 @@ impl<K: Kind> FromIterator<Buffer<K>> for Pool<K> {
     }
 }
 
-/// Iterator of [`Pool::drain`].
-pub struct Drain<'p, K: Kind> {
+/// Iterator of [`BufferPool::drain`].
+pub struct BufferPoolDrain<'p, K: MemoryKind> {
     /// Empty meanwhile: the remaining buffers return when this is dropped.
-    pool: &'p mut Pool<K>,
+    pool: &'p mut BufferPool<K>,
     first: Option<RangePtr>,
     left: usize,
 }
 
 // SAFETY: it owns its buffers, which are Send.
-unsafe impl<K: Kind> Send for Drain<'_, K> {}
+unsafe impl<K: MemoryKind> Send for BufferPoolDrain<'_, K> {}
 // SAFETY: shared access does nothing.
-unsafe impl<K: Kind> Sync for Drain<'_, K> {}
+unsafe impl<K: MemoryKind> Sync for BufferPoolDrain<'_, K> {}
 
-impl<K: Kind> Iterator for Drain<'_, K> {
+impl<K: MemoryKind> Iterator for BufferPoolDrain<'_, K> {
     type Item = Buffer<K>;
 
     #[inline]
@@ -164,14 +164,14 @@ impl<K: Kind> Iterator for Drain<'_, K> {
     }
 }
 
-impl<K: Kind> Drop for Drain<'_, K> {
+impl<K: MemoryKind> Drop for BufferPoolDrain<'_, K> {
     #[inline]
     fn drop(&mut self) {
         self.pool.first = self.first;
     }
 }
 
-impl<K: Kind> core::fmt::Debug for Drain<'_, K> {
+impl<K: MemoryKind> core::fmt::Debug for BufferPoolDrain<'_, K> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Drain")
             .field("left", &self.left)
@@ -179,13 +179,13 @@ impl<K: Kind> core::fmt::Debug for Drain<'_, K> {
     }
 }
 
-impl<K: Kind> Drop for Pool<K> {
+impl<K: MemoryKind> Drop for BufferPool<K> {
     fn drop(&mut self) {
         while self.pop().is_some() {}
     }
 }
 
-impl<K: Kind> core::fmt::Debug for Pool<K> {
+impl<K: MemoryKind> core::fmt::Debug for BufferPool<K> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Pool")
             .field("count", &self.count())

@@ -8,9 +8,9 @@ use doorbell_verbs_sys as sys;
 
 use super::buffer::Buffer;
 use super::region::Region;
-use super::rights::{Kind, Local};
+use super::rights::{Local, MemoryKind};
 use super::window::InFlightWindow;
-use super::word::Word;
+use super::word::AtomicWord;
 
 /// The header of a buffer, on the heap. Allocated with the range, never by posting it.
 #[repr(C)]
@@ -40,7 +40,7 @@ impl Range {
         if self.tag & LINKED == 0 { None } else { self.next }
     }
 
-    pub(super) fn set_kind<K: Kind>(&mut self) {
+    pub(super) fn set_kind<K: MemoryKind>(&mut self) {
         self.tag = K::TAG.into();
     }
 
@@ -60,7 +60,7 @@ impl Range {
 
     /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in
     /// `region`.
-    pub(super) fn allocate<K: Kind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
+    pub(super) fn allocate<K: MemoryKind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
         debug_assert!((1..=super::region::MAX_BUFFER).contains(&len));
         let sge = sys::ibv_sge {
             addr,
@@ -125,7 +125,7 @@ impl Buffers {
     /// A request has one buffer, or several in the order in which they were given; each call takes
     /// the next.
     #[inline]
-    pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
+    pub fn take<K: MemoryKind>(&mut self) -> Option<Buffer<K>> {
         let range = self.head?;
         // SAFETY: the list owns its ranges.
         if unsafe { range.as_ref() }.tag == u16::from(K::TAG) {
@@ -166,10 +166,10 @@ impl Buffers {
 
     /// Takes the first buffer as a word, if it is one: the result of an atomic operation.
     #[inline]
-    pub fn take_word(&mut self) -> Option<Word> {
+    pub fn take_word(&mut self) -> Option<AtomicWord> {
         // SAFETY: the list owns its ranges.
         let header = unsafe { self.head?.as_ref() };
-        if !Word::fits(&header.sge) {
+        if !AtomicWord::fits(&header.sge) {
             return None;
         }
         self.take::<Local>().and_then(|buffer| buffer.into_word().ok())

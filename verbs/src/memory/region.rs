@@ -10,7 +10,7 @@ use std::sync::Arc;
 use doorbell_verbs_sys::{self as sys, inline};
 
 use super::buffer::{Buffer, Chunks};
-use super::rights::{Kind, Rights};
+use super::rights::{MemoryKind, Rights};
 use super::storage::Memory;
 use crate::error::{MemoryError, check, register_advice};
 use crate::pd::PdInner;
@@ -103,7 +103,7 @@ pub(super) fn register_chunks<R: Rights>(
 /// # Safety
 /// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of
 /// `K`.
-pub(crate) unsafe fn adopt_region<K: Kind>(
+pub(crate) unsafe fn adopt_region<K: MemoryKind>(
     pd: &Arc<PdInner>,
     mr: *mut sys::ibv_mr,
     (start, len): (u64, usize),

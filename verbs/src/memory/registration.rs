@@ -20,10 +20,10 @@ use crate::pd::{PdInner, ProtectionDomain};
 /// ibv_reg_mr_iova(3)).
 ///
 /// ```no_run
-/// # use doorbell_verbs::{HugePage, Memory, ProtectionDomain, RemoteWrite};
+/// # use doorbell_verbs::{HugePage, Memory, ProtectionDomain, PeerWrite};
 /// # fn example(pd: &ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// let memory = Memory::huge(1 << 30, HugePage::Size2M)?;
-/// let inbox = pd.registration().relaxed_ordering().huge_pages().register(memory, RemoteWrite)?;
+/// let inbox = pd.registration().relaxed_ordering().huge_pages().register(memory, PeerWrite)?;
 /// # Ok(())
 /// # }
 /// ```

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
-use super::rights::{GrantsAtomic, Key};
+use super::rights::{GrantsAtomic, KeyAccess};
 use crate::types::RKey;
 
 /// A range of a peer's memory (`remote_addr`, `rkey`), with its key's rights as a type: only a
@@ -16,7 +16,7 @@ use crate::types::RKey;
 /// access, and the request completes with a remote access error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[doc(alias("remote_addr", "rkey"))]
-pub struct Remote<K: Key> {
+pub struct Remote<K: KeyAccess> {
     addr: u64,
     len: u64,
     rkey: RKey,
@@ -28,7 +28,7 @@ const REMOTE_BYTES: usize = 24;
 /// The error of decoding a [`Remote`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum BadRemote {
+pub enum ParseRemoteError {
     /// The key lacks a right.
     #[error(
         "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.required)
@@ -67,7 +67,7 @@ fn rights(access: u8) -> String {
     }
 }
 
-impl<K: Key> Remote<K> {
+impl<K: KeyAccess> Remote<K> {
     /// From its three numbers. Safe, because the owner's device checks them.
     #[must_use]
     pub const fn from_raw(addr: u64, rkey: u32, len: u64) -> Self {
@@ -138,7 +138,7 @@ impl<K: Key> Remote<K> {
     ///
     /// # Errors
     /// When it grants less than `K`, or its range is invalid.
-    pub fn from_bytes(bytes: &[u8; REMOTE_BYTES]) -> Result<Self, BadRemote> {
+    pub fn from_bytes(bytes: &[u8; REMOTE_BYTES]) -> Result<Self, ParseRemoteError> {
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);
@@ -148,14 +148,14 @@ impl<K: Key> Remote<K> {
         let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
         let (granted, required) = (bytes[20], K::ACCESS as u8);
         if granted & required != required {
-            return Err(BadRemote::Rights {
+            return Err(ParseRemoteError::Rights {
                 granted,
                 required,
                 name: K::NAME,
             });
         }
         if addr.checked_add(len).is_none() {
-            return Err(BadRemote::Range { addr, len });
+            return Err(ParseRemoteError::Range { addr, len });
         }
         Ok(Self::from_raw(addr, rkey, len))
     }
@@ -175,7 +175,7 @@ impl<K: GrantsAtomic> Remote<K> {
     }
 }
 
-impl<K: Key> core::fmt::Debug for Remote<K> {
+impl<K: KeyAccess> core::fmt::Debug for Remote<K> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(
             f,
@@ -198,12 +198,12 @@ pub struct RemoteWord {
 
 /// Iterator over the ranges of [`Remote::chunks`].
 #[derive(Debug, Clone)]
-pub struct RemoteChunks<K: Key> {
+pub struct RemoteChunks<K: KeyAccess> {
     rest: Remote<K>,
     chunk: u64,
 }
 
-impl<K: Key> Iterator for RemoteChunks<K> {
+impl<K: KeyAccess> Iterator for RemoteChunks<K> {
     type Item = Remote<K>;
 
     fn next(&mut self) -> Option<Remote<K>> {

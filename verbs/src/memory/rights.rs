@@ -1,8 +1,8 @@
 //! Access rights as types.
 //!
-//! Two families: what a region is registered with ([`Local`], [`RemoteRead`] …: the parameter of
-//! [`Buffer`](super::Buffer)), and what a key handed to a peer therefore grants ([`Read`],
-//! [`Write`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that
+//! Two families: what a region is registered with ([`Local`], [`PeerRead`] …: the parameter of
+//! [`Buffer`](super::Buffer)), and what a key handed to a peer therefore grants ([`ReadAccess`],
+//! [`WriteAccess`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that
 //! any buffer can receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
 
 use core::ffi::c_uint;
@@ -19,37 +19,37 @@ use sealed::Sealed;
 
 /// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or
 /// [`Opaque`].
-pub trait Kind: Sealed + 'static {
+pub trait MemoryKind: Sealed + 'static {
     /// Identifies the kind where the type is erased.
     #[doc(hidden)]
     const TAG: u8;
 }
 
 /// Kinds of memory that this process reaches by load and store: all but [`Opaque`].
-pub trait Host: Kind {}
+pub trait HostMemory: MemoryKind {}
 
 /// Rights that memory can be registered with (ibv_reg_mr(3); IBTA vol 1, 10.6.3).
 #[doc(alias = "ibv_access_flags")]
-pub trait Rights: Host + Copy {
+pub trait Rights: HostMemory + Copy {
     /// `ibv_access_flags` of the region.
     #[doc(hidden)]
     const ACCESS: c_uint;
 }
 
 /// Kinds of memory that no peer can write: it can be lent as `&[u8]`.
-pub trait Readable: Kind {}
+pub trait Readable: MemoryKind {}
 
 /// Rights under which a peer may write at any time: the memory is never lent as `&[u8]`.
 pub trait PeerWritable: Rights {}
 
 /// Rights that give peers access, by a key.
-pub trait Exposed: Rights {
+pub trait PeerAccessible: Rights {
     /// The rights that a key to such memory grants.
-    type Key: Key;
+    type Key: KeyAccess;
 }
 
 /// The rights that a key grants a peer.
-pub trait Key: Sealed + Copy + 'static {
+pub trait KeyAccess: Sealed + Copy + 'static {
     /// The `ibv_access_flags` it grants, as in its serialised form.
     #[doc(hidden)]
     const ACCESS: c_uint;
@@ -59,11 +59,11 @@ pub trait Key: Sealed + Copy + 'static {
 }
 
 /// Keys that grant RDMA READ (IBTA vol 1, 9.4.4).
-pub trait GrantsRead: Key {}
+pub trait GrantsRead: KeyAccess {}
 /// Keys that grant RDMA WRITE (IBTA vol 1, 9.4.3).
-pub trait GrantsWrite: Key {}
+pub trait GrantsWrite: KeyAccess {}
 /// Keys that grant atomic operations (IBTA vol 1, 9.4.5).
-pub trait GrantsAtomic: Key {}
+pub trait GrantsAtomic: KeyAccess {}
 
 macro_rules! rights {
     ($( $(#[$doc:meta])* $name:ident = $tag:literal, $access:expr; )*) => { $(
@@ -71,8 +71,8 @@ macro_rules! rights {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
         impl Sealed for $name {}
-        impl Kind for $name { const TAG: u8 = $tag; }
-        impl Host for $name {}
+        impl MemoryKind for $name { const TAG: u8 = $tag; }
+        impl HostMemory for $name {}
         impl Rights for $name { const ACCESS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE | $access; }
     )* };
 }
@@ -83,9 +83,9 @@ macro_rules! keys {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
         impl Sealed for $name {}
-        impl Key for $name { const ACCESS: c_uint = $access; const NAME: &'static str = stringify!($name); }
+        impl KeyAccess for $name { const ACCESS: c_uint = $access; const NAME: &'static str = stringify!($name); }
         $( impl $grants for $name {} )*
-        impl Exposed for $rights { type Key = $name; }
+        impl PeerAccessible for $rights { type Key = $name; }
     )* };
 }
 
@@ -102,19 +102,19 @@ rights! {
     Local = 1, 0;
     /// Peers may read.
     #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
-    RemoteRead = 2, READ;
+    PeerRead = 2, READ;
     /// Peers may write.
     #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
-    RemoteWrite = 3, WRITE;
+    PeerWrite = 3, WRITE;
     /// Peers may read and write.
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE"))]
-    RemoteReadWrite = 4, READ | WRITE;
+    PeerReadWrite = 4, READ | WRITE;
     /// Peers may perform atomic operations.
     #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
-    RemoteAtomic = 5, ATOMIC;
+    PeerAtomic = 5, ATOMIC;
     /// Peers may read, write and perform atomic operations.
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
-    RemoteAll = 6, READ | WRITE | ATOMIC;
+    PeerAll = 6, READ | WRITE | ATOMIC;
     /// Peers have only the rights of [memory windows](crate::MemoryWindow) bound to it. As a window
     /// may let peers write, it is never lent as `&[u8]`.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
@@ -124,29 +124,29 @@ rights! {
 keys! {
     /// Grants RDMA READ.
     #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
-    Read: RemoteRead = READ, GrantsRead;
+    ReadAccess: PeerRead = READ, GrantsRead;
     /// Grants RDMA WRITE.
     #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
-    Write: RemoteWrite = WRITE, GrantsWrite;
+    WriteAccess: PeerWrite = WRITE, GrantsWrite;
     /// Grants RDMA READ and WRITE.
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE"))]
-    ReadWrite: RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
+    ReadWriteAccess: PeerReadWrite = READ | WRITE, GrantsRead GrantsWrite;
     /// Grants atomic operations.
     #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
-    Atomic: RemoteAtomic = ATOMIC, GrantsAtomic;
+    AtomicAccess: PeerAtomic = ATOMIC, GrantsAtomic;
     /// Grants RDMA READ, WRITE and atomic operations.
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
-    All: RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
+    AllAccess: PeerAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
 }
 
 impl Sealed for Frozen {}
-impl Kind for Frozen {
+impl MemoryKind for Frozen {
     const TAG: u8 = 7;
 }
-impl Host for Frozen {}
+impl HostMemory for Frozen {}
 
 impl Sealed for Scratch {}
-impl Kind for Scratch {
+impl MemoryKind for Scratch {
     const TAG: u8 = 9;
 }
 
@@ -158,21 +158,21 @@ impl Kind for Scratch {
 pub struct Opaque<R: Rights = Local>(PhantomData<R>);
 
 impl<R: Rights> Sealed for Opaque<R> {}
-impl<R: Rights> Kind for Opaque<R> {
+impl<R: Rights> MemoryKind for Opaque<R> {
     const TAG: u8 = R::TAG | 0x80;
 }
 
 impl Readable for Local {}
-impl Readable for RemoteRead {}
+impl Readable for PeerRead {}
 impl Readable for Frozen {}
 
-impl PeerWritable for RemoteWrite {}
-impl PeerWritable for RemoteReadWrite {}
-impl PeerWritable for RemoteAtomic {}
-impl PeerWritable for RemoteAll {}
+impl PeerWritable for PeerWrite {}
+impl PeerWritable for PeerReadWrite {}
+impl PeerWritable for PeerAtomic {}
+impl PeerWritable for PeerAll {}
 impl PeerWritable for Windowed {}
 
 /// Kinds of memory that memory windows can be bound to: [`Windowed`], also where it is [`Opaque`].
-pub trait Bindable: Kind {}
+pub trait Bindable: MemoryKind {}
 impl Bindable for Windowed {}
 impl Bindable for Opaque<Windowed> {}

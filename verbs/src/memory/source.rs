@@ -3,13 +3,13 @@
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::{Buffer, Part};
+use super::buffer::{Buffer, BufferPart};
 use super::clonable::Scratch;
 use super::range::Buffers;
-use super::rights::{Kind, Opaque, Rights};
-use super::word::Word;
+use super::rights::{MemoryKind, Opaque, Rights};
+use super::word::AtomicWord;
 
-/// Memory that a request may read: any [`Buffer`], or [`Part`] of one.
+/// Memory that a request may read: any [`Buffer`], or [`BufferPart`] of one.
 pub trait Source: sealed::Element {}
 
 /// Memory that a request may write: any but frozen.
@@ -38,7 +38,7 @@ pub(crate) mod sealed {
     }
 }
 
-impl<K: Kind> sealed::Element for Buffer<K> {
+impl<K: MemoryKind> sealed::Element for Buffer<K> {
     #[inline(always)]
     fn sge(&self) -> sys::ibv_sge {
         self.header().sge
@@ -63,7 +63,7 @@ impl<K: Kind> sealed::Element for Buffer<K> {
     }
 }
 
-impl<K: Kind> sealed::Element for Part<K> {
+impl<K: MemoryKind> sealed::Element for BufferPart<K> {
     #[inline(always)]
     fn sge(&self) -> sys::ibv_sge {
         let whole = self.buffer.sge();
@@ -85,7 +85,7 @@ impl<K: Kind> sealed::Element for Part<K> {
     }
 }
 
-impl sealed::Element for Word {
+impl sealed::Element for AtomicWord {
     #[inline(always)]
     fn sge(&self) -> sys::ibv_sge {
         (**self).sge()
@@ -102,13 +102,13 @@ impl sealed::Element for Word {
     }
 }
 
-impl<K: Kind> Source for Buffer<K> {}
-impl<K: Kind> Source for Part<K> {}
+impl<K: MemoryKind> Source for Buffer<K> {}
+impl<K: MemoryKind> Source for BufferPart<K> {}
 impl<R: Rights> Sink for Buffer<R> {}
-impl<R: Rights> Sink for Part<R> {}
+impl<R: Rights> Sink for BufferPart<R> {}
 impl<R: Rights> Sink for Buffer<Opaque<R>> {}
-impl<R: Rights> Sink for Part<Opaque<R>> {}
+impl<R: Rights> Sink for BufferPart<Opaque<R>> {}
 impl Sink for Buffer<Scratch> {}
-impl Sink for Part<Scratch> {}
-impl Source for Word {}
-impl Sink for Word {}
+impl Sink for BufferPart<Scratch> {}
+impl Source for AtomicWord {}
+impl Sink for AtomicWord {}

@@ -20,7 +20,7 @@ use super::buffer::{Buffer, bytes_of};
 use super::range::{Buffers, Range};
 use super::region::Region;
 use super::remote::Remote;
-use super::rights::{Bindable, Key};
+use super::rights::{Bindable, KeyAccess};
 use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
 use crate::sync::{self, Mutex, MutexGuard};
@@ -36,7 +36,7 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// The type of a memory window: [`Type1`] or [`Type2`].
+/// The type of a memory window: [`WindowType1`] or [`WindowType2`].
 #[doc(alias = "ibv_mw_type")]
 pub trait WindowType: Sealed + 'static {}
 
@@ -44,29 +44,29 @@ pub trait WindowType: Sealed + 'static {}
 /// (ibv_bind_mw(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "IBV_MW_TYPE_1")]
-pub struct Type1;
+pub struct WindowType1;
 
 /// A window for the queue pair that bound it, bound and invalidated by work requests; the peer may
 /// invalidate it too (IBTA vol 1, 10.6.7.2: type 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "IBV_MW_TYPE_2")]
-pub struct Type2;
+pub struct WindowType2;
 
-impl Sealed for Type1 {
+impl Sealed for WindowType1 {
     const KIND: sys::ibv_mw_type = sys::IBV_MW_TYPE_1;
     const TAG: u16 = 1 << 11;
 }
-impl Sealed for Type2 {
+impl Sealed for WindowType2 {
     const KIND: sys::ibv_mw_type = sys::IBV_MW_TYPE_2;
     const TAG: u16 = 0;
 }
-impl WindowType for Type1 {}
-impl WindowType for Type2 {}
+impl WindowType for WindowType1 {}
+impl WindowType for WindowType2 {}
 
 /// Tag bit: the request unbinds it.
 const UNBIND: u16 = 1 << 10;
 /// Tag bits: all but the rights.
-const REQUEST: u16 = UNBIND | Type1::TAG;
+const REQUEST: u16 = UNBIND | WindowType1::TAG;
 /// Tag bits: the rights (`ibv_access_flags`).
 const ACCESS: u16 = 0xff;
 
@@ -77,16 +77,16 @@ const ACCESS: u16 = 0xff;
 /// completion returns it as a [`BoundWindow`]:
 ///
 /// ```no_run
-/// use doorbell_verbs::{ProtectionDomain, QueuePair, CompletionQueue, Windowed, Write};
+/// use doorbell_verbs::{ProtectionDomain, QueuePair, CompletionQueue, Windowed, WriteAccess};
 ///
 /// # fn example(pd: &ProtectionDomain, qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
 /// let inbox = pd.register(vec![0_u8; 1 << 20], Windowed)?;
-/// qp.bind(pd.memory_window()?, &inbox, 0..4096, Write)?;
+/// qp.bind(pd.memory_window()?, &inbox, 0..4096, WriteAccess)?;
 /// let mut bound = None;
 /// while bound.is_none() {
 ///     for mut completion in cq.poll()? {
 ///         completion.result()?;
-///         bound = completion.take_bound_window::<Write, _>();
+///         bound = completion.take_bound_window::<WriteAccess, _>();
 ///     }
 /// }
 /// let window = bound.ok_or("none")?;
@@ -99,7 +99,7 @@ const ACCESS: u16 = 0xff;
 ///
 /// A window whose request fails is dropped with its completion.
 #[doc(alias("ibv_mw", "ibv_alloc_mw", "ibv_dealloc_mw"))]
-pub struct MemoryWindow<T: WindowType = Type2> {
+pub struct MemoryWindow<T: WindowType = WindowType2> {
     inner: Arc<WindowInner>,
     kind: PhantomData<T>,
 }
@@ -110,7 +110,7 @@ pub struct MemoryWindow<T: WindowType = Type2> {
 /// The region stays registered as long as it is bound. A window of type 2 is deallocated with the
 /// queue pair that bound it: its key is invalid from then on.
 #[doc(alias("ibv_mw", "ibv_mw_bind_info"))]
-pub struct BoundWindow<K: Key, T: WindowType = Type2> {
+pub struct BoundWindow<K: KeyAccess, T: WindowType = WindowType2> {
     inner: Arc<WindowInner>,
     region: Arc<Region>,
     addr: u64,
@@ -265,7 +265,7 @@ impl<T: WindowType> MemoryWindow<T> {
     ///
     /// # Panics
     /// If the range is beyond the buffer.
-    pub(crate) fn binding<K: Key>(
+    pub(crate) fn binding<K: KeyAccess>(
         self,
         over: &Buffer<impl Bindable>,
         range: impl RangeBounds<usize>,
@@ -334,7 +334,7 @@ impl InFlightWindow {
     }
 }
 
-impl<K: Key, T: WindowType> BoundWindow<K, T> {
+impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
     /// The address and key for the peer, with the rights that were bound.
     #[must_use]
     pub fn remote(&self) -> Remote<K> {
@@ -408,7 +408,7 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
     }
 }
 
-impl<K: Key> BoundWindow<K> {
+impl<K: KeyAccess> BoundWindow<K> {
     /// Unbinds the window, which a message of the peer has invalidated: `rkey` is that of
     /// [`Completion::invalidated`](crate::Completion::invalidated).
     ///
@@ -428,7 +428,7 @@ impl<K: Key> BoundWindow<K> {
     }
 }
 
-impl<K: Key, T: WindowType> Drop for BoundWindow<K, T> {
+impl<K: KeyAccess, T: WindowType> Drop for BoundWindow<K, T> {
     fn drop(&mut self) {
         // Before the region may go, even if a queue pair that is being dropped holds a reference.
         self.inner.deallocate();
@@ -441,7 +441,7 @@ impl<T: WindowType> core::fmt::Debug for MemoryWindow<T> {
     }
 }
 
-impl<K: Key, T: WindowType> core::fmt::Debug for BoundWindow<K, T> {
+impl<K: KeyAccess, T: WindowType> core::fmt::Debug for BoundWindow<K, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("BoundWindow")
             .field("type", &T::KIND)

@@ -11,11 +11,11 @@ use super::rights::Local;
 /// value there (IBTA vol 1, 9.4.5).
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Word {
+pub struct AtomicWord {
     buffer: Buffer<Local>,
 }
 
-impl Word {
+impl AtomicWord {
     pub(super) fn new(buffer: Buffer<Local>) -> Self {
         Self { buffer }
     }
@@ -48,7 +48,7 @@ impl Word {
 }
 
 /// Shared only: through `&mut Buffer` it could be replaced by a buffer of another size.
-impl Deref for Word {
+impl Deref for AtomicWord {
     type Target = Buffer<Local>;
 
     fn deref(&self) -> &Buffer<Local> {

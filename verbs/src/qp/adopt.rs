@@ -8,7 +8,7 @@ use super::connected::QueuePair;
 use super::create::CreatedQp;
 use super::endpoint::Endpoint;
 use super::prepared::PreparedQueuePair;
-use super::transport::{Connected, Link, OwnReceives, Transport, TransportKind, Ud};
+use super::transport::{Connected, HasReceiveQueue, Link, Transport, TransportKind, UnreliableDatagram};
 use crate::error::{QueuePairError, check};
 use crate::raw::Ownership;
 
@@ -43,10 +43,10 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     /// - It is of transport `T`, of this protection domain, on these two completion queues and on
     ///   no shared receive queue, with at least the builder's capacities. Its `sq_sig_all` is what
     ///   [`signal_all`](Self::signal_all) said. For the backend
-    ///   [`WorkRequests`](crate::WorkRequests) it was made by ibv_create_qp_ex with all operations
+    ///   [`WrPost`](crate::WrPost) it was made by ibv_create_qp_ex with all operations
     ///   of its transport.
     /// - Nothing is posted to it, and none of its completions is in its completion queues.
-    pub unsafe fn prepared_from_raw<T: Connected + OwnReceives>(
+    pub unsafe fn prepared_from_raw<T: Connected + HasReceiveQueue>(
         self,
         raw: *mut sys::ibv_qp,
         ownership: Ownership,
@@ -68,7 +68,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     /// # Safety
     /// As for [`prepared_from_raw`](Self::prepared_from_raw). The builder's connection parameters
     /// are ignored, but for the path MTU.
-    pub unsafe fn connected_from_raw<T: Connected + OwnReceives>(
+    pub unsafe fn connected_from_raw<T: Connected + HasReceiveQueue>(
         self,
         raw: *mut sys::ibv_qp,
         peer: &Endpoint,
@@ -93,11 +93,11 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         self,
         raw: *mut sys::ibv_qp,
         ownership: Ownership,
-    ) -> Result<QueuePair<Ud, B>, QueuePairError> {
+    ) -> Result<QueuePair<UnreliableDatagram, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)
             .inspect_err(|_| self.destroy_unadopted(raw, &ownership))?;
         // SAFETY: by contract.
-        let made = unsafe { self.adopt::<Ud>(raw, ownership) }?;
+        let made = unsafe { self.adopt::<UnreliableDatagram>(raw, ownership) }?;
         self.ready_from(made)
     }
 

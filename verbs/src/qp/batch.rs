@@ -8,25 +8,26 @@ use core::ops::RangeBounds;
 use doorbell_verbs_sys as sys;
 
 use super::backend::{Backend, PostList, WqeSlot};
-use super::post_error::{Reason, Refused};
+use super::post_error::{PostError, RejectReason};
 use super::poster::{Poster, Staging, push};
-use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
+use super::transport::{Connected, Connectionless, Reliable, ReliableConnection, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{
-    Bindable, BoundWindow, Buffer, GrantsRead, GrantsWrite, Key, MemoryWindow, Remote, RemoteWord, Sink, Source, Word,
+    AtomicWord, Bindable, BoundWindow, Buffer, GrantsRead, GrantsWrite, KeyAccess, MemoryWindow, Remote, RemoteWord,
+    Sink, Source,
 };
 use crate::types::{QKey, Qpn, RKey};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
-use crate::wr::payload::{Inline, One, Payload, Several, Window};
+use crate::wr::payload::{InlineData, Payload, SgeList, SingleSge, Window};
 
 /// The requests of one doorbell while they are built: see
 /// [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are
 /// posted.
 ///
 /// Each method adds a request and returns it for options:
-/// `batch.write(buffer, remote).imm(7).signalled();`.
+/// `batch.write(buffer, remote).imm(7).signaled();`.
 #[doc(alias("ibv_send_wr", "ibv_post_send"))]
-pub struct Batch<'q, 'd, T: Transport = Rc, B: Backend = PostList> {
+pub struct Batch<'q, 'd, T: Transport = ReliableConnection, B: Backend = PostList> {
     staging: Staging<'q, B>,
     data: PhantomData<&'d [u8]>,
     transport: PhantomData<T>,
@@ -34,7 +35,7 @@ pub struct Batch<'q, 'd, T: Transport = Rc, B: Backend = PostList> {
 
 impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     #[inline(always)]
-    pub(super) fn post<F>(poster: &mut Poster<B>, build: F) -> Result<(), Refused>
+    pub(super) fn post<F>(poster: &mut Poster<B>, build: F) -> Result<(), PostError>
     where
         F: for<'b> FnOnce(&mut Batch<'b, 'd, T, B>),
     {
@@ -48,8 +49,8 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     }
 
     #[inline(always)]
-    fn stage<O: Operation, P: Payload>(&mut self, op: O, max_len: u64, payload: P) -> Request<'_, O, P, B> {
-        Request {
+    fn stage<O: Operation, P: Payload>(&mut self, op: O, max_len: u64, payload: P) -> WorkRequest<'_, O, P, B> {
+        WorkRequest {
             poster: self.staging.poster,
             next: &mut self.staging.next,
             op,
@@ -68,7 +69,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     op: O,
     room: u64,
     payload: P,
-) -> Result<(), Refused> {
+) -> Result<(), PostError> {
     if !payload.is_single(poster.limits)
         || op.rejects(payload.bytes(), room)
         || !B::supports(poster.qp(), &op)
@@ -90,7 +91,7 @@ fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     op: O,
     room: u64,
     payload: P,
-) -> Result<(), Refused> {
+) -> Result<(), PostError> {
     if !op.rejects(payload.bytes(), room) && payload.fits(poster.limits) && B::supports(poster.qp(), &op) {
         // A single-element request has tried to take a slot and failed; any other has not tried
         // yet.
@@ -113,9 +114,9 @@ fn reject_reason<B: Backend, O: Operation, P: Payload>(
     op: O,
     room: u64,
     payload: &P,
-) -> Option<Reason> {
+) -> Option<RejectReason> {
     if !B::supports(poster.qp(), &op) {
-        return Some(Reason::Unsupported);
+        return Some(RejectReason::Unsupported);
     }
     op.reject_reason(payload.bytes(), room)
         .or_else(|| payload.reject_reason(poster.limits))
@@ -213,9 +214,9 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
         ah: &'d AddressHandle,
         qpn: Qpn,
         qkey: QKey,
-    ) -> Request<'_, op::SendTo, One<S>, B> {
+    ) -> WorkRequest<'_, op::SendTo, SingleSge<S>, B> {
         let (op, room) = self.destination(ah, qpn, qkey);
-        self.stage(op, room, One::new(buffer))
+        self.stage(op, room, SingleSge::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
@@ -227,12 +228,12 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
         ah: &'d AddressHandle,
         qpn: Qpn,
         qkey: QKey,
-    ) -> Request<'_, op::SendTo, Several<N>, B> {
+    ) -> WorkRequest<'_, op::SendTo, SgeList<N>, B> {
         let (op, room) = self.destination(ah, qpn, qkey);
-        self.stage(op, room, Several::new(buffers))
+        self.stage(op, room, SgeList::new(buffers))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
+    /// SENDs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), as
     /// [`send_to`](Self::send_to) does.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr", "IBV_SEND_INLINE"))]
@@ -242,9 +243,9 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
         ah: &'d AddressHandle,
         qpn: Qpn,
         qkey: QKey,
-    ) -> Request<'_, op::SendTo, Inline<'d>, B> {
+    ) -> WorkRequest<'_, op::SendTo, InlineData<'d>, B> {
         let (op, room) = self.destination(ah, qpn, qkey);
-        self.stage(op, room, Inline::new(bytes))
+        self.stage(op, room, InlineData::new(bytes))
     }
 
     #[inline(always)]
@@ -257,22 +258,25 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_wr_send"))]
-    pub fn send<S: Source>(&mut self, buffer: S) -> Request<'_, op::Send, One<S>, B> {
-        self.stage(op::Send, UNBOUNDED, One::new(buffer))
+    pub fn send<S: Source>(&mut self, buffer: S) -> WorkRequest<'_, op::SendOp, SingleSge<S>, B> {
+        self.stage(op::SendOp, UNBOUNDED, SingleSge::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_wr_set_sge_list", "sg_list"))]
-    pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send, Several<N>, B> {
-        self.stage(op::Send, UNBOUNDED, Several::new(buffers))
+    pub fn send_gather<S: Source, const N: usize>(
+        &mut self,
+        buffers: [S; N],
+    ) -> WorkRequest<'_, op::SendOp, SgeList<N>, B> {
+        self.stage(op::SendOp, UNBOUNDED, SgeList::new(buffers))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
+    /// SENDs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data).
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
-    pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send, Inline<'d>, B> {
-        self.stage(op::Send, UNBOUNDED, Inline::new(bytes))
+    pub fn send_inline(&mut self, bytes: &'d [u8]) -> WorkRequest<'_, op::SendOp, InlineData<'d>, B> {
+        self.stage(op::SendOp, UNBOUNDED, InlineData::new(bytes))
     }
 
     /// WRITEs the buffer's bytes to the beginning of `remote`.
@@ -282,8 +286,8 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         &mut self,
         buffer: S,
         remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, op::Write, One<S>, B> {
-        self.stage(op::Write::new(remote), remote.len(), One::new(buffer))
+    ) -> WorkRequest<'_, op::RdmaWrite, SingleSge<S>, B> {
+        self.stage(op::RdmaWrite::new(remote), remote.len(), SingleSge::new(buffer))
     }
 
     /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
@@ -293,11 +297,11 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         &mut self,
         buffers: [S; N],
         remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, op::Write, Several<N>, B> {
-        self.stage(op::Write::new(remote), remote.len(), Several::new(buffers))
+    ) -> WorkRequest<'_, op::RdmaWrite, SgeList<N>, B> {
+        self.stage(op::RdmaWrite::new(remote), remote.len(), SgeList::new(buffers))
     }
 
-    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of
+    /// WRITEs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), to the beginning of
     /// `remote`.
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
@@ -305,8 +309,8 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         &mut self,
         bytes: &'d [u8],
         remote: Remote<impl GrantsWrite>,
-    ) -> Request<'_, op::Write, Inline<'d>, B> {
-        self.stage(op::Write::new(remote), remote.len(), Inline::new(bytes))
+    ) -> WorkRequest<'_, op::RdmaWrite, InlineData<'d>, B> {
+        self.stage(op::RdmaWrite::new(remote), remote.len(), InlineData::new(bytes))
     }
 }
 
@@ -318,13 +322,13 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
     /// # Panics
     /// If the range is beyond the buffer.
     #[doc(alias("IBV_WR_BIND_MW", "ibv_wr_bind_mw"))]
-    pub fn bind<K: Key>(
+    pub fn bind<K: KeyAccess>(
         &mut self,
         window: MemoryWindow,
         over: &Buffer<impl Bindable>,
         range: impl RangeBounds<usize>,
         _grants: K,
-    ) -> Request<'_, op::Bind, Window, B> {
+    ) -> WorkRequest<'_, op::Bind, Window, B> {
         let (binding, inner, in_flight) = window.binding::<K>(over, range);
         self.staging.poster.tied_windows.tie(&inner);
         self.stage(op::Bind(binding), UNBOUNDED, Window::new(in_flight))
@@ -332,7 +336,7 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
 
     /// Local invalidate: revokes a window's key. After its completion the peer has no access by it.
     #[doc(alias("IBV_WR_LOCAL_INV", "ibv_wr_local_inv"))]
-    pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
+    pub fn invalidate<K: KeyAccess>(&mut self, window: BoundWindow<K>) -> WorkRequest<'_, op::Invalidate, Window, B> {
         let (binding, in_flight) = window.unbinding();
         self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(in_flight))
     }
@@ -347,11 +351,11 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
         &mut self,
         buffer: S,
         rkey: RKey,
-    ) -> Request<'_, op::SendInvalidate, One<S>, B> {
-        self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, One::new(buffer))
+    ) -> WorkRequest<'_, op::SendInvalidate, SingleSge<S>, B> {
+        self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, SingleSge::new(buffer))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
+    /// SENDs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), as
     /// [`send_with_invalidate`](Self::send_with_invalidate) does.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND_WITH_INV", "IBV_SEND_INLINE"))]
@@ -359,8 +363,8 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
         &mut self,
         bytes: &'d [u8],
         rkey: RKey,
-    ) -> Request<'_, op::SendInvalidate, Inline<'d>, B> {
-        self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, Inline::new(bytes))
+    ) -> WorkRequest<'_, op::SendInvalidate, InlineData<'d>, B> {
+        self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, InlineData::new(bytes))
     }
 }
 
@@ -368,8 +372,12 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     /// READs from the beginning of `remote`, as many bytes as the buffer has.
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_rdma_read"))]
-    pub fn read<S: Sink>(&mut self, buffer: S, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read, One<S>, B> {
-        self.stage(op::Read::new(remote), remote.len(), One::new(buffer))
+    pub fn read<S: Sink>(
+        &mut self,
+        buffer: S,
+        remote: Remote<impl GrantsRead>,
+    ) -> WorkRequest<'_, op::RdmaRead, SingleSge<S>, B> {
+        self.stage(op::RdmaRead::new(remote), remote.len(), SingleSge::new(buffer))
     }
 
     /// READs from the beginning of `remote`, as many bytes as the buffers have together, filling
@@ -380,8 +388,8 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         &mut self,
         buffers: [S; N],
         remote: Remote<impl GrantsRead>,
-    ) -> Request<'_, op::Read, Several<N>, B> {
-        self.stage(op::Read::new(remote), remote.len(), Several::new(buffers))
+    ) -> WorkRequest<'_, op::RdmaRead, SgeList<N>, B> {
+        self.stage(op::RdmaRead::new(remote), remote.len(), SgeList::new(buffers))
     }
 
     /// Sets the peer's word to `swap` if it equals `compare`, atomically; `word` returns with the
@@ -390,11 +398,11 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     #[doc(alias("IBV_WR_ATOMIC_CMP_AND_SWP", "ibv_wr_atomic_cmp_swp"))]
     pub fn compare_swap(
         &mut self,
-        word: Word,
+        word: AtomicWord,
         at: RemoteWord,
         compare: u64,
         swap: u64,
-    ) -> Request<'_, op::CompareSwap, One<Word>, B> {
+    ) -> WorkRequest<'_, op::CompareSwap, SingleSge<AtomicWord>, B> {
         self.stage(
             op::CompareSwap {
                 word: at,
@@ -402,22 +410,27 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
                 swap,
             },
             UNBOUNDED,
-            One::new(word),
+            SingleSge::new(word),
         )
     }
 
     /// Adds `add` to the peer's word, modulo 2^64, atomically; `word` returns with the old value.
     #[inline(always)]
     #[doc(alias("IBV_WR_ATOMIC_FETCH_AND_ADD", "ibv_wr_atomic_fetch_add"))]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd, One<Word>, B> {
-        self.stage(op::FetchAdd { word: at, add }, UNBOUNDED, One::new(word))
+    pub fn fetch_add(
+        &mut self,
+        word: AtomicWord,
+        at: RemoteWord,
+        add: u64,
+    ) -> WorkRequest<'_, op::FetchAdd, SingleSge<AtomicWord>, B> {
+        self.stage(op::FetchAdd { word: at, add }, UNBOUNDED, SingleSge::new(word))
     }
 }
 
 /// A work request of a batch, open for options (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It is
 /// staged when it is dropped, at the end of the statement; one that is leaked is not posted.
 #[doc(alias("ibv_send_wr", "ibv_send_flags"))]
-pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
+pub struct WorkRequest<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
     next: &'b mut *mut WqeSlot<B::Wr>,
     op: O,
@@ -427,19 +440,19 @@ pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     flags: c_uint,
 }
 
-impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
-    /// Generates a completion (signaled), which also retires the unsignalled requests before it.
+impl<'b, O: Operation, P: Payload, B: Backend> WorkRequest<'b, O, P, B> {
+    /// Generates a completion (signaled), which also retires the unsignaled requests before it.
     #[inline(always)]
     #[doc(alias = "IBV_SEND_SIGNALED")]
-    pub fn signalled(self) -> Self {
+    pub fn signaled(self) -> Self {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
-    /// As [`signalled`](Request::signalled) if `signal`: for selective signaling, one request in N.
+    /// As [`signaled`](WorkRequest::signaled) if `signal`: for selective signaling, one request in N.
     #[inline(always)]
     #[doc(alias("IBV_SEND_SIGNALED", "cq_mod"))]
-    pub fn signalled_if(self, signal: bool) -> Self {
-        if signal { self.signalled() } else { self }
+    pub fn signaled_if(self, signal: bool) -> Self {
+        if signal { self.signaled() } else { self }
     }
 
     /// Fence: waits until earlier READs and atomics have completed (IBTA vol 1, 10.8.3.3).
@@ -456,11 +469,11 @@ impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
     }
 
     #[inline(always)]
-    fn map<Q: Operation>(self, to: impl FnOnce(O) -> Q) -> Request<'b, Q, P, B> {
+    fn map<Q: Operation>(self, to: impl FnOnce(O) -> Q) -> WorkRequest<'b, Q, P, B> {
         let this = ManuallyDrop::new(self);
         // SAFETY: each field is taken once, as `this` is neither used nor dropped after.
         unsafe {
-            Request {
+            WorkRequest {
                 poster: core::ptr::read(&raw const this.poster),
                 next: core::ptr::read(&raw const this.next),
                 op: to(this.op),
@@ -472,7 +485,7 @@ impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
     }
 }
 
-impl<O: Operation, P: Payload, B: Backend> Drop for Request<'_, O, P, B> {
+impl<O: Operation, P: Payload, B: Backend> Drop for WorkRequest<'_, O, P, B> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: taken once, here.
@@ -481,7 +494,7 @@ impl<O: Operation, P: Payload, B: Backend> Drop for Request<'_, O, P, B> {
     }
 }
 
-impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
+impl<'b, O: Immediate, P: Payload, B: Backend> WorkRequest<'b, O, P, B> {
     /// Immediate data: 32 bits for the peer's completion. A WRITE with it consumes a receive of the
     /// peer.
     #[inline(always)]
@@ -492,12 +505,12 @@ impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
         "ibv_wr_send_imm",
         "ibv_wr_rdma_write_imm"
     ))]
-    pub fn imm(self, imm: u32) -> Request<'b, op::WithImmediate<O>, P, B> {
+    pub fn imm(self, imm: u32) -> WorkRequest<'b, op::WithImmediate<O>, P, B> {
         self.map(|op| op::WithImmediate { op, imm })
     }
 }
 
-impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
+impl<O: Message, P: Payload, B: Backend> WorkRequest<'_, O, P, B> {
     /// Solicited event: wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a
     /// WRITE only with [`imm`](Self::imm).
     #[inline(always)]
@@ -515,7 +528,7 @@ impl<T: Transport, B: Backend> core::fmt::Debug for Batch<'_, '_, T, B> {
     }
 }
 
-impl<O: Operation, P: Payload, B: Backend> core::fmt::Debug for Request<'_, O, P, B> {
+impl<O: Operation, P: Payload, B: Backend> core::fmt::Debug for WorkRequest<'_, O, P, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Request").field("op", &self.op).finish_non_exhaustive()
     }

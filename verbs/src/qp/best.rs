@@ -1,10 +1,10 @@
 //! Creating queue pairs with the fastest backend that the provider supports.
 
-use super::backend::{EitherBackend, WorkRequests};
+use super::backend::{EitherBackend, WrPost};
 use super::builder::QueuePairBuilder;
 use super::connected::QueuePair;
 use super::prepared::PreparedQueuePair;
-use super::transport::{Rc, Uc, Ud};
+use super::transport::{ReliableConnection, UnreliableConnection, UnreliableDatagram};
 use crate::error::QueuePairError;
 
 impl<'a> QueuePairBuilder<'a> {
@@ -17,7 +17,7 @@ impl<'a> QueuePairBuilder<'a> {
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_rc(
         self,
-    ) -> Result<EitherBackend<PreparedQueuePair, PreparedQueuePair<Rc, WorkRequests>>, QueuePairError> {
+    ) -> Result<EitherBackend<PreparedQueuePair, PreparedQueuePair<ReliableConnection, WrPost>>, QueuePairError> {
         self.best(QueuePairBuilder::rc, QueuePairBuilder::rc)
     }
 
@@ -28,7 +28,10 @@ impl<'a> QueuePairBuilder<'a> {
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_uc(
         self,
-    ) -> Result<EitherBackend<PreparedQueuePair<Uc>, PreparedQueuePair<Uc, WorkRequests>>, QueuePairError> {
+    ) -> Result<
+        EitherBackend<PreparedQueuePair<UnreliableConnection>, PreparedQueuePair<UnreliableConnection, WrPost>>,
+        QueuePairError,
+    > {
         self.best(QueuePairBuilder::uc, QueuePairBuilder::uc)
     }
 
@@ -37,18 +40,21 @@ impl<'a> QueuePairBuilder<'a> {
     /// # Errors
     /// As for [`ud`](Self::ud).
     #[doc(alias = "ibv_create_qp_ex")]
-    pub fn best_ud(self) -> Result<EitherBackend<QueuePair<Ud>, QueuePair<Ud, WorkRequests>>, QueuePairError> {
+    pub fn best_ud(
+        self,
+    ) -> Result<EitherBackend<QueuePair<UnreliableDatagram>, QueuePair<UnreliableDatagram, WrPost>>, QueuePairError>
+    {
         self.best(QueuePairBuilder::ud, QueuePairBuilder::ud)
     }
 
     fn best<L, W>(
         self,
         list: impl FnOnce(Self) -> Result<L, QueuePairError>,
-        calls: impl FnOnce(QueuePairBuilder<'a, WorkRequests>) -> Result<W, QueuePairError>,
+        calls: impl FnOnce(QueuePairBuilder<'a, WrPost>) -> Result<W, QueuePairError>,
     ) -> Result<EitherBackend<L, W>, QueuePairError> {
-        match calls(self.clone().work_requests()) {
-            Err(QueuePairError::NoWorkRequests { .. }) => list(self).map(EitherBackend::PostList),
-            made => made.map(EitherBackend::WorkRequests),
+        match calls(self.clone().wr_post()) {
+            Err(QueuePairError::NoWrPost { .. }) => list(self).map(EitherBackend::PostList),
+            made => made.map(EitherBackend::WrPost),
         }
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Backend, PostList, WorkRequests};
+use super::backend::{Backend, PostList, WrPost};
 use super::connected::QueuePair;
 use super::prepared::PreparedQueuePair;
-use super::transport::{Rc, Uc, Ud};
-use crate::ah::Route;
+use super::transport::{ReliableConnection, UnreliableConnection, UnreliableDatagram};
+use crate::ah::AddressVector;
 use crate::cq::{CompletionQueue, CqInner, CqKind};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
-use crate::srq::{SharedQueuePairBuilder, SharedReceiveHandle};
+use crate::srq::{SharedReceiveQueueHandle, SrqQueuePairBuilder};
 use crate::types::{Mtu, Psn, QKey};
 
 /// Builds a queue pair; made by [`ProtectionDomain::queue_pair`] (ibv_create_qp(3); IBTA vol 1,
@@ -35,7 +35,7 @@ pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     pub(super) pd: &'a ProtectionDomain,
     pub(super) send_cq: &'a Arc<CqInner>,
     pub(super) recv_cq: &'a Arc<CqInner>,
-    pub(super) srq: Option<&'a SharedReceiveHandle>,
+    pub(super) srq: Option<&'a SharedReceiveQueueHandle>,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
     pub(super) max_send_sge: u32,
@@ -70,8 +70,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn route(&self) -> Route {
-        Route {
+    pub(super) fn route(&self) -> AddressVector {
+        AddressVector {
             port: self.port,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
@@ -123,9 +123,9 @@ impl<'a> QueuePairBuilder<'a> {
 
     /// Posts by the `ibv_wr_*` calls of ibv_wr_post(3) instead of post lists. Not every provider
     /// has them: then creating the queue pair fails with
-    /// [`NoWorkRequests`](QueuePairError::NoWorkRequests).
+    /// [`NoWrPost`](QueuePairError::NoWrPost).
     #[doc(alias("ibv_wr_post", "ibv_qp_ex", "ibv_create_qp_ex"))]
-    pub fn work_requests(self) -> QueuePairBuilder<'a, WorkRequests> {
+    pub fn wr_post(self) -> QueuePairBuilder<'a, WrPost> {
         QueuePairBuilder {
             pd: self.pd,
             send_cq: self.send_cq,
@@ -154,14 +154,14 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The most send requests outstanding (default 128). Reserves as many entries of the completion
     /// queue.
-    pub fn send_depth(mut self, requests: u32) -> Self {
+    pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.send_depth = requests;
         self
     }
 
     /// The most receives outstanding (default 128). Reserves as many entries of the completion
     /// queue.
-    pub fn recv_depth(mut self, requests: u32) -> Self {
+    pub fn max_recv_wr(mut self, requests: u32) -> Self {
         self.recv_depth = requests;
         self
     }
@@ -179,14 +179,14 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     /// The most bytes that a request may carry inline (default 0); the device may grant more, see
-    /// [`QueuePair::max_inline`](crate::QueuePair::max_inline).
+    /// [`QueuePair::max_inline_data`](crate::QueuePair::max_inline_data).
     #[doc(alias = "IBV_SEND_INLINE")]
-    pub fn max_inline(mut self, bytes: u32) -> Self {
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
 
-    /// Signals every request of the send queue, as if each were `signalled()`.
+    /// Signals every request of the send queue, as if each were `signaled()`.
     #[doc(alias = "sq_sig_all")]
     pub fn signal_all(mut self) -> Self {
         self.signal_all = true;
@@ -252,7 +252,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The retry count: retransmissions before [`RetryExceeded`](crate::Status::RetryExceeded), at
+    /// The retry count: retransmissions before [`RetryExceeded`](crate::CompletionStatus::RetryExceeded), at
     /// most 7 (default 7).
     #[doc(alias("retry_cnt", "IBV_QP_RETRY_CNT"))]
     pub fn retry_count(mut self, retries: u8) -> Self {
@@ -278,7 +278,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// The most READs and atomics to have outstanding and to serve at once (default: 16, or the
     /// device's limit).
     #[doc(alias("max_dest_rd_atomic", "initiator_depth", "responder_resources"))]
-    pub fn rd_atomic(mut self, requests: u8) -> Self {
+    pub fn max_rd_atomic(mut self, requests: u8) -> Self {
         self.settings.rd_atomic = Some(requests);
         self
     }
@@ -336,10 +336,10 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// reserves as many entries as `srq` holds receives, once for all queue pairs that share both
     /// queues.
     #[doc(alias("ibv_srq", "srq"))]
-    pub fn shared_receive(mut self, srq: &'a impl AsRef<SharedReceiveHandle>) -> SharedQueuePairBuilder<'a, B> {
+    pub fn shared_receive_queue(mut self, srq: &'a impl AsRef<SharedReceiveQueueHandle>) -> SrqQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());
         (self.recv_depth, self.max_recv_sge) = (0, 0);
-        SharedQueuePairBuilder::new(self)
+        SrqQueuePairBuilder::new(self)
     }
 
     /// Creates a reliable connection (RC) queue pair and moves it to INIT (ibv_create_qp(3), IBTA
@@ -349,7 +349,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// When a capacity is beyond the device's limits, a completion queue is too small, the port is
     /// not active, the GID does not exist, or the device refuses.
     #[doc(alias("IBV_QPT_RC", "ibv_create_qp"))]
-    pub fn rc(self) -> Result<PreparedQueuePair<Rc, B>, QueuePairError> {
+    pub fn rc(self) -> Result<PreparedQueuePair<ReliableConnection, B>, QueuePairError> {
         self.prepare()
     }
 
@@ -360,7 +360,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC
     /// does not have.
     #[doc(alias("IBV_QPT_UC", "ibv_create_qp"))]
-    pub fn uc(self) -> Result<PreparedQueuePair<Uc, B>, QueuePairError> {
+    pub fn uc(self) -> Result<PreparedQueuePair<UnreliableConnection, B>, QueuePairError> {
         self.prepare_unreliable()
     }
 
@@ -374,7 +374,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// # Errors
     /// As for [`rc`](Self::rc), and when peers are allowed any remote access: UD has SEND alone.
     #[doc(alias("IBV_QPT_UD", "ibv_create_qp"))]
-    pub fn ud(self) -> Result<QueuePair<Ud, B>, QueuePairError> {
+    pub fn ud(self) -> Result<QueuePair<UnreliableDatagram, B>, QueuePairError> {
         self.create_ready()
     }
 }

@@ -6,15 +6,15 @@ use super::backend::{Backend, PostList, Receives};
 use super::batch::{Batch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
-use super::post_error::Refused;
+use super::post_error::PostError;
 use super::poster::Poster;
 use super::receive::ReceiveBatch;
-use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Transport};
+use super::transport::{Connected, Connectionless, HasReceiveQueue, Reliable, ReliableConnection, Transport};
 use crate::ah::AddressHandle;
-use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
+use crate::memory::{AtomicWord, GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source};
 use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
-use crate::wr::payload::{Inline, One};
+use crate::wr::payload::{InlineData, SingleSge};
 
 /// Limits that a UD queue pair sets on datagrams and address handles; all zero for other
 /// transports.
@@ -32,7 +32,7 @@ impl UdLimits {
     /// rejects, if the handle is of another protection domain or port.
     #[inline(always)]
     pub(super) fn send_to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
-        let raw = if ah.serves(self.pd, self.port) {
+        let raw = if ah.is_usable_on(self.pd, self.port) {
             ah.raw()
         } else {
             core::ptr::null_mut()
@@ -50,17 +50,17 @@ impl UdLimits {
 /// by [`post_receives`](Self::post_receives), and their results come from the completion queues
 /// given when it was made (IBTA vol 1, 10.2.4).
 ///
-/// Sends are unsignalled by default (selective signaling): their buffers come back with the next
-/// signalled completion. The library signals at least one request per half queue, so that the send
-/// queue never stalls full of unsignalled requests.
+/// Sends are unsignaled by default (selective signaling): their buffers come back with the next
+/// signaled completion. The library signals at least one request per half queue, so that the send
+/// queue never stalls full of unsignaled requests.
 ///
-/// Its [`Transport`] decides which operations it has: [`Rc`] all, [`Uc`](crate::Uc) SEND and WRITE,
-/// [`Ud`](crate::Ud) SEND to any number of peers.
+/// Its [`Transport`] decides which operations it has: [`ReliableConnection`] all, [`UnreliableConnection`](crate::UnreliableConnection) SEND and WRITE,
+/// [`UnreliableDatagram`](crate::UnreliableDatagram) SEND to any number of peers.
 ///
 /// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its
 /// completion queues are next polled (or dropped).
 #[doc(alias("ibv_qp", "ibv_destroy_qp"))]
-pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
+pub struct QueuePair<T: Transport = ReliableConnection, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
     pub(super) send: Poster<B>,
     recv: Poster<Receives>,
@@ -92,7 +92,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// it are). The buffers come back with the error.
     #[inline(always)]
     #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete", "post_list"))]
-    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), Refused> {
+    pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), PostError> {
         Batch::post(&mut self.send, build)
     }
 
@@ -105,7 +105,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 
     /// The most bytes that a request may carry inline: as many as requested, or more.
     #[must_use]
-    pub fn max_inline(&self) -> u32 {
+    pub fn max_inline_data(&self) -> u32 {
         self.send.limits.max_inline
     }
 
@@ -119,12 +119,12 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// Free slots of the send queue.
     #[must_use]
     #[doc(alias = "max_send_wr")]
-    pub fn send_room(&self) -> u32 {
+    pub fn free_send_slots(&self) -> u32 {
         self.send.depth() - self.send.in_flight()
     }
 }
 
-impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
+impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
     /// Posts all receives that `build` makes, by one call of the provider (ibv_post_recv(3)).
     /// Messages consume them in this order.
     ///
@@ -132,7 +132,7 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), PostError> {
         ReceiveBatch::post(&mut self.recv, build)
     }
 
@@ -142,7 +142,7 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias("ibv_post_recv", "ibv_recv_wr"))]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), PostError> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
@@ -156,7 +156,7 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// Free slots of the receive queue.
     #[must_use]
     #[doc(alias = "max_recv_wr")]
-    pub fn receive_room(&self) -> u32 {
+    pub fn free_receive_slots(&self) -> u32 {
         self.recv.depth() - self.recv.in_flight()
     }
 }
@@ -169,9 +169,9 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_post_send"))]
-    pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
+    pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), PostError> {
         let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
-        post_one(&mut self.send, op, room, One::new(buffer))
+        post_one(&mut self.send, op, room, SingleSge::new(buffer))
     }
 
     /// Posts one SEND of `bytes` inline (they may be reused at once), as [`send_to`](Self::send_to)
@@ -181,9 +181,9 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// As for [`send_to`](Self::send_to).
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE"))]
-    pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
+    pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), PostError> {
         let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
-        post_one(&mut self.send, op, room, Inline::new(bytes))
+        post_one(&mut self.send, op, room, InlineData::new(bytes))
     }
 
     /// The address that peers need to send to it.
@@ -206,8 +206,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_post_send", "rdma_post_send"))]
-    pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
-        post_one(&mut self.send, op::Send, UNBOUNDED, One::new(buffer))
+    pub fn send(&mut self, buffer: impl Source) -> Result<(), PostError> {
+        post_one(&mut self.send, op::SendOp, UNBOUNDED, SingleSge::new(buffer))
     }
 
     /// Posts one SEND of `bytes` inline: they may be reused at once.
@@ -216,8 +216,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE"))]
-    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        post_one(&mut self.send, op::Send, UNBOUNDED, Inline::new(bytes))
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), PostError> {
+        post_one(&mut self.send, op::SendOp, UNBOUNDED, InlineData::new(bytes))
     }
 
     /// Posts one RDMA WRITE to the beginning of `remote`.
@@ -226,8 +226,13 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_post_send", "rdma_post_write"))]
-    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        post_one(&mut self.send, op::Write::new(remote), remote.len(), One::new(buffer))
+    pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), PostError> {
+        post_one(
+            &mut self.send,
+            op::RdmaWrite::new(remote),
+            remote.len(),
+            SingleSge::new(buffer),
+        )
     }
 
     /// Posts one RDMA WRITE of `bytes` inline (they may be reused at once) to the beginning of
@@ -237,8 +242,13 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE"))]
-    pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
-        post_one(&mut self.send, op::Write::new(remote), remote.len(), Inline::new(bytes))
+    pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), PostError> {
+        post_one(
+            &mut self.send,
+            op::RdmaWrite::new(remote),
+            remote.len(),
+            InlineData::new(bytes),
+        )
     }
 
     /// The peer's endpoint.
@@ -263,8 +273,13 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_READ", "ibv_post_send", "rdma_post_read"))]
-    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
-        post_one(&mut self.send, op::Read::new(remote), remote.len(), One::new(buffer))
+    pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), PostError> {
+        post_one(
+            &mut self.send,
+            op::RdmaRead::new(remote),
+            remote.len(),
+            SingleSge::new(buffer),
+        )
     }
 
     /// Posts one compare-and-swap; `word` returns with the old value.
@@ -273,13 +288,13 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
-    pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
+    pub fn compare_swap(&mut self, word: AtomicWord, at: RemoteWord, compare: u64, swap: u64) -> Result<(), PostError> {
         let op = op::CompareSwap {
             word: at,
             compare,
             swap,
         };
-        post_one(&mut self.send, op, UNBOUNDED, One::new(word))
+        post_one(&mut self.send, op, UNBOUNDED, SingleSge::new(word))
     }
 
     /// Posts one fetch-and-add; `word` returns with the old value.
@@ -288,12 +303,12 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post).
     #[inline(always)]
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
+    pub fn fetch_add(&mut self, word: AtomicWord, at: RemoteWord, add: u64) -> Result<(), PostError> {
         post_one(
             &mut self.send,
             op::FetchAdd { word: at, add },
             UNBOUNDED,
-            One::new(word),
+            SingleSge::new(word),
         )
     }
 }

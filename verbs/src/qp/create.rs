@@ -15,14 +15,14 @@ use super::endpoint::UdEndpoint;
 use super::object::{QpObject, zeroed_attr};
 use super::poster::{Poster, SignalPolicy};
 use super::prepared::PreparedQueuePair;
-use super::ring::Queue;
+use super::ring::QueueKind;
 use super::transport::{Connected, Connectionless, Transport, TransportKind};
 use crate::ah::MAX_FLOW_LABEL;
 use crate::cq::{Attachment, CqInner};
 use crate::error::QueuePairError;
 use crate::port::{GidEntry, PortAttr, PortState};
 use crate::raw::Lender;
-use crate::srq::SharedReceiveHandle;
+use crate::srq::SharedReceiveQueueHandle;
 use crate::types::Psn;
 use crate::wr::payload::Limits;
 
@@ -61,7 +61,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
             max_len: mtu.bytes(),
         };
         made.object.recv().ring().set_datagrams();
-        self.pd.inner().handles.enlist(made.object.send().ring());
+        self.pd.inner().handles.add_send_queue(made.object.send().ring());
         Ok(QueuePair::new(send, recv, made.object, endpoint))
     }
 
@@ -117,8 +117,8 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         self.check_mtu(&port)?;
         let gid = context.source_gid(self.settings.port, self.settings.gid_index, &port)?;
 
-        let send = self.attach("send", self.send_cq, self.send_depth, Queue::Send)?;
-        let mut recv = self.attach("receive", self.recv_cq, self.recv_depth, Queue::Receive)?;
+        let send = self.attach("send", self.send_cq, self.send_depth, QueueKind::Send)?;
+        let mut recv = self.attach("receive", self.recv_cq, self.recv_depth, QueueKind::Receive)?;
         let srq = self.attach_srq(&mut recv)?;
         let mut init = sys::ibv_qp_init_attr {
             qp_context: core::ptr::null_mut(),
@@ -162,7 +162,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
             max_inline: 0,
             max_sge: self.max_recv_sge,
         };
-        let signalling = if self.signal_all {
+        let signaling = if self.signal_all {
             SignalPolicy::None
         } else {
             SignalPolicy::EveryHalfQueue
@@ -171,7 +171,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         // PreparedQueuePair and in QueuePair; each ring is fresh, and this is called once.
         unsafe {
             (
-                Poster::new(raw, send.ring().clone(), send.key(), to_send, signalling),
+                Poster::new(raw, send.ring().clone(), send.key(), to_send, signaling),
                 Poster::new(raw, recv.ring().clone(), recv.key(), to_receive, SignalPolicy::None),
             )
         }
@@ -196,15 +196,15 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
 
     fn check_limits(&self) -> Result<(), QueuePairError> {
         let attr = *self.pd.context().attr();
-        let depth = attr.max_queue_depth;
+        let depth = attr.max_qp_wr;
         let limits = [
-            ("a send depth of", self.send_depth, depth),
-            ("a receive depth of", self.recv_depth, depth),
+            ("max_send_wr", self.send_depth, depth),
+            ("max_recv_wr", self.recv_depth, depth),
             ("max_send_sge", self.max_send_sge, attr.max_sge),
             ("max_recv_sge", self.max_recv_sge, attr.max_sge),
             ("port", self.settings.port.into(), attr.ports.into()),
             (
-                "rd_atomic",
+                "max_rd_atomic",
                 self.settings.rd_atomic.unwrap_or(0).into(),
                 attr.max_rd_atomic.into(),
             ),
@@ -245,7 +245,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         which: &'static str,
         inner: &Arc<CqInner>,
         depth: u32,
-        queue: Queue,
+        queue: QueueKind,
     ) -> Result<Attachment, QueuePairError> {
         if inner.context.raw != self.pd.inner().context.raw {
             return Err(QueuePairError::ForeignCompletionQueue { which });
@@ -260,7 +260,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
 
     /// Attaches the receive queue to the SRQ, if there is one, and returns that.
     fn attach_srq(&self, recv: &mut Attachment) -> Result<*mut sys::ibv_srq, QueuePairError> {
-        let Some(srq) = self.srq.map(SharedReceiveHandle::inner) else {
+        let Some(srq) = self.srq.map(SharedReceiveQueueHandle::inner) else {
             return Ok(core::ptr::null_mut());
         };
         if srq.context().raw != self.pd.inner().context.raw {

@@ -17,13 +17,13 @@ pub struct Endpoint {
     /// The largest path MTU that it supports.
     pub mtu: Mtu,
     /// The READs and atomics that it serves at once (responder resources).
-    pub rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
 }
 
 /// The error of decoding an [`Endpoint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an endpoint: {0}")]
-pub struct BadEndpoint(&'static str);
+pub struct ParseEndpointError(&'static str);
 
 const ENDPOINT_BYTES: usize = 32;
 
@@ -52,9 +52,9 @@ impl WireEndpoint {
         bytes
     }
 
-    fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+    fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, ParseEndpointError> {
         if bytes[0] != VERSION {
-            return Err(BadEndpoint(
+            return Err(ParseEndpointError(
                 "its format is of another version: run the same release on both ends",
             ));
         }
@@ -64,7 +64,7 @@ impl WireEndpoint {
         Ok(Self {
             kind_and_mtu: bytes[1],
             lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
-            qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
+            qpn: Qpn::new(number(4)).ok_or(ParseEndpointError("its queue pair number has more than 24 bits"))?,
             psn_or_qkey: number(8),
             rd_atomic: bytes[12],
             gid: Gid(gid),
@@ -72,8 +72,8 @@ impl WireEndpoint {
     }
 }
 
-fn mtu_of(code: u8) -> Result<Mtu, BadEndpoint> {
-    Mtu::from_code(code.into()).ok_or(BadEndpoint("its MTU is none of the standard's"))
+fn mtu_of(code: u8) -> Result<Mtu, ParseEndpointError> {
+    Mtu::from_code(code.into()).ok_or(ParseEndpointError("its MTU is none of the standard's"))
 }
 
 impl Endpoint {
@@ -87,7 +87,7 @@ impl Endpoint {
             qpn,
             psn,
             mtu,
-            rd_atomic,
+            max_dest_rd_atomic: rd_atomic,
         } = *self;
         let (second, number) = (mtu as u8, psn.get());
         WireEndpoint {
@@ -105,15 +105,15 @@ impl Endpoint {
     ///
     /// # Errors
     /// When the version differs, or a number is out of range.
-    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, ParseEndpointError> {
         let wire = WireEndpoint::from_bytes(bytes)?;
         Ok(Self {
             gid: wire.gid,
             lid: wire.lid,
             qpn: wire.qpn,
-            psn: Psn::new(wire.psn_or_qkey).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
+            psn: Psn::new(wire.psn_or_qkey).ok_or(ParseEndpointError("its PSN has more than 24 bits"))?,
             mtu: mtu_of(wire.kind_and_mtu)?,
-            rd_atomic: wire.rd_atomic,
+            max_dest_rd_atomic: wire.rd_atomic,
         })
     }
 }
@@ -165,10 +165,10 @@ impl UdEndpoint {
     /// # Errors
     /// When the version differs, it is an [`Endpoint`] of a connection, or a number is out of
     /// range.
-    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
+    pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, ParseEndpointError> {
         let wire = WireEndpoint::from_bytes(bytes)?;
         if wire.kind_and_mtu & DATAGRAM == 0 {
-            return Err(BadEndpoint(
+            return Err(ParseEndpointError(
                 "it is a connection's, and the queue pair here sends datagrams",
             ));
         }
@@ -194,7 +194,7 @@ mod tests {
             qpn: Qpn::truncated(0x00ab_cdef),
             psn: Psn::truncated(0x0065_4321),
             mtu: Mtu::B4096,
-            rd_atomic: 16,
+            max_dest_rd_atomic: 16,
         };
         assert_eq!(Endpoint::from_bytes(&endpoint.to_bytes()), Ok(endpoint));
     }
@@ -226,7 +226,7 @@ mod tests {
             qpn: Qpn::truncated(1),
             psn: Psn::truncated(0),
             mtu: Mtu::B1024,
-            rd_atomic: 1,
+            max_dest_rd_atomic: 1,
         }
         .to_bytes();
         for (at, value) in [(0, 2), (1, 0), (1, 6), (4, 1), (8, 0xff)] {

@@ -15,7 +15,7 @@ use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
 /// The connection parameters of a queue pair (`rdma_conn_param`).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Offer {
+pub(crate) struct ConnParams {
     pub(crate) qpn: Qpn,
     /// READs and atomics that it serves at once.
     pub(crate) responder_resources: u8,
@@ -26,13 +26,11 @@ pub(crate) struct Offer {
 }
 
 impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
-    pub(crate) fn offer(&self) -> Offer {
-        Offer {
+    pub(crate) fn conn_params(&self) -> ConnParams {
+        ConnParams {
             qpn: self.qpn(),
             responder_resources: self.rd_atomic,
-            initiator_depth: self
-                .rd_atomic
-                .min(self.object.pd().context.attr.max_initiated_rd_atomic),
+            initiator_depth: self.rd_atomic.min(self.object.pd().context.attr.max_qp_init_rd_atomic),
             retry_count: self.settings.retry_count,
             rnr_retry: self.settings.rnr_retry,
         }
@@ -47,7 +45,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
     }
 
     /// Takes over the P_Key index of the resolved path.
-    pub(crate) fn join_partition(&mut self, pkey_index: u16) -> Result<(), QueuePairError> {
+    pub(crate) fn set_pkey_index(&mut self, pkey_index: u16) -> Result<(), QueuePairError> {
         if self.settings.pkey_index == pkey_index {
             return Ok(());
         }
@@ -68,7 +66,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
         mut rtr: sys::ibv_qp_attr,
         mut rts: sys::ibv_qp_attr,
     ) -> Result<QueuePair<T, B>, QueuePairError> {
-        let offer = self.offer();
+        let offer = self.conn_params();
         rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.min(offer.responder_resources);
         rtr.min_rnr_timer = self.settings.min_rnr_timer;
         let mask = sys::IBV_QP_AV
@@ -96,7 +94,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             qpn: Qpn::truncated(rtr.dest_qp_num),
             psn: Psn::truncated(rtr.rq_psn),
             mtu,
-            rd_atomic: rts.max_rd_atomic,
+            max_dest_rd_atomic: rts.max_rd_atomic,
         };
         Ok(QueuePair::new(self.send, self.recv, self.object, Link { peer, mtu }))
     }

@@ -40,21 +40,22 @@ mod transport;
 mod windows;
 
 pub use attributes::{Explanation, QpState};
-pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
-pub use batch::{Batch, Request};
+pub use backend::{Backend, EitherBackend, PostList, WrPost};
+pub use batch::{Batch, WorkRequest};
 pub use builder::QueuePairBuilder;
 pub use connected::QueuePair;
-pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
-pub use modify::Change;
+pub use endpoint::{Endpoint, ParseEndpointError, UdEndpoint};
+pub use modify::ModifyQueuePair;
 pub(crate) use object::QpObject;
-pub use post_error::{Reason, Refused, RefusedBatch, RefusedBy};
+pub use post_error::{PostError, PostTarget, RejectReason, RejectedBatch};
 pub use prepared::PreparedQueuePair;
 pub use query::{
-    Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
+    ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, QueuePairCapacity, ReliableAttr, RemoteRights,
 };
 pub use receive::ReceiveBatch;
-pub use ring::Queue;
+pub use ring::QueueKind;
 pub(crate) use ring::{Ring, Slot};
 pub use transport::{
-    Connected, Connectionless, GRH_BYTES, OwnReceives, Rc, Reliable, SharedReceive, Transport, TransportKind, Uc, Ud,
+    Connected, Connectionless, GRH_BYTES, HasReceiveQueue, Reliable, ReliableConnection, Transport, TransportKind,
+    UnreliableConnection, UnreliableDatagram, WithSrq,
 };

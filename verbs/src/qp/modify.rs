@@ -11,7 +11,7 @@ use super::backend::Backend;
 use super::connected::QueuePair;
 use super::object::{QpObject, zeroed_attr};
 use super::query::{PathAttr, PathMigration, QueuePairAttr, RemoteRights};
-use super::transport::{Connected, Reliable, Transport, TransportKind, Ud};
+use super::transport::{Connected, Reliable, Transport, TransportKind, UnreliableDatagram};
 use crate::error::QueuePairError;
 use crate::types::QKey;
 
@@ -35,11 +35,11 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.query()
     }
 
-    /// Starts a change of attributes, which [`apply`](Change::apply) carries out:
-    /// `qp.change().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
+    /// Starts a change of attributes, which [`apply`](ModifyQueuePair::apply) carries out:
+    /// `qp.modify().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
     #[doc(alias = "ibv_modify_qp")]
-    pub fn change(&mut self) -> Change<'_, T> {
-        Change {
+    pub fn modify(&mut self) -> ModifyQueuePair<'_, T> {
+        ModifyQueuePair {
             object: &self.object,
             link: &mut self.link,
             attr: zeroed_attr(),
@@ -80,7 +80,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
             .transition((from, QpState::Rts), zeroed_attr(), 0, |_| self.object.draining_note())
     }
 
-    /// Moves it to ERR: all requests in flight complete, as [`Flushed`](crate::Status::Flushed)
+    /// Moves it to ERR: all requests in flight complete, as [`Flushed`](crate::CompletionStatus::Flushed)
     /// unless they were already done.
     ///
     /// # Errors
@@ -92,12 +92,12 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     }
 }
 
-/// A change of a queue pair's attributes (ibv_modify_qp(3)), built by [`QueuePair::change`] and
+/// A change of a queue pair's attributes (ibv_modify_qp(3)), built by [`QueuePair::modify`] and
 /// applied in one call. The state decides what may be modified: in RTS a little, after
 /// [`drain`](QueuePair::drain) most. An error names the attribute that is not allowed.
 #[must_use = "a change does nothing until apply() is called"]
 #[doc(alias("ibv_modify_qp", "ibv_qp_attr", "ibv_qp_attr_mask"))]
-pub struct Change<'q, T: Transport> {
+pub struct ModifyQueuePair<'q, T: Transport> {
     object: &'q QpObject,
     link: &'q mut T::Link,
     attr: sys::ibv_qp_attr,
@@ -107,7 +107,7 @@ pub struct Change<'q, T: Transport> {
     transport: PhantomData<T>,
 }
 
-impl<T: Transport> Change<'_, T> {
+impl<T: Transport> ModifyQueuePair<'_, T> {
     fn bounded(mut self, what: &'static str, value: u8, max: u8) -> Self {
         if value > max && self.error.is_none() {
             self.error = Some(QueuePairError::Range {
@@ -147,7 +147,7 @@ impl<T: Transport> Change<'_, T> {
     }
 }
 
-impl<T: Connected> Change<'_, T> {
+impl<T: Connected> ModifyQueuePair<'_, T> {
     /// What the peer may do; replaces all rights. With UC only WRITE or nothing.
     #[doc(alias("IBV_QP_ACCESS_FLAGS", "qp_access_flags"))]
     pub fn rights(mut self, rights: RemoteRights) -> Self {
@@ -197,7 +197,7 @@ const MAX_5_BITS: u8 = 31;
 /// The highest value of a 3-bit field, such as a retry count.
 const MAX_3_BITS: u8 = 7;
 
-impl<T: Reliable> Change<'_, T> {
+impl<T: Reliable> ModifyQueuePair<'_, T> {
     /// As [`QueuePairBuilder::min_rnr_timer`](crate::QueuePairBuilder::min_rnr_timer).
     #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
@@ -233,24 +233,24 @@ impl<T: Reliable> Change<'_, T> {
     /// The READs and atomics to have outstanding as requester, at most what the peer serves; in SQD
     /// only.
     #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
-    pub fn initiator_depth(mut self, requests: u8) -> Self {
+    pub fn max_rd_atomic(mut self, requests: u8) -> Self {
         self.attr.max_rd_atomic = requests;
         self.mask |= sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        let max = self.object.pd().context.attr.max_initiated_rd_atomic;
-        self.bounded("initiator_depth", requests, max)
+        let max = self.object.pd().context.attr.max_qp_init_rd_atomic;
+        self.bounded("max_rd_atomic", requests, max)
     }
 
     /// The READs and atomics to serve at once as responder; in SQD only.
     #[doc(alias = "IBV_QP_MAX_DEST_RD_ATOMIC")]
-    pub fn responder_resources(mut self, requests: u8) -> Self {
+    pub fn max_dest_rd_atomic(mut self, requests: u8) -> Self {
         self.attr.max_dest_rd_atomic = requests;
         self.mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC;
         let max = self.object.pd().context.attr.max_rd_atomic;
-        self.bounded("responder_resources", requests, max)
+        self.bounded("max_dest_rd_atomic", requests, max)
     }
 }
 
-impl Change<'_, Ud> {
+impl ModifyQueuePair<'_, UnreliableDatagram> {
     /// The Q_Key that datagrams must carry from now on.
     #[doc(alias = "IBV_QP_QKEY")]
     pub fn qkey(mut self, qkey: QKey) -> Self {
@@ -260,7 +260,7 @@ impl Change<'_, Ud> {
     }
 }
 
-impl<T: Transport> core::fmt::Debug for Change<'_, T> {
+impl<T: Transport> core::fmt::Debug for ModifyQueuePair<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Change")
             .field("queue_pair", &self.object.qpn())

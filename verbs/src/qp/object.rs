@@ -207,7 +207,7 @@ impl Drop for QpObject {
                 )
             };
             let (raw, qpn, transport) = (self.raw, self.qpn, self.transport);
-            cq.postpone(Self {
+            cq.defer_destroy(Self {
                 raw,
                 qpn,
                 transport,
@@ -230,7 +230,7 @@ impl Drop for QpObject {
             unsafe { (api.destroy_qp)(self.raw) }
         };
         if result == 0 {
-            self.pd.handles.dismiss(&self.pd.context, self.send.ring());
+            self.pd.handles.remove_send_queue(&self.pd.context, self.send.ring());
         }
         match check(result) {
             // SAFETY: dropped once, here. The device is done with the queue pair, so the contents

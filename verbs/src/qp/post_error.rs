@@ -3,9 +3,9 @@
 use core::fmt;
 use std::io;
 
-use super::ring::Queue;
+use super::ring::QueueKind;
 use super::transport::GRH_BYTES;
-use crate::memory::{BoundWindow, Buffers, Key, MemoryWindow, WindowType};
+use crate::memory::{BoundWindow, Buffers, KeyAccess, MemoryWindow, WindowType};
 use crate::srq::SrqId;
 use crate::types::Qpn;
 
@@ -13,7 +13,7 @@ use crate::types::Qpn;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[doc(alias = "ibv_post_send")]
-pub enum Reason {
+pub enum RejectReason {
     /// The queue is full: poll its completion queue, and post again when completions have freed
     /// slots.
     #[error("the queue is full: {depth} requests are in flight or in this batch; poll its completion queue first")]
@@ -32,7 +32,9 @@ pub enum Reason {
         remote: u64,
     },
     /// More inline data than `max_inline_data` of the queue pair.
-    #[error("{len} bytes inline, this queue pair takes {max}: raise max_inline in the builder, or send from a buffer")]
+    #[error(
+        "{len} bytes inline, this queue pair takes {max}: raise max_inline_data in the builder, or send from a buffer"
+    )]
     InlineTooLong {
         /// The data's length in bytes.
         len: usize,
@@ -114,18 +116,18 @@ fn advice(error: &io::Error) -> &'static str {
 /// The queue that a rejected batch was posted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum RefusedBy {
+pub enum PostTarget {
     /// A work queue of this queue pair.
-    QueueOf(Qpn, Queue),
+    QueuePair(Qpn, QueueKind),
     /// This shared receive queue.
     Shared(SrqId),
 }
 
-impl fmt::Display for RefusedBy {
+impl fmt::Display for PostTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::QueueOf(qpn, Queue::Send) => write!(f, "send queue of queue pair {qpn}"),
-            Self::QueueOf(qpn, Queue::Receive) => write!(f, "receive queue of queue pair {qpn}"),
+            Self::QueuePair(qpn, QueueKind::Send) => write!(f, "send queue of queue pair {qpn}"),
+            Self::QueuePair(qpn, QueueKind::Receive) => write!(f, "receive queue of queue pair {qpn}"),
             Self::Shared(id) => write!(f, "shared receive queue {id}"),
         }
     }
@@ -135,20 +137,20 @@ impl fmt::Display for RefusedBy {
 ///
 /// If the request was rejected by this library, nothing was posted, and all the batch's buffers are
 /// in [`buffers`](Self::buffers). If the device rejected it, the requests before it are posted, and
-/// its own and later buffers come back; with [`WorkRequests`](crate::WorkRequests) none is posted,
+/// its own and later buffers come back; with [`WrPost`](crate::WrPost) none is posted,
 /// and all come back.
 #[derive(Debug, thiserror::Error)]
 #[error("{queue}: request {index} of the batch was rejected: {reason}")]
 #[non_exhaustive]
 #[doc(alias = "bad_wr")]
-pub struct RefusedBatch {
+pub struct RejectedBatch {
     /// The queue.
-    pub queue: RefusedBy,
+    pub queue: PostTarget,
     /// Index of the rejected request in the batch.
     pub index: usize,
     /// The reason.
     #[source]
-    pub reason: Reason,
+    pub reason: RejectReason,
     /// How many requests of the batch are posted nevertheless.
     pub posted: usize,
     /// The buffers of each request that was not posted, in order, from request number
@@ -156,7 +158,7 @@ pub struct RefusedBatch {
     pub buffers: Vec<Buffers>,
 }
 
-impl RefusedBatch {
+impl RejectedBatch {
     /// Takes the next memory window of this type that an unposted request was to bind.
     pub fn take_window<T: WindowType>(&mut self) -> Option<MemoryWindow<T>> {
         self.buffers
@@ -166,13 +168,13 @@ impl RefusedBatch {
 
     /// Takes the next bound memory window of this type and these rights that an unposted request
     /// was to unbind.
-    pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
+    pub fn take_bound_window<K: KeyAccess, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.buffers
             .iter_mut()
             .find_map(|buffers| BoundWindow::take(buffers, false))
     }
 }
 
-/// The error of posting: a [`RefusedBatch`], boxed to keep the usual return value small.
+/// The error of posting: a [`RejectedBatch`], boxed to keep the usual return value small.
 #[doc(alias = "bad_wr")]
-pub type Refused = Box<RefusedBatch>;
+pub type PostError = Box<RejectedBatch>;

@@ -2,7 +2,7 @@
 //! one doorbell, or reclaimed.
 //!
 //! Per request only the next slot and the number of *slots left* change: how many requests may be
-//! staged before the next *checkpoint*, where the queue may be full or a request must be signalled.
+//! staged before the next *checkpoint*, where the queue may be full or a request must be signaled.
 //! So one decrement is the only check that a request costs on the fast path; everything else waits
 //! until it passes zero.
 
@@ -15,7 +15,7 @@ use doorbell_verbs_sys as sys;
 
 use super::backend::{QpHandle, WorkQueue, WqeSlot, WqeSlots};
 use super::connected::UdLimits;
-use super::post_error::{Reason, Refused, RefusedBatch, RefusedBy};
+use super::post_error::{PostError, PostTarget, RejectReason, RejectedBatch};
 use super::ring::Ring;
 use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
@@ -38,7 +38,7 @@ pub(crate) struct Poster<L: WorkQueue> {
     checkpoint: u64,
     /// The first position beyond the queue: the tail as last read, plus the depth.
     full_at: u64,
-    /// The position whose request is always signalled: `interval` after the last signalled one.
+    /// The position whose request is always signaled: `interval` after the last signaled one.
     signal_at: u64,
     interval: u64,
     depth: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Poster<L: WorkQueue> {
 }
 
 struct Rejection {
-    reason: Reason,
+    reason: RejectReason,
     at: u64,
     /// `signal_at` of the poster at that moment.
     signal_at: u64,
@@ -83,13 +83,13 @@ impl<L: WorkQueue> Poster<L> {
         ring: Arc<Ring>,
         key: u32,
         limits: Limits,
-        signalling: SignalPolicy,
+        signaling: SignalPolicy,
     ) -> Self {
         let depth = u64::from(ring.depth());
         // SAFETY: the poster holds the ring as long as the slots, in whatever order it drops them:
         // dropping the slots does not access it.
         let wqes = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
-        let interval = match signalling {
+        let interval = match signaling {
             SignalPolicy::None => u64::MAX / 2,
             SignalPolicy::EveryHalfQueue => (depth / 2).max(1),
         };
@@ -155,7 +155,7 @@ impl<L: WorkQueue> Poster<L> {
         &mut self,
         payload: P,
         write: impl FnOnce(QpHandle<'_>, *mut WqeSlot<L::Wr>, &P),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PostError> {
         // SAFETY: a slot was taken, so that the WQE slot and its buffer slot are the poster's; both
         // live as long as it. The queue pair is live. The buffers are owned by the ring from here
         // on, which keeps them until completed, or until the queue pair is destroyed.
@@ -175,14 +175,14 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted_one(result))
     }
 
-    /// Posts one signalled request for which the provider has a `call` of its own; `call` gets the
+    /// Posts one signaled request for which the provider has a `call` of its own; `call` gets the
     /// wr_id and returns 0 or an errno value.
     pub(super) fn post_by_verb(
         &mut self,
         verb: &'static str,
         buffers: Buffers,
         call: impl FnOnce(*mut sys::ibv_qp, u64) -> c_int,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PostError> {
         if !self.try_take_slot() && self.take_slot_at_checkpoint(0).is_none() {
             return Err(self.reject_one(None, buffers));
         }
@@ -204,7 +204,7 @@ impl<L: WorkQueue> Poster<L> {
         // The provider does not report the rejected request, but there is only one.
         self.bad_wr = wqe.cast();
         let mut rejected = self.reclaim_unposted_one(result);
-        if let Reason::Device { verb: named, .. } = &mut rejected.reason {
+        if let RejectReason::Device { verb: named, .. } = &mut rejected.reason {
             *named = verb;
         }
         Err(rejected)
@@ -212,14 +212,14 @@ impl<L: WorkQueue> Poster<L> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn reject_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
+    pub(super) fn reject_one(&mut self, reason: Option<RejectReason>, buffers: Buffers) -> PostError {
         self.reject_next(reason, buffers);
         self.reject_batch()
     }
 
     #[cold]
     #[inline(never)]
-    fn reclaim_unposted_one(&mut self, result: c_int) -> Refused {
+    fn reclaim_unposted_one(&mut self, result: c_int) -> PostError {
         self.reclaim_unposted(self.wqe_slots.previous(self.next), result)
     }
 
@@ -230,7 +230,7 @@ impl<L: WorkQueue> Poster<L> {
         self.slots_left = self.checkpoint - position;
     }
 
-    /// Notes that the request which has just taken its slot is signalled: the next forced one is an
+    /// Notes that the request which has just taken its slot is signaled: the next forced one is an
     /// interval away.
     #[inline(always)]
     pub(super) fn note_signaled(&mut self) {
@@ -241,7 +241,7 @@ impl<L: WorkQueue> Poster<L> {
 
     /// Rewinds to `head`: the counters are as if later requests had never been staged.
     fn rewind_to(&mut self, head: u64) {
-        // If one of them was signalled, the last signalled request before it is unknown: signal the
+        // If one of them was signaled, the last signaled request before it is unknown: signal the
         // next one.
         if self.signal_at >= head.saturating_add(self.interval) {
             self.signal_at = head;
@@ -251,7 +251,7 @@ impl<L: WorkQueue> Poster<L> {
     }
 
     /// Takes a slot at a checkpoint: re-reads the tail and decides whether the request must be
-    /// signalled. Returns `flags`, with `IBV_SEND_SIGNALED` added if needed; `None` when the queue
+    /// signaled. Returns `flags`, with `IBV_SEND_SIGNALED` added if needed; `None` when the queue
     /// is full or the batch is rejected.
     #[inline(always)]
     pub(super) fn take_slot_at_checkpoint(&mut self, flags: c_uint) -> Option<c_uint> {
@@ -274,20 +274,20 @@ impl<L: WorkQueue> Poster<L> {
     /// Keeps its buffers, or those of any later request of the batch.
     #[cold]
     #[inline(never)]
-    pub(super) fn reject_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
+    pub(super) fn reject_next(&mut self, reason: Option<RejectReason>, buffers: Buffers) {
         let at = self.checkpoint - self.slots_left;
         let depth = self.ring.depth();
         let signal_at = self.signal_at;
         let rejection = self.rejection.get_or_insert_with(|| {
             Box::new(Rejection {
-                reason: reason.unwrap_or(Reason::QueueFull { depth }),
+                reason: reason.unwrap_or(RejectReason::QueueFull { depth }),
                 at,
                 signal_at,
                 buffers: Vec::new(),
             })
         });
         rejection.buffers.push(buffers);
-        // No request takes the fast path, nor is one signalled, until the rejection is returned.
+        // No request takes the fast path, nor is one signaled, until the rejection is returned.
         (self.checkpoint, self.slots_left, self.signal_at) = (at, 0, u64::MAX);
     }
 
@@ -295,15 +295,15 @@ impl<L: WorkQueue> Poster<L> {
     /// batch was aborted before.
     #[cold]
     #[inline(never)]
-    fn reject_batch(&mut self) -> Refused {
+    fn reject_batch(&mut self) -> PostError {
         let head = self.head();
         let rejection = self.rejection.take().expect("reject_next has left one");
         let mut buffers = self.unstage(head, rejection.at);
         buffers.extend(rejection.buffers);
         self.signal_at = rejection.signal_at;
         self.rewind_to(head);
-        Box::new(RefusedBatch {
-            queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
+        Box::new(RejectedBatch {
+            queue: PostTarget::QueuePair(self.ring.qpn(), self.ring.queue()),
             index: (rejection.at - head) as usize,
             reason: rejection.reason,
             posted: 0,
@@ -315,7 +315,7 @@ impl<L: WorkQueue> Poster<L> {
     /// accept: from `bad_wr` on.
     #[cold]
     #[inline(never)]
-    fn reclaim_unposted(&mut self, first: *mut WqeSlot<L::Wr>, result: c_int) -> Refused {
+    fn reclaim_unposted(&mut self, first: *mut WqeSlot<L::Wr>, result: c_int) -> PostError {
         let error = match result {
             errno if errno > 0 => io::Error::from_raw_os_error(errno),
             _ => io::Error::last_os_error(),
@@ -344,10 +344,10 @@ impl<L: WorkQueue> Poster<L> {
         let buffers = self.unstage(head, end);
         self.rewind_to(head);
         let posted = accepted as usize;
-        Box::new(RefusedBatch {
-            queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
+        Box::new(RejectedBatch {
+            queue: PostTarget::QueuePair(self.ring.qpn(), self.ring.queue()),
             index: posted,
-            reason: Reason::Device { verb: L::VERB, error },
+            reason: RejectReason::Device { verb: L::VERB, error },
             posted,
             buffers,
         })
@@ -358,7 +358,7 @@ impl<L: WorkQueue> Poster<L> {
         // SAFETY: all of them were put there by staging, are not published (or no longer), and are
         // taken once: the caller rewinds past them.
         (from..to)
-            .map(|position| unsafe { self.ring.take_back(position) })
+            .map(|position| unsafe { self.ring.reclaim(position) })
             .collect()
     }
 }
@@ -387,7 +387,7 @@ impl<'q, L: WorkQueue> Staging<'q, L> {
 
     /// Posts all staged requests: one doorbell.
     #[inline(always)]
-    pub(crate) fn finish(self) -> Result<(), Refused> {
+    pub(crate) fn finish(self) -> Result<(), PostError> {
         let mut this = ManuallyDrop::new(self);
         let next = this.next;
         let poster = &mut *this.poster;
@@ -400,7 +400,7 @@ impl<'q, L: WorkQueue> Staging<'q, L> {
 
 impl<L: WorkQueue> Poster<L> {
     #[inline(always)]
-    fn post_staged(&mut self, next: *mut WqeSlot<L::Wr>) -> Result<(), Refused> {
+    fn post_staged(&mut self, next: *mut WqeSlot<L::Wr>) -> Result<(), PostError> {
         let first = self.next;
         let last = self.wqe_slots.previous(next);
         self.next = next;
@@ -423,7 +423,7 @@ impl<L: WorkQueue> Poster<L> {
     /// queue.
     #[cold]
     #[inline(never)]
-    fn finish_empty_or_full(&mut self) -> Result<(), Refused> {
+    fn finish_empty_or_full(&mut self) -> Result<(), PostError> {
         let empty = self.checkpoint - self.slots_left == self.head();
         if empty || self.rejection.is_some() {
             // SAFETY: begun in `Staging::new`, and neither completed nor aborted.

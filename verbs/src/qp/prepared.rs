@@ -12,10 +12,10 @@ use super::connected::QueuePair;
 use super::create::CreatedQp;
 use super::endpoint::Endpoint;
 use super::object::{QpObject, zeroed_attr};
-use super::post_error::Refused;
+use super::post_error::PostError;
 use super::poster::Poster;
 use super::receive::ReceiveBatch;
-use super::transport::{Connected, Link, OwnReceives, Rc, TransportKind};
+use super::transport::{Connected, HasReceiveQueue, Link, ReliableConnection, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
@@ -24,7 +24,7 @@ use crate::types::{Mtu, Psn, Qpn};
 /// A queue pair in the INIT state: receives can be posted, and connecting makes it a [`QueuePair`]
 /// (IBTA vol 1, 10.3.1.2).
 #[doc(alias("ibv_qp", "IBV_QPS_INIT"))]
-pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
+pub struct PreparedQueuePair<T: Connected = ReliableConnection, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
     pub(super) send: Poster<B>,
     pub(super) recv: Poster<Receives>,
@@ -68,7 +68,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
             qpn: self.object.qpn(),
             psn: self.psn,
             mtu: self.mtu(),
-            rd_atomic: self.rd_atomic,
+            max_dest_rd_atomic: self.rd_atomic,
         }
     }
 
@@ -113,7 +113,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         attr.ah_attr = self
             .settings
             .route()
-            .vector(peer.gid, peer.lid, self.gid.map(|entry| entry.index));
+            .to_ah_attr(peer.gid, peer.lid, self.gid.map(|entry| entry.index));
         let mut mask = sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN | sys::IBV_QP_RQ_PSN;
         if T::KIND == TransportKind::Rc {
             mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
@@ -142,7 +142,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
                 }
                 notes.push(format!("path MTU {mtu} must be at most the port's {}", self.port.active_mtu));
                 if T::KIND == TransportKind::Rc {
-                    notes.push(format!("rd_atomic {} must be at most the device's", self.rd_atomic));
+                    notes.push(format!("max_dest_rd_atomic {} must be at most the device's", self.rd_atomic));
                 }
             }
             _ => {}
@@ -151,14 +151,14 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     }
 
     fn to_rts(&self, peer: &Endpoint) -> Result<(), QueuePairError> {
-        let most = self.object.pd().context.attr.max_initiated_rd_atomic;
+        let most = self.object.pd().context.attr.max_qp_init_rd_atomic;
         let mut attr = zeroed_attr();
         attr.sq_psn = self.psn.get();
         attr.timeout = self.settings.timeout;
         attr.retry_cnt = self.settings.retry_count;
         attr.rnr_retry = self.settings.rnr_retry;
         // At most the peer's responder resources: it would NAK the excess (IBTA vol 1, 9.7.5.1.4).
-        attr.max_rd_atomic = self.rd_atomic.min(most).min(peer.rd_atomic);
+        attr.max_rd_atomic = self.rd_atomic.min(most).min(peer.max_dest_rd_atomic);
         if T::KIND == TransportKind::Uc {
             return self
                 .object
@@ -178,14 +178,14 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     }
 }
 
-impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
+impl<T: Connected + HasReceiveQueue, B: Backend> PreparedQueuePair<T, B> {
     /// Posts receives before connecting: see [`QueuePair::post_receives`].
     ///
     /// # Errors
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), PostError> {
         ReceiveBatch::post(&mut self.recv, build)
     }
 
@@ -195,7 +195,7 @@ impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
     #[doc(alias = "ibv_post_recv")]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), PostError> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 }

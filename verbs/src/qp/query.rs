@@ -28,7 +28,7 @@ pub struct QueuePairAttr {
     /// The index of its P_Key.
     pub pkey_index: u16,
     /// The granted capacities: at least the requested ones.
-    pub capacity: Capacity,
+    pub capacity: QueuePairCapacity,
     /// Whether every send generates a completion.
     #[doc(alias = "sq_sig_all")]
     pub signal_all: bool,
@@ -47,17 +47,17 @@ pub struct QueuePairAttr {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_qp_cap")]
-pub struct Capacity {
+pub struct QueuePairCapacity {
     /// Send requests outstanding.
-    pub send_depth: u32,
+    pub max_send_wr: u32,
     /// Receives outstanding.
-    pub recv_depth: u32,
+    pub max_recv_wr: u32,
     /// Scatter-gather elements of a send request.
     pub max_send_sge: u32,
     /// Scatter-gather elements of a receive.
     pub max_recv_sge: u32,
     /// Bytes of inline data.
-    pub max_inline: u32,
+    pub max_inline_data: u32,
 }
 
 /// Remote operations that a queue pair allows its peer (IBTA vol 1, 11.2.5.2). None by default.
@@ -106,9 +106,9 @@ pub struct ReliableAttr {
     /// The minimum RNR NAK timer: a code of IBTA vol 1, table 46.
     pub min_rnr_timer: u8,
     /// READs and atomics that it may have outstanding (`max_rd_atomic`).
-    pub initiator_depth: u8,
+    pub max_rd_atomic: u8,
     /// READs and atomics that it serves at once (`max_dest_rd_atomic`).
-    pub responder_resources: u8,
+    pub max_dest_rd_atomic: u8,
 }
 
 /// The path to a peer: an address vector (IBTA vol 1, 11.2.2.1).
@@ -255,12 +255,12 @@ impl QueuePairAttr {
             draining: state == QpState::Sqd && attr.sq_draining != 0,
             port: attr.port_num,
             pkey_index: attr.pkey_index,
-            capacity: Capacity {
-                send_depth: init.cap.max_send_wr,
-                recv_depth: init.cap.max_recv_wr,
+            capacity: QueuePairCapacity {
+                max_send_wr: init.cap.max_send_wr,
+                max_recv_wr: init.cap.max_recv_wr,
                 max_send_sge: init.cap.max_send_sge,
                 max_recv_sge: init.cap.max_recv_sge,
-                max_inline: init.cap.max_inline_data,
+                max_inline_data: init.cap.max_inline_data,
             },
             signal_all: init.sq_sig_all != 0,
             rights: if connected {
@@ -288,8 +288,8 @@ impl ConnectionAttr {
                 retry_count: attr.retry_cnt,
                 rnr_retry: attr.rnr_retry,
                 min_rnr_timer: attr.min_rnr_timer,
-                initiator_depth: attr.max_rd_atomic,
-                responder_resources: attr.max_dest_rd_atomic,
+                max_rd_atomic: attr.max_rd_atomic,
+                max_dest_rd_atomic: attr.max_dest_rd_atomic,
             }),
         }
     }
@@ -304,7 +304,7 @@ impl fmt::Display for QueuePairAttr {
             self.qpn, self.transport, self.state
         )?;
         writeln!(f, "  port {}, P_Key index {}", self.port, self.pkey_index)?;
-        let signal = if self.signal_all { ", every send signalled" } else { "" };
+        let signal = if self.signal_all { ", every send signaled" } else { "" };
         writeln!(f, "  {}{signal}", self.capacity)?;
         match self.qkey {
             Some(qkey) => writeln!(f, "  Q_Key {qkey}")?,
@@ -317,12 +317,12 @@ impl fmt::Display for QueuePairAttr {
     }
 }
 
-impl fmt::Display for Capacity {
+impl fmt::Display for QueuePairCapacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "send queue {} of {} buffers, receive queue {} of {} buffers, {} bytes inline",
-            self.send_depth, self.max_send_sge, self.recv_depth, self.max_recv_sge, self.max_inline
+            self.max_send_wr, self.max_send_sge, self.max_recv_wr, self.max_recv_sge, self.max_inline_data
         )
     }
 }
@@ -362,7 +362,7 @@ impl fmt::Display for ConnectionAttr {
             writeln!(
                 f,
                 "  READs and atomics: {} outstanding, {} served",
-                reliable.initiator_depth, reliable.responder_resources
+                reliable.max_rd_atomic, reliable.max_dest_rd_atomic
             )?;
         }
         writeln!(

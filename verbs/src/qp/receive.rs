@@ -4,24 +4,24 @@ use core::marker::PhantomData;
 use core::ptr::null_mut as null;
 
 use super::backend::{Receives, WorkQueue, WqeSlot};
-use super::post_error::{Reason, Refused};
+use super::post_error::{PostError, RejectReason};
 use super::poster::{Poster, Staging, push};
-use super::transport::{Rc, Transport};
+use super::transport::{ReliableConnection, Transport};
 use crate::memory::Sink;
 use crate::wr::payload::sealed::Stage;
-use crate::wr::payload::{Limits, One, Payload, Several};
+use crate::wr::payload::{Limits, Payload, SgeList, SingleSge};
 
 /// The receives of one call while they are built: see
 /// [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
 #[doc(alias("ibv_recv_wr", "ibv_post_recv"))]
-pub struct ReceiveBatch<'q, T: Transport = Rc> {
+pub struct ReceiveBatch<'q, T: Transport = ReliableConnection> {
     staging: Staging<'q, Receives>,
     transport: PhantomData<T>,
 }
 
 impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
-    pub(super) fn post<F>(poster: &mut Poster<Receives>, build: F) -> Result<(), Refused>
+    pub(super) fn post<F>(poster: &mut Poster<Receives>, build: F) -> Result<(), PostError>
     where
         F: for<'b> FnOnce(&mut ReceiveBatch<'b, T>),
     {
@@ -35,8 +35,8 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 
     /// The fast path of posting one receive.
     #[inline(always)]
-    pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), Refused> {
-        let payload = One::new(buffer);
+    pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), PostError> {
+        let payload = SingleSge::new(buffer);
         if payload.bytes() < T::HEADROOM || !poster.try_take_slot() {
             return receive_one_slow_path(poster, payload, T::HEADROOM);
         }
@@ -49,14 +49,14 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     #[doc(alias = "ibv_recv_wr")]
     pub fn receive(&mut self, buffer: impl Sink) {
-        self.stage(One::new(buffer));
+        self.stage(SingleSge::new(buffer));
     }
 
     /// Receives a message into several buffers, filled in order.
     #[inline(always)]
     #[doc(alias("ibv_recv_wr", "sg_list"))]
     pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
-        self.stage(Several::new(buffers));
+        self.stage(SgeList::new(buffers));
     }
 
     #[inline(always)]
@@ -82,7 +82,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 /// The slow path of posting one receive: at a checkpoint, or to reject it.
 #[cold]
 #[inline(never)]
-fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
+fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), PostError> {
     let objection = receive_reject_reason(headroom, &payload, poster.limits);
     if objection.is_some() || poster.take_slot_at_checkpoint(0).is_none() {
         return Err(poster.reject_one(objection, payload.into_buffers()));
@@ -125,9 +125,9 @@ extern "C" fn reject_receive<P: Payload>(
 
 /// Why a receive is invalid that needs `headroom` bytes for the header before a message; `None` if
 /// it is valid.
-fn receive_reject_reason(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
+fn receive_reject_reason(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<RejectReason> {
     let len = payload.bytes();
-    let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
+    let short = (len < headroom).then_some(RejectReason::NoRoomForHeader { len });
     payload.reject_reason(limits).or(short)
 }
 

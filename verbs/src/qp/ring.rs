@@ -13,12 +13,12 @@
 use core::ptr::NonNull;
 
 use crate::memory::{Buffers, RangePtr};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Handed, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, HandoffCell, Ordering};
 use crate::types::Qpn;
 
 /// One of a queue pair's two work queues (IBTA vol 1, 10.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Queue {
+pub enum QueueKind {
     /// The send queue: sends, writes, reads, atomics.
     Send,
     /// The receive queue.
@@ -31,13 +31,13 @@ pub enum Queue {
 struct CachePadded<T>(T);
 
 /// Holds the buffers of one request, if it has any.
-pub(crate) type Slot = Handed<Option<RangePtr>>;
+pub(crate) type Slot = HandoffCell<Option<RangePtr>>;
 
 pub(crate) struct Ring {
     slots: Box<[Slot]>,
     mask: u64,
     depth: u32,
-    queue: Queue,
+    queue: QueueKind,
     tag: u64,
     /// The queue pair number, set when it has been created.
     qpn: AtomicU32,
@@ -57,7 +57,7 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    pub(crate) fn new(depth: u32, queue: Queue, tag: u64) -> Self {
+    pub(crate) fn new(depth: u32, queue: QueueKind, tag: u64) -> Self {
         let slots = slots_for(depth);
         Self {
             slots: (0..slots).map(|_| Slot::new(None)).collect(),
@@ -80,7 +80,7 @@ impl Ring {
         self.mask
     }
 
-    pub(crate) fn queue(&self) -> Queue {
+    pub(crate) fn queue(&self) -> QueueKind {
         self.queue
     }
 
@@ -134,7 +134,7 @@ impl Ring {
     /// # Safety
     /// The caller is the poster, and put something into this slot, which nothing took since;
     /// `position` is not below `head`.
-    pub(crate) unsafe fn take_back(&self, position: u64) -> Buffers {
+    pub(crate) unsafe fn reclaim(&self, position: u64) -> Buffers {
         let slot = self.slot(position);
         // SAFETY: the slot is the poster's and owns its list, which no device has.
         unsafe {
@@ -184,7 +184,7 @@ impl Ring {
     /// Poller: how many requests before its own the completion of this slot retires, from `tail`
     /// on. `None` if no such request is in flight.
     #[inline(always)]
-    pub(crate) fn confirmed_before(&self, slot: u32, tail: u64) -> Option<u64> {
+    pub(crate) fn unretired_before(&self, slot: u32, tail: u64) -> Option<u64> {
         let before = u64::from(slot).wrapping_sub(tail) & self.mask;
         self.is_in_flight(tail + before).then_some(before)
     }
@@ -245,7 +245,7 @@ impl Drop for Ring {
         for position in tail..head {
             // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of
             // `tail..head` own their lists.
-            drop(unsafe { self.take_back(position) });
+            drop(unsafe { self.reclaim(position) });
         }
     }
 }

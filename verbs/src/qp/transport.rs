@@ -14,13 +14,13 @@ use crate::types::{Gid, Lid, Mtu, QKey};
 #[non_exhaustive]
 #[doc(alias = "ibv_qp_type")]
 pub enum TransportKind {
-    /// Reliable connection: see [`Rc`].
+    /// Reliable connection: see [`ReliableConnection`].
     #[doc(alias = "IBV_QPT_RC")]
     Rc,
-    /// Unreliable connection: see [`Uc`].
+    /// Unreliable connection: see [`UnreliableConnection`].
     #[doc(alias = "IBV_QPT_UC")]
     Uc,
-    /// Unreliable datagram: see [`Ud`].
+    /// Unreliable datagram: see [`UnreliableDatagram`].
     #[doc(alias = "IBV_QPT_UD")]
     Ud,
 }
@@ -45,44 +45,44 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// The transport service of a queue pair, as a type: [`Rc`], [`Uc`] or [`Ud`].
+/// The transport service of a queue pair, as a type: [`ReliableConnection`], [`UnreliableConnection`] or [`UnreliableDatagram`].
 pub trait Transport: sealed::Service {}
 
-/// Transports with one peer, to which all requests go: [`Rc`] and [`Uc`].
+/// Transports with one peer, to which all requests go: [`ReliableConnection`] and [`UnreliableConnection`].
 pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
-/// Transports with acknowledgements, hence READ and atomics: [`Rc`].
+/// Transports with acknowledgements, hence READ and atomics: [`ReliableConnection`].
 pub trait Reliable: Connected {}
 
-/// Transports without a connection, where each request names its destination: [`Ud`].
+/// Transports without a connection, where each request names its destination: [`UnreliableDatagram`].
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
-/// Queue pairs with a receive queue of their own: all but those of [`SharedReceive`].
-pub trait OwnReceives: Transport {}
+/// Queue pairs with a receive queue of their own: all but those of [`WithSrq`].
+pub trait HasReceiveQueue: Transport {}
 
 /// The transport `T` of a queue pair that takes its receives from a
 /// [`SharedReceiveQueue`](crate::SharedReceiveQueue) (SRQ) and has no receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_srq")]
-pub struct SharedReceive<T>(PhantomData<T>);
+pub struct WithSrq<T>(PhantomData<T>);
 
 /// Reliable connection (RC): every request arrives, once and in order, or completes in error (IBTA
 /// vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_RC", "RC"))]
-pub struct Rc;
+pub struct ReliableConnection;
 
 /// Unreliable connection (UC): SENDs and WRITEs to one peer; a message that loses a packet is
 /// dropped whole, without notice (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_UC", "UC"))]
-pub struct Uc;
+pub struct UnreliableConnection;
 
 /// Unreliable datagram (UD): SENDs of one packet each, to any peer with an address handle (IBTA vol
 /// 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_UD", "UD"))]
-pub struct Ud;
+pub struct UnreliableDatagram;
 
 /// The connection of a connected queue pair.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +101,7 @@ impl Link {
 }
 
 /// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
-/// vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as many more than the longest message,
+/// vol 1, 11.4.1.2). A receive of a [`UnreliableDatagram`] queue pair needs as many more than the longest message,
 /// and the message begins after them.
 #[doc(alias = "ibv_grh")]
 pub const GRH_BYTES: usize = 40;
@@ -119,7 +119,7 @@ pub(crate) mod sealed {
     }
 }
 
-impl sealed::Service for Rc {
+impl sealed::Service for ReliableConnection {
     const KIND: TransportKind = TransportKind::Rc;
     type Link = Link;
 
@@ -128,7 +128,7 @@ impl sealed::Service for Rc {
     }
 }
 
-impl sealed::Service for Uc {
+impl sealed::Service for UnreliableConnection {
     const KIND: TransportKind = TransportKind::Uc;
     type Link = Link;
 
@@ -137,7 +137,7 @@ impl sealed::Service for Uc {
     }
 }
 
-impl sealed::Service for Ud {
+impl sealed::Service for UnreliableDatagram {
     const KIND: TransportKind = TransportKind::Ud;
     const HEADROOM: u64 = GRH_BYTES as u64;
     type Link = UdEndpoint;
@@ -149,7 +149,7 @@ impl sealed::Service for Ud {
     }
 }
 
-impl<T: Transport> sealed::Service for SharedReceive<T> {
+impl<T: Transport> sealed::Service for WithSrq<T> {
     const KIND: TransportKind = T::KIND;
     const HEADROOM: u64 = T::HEADROOM;
     type Link = T::Link;
@@ -159,17 +159,17 @@ impl<T: Transport> sealed::Service for SharedReceive<T> {
     }
 }
 
-impl Transport for Rc {}
-impl Transport for Uc {}
-impl Transport for Ud {}
-impl Connected for Rc {}
-impl Connected for Uc {}
-impl Reliable for Rc {}
-impl Connectionless for Ud {}
-impl<T: Transport> Transport for SharedReceive<T> {}
-impl<T: Connected> Connected for SharedReceive<T> {}
-impl<T: Reliable> Reliable for SharedReceive<T> {}
-impl<T: Connectionless> Connectionless for SharedReceive<T> {}
-impl OwnReceives for Rc {}
-impl OwnReceives for Uc {}
-impl OwnReceives for Ud {}
+impl Transport for ReliableConnection {}
+impl Transport for UnreliableConnection {}
+impl Transport for UnreliableDatagram {}
+impl Connected for ReliableConnection {}
+impl Connected for UnreliableConnection {}
+impl Reliable for ReliableConnection {}
+impl Connectionless for UnreliableDatagram {}
+impl<T: Transport> Transport for WithSrq<T> {}
+impl<T: Connected> Connected for WithSrq<T> {}
+impl<T: Reliable> Reliable for WithSrq<T> {}
+impl<T: Connectionless> Connectionless for WithSrq<T> {}
+impl HasReceiveQueue for ReliableConnection {}
+impl HasReceiveQueue for UnreliableConnection {}
+impl HasReceiveQueue for UnreliableDatagram {}

@@ -8,49 +8,49 @@ use doorbell_verbs_sys::{self as sys, inline};
 use super::backend::Backend;
 use super::batch::post_one;
 use super::connected::QueuePair;
-use super::post_error::Refused;
+use super::post_error::PostError;
 use super::transport::{Connected, Reliable};
-use crate::memory::{Bindable, BoundWindow, Buffer, Buffers, Key, MemoryWindow, Source, Type1};
+use crate::memory::{Bindable, BoundWindow, Buffer, Buffers, KeyAccess, MemoryWindow, Source, WindowType1};
 use crate::types::RKey;
 use crate::wr::op::{self, Binding, UNBOUNDED};
-use crate::wr::payload::One;
+use crate::wr::payload::SingleSge;
 
 impl<T: Connected, B: Backend> QueuePair<T, B> {
-    /// Posts one signalled bind of a window: see [`Batch::bind`](crate::Batch::bind). Its
+    /// Posts one signaled bind of a window: see [`Batch::bind`](crate::Batch::bind). Its
     /// completion [returns it](crate::Completion::take_bound_window).
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when window and memory are of two protection domains, or
-    /// the range is empty. The error [returns it](crate::RefusedBatch::take_window).
+    /// the range is empty. The error [returns it](crate::RejectedBatch::take_window).
     ///
     /// # Panics
     /// If the range is beyond the buffer.
     #[doc(alias = "IBV_WR_BIND_MW")]
-    pub fn bind<K: Key>(
+    pub fn bind<K: KeyAccess>(
         &mut self,
         window: MemoryWindow,
         over: &Buffer<impl Bindable>,
         range: impl RangeBounds<usize>,
         grants: K,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PostError> {
         self.post(|batch| {
-            batch.bind(window, over, range, grants).signalled();
+            batch.bind(window, over, range, grants).signaled();
         })
     }
 
-    /// Posts one signalled local invalidate: see [`Batch::invalidate`](crate::Batch::invalidate).
+    /// Posts one signaled local invalidate: see [`Batch::invalidate`](crate::Batch::invalidate).
     /// Its completion [returns the window](crate::Completion::take_window).
     ///
     /// # Errors
-    /// As for [`post`](Self::post); the error [returns it](crate::RefusedBatch::take_bound_window).
+    /// As for [`post`](Self::post); the error [returns it](crate::RejectedBatch::take_bound_window).
     #[doc(alias = "IBV_WR_LOCAL_INV")]
-    pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Result<(), Refused> {
+    pub fn invalidate<K: KeyAccess>(&mut self, window: BoundWindow<K>) -> Result<(), PostError> {
         self.post(|batch| {
-            batch.invalidate(window).signalled();
+            batch.invalidate(window).signaled();
         })
     }
 
-    /// Posts one signalled bind of a window of type 1 (ibv_bind_mw(3)), otherwise as
+    /// Posts one signaled bind of a window of type 1 (ibv_bind_mw(3)), otherwise as
     /// [`bind`](Self::bind).
     ///
     /// # Errors
@@ -59,30 +59,30 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Panics
     /// If the range is beyond the buffer.
     #[doc(alias = "ibv_bind_mw")]
-    pub fn bind_type_1<K: Key>(
+    pub fn bind_type_1<K: KeyAccess>(
         &mut self,
-        window: MemoryWindow<Type1>,
+        window: MemoryWindow<WindowType1>,
         over: &Buffer<impl Bindable>,
         range: impl RangeBounds<usize>,
         _grants: K,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PostError> {
         let (binding, _, in_flight) = window.binding::<K>(over, range);
         self.bind_mw(binding, in_flight)
     }
 
-    /// Posts one signalled unbind of a window of type 1 (ibv_bind_mw(3) with length 0). Its
+    /// Posts one signaled unbind of a window of type 1 (ibv_bind_mw(3) with length 0). Its
     /// completion [returns the window](crate::Completion::take_window).
     ///
     /// # Errors
     /// As for [`invalidate`](Self::invalidate).
     #[doc(alias = "ibv_bind_mw")]
-    pub fn unbind_type_1<K: Key>(&mut self, window: BoundWindow<K, Type1>) -> Result<(), Refused> {
+    pub fn unbind_type_1<K: KeyAccess>(&mut self, window: BoundWindow<K, WindowType1>) -> Result<(), PostError> {
         let (binding, in_flight) = window.unbinding();
         self.bind_mw(binding, in_flight)
     }
 
     /// ibv_bind_mw(3).
-    fn bind_mw(&mut self, binding: Binding, in_flight: Buffers) -> Result<(), Refused> {
+    fn bind_mw(&mut self, binding: Binding, in_flight: Buffers) -> Result<(), PostError> {
         if let Some(reason) = binding.reason() {
             return Err(self.send.reject_one(Some(reason), in_flight));
         }
@@ -106,8 +106,8 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[doc(alias = "IBV_WR_SEND_WITH_INV")]
-    pub fn send_with_invalidate(&mut self, buffer: impl Source, rkey: RKey) -> Result<(), Refused> {
+    pub fn send_with_invalidate(&mut self, buffer: impl Source, rkey: RKey) -> Result<(), PostError> {
         let op = op::SendInvalidate { rkey: rkey.0 };
-        post_one(&mut self.send, op, UNBOUNDED, One::new(buffer))
+        post_one(&mut self.send, op, UNBOUNDED, SingleSge::new(buffer))
     }
 }

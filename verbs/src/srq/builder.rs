@@ -1,22 +1,25 @@
 //! Creating a shared receive queue, and queue pairs on it.
 
-use super::{SharedReceiveError, SharedReceiveQueue};
+use super::{SharedReceiveQueue, SharedReceiveQueueError};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
-use crate::qp::{Backend, PostList, PreparedQueuePair, QueuePair, QueuePairBuilder, Rc, SharedReceive, Uc, Ud};
+use crate::qp::{
+    Backend, PostList, PreparedQueuePair, QueuePair, QueuePairBuilder, ReliableConnection, UnreliableConnection,
+    UnreliableDatagram, WithSrq,
+};
 
 /// Builds a shared receive queue; created by [`ProtectionDomain::shared_receive_queue`]
 /// (ibv_create_srq(3)).
 #[doc(alias = "ibv_srq_init_attr")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
-pub struct SharedReceiveBuilder<'a> {
+pub struct SharedReceiveQueueBuilder<'a> {
     pd: &'a ProtectionDomain,
     depth: u32,
     max_sge: u32,
 }
 
-impl<'a> SharedReceiveBuilder<'a> {
+impl<'a> SharedReceiveQueueBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain, depth: u32) -> Self {
         Self { pd, depth, max_sge: 1 }
     }
@@ -32,21 +35,21 @@ impl<'a> SharedReceiveBuilder<'a> {
     /// # Errors
     /// When the device has no shared receive queues, none as large, or no more of them.
     #[doc(alias = "ibv_create_srq")]
-    pub fn create(self) -> Result<SharedReceiveQueue, SharedReceiveError> {
+    pub fn create(self) -> Result<SharedReceiveQueue, SharedReceiveQueueError> {
         let context = self.pd.context();
         let attr = *context.attr();
         let limits = [
-            ("a depth of", self.depth, attr.max_shared_receive_depth),
-            ("max_sge", self.max_sge, attr.max_shared_receive_sge),
+            ("a depth of", self.depth, attr.max_srq_wr),
+            ("max_sge", self.max_sge, attr.max_srq_sge),
         ];
         if limits.iter().any(|&(_, _, max)| max == 0) {
-            return Err(SharedReceiveError::Unsupported {
+            return Err(SharedReceiveQueueError::Unsupported {
                 device: context.name().to_owned(),
             });
         }
         for (what, requested, max) in limits {
             if !(1..=max).contains(&requested) {
-                return Err(SharedReceiveError::Limit {
+                return Err(SharedReceiveQueueError::Limit {
                     device: context.name().to_owned(),
                     what,
                     requested,
@@ -59,15 +62,15 @@ impl<'a> SharedReceiveBuilder<'a> {
 }
 
 /// Builds a queue pair whose receives come from a shared receive queue: the last step of a
-/// [`QueuePairBuilder`], created by its [`shared_receive`](QueuePairBuilder::shared_receive).
+/// [`QueuePairBuilder`], created by its [`shared_receive_queue`](QueuePairBuilder::shared_receive_queue).
 #[doc(alias = "ibv_create_qp")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
-pub struct SharedQueuePairBuilder<'a, B: Backend = PostList> {
+pub struct SrqQueuePairBuilder<'a, B: Backend = PostList> {
     builder: QueuePairBuilder<'a, B>,
 }
 
-impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
+impl<'a, B: Backend> SrqQueuePairBuilder<'a, B> {
     pub(crate) fn new(builder: QueuePairBuilder<'a, B>) -> Self {
         Self { builder }
     }
@@ -77,7 +80,7 @@ impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
     /// # Errors
     /// As there, and when the receive completion queue has fewer free entries than the shared
     /// receive queue's depth.
-    pub fn rc(self) -> Result<PreparedQueuePair<SharedReceive<Rc>, B>, QueuePairError> {
+    pub fn rc(self) -> Result<PreparedQueuePair<WithSrq<ReliableConnection>, B>, QueuePairError> {
         self.builder.prepare()
     }
 
@@ -85,7 +88,7 @@ impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
     ///
     /// # Errors
     /// As there, and as for [`rc`](Self::rc).
-    pub fn uc(self) -> Result<PreparedQueuePair<SharedReceive<Uc>, B>, QueuePairError> {
+    pub fn uc(self) -> Result<PreparedQueuePair<WithSrq<UnreliableConnection>, B>, QueuePairError> {
         self.builder.prepare_unreliable()
     }
 
@@ -93,7 +96,7 @@ impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
     ///
     /// # Errors
     /// As there, and as for [`rc`](Self::rc).
-    pub fn ud(self) -> Result<QueuePair<SharedReceive<Ud>, B>, QueuePairError> {
+    pub fn ud(self) -> Result<QueuePair<WithSrq<UnreliableDatagram>, B>, QueuePairError> {
         self.builder.create_ready()
     }
 }

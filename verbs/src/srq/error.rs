@@ -5,7 +5,7 @@ use std::io;
 /// A shared receive queue could not be created, modified or queried.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SharedReceiveError {
+pub enum SharedReceiveQueueError {
     /// The device or its library has no shared receive queues.
     #[error("{device} has no shared receive queues: give each queue pair receives of its own")]
     Unsupported {

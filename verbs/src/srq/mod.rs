@@ -37,8 +37,8 @@ use std::sync::{Arc, Weak};
 use doorbell_verbs_sys as sys;
 
 pub(crate) use attachment::{Membership, SrqAttachment};
-pub use builder::{SharedQueuePairBuilder, SharedReceiveBuilder};
-pub use error::SharedReceiveError;
+pub use builder::{SharedReceiveQueueBuilder, SrqQueuePairBuilder};
+pub use error::SharedReceiveQueueError;
 use post::Poster;
 pub use post::SharedReceiveBatch;
 pub(crate) use slots::ReturnRing;
@@ -49,7 +49,7 @@ use crate::cq::CqInner;
 use crate::error::check;
 use crate::memory::Sink;
 use crate::pd::PdInner;
-use crate::qp::Refused;
+use crate::qp::PostError;
 use crate::sync::{self, Mutex, MutexGuard};
 
 /// The bit that is set in the keys (the upper half of `wr_id`) of SRQs, and clear in those of queue
@@ -203,7 +203,7 @@ impl SrqInner {
 /// A shared receive queue, from which queue pairs on it consume their receives:
 /// [`receive`](Self::receive) posts for all of them. Created by
 /// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue
-/// pairs on it by [`QueuePairBuilder::shared_receive`](crate::QueuePairBuilder::shared_receive).
+/// pairs on it by [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue).
 ///
 /// It is not `Clone`: a queue has one poster. Other threads create queue pairs on it by its
 /// [`handle`](Self::handle).
@@ -214,7 +214,7 @@ impl SrqInner {
 /// let mut srq = pd.shared_receive_queue(256).create()?;
 /// let mut qps = Vec::new();
 /// for peer in peers {
-///     qps.push(pd.queue_pair(cq).shared_receive(&srq).rc()?.connect(peer)?);
+///     qps.push(pd.queue_pair(cq).shared_receive_queue(&srq).rc()?.connect(peer)?);
 /// }
 /// let inbox = pd.register(vec![0_u8; 256 << 10], Local)?;
 /// srq.post_receives(|batch| inbox.chunks(1 << 10).for_each(|buffer| batch.receive(buffer)))?;
@@ -247,20 +247,20 @@ impl SrqInner {
 #[doc(alias("ibv_srq", "ibv_create_srq", "ibv_destroy_srq", "SRQ"))]
 pub struct SharedReceiveQueue {
     poster: Poster,
-    handle: SharedReceiveHandle,
+    handle: SharedReceiveQueueHandle,
 }
 
 /// A handle by which queue pairs are created on a shared receive queue (IBTA vol 1, 10.2.9).
 /// Cloning is cheap.
 #[doc(alias = "ibv_srq")]
 #[derive(Clone)]
-pub struct SharedReceiveHandle(Arc<SrqInner>);
+pub struct SharedReceiveQueueHandle(Arc<SrqInner>);
 
 /// The attributes of a shared receive queue (ibv_query_srq(3)).
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct SharedReceiveAttr {
+pub struct SharedReceiveQueueAttr {
     /// How many receives the device holds: as many as requested, or more.
     #[doc(alias = "max_wr")]
     pub depth: u32,
@@ -272,12 +272,12 @@ pub struct SharedReceiveAttr {
 }
 
 impl SharedReceiveQueue {
-    fn new(pd: &Arc<PdInner>, depth: u32, max_sge: u32) -> Result<Self, SharedReceiveError> {
+    fn new(pd: &Arc<PdInner>, depth: u32, max_sge: u32) -> Result<Self, SharedReceiveQueueError> {
         let device = || pd.context.name.clone();
         let Some(verbs) = Verbs::from_api(pd.context.api) else {
-            return Err(SharedReceiveError::Unsupported { device: device() });
+            return Err(SharedReceiveQueueError::Unsupported { device: device() });
         };
-        let failed = |error| SharedReceiveError::Create {
+        let failed = |error| SharedReceiveQueueError::Create {
             device: device(),
             error,
         };
@@ -295,7 +295,7 @@ impl SharedReceiveQueue {
         if raw.is_null() {
             let error = io::Error::last_os_error();
             return Err(match error.kind() {
-                io::ErrorKind::Unsupported => SharedReceiveError::Unsupported { device: device() },
+                io::ErrorKind::Unsupported => SharedReceiveQueueError::Unsupported { device: device() },
                 _ => failed(error),
             });
         }
@@ -324,7 +324,7 @@ impl SharedReceiveQueue {
             has_arrivals: AtomicBool::new(false),
         });
         Self {
-            handle: SharedReceiveHandle(Arc::clone(&inner)),
+            handle: SharedReceiveQueueHandle(Arc::clone(&inner)),
             // SAFETY: nothing else posts to it, by contract.
             poster: unsafe { Poster::new(inner) },
         }
@@ -336,12 +336,12 @@ impl SharedReceiveQueue {
         pd: &Arc<PdInner>,
         raw: *mut sys::ibv_srq,
         size: (u32, u32),
-    ) -> Result<Self, SharedReceiveError> {
+    ) -> Result<Self, SharedReceiveQueueError> {
         let device = || pd.context.name.clone();
         let Some(verbs) = Verbs::from_api(pd.context.api) else {
-            return Err(SharedReceiveError::Unsupported { device: device() });
+            return Err(SharedReceiveQueueError::Unsupported { device: device() });
         };
-        let id = SrqId::next().ok_or_else(|| SharedReceiveError::Create {
+        let id = SrqId::next().ok_or_else(|| SharedReceiveQueueError::Create {
             device: device(),
             error: SrqId::exhausted(),
         })?;
@@ -360,7 +360,7 @@ impl SharedReceiveQueue {
     /// When it is refused, here or by the device. The error returns the buffer.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
-    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+    pub fn receive(&mut self, buffer: impl Sink) -> Result<(), PostError> {
         self.poster.post_one(buffer)
     }
 
@@ -371,13 +371,13 @@ impl SharedReceiveQueue {
     /// are). The error returns the buffers.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
-    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>)) -> Result<(), Refused> {
+    pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>)) -> Result<(), PostError> {
         SharedReceiveBatch::post(&mut self.poster, build)
     }
 
     /// How many more receives can be posted now.
     #[must_use]
-    pub fn room(&mut self) -> u32 {
+    pub fn free_slots(&mut self) -> u32 {
         self.poster.room()
     }
 
@@ -395,11 +395,11 @@ impl SharedReceiveQueue {
 
     /// A handle that creates queue pairs on it, in other threads too.
     #[must_use]
-    pub fn handle(&self) -> SharedReceiveHandle {
+    pub fn handle(&self) -> SharedReceiveQueueHandle {
         self.handle.clone()
     }
 
-    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveEvent::LimitReached) is
+    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached) is
     /// raised once when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
     /// 10.2.9.5). 0 disarms. With fewer left already, some devices raise it at once, others with
     /// the next receive that is consumed.
@@ -407,7 +407,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// When it is more than the queue holds, or the device refuses.
     #[doc(alias("ibv_modify_srq", "IBV_SRQ_LIMIT", "srq_limit"))]
-    pub fn arm_limit(&self, limit: u32) -> Result<(), SharedReceiveError> {
+    pub fn arm_limit(&self, limit: u32) -> Result<(), SharedReceiveQueueError> {
         let inner = &*self.handle.0;
         let mut attr = sys::ibv_srq_attr {
             max_wr: 0,
@@ -416,7 +416,7 @@ impl SharedReceiveQueue {
         };
         // SAFETY: the queue is live, and so is `attr`.
         let result = unsafe { (inner.verbs.modify)(inner.raw, &mut attr, sys::IBV_SRQ_LIMIT.cast_signed()) };
-        check(result).map_err(|error| SharedReceiveError::Arm {
+        check(result).map_err(|error| SharedReceiveQueueError::Arm {
             queue: inner.name(),
             limit,
             depth: inner.depth,
@@ -429,7 +429,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// When the query fails.
     #[doc(alias = "ibv_query_srq")]
-    pub fn query(&self) -> Result<SharedReceiveAttr, SharedReceiveError> {
+    pub fn query(&self) -> Result<SharedReceiveQueueAttr, SharedReceiveQueueError> {
         let inner = &*self.handle.0;
         let mut attr = sys::ibv_srq_attr {
             max_wr: 0,
@@ -438,11 +438,11 @@ impl SharedReceiveQueue {
         };
         // SAFETY: the queue is live, and `attr` may be written.
         let result = unsafe { (inner.verbs.query)(inner.raw, &mut attr) };
-        check(result).map_err(|error| SharedReceiveError::Query {
+        check(result).map_err(|error| SharedReceiveQueueError::Query {
             queue: inner.name(),
             error,
         })?;
-        Ok(SharedReceiveAttr {
+        Ok(SharedReceiveQueueAttr {
             depth: attr.max_wr,
             max_sge: attr.max_sge,
             limit: attr.srq_limit,
@@ -450,7 +450,7 @@ impl SharedReceiveQueue {
     }
 }
 
-impl SharedReceiveHandle {
+impl SharedReceiveQueueHandle {
     /// Its identifier in events.
     #[must_use]
     pub fn id(&self) -> SrqId {
@@ -462,13 +462,13 @@ impl SharedReceiveHandle {
     }
 }
 
-impl AsRef<SharedReceiveHandle> for SharedReceiveQueue {
-    fn as_ref(&self) -> &SharedReceiveHandle {
+impl AsRef<SharedReceiveQueueHandle> for SharedReceiveQueue {
+    fn as_ref(&self) -> &SharedReceiveQueueHandle {
         &self.handle
     }
 }
 
-impl AsRef<Self> for SharedReceiveHandle {
+impl AsRef<Self> for SharedReceiveQueueHandle {
     fn as_ref(&self) -> &Self {
         self
     }
@@ -483,9 +483,9 @@ impl core::fmt::Debug for SharedReceiveQueue {
     }
 }
 
-impl core::fmt::Debug for SharedReceiveHandle {
+impl core::fmt::Debug for SharedReceiveQueueHandle {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SharedReceiveHandle")
+        f.debug_struct("SharedReceiveQueueHandle")
             .field("id", &self.id())
             .finish_non_exhaustive()
     }

@@ -12,7 +12,7 @@ use doorbell_verbs_sys::{self as sys, inline};
 use super::SrqInner;
 use super::slots::ReturnRing;
 use crate::memory::{Buffers, Sink};
-use crate::qp::{Reason, Refused, RefusedBatch, RefusedBy};
+use crate::qp::{PostError, PostTarget, RejectReason, RejectedBatch};
 
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
 const MAX_MESSAGE: u64 = 1 << 31;
@@ -94,7 +94,7 @@ impl Poster {
 
     /// Posts one receive.
     #[inline]
-    pub(super) fn post_one(&mut self, buffer: impl Sink) -> Result<(), Refused> {
+    pub(super) fn post_one(&mut self, buffer: impl Sink) -> Result<(), PostError> {
         let Some(slot) = self.take_slot() else {
             return Err(self.full(buffer.into_buffers()));
         };
@@ -134,7 +134,7 @@ impl Poster {
 
     /// Posts all that was staged: one doorbell.
     #[inline(always)]
-    fn post(&mut self) -> Result<(), Refused> {
+    fn post(&mut self) -> Result<(), PostError> {
         let requests = self.requests.as_mut_ptr();
         let mut next = ptr::null_mut();
         for &slot in self.staged.iter().rev() {
@@ -163,7 +163,7 @@ impl Poster {
     /// Reclaims the staged requests that the provider did not accept: from that at `bad` on.
     #[cold]
     #[inline(never)]
-    fn reclaim_refused(&mut self, bad: *mut sys::ibv_recv_wr, result: c_int) -> Refused {
+    fn reclaim_refused(&mut self, bad: *mut sys::ibv_recv_wr, result: c_int) -> PostError {
         let error = match result {
             errno if errno > 0 => io::Error::from_raw_os_error(errno),
             _ => io::Error::last_os_error(),
@@ -175,10 +175,10 @@ impl Poster {
         let accepted = self.staged.iter().position(is_bad).unwrap_or(self.staged.len());
         let buffers = self.unstage(accepted);
         self.staged.clear();
-        Box::new(RefusedBatch {
+        Box::new(RejectedBatch {
             queue: self.name(),
             index: accepted,
-            reason: Reason::Device {
+            reason: RejectReason::Device {
                 verb: "ibv_post_srq_recv",
                 error,
             },
@@ -199,8 +199,8 @@ impl Poster {
 
     #[cold]
     #[inline(never)]
-    fn full(&self, buffers: Buffers) -> Refused {
-        Box::new(RefusedBatch {
+    fn full(&self, buffers: Buffers) -> PostError {
+        Box::new(RejectedBatch {
             queue: self.name(),
             index: 0,
             reason: self.queue_full(),
@@ -209,12 +209,12 @@ impl Poster {
         })
     }
 
-    fn name(&self) -> RefusedBy {
-        RefusedBy::Shared(self.srq.id())
+    fn name(&self) -> PostTarget {
+        PostTarget::Shared(self.srq.id())
     }
 
-    fn queue_full(&self) -> Reason {
-        Reason::QueueFull { depth: self.srq.depth }
+    fn queue_full(&self) -> RejectReason {
+        RejectReason::QueueFull { depth: self.srq.depth }
     }
 }
 
@@ -226,7 +226,7 @@ pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
     /// Why the batch is refused, if it is, and the buffers of the refused request and those after
     /// it.
-    refusal: Option<Box<(Reason, Vec<Buffers>)>>,
+    refusal: Option<Box<(RejectReason, Vec<Buffers>)>>,
 }
 
 impl SharedReceiveBatch<'_> {
@@ -234,7 +234,7 @@ impl SharedReceiveBatch<'_> {
     pub(super) fn post(
         poster: &mut Poster,
         build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PostError> {
         let mut batch = SharedReceiveBatch { poster, refusal: None };
         build(&mut batch);
         batch.finish()
@@ -260,17 +260,17 @@ impl SharedReceiveBatch<'_> {
 
     /// A slot for the next request if it can be staged; otherwise the reason.
     #[inline]
-    fn check<S: Sink, const N: usize>(&mut self, buffers: &[S; N]) -> Result<u32, Option<Reason>> {
+    fn check<S: Sink, const N: usize>(&mut self, buffers: &[S; N]) -> Result<u32, Option<RejectReason>> {
         if self.refusal.is_some() {
             return Err(None);
         }
         let max = self.poster.srq.max_sge;
         if N > max as usize {
-            return Err(Some(Reason::TooManyBuffers { requested: N, max }));
+            return Err(Some(RejectReason::TooManyBuffers { requested: N, max }));
         }
         let len = buffers.iter().map(|buffer| u64::from(buffer.bytes())).sum();
         if len > MAX_MESSAGE {
-            return Err(Some(Reason::MessageTooLong { len }));
+            return Err(Some(RejectReason::MessageTooLong { len }));
         }
         self.poster.take_slot().ok_or_else(|| Some(self.poster.queue_full()))
     }
@@ -278,7 +278,7 @@ impl SharedReceiveBatch<'_> {
     /// Keeps the buffers, to be returned with the refusal; the first reason counts.
     #[cold]
     #[inline(never)]
-    fn refuse<S: Sink, const N: usize>(&mut self, reason: Option<Reason>, buffers: [S; N]) {
+    fn refuse<S: Sink, const N: usize>(&mut self, reason: Option<RejectReason>, buffers: [S; N]) {
         let mut all = Buffers::NONE;
         for buffer in buffers.into_iter().rev() {
             all.prepend(buffer.into_buffers());
@@ -289,7 +289,7 @@ impl SharedReceiveBatch<'_> {
     }
 
     #[inline]
-    fn finish(self) -> Result<(), Refused> {
+    fn finish(self) -> Result<(), PostError> {
         let mut this = ManuallyDrop::new(self);
         match this.refusal.take() {
             None => this.poster.post(),
@@ -299,11 +299,11 @@ impl SharedReceiveBatch<'_> {
 
     #[cold]
     #[inline(never)]
-    fn refused(&mut self, (reason, rest): (Reason, Vec<Buffers>)) -> Refused {
+    fn refused(&mut self, (reason, rest): (RejectReason, Vec<Buffers>)) -> PostError {
         let index = self.poster.staged.len();
         let mut buffers = self.poster.unstage(0);
         buffers.extend(rest);
-        Box::new(RefusedBatch {
+        Box::new(RejectedBatch {
             queue: self.poster.name(),
             index,
             reason,

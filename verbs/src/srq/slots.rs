@@ -15,15 +15,15 @@
 use std::sync::Arc;
 
 use crate::memory::{Buffers, RangePtr};
-use crate::qp::{Queue, Ring};
-use crate::sync::{AtomicBool, AtomicU32, Handed, Ordering};
+use crate::qp::{QueueKind, Ring};
+use crate::sync::{AtomicBool, AtomicU32, HandoffCell, Ordering};
 
 pub(crate) struct Slots(Box<[Slot]>);
 
 struct Slot {
     /// Whether a completion may name it.
     posted: AtomicBool,
-    buffers: Handed<Option<RangePtr>>,
+    buffers: HandoffCell<Option<RangePtr>>,
 }
 
 // SAFETY: the slots own their buffers, which are Send.
@@ -37,7 +37,7 @@ impl Slots {
     pub(super) fn new(depth: u32) -> Self {
         let slot = |_| Slot {
             posted: AtomicBool::new(false),
-            buffers: Handed::new(None),
+            buffers: HandoffCell::new(None),
         };
         Self((0..depth).map(slot).collect())
     }
@@ -112,7 +112,7 @@ impl ReturnRing {
             entries: (0..entries).map(|_| AtomicU32::new(0)).collect(),
             pushed: CachePadded(AtomicU32::new(0)),
             popped: CachePadded(AtomicU32::new(0)),
-            unknown_qp: Ring::new(0, Queue::Receive, 0),
+            unknown_qp: Ring::new(0, QueueKind::Receive, 0),
         }
     }
 

@@ -3,10 +3,10 @@
 use doorbell_verbs_sys as sys;
 
 use super::datagram::Datagram;
-use super::status::{Failure, Status};
-use crate::cq::{Classic, CqKind, Entry, Extended, Retired};
-use crate::memory::{BoundWindow, Buffer, Buffers, Key, Kind, MemoryWindow, WindowType, Word};
-use crate::qp::{Queue, Ring};
+use super::status::{CompletionError, CompletionStatus};
+use crate::cq::{ClassicCq, CqKind, Entry, ExtendedCq, Retired};
+use crate::memory::{AtomicWord, BoundWindow, Buffer, Buffers, KeyAccess, MemoryKind, MemoryWindow, WindowType};
+use crate::qp::{QueueKind, Ring};
 use crate::types::{Qpn, RKey};
 
 /// The operation that succeeded (`ibv_wc_opcode`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
@@ -51,7 +51,7 @@ pub enum Success {
         /// The immediate data.
         imm: u32,
     },
-    /// An unsignalled request, retired by a later one's completion.
+    /// An unsignaled request, retired by a later one's completion.
     Confirmed,
     /// Another operation, with the code of `ibv_wc_opcode`.
     Other(u32),
@@ -61,7 +61,7 @@ pub enum Success {
 /// not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
 #[doc(alias = "ibv_wc")]
-pub struct Completion<'a, Q: CqKind = Classic> {
+pub struct Completion<'a, Q: CqKind = ClassicCq> {
     /// Its completion, or that of the later request which retires it.
     entry: Q::Entry<'a>,
     ring: &'a Ring,
@@ -84,9 +84,9 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     ///
     /// # Errors
     /// When it failed: the queue pair is in ERR then, and all later requests complete as
-    /// [`Status::Flushed`].
+    /// [`CompletionStatus::Flushed`].
     #[inline]
-    pub fn result(&self) -> Result<Success, Failure> {
+    pub fn result(&self) -> Result<Success, CompletionError> {
         self.check()?;
         if self.is_confirmed() {
             return Ok(Success::Confirmed);
@@ -118,7 +118,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// # Errors
     /// As for [`result`](Self::result).
     #[inline]
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), CompletionError> {
         if self.entry.status() != sys::IBV_WC_SUCCESS
             && let Some(failure) = error_of(self.entry, self.ring, self.position)
         {
@@ -157,7 +157,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// The work queue that the request was posted to.
     #[inline]
     #[must_use]
-    pub fn queue(&self) -> Queue {
+    pub fn queue(&self) -> QueueKind {
         self.ring.queue()
     }
 
@@ -170,7 +170,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.position
     }
 
-    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that
+    /// The datagram received, if this is a receive of a [`UnreliableDatagram`](crate::UnreliableDatagram) queue pair that
     /// succeeded.
     #[inline]
     #[must_use]
@@ -197,7 +197,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
 
     /// Takes the memory window that the request has bound, with the rights that it has bound, if it
     /// succeeded.
-    pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
+    pub fn take_bound_window<K: KeyAccess, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.is_ok()
             .then(|| BoundWindow::take(&mut self.buffers, true))
             .flatten()
@@ -213,20 +213,20 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see
     /// [`Buffers::take`]).
     #[inline]
-    pub fn take<K: Kind>(&mut self) -> Option<Buffer<K>> {
+    pub fn take<K: MemoryKind>(&mut self) -> Option<Buffer<K>> {
         self.buffers.take()
     }
 
     /// Takes the word with an atomic operation's result, the old value.
     #[inline]
-    pub fn take_word(&mut self) -> Option<Word> {
+    pub fn take_word(&mut self) -> Option<AtomicWord> {
         self.buffers.take_word()
     }
 
     /// The request's first buffer, if it is a `Buffer<K>`; any others are dropped.
     #[inline]
     #[must_use]
-    pub fn into_buffer<K: Kind>(mut self) -> Option<Buffer<K>> {
+    pub fn into_buffer<K: MemoryKind>(mut self) -> Option<Buffer<K>> {
         self.buffers.take()
     }
 
@@ -238,7 +238,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     }
 }
 
-impl Completion<'_, Extended> {
+impl Completion<'_, ExtendedCq> {
     /// Completion time in ticks of the device's clock (see [`DeviceClock`](crate::DeviceClock)).
     /// `None` unless the queue was made [with time
     /// stamps](crate::ExtendedCompletionQueueBuilder::timestamps); for a request that a later one
@@ -266,19 +266,19 @@ impl Completion<'_, Extended> {
 /// slot in the ring.
 #[inline]
 fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
-    u64::from(entry.slot()) != ring.slot_of(position) && ring.queue() == Queue::Send
+    u64::from(entry.slot()) != ring.slot_of(position) && ring.queue() == QueueKind::Send
 }
 
 /// The error of the request at `position`, if this error completion is its own. By value, so that a
 /// completion need not be in memory, and computed entirely here, off the fast path.
 #[cold]
 #[inline(never)]
-fn error_of(entry: impl Entry, ring: &Ring, position: u64) -> Option<Failure> {
+fn error_of(entry: impl Entry, ring: &Ring, position: u64) -> Option<CompletionError> {
     if is_of_later(entry, ring, position) {
         return None;
     }
-    Some(Failure {
-        status: Status::from_sys(entry.status()),
+    Some(CompletionError {
+        status: CompletionStatus::from_sys(entry.status()),
         vendor_error: entry.vendor_err(),
         qpn: ring.qpn(),
         queue: ring.queue(),

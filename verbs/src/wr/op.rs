@@ -2,8 +2,8 @@
 
 use doorbell_verbs_sys::{self as sys, work_requests};
 
-use crate::memory::{Key, Remote, RemoteWord};
-use crate::qp::Reason;
+use crate::memory::{KeyAccess, Remote, RemoteWord};
+use crate::qp::RejectReason;
 
 /// An operation of the send queue.
 #[doc(alias = "ibv_wr_opcode")]
@@ -31,7 +31,7 @@ pub trait Immediate: Message {
 pub(crate) mod sealed {
     use doorbell_verbs_sys as sys;
 
-    use crate::qp::Reason;
+    use crate::qp::RejectReason;
 
     pub trait SendOperation {
         /// Writes opcode and operands.
@@ -67,8 +67,8 @@ pub(crate) mod sealed {
         }
 
         /// Why it is invalid, if `rejects` says so.
-        fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
-            (len > room).then_some(Reason::RemoteTooShort { len, remote: room })
+        fn reject_reason(&self, len: u64, room: u64) -> Option<RejectReason> {
+            (len > room).then_some(RejectReason::RemoteTooShort { len, remote: room })
         }
     }
 }
@@ -84,7 +84,7 @@ pub struct WithImmediate<O> {
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
 #[derive(Debug, Clone, Copy)]
 #[doc(alias = "IBV_WR_SEND")]
-pub struct Send;
+pub struct SendOp;
 
 /// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
 #[derive(Debug, Clone, Copy)]
@@ -99,12 +99,12 @@ pub struct SendTo {
 /// RDMA WRITE (IBTA vol 1, 9.4.3).
 #[derive(Debug, Clone, Copy)]
 #[doc(alias = "IBV_WR_RDMA_WRITE")]
-pub struct Write(RemoteAddress);
+pub struct RdmaWrite(RemoteAddress);
 
 /// RDMA READ (IBTA vol 1, 9.4.4).
 #[derive(Debug, Clone, Copy)]
 #[doc(alias = "IBV_WR_RDMA_READ")]
-pub struct Read(RemoteAddress);
+pub struct RdmaRead(RemoteAddress);
 
 /// Compare and swap of eight bytes (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy)]
@@ -160,11 +160,11 @@ pub(crate) enum BindError {
 }
 
 impl Binding {
-    pub(crate) fn reason(&self) -> Option<Reason> {
+    pub(crate) fn reason(&self) -> Option<RejectReason> {
         self.objection.map(|objection| match objection {
-            BindError::Gone => Reason::WindowGone,
-            BindError::Foreign => Reason::ForeignWindow,
-            BindError::Empty => Reason::EmptyWindow,
+            BindError::Gone => RejectReason::WindowGone,
+            BindError::Foreign => RejectReason::ForeignWindow,
+            BindError::Empty => RejectReason::EmptyWindow,
         })
     }
 }
@@ -178,7 +178,7 @@ struct RemoteAddress {
 
 impl RemoteAddress {
     #[inline(always)]
-    fn new<K: Key>(remote: Remote<K>) -> Self {
+    fn new<K: KeyAccess>(remote: Remote<K>) -> Self {
         Self {
             addr: remote.addr(),
             rkey: remote.rkey().0,
@@ -189,21 +189,21 @@ impl RemoteAddress {
 /// The longest message where only the payload's own limits apply.
 pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
-impl Write {
+impl RdmaWrite {
     #[inline(always)]
-    pub(crate) fn new<K: Key>(remote: Remote<K>) -> Self {
+    pub(crate) fn new<K: KeyAccess>(remote: Remote<K>) -> Self {
         Self(RemoteAddress::new(remote))
     }
 }
 
-impl Read {
+impl RdmaRead {
     #[inline(always)]
-    pub(crate) fn new<K: Key>(remote: Remote<K>) -> Self {
+    pub(crate) fn new<K: KeyAccess>(remote: Remote<K>) -> Self {
         Self(RemoteAddress::new(remote))
     }
 }
 
-impl sealed::SendOperation for Send {
+impl sealed::SendOperation for SendOp {
     #[inline(always)]
     unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: points to a request by contract.
@@ -245,16 +245,16 @@ impl sealed::SendOperation for SendTo {
         self.ah.is_null() || len > room
     }
 
-    fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
+    fn reject_reason(&self, len: u64, room: u64) -> Option<RejectReason> {
         if self.ah.is_null() {
-            return Some(Reason::ForeignAddressHandle);
+            return Some(RejectReason::ForeignAddressHandle);
         }
         let max = u32::try_from(room).unwrap_or(u32::MAX);
-        (len > room).then_some(Reason::DatagramTooLong { len, max })
+        (len > room).then_some(RejectReason::DatagramTooLong { len, max })
     }
 }
 
-impl sealed::SendOperation for Write {
+impl sealed::SendOperation for RdmaWrite {
     #[inline(always)]
     unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
@@ -271,7 +271,7 @@ impl sealed::SendOperation for Write {
     }
 }
 
-impl sealed::SendOperation for Read {
+impl sealed::SendOperation for RdmaRead {
     #[inline(always)]
     unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr) {
         // SAFETY: as above.
@@ -411,7 +411,7 @@ impl sealed::SendOperation for Bind {
         self.0.objection.is_some()
     }
 
-    fn reject_reason(&self, _len: u64, _room: u64) -> Option<Reason> {
+    fn reject_reason(&self, _len: u64, _room: u64) -> Option<RejectReason> {
         self.0.reason()
     }
 }
@@ -439,7 +439,7 @@ impl sealed::SendOperation for Invalidate {
         self.0.objection.is_some()
     }
 
-    fn reject_reason(&self, _len: u64, _room: u64) -> Option<Reason> {
+    fn reject_reason(&self, _len: u64, _room: u64) -> Option<RejectReason> {
         self.0.reason()
     }
 }
@@ -466,27 +466,27 @@ impl<O: Immediate> sealed::SendOperation for WithImmediate<O> {
         self.op.rejects(len, room)
     }
 
-    fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
+    fn reject_reason(&self, len: u64, room: u64) -> Option<RejectReason> {
         self.op.reject_reason(len, room)
     }
 }
 
 impl<O: Immediate> Operation for WithImmediate<O> {}
 impl<O: Immediate> Message for WithImmediate<O> {}
-impl Operation for Send {}
+impl Operation for SendOp {}
 impl Operation for SendTo {}
-impl Operation for Write {}
-impl Operation for Read {}
+impl Operation for RdmaWrite {}
+impl Operation for RdmaRead {}
 impl Operation for CompareSwap {}
 impl Operation for FetchAdd {}
 impl Operation for SendInvalidate {}
 impl Operation for Bind {}
 impl Operation for Invalidate {}
 impl Message for SendInvalidate {}
-impl Message for Send {}
+impl Message for SendOp {}
 impl Message for SendTo {}
-impl Message for Write {}
-impl Immediate for Send {
+impl Message for RdmaWrite {}
+impl Immediate for SendOp {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_SEND_WITH_IMM;
 
     #[inline(always)]
@@ -507,7 +507,7 @@ impl Immediate for SendTo {
         }
     }
 }
-impl Immediate for Write {
+impl Immediate for RdmaWrite {
     const WITH_IMMEDIATE: sys::ibv_wr_opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
 
     #[inline(always)]

@@ -7,9 +7,9 @@ use core::marker::PhantomData;
 use doorbell_verbs_sys::{self as sys, work_requests};
 
 use crate::memory::{Buffers, Source};
-use crate::qp::Reason;
+use crate::qp::RejectReason;
 
-/// The payload of a work request: [`One`], [`Several`], [`Inline`] or [`Window`].
+/// The payload of a work request: [`SingleSge`], [`SgeList`], [`InlineData`] or [`Window`].
 pub trait Payload: sealed::Stage {}
 
 /// A queue pair's limits for payloads.
@@ -20,7 +20,7 @@ pub struct Limits {
 }
 
 pub(crate) mod sealed {
-    use super::{Buffers, Limits, Reason, c_uint, sys};
+    use super::{Buffers, Limits, RejectReason, c_uint, sys};
 
     pub trait Stage: Sized {
         const FLAGS: c_uint;
@@ -28,7 +28,7 @@ pub(crate) mod sealed {
         fn bytes(&self) -> u64;
 
         /// Why the queue pair would reject it; `None` if it is valid.
-        fn reject_reason(&self, limits: Limits) -> Option<Reason>;
+        fn reject_reason(&self, limits: Limits) -> Option<RejectReason>;
 
         #[inline(always)]
         fn fits(&self, limits: Limits) -> bool {
@@ -61,16 +61,16 @@ pub(crate) mod sealed {
 /// One buffer.
 #[derive(Debug)]
 #[doc(alias = "ibv_sge")]
-pub struct One<S>(S);
+pub struct SingleSge<S>(S);
 
-impl<S: Source> One<S> {
+impl<S: Source> SingleSge<S> {
     #[inline(always)]
     pub(crate) fn new(source: S) -> Self {
         Self(source)
     }
 }
 
-impl<S: Source> sealed::Stage for One<S> {
+impl<S: Source> sealed::Stage for SingleSge<S> {
     const FLAGS: c_uint = 0;
 
     #[inline(always)]
@@ -79,7 +79,7 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 
     #[inline(always)]
-    fn reject_reason(&self, _limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, _limits: Limits) -> Option<RejectReason> {
         None
     }
 
@@ -115,12 +115,12 @@ impl<S: Source> sealed::Stage for One<S> {
 /// A scatter-gather list of `N` buffers, in wire order.
 #[derive(Debug)]
 #[doc(alias("ibv_sge", "sg_list"))]
-pub struct Several<const N: usize> {
+pub struct SgeList<const N: usize> {
     sges: [sys::ibv_sge; N],
     buffers: Buffers,
 }
 
-impl<const N: usize> Several<N> {
+impl<const N: usize> SgeList<N> {
     pub(crate) fn new<S: Source>(sources: [S; N]) -> Self {
         const { assert!(N > 0, "a request of several buffers needs at least one") };
         let sges = core::array::from_fn(|index| sources[index].sge());
@@ -132,22 +132,22 @@ impl<const N: usize> Several<N> {
     }
 }
 
-impl<const N: usize> sealed::Stage for Several<N> {
+impl<const N: usize> sealed::Stage for SgeList<N> {
     const FLAGS: c_uint = 0;
 
     fn bytes(&self) -> u64 {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
     }
 
-    fn reject_reason(&self, limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, limits: Limits) -> Option<RejectReason> {
         if N > limits.max_sge as usize {
-            return Some(Reason::TooManyBuffers {
+            return Some(RejectReason::TooManyBuffers {
                 requested: N,
                 max: limits.max_sge,
             });
         }
         let len = self.bytes();
-        (len > MAX_MESSAGE).then_some(Reason::MessageTooLong { len })
+        (len > MAX_MESSAGE).then_some(RejectReason::MessageTooLong { len })
     }
 
     fn is_single(&self, limits: Limits) -> bool {
@@ -181,13 +181,13 @@ const MAX_MESSAGE: u64 = 1 << 31;
 /// Inline data: copied into the WQE, so that it may be changed as soon as the batch is posted.
 #[derive(Debug)]
 #[doc(alias = "IBV_SEND_INLINE")]
-pub struct Inline<'d> {
+pub struct InlineData<'d> {
     bytes: *const u8,
     len: usize,
     data: PhantomData<&'d [u8]>,
 }
 
-impl<'d> Inline<'d> {
+impl<'d> InlineData<'d> {
     #[inline(always)]
     pub(crate) fn new(bytes: &'d [u8]) -> Self {
         Self {
@@ -198,7 +198,7 @@ impl<'d> Inline<'d> {
     }
 }
 
-impl sealed::Stage for Inline<'_> {
+impl sealed::Stage for InlineData<'_> {
     const FLAGS: c_uint = sys::IBV_SEND_INLINE;
 
     #[inline(always)]
@@ -207,9 +207,9 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    fn reject_reason(&self, limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, limits: Limits) -> Option<RejectReason> {
         let max = limits.max_inline;
-        (self.len > max as usize).then_some(Reason::InlineTooLong { len: self.len, max })
+        (self.len > max as usize).then_some(RejectReason::InlineTooLong { len: self.len, max })
     }
 
     /// An empty one has no element.
@@ -263,7 +263,7 @@ impl sealed::Stage for Window {
         0
     }
 
-    fn reject_reason(&self, _limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, _limits: Limits) -> Option<RejectReason> {
         None
     }
 
@@ -284,7 +284,7 @@ impl sealed::Stage for Window {
     }
 }
 
-impl<S: Source> Payload for One<S> {}
-impl<const N: usize> Payload for Several<N> {}
-impl Payload for Inline<'_> {}
+impl<S: Source> Payload for SingleSge<S> {}
+impl<const N: usize> Payload for SgeList<N> {}
+impl Payload for InlineData<'_> {}
 impl Payload for Window {}

@@ -4,14 +4,14 @@ use core::fmt;
 
 use doorbell_verbs_sys as sys;
 
-use crate::qp::Queue;
+use crate::qp::QueueKind;
 use crate::types::Qpn;
 
 /// Why a request failed (`ibv_wc_status`; ibv_poll_cq(3); IBTA vol 1, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "ibv_wc_status")]
-pub enum Status {
+pub enum CompletionStatus {
     /// A receive was too short for the message, or a request longer than the path takes.
     #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
     LocalLength,
@@ -61,7 +61,7 @@ pub enum Status {
     Other(u32),
 }
 
-impl Status {
+impl CompletionStatus {
     pub(crate) fn from_sys(status: sys::ibv_wc_status) -> Self {
         match status {
             sys::IBV_WC_LOC_LEN_ERR => Self::LocalLength,
@@ -127,7 +127,7 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for CompletionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::LocalLength => "local length error",
@@ -165,16 +165,16 @@ fn vendor_suffix(code: u32) -> String {
 #[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]
 #[doc(alias = "ibv_wc")]
-pub struct Failure {
+pub struct CompletionError {
     /// Why.
-    pub status: Status,
+    pub status: CompletionStatus,
     /// The device's own code (`vendor_err`).
     #[doc(alias = "vendor_err")]
     pub vendor_error: u32,
     /// The queue pair.
     pub qpn: Qpn,
     /// The work queue.
-    pub queue: Queue,
+    pub queue: QueueKind,
     /// Which request of the queue, counted from 0.
     pub sequence: u64,
 }

@@ -1,7 +1,7 @@
 //! A key that grants WRITE does not grant atomics.
-use doorbell_verbs::{Remote, RemoteWord, Write};
+use doorbell_verbs::{Remote, RemoteWord, WriteAccess};
 
-fn misuse(remote: Remote<Write>) -> Option<RemoteWord> {
+fn misuse(remote: Remote<WriteAccess>) -> Option<RemoteWord> {
     remote.word(0)
 }
 

@@ -1,7 +1,7 @@
 //! An atomic is performed on eight aligned bytes: on a word of the memory, not on all of it.
-use doorbell_verbs::{Atomic, QueuePair, Remote, Word};
+use doorbell_verbs::{AtomicAccess, QueuePair, Remote, AtomicWord};
 
-fn misuse(qp: &mut QueuePair, word: Word, remote: Remote<Atomic>) {
+fn misuse(qp: &mut QueuePair, word: AtomicWord, remote: Remote<AtomicAccess>) {
     qp.compare_swap(word, remote, 0, 1).unwrap();
 }
 

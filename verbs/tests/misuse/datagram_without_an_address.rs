@@ -1,7 +1,7 @@
 //! A UD queue pair has no peer: each message needs an address.
-use doorbell_verbs::{Buffer, QueuePair, Ud};
+use doorbell_verbs::{Buffer, QueuePair, UnreliableDatagram};
 
-fn misuse(qp: &mut QueuePair<Ud>, buffer: Buffer) {
+fn misuse(qp: &mut QueuePair<UnreliableDatagram>, buffer: Buffer) {
     let _ = qp.post(|batch| {
         batch.send(buffer);
     });

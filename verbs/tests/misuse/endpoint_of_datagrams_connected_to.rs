@@ -1,7 +1,7 @@
 //! A UD endpoint cannot be connected to.
-use doorbell_verbs::{PreparedQueuePair, Uc, UdEndpoint};
+use doorbell_verbs::{PreparedQueuePair, UnreliableConnection, UdEndpoint};
 
-fn misuse(qp: PreparedQueuePair<Uc>, peer: &UdEndpoint) {
+fn misuse(qp: PreparedQueuePair<UnreliableConnection>, peer: &UdEndpoint) {
     let _ = qp.connect(peer);
 }
 

@@ -1,7 +1,7 @@
 //! Registered for reading only.
-use doorbell_verbs::{Buffer, Opaque, Remote, RemoteRead, Write};
+use doorbell_verbs::{Buffer, Opaque, Remote, PeerRead, WriteAccess};
 
-fn key(buffer: &Buffer<Opaque<RemoteRead>>) -> Remote<Write> {
+fn key(buffer: &Buffer<Opaque<PeerRead>>) -> Remote<WriteAccess> {
     buffer.remote()
 }
 

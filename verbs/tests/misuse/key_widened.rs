@@ -1,7 +1,7 @@
 //! A key cannot be converted to one with more rights.
-use doorbell_verbs::{Read, ReadWrite, Remote};
+use doorbell_verbs::{ReadAccess, ReadWriteAccess, Remote};
 
-fn misuse(remote: Remote<Read>) -> Remote<ReadWrite> {
+fn misuse(remote: Remote<ReadAccess>) -> Remote<ReadWriteAccess> {
     remote.into()
 }
 

@@ -1,7 +1,7 @@
 //! A READ needs memory that the device may write: frozen memory is shared.
-use doorbell_verbs::{Buffer, Frozen, QueuePair, Read, Remote};
+use doorbell_verbs::{Buffer, Frozen, QueuePair, ReadAccess, Remote};
 
-fn misuse(qp: &mut QueuePair, buffer: Buffer<Frozen>, remote: Remote<Read>) {
+fn misuse(qp: &mut QueuePair, buffer: Buffer<Frozen>, remote: Remote<ReadAccess>) {
     qp.read(buffer, remote).unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! UC has no acknowledgements, and so no READ.
-use doorbell_verbs::{Buffer, QueuePair, Read, Remote, Uc};
+use doorbell_verbs::{Buffer, QueuePair, ReadAccess, Remote, UnreliableConnection};
 
-fn misuse(qp: &mut QueuePair<Uc>, buffer: Buffer, remote: Remote<Read>) {
+fn misuse(qp: &mut QueuePair<UnreliableConnection>, buffer: Buffer, remote: Remote<ReadAccess>) {
     qp.read(buffer, remote).unwrap();
 }
 

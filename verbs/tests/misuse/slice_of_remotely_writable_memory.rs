@@ -1,7 +1,7 @@
 //! Memory that a peer may write at any time is never a slice.
-use doorbell_verbs::{Buffer, RemoteWrite};
+use doorbell_verbs::{Buffer, PeerWrite};
 
-fn misuse(buffer: &Buffer<RemoteWrite>) -> &[u8] {
+fn misuse(buffer: &Buffer<PeerWrite>) -> &[u8] {
     buffer
 }
 

@@ -1,7 +1,7 @@
 //! A word stays eight bytes: no other buffer can replace it.
-use doorbell_verbs::{Buffer, Word};
+use doorbell_verbs::{Buffer, AtomicWord};
 
-fn misuse(word: &mut Word, buffer: Buffer) {
+fn misuse(word: &mut AtomicWord, buffer: Buffer) {
     **word = buffer;
 }
 

@@ -1,7 +1,7 @@
 //! UD supports SEND only.
-use doorbell_verbs::{Buffer, QueuePair, Remote, Ud, Write};
+use doorbell_verbs::{Buffer, QueuePair, Remote, UnreliableDatagram, WriteAccess};
 
-fn misuse(qp: &mut QueuePair<Ud>, buffer: Buffer, remote: Remote<Write>) {
+fn misuse(qp: &mut QueuePair<UnreliableDatagram>, buffer: Buffer, remote: Remote<WriteAccess>) {
     qp.write(buffer, remote).unwrap();
 }
 

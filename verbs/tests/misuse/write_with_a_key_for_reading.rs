@@ -1,7 +1,7 @@
 //! A key that grants READ does not grant WRITE.
-use doorbell_verbs::{Buffer, QueuePair, Read, Remote};
+use doorbell_verbs::{Buffer, QueuePair, ReadAccess, Remote};
 
-fn misuse(qp: &mut QueuePair, buffer: Buffer, remote: Remote<Read>) {
+fn misuse(qp: &mut QueuePair, buffer: Buffer, remote: Remote<ReadAccess>) {
     qp.write(buffer, remote).unwrap();
 }
 

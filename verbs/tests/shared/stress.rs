@@ -63,7 +63,7 @@ fn nothing_is_lost_or_doubled_in_a_long_life() {
             }
         }
         assert_eq!(
-            pool.len() + (DEPTH - rig.srq.room()) as usize,
+            pool.len() + (DEPTH - rig.srq.free_slots()) as usize,
             12,
             "a buffer is in the pool or in flight"
         );
@@ -184,5 +184,5 @@ fn a_poster_and_two_pollers_lose_and_double_nothing() {
     }
     let seen: u64 = pollers.map(|poller| poller.join().unwrap().0).iter().sum();
     assert_eq!(seen, ROUNDS + 2);
-    assert_eq!(rig.srq.room(), DEPTH);
+    assert_eq!(rig.srq.free_slots(), DEPTH);
 }

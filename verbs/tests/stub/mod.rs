@@ -97,7 +97,7 @@ impl Posted {
         }
     }
 
-    pub(crate) fn signalled(&self) -> bool {
+    pub(crate) fn signaled(&self) -> bool {
         self.flags & IBV_SEND_SIGNALED != 0
     }
 }
@@ -310,7 +310,7 @@ impl Stub {
             let Some(request) = qp.send.pending.pop_front() else {
                 return;
             };
-            if request.signalled() || qp.signal_all {
+            if request.signaled() || qp.signal_all {
                 push(qp.send_cq, success(&request, qpn));
             }
         }

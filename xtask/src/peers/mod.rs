@@ -32,12 +32,12 @@ Usage: cargo xtask peers verbs [OPTIONS]                 the device, by each pee
 Options of verbs:
       --rounds N   runs of each; the median counts [default: 5]
       --no-guest   skip what needs the kernel's rxe
-      --write      write the table to docs/PERFORMANCE.md
+      --write      write the table to docs/RESULTS.md
 
 Options of coll:
       --rounds N   runs of each; the median counts [default: 3]
       --ranks N,M  numbers of ranks [default: 2,3]
-      --write      write the tables to docs/PERFORMANCE.md
+      --write      write the tables to docs/RESULTS.md
 
   -h, --help       show this
 
@@ -45,7 +45,7 @@ As root, Debian's packages of the peers are installed; what is missing is skippe
 ";
 
 /// The file that holds the table.
-const FILE: &str = "docs/PERFORMANCE.md";
+const FILE: &str = "docs/RESULTS.md";
 const BEGIN: &str = "<!-- begin peers -->\n";
 const END: &str = "<!-- end peers -->\n";
 

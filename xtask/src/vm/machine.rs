@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_end_decides() {
+    fn the_first_end_event_decides() {
         let outcome = |sent: Vec<Event>, limit| {
             let (events, received) = mpsc::channel();
             sent.into_iter().for_each(|event| events.send(event).unwrap());
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_fails_is_reported_once_and_does_not_hold_up_the_command() {
+    fn a_sink_that_fails_is_reported_once_and_does_not_block_the_command() {
         struct Closed;
         impl Write for Closed {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

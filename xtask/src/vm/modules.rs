@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_comes_first_and_once() {
+    fn dependencies_come_first_and_once() {
         let order = modules().load_order(&["veth", "rxe"]).unwrap();
         let names: Vec<_> = order.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["veth", "ib_core", "ib_uverbs", "rxe"]);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_not_there_is_named() {
+    fn a_missing_module_is_named() {
         for (wanted, missing) in [("siw", "siw"), ("torn", "not_unpacked")] {
             let error = modules().load_order(&[wanted]).unwrap_err().to_string();
             assert!(error.contains(missing), "{error}");

@@ -1,19 +1,21 @@
-//! In which order a plan reduces: the expression that each block of each rank's output is in the end.
+//! In which order a plan reduces: the expression that each block of each rank's output is in the
+//! end.
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::plan::{Place, Plan, Span, Step};
+use crate::plan::{Plan, PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// Runs `plan` with expressions for data, and gives the expression of every block of every output. The operands of an addition of two are written in one order, since addition is commutative.
+/// Runs `plan` with expressions for data, and gives the expression of every block of every output.
+/// The operands of an addition of two are written in one order, since addition is commutative.
 pub(super) fn of_results(plan: &Plan) -> Vec<String> {
-    let mut memories: Vec<HashMap<(Place, u32), String>> = (0..plan.shape.ranks())
+    let mut memories: Vec<HashMap<(PlanMemory, u32), String>> = (0..plan.shape.ranks())
         .map(|rank| {
             let input = plan.shape.input(Rank(rank));
             input
                 .iter()
                 .zip(0..)
-                .map(|(_, block)| ((Place::Input, block), rank.to_string()))
+                .map(|(_, block)| ((PlanMemory::Input, block), rank.to_string()))
                 .collect()
         })
         .collect();
@@ -68,7 +70,7 @@ pub(super) fn of_results(plan: &Plan) -> Vec<String> {
     let outputs = memories
         .into_iter()
         .flatten()
-        .filter(|((place, _), _)| *place == Place::Output);
+        .filter(|((place, _), _)| *place == PlanMemory::Output);
     outputs.map(|(_, expression)| expression).collect()
 }
 
@@ -79,11 +81,11 @@ fn take(
     queues.get_mut(&queue)?.pop_front()
 }
 
-fn read(memory: &HashMap<(Place, u32), String>, span: Span) -> Vec<String> {
+fn read(memory: &HashMap<(PlanMemory, u32), String>, span: Span) -> Vec<String> {
     span.range().map(|block| memory[&(span.place, block)].clone()).collect()
 }
 
-fn write(memory: &mut HashMap<(Place, u32), String>, span: Span, values: Vec<String>) {
+fn write(memory: &mut HashMap<(PlanMemory, u32), String>, span: Span, values: Vec<String>) {
     memory.extend(span.range().map(|block| (span.place, block)).zip(values));
 }
 

@@ -1,37 +1,36 @@
-//! Frames: what goes over the connections of a mesh.
+//! Frames of the control mesh.
 //!
-//! A length of four bytes, a kind of one, the group it is for, and what the kind says. Numbers are little endian. A peer has proved that it belongs here, but may be broken: a frame is never longer than [`MAX_FRAME`],
-//! nothing is allocated before it has arrived, and one that makes no sense ends the connection.
+//! A frame is a length of four bytes, a kind of one, the group, and the payload, little endian. The
+//! peer is authenticated but may be faulty: a frame is never longer than [`MAX_FRAME`], nothing is
+//! allocated before it has arrived, and an invalid frame ends the connection.
 
 use crate::bootstrap::wire::Reader;
-use crate::failure::{Message, Word};
+use crate::failure::{Message, ShrinkMessage};
 
-/// How long a message of an exchange may be, in bytes: 16 MiB.
+/// Maximum length of a message of an exchange, in bytes: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// What a frame takes beside the length: the kind, the group, a number.
 const HEADER: usize = 1 + 8 + 8;
-/// What a frame takes at most, beside its length.
 const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 
-/// How much memory for what has come a connection keeps, in bytes.
+/// Receive buffer that a connection retains, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// A group among those that share a mesh: which process made it, by its place in the mesh, and which number it gave it. No process gives a number twice, so no two groups have one id.
+/// Identifies a group among those that share a mesh: the process that created it, by its rank in
+/// the mesh, and that process' counter. Ids are unique.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct GroupId {
-    pub(crate) maker: u32,
+    pub(crate) creator: u32,
     pub(crate) number: u32,
 }
 
 impl GroupId {
-    /// The group of all, which came with the mesh.
+    /// The initial group of all processes.
     pub(crate) const ALL: Self = Self {
-        maker: u32::MAX,
+        creator: u32::MAX,
         number: 0,
     };
 }
 
-/// What is said.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Frame {
     /// To a member of a group: this member's part of exchange `number`.
@@ -40,24 +39,23 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
-    /// To a member of a group: about its failure.
-    Trial { group: GroupId, message: Message },
-    /// To a member of a group: about the group that comes after it.
-    Shrink { group: GroupId, word: Word },
-    /// To a member of a group: this one has left it.
+    /// To a member of a group: failure detection.
+    Failure { group: GroupId, message: Message },
+    /// To a member of a group: agreement on the group of survivors.
+    Shrink { group: GroupId, message: ShrinkMessage },
+    /// To a member of a group: the sender has left it.
     Leave { group: GroupId },
-    /// This process ends its mesh.
+    /// The sender closes its mesh.
     Goodbye,
 }
 
 impl Frame {
-    /// Appends the frame to what is to be sent.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let start = to.len();
         to.extend_from_slice(&[0; 4]);
         let mut head = |kind: u8, group: &GroupId| {
             to.push(kind);
-            to.extend_from_slice(&group.maker.to_le_bytes());
+            to.extend_from_slice(&group.creator.to_le_bytes());
             to.extend_from_slice(&group.number.to_le_bytes());
         };
         match self {
@@ -68,13 +66,13 @@ impl Frame {
             }
             Self::Leave { group } => head(2, group),
             Self::Goodbye => head(3, &GroupId::ALL),
-            Self::Trial { group, message } => {
+            Self::Failure { group, message } => {
                 head(4, group);
                 message.encode(to);
             }
-            Self::Shrink { group, word } => {
+            Self::Shrink { group, message } => {
                 head(5, group);
-                word.encode(to);
+                message.encode(to);
             }
         }
         let length = (to.len() - start - 4) as u32;
@@ -85,7 +83,7 @@ impl Frame {
         let mut from = Reader(body);
         let kind = from.u8()?;
         let group = GroupId {
-            maker: from.u32()?,
+            creator: from.u32()?,
             number: from.u32()?,
         };
         let frame = match kind {
@@ -96,13 +94,13 @@ impl Frame {
             },
             2 => Self::Leave { group },
             3 => Self::Goodbye,
-            4 => Self::Trial {
+            4 => Self::Failure {
                 group,
                 message: Message::decode(std::mem::take(&mut from.0))?,
             },
             5 => Self::Shrink {
                 group,
-                word: Word::decode(std::mem::take(&mut from.0))?,
+                message: ShrinkMessage::decode(std::mem::take(&mut from.0))?,
             },
             _ => return None,
         };
@@ -111,32 +109,31 @@ impl Frame {
     }
 }
 
-/// Bytes that have come, and the frames in them.
+/// Received bytes and the frames in them.
 #[derive(Debug, Default)]
 pub(crate) struct Inbound {
     bytes: Vec<u8>,
-    /// How many of them have been read.
+    /// Bytes that have been parsed.
     taken: usize,
 }
 
 impl Inbound {
-    /// Adds what has come.
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);
             self.taken = 0;
         }
         self.bytes.extend_from_slice(bytes);
-        // After a long message most of the memory stands empty.
+        // Shrink the buffer after a long message.
         if self.bytes.len() * 4 < self.bytes.capacity() && self.bytes.capacity() > KEPT {
             self.bytes.shrink_to(KEPT);
         }
     }
 
-    /// The next frame, if it has come whole.
+    /// The next complete frame.
     ///
     /// # Errors
-    /// What has come is no frame.
+    /// The bytes are not a frame.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, &'static str> {
         let left = &self.bytes[self.taken..];
         let Some(length) = left.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes) as usize) else {
@@ -161,7 +158,7 @@ mod tests {
     use crate::types::Rank;
 
     fn frames() -> Vec<Frame> {
-        let group = GroupId { maker: 3, number: 9 };
+        let group = GroupId { creator: 3, number: 9 };
         let proposal = Proposal {
             epoch: 2,
             group,
@@ -178,17 +175,17 @@ mod tests {
                 number: 0,
                 bytes: Vec::new(),
             },
-            Frame::Trial {
+            Frame::Failure {
                 group,
-                message: Message::Ask {
+                message: Message::Query {
                     number: 1,
-                    pause_ms: 2,
-                    links: true,
+                    timeout_ms: 2,
+                    test_links: true,
                 },
             },
             Frame::Shrink {
                 group,
-                word: Word::Propose(proposal),
+                message: ShrinkMessage::Propose(proposal),
             },
             Frame::Leave { group },
             Frame::Goodbye,
@@ -201,7 +198,7 @@ mod tests {
         bytes
     }
 
-    /// All frames in what comes, piece by piece.
+    /// All frames of a stream that arrives piece by piece.
     fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Frame>, &'static str> {
         let mut inbound = Inbound::default();
         let mut frames = Vec::new();
@@ -215,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_read_as_written_however_they_are_cut() {
+    fn frames_round_trip_however_they_are_split() {
         let bytes = encoded(&frames());
         for size in [1, 2, 3, 7, 64, 1000, bytes.len()] {
             assert_eq!(read(bytes.chunks(size)), Ok(frames()), "pieces of {size}");
@@ -223,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_frame_is_told_and_nothing_is_allocated_for_a_length() {
+    fn a_corrupt_frame_is_reported_and_its_length_not_allocated() {
         let mut inbound = Inbound::default();
         inbound.extend(&(MAX_FRAME as u32).to_le_bytes());
         assert_eq!(inbound.next(), Ok(None));
@@ -232,7 +229,7 @@ mod tests {
         assert!(read([&[0, 0, 0, 0][..]].into_iter()).is_err(), "a frame has a kind");
         for frame in frames() {
             let bytes = encoded(&[frame]);
-            // Wherever a byte is wrong, frames come out of it, or an error, and never a panic.
+            // A corrupt byte gives frames or an error, never a panic.
             for at in 0..bytes.len().min(64) {
                 for value in [0, 1, 0x7f, 0xff] {
                     let mut broken = bytes.clone();
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_long_message_is_given_back() {
+    fn memory_of_a_long_message_is_released() {
         let long = Frame::Message {
             group: GroupId::ALL,
             number: 1,

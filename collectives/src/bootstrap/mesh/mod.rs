@@ -1,10 +1,12 @@
-//! The control mesh: a connection to every other process, and one thread that sleeps.
+//! The control mesh: a TCP connection to every other process, driven by one sleeping I/O thread.
 //!
-//! The thread wakes when something comes or is to be sent. It notices at once when a peer's process ends: the kernel closes its connections. A mesh carries all groups that were made of the first one, by splitting, duplicating or
-//! shrinking; frames say which they are for. A process takes what comes for a group from before anybody can know that all members have it, until it leaves it.
+//! The thread wakes on input, on queued output and on timers. It detects the end of a peer's
+//! process at once, as the kernel closes its connections. One mesh carries all groups derived from
+//! the first one by split, duplicate or shrink; frames name their group. A process accepts frames
+//! of a group before any member can know that all have it, and until it leaves the group.
 
 mod frame;
-mod postman;
+mod io_thread;
 mod state;
 
 use std::sync::Arc;
@@ -16,17 +18,18 @@ pub use frame::MAX_MESSAGE;
 pub(crate) use frame::GroupId;
 
 use frame::Frame;
-use postman::Postman;
+use io_thread::IoThread;
 use state::{Shared, State, Taken};
 
 use super::error::{BootstrapError, in_words};
-use super::join::Links;
+use super::join::PeerStreams;
 use super::split::{Choice, divide};
-use super::{Exchange, ExchangeError, Member, PATIENCE};
-use crate::failure::{Failure, Outcome, SETTLE, ShrinkError, Trial, Verdict, Wait, Watch};
+use super::{DEFAULT_TIMEOUT, Exchange, ExchangeError, Member};
+use crate::failure::{
+    AGREEMENT_TIMEOUT, Failure, FailureDetector, Outcome, ProgressMonitor, ShrinkError, Verdict, Wait,
+};
 use crate::types::Rank;
 
-/// The connections and their thread, which ends with it.
 #[derive(Debug)]
 struct Mesh {
     shared: Arc<Shared>,
@@ -36,134 +39,152 @@ struct Mesh {
 impl Drop for Mesh {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
-        self.shared.ring();
+        self.shared.wake();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, there is nobody left to say goodbye.
+            // If it panicked, no thread is left to send goodbye.
             let _ = thread.join();
         }
     }
 }
 
-/// The connections of a group's members beside their queue pairs.
+/// The control connections of a group's members, beside their queue pairs.
 #[derive(Debug)]
 pub struct ControlMesh {
     mesh: Arc<Mesh>,
     id: GroupId,
     rank: Rank,
     members: Arc<[Member]>,
-    /// Their places in the mesh, by rank.
-    places: Arc<[u32]>,
-    watch: Arc<Watch>,
+    /// The members' ranks in the mesh, by rank.
+    mesh_ranks: Arc<[u32]>,
+    monitor: Arc<ProgressMonitor>,
     /// The number of the next exchange.
     number: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl ControlMesh {
-    /// A mesh over connections that exist, and the group of all who are in it.
-    pub(super) fn start(links: Links, rank: Rank) -> Result<Self, BootstrapError> {
+    /// A mesh over established connections, and the group of all its processes.
+    pub(super) fn start(links: PeerStreams, rank: Rank) -> Result<Self, BootstrapError> {
         let members: Arc<[Member]> = links.members.into();
         let shared = Shared::new(rank.0, members.len()).map_err(BootstrapError::system("make an eventfd"))?;
         let shared = Arc::new(shared);
         let id = GroupId::ALL;
-        let places: Arc<[u32]> = (0..members.len() as u32).collect();
-        shared.lock().open(id, rank, Arc::clone(&places));
-        let postman = Postman::new(Arc::clone(&shared), links.streams)
+        let mesh_ranks: Arc<[u32]> = (0..members.len() as u32).collect();
+        shared.lock().open(id, rank, Arc::clone(&mesh_ranks));
+        let io_thread = IoThread::new(Arc::clone(&shared), links.streams)
             .map_err(BootstrapError::system("set options of a connection"))?;
         let thread = thread::Builder::new()
             .name("control mesh".into())
-            .spawn(move || postman.run())
+            .spawn(move || io_thread.run())
             .map_err(BootstrapError::system("start a thread"))?;
         let mesh = Arc::new(Mesh {
             shared,
             thread: Some(thread),
         });
-        Ok(Self::of(mesh, id, rank, members, places))
+        Ok(Self::of(mesh, id, rank, members, mesh_ranks))
     }
 
-    /// A group that is open.
-    fn of(mesh: Arc<Mesh>, id: GroupId, rank: Rank, members: Arc<[Member]>, places: Arc<[u32]>) -> Self {
-        let watch = mesh.shared.lock().trial(id).map(|trial| Arc::clone(trial.watch()));
+    fn of(mesh: Arc<Mesh>, id: GroupId, rank: Rank, members: Arc<[Member]>, mesh_ranks: Arc<[u32]>) -> Self {
+        let monitor = mesh
+            .shared
+            .lock()
+            .detector(id)
+            .map(|detector| Arc::clone(detector.monitor()));
         Self {
             mesh,
             id,
             rank,
             members,
-            places,
-            watch: watch.unwrap_or_default(),
+            mesh_ranks,
+            monitor: monitor.unwrap_or_default(),
             number: 0,
-            patience: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
         }
     }
 
-    /// Some of the members, as a group of their own: by rank, their ranks in this one.
+    /// A subset of the members as a group: the ranks are those of this group.
     fn part(&self, id: GroupId, ranks: &[Rank]) -> Option<Self> {
         let rank = ranks.iter().position(|rank| *rank == self.rank)?;
         let members = ranks.iter().map(|rank| self.members[rank.index()].clone()).collect();
-        let places = ranks.iter().map(|rank| self.places[rank.index()]).collect();
-        let mut part = Self::of(Arc::clone(&self.mesh), id, Rank(rank as u32), members, places);
-        part.patience = self.patience;
+        let mesh_ranks = ranks.iter().map(|rank| self.mesh_ranks[rank.index()]).collect();
+        let mut part = Self::of(Arc::clone(&self.mesh), id, Rank(rank as u32), members, mesh_ranks);
+        part.timeout = self.timeout;
         Some(part)
     }
 
-    /// This process.
+    /// This process' rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Who is in the group, by rank.
+    /// The members, by rank.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// How long an exchange may take, from now on.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    /// Sets the timeout of later exchanges.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
-    /// What this rank's engine tells the others of itself, and the flag that is up when the group is in trouble.
+    /// The status that this rank's engine publishes, and the flag raised for failures and report
+    /// requests.
     #[must_use]
-    pub fn watch(&self) -> Arc<Watch> {
-        Arc::clone(&self.watch)
+    pub fn monitor(&self) -> Arc<ProgressMonitor> {
+        Arc::clone(&self.monitor)
     }
 
-    /// Asks all members what they are doing, because this one is stuck; returns at once. Who has not answered after `window` is taken to be stopped, so give them half a second, or what a loaded machine needs to wake a thread.
-    /// What comes of it is the [`finding`](Self::finding).
+    /// Starts an investigation: queries all members for their status because this one is stalled;
+    /// returns at once. A member that has not replied after `window` counts as stopped, so use half
+    /// a second, or what a loaded machine needs to wake a thread. The result is the
+    /// [`finding`](Self::finding).
     pub fn investigate(&self, window: Duration) {
-        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.investigate(window, false, now, out)));
+        self.act(|state| {
+            state.with_detector(self.id, |detector, now, out| {
+                detector.investigate(window, false, now, out)
+            })
+        });
     }
 
-    /// The same because a link of this one has failed: all try theirs, so that it is known which end of it is cut off.
+    /// As [`investigate`](Self::investigate), after a link of this rank failed: all members also
+    /// test their links, to find the end that is cut off.
     pub(crate) fn investigate_links(&self, window: Duration) {
-        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.investigate(window, true, now, out)));
+        self.act(|state| {
+            state.with_detector(self.id, |detector, now, out| {
+                detector.investigate(window, true, now, out)
+            })
+        });
     }
 
-    /// What the last investigation found, when it is over. It is an opinion, and ends nothing: who is late may still come.
+    /// The result of the last investigation. It is tentative and ends nothing: a late member may
+    /// still arrive.
     #[must_use]
     pub fn finding(&self) -> Option<Failure> {
         let state = self.mesh.shared.lock();
-        let verdict = state.trial(self.id)?.finding()?.clone();
+        let verdict = state.detector(self.id)?.finding()?.clone();
         Some(self.failure_of(verdict))
     }
 
-    /// Ends the group on all ranks, because an operation has not finished in its time: with what the last investigation found, or if there was none, with `reason`. Returns at once.
+    /// Fails the group on all ranks because an operation missed its deadline: with the last
+    /// investigation's finding, or else with `reason`. Returns at once.
     pub fn give_up(&self, reason: &str) {
-        self.act(|state| state.with_trial(self.id, |trial, now, out| trial.give_up(reason, now, out)));
+        self.act(|state| state.with_detector(self.id, |detector, now, out| detector.give_up(reason, now, out)));
     }
 
-    /// Asks all members what they are doing, and ends the group with what comes of it, or if that is nothing, with `reason`; `waits` is what this member waits for. Returns on this one after `window` and a moment at most.
+    /// Investigates, and fails the group with the finding or else with `reason`; `waits` is what
+    /// this member waits for. Returns after about `window`.
     #[must_use]
     pub fn end(&self, waits: Vec<Wait>, window: Duration, reason: &str) -> Failure {
         self.investigate(window);
-        self.watch.report(waits);
+        self.monitor.report(waits);
         let shared = &self.mesh.shared;
         let mut state = shared.lock();
-        // The mesh's thread keeps the time.
+        // The mesh I/O thread keeps the timers.
         while state
-            .trial(self.id)
-            .is_some_and(|trial| trial.hears() && !trial.failed())
+            .detector(self.id)
+            .is_some_and(|detector| detector.is_investigating() && !detector.failed())
         {
             state = shared.wait(state, window);
         }
@@ -171,30 +192,36 @@ impl ControlMesh {
         self.give_up(reason);
         let mut state = shared.lock();
         loop {
-            if let Some(verdict) = state.trial(self.id).and_then(Trial::verdict) {
+            if let Some(verdict) = state.detector(self.id).and_then(FailureDetector::verdict) {
                 return self.failure_of(verdict.clone());
             }
-            state = shared.wait(state, SETTLE);
+            state = shared.wait(state, AGREEMENT_TIMEOUT);
         }
     }
 
-    /// Why the group has failed, when its members have agreed on it: at most [`SETTLE`](crate::failure::SETTLE) after [`Watch::failed`] has become true.
+    /// The failure that the members agreed on: available at most
+    /// [`AGREEMENT_TIMEOUT`](crate::failure::AGREEMENT_TIMEOUT) after [`ProgressMonitor::failed`]
+    /// became true.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         let state = self.mesh.shared.lock();
-        let verdict = state.trial(self.id)?.verdict()?.clone();
+        let verdict = state.detector(self.id)?.verdict()?.clone();
         Some(self.failure_of(verdict))
     }
 
-    /// The members who can and want to go on, as a group of its own; whoever does not call it too within `patience` is not in it. The old group is of no use but for being dropped.
+    /// Forms a group of the survivors; a member that does not call it within `timeout` is excluded.
+    /// The old group can only be dropped.
     ///
     /// # Errors
-    /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
-    pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
+    /// [`ShrinkError`]: the others continue without this member, or there was no agreement in time.
+    pub fn shrink(&self, timeout: Duration) -> Result<Self, ShrinkError> {
         self.act(|state| {
-            let excluded = state.trial(self.id).map(Trial::excluded).unwrap_or_default();
+            let excluded = state
+                .detector(self.id)
+                .map(FailureDetector::excluded)
+                .unwrap_or_default();
             state.with_agreement(self.id, |agreement, now, next, out| {
-                agreement.join(excluded, patience, now, next, out)
+                agreement.join(excluded, timeout, now, next, out)
             });
         });
         let shared = &self.mesh.shared;
@@ -203,14 +230,14 @@ impl ControlMesh {
             match state.outcome(self.id) {
                 Some(Outcome::Agreed(proposal)) => break proposal.clone(),
                 Some(Outcome::Excluded) => return Err(ShrinkError::Excluded { rank: self.rank }),
-                Some(Outcome::Late) => {
+                Some(Outcome::TimedOut) => {
                     return Err(ShrinkError::Late {
                         rank: self.rank,
-                        within: patience,
+                        within: timeout,
                     });
                 }
-                // The mesh's thread keeps the time.
-                None => state = shared.wait(state, patience),
+                // The mesh I/O thread keeps the timers.
+                None => state = shared.wait(state, timeout),
             }
         };
         drop(state);
@@ -218,15 +245,17 @@ impl ControlMesh {
             .ok_or(ShrinkError::Excluded { rank: self.rank })
     }
 
-    /// Divides the group: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none.
+    /// Splits the group: members of one `colour` form a group, ordered by `key` and then by rank. A
+    /// member without a colour is in none.
     ///
     /// # Errors
-    /// An [`ExchangeError`], on all members or on some: those who have a new group then cannot use it.
+    /// An [`ExchangeError`], on all members or on some; a new group that some members lack is
+    /// unusable.
     pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
         let id = self.mesh.shared.lock().number();
         let choice = Choice { colour, key, id };
-        let said = self.all_gather(&choice.encode())?;
-        let chosen: Option<Vec<_>> = said.iter().map(|bytes| Choice::decode(bytes)).collect();
+        let replies = self.all_gather(&choice.encode())?;
+        let chosen: Option<Vec<_>> = replies.iter().map(|bytes| Choice::decode(bytes)).collect();
         let chosen = chosen.ok_or_else(|| ExchangeError::Misuse {
             rank: self.rank,
             reason: "another rank is in another exchange than split: all must make the same calls in the same order"
@@ -234,11 +263,11 @@ impl ControlMesh {
         })?;
         let part = divide(&chosen, self.rank).and_then(|(id, ranks)| {
             let rank = ranks.iter().position(|rank| *rank == self.rank)?;
-            let places = ranks.iter().map(|rank| self.places[rank.index()]).collect();
-            self.act(|state| state.open(id, Rank(rank as u32), places));
+            let mesh_ranks = ranks.iter().map(|rank| self.mesh_ranks[rank.index()]).collect();
+            self.act(|state| state.open(id, Rank(rank as u32), mesh_ranks));
             self.part(id, &ranks)
         });
-        // Nobody writes to the new groups before all have them.
+        // No member writes to a new group before all have opened it.
         self.barrier()?;
         Ok(part)
     }
@@ -250,11 +279,11 @@ impl ControlMesh {
         }
     }
 
-    /// Changes the state, and has the mesh's thread see to what comes of it.
+    /// Changes the state and wakes the mesh I/O thread.
     fn act(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.mesh.shared.lock());
         self.mesh.shared.changed.notify_all();
-        self.mesh.shared.ring();
+        self.mesh.shared.wake();
     }
 }
 
@@ -284,15 +313,15 @@ impl Exchange for ControlMesh {
                 long.len()
             ));
         }
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         let number = self.number;
         self.number += 1;
         let own = std::mem::take(&mut outgoing[self.rank.index()]);
         self.act(|state| {
-            let others = outgoing.into_iter().zip(self.places.iter()).enumerate();
-            for (_, (bytes, place)) in others.filter(|(rank, _)| *rank != self.rank.index()) {
+            let others = outgoing.into_iter().zip(self.mesh_ranks.iter()).enumerate();
+            for (_, (bytes, mesh_rank)) in others.filter(|(rank, _)| *rank != self.rank.index()) {
                 let group = self.id;
-                state.send(*place, &Frame::Message { group, number, bytes });
+                state.send(*mesh_rank, &Frame::Message { group, number, bytes });
             }
         });
         let shared = &self.mesh.shared;
@@ -313,7 +342,7 @@ impl Exchange for ControlMesh {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let missing = in_words(&missing);
-                let within = self.patience;
+                let within = self.timeout;
                 return Err(ExchangeError::Late { missing, within });
             }
             state = shared.wait(state, left);

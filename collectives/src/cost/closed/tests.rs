@@ -1,4 +1,4 @@
-//! The closed forms, held against the simulator and against what textbooks say.
+//! The closed forms against the simulator and against textbook formulas.
 
 use super::*;
 use crate::cost::MessageCost;
@@ -15,7 +15,7 @@ fn work(bytes: u64, slice_bytes: u64) -> Work {
     }
 }
 
-/// By how much the formula is more than the simulation of the same.
+/// Excess of the formula over the simulation.
 fn excess(algorithm: Algorithm, collective: Collective, ranks: u32, link: Link, work: &Work) -> f64 {
     let order: Vec<Rank> = (0..ranks).map(Rank).collect();
     let schedule = algorithm.schedule(collective, &order, Rank(0)).unwrap();
@@ -88,7 +88,7 @@ fn with_one_channel_every_formula_is_near_for_many_ranks() {
 fn without_overheads_the_formulas_are_the_textbooks() {
     let (alpha, beta) = (1000.0, 0.1);
     let cost = MessageCost::simple(alpha, 0.0, 0.0, beta);
-    let link = Link::derived(Mover::Device, cost, alpha);
+    let link = Link::derived(DataMover::Device, cost, alpha);
     let compute = Compute {
         gamma_ns_per_byte: 0.0,
         copy_ns_per_byte: 0.0,
@@ -140,7 +140,8 @@ fn without_overheads_the_formulas_are_the_textbooks() {
             u64::MAX,
             15.0 * alpha + share,
         ),
-        // Cut into c slices, a chain of p ranks takes (p − 2 + c)·(nβ/c) and the latencies of its hops.
+        // Cut into c slices, a chain of p ranks takes (p − 2 + c)·(nβ/c) and the latencies of its
+        // hops.
         (
             Algorithm::Ring,
             Collective::Broadcast,
@@ -155,7 +156,7 @@ fn without_overheads_the_formulas_are_the_textbooks() {
             "{algorithm} {collective}: {found} and not {expected}"
         );
     }
-    // Pipelined, a double binary tree takes its latency and what each rank sends twice.
+    // Pipelined, a double binary tree takes its latency plus twice the data of each rank.
     let tree = predict_ns(
         Algorithm::DoubleBinaryTree,
         Collective::Broadcast,

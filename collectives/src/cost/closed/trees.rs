@@ -1,25 +1,22 @@
-//! Trees: how long until what is below a member has come up to it, and until what it has is known to all below it.
+//! Trees: time until a member has the data of its subtree, and until the subtree has the member's
+//! data.
 
-use super::{Duty, Rates, Slice, Stage};
+use super::{RankWork, Rates, Slice, Stage};
 use crate::plan::Collective;
 
-/// What has come up a tree.
+/// Data collected up a tree.
 #[derive(Clone, Copy)]
 struct Arrival {
-    /// When all is there and reduced.
+    /// When all data has arrived and is reduced.
     path: f64,
-    /// When the link is free.
     wire_free: f64,
 }
 
-/// What a message of a subtree of so many members is like.
 #[derive(Clone, Copy)]
 enum Message {
-    /// As long as any.
     Same(f64),
     /// A contribution of this length; a partial result, if there are members below.
     Partial(f64, f64),
-    /// This for each member.
     Parts(f64),
 }
 
@@ -39,14 +36,13 @@ impl Message {
     }
 }
 
-/// The sizes of the subtrees below the top of a binomial tree of `size` members, the smallest first.
+/// Sizes of the subtrees below the root of a binomial tree of `size` members, the smallest first.
 fn subtrees(size: u32) -> impl DoubleEndedIterator<Item = u32> {
     let bits = u32::BITS - size.saturating_sub(1).leading_zeros();
     (0..bits).map(move |bit| (size - (1 << bit)).min(1 << bit))
 }
 
 impl Rates {
-    /// Along a binomial tree.
     pub(super) fn tree(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
         let part = n / f64::from(ranks);
         let levels = subtrees(ranks).count() as f64;
@@ -55,24 +51,24 @@ impl Rates {
         let collect = |message: Message, reduces: bool, copied: f64| {
             let into = total(message);
             let reduced = if reduces { into } else { 0.0 };
-            Duty {
+            RankWork {
                 receives: levels,
                 into,
                 reduced,
                 copied,
-                ..Duty::default()
+                ..RankWork::default()
             }
         };
-        let spread = |message: Message, copied: f64| Duty {
+        let spread = |message: Message, copied: f64| RankWork {
             sends: levels,
             out: total(message),
             copied,
-            ..Duty::default()
+            ..RankWork::default()
         };
-        let leaf = |bytes: f64| Duty {
+        let leaf = |bytes: f64| RankWork {
             receives: 1.0,
             into: bytes,
-            ..Duty::default()
+            ..RankWork::default()
         };
         let to_root = |message: Message, reduces: bool, copied: f64| {
             let load = self.load(collect(message, reduces, copied));
@@ -101,7 +97,7 @@ impl Rates {
                     (partial, same)
                 };
                 let reduces = collective.reduces();
-                let duty = Duty {
+                let duty = RankWork {
                     sends: levels,
                     out: total(falling),
                     ..collect(rising, reduces, 0.0)
@@ -115,7 +111,7 @@ impl Rates {
         }
     }
 
-    /// Until the top of a binomial tree of `size` members has what all below it send up.
+    /// Time until the root of a binomial tree of `size` members has the data of all members.
     fn up(&self, size: u32, message: Message, reduces: bool) -> Arrival {
         let gamma = if reduces { self.gamma } else { 0.0 };
         let mut arrival = Arrival {
@@ -132,7 +128,8 @@ impl Rates {
         arrival
     }
 
-    /// From when the top of a binomial tree of `size` members has it all until the last of them has its part.
+    /// Time from when the root of a binomial tree of `size` members has the data until the last
+    /// member has its part.
     fn down(&self, size: u32, message: Message) -> f64 {
         let (mut posted, mut wire_free, mut last) = (0.0, 0.0f64, 0.0f64);
         for below in subtrees(size).rev() {
@@ -145,12 +142,14 @@ impl Rates {
         last.max(posted)
     }
 
-    /// Half of the bytes through each of two binary trees: the way that always is the second child's.
+    /// Double binary tree: half of the bytes through each tree; the path that always is the second
+    /// child's.
     pub(super) fn double_tree(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
         let half = n / 2.0;
         let wide = half * self.wide;
         let below_root = f64::from((ranks - 1).ilog2());
-        // The root sends to both trees, as inner members do to both children; or hears of both.
+        // The root sends to both trees, as inner members do to both children; or receives from
+        // both.
         let down = (1.0 + below_root)
             * self.stage(Stage {
                 sends: 2.0,
@@ -172,20 +171,20 @@ impl Rates {
         };
         let rises = lowest + up(inner);
         let most = 2.0 * inner;
-        let root = Duty {
+        let root = RankWork {
             sends: 2.0,
             out: n,
             copied: n,
-            ..Duty::default()
+            ..RankWork::default()
         };
-        let spread = Duty {
+        let spread = RankWork {
             sends: 2.0,
             receives: 2.0,
             out: n,
             into: n,
-            ..Duty::default()
+            ..RankWork::default()
         };
-        let reduce = Duty {
+        let reduce = RankWork {
             sends: 2.0,
             receives: 2.0,
             out: most,
@@ -199,7 +198,7 @@ impl Rates {
                 if ranks > 2 {
                     spread
                 } else {
-                    Duty {
+                    RankWork {
                         sends: 0.0,
                         out: 0.0,
                         ..spread
@@ -213,7 +212,7 @@ impl Rates {
                 coupled: false,
             },
             _ => {
-                let both = Duty {
+                let both = RankWork {
                     sends: 4.0,
                     receives: 4.0,
                     out: most + n,

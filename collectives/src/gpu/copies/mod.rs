@@ -22,7 +22,7 @@ use super::error::GpuError;
 use super::peers::{Mapped, Peers, WORDS};
 use super::types;
 use crate::algorithm::Algorithm;
-use crate::plan::{Collective, Form};
+use crate::plan::{BlockForm, Collective};
 use crate::types::{DataType, Rank};
 use script::{CALLER, FlagWord, Location, Script, ScriptParams, StreamOp};
 
@@ -228,18 +228,18 @@ impl Copies {
                 into,
                 elements,
             } => {
-                let span = |at: Location, form: Form| {
+                let span = |at: Location, form: BlockForm| {
                     let unit = match form {
-                        Form::Element => operation.data.bytes(),
-                        Form::Partial => operation.data.accumulator().bytes(),
+                        BlockForm::Element => operation.data.bytes(),
+                        BlockForm::Partial => operation.data.accumulator().bytes(),
                     };
                     self.span(operation, at, *elements as usize * unit)
                 };
-                let source = |(at, form): &(Location, Form)| {
+                let source = |(at, form): &(Location, BlockForm)| {
                     let span = span(*at, *form)?;
                     Ok(match form {
-                        Form::Element => Source::elements(span),
-                        Form::Partial => Source::partials(span),
+                        BlockForm::Element => Source::elements(span),
+                        BlockForm::Partial => Source::partials(span),
                     })
                 };
                 let sources = sources.iter().map(source).collect::<Result<Vec<_>, GpuError>>()?;

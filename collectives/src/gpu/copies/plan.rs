@@ -3,9 +3,9 @@
 
 use super::script::{DoesNotFit, READY, ScriptParams};
 use super::tasks::{ALIGN, Access, MemorySpace, Task, TaskKind};
-use crate::executor::layout::{Contents, Extent, Layout};
-use crate::plan::walk::{Walker, Who, walk};
-use crate::plan::{Collective, Form, Place, Program, Schedule, Step};
+use crate::executor::layout::{Layout, MemoryContents, OperationExtent};
+use crate::plan::walk::{StepVisitor, StrandId, visit_steps};
+use crate::plan::{BlockForm, Collective, PlanMemory, Program, Schedule, Step};
 use crate::types::Rank;
 
 const MAX_SLICES: u64 = 512;
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub(super) params: ScriptParams,
     pub(super) programs: Vec<Program>,
     pub(super) layouts: Vec<Layout>,
-    pub(super) contents: Vec<Contents>,
+    pub(super) contents: Vec<MemoryContents>,
     /// By rank, strand and step.
     pub(super) depths: Vec<Vec<Vec<u32>>>,
     pub(super) messages: Vec<Message>,
@@ -56,21 +56,21 @@ struct Depths {
     all: Vec<Vec<Vec<u32>>>,
 }
 
-impl Walker for Depths {
+impl StepVisitor for Depths {
     type Message = u32;
 
-    fn send(&mut self, who: Who, step: &Step) -> u32 {
-        self.alone(who, step);
+    fn send(&mut self, who: StrandId, step: &Step) -> u32 {
+        self.local(who, step);
         self.now[who.rank.index()][who.strand as usize]
     }
 
-    fn receive(&mut self, who: Who, _: &Step, message: u32) {
+    fn receive(&mut self, who: StrandId, _: &Step, message: u32) {
         let now = &mut self.now[who.rank.index()][who.strand as usize];
         *now = (*now).max(message + 1);
         self.all[who.rank.index()][who.strand as usize].push(*now);
     }
 
-    fn alone(&mut self, who: Who, _: &Step) {
+    fn local(&mut self, who: StrandId, _: &Step) {
         let now = self.now[who.rank.index()][who.strand as usize];
         self.all[who.rank.index()][who.strand as usize].push(now);
     }
@@ -84,14 +84,14 @@ impl Plan {
         let programs: Vec<_> = all().map(|rank| Program::of(schedule, rank)).collect();
         let contents = all()
             .zip(&programs)
-            .map(|(rank, program)| Contents::new(shape, rank, &program.scratch, &program.partial))
+            .map(|(rank, program)| MemoryContents::new(shape, rank, &program.scratch, &program.partial))
             .collect();
         let none = vec![vec![Vec::new(); strands as usize]; ranks as usize];
         let mut depths = Depths {
             now: vec![vec![0; strands as usize]; ranks as usize],
             all: none,
         };
-        walk(schedule, &mut depths);
+        visit_steps(schedule, &mut depths);
         let es = params.data.bytes() as u64;
         let shift = |rank| match (params.in_place, shape.shared(rank)) {
             (true, Some(shared)) => {
@@ -205,7 +205,7 @@ impl Plan {
     /// Computes the layout for this many slices.
     fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
         let shape = schedule.shape();
-        let extent = || Extent {
+        let extent = || OperationExtent {
             count: self.params.count,
             parts: None,
             slices: slices as u32,
@@ -218,14 +218,14 @@ impl Plan {
         self.slices = slices;
         (self.staging_slots, self.staging_slot_bytes) = (1, 0);
         let mut ends: Vec<u64> = (0..self.programs.len())
-            .map(|rank| self.partial_at(rank) + self.layouts[rank].partial_len * self.unit(Form::Partial))
+            .map(|rank| self.partial_at(rank) + self.layouts[rank].partial_len * self.unit(BlockForm::Partial))
             .collect();
         for id in 0..self.messages.len() {
             let message = self.messages[id];
             let step = self.receiving(message);
             let is_staged = match step {
                 Step::RecvReduce { .. } => true,
-                Step::Recv { into, .. } => into.place == Place::Output && !self.params.direct,
+                Step::Recv { into, .. } => into.place == PlanMemory::Output && !self.params.direct,
                 _ => false,
             };
             self.messages[id].replaces = false;

@@ -24,7 +24,7 @@
 use super::plan::{Message, Plan};
 use super::tasks::{Task, TaskKind};
 use crate::gpu::peers::WORDS;
-use crate::plan::{Form, Schedule};
+use crate::plan::{BlockForm, Schedule};
 use crate::types::{DataType, Rank};
 
 /// The word by which a rank signals that it is ready.
@@ -81,8 +81,8 @@ pub(super) enum StreamOp {
         bytes: u64,
     },
     Reduce {
-        sources: Box<[(Location, Form)]>,
-        into: (Location, Form),
+        sources: Box<[(Location, BlockForm)]>,
+        into: (Location, BlockForm),
         elements: u64,
     },
     Record(u32),

@@ -48,21 +48,23 @@ impl World {
         }
     }
 
-    fn read(&mut self, rank: usize, (at, form): (Location, Form), index: u64) -> u32 {
+    fn read(&mut self, rank: usize, (at, form): (Location, BlockForm), index: u64) -> u32 {
         let (memory, start) = self.at(rank, at);
         match form {
-            Form::Element => u32::from(u16::from_ne_bytes(
+            BlockForm::Element => u32::from(u16::from_ne_bytes(
                 memory[start + 2 * index as usize..][..2].try_into().unwrap(),
             )),
-            Form::Partial => u32::from_ne_bytes(memory[start + 4 * index as usize..][..4].try_into().unwrap()),
+            BlockForm::Partial => u32::from_ne_bytes(memory[start + 4 * index as usize..][..4].try_into().unwrap()),
         }
     }
 
-    fn write(&mut self, rank: usize, (at, form): (Location, Form), index: u64, value: u32) {
+    fn write(&mut self, rank: usize, (at, form): (Location, BlockForm), index: u64, value: u32) {
         let (memory, start) = self.at(rank, at);
         match form {
-            Form::Element => memory[start + 2 * index as usize..][..2].copy_from_slice(&(value as u16).to_ne_bytes()),
-            Form::Partial => memory[start + 4 * index as usize..][..4].copy_from_slice(&value.to_ne_bytes()),
+            BlockForm::Element => {
+                memory[start + 2 * index as usize..][..2].copy_from_slice(&(value as u16).to_ne_bytes())
+            }
+            BlockForm::Partial => memory[start + 4 * index as usize..][..4].copy_from_slice(&value.to_ne_bytes()),
         }
     }
 
@@ -149,7 +151,7 @@ fn runs(schedule: &dyn Schedule, case: &Case, params: ScriptParams, single_strea
         for index in 0..case.input(Rank(rank as u32)) {
             world.write(
                 rank,
-                (Location::Input(0), Form::Element),
+                (Location::Input(0), BlockForm::Element),
                 index,
                 given(Rank(rank as u32), index, round).into(),
             );
@@ -174,7 +176,7 @@ fn runs(schedule: &dyn Schedule, case: &Case, params: ScriptParams, single_strea
                         .map(|from| given(from, first + at, round))
                         .fold(0, u16::wrapping_add),
                 };
-                let got = world.read(rank, (Location::Output(0), Form::Element), index);
+                let got = world.read(rank, (Location::Output(0), BlockForm::Element), index);
                 assert_eq!(
                     got,
                     u32::from(wanted),

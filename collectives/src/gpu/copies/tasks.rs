@@ -5,8 +5,8 @@ use core::ops::Range;
 
 use super::plan::{Message, Plan};
 use super::script::{Location, StreamOp};
-use crate::executor::layout::{pieces, split};
-use crate::plan::{Form, Place, Span, Step};
+use crate::executor::layout::{cut_into_pieces, part_begin};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
 /// The alignment of areas within staging memory.
@@ -55,32 +55,32 @@ pub(super) struct Task {
 }
 
 impl Plan {
-    pub(super) fn unit(&self, form: Form) -> u64 {
+    pub(super) fn unit(&self, form: BlockForm) -> u64 {
         match form {
-            Form::Element => self.params.data.bytes() as u64,
-            Form::Partial => self.params.data.accumulator().bytes() as u64,
+            BlockForm::Element => self.params.data.bytes() as u64,
+            BlockForm::Partial => self.params.data.accumulator().bytes() as u64,
         }
     }
 
     /// The offset of partial results in a slice's staging memory.
     pub(super) fn partial_at(&self, rank: usize) -> u64 {
-        (self.layouts[rank].scratch_len * self.unit(Form::Element)).next_multiple_of(ALIGN)
+        (self.layouts[rank].scratch_len * self.unit(BlockForm::Element)).next_multiple_of(ALIGN)
     }
 
     /// The pieces of a span of `rank`: location in bytes, and elements.
-    fn span(&self, rank: usize, span: Span, slice: u64) -> Vec<(Place, u64, u64)> {
+    fn span(&self, rank: usize, span: Span, slice: u64) -> Vec<(PlanMemory, u64, u64)> {
         let layout = &self.layouts[rank];
         let Some(data) = self.contents[rank].of(span) else {
             return Vec::new();
         };
         let unit = self.unit(span.place.form());
-        let each = pieces(data, layout.joins());
+        let each = cut_into_pieces(data, layout.joins());
         let run = |&(at, blocks): &(u32, u32)| {
-            let run = layout.run(span.place, span.first + at, blocks, slice as u32);
+            let run = layout.element_range(span.place, span.first + at, blocks, slice as u32);
             let base = match span.place {
-                Place::Input | Place::Output => 0,
-                Place::Scratch => self.base(slice),
-                Place::Partial => self.base(slice) + self.partial_at(rank),
+                PlanMemory::Input | PlanMemory::Output => 0,
+                PlanMemory::Scratch => self.base(slice),
+                PlanMemory::Partial => self.base(slice) + self.partial_at(rank),
             };
             (span.place, base + run.offset * unit, run.len)
         };
@@ -104,7 +104,7 @@ impl Plan {
     }
 
     /// The destinations of a message's pieces at its receiver.
-    fn target(&self, message: Message, slice: u64) -> Vec<(Place, u64)> {
+    fn target(&self, message: Message, slice: u64) -> Vec<(PlanMemory, u64)> {
         if let Some(staged) = message.staged {
             let mut next = self.base(slice) + staged;
             let Step::Send { span, .. } = self.sending(message) else {
@@ -112,10 +112,10 @@ impl Plan {
             };
             let unit = self.unit(span.place.form());
             let pieces = self.span(message.from.index(), *span, slice);
-            let place = |(_, _, len): &(Place, u64, u64)| {
+            let place = |(_, _, len): &(PlanMemory, u64, u64)| {
                 let at = next;
                 next += len * unit;
-                (Place::Scratch, at)
+                (PlanMemory::Scratch, at)
             };
             return pieces.iter().map(place).collect();
         }
@@ -129,13 +129,13 @@ impl Plan {
         }
     }
 
-    fn access(&self, rank: usize, (place, at): (Place, u64), bytes: u64, writes: bool) -> Access {
+    fn access(&self, rank: usize, (place, at): (PlanMemory, u64), bytes: u64, writes: bool) -> Access {
         let (input, output) = self.shifts[rank];
         let (space, start) = match place {
-            Place::Input if self.params.in_place => (MemorySpace::Output, at + input),
-            Place::Input => (MemorySpace::Input, at),
-            Place::Output => (MemorySpace::Output, at + output),
-            Place::Scratch | Place::Partial => (MemorySpace::Staging, at),
+            PlanMemory::Input if self.params.in_place => (MemorySpace::Output, at + input),
+            PlanMemory::Input => (MemorySpace::Input, at),
+            PlanMemory::Output => (MemorySpace::Output, at + output),
+            PlanMemory::Scratch | PlanMemory::Partial => (MemorySpace::Staging, at),
         };
         Access {
             space,
@@ -285,7 +285,7 @@ impl Plan {
         }
     }
 
-    fn operand(&self, rank: usize, span: Span, slice: u64) -> Vec<((Place, u64), Form)> {
+    fn operand(&self, rank: usize, span: Span, slice: u64) -> Vec<((PlanMemory, u64), BlockForm)> {
         self.span(rank, span, slice)
             .into_iter()
             .map(|(place, at, _)| ((place, at), place.form()))
@@ -296,7 +296,7 @@ impl Plan {
         &self,
         rank: usize,
         task: &mut Task,
-        sources: &[Vec<((Place, u64), Form)>],
+        sources: &[Vec<((PlanMemory, u64), BlockForm)>],
         (into, slice): (Span, u64),
         (part, parts): (u32, u32),
     ) {
@@ -306,7 +306,7 @@ impl Plan {
                 continue;
             }
             let elements = cut.end - cut.start;
-            let skip = |(place, at): (Place, u64), form: Form| (place, at + cut.start * self.unit(form));
+            let skip = |(place, at): (PlanMemory, u64), form: BlockForm| (place, at + cut.start * self.unit(form));
             let of_piece: Vec<_> = sources
                 .iter()
                 .filter_map(|source| source.get(at))
@@ -339,7 +339,7 @@ impl Plan {
     fn needs_credit(&self, message: Message, slice: u64) -> bool {
         let is_staging = match (message.staged, self.receiving(message)) {
             (Some(_), _) => true,
-            (None, Step::Recv { into, .. }) => matches!(into.place, Place::Scratch | Place::Partial),
+            (None, Step::Recv { into, .. }) => matches!(into.place, PlanMemory::Scratch | PlanMemory::Partial),
             _ => false,
         };
         message.replaces || (is_staging && slice >= self.staging_slots)
@@ -369,20 +369,20 @@ impl Task {
 
 /// The element range of a part.
 fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
-    split(len, parts, part)..split(len, parts, part + 1)
+    part_begin(len, parts, part)..part_begin(len, parts, part + 1)
 }
 
-fn own_location((place, at): (Place, u64)) -> Location {
+fn own_location((place, at): (PlanMemory, u64)) -> Location {
     match place {
-        Place::Input => Location::Input(at),
-        Place::Output => Location::Output(at),
-        Place::Scratch | Place::Partial => Location::Staging(at),
+        PlanMemory::Input => Location::Input(at),
+        PlanMemory::Output => Location::Output(at),
+        PlanMemory::Scratch | PlanMemory::Partial => Location::Staging(at),
     }
 }
 
-fn peer_location(rank: Rank, (place, at): (Place, u64)) -> Location {
+fn peer_location(rank: Rank, (place, at): (PlanMemory, u64)) -> Location {
     match place {
-        Place::Input | Place::Output => Location::TheirOutput(rank, at),
-        Place::Scratch | Place::Partial => Location::TheirStaging(rank, at),
+        PlanMemory::Input | PlanMemory::Output => Location::TheirOutput(rank, at),
+        PlanMemory::Scratch | PlanMemory::Partial => Location::TheirStaging(rank, at),
     }
 }

@@ -1,7 +1,7 @@
 //! Splits the steps of a plan into steps on single data blocks.
 
 use super::{Block, BlockStep, NO_DATA, Work};
-use crate::plan::{Place, Shape, Span, Step};
+use crate::plan::{PlanMemory, Shape, Span, Step};
 use crate::types::Rank;
 
 /// The data blocks of a rank's places.
@@ -15,10 +15,10 @@ pub(super) struct Blocks {
 impl Blocks {
     pub(super) fn data(&self, (place, block): Block) -> Option<u32> {
         let list = match place {
-            Place::Input => &self.input,
-            Place::Output => &self.output,
-            Place::Scratch => &self.scratch,
-            Place::Partial => &self.partial,
+            PlanMemory::Input => &self.input,
+            PlanMemory::Output => &self.output,
+            PlanMemory::Scratch => &self.scratch,
+            PlanMemory::Partial => &self.partial,
         };
         list.get(block as usize).copied()
     }
@@ -67,7 +67,7 @@ impl Blocks {
                 }
             }
             Step::RecvReduce { from, form, with, into } => {
-                let whole = into.place == Place::Output;
+                let whole = into.place == PlanMemory::Output;
                 for (with, into) in blocks(with).into_iter().zip(blocks(into)) {
                     let mut one = block_step(vec![with], Some(into), Work::Reduce { whole })?;
                     one.takes = Some((*from, 0, *form));
@@ -75,7 +75,7 @@ impl Blocks {
                 }
             }
             Step::Reduce { sources, into } => {
-                let whole = into.place == Place::Output;
+                let whole = into.place == PlanMemory::Output;
                 let columns: Vec<Vec<Block>> = sources.iter().map(blocks).collect();
                 for (index, into) in blocks(into).into_iter().enumerate() {
                     let row = columns
@@ -101,7 +101,7 @@ impl Blocks {
         };
         matches!(
             (block_step.work, block_step.sources.as_slice(), block_step.into, block_step.takes),
-            (Work::Move, [(Place::Input, from)], Some((Place::Output, into)), None)
+            (Work::Move, [(PlanMemory::Input, from)], Some((PlanMemory::Output, into)), None)
                 if from.wrapping_sub(shared.input) == into.wrapping_sub(shared.output)
         )
     }

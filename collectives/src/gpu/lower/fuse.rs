@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{Block, BlockStep, Body, Group, Location, Messages, Operand, Signal, Work};
-use crate::plan::{Form, Place};
+use crate::plan::{BlockForm, PlanMemory};
 use crate::types::Rank;
 
 /// Maximum bodies of a group, and their maximum operands.
@@ -35,9 +35,9 @@ struct Arrived {
 pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec<UnfusedBody>, u32) {
     let mut scratch: HashMap<Block, u32> = HashMap::new();
     let mut own = |(place, block): Block| match place {
-        Place::Input => Location::Input(block),
-        Place::Output => Location::Output(block),
-        Place::Scratch | Place::Partial => {
+        PlanMemory::Input => Location::Input(block),
+        PlanMemory::Output => Location::Output(block),
+        PlanMemory::Scratch | PlanMemory::Partial => {
             let next = scratch.len() as u32;
             Location::Scratch(*scratch.entry((place, block)).or_insert(next))
         }
@@ -104,7 +104,7 @@ pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec
         }
         if let Some((to, number)) = step.sends {
             let message = messages[&(rank, to)][number as usize];
-            let form = sources.first().map_or(Form::Element, |source| source.form);
+            let form = sources.first().map_or(BlockForm::Element, |source| source.form);
             let (peer, number) = (to, message.number);
             let at = match message.output.filter(|_| message.is_direct) {
                 Some(block) => {
@@ -145,7 +145,7 @@ fn last_reader_in_slot(
 ) -> Option<usize> {
     let into = steps[index]
         .into
-        .filter(|(place, _)| matches!(place, Place::Scratch | Place::Partial))?;
+        .filter(|(place, _)| matches!(place, PlanMemory::Scratch | PlanMemory::Partial))?;
     let mut last = None;
     for (at, step) in steps.iter().enumerate().skip(index + 1) {
         if step.sources.contains(&into) {

@@ -36,7 +36,7 @@ use std::collections::HashMap;
 
 use blocks::Blocks;
 
-use crate::plan::{Form, Place, Schedule, Shape};
+use crate::plan::{BlockForm, PlanMemory, Schedule, Shape};
 use crate::types::Rank;
 
 /// Lowering options, the same on all ranks.
@@ -219,7 +219,7 @@ pub struct Operand {
     /// Its location.
     pub at: Location,
     /// Elements or partial results.
-    pub form: Form,
+    pub form: BlockForm,
 }
 
 /// A memory location.
@@ -277,7 +277,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
 
 impl Strand {
     fn has_partials(&self) -> bool {
-        let is_partial = |operand: &Operand| operand.form == Form::Partial;
+        let is_partial = |operand: &Operand| operand.form == BlockForm::Partial;
         let bodies = self.groups.iter().flat_map(|group| &group.bodies);
         bodies
             .flat_map(|body| body.sources.iter().chain(&body.targets))
@@ -295,7 +295,7 @@ impl Strand {
     }
 }
 
-type Block = (Place, u32);
+type Block = (PlanMemory, u32);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BlockStep {
@@ -306,7 +306,7 @@ struct BlockStep {
     /// Sends its source as this message, in order.
     sends: Option<(Rank, u32)>,
     /// Takes this message, in this form, as its first source.
-    takes: Option<(Rank, u32, Form)>,
+    takes: Option<(Rank, u32, BlockForm)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -357,7 +357,7 @@ impl<'a> Plan<'a> {
                         let list = messages.entry((*from, rank)).or_default();
                         *number = list.len() as u32;
                         let output = match (block_step.work, block_step.into) {
-                            (Work::Move, Some((Place::Output, block))) => Some(block),
+                            (Work::Move, Some((PlanMemory::Output, block))) => Some(block),
                             _ => None,
                         };
                         list.push(Message {

@@ -227,7 +227,7 @@ fn mutual_sends_need_two_slots() {
 fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
     let element = |at| Operand {
         at,
-        form: Form::Element,
+        form: BlockForm::Element,
     };
     let body = |from, into| Body {
         data: 0,

@@ -1,4 +1,5 @@
-//! Conversions, for all numbers of 16 and 8 bits, and all between which `f32` is rounded to them.
+//! Conversions, for all numbers of 16 and 8 bits, and the values around which `f32` is rounded to
+//! them.
 
 use half::{bf16, f16};
 
@@ -8,7 +9,8 @@ use crate::DataType;
 use crate::kernel::convert;
 use crate::kernel::{F8E4M3, F8E5M2};
 
-/// `f32`s to be rounded: every binary16, bfloat16 and float of 8 bits, what lies in the middle between neighbours and just beside it, and any.
+/// `f32`s to be rounded: every binary16, bfloat16 and float of 8 bits, the midpoints between
+/// neighbours and their neighbours, and random ones.
 fn samples() -> impl Iterator<Item = f32> {
     let step = if cfg!(miri) { 1023 } else { 1 };
     let halves = (0..=u16::MAX).step_by(step).flat_map(|bits| {
@@ -50,7 +52,7 @@ fn every_f16_and_bf16_is_itself_as_f32() {
 }
 
 #[test]
-fn every_f8_is_what_its_definition_says() {
+fn every_f8_matches_its_definition() {
     for bits in 0..=u8::MAX {
         let value = F8E4M3::from_bits(bits).to_f32();
         if bits & 0x7f == 0x7f {
@@ -118,7 +120,7 @@ fn f32_is_rounded_to_the_nearest_of_8_bits_and_saturates() {
 }
 
 #[test]
-fn every_f8_comes_back() {
+fn every_f8_round_trips() {
     for bits in (0..=u8::MAX).filter(|bits| bits & 0x7f != 0x7f) {
         assert_eq!(F8E4M3::from_f32(F8E4M3::from_bits(bits).to_f32()).to_bits(), bits);
         if bits & 0x7f < 0x7c {

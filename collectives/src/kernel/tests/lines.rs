@@ -1,11 +1,11 @@
-//! Slots of LL and LL128: what was laid out comes out, and nothing that is not all there.
+//! Slots of LL and LL128: packed data is unpacked unchanged, and incomplete slots are not unpacked.
 
 use super::{Memory, Random};
 use crate::kernel::lines::{
     LL_WORD, LL128_DATA, LL128_LINE, ll_bytes, ll128_bytes, pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128,
 };
 
-/// Lengths around words' and lines' ends.
+/// Lengths around the ends of words and lines.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=if cfg!(miri) { 9 } else { 260 })
         .chain([LL128_DATA - 1, LL128_DATA, LL128_DATA + 1])
@@ -17,7 +17,7 @@ struct Layout {
     slot_bytes: fn(usize) -> usize,
     pack: unsafe fn(u64, *const u8, usize, *mut u8),
     try_unpack: unsafe fn(u64, *const u8, usize, *mut u8) -> bool,
-    /// Where the flags are.
+    /// Distance of flags.
     every: usize,
     flag: usize,
 }
@@ -48,7 +48,8 @@ impl Layout {
             let mut from = Memory::new(&data, random.below(64));
             let mut slot = Memory::new(&vec![0xee; (self.slot_bytes)(bytes)], 8 * random.below(8));
             let mut into = Memory::new(&vec![0; bytes + 8], random.below(64));
-            // SAFETY: the memories are as long as the contract says, and the slot is aligned to 8 bytes.
+            // SAFETY: the memories are as long as the contract says, and the slot is aligned to 8
+            // bytes.
             unsafe {
                 (self.pack)(0x1234_5678, from.at(), bytes, slot.at());
                 assert!(
@@ -76,7 +77,7 @@ impl Layout {
                 // SAFETY: the memories are as long as the contract says; a flag is within the slot.
                 unsafe {
                     (self.pack)(7, from.at(), bytes, slot.at());
-                    // The flag of the message before: its least byte alone differs.
+                    // The flag of the previous message: only its lowest byte differs.
                     let least = slot.at().add(
                         at + if cfg!(target_endian = "big") {
                             self.every - self.flag - 1
@@ -98,13 +99,13 @@ impl Layout {
 }
 
 #[test]
-fn what_goes_into_a_slot_comes_out() {
+fn packed_data_is_unpacked() {
     LL.round_trips();
     LL128.round_trips();
 }
 
 #[test]
-fn one_flag_that_is_not_there_is_enough() {
+fn one_missing_flag_is_detected() {
     LL.misses_every_flag();
     LL128.misses_every_flag();
 }
@@ -115,9 +116,10 @@ fn slots_are_whole_words_and_lines() {
     assert_eq!([0, 1, 120, 121].map(ll128_bytes), [0, 128, 128, 256]);
 }
 
-/// Two threads, as two ranks: each message is seen whole, whenever it is looked for. The writer stores words in order, as a device may.
+/// Two threads as two ranks: each message is received complete, whenever it is polled. The writer
+/// stores words in order, as a device may.
 #[test]
-fn a_message_is_seen_whole_while_it_is_written() {
+fn a_message_is_received_complete_while_it_is_written() {
     use core::sync::atomic::{AtomicU64, Ordering::Release};
 
     const BYTES: usize = 1000;
@@ -143,7 +145,8 @@ fn a_message_is_seen_whole_while_it_is_written() {
             });
             for round in 1..=rounds {
                 let mut into = [0; BYTES];
-                // SAFETY: the slot is written by atomic stores alone; `into` is as long as the message.
+                // SAFETY: the slot is written by atomic stores single; `into` is as long as the
+                // message.
                 while !unsafe { (layout.try_unpack)(round, slot.as_ptr().cast(), BYTES, into.as_mut_ptr()) } {
                     std::thread::yield_now();
                 }

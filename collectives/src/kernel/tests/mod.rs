@@ -1,4 +1,5 @@
-//! The kernels beside a reference that works on one element at a time, in another way: integers as `i128`, conversions by the crate `half` or by searching all numbers.
+//! The kernels against a reference that processes one element at a time, differently: integers as
+//! `i128`, conversions by the crate `half` or by searching all numbers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -9,7 +10,7 @@ mod reduce;
 mod reference;
 mod user;
 
-/// SplitMix64: the same numbers in every run.
+/// SplitMix64 with a fixed seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -25,18 +26,17 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Less than `bound`.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// From −1 to 1.
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 }
 
-/// Bytes from `offset` beyond a multiple of 64 on, in an allocation that ends where they do, so that a sanitizer sees what is read or written beyond.
+/// Bytes at an offset from a multiple of 64, in an allocation that ends with them, so that a
+/// sanitizer detects accesses beyond.
 pub(super) struct Memory {
     base: *mut u8,
     layout: Layout,
@@ -61,10 +61,9 @@ impl Memory {
         self.base.wrapping_add(self.offset)
     }
 
-    /// The `len` bytes from the beginning.
     pub(super) fn content(&self, len: usize) -> &[u8] {
         assert!(self.offset + len <= self.layout.size());
-        // SAFETY: within the allocation, which is initialised; nobody writes it while it is borrowed.
+        // SAFETY: within the allocation, which is initialised; it is not written while borrowed.
         unsafe { core::slice::from_raw_parts(self.base.add(self.offset), len) }
     }
 }

@@ -1,15 +1,21 @@
-//! What makes a result independent of how an operation was cut up.
+//! Results do not depend on how an operation is cut.
 
 use proptest::prelude::*;
 
 use super::reduce::content;
 use super::{Memory, Random};
 use crate::kernel::Function;
-use crate::plan::Form::{self, Element, Partial};
+use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
-/// Reduces copies of the sources, and gives the result's bytes.
-fn reduce(function: &Function, sources: &[(Form, Vec<u8>)], into: Form, elements: usize, offset: usize) -> Vec<u8> {
+/// Reduces copies of the sources, and returns the result's bytes.
+fn reduce(
+    function: &Function,
+    sources: &[(BlockForm, Vec<u8>)],
+    into: BlockForm,
+    elements: usize,
+    offset: usize,
+) -> Vec<u8> {
     let mut memories: Vec<Memory> = sources.iter().map(|(_, bytes)| Memory::new(bytes, offset)).collect();
     let pointers: Vec<_> = memories
         .iter_mut()
@@ -18,12 +24,12 @@ fn reduce(function: &Function, sources: &[(Form, Vec<u8>)], into: Form, elements
         .collect();
     let len = elements * function.bytes(into);
     let mut own = Memory::new(&vec![0; len], offset);
-    // SAFETY: all memories have that many elements of their form, and are apart.
+    // SAFETY: all memories have that many elements of their form, and are disjoint.
     unsafe { function.reduce(&pointers, (into, own.at()), elements) };
     own.content(len).to_vec()
 }
 
-fn inputs(seed: u64, data: DataType, count: usize, elements: usize) -> Vec<(Form, Vec<u8>)> {
+fn inputs(seed: u64, data: DataType, count: usize, elements: usize) -> Vec<(BlockForm, Vec<u8>)> {
     let mut random = Random::new(seed);
     let any = seed.is_multiple_of(2);
     (0..count)
@@ -42,9 +48,9 @@ fn operators() -> impl Strategy<Value = ReduceOp> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// In stages by partial results, as a ring does it, or all at once, as an owner does: the same bits.
+    /// In stages by partial results, as in a ring, or all at once: the same bits.
     #[test]
-    fn stages_give_what_one_pass_gives(seed: u64, data in types(), op in operators(), count in 2usize..9, first in 1usize..8, elements in 0usize..300) {
+    fn stages_equal_one_pass(seed: u64, data in types(), op in operators(), count in 2usize..9, first in 1usize..8, elements in 0usize..300) {
         let first = first.min(count - 1);
         let sources = inputs(seed, data, count, elements);
         let function = Function::new(data, op, count as u32).expect("built-in operators fit");
@@ -54,9 +60,9 @@ proptest! {
         prop_assert_eq!(whole, staged);
     }
 
-    /// Cut anywhere: the same bits.
+    /// Cut at any position: the same bits.
     #[test]
-    fn slices_give_what_the_whole_gives(seed: u64, data in types(), op in operators(), count in 1usize..6, elements in 1usize..300, cut in 0usize..300) {
+    fn slices_equal_the_whole(seed: u64, data in types(), op in operators(), count in 1usize..6, elements in 1usize..300, cut in 0usize..300) {
         let cut = cut % elements;
         let sources = inputs(seed, data, count, elements);
         let function = Function::new(data, op, count as u32).expect("built-in operators fit");
@@ -68,7 +74,8 @@ proptest! {
         prop_assert_eq!(reduce(&function, &sources, Element, elements, 0), [part(0..cut), part(cut..elements)].concat());
     }
 
-    /// Both partners of an exchange get the same bits, whose operand is first; and of `Min`, `Max` and all on integers any order does.
+    /// Both partners of an exchange get the same bits, whichever operand is first; for `Min`, `Max`
+    /// and all operators on integers any order does.
     #[test]
     fn operands_may_be_exchanged(seed: u64, data in types(), op in operators(), count in 2usize..9, elements in 0usize..200) {
         let exact = !matches!(data, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64 | DataType::F8E4M3 | DataType::F8E5M2) || matches!(op, ReduceOp::Min | ReduceOp::Max);

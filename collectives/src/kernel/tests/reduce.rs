@@ -4,20 +4,19 @@ use super::reference::{self, decode_f32};
 use super::{Memory, Random};
 use crate::kernel::versions::Version;
 use crate::kernel::{Function, Scalar};
-use crate::plan::Form::{self, Element, Partial};
+use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
-/// Around the vectors' and blocks' lengths.
 const SHORT: &[usize] = if cfg!(miri) {
     &[17]
 } else {
     &[0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 200]
 };
-/// Around the tiles' lengths.
 const LONG: &[usize] = &[513, 1024, 1025, 4097];
 
-/// `elements` in a form: any bits, or every second time numbers that stay in the middle of what the type has.
-pub(super) fn content(random: &mut Random, data: DataType, form: Form, elements: usize, any: bool) -> Vec<u8> {
+/// `elements` in a form: random bits, or every second time numbers in the middle of the type's
+/// range.
+pub(super) fn content(random: &mut Random, data: DataType, form: BlockForm, elements: usize, any: bool) -> Vec<u8> {
     let size = if form == Element {
         data.bytes()
     } else {
@@ -47,7 +46,7 @@ fn compare(
     what: &str,
 ) {
     let form = |random: &mut Random| if random.below(3) == 0 { Partial } else { Element };
-    let sources: Vec<(Form, Vec<u8>)> = (0..count)
+    let sources: Vec<(BlockForm, Vec<u8>)> = (0..count)
         .map(|_| {
             let form = form(random);
             (form, content(random, data, form, elements, any))
@@ -61,7 +60,8 @@ fn compare(
         .iter()
         .map(|(_, bytes)| Memory::new(bytes, random.below(64)))
         .collect();
-    // The result goes to one of the sources now and then, else to memory of its own, which must not be written beyond its end.
+    // The result sometimes goes to one of the sources, else to memory of its own, which must not be
+    // written beyond its end.
     let alias =
         Some(random.below(2 * count)).filter(|&index| sources.get(index).is_some_and(|(form, _)| *form == into));
     let mut own = Memory::new(&[vec![0; expected.len()], CANARY.to_vec()].concat(), random.below(64));
@@ -71,7 +71,8 @@ fn compare(
         .map(|(memory, (form, _))| (*form, memory.at().cast_const()))
         .collect();
     let to = alias.map_or(own.at(), |index| pointers[index].1.cast_mut());
-    // SAFETY: every memory has that many elements of its form, and they do not overlap but for the alias, which is exact.
+    // SAFETY: every memory has that many elements of its form, and they are disjoint except for the
+    // alias, which is exact.
     unsafe { function.reduce(&pointers, (into, to), elements) };
 
     let result = alias.map_or(&own, |index| &memories[index]).content(expected.len());
@@ -139,7 +140,7 @@ fn agrees_with_the_reference_beyond_a_tile() {
 }
 
 #[test]
-fn this_machine_has_more_than_the_baseline_where_its_processor_says_so() {
+fn every_supported_version_is_available() {
     let best = Version::best();
     assert_eq!(Version::available().next_back(), Some(best));
     #[cfg(target_arch = "x86_64")]
@@ -149,7 +150,8 @@ fn this_machine_has_more_than_the_baseline_where_its_processor_says_so() {
     );
 }
 
-/// Sums of floats are as near to the exact ones as additions of that precision in a row allow: (n − 1) u Σ|x|, and half a unit of the last place where elements are rounded.
+/// Sums of floats are within the error bound of their precision: (n − 1) u Σ|x|, and half a unit of
+/// the last place where elements are rounded.
 #[test]
 fn sums_are_within_the_bound_of_their_precision() {
     let mut random = Random::new(3);
@@ -171,7 +173,7 @@ fn sums_are_within_the_bound_of_their_precision() {
                 .iter_mut()
                 .map(|memory| (Element, memory.at().cast_const()))
                 .collect();
-            // SAFETY: all memories have that many elements and are apart.
+            // SAFETY: all memories have that many elements and are disjoint.
             unsafe { function.reduce(&pointers, (Element, into.at()), elements) };
             for index in 0..elements {
                 let value = |memory: &Memory| {
@@ -183,7 +185,7 @@ fn sums_are_within_the_bound_of_their_precision() {
                     ))
                 };
                 let values = || sources.iter().map(value);
-                // Sums and products of eight such numbers have errors in f64 that are nothing beside f32's.
+                // Errors of eight-term sums and products in f64 are negligible beside those of f32.
                 let (exact, scale) = match op {
                     ReduceOp::Prod => (values().product::<f64>(), values().product::<f64>().abs()),
                     ReduceOp::Avg => (values().sum::<f64>() / 8.0, values().map(f64::abs).sum::<f64>() / 8.0),
@@ -207,7 +209,7 @@ fn sums_are_within_the_bound_of_their_precision() {
     }
 }
 
-/// `f64` beside sums that are exact as integers: multiples of 2⁻⁴⁰.
+/// `f64` against sums that are exact as integers: multiples of 2⁻⁴⁰.
 #[test]
 fn sums_of_f64_are_within_their_bound() {
     let mut random = Random::new(4);
@@ -234,13 +236,13 @@ fn sums_of_f64_are_within_their_bound() {
         .map(|memory| (Element, memory.at().cast_const()))
         .collect();
     let function = Function::new(DataType::F64, ReduceOp::Sum, 8).expect("built-in operators fit");
-    // SAFETY: all memories have that many elements and are apart.
+    // SAFETY: all memories have that many elements and are disjoint.
     unsafe { function.reduce(&pointers, (Element, into.at()), elements) };
     for (index, chunk) in into.content(elements * 8).as_chunks::<8>().0.iter().enumerate() {
         let (exact, scale) = inputs.iter().fold((0i128, 0i128), |(sum, scale), input| {
             (sum + i128::from(input[index]), scale + i128::from(input[index].abs()))
         });
-        // The result is a multiple of the unit too, as all partial results are.
+        // The result is a multiple of the unit too, as are all partial results.
         let off = ((f64::from_ne_bytes(*chunk) / unit) as i128 - exact).abs();
         assert!(off as f64 <= 7.0 * 2f64.powi(-53) * scale as f64, "off by {off} units");
     }
@@ -283,7 +285,7 @@ fn nan_is_the_result_of_min_and_max_and_minus_zero_is_less() {
 }
 
 #[test]
-fn scaling_multiplies_in_the_type_that_accumulates() {
+fn scaling_multiplies_in_the_accumulator_type() {
     let mut random = Random::new(5);
     for version in Version::available() {
         for &data in DataType::ALL {
@@ -325,7 +327,8 @@ fn scaling_multiplies_in_the_type_that_accumulates() {
                 }
                 for memory in [&from, &into] {
                     let found = memory.content(input.len());
-                    // Where nothing is narrowed, a scaled NaN is an input still, and may have a payload.
+                    // Where nothing is narrowed, a scaled NaN is still an input, and may have a
+                    // payload.
                     let form = if data == data.accumulator() { Partial } else { Element };
                     assert_eq!(
                         reference::without_payloads(data, form, found),

@@ -1,19 +1,20 @@
-//! What a reduction must give, one element at a time.
+//! The reference result of a reduction, one element at a time.
 
 use core::cmp::Ordering;
 use std::sync::LazyLock;
 
 use half::{bf16, f16};
 
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::{DataType, ReduceOp};
 
-/// `2^power`, exactly: Miri's `powi` is off now and then, as it may be.
+/// `2^power`, exactly: Miri's `powi` is inexact at times, as it may be.
 fn power_of_two(power: i32) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
 
-/// The value of a code of a float of 8 bits with `fraction` bits of fraction, by its definition; not for infinities and NaNs.
+/// The value of a code of a float of 8 bits with `fraction` bits of fraction, by its definition;
+/// not for infinities and NaNs.
 pub(super) fn f8_value(code: u8, fraction: u32, bias: i32) -> f64 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::from((code & 0x7f) >> fraction);
@@ -25,12 +26,11 @@ pub(super) fn f8_value(code: u8, fraction: u32, bias: i32) -> f64 {
     }
 }
 
-/// The values of all codes without a sign, of E4M3 and of E5M2.
 static F8_VALUES: LazyLock<[[f64; 128]; 2]> = LazyLock::new(|| {
     [(3, 7), (2, 15)].map(|(fraction, bias)| core::array::from_fn(|code| f8_value(code as u8, fraction, bias)))
 });
 
-/// The code of the nearest number, looked up among all; ties to the even code; what is too large saturates.
+/// The code of the nearest number, by searching all codes; ties to the even code; saturating.
 pub(super) fn f8_code(data: DataType, value: f32) -> u8 {
     let (values, largest) = if data == DataType::F8E4M3 {
         (&F8_VALUES[0], 0x7e)
@@ -51,7 +51,6 @@ pub(super) fn f8_code(data: DataType, value: f32) -> u8 {
     nearest as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// The number that a code is.
 fn f8_decode(data: DataType, code: u8) -> f32 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     match (data, code & 0x7f) {
@@ -64,31 +63,31 @@ fn f8_decode(data: DataType, code: u8) -> f32 {
 }
 
 /// An element or a partial result, as `f32`.
-pub(super) fn decode_f32(data: DataType, form: Form, bytes: &[u8], index: usize) -> f32 {
+pub(super) fn decode_f32(data: DataType, form: BlockForm, bytes: &[u8], index: usize) -> f32 {
     let at = |size: usize| &bytes[index * size..][..size];
     let word = || u16::from_ne_bytes(at(2).try_into().expect("two bytes"));
     match (form, data) {
-        (Form::Element, DataType::F16) => f16::from_bits(word()).to_f32(),
-        (Form::Element, DataType::Bf16) => bf16::from_bits(word()).to_f32(),
-        (Form::Element, DataType::F8E4M3 | DataType::F8E5M2) => f8_decode(data, at(1)[0]),
+        (BlockForm::Element, DataType::F16) => f16::from_bits(word()).to_f32(),
+        (BlockForm::Element, DataType::Bf16) => bf16::from_bits(word()).to_f32(),
+        (BlockForm::Element, DataType::F8E4M3 | DataType::F8E5M2) => f8_decode(data, at(1)[0]),
         _ => f32::from_ne_bytes(at(4).try_into().expect("four bytes")),
     }
 }
 
 /// The bytes of a number in a form; an element's NaN is the one without a payload.
-pub(super) fn encode_f32(data: DataType, form: Form, value: f32) -> Vec<u8> {
+pub(super) fn encode_f32(data: DataType, form: BlockForm, value: f32) -> Vec<u8> {
     match (form, data) {
-        (Form::Element, DataType::F16) => if value.is_nan() { f16::NAN } else { f16::from_f32(value) }
+        (BlockForm::Element, DataType::F16) => if value.is_nan() { f16::NAN } else { f16::from_f32(value) }
             .to_ne_bytes()
             .to_vec(),
-        (Form::Element, DataType::Bf16) => if value.is_nan() {
+        (BlockForm::Element, DataType::Bf16) => if value.is_nan() {
             bf16::NAN
         } else {
             bf16::from_f32(value)
         }
         .to_ne_bytes()
         .to_vec(),
-        (Form::Element, DataType::F8E4M3 | DataType::F8E5M2) => vec![f8_code(data, value)],
+        (BlockForm::Element, DataType::F8E4M3 | DataType::F8E5M2) => vec![f8_code(data, value)],
         _ => if value.is_nan() { f32::NAN } else { value }.to_ne_bytes().to_vec(),
     }
 }
@@ -96,7 +95,7 @@ pub(super) fn encode_f32(data: DataType, form: Form, value: f32) -> Vec<u8> {
 macro_rules! float {
     ($name:ident, $type:ty) => {
         fn $name(op: ReduceOp, ranks: u32, finish: bool, values: impl Iterator<Item = $type>) -> $type {
-            // Which of two zeros: the one with the sign is the less.
+            // Of two zeros the one with the sign is less.
             let less = |a: $type, b: $type| a < b || (a == b && a.is_sign_negative());
             let reduced = values.reduce(|a, b| match op {
                 ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => a + b,
@@ -130,16 +129,16 @@ macro_rules! float {
 float!(float32, f32);
 float!(float64, f64);
 
-/// The bytes that `elements` of the result have. NaNs among partial results have no payload.
+/// The bytes of `elements` of the result. NaNs among partial results have no payload.
 pub(super) fn reduce(
     data: DataType,
     op: ReduceOp,
     ranks: u32,
-    sources: &[(Form, Vec<u8>)],
-    form: Form,
+    sources: &[(BlockForm, Vec<u8>)],
+    form: BlockForm,
     elements: usize,
 ) -> Vec<u8> {
-    let finish = form == Form::Element;
+    let finish = form == BlockForm::Element;
     macro_rules! integer {
         ($type:ty) => {{
             let size = size_of::<$type>();
@@ -148,7 +147,7 @@ pub(super) fn reduce(
                     let values = sources.iter().map(|(_, bytes)| {
                         <$type>::from_ne_bytes(bytes[index * size..][..size].try_into().expect("that many"))
                     });
-                    // Exact, and cut off to the type.
+                    // Exact, then truncated to the type.
                     let reduced = values
                         .map(i128::from)
                         .reduce(|a, b| {
@@ -209,16 +208,16 @@ pub(super) fn reduce(
     }
 }
 
-/// Partial results of floats with the one NaN that has no payload, to be compared.
-pub(super) fn without_payloads(data: DataType, form: Form, bytes: &[u8]) -> Vec<u8> {
+/// Partial results of floats with canonical NaNs, for comparison.
+pub(super) fn without_payloads(data: DataType, form: BlockForm, bytes: &[u8]) -> Vec<u8> {
     match (data.accumulator(), form) {
-        (DataType::F32, Form::Partial) => {
+        (DataType::F32, BlockForm::Partial) => {
             let values = bytes.as_chunks::<4>().0.iter().map(|&chunk| f32::from_ne_bytes(chunk));
             values
                 .flat_map(|value| if value.is_nan() { f32::NAN } else { value }.to_ne_bytes())
                 .collect()
         }
-        (DataType::F64, Form::Partial) => {
+        (DataType::F64, BlockForm::Partial) => {
             let values = bytes.as_chunks::<8>().0.iter().map(|&chunk| f64::from_ne_bytes(chunk));
             values
                 .flat_map(|value| if value.is_nan() { f64::NAN } else { value }.to_ne_bytes())

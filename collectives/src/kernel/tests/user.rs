@@ -1,10 +1,10 @@
-//! Operators of the user's, and what does not fit.
+//! User-defined operators, and type mismatches.
 
 use super::reduce::content;
 use super::reference;
 use super::{Memory, Random};
 use crate::kernel::{Function, Op, Scalar, UserOperator};
-use crate::plan::Form::{self, Element, Partial};
+use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
 fn sum() -> UserOperator {
@@ -14,7 +14,7 @@ fn sum() -> UserOperator {
 }
 
 #[test]
-fn an_operator_over_f32_serves_all_that_accumulate_in_it() {
+fn an_operator_over_f32_serves_all_types_with_that_accumulator() {
     let mut random = Random::new(11);
     for data in [
         DataType::F32,
@@ -31,7 +31,7 @@ fn an_operator_over_f32_serves_all_that_accumulate_in_it() {
                 [0, 1, 7, 100, 1030]
             } {
                 for into in [Element, Partial] {
-                    let sources: Vec<(Form, Vec<u8>)> = (0..count)
+                    let sources: Vec<(BlockForm, Vec<u8>)> = (0..count)
                         .map(|index| {
                             let form = if index % 2 == 0 { Element } else { Partial };
                             (form, content(&mut random, data, form, elements, false))
@@ -45,7 +45,7 @@ fn an_operator_over_f32_serves_all_that_accumulate_in_it() {
                         .map(|(memory, (form, _))| (*form, memory.at().cast_const()))
                         .collect();
                     let mut own = Memory::new(&vec![0; expected.len()], 1);
-                    // SAFETY: all memories have that many elements of their form, and are apart.
+                    // SAFETY: all memories have that many elements of their form, and are disjoint.
                     unsafe { function.reduce(&pointers, (into, own.at()), elements) };
                     assert_eq!(
                         own.content(expected.len()),
@@ -101,7 +101,7 @@ fn a_scalar_of_another_type_is_refused_and_nothing_written() {
 }
 
 #[test]
-fn names_are_the_operators() {
+fn names_are_those_of_the_operators() {
     assert_eq!(Op::from(sum()).name(), "sum of mine");
     assert_eq!(Op::from(ReduceOp::Avg).name(), "avg");
     assert_eq!(

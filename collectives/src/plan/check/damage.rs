@@ -1,8 +1,9 @@
-//! Every step of every algorithm is damaged, in one way after another; the checker finds each.
+//! Mutation tests: every step of every algorithm is damaged in several ways, and the checker finds
+//! each.
 
 use super::prove;
 use crate::algorithm::Algorithm;
-use crate::plan::{Collective, Form, Place, Plan, Span, Step};
+use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Span, Step};
 use crate::types::Rank;
 
 /// Plans to damage: every algorithm, few ranks.
@@ -19,7 +20,8 @@ fn plans() -> impl Iterator<Item = (String, Plan)> {
     })
 }
 
-/// Calls `damage` with every step of every plan: it makes of a plan a damaged one, or none. Each must be found.
+/// Calls `damage` with every step of every plan, which returns a damaged plan or `None`. Each must
+/// be detected.
 fn every_step(damage: impl Fn(&Plan, usize, usize, usize) -> Option<Plan>) -> usize {
     let mut damaged = 0;
     for (name, plan) in plans() {
@@ -88,10 +90,10 @@ fn another_form() {
         let mut plan = plan.clone();
         match &mut plan.programs[rank].strands[strand][number] {
             Step::RecvReduce { form, .. } => {
-                *form = if *form == Form::Element {
-                    Form::Partial
+                *form = if *form == BlockForm::Element {
+                    BlockForm::Partial
                 } else {
-                    Form::Element
+                    BlockForm::Element
                 }
             }
             _ => return None,
@@ -101,7 +103,6 @@ fn another_form() {
     assert!(damaged > 100, "{damaged}");
 }
 
-/// A span that a step reads.
 fn read(step: &mut Step) -> Option<&mut Span> {
     match step {
         Step::Send { span, .. } => Some(span),
@@ -112,7 +113,6 @@ fn read(step: &mut Step) -> Option<&mut Span> {
     }
 }
 
-/// The span that a step writes.
 fn written(step: &mut Step) -> Option<&mut Span> {
     match step {
         Step::Recv { into, .. }
@@ -154,10 +154,10 @@ fn another_place() {
     let damaged = every_step(|plan, rank, strand, number| {
         let mut plan = plan.clone();
         let span = written(&mut plan.programs[rank].strands[strand][number]).filter(|span| span.blocks > 0)?;
-        span.place = if span.place == Place::Output {
-            Place::Input
+        span.place = if span.place == PlanMemory::Output {
+            PlanMemory::Input
         } else {
-            Place::Output
+            PlanMemory::Output
         };
         Some(plan)
     });
@@ -182,7 +182,8 @@ fn a_block_less_or_more() {
     }
 }
 
-/// A message that is neither sent nor received. (A barrier's may be one too many: news reaches some ranks in more than one way.)
+/// A message that is neither sent nor received. (A barrier may have redundant messages: information
+/// reaches some ranks by several paths.)
 #[test]
 fn a_message_that_is_left_out() {
     let damaged = every_step(|plan, rank, strand, number| {

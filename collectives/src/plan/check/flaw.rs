@@ -1,26 +1,26 @@
-//! What can be wrong with a plan.
+//! Flaws of plans.
 
 use core::fmt;
 
-use crate::plan::{Collective, Form, Place};
+use crate::plan::{BlockForm, Collective, PlanMemory};
 use crate::types::Rank;
 
-/// What is wrong with a plan, and where.
+/// A flaw and its position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {fault}")]
 pub struct Flaw {
-    /// Where.
+    /// The position.
     pub at: At,
-    /// What.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// A place in a plan.
+/// A position in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
     /// The plan as a whole.
     Plan,
-    /// What a rank has in the end.
+    /// The final contents of a rank.
     End {
         /// The rank.
         rank: Rank,
@@ -29,9 +29,9 @@ pub enum At {
     Step {
         /// The rank.
         rank: Rank,
-        /// Of which strand.
+        /// The strand.
         strand: u32,
-        /// Which one.
+        /// The step.
         step: u32,
     },
 }
@@ -46,173 +46,173 @@ impl fmt::Display for At {
     }
 }
 
-/// What is wrong.
+/// A fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The shape says what no collective is.
+    /// The shape is invalid.
     #[error("{0}")]
     Shape(&'static str),
-    /// A program is missing, or one of its strands.
+    /// A program or a strand is missing.
     #[error("every rank needs a program, all of as many strands")]
     Programs,
-    /// A block that the place doesn't have.
+    /// A block out of bounds.
     #[error("{place} has no block {block}, it has {blocks}")]
     NoBlock {
-        /// The place.
-        place: Place,
+        /// The memory.
+        place: PlanMemory,
         /// The block.
         block: u32,
-        /// How many there are.
+        /// The number of blocks.
         blocks: u32,
     },
-    /// A rank that is no member, or the rank itself.
-    #[error("rank {0} is nobody to exchange messages with")]
+    /// The peer is not a member, or the rank itself.
+    #[error("rank {0} is not a peer to exchange messages with")]
     Peer(Rank),
-    /// Messages that nobody receives, or receives that nobody serves.
+    /// Numbers of sends and receives that do not match.
     #[error("rank {from} sends rank {to} {sent} messages in this strand, and that one receives {received}")]
     Unmatched {
         /// The sender.
         from: Rank,
         /// The receiver.
         to: Rank,
-        /// How many are sent.
+        /// Messages sent.
         sent: u32,
-        /// How many are received.
+        /// Messages received.
         received: u32,
     },
-    /// A message that is not what its receiver takes it for.
+    /// A message in another form than expected.
     #[error("rank {from} has sent {sent:?}s, and {expected:?}s are expected")]
-    Forms {
+    FormMismatch {
         /// The sender.
         from: Rank,
-        /// What was sent.
-        sent: Form,
-        /// What was expected.
-        expected: Form,
+        /// The form sent.
+        sent: BlockForm,
+        /// The form expected.
+        expected: BlockForm,
     },
     /// Spans of different numbers of blocks.
     #[error("{from} blocks do not go into {into}")]
     Blocks {
-        /// How many there are.
+        /// Blocks of the source.
         from: u32,
-        /// How many there should be.
+        /// Blocks of the target.
         into: u32,
     },
-    /// A block that is not as long as what it is to hold.
+    /// A block whose length differs from that of the data written to it.
     #[error(
-        "data block {data} does not fit block {block} of {place} whatever the count: that is as long as data block {like}"
+        "data block {data} does not fit block {block} of {place} whatever the count: that is as long as data block {length_of}"
     )]
     Length {
-        /// What it is to hold.
+        /// The data block written.
         data: u32,
-        /// The place.
-        place: Place,
+        /// The memory.
+        place: PlanMemory,
         /// The block.
         block: u32,
-        /// Which data block it is as long as.
-        like: u32,
+        /// The data block whose length it has.
+        length_of: u32,
     },
-    /// A block that nothing has been written to.
+    /// A read of a block that was never written.
     #[error("nothing is in block {block} of {place} yet")]
     Undefined {
-        /// The place.
-        place: Place,
+        /// The memory.
+        place: PlanMemory,
         /// The block.
         block: u32,
     },
-    /// A block was written where nothing of this kind belongs.
+    /// A write to a memory that does not permit it.
     #[error("{place} is no place for {what}")]
     Place {
-        /// The place.
-        place: Place,
-        /// What does not belong there.
+        /// The memory.
+        place: PlanMemory,
+        /// The data written.
         what: &'static str,
     },
-    /// A reduction of blocks that are not the same one.
+    /// A reduction of different data blocks.
     #[error("data block {0} is reduced with data block {1}")]
-    Apples(u32, u32),
-    /// A contribution twice.
+    DifferentBlocks(u32, u32),
+    /// A duplicate contribution.
     #[error("rank {contributor}'s contribution to data block {data} is reduced twice")]
     Twice {
-        /// Whose.
+        /// The contributor.
         contributor: Rank,
-        /// To which block.
+        /// The data block.
         data: u32,
     },
-    /// A whole result is reduced further.
+    /// A complete result is reduced further.
     #[error("data block {0} has all contributions already, and is reduced further")]
     Whole(u32),
-    /// A result that is not whole.
+    /// An incomplete result.
     #[error("data block {data} lacks the contribution of rank {contributor}")]
     Lacks {
-        /// The block.
+        /// The data block.
         data: u32,
-        /// Whose is missing.
+        /// The missing contributor.
         contributor: Rank,
     },
-    /// A reduction in a collective that reduces nothing.
+    /// A reduction in a collective that is no reduction.
     #[error("{0} reduces nothing")]
     Reduces(Collective),
-    /// A reduction of nothing.
+    /// A reduction without sources.
     #[error("there is nothing to reduce")]
     NoSources,
-    /// What is read and what is written overlap without being the same.
-    #[error("what is read and what is written are neither the same blocks nor apart")]
+    /// Source and target overlap partly.
+    #[error("what is read and what is written are neither the same blocks nor disjoint")]
     Overlap,
     /// Two strands use a block that one of them writes.
     #[error("strands {0} and {1} both use block {2} of {3}, and it is written", strands.0, strands.1, block, place)]
     Shared {
-        /// The strands; the first is the writer, or one of them.
+        /// The strands; the first is a writer.
         strands: (u32, u32),
         /// The block.
         block: u32,
-        /// The place.
-        place: Place,
+        /// The memory.
+        place: PlanMemory,
     },
-    /// A wrong block of the output.
+    /// A wrong data block in the output.
     #[error("block {block} of output has data block {found}, where {expected} belongs")]
     Wrong {
         /// The block of the output.
         block: u32,
-        /// What it has.
+        /// The data block found.
         found: u32,
-        /// What it should have.
+        /// The data block expected.
         expected: u32,
     },
-    /// The ranks wait for one another: the chain of steps that do.
+    /// A cycle of waits: the waiting steps.
     #[error("waits in a cycle: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Cycle(Vec<Wait>),
-    /// The ranks wait for one another if messages are longer than the memory for them on their way.
+    /// A cycle of waits if messages exceed the staging memory.
     #[error("waits in a cycle where messages are long: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     LongCycle(Vec<Wait>),
-    /// A barrier that a rank leaves before another has come.
-    #[error("leaves the barrier and does not know that rank {0} has come")]
-    NotCome(Rank),
+    /// A rank leaves a barrier before another has entered.
+    #[error("leaves the barrier and does not know that rank {0} has entered")]
+    NotEntered(Rank),
 }
 
-/// A step that waits.
+/// A waiting step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
-    /// Whose step.
+    /// The rank.
     pub rank: Rank,
-    /// Of which strand.
+    /// The strand.
     pub strand: u32,
-    /// Which one.
+    /// The step.
     pub step: u32,
-    /// For whom.
+    /// The peer.
     pub peer: Rank,
-    /// For what.
+    /// The reason.
     pub why: Why,
 }
 
-/// What a step waits for.
+/// Why a step waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     /// A message.
     Message,
-    /// The message before to be received.
-    Room,
-    /// A message to be out of the blocks that the step writes.
+    /// Receipt of the previous message.
+    QueueSlot,
+    /// A message that has not left the blocks that the step writes.
     Overwrite,
 }
 
@@ -228,7 +228,7 @@ impl fmt::Display for Wait {
         write!(f, "rank {rank}, strand {strand}, step {step} waits for rank {peer} ")?;
         f.write_str(match self.why {
             Why::Message => "to send",
-            Why::Room => "to receive the message before",
+            Why::QueueSlot => "to receive the message before",
             Why::Overwrite => "to receive what this step overwrites",
         })
     }

@@ -1,4 +1,5 @@
-//! Plans that come to the end with short messages and not with long ones; and all algorithms, with more and less memory for messages.
+//! Plans that complete with short messages but deadlock with long ones; and all algorithms, with
+//! more and less memory for messages.
 
 use super::{Rules, Run};
 use crate::algorithm::Algorithm;
@@ -24,14 +25,15 @@ fn run(plan: &Plan, in_place: bool, rules: Rules) -> Result<(), Flaw> {
     Run::new(plan, in_place, rules).run()
 }
 
-/// How the executor was until it was found to stand still: in place, it took input and output for different memory, and so what it was sending for in the way as a whole.
+/// An executor that compares spans by name: in place it takes input and output for different
+/// memory, and so waits for a whole message that it is sending.
 const BY_NAME: Rules = Rules {
     by_parts: |sent, written| sent == written,
     ..Rules::LEAST
 };
 
 #[test]
-fn the_exchange_in_place_that_stood_still() {
+fn the_exchange_in_place_that_deadlocks() {
     let order = [Rank(0), Rank(1)];
     let schedule = Algorithm::RecursiveDoubling.schedule(Collective::AllReduce, &order, Rank(0));
     let plan = Plan::of(&*schedule.expect("a schedule"));
@@ -42,15 +44,16 @@ fn the_exchange_in_place_that_stood_still() {
         waits.len() == 2 && waits.iter().all(|wait| wait.why == Why::Overwrite && wait.step == 1),
         "{waits:?}"
     );
-    // Where one message is staged as a whole, where both have two memories, or where parts are freed, it does not.
+    // Without deadlock if one message is staged as a whole, out of place, or if parts are freed.
     run(&plan, true, Rules { ahead: 1, ..BY_NAME }).expect("short messages");
     run(&plan, false, BY_NAME).expect("two memories");
     run(&plan, true, Rules::LEAST).expect("freed part by part");
 }
 
-/// Which others would have stood still so: those that reduce what comes onto what they send.
+/// Other plans that deadlock with that executor: those that reduce a received message onto what
+/// they send.
 #[test]
-fn others_that_would_have_stood_still() {
+fn other_plans_that_would_deadlock() {
     let still = |ranks| {
         let stuck = plans(ranks).filter(|(_, plan)| plan.in_place && run(plan, true, BY_NAME).is_err());
         stuck.map(|(name, _)| name).collect::<Vec<_>>()
@@ -59,7 +62,8 @@ fn others_that_would_have_stood_still() {
     assert!(plans(5).all(|(_, plan)| run(&plan, false, BY_NAME).is_ok()));
 }
 
-/// An all-reduce between two ranks, of which one sends both blocks together, and the other one after the other.
+/// An all-reduce between two ranks, of which one sends both blocks together, and the other one
+/// after the other.
 const UNLIKE: &str = "allreduce in place\norder 0 1\nroot 0\nblocks 2\n\
     rank 0\nstrand 0\nsend input[0..2] to 1\nrecv-reduce element from 1 with input[0] into output[0]\nrecv-reduce element from 1 with input[1] into output[1]\n\
     rank 1\nstrand 0\nsend input[0] to 0\nsend input[1] to 0\nrecv-reduce element from 0 with input[0..2] into output[0..2]\n";
@@ -73,9 +77,9 @@ fn the_source_is_written_while_it_is_still_being_sent() {
         "rank 0, strand 0, step 1: waits in a cycle where messages are long: rank 0, strand 0, step 1 waits for rank 1 to receive what this step overwrites; \
          rank 1, strand 0, step 2 waits for rank 0 to receive what this step overwrites"
     );
-    // Nothing else is wrong with it.
-    let apart: Plan = UNLIKE.replace(" in place", "").parse().expect("a plan");
-    prove(&apart).expect("a plan that is right");
+    // It has no other flaw.
+    let out_of_place: Plan = UNLIKE.replace(" in place", "").parse().expect("a plan");
+    prove(&out_of_place).expect("a plan that is right");
     run(
         &plan,
         true,
@@ -87,7 +91,8 @@ fn the_source_is_written_while_it_is_still_being_sent() {
     .expect("short messages");
 }
 
-/// What goes straight to its destination cannot be exchanged through one memory, be it part by part: nobody would have a part elsewhere.
+/// Messages that go straight to their destinations cannot be exchanged in place, even part by part:
+/// no rank has a copy of a part elsewhere.
 #[test]
 fn an_exchange_straight_into_what_is_sent() {
     let plan = |first: &str| {
@@ -103,7 +108,7 @@ fn an_exchange_straight_into_what_is_sent() {
         "{flaw}"
     );
     run(&plan("recv output[0]"), false, Rules::LEAST).expect("another memory");
-    // Of three around a ring, one that has other memory is enough.
+    // In a ring of three, one rank with separate memory suffices.
     let ring = |last: &str| {
         let rank = |rank: u32, into: &str| {
             let (next, before) = ((rank + 1) % 3, (rank + 2) % 3);
@@ -117,10 +122,10 @@ fn an_exchange_straight_into_what_is_sent() {
     run(&ring("output[0]"), false, Rules::LEAST).expect("somebody begins");
 }
 
-/// A step of the rank's own, too, waits until what it writes has left.
+/// A local step waits too until its target has left.
 #[test]
 fn a_reduction_onto_what_is_sent() {
-    // Rank 2 hears of rank 0 when that has reduced, and rank 1 of rank 2.
+    // Rank 2 receives from rank 0 after that has reduced, and rank 1 from rank 2.
     let plan = |first: &str, second: &str| {
         let text = format!(
             "allreduce\norder 0 1 2\nroot 0\nblocks 1\n\
@@ -139,7 +144,8 @@ fn a_reduction_onto_what_is_sent() {
     );
 }
 
-/// Every algorithm with as much memory for messages as executors have: none, some, as many as are staged, as many as are granted.
+/// Every algorithm with as much memory for messages as executors have: none, some, as many as are
+/// staged, as many as are granted.
 #[test]
 fn every_algorithm_with_any_memory_for_messages() {
     for ranks in (1..=17).chain([31, 32, 33, 63, 64]) {

@@ -1,41 +1,38 @@
-//! A rank's memory as the checker has it: a cell for each block, and in the cell what the block would hold.
+//! A rank's memory in the checker: a cell per block, which holds a symbolic value.
 
 use std::rc::Rc;
 
 use super::Fault;
-use crate::plan::{Place, Program, Shape, Shared, Span};
+use crate::plan::{PlanMemory, Program, Shape, Shared, Span};
 use crate::types::Rank;
 
-/// A set of ranks.
-pub(super) type Set = Rc<[u64]>;
+pub(super) type RankSet = Rc<[u64]>;
 
-/// What a block holds.
 #[derive(Clone)]
 pub(super) struct Value {
-    /// Of which data block.
+    /// The data block.
     pub(super) data: u32,
-    /// How much of it.
+    /// Its contributions.
     pub(super) part: Part,
 }
 
-/// Whose contributions a value has.
 #[derive(Clone)]
 pub(super) enum Part {
-    /// One rank's, as it gave it.
+    /// One rank's input.
     One(Rank),
     /// Several ranks', accumulated.
-    Some(Set),
-    /// All: a result. What is not reduced is so from the beginning.
+    Some(RankSet),
+    /// All: a complete result. Data that is not reduced is always complete.
     Whole,
 }
 
-/// The ranks whose contributions are in one value, while it is being reduced.
-pub(super) struct Sum {
+/// A reduction in progress: its data block and contributions.
+pub(super) struct Accumulation {
     data: Option<u32>,
     set: Vec<u64>,
 }
 
-impl Sum {
+impl Accumulation {
     pub(super) fn new(ranks: u32) -> Self {
         Self {
             data: None,
@@ -43,11 +40,10 @@ impl Sum {
         }
     }
 
-    /// Adds `value`.
     pub(super) fn add(&mut self, value: &Value) -> Result<(), Fault> {
         let data = *self.data.get_or_insert(value.data);
         if data != value.data {
-            return Err(Fault::Apples(data, value.data));
+            return Err(Fault::DifferentBlocks(data, value.data));
         }
         match &value.part {
             Part::Whole => return Err(Fault::Whole(data)),
@@ -74,16 +70,16 @@ impl Sum {
         Ok(())
     }
 
-    /// The value, for `place`: whole for the output.
-    pub(super) fn finish(self, place: Place, ranks: u32) -> Result<Value, Fault> {
+    /// The value for `place`: complete for the output.
+    pub(super) fn finish(self, place: PlanMemory, ranks: u32) -> Result<Value, Fault> {
         let data = self.data.ok_or(Fault::NoSources)?;
         let part = match place {
-            Place::Partial => Part::Some(self.set.into()),
-            Place::Output => match missing(&self.set, ranks) {
+            PlanMemory::Partial => Part::Some(self.set.into()),
+            PlanMemory::Output => match missing(&self.set, ranks) {
                 Some(contributor) => return Err(Fault::Lacks { data, contributor }),
                 None => Part::Whole,
             },
-            Place::Input | Place::Scratch => {
+            PlanMemory::Input | PlanMemory::Scratch => {
                 return Err(Fault::Place {
                     place,
                     what: "the result of a reduction",
@@ -103,31 +99,25 @@ pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
 
 struct Cell {
     value: Option<Value>,
-    /// Which data block it is as long as.
-    like: u32,
-    /// How many messages of it have not left, and for whom the last of them is.
-    held: u32,
-    held_for: Rank,
-    /// Strands that read it: the first, and another one.
+    length_of: u32,
+    /// Messages that have not left it, and the receiver of the last one.
+    pending: u32,
+    pending_receiver: Rank,
     readers: [Option<u32>; 2],
-    /// The strand that writes it.
     writer: Option<u32>,
-    /// The last step that wrote it, and as which of its blocks.
+    /// The last step that wrote it, and the index of the block in that step.
     stamp: (u64, u32),
 }
 
-/// A rank's memory.
 pub(super) struct Memory {
     cells: Vec<Cell>,
-    /// The first cell of each place, and the end of the last one.
+    /// The first cell of each memory, and the end of the last one.
     bases: [usize; 5],
     shared: Option<Shared>,
-    /// The steps that wrote so far.
     stamp: u64,
 }
 
 impl Memory {
-    /// `rank`'s, before the first step.
     pub(super) fn new(shape: &Shape, rank: Rank, program: &Program, in_place: bool) -> Self {
         let (input, output) = (shape.input(rank), shape.output(rank));
         let mut bases = [0; 5];
@@ -154,11 +144,11 @@ impl Memory {
         let cells = values
             .chain(std::iter::repeat(None))
             .zip(likes)
-            .map(|(value, &like)| Cell {
+            .map(|(value, &length_of)| Cell {
                 value,
-                like,
-                held: 0,
-                held_for: rank,
+                length_of,
+                pending: 0,
+                pending_receiver: rank,
                 readers: [None; 2],
                 writer: None,
                 stamp: (0, 0),
@@ -173,8 +163,7 @@ impl Memory {
         }
     }
 
-    /// The cell of a block.
-    fn cell(&self, place: Place, block: u32) -> Result<usize, Fault> {
+    fn cell(&self, place: PlanMemory, block: u32) -> Result<usize, Fault> {
         let (base, end) = (self.bases[place as usize], self.bases[place as usize + 1]);
         if block as usize >= end - base {
             let blocks = (end - base) as u32;
@@ -182,15 +171,14 @@ impl Memory {
         }
         match self.shared {
             Some(shared)
-                if place == Place::Output && (shared.output..shared.output + shared.blocks).contains(&block) =>
+                if place == PlanMemory::Output && (shared.output..shared.output + shared.blocks).contains(&block) =>
             {
-                Ok(self.bases[Place::Input as usize] + (block - shared.output + shared.input) as usize)
+                Ok(self.bases[PlanMemory::Input as usize] + (block - shared.output + shared.input) as usize)
             }
             _ => Ok(base + block as usize),
         }
     }
 
-    /// The cells of a span.
     pub(super) fn cells(&self, span: Span) -> Result<Vec<usize>, Fault> {
         let end = span.first.checked_add(span.blocks).ok_or(Fault::NoBlock {
             place: span.place,
@@ -200,7 +188,7 @@ impl Memory {
         (span.first..end).map(|block| self.cell(span.place, block)).collect()
     }
 
-    /// What `cells`, those of `span`, hold, as `strand` reads it.
+    /// The content of `cells`, those of `span`, read by `strand`.
     pub(super) fn read(&mut self, strand: u32, span: Span, cells: &[usize]) -> Result<Vec<Value>, Fault> {
         let blocks = span.first..;
         blocks
@@ -209,7 +197,7 @@ impl Memory {
             .collect()
     }
 
-    fn read_one(&mut self, strand: u32, place: Place, block: u32, at: usize) -> Result<Value, Fault> {
+    fn read_one(&mut self, strand: u32, place: PlanMemory, block: u32, at: usize) -> Result<Value, Fault> {
         let cell = &mut self.cells[at];
         if let Some(writer) = cell.writer.filter(|&writer| writer != strand) {
             return Err(Fault::Shared {
@@ -226,31 +214,30 @@ impl Memory {
         cell.value.clone().ok_or(Fault::Undefined { place, block })
     }
 
-    /// Whether a message has not left one of `cells`, and for whom it is.
-    pub(super) fn held(&self, cells: &[usize]) -> Option<Rank> {
+    /// The receiver of a message that has not left one of `cells`.
+    pub(super) fn pending(&self, cells: &[usize]) -> Option<Rank> {
         cells
             .iter()
             .map(|&at| &self.cells[at])
-            .find(|cell| cell.held > 0)
-            .map(|cell| cell.held_for)
+            .find(|cell| cell.pending > 0)
+            .map(|cell| cell.pending_receiver)
     }
 
-    /// A message to `to` leaves `cells` later.
-    pub(super) fn hold(&mut self, cells: &[usize], to: Rank) {
+    /// A message to `to` will leave `cells` later.
+    pub(super) fn add_pending(&mut self, cells: &[usize], to: Rank) {
         for &at in cells {
-            self.cells[at].held += 1;
-            self.cells[at].held_for = to;
+            self.cells[at].pending += 1;
+            self.cells[at].pending_receiver = to;
         }
     }
 
-    /// It has left them.
+    /// The message has left them.
     pub(super) fn release(&mut self, cells: &[usize]) {
         for &at in cells {
-            self.cells[at].held -= 1;
+            self.cells[at].pending -= 1;
         }
     }
 
-    /// Writes `values` to `cells`, those of `into`, in `strand`.
     pub(super) fn write(
         &mut self,
         shape: &Shape,
@@ -260,7 +247,7 @@ impl Memory {
         values: Vec<Value>,
     ) -> Result<(), Fault> {
         let place = into.place;
-        if place == Place::Input && into.blocks > 0 {
+        if place == PlanMemory::Input && into.blocks > 0 {
             return Err(Fault::Place {
                 place,
                 what: "what the rank gets",
@@ -283,19 +270,19 @@ impl Memory {
                 });
             }
             cell.writer = Some(strand);
-            if place == Place::Output && !matches!(value.part, Part::Whole) {
+            if place == PlanMemory::Output && !matches!(value.part, Part::Whole) {
                 return Err(Fault::Place {
                     place,
                     what: "what lacks contributions",
                 });
             }
-            if shape.length_class(value.data) != shape.length_class(cell.like) {
-                let (data, like) = (value.data, cell.like);
+            if shape.length_class(value.data) != shape.length_class(cell.length_of) {
+                let (data, length_of) = (value.data, cell.length_of);
                 return Err(Fault::Length {
                     data,
                     place,
                     block,
-                    like,
+                    length_of,
                 });
             }
             cell.value = Some(value);
@@ -303,8 +290,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether each of `sources` is the same cells as `into`, one for one, or has none of them.
-    pub(super) fn apart(&mut self, into: &[usize], sources: &[Vec<usize>]) -> Result<(), Fault> {
+    /// Whether each of `sources` equals `into`, cell by cell, or is disjoint from it.
+    pub(super) fn check_disjoint(&mut self, into: &[usize], sources: &[Vec<usize>]) -> Result<(), Fault> {
         self.stamp += 1;
         for (index, &at) in into.iter().enumerate() {
             self.cells[at].stamp = (self.stamp, index as u32);
@@ -317,9 +304,8 @@ impl Memory {
         Ok(())
     }
 
-    /// What the output holds.
     pub(super) fn output(&self, shape: &Shape, rank: Rank) -> Result<(), Fault> {
-        let place = Place::Output;
+        let place = PlanMemory::Output;
         for (block, expected) in (0..).zip(shape.output(rank)) {
             match &self.cells[self.cell(place, block)?].value {
                 None => return Err(Fault::Undefined { place, block }),

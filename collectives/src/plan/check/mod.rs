@@ -1,13 +1,19 @@
-//! The checker: runs a plan with symbols for data, and so proves it for every count, type and operator.
+//! The plan checker: symbolic execution of a plan, which proves it for every count, type and
+//! operator.
 //!
-//! Every block holds a value: which data block it is, and whose contributions it has. A message carries the values of its blocks, and a reduction adds contributions up, each of which may come once. In the end every rank's output
-//! must have the right data blocks, with all contributions.
+//! Every block holds a value: a data block and the set of its contributions. A message carries the
+//! values of its blocks, and a reduction unites contributions, each of which may occur once. At the
+//! end every rank's output must hold the right data blocks with all contributions.
 //!
-//! One run is enough. Strands only wait for messages, for room and for their own memory, and take messages from one sender in their order: whatever is done first, each strand sees the same. So if one order of events gets to the end, all do; and
-//! the run finds that strands share no block that one of them writes, on which this rests. What an executor is taken to do is said in [`plan`](crate::plan).
+//! One run suffices. Strands only wait for messages, queue slots and their own memory, and receive
+//! messages of one sender in order: each strand sees the same in any interleaving. So if one
+//! interleaving completes, all do; the run also checks the premise that strands share no block that
+//! one of them writes. The executor model is that of [`plan`](crate::plan).
 //!
-//! That run is with short messages, which says what is where in the end. A second one, `long`, is with messages longer than any memory for them, which stay where they are until their receivers come to them: it proves that all ranks come to
-//! the end with messages of any lengths. What it takes the executor to do, and why it is enough, is said there.
+//! That run has short messages and proves the final contents. A second one, `long`, has messages
+//! longer than any staging memory, which stay at the sender until their receivers are at them
+//! (rendezvous): it proves freedom from deadlock for messages of any length. That module states the
+//! requirements on the executor and the argument.
 
 #[cfg(test)]
 mod damage;
@@ -21,16 +27,16 @@ use std::collections::HashMap;
 
 pub use flaw::{At, Fault, Flaw, Wait, Why};
 use long::Rules;
-use memory::{Memory, Sum, Value, missing};
+use memory::{Accumulation, Memory, Value, missing};
 
-use crate::plan::{Collective, Form, Plan, Shape, Span, Step};
+use crate::plan::{BlockForm, Collective, Plan, Shape, Span, Step};
 use crate::types::Rank;
 
-/// That a plan is right.
+/// The proof that a plan is correct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Proof {
-    /// Whether in place, too.
+    /// Whether it also holds in place.
     pub in_place: bool,
     /// Steps of all ranks.
     pub steps: u64,
@@ -38,14 +44,17 @@ pub struct Proof {
     pub messages: u64,
 }
 
-/// The most blocks that all ranks' inputs of a plan may have that is checked, and their outputs: more take gigabytes.
-const MOST_BLOCKS: u64 = 1 << 23;
+/// The maximum number of blocks of all ranks' inputs, and of their outputs, that is checked: more
+/// take gigabytes.
+const MAX_BLOCKS: u64 = 1 << 23;
 
-/// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once; messages match; no wait is in a cycle, however long messages are; nothing is read before it is written; nothing writes the input; no two strands use a block that one of
-/// them writes. If it says that it may run in place, then in place as well.
+/// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once;
+/// messages match; no cycle of waits for messages of any length; nothing is read before it is
+/// written; the input is not written; no two strands use a block that one of them writes. If it may
+/// run in place, that is proved too.
 ///
 /// # Errors
-/// The first flaw that was found.
+/// The first flaw found.
 pub fn prove(plan: &Plan) -> Result<Proof, Flaw> {
     shape(&plan.shape).map_err(|fault| Flaw { at: At::Plan, fault })?;
     let proof = Run::new(plan, false)?.run()?;
@@ -62,7 +71,6 @@ pub fn prove(plan: &Plan) -> Result<Proof, Flaw> {
     Ok(proof)
 }
 
-/// Whether there can be such a shape.
 fn shape(shape: &Shape) -> Result<(), Fault> {
     let ranks = shape.order.len();
     if ranks == 0 {
@@ -81,67 +89,59 @@ fn shape(shape: &Shape) -> Result<(), Fault> {
     if shape.blocks == 0 && shape.collective != Collective::Barrier {
         return Err(Fault::Shape("there are no blocks"));
     }
-    // A rank has all of what is reduced or broadcast, and a part for each rank of the others.
+    // A rank has the whole of what is reduced or broadcast, and a part for each rank of the others.
     let parts = match shape.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
         _ => ranks as u64,
     };
     match (ranks as u64 * parts).checked_mul(u64::from(shape.blocks)) {
-        Some(blocks) if blocks <= MOST_BLOCKS => Ok(()),
+        Some(blocks) if blocks <= MAX_BLOCKS => Ok(()),
         _ => Err(Fault::Shape("there are too many blocks to check")),
     }
 }
 
-/// A message that is on its way.
 struct Message {
-    form: Form,
+    form: BlockForm,
     values: Vec<Value>,
-    /// The sender's cells that it has not left.
-    held: Vec<usize>,
-    /// Of a barrier: who is known to have come.
-    come: Box<[u64]>,
+    pending: Vec<usize>,
+    /// Of a barrier: the ranks known to have entered.
+    entered: Box<[u64]>,
 }
 
-/// The messages of a strand from one rank to another.
 #[derive(Default)]
 struct Queue {
-    /// By number of the message: the step that sends it.
+    /// By message: the sending step.
     sends: Vec<u32>,
-    /// By number of the message: the step that receives it, and if that reduces, the one from which on the message is staged: that after the receive before.
+    /// By message: the receiving step, and if that reduces, the step from which on the message is
+    /// staged: the one after the previous receive.
     receives: Vec<(u32, Option<u32>)>,
-    /// How many were sent.
     sent: usize,
-    on_its_way: Option<Message>,
+    in_flight: Option<Message>,
 }
 
-/// A strand of a rank.
 #[derive(Clone, Copy)]
-struct Actor {
+struct StrandState {
     next: u32,
     waits: Option<(Rank, Why)>,
-    /// Whether it is in the list of those to go on.
-    listed: bool,
+    is_ready: bool,
 }
 
-/// What a step came to.
 enum Outcome {
     Done,
     Waits(Rank, Why),
 }
 
-/// A plan being run.
 struct Run<'a> {
     plan: &'a Plan,
     in_place: bool,
     ranks: u32,
     memories: Vec<Memory>,
     queues: HashMap<(u32, Rank, Rank), Queue>,
-    /// By strand and rank.
-    actors: Vec<Actor>,
-    /// Those that may be able to go on.
+    strand_states: Vec<StrandState>,
+    /// Strands that may be able to continue.
     ready: Vec<(u32, Rank)>,
-    /// Of a barrier, by rank: who is known to have come.
-    come: Vec<Box<[u64]>>,
+    /// Of a barrier, by rank: the ranks known to have entered.
+    entered: Vec<Box<[u64]>>,
 }
 
 impl<'a> Run<'a> {
@@ -160,13 +160,13 @@ impl<'a> Run<'a> {
             .programs
             .iter()
             .flat_map(|program| program.scratch.iter().chain(&program.partial))
-            .any(|&like| like >= data_blocks)
+            .any(|&length_of| length_of >= data_blocks)
         {
             let fault = Fault::Shape("memory is as long as a data block that there is not");
             return Err(Flaw { at: At::Plan, fault });
         }
         let memory = |(program, rank)| Memory::new(&plan.shape, Rank(rank), program, in_place);
-        let come = |rank: u32| {
+        let entered = |rank: u32| {
             let mut set = vec![
                 0;
                 if plan.shape.collective == Collective::Barrier {
@@ -180,10 +180,10 @@ impl<'a> Run<'a> {
             }
             set.into_boxed_slice()
         };
-        let actor = Actor {
+        let strand_state = StrandState {
             next: 0,
             waits: None,
-            listed: true,
+            is_ready: true,
         };
         Ok(Self {
             plan,
@@ -191,34 +191,33 @@ impl<'a> Run<'a> {
             ranks,
             memories: plan.programs.iter().zip(0..).map(memory).collect(),
             queues: queues(plan)?,
-            actors: vec![actor; strands * ranks as usize],
+            strand_states: vec![strand_state; strands * ranks as usize],
             ready: (0..strands as u32)
                 .flat_map(|strand| (0..ranks).map(move |rank| (strand, Rank(rank))))
                 .collect(),
-            come: (0..ranks).map(come).collect(),
+            entered: (0..ranks).map(entered).collect(),
         })
     }
 
-    /// The actor of `rank` in `strand`.
-    fn actor(&self, strand: u32, rank: Rank) -> usize {
+    /// The index of `rank`'s `strand`.
+    fn strand_state(&self, strand: u32, rank: Rank) -> usize {
         strand as usize * self.ranks as usize + rank.index()
     }
 
-    /// Has `rank` look whether it can go on.
     fn wake(&mut self, strand: u32, rank: Rank) {
-        let at = self.actor(strand, rank);
-        if !std::mem::replace(&mut self.actors[at].listed, true) {
+        let at = self.strand_state(strand, rank);
+        if !std::mem::replace(&mut self.strand_states[at].is_ready, true) {
             self.ready.push((strand, rank));
         }
     }
 
     fn run(mut self) -> Result<Proof, Flaw> {
         while let Some((strand, rank)) = self.ready.pop() {
-            let at = self.actor(strand, rank);
-            self.actors[at].listed = false;
+            let at = self.strand_state(strand, rank);
+            self.strand_states[at].is_ready = false;
             let steps = &self.plan.programs[rank.index()].strands[strand as usize];
-            while let Some(step) = steps.get(self.actors[at].next as usize) {
-                let next = self.actors[at].next;
+            while let Some(step) = steps.get(self.strand_states[at].next as usize) {
+                let next = self.strand_states[at].next;
                 let outcome = self.step(strand, rank, step).map_err(|fault| Flaw {
                     at: At::Step {
                         rank,
@@ -229,40 +228,40 @@ impl<'a> Run<'a> {
                 })?;
                 match outcome {
                     Outcome::Waits(peer, why) => {
-                        self.actors[at].waits = Some((peer, why));
+                        self.strand_states[at].waits = Some((peer, why));
                         break;
                     }
                     Outcome::Done => {}
                 }
-                self.actors[at].next += 1;
-                self.actors[at].waits = None;
+                self.strand_states[at].next += 1;
+                self.strand_states[at].waits = None;
             }
         }
         self.finish()
     }
 
-    /// What one step does; nothing, if it has to wait.
+    /// Executes one step; no effect if it has to wait.
     fn step(&mut self, strand: u32, rank: Rank, step: &Step) -> Result<Outcome, Fault> {
         let shape = &self.plan.shape;
         let memory = &mut self.memories[rank.index()];
         match step {
             Step::Send { to, span } => {
                 let queue = self.queues.get_mut(&(strand, rank, *to)).ok_or(Fault::Peer(*to))?;
-                if queue.on_its_way.is_some() {
-                    return Ok(Outcome::Waits(*to, Why::Room));
+                if queue.in_flight.is_some() {
+                    return Ok(Outcome::Waits(*to, Why::QueueSlot));
                 }
                 let cells = memory.cells(*span)?;
                 let values = memory.read(strand, *span, &cells)?;
-                let receiver = self.actors[strand as usize * self.ranks as usize + to.index()];
+                let receiver = self.strand_states[strand as usize * self.ranks as usize + to.index()];
                 let staged = queue.receives[queue.sent].1.is_some_and(|from| receiver.next >= from);
-                let held = if staged { Vec::new() } else { cells };
-                memory.hold(&held, *to);
+                let pending = if staged { Vec::new() } else { cells };
+                memory.add_pending(&pending, *to);
                 queue.sent += 1;
-                queue.on_its_way = Some(Message {
+                queue.in_flight = Some(Message {
                     form: span.place.form(),
                     values,
-                    held,
-                    come: self.come[rank.index()].clone(),
+                    pending,
+                    entered: self.entered[rank.index()].clone(),
                 });
                 self.wake(strand, *to);
                 Ok(Outcome::Done)
@@ -291,7 +290,7 @@ impl<'a> Run<'a> {
             }
             Step::Reduce { sources, into } => {
                 let cells = memory.cells(*into)?;
-                if let Some(peer) = memory.held(&cells) {
+                if let Some(peer) = memory.pending(&cells) {
                     return Ok(Outcome::Waits(peer, Why::Overwrite));
                 }
                 let from = sources
@@ -316,7 +315,7 @@ impl<'a> Run<'a> {
                 }
                 if from.place.form() != into.place.form() {
                     let (sent, expected) = (from.place.form(), into.place.form());
-                    return Err(Fault::Forms {
+                    return Err(Fault::FormMismatch {
                         from: rank,
                         sent,
                         expected,
@@ -326,28 +325,29 @@ impl<'a> Run<'a> {
                 if sources == cells {
                     return Ok(Outcome::Done);
                 }
-                if let Some(peer) = memory.held(&cells) {
+                if let Some(peer) = memory.pending(&cells) {
                     return Ok(Outcome::Waits(peer, Why::Overwrite));
                 }
-                memory.apart(&cells, &[sources])?;
+                memory.check_disjoint(&cells, &[sources])?;
                 memory.write(shape, strand, *into, &cells, values)?;
                 Ok(Outcome::Done)
             }
         }
     }
 
-    /// Takes the message from `from` for `cells`, those of `into`, if it is there and they can be written.
+    /// Receives the message from `from` into `cells`, those of `into`, if it has arrived and they
+    /// can be written.
     fn take(
         &mut self,
         strand: u32,
         rank: Rank,
         from: Rank,
-        form: Form,
+        form: BlockForm,
         into: Span,
         cells: &[usize],
     ) -> Result<Result<Message, Outcome>, Fault> {
         let queue = self.queues.get_mut(&(strand, from, rank)).ok_or(Fault::Peer(from))?;
-        let Some(message) = queue.on_its_way.as_ref() else {
+        let Some(message) = queue.in_flight.as_ref() else {
             return Ok(Err(Outcome::Waits(from, Why::Message)));
         };
         if message.values.len() != into.blocks as usize {
@@ -359,43 +359,41 @@ impl<'a> Run<'a> {
         }
         if message.form != form && into.blocks > 0 {
             let sent = message.form;
-            return Err(Fault::Forms {
+            return Err(Fault::FormMismatch {
                 from,
                 sent,
                 expected: form,
             });
         }
-        if let Some(peer) = self.memories[rank.index()].held(cells) {
+        if let Some(peer) = self.memories[rank.index()].pending(cells) {
             return Ok(Err(Outcome::Waits(peer, Why::Overwrite)));
         }
-        let Some(message) = queue.on_its_way.take() else {
+        let Some(message) = queue.in_flight.take() else {
             return Ok(Err(Outcome::Waits(from, Why::Message)));
         };
-        self.memories[from.index()].release(&message.held);
-        for (mine, theirs) in self.come[rank.index()].iter_mut().zip(&message.come) {
+        self.memories[from.index()].release(&message.pending);
+        for (mine, theirs) in self.entered[rank.index()].iter_mut().zip(&message.entered) {
             *mine |= theirs;
         }
         Ok(Ok(message))
     }
 
-    /// After a message from `from` was received: it may send the next; and the message for the receive that follows, if that reduces, leaves its sender's memory.
     fn received(&mut self, strand: u32, rank: Rank, from: Rank) {
         self.wake(strand, from);
         let steps = &self.plan.programs[rank.index()].strands[strand as usize];
-        let later = &steps[self.actors[self.actor(strand, rank)].next as usize + 1..];
+        let later = &steps[self.strand_states[self.strand_state(strand, rank)].next as usize + 1..];
         let next = later
             .iter()
             .find(|step| matches!(step, Step::Recv { .. } | Step::RecvReduce { .. }));
         if let Some(&Step::RecvReduce { from, .. }) = next
             && let Some(queue) = self.queues.get_mut(&(strand, from, rank))
-            && let Some(message) = &mut queue.on_its_way
+            && let Some(message) = &mut queue.in_flight
         {
-            self.memories[from.index()].release(&std::mem::take(&mut message.held));
+            self.memories[from.index()].release(&std::mem::take(&mut message.pending));
             self.wake(strand, from);
         }
     }
 
-    /// Reduces `operands`, which come from `sources` as far as they come from memory, to `cells`, those of `into`.
     fn reduce(
         &mut self,
         strand: u32,
@@ -416,9 +414,9 @@ impl<'a> Run<'a> {
             });
         }
         let memory = &mut self.memories[rank.index()];
-        memory.apart(cells, sources)?;
+        memory.check_disjoint(cells, sources)?;
         let sum = |index: usize| {
-            let mut sum = Sum::new(self.ranks);
+            let mut sum = Accumulation::new(self.ranks);
             operands.iter().try_for_each(|operand| sum.add(&operand[index]))?;
             sum.finish(into.place, self.ranks)
         };
@@ -426,10 +424,14 @@ impl<'a> Run<'a> {
         memory.write(shape, strand, into, cells, values)
     }
 
-    /// When nobody can go on: whether all are at the end, with what belongs there.
+    /// With no strand ready: whether all are at the end, with the right contents.
     fn finish(self) -> Result<Proof, Flaw> {
-        if let Some(stuck) = self.actors.iter().position(|actor| actor.waits.is_some()) {
-            let waits = chain(&self.actors, self.ranks, stuck);
+        if let Some(stuck) = self
+            .strand_states
+            .iter()
+            .position(|strand_state| strand_state.waits.is_some())
+        {
+            let waits = wait_cycle(&self.strand_states, self.ranks, stuck);
             let Wait { rank, strand, step, .. } = waits[0];
             return Err(Flaw {
                 at: At::Step { rank, strand, step },
@@ -443,9 +445,9 @@ impl<'a> Run<'a> {
             };
             memory.output(&self.plan.shape, rank).map_err(flaw)?;
             if self.plan.shape.collective == Collective::Barrier
-                && let Some(other) = missing(&self.come[rank.index()], self.ranks)
+                && let Some(other) = missing(&self.entered[rank.index()], self.ranks)
             {
-                return Err(flaw(Fault::NotCome(other)));
+                return Err(flaw(Fault::NotEntered(other)));
             }
         }
         let steps = self
@@ -462,14 +464,18 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Who waits for whom, in a circle, from an actor that waits. All that anybody waits for is something that a strand has yet to do, since messages match in number: so the chain comes back to itself.
-fn chain(actors: &[Actor], ranks: u32, stuck: usize) -> Vec<Wait> {
-    let mut chain: Vec<(usize, Wait)> = Vec::new();
+/// The cycle of waits that a waiting strand leads to. Every wait is for a later action of some
+/// strand, since messages match in number, so the chain closes.
+fn wait_cycle(strand_states: &[StrandState], ranks: u32, stuck: usize) -> Vec<Wait> {
+    let mut wait_cycle: Vec<(usize, Wait)> = Vec::new();
     let mut at = stuck;
-    while let (None, Some((peer, why))) = (chain.iter().position(|(seen, _)| *seen == at), actors[at].waits) {
+    while let (None, Some((peer, why))) = (
+        wait_cycle.iter().position(|(seen, _)| *seen == at),
+        strand_states[at].waits,
+    ) {
         let (strand, rank) = (at as u32 / ranks, Rank(at as u32 % ranks));
-        let step = actors[at].next;
-        chain.push((
+        let step = strand_states[at].next;
+        wait_cycle.push((
             at,
             Wait {
                 rank,
@@ -481,11 +487,11 @@ fn chain(actors: &[Actor], ranks: u32, stuck: usize) -> Vec<Wait> {
         ));
         at = (strand * ranks + peer.0) as usize;
     }
-    let begin = chain.iter().position(|(seen, _)| *seen == at).unwrap_or(0);
-    chain.into_iter().skip(begin).map(|(_, wait)| wait).collect()
+    let begin = wait_cycle.iter().position(|(seen, _)| *seen == at).unwrap_or(0);
+    wait_cycle.into_iter().skip(begin).map(|(_, wait)| wait).collect()
 }
 
-/// The queues of a plan, with who sends and receives what.
+/// The message queues of a plan with their sending and receiving steps.
 fn queues(plan: &Plan) -> Result<HashMap<(u32, Rank, Rank), Queue>, Flaw> {
     let ranks = plan.shape.ranks();
     let mut queues: HashMap<(u32, Rank, Rank), Queue> = HashMap::new();

@@ -1,16 +1,14 @@
-//! What the checker says of plans that are wrong, each in one way.
+//! Plans with one flaw each, and the flaw that the checker reports.
 
 use super::{At, Fault, Flaw, Wait, Why, prove};
-use crate::plan::{Collective, Form, Place, Plan};
+use crate::plan::{BlockForm, Collective, Plan, PlanMemory};
 use crate::types::Rank;
 
-/// What is wrong with the plan that `text` is.
 fn flaw(text: &str) -> Flaw {
     let plan: Plan = text.parse().expect("a plan");
     prove(&plan).expect_err("a flaw")
 }
 
-/// Where a step is.
 fn at(rank: u32, strand: u32, step: u32) -> At {
     At::Step {
         rank: Rank(rank),
@@ -60,7 +58,7 @@ fn a_contribution_that_never_comes() {
 fn a_contribution_taken_for_a_result() {
     let text = two("allreduce", 1, ["strand 0 \n copy input[0] into output[0]", "strand 0"]);
     let fault = Fault::Place {
-        place: Place::Output,
+        place: PlanMemory::Output,
         what: "what lacks contributions",
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
@@ -87,7 +85,7 @@ fn different_blocks_reduced_with_each_other() {
         flaw(&text),
         Flaw {
             at: at(0, 0, 0),
-            fault: Fault::Apples(0, 1)
+            fault: Fault::DifferentBlocks(0, 1)
         }
     );
 }
@@ -109,7 +107,7 @@ fn a_reduction_of_what_is_not_reduced() {
 }
 
 #[test]
-fn what_is_not_there_yet() {
+fn a_read_before_a_write() {
     let text = two(
         "broadcast",
         1,
@@ -119,7 +117,7 @@ fn what_is_not_there_yet() {
         ],
     );
     let fault = Fault::Undefined {
-        place: Place::Output,
+        place: PlanMemory::Output,
         block: 0,
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
@@ -137,7 +135,7 @@ fn an_output_that_is_not_written_or_is_another_block() {
         ],
     );
     let fault = Fault::Undefined {
-        place: Place::Output,
+        place: PlanMemory::Output,
         block: 1,
     };
     assert_eq!(
@@ -183,15 +181,15 @@ fn a_block_that_is_not_as_long() {
     );
     let fault = Fault::Length {
         data: 0,
-        place: Place::Scratch,
+        place: PlanMemory::Scratch,
         block: 0,
-        like: 1,
+        length_of: 1,
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
 }
 
 #[test]
-fn what_writes_the_input() {
+fn a_step_that_writes_the_input() {
     let text = two(
         "sendrecv",
         1,
@@ -201,7 +199,7 @@ fn what_writes_the_input() {
         ],
     );
     let fault = Fault::Place {
-        place: Place::Input,
+        place: PlanMemory::Input,
         what: "what the rank gets",
     };
     assert_eq!(flaw(&text).fault, fault);
@@ -220,7 +218,7 @@ fn blocks_that_there_are_not() {
             [&format!("strand 0 \n copy {span} into output[0]"), "strand 0"],
         );
         let fault = Fault::NoBlock {
-            place: Place::Input,
+            place: PlanMemory::Input,
             block,
             blocks: 1,
         };
@@ -229,7 +227,7 @@ fn blocks_that_there_are_not() {
 }
 
 #[test]
-fn messages_that_do_not_match() {
+fn unmatched_messages() {
     let text = two("barrier", 0, ["strand 0 \n send nothing to 1", "strand 0"]);
     let fault = Fault::Unmatched {
         from: Rank(0),
@@ -280,16 +278,16 @@ fn messages_that_do_not_match() {
             "strand 0 \n send input[0] to 0",
         ],
     );
-    let fault = Fault::Forms {
+    let fault = Fault::FormMismatch {
         from: Rank(1),
-        sent: Form::Element,
-        expected: Form::Partial,
+        sent: BlockForm::Element,
+        expected: BlockForm::Partial,
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
 }
 
 #[test]
-fn ranks_that_wait_for_one_another() {
+fn ranks_that_wait_in_a_cycle() {
     let text = two(
         "sendrecv",
         1,
@@ -322,7 +320,7 @@ fn more_messages_on_their_way_than_there_is_room_for() {
         panic!("no cycle")
     };
     assert!(
-        waits.len() == 2 && waits.iter().all(|wait| wait.why == Why::Room && wait.step == 1),
+        waits.len() == 2 && waits.iter().all(|wait| wait.why == Why::QueueSlot && wait.step == 1),
         "{waits:?}"
     );
 }
@@ -360,11 +358,11 @@ fn a_message_that_is_staged_only_after_another_has_come() {
             wait(2, 0, 0, Why::Message)
         ]
     );
-    // The other way round it gets to the end, where nobody has a result.
+    // In the other order it completes, and no rank has a result.
     let end = Flaw {
         at: At::End { rank: Rank(0) },
         fault: Fault::Undefined {
-            place: Place::Output,
+            place: PlanMemory::Output,
             block: 0,
         },
     };
@@ -445,7 +443,7 @@ fn strands_that_share_what_one_writes() {
     let shared = |strands| Fault::Shared {
         strands,
         block: 0,
-        place: Place::Output,
+        place: PlanMemory::Output,
     };
     assert_eq!(
         flaw(&text),
@@ -454,7 +452,7 @@ fn strands_that_share_what_one_writes() {
             fault: shared((1, 0))
         }
     );
-    // In place, what one strand sends is what the other writes.
+    // In place, one strand sends the blocks that the other writes.
     let both = |peer| {
         format!(
             "scratch 0 0\nstrand 0\nsend input[0] to {peer}\nrecv scratch[0] from {peer}\nreduce input[0] scratch[0] into output[0]\nstrand 1\nsend input[0] to {peer}\nrecv scratch[1] from {peer}"
@@ -477,7 +475,7 @@ fn strands_that_share_what_one_writes() {
     assert!(matches!(
         flaw(&text).fault,
         Fault::Shared {
-            place: Place::Output,
+            place: PlanMemory::Output,
             ..
         }
     ));
@@ -513,7 +511,7 @@ fn a_barrier_that_does_not_hold() {
         flaw(&text),
         Flaw {
             at: At::End { rank: Rank(0) },
-            fault: Fault::NotCome(Rank(1))
+            fault: Fault::NotEntered(Rank(1))
         }
     );
 }

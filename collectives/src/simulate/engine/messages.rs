@@ -1,14 +1,13 @@
-//! What goes between threads: grants ahead of messages, messages sent and taken, and confirmations behind them.
+//! Messages between threads: grants, sends, receives and acknowledgements.
 
 use std::collections::VecDeque;
 
-use super::{Arrival, Arrivals, Awaited, Kept, Run, Thread, Who, key};
-use crate::plan::{Form, Span};
-use crate::protocol::EAGER;
+use super::{Arrival, Arrivals, PendingReceive, Scope, Simulation, Thread, UngrantedMessage, key};
+use crate::plan::{BlockForm, Span};
+use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
-impl Run<'_> {
-    /// Grants the next `more` messages of an operation.
+impl Simulation<'_> {
     pub(super) fn grant(&mut self, id: usize, now: u64, more: u64) {
         let thread = &self.threads[id];
         let (rank, each) = (thread.rank, thread.senders.len() as u64);
@@ -17,10 +16,10 @@ impl Run<'_> {
             let from = self.threads[id].senders[(next % each) as usize];
             let there = now.saturating_add(self.prices(from.0, rank).grant);
             let grants = self.grants.entry(key(id, from)).or_default();
-            match grants.kept.pop_front() {
-                Some(kept) => {
-                    let leaves = kept.posted.max(there);
-                    self.leave(id, from, (leaves, leaves), kept.bytes, kept.fresh);
+            match grants.ungranted.pop_front() {
+                Some(ungranted) => {
+                    let leaves = ungranted.posted.max(there);
+                    self.leave(id, from, (leaves, leaves), ungranted.bytes, ungranted.forwarded);
                 }
                 None => grants.unused.push_back(there),
             }
@@ -28,68 +27,66 @@ impl Run<'_> {
         self.threads[id].granted = last;
     }
 
-    /// The thread of `from` that sends to a thread.
     fn sender_of(&self, id: usize, from: Rank) -> usize {
-        match self.who {
-            Who::All => from.index() * self.connections as usize + id % self.connections as usize,
-            Who::OneForAll => id,
+        match self.scope {
+            Scope::All => from.index() * self.connections as usize + id % self.connections as usize,
+            Scope::Representative => id,
         }
     }
 
-    pub(super) fn bytes(&self, form: Form, span: Span) -> f64 {
+    pub(super) fn bytes(&self, form: BlockForm, span: Span) -> f64 {
         let each = match form {
-            Form::Element => self.element_bytes,
-            Form::Partial => self.partial_bytes,
+            BlockForm::Element => self.element_bytes,
+            BlockForm::Partial => self.partial_bytes,
         };
         each * f64::from(span.blocks)
     }
 
-    /// Of how many bytes memory costs what it does.
+    /// The working set that determines memory cost.
     pub(super) fn touched(&self, message: f64) -> f64 {
         let shape = self.schedule.shape();
         self.work.touched(shape.collective, shape.ranks(), message)
     }
 
-    /// Which part of the other ranks of its host is busy, too.
+    /// The fraction of the other ranks of its host that are busy.
     pub(super) fn others(&self, rank: u32, now: u64) -> f64 {
         let measured = self.fabric.local.cost(self.work.protocol).bytes.is_some();
-        if !measured || self.who == Who::OneForAll {
+        if !measured || self.scope == Scope::Representative {
             return 1.0;
         }
-        let here = |other: &u32| *other != rank && self.links.are_together(rank, *other);
+        let here = |other: &u32| *other != rank && self.links.are_on_one_host(rank, *other);
         let all = (0..self.ranks.len() as u32).filter(here);
         let (mut others, mut busy) = (0u32, 0u32);
         for other in all {
             others += 1;
-            // Who has begun at this very time is busy, as is who is about to.
+            // A rank that began at this time is busy, as is one that is about to.
             busy += u32::from(self.ranks[other as usize].free > now || self.coming_at(other, now));
         }
         f64::from(busy) / f64::from(others.max(1))
     }
 
-    /// Whether one of a rank's threads has its message there.
+    /// Whether a message of one of a rank's threads has arrived.
     pub(super) fn coming_at(&self, rank: u32, now: u64) -> bool {
         let first = rank as usize * self.connections as usize;
         let threads = &self.threads[first..first + self.connections as usize];
-        let coming = |thread: &Thread<'_>| thread.awaited.and_then(|awaited| awaited.coming);
-        threads.iter().filter_map(coming).any(|message| message.at <= now)
+        let arrival = |thread: &Thread<'_>| thread.awaited.and_then(|awaited| awaited.arrival);
+        threads.iter().filter_map(arrival).any(|message| message.at <= now)
     }
 
-    /// In how many parts a message goes that its sender packs and its receiver unpacks.
+    /// The number of parts of a message that its sender packs and its receiver unpacks.
     fn packs(&self, bytes: f64) -> f64 {
         let lines = self.work.protocol.lines();
-        lines.map_or(1.0, |lines| (bytes / lines.room() as f64).ceil().max(1.0))
+        lines.map_or(1.0, |lines| (bytes / lines.capacity() as f64).ceil().max(1.0))
     }
 
-    /// Takes a message that has arrived.
-    pub(super) fn receive(&mut self, id: usize, awaited: Awaited, now: u64) -> u64 {
+    pub(super) fn receive(&mut self, id: usize, awaited: PendingReceive, now: u64) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(awaited.from.0, rank);
-        let fresh = awaited.coming.is_some_and(|message| message.fresh);
+        let forwarded = awaited.arrival.is_some_and(|message| message.forwarded);
         let moving = prices.moving(
             awaited.bytes,
             self.touched(awaited.bytes),
-            fresh,
+            forwarded,
             self.others(rank, now),
         );
         let parts = prices.parts(awaited.bytes);
@@ -97,7 +94,7 @@ impl Run<'_> {
         if !self.threads[id].sends {
             ps += prices.lone;
         }
-        let left = awaited.coming.map_or(0, |message| message.at) as f64 - prices.latency;
+        let left = awaited.arrival.map_or(0, |message| message.at) as f64 - prices.latency;
         if self.ranks[rank as usize]
             .sent
             .is_some_and(|sent| sent as f64 > left - prices.latency)
@@ -110,14 +107,14 @@ impl Run<'_> {
             ps += awaited.bytes * per_byte;
         }
         let taken = self.work(rank, now, ps);
-        // What comes last is still to be unpacked.
-        let last = awaited.coming.map_or(0, |message| message.last);
+        // The last part is still to be unpacked.
+        let last = awaited.arrival.map_or(0, |message| message.last);
         let unpacks = moving * parts.1 / self.packs(awaited.bytes);
         let taken = match last.saturating_add(unpacks.round() as u64) {
             later if later > taken => self.work(rank, later, 0.0),
             _ => taken,
         };
-        if prices.grant > 0 && awaited.bytes > EAGER as f64 {
+        if prices.grant > 0 && awaited.bytes > EAGER_BYTES as f64 {
             self.grant(id, taken, 1);
         }
         let confirm = prices.confirm(awaited.bytes);
@@ -133,7 +130,7 @@ impl Run<'_> {
         taken
     }
 
-    /// A message of a thread's is confirmed at some time.
+    /// A message of a thread is acknowledged at some time.
     fn confirm(&mut self, id: usize, at: u64) {
         let thread = &mut self.threads[id];
         thread.unconfirmed -= 1;
@@ -145,49 +142,52 @@ impl Run<'_> {
         }
     }
 
-    /// Sends a message; gives when the sender can go on.
-    pub(super) fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, fresh: bool) -> u64 {
+    pub(super) fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, forwarded: bool) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);
-        let moving = prices.moving(bytes, self.touched(bytes), fresh, self.others(rank, now));
+        let moving = prices.moving(bytes, self.touched(bytes), forwarded, self.others(rank, now));
         let parts = prices.parts(bytes);
         let posted = self.work(rank, now, prices.send + moving * parts.0);
         self.ranks[rank as usize].sent = Some(posted);
         let connection = id as u32 % self.connections;
-        let (receiver, from) = match self.who {
-            Who::All => (to.index() * self.connections as usize + connection as usize, Rank(rank)),
-            Who::OneForAll => {
+        let (receiver, from) = match self.scope {
+            Scope::All => (to.index() * self.connections as usize + connection as usize, Rank(rank)),
+            Scope::Representative => {
                 let order = &self.schedule.shape().order;
                 let onwards = self.position[to.index()] as usize + order.len() - self.position[rank as usize] as usize;
                 (id, order[(2 * order.len() - onwards) % order.len()])
             }
         };
-        // The first part leaves while others are still packed.
+        // The first part leaves while others are packed.
         let packed = moving * parts.0;
         let later = (packed - packed / self.packs(bytes)).round() as u64;
         self.messages += 1;
         if prices.confirm(bytes) > 0 {
             self.threads[id].unconfirmed += 1;
         }
-        if prices.grant == 0 || bytes <= EAGER as f64 {
-            self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, fresh);
+        if prices.grant == 0 || bytes <= EAGER_BYTES as f64 {
+            self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, forwarded);
             return posted;
         }
         let grants = self.grants.entry(key(receiver, from)).or_default();
         match grants.unused.pop_front() {
-            Some(there) => self.leave(receiver, from, (posted.max(there), posted.max(there)), bytes, fresh),
-            None => grants.kept.push_back(Kept { posted, bytes, fresh }),
+            Some(there) => self.leave(receiver, from, (posted.max(there), posted.max(there)), bytes, forwarded),
+            None => grants.ungranted.push_back(UngrantedMessage {
+                posted,
+                bytes,
+                forwarded,
+            }),
         }
         posted
     }
 
-    /// A message of `from` to a thread leaves: its first part, and its last one.
-    fn leave(&mut self, receiver: usize, from: Rank, (first, last): (u64, u64), bytes: f64, fresh: bool) {
+    /// A message from `from` to a thread leaves: its first part, and its last one.
+    fn leave(&mut self, receiver: usize, from: Rank, (first, last): (u64, u64), bytes: f64, forwarded: bool) {
         let landing = self.threads.get(receiver).map_or(from.0, |thread| thread.rank);
-        let (sender, together) = match self.who {
-            Who::All => (from.0, self.links.are_together(from.0, landing)),
-            // All do what this one does, and what comes from one of them leaves it for another.
-            Who::OneForAll => (landing, self.links.are_together(landing, from.0)),
+        let (sender, together) = match self.scope {
+            Scope::All => (from.0, self.links.are_on_one_host(from.0, landing)),
+            // All ranks do the same, and a message from one leaves this one for another.
+            Scope::Representative => (landing, self.links.are_on_one_host(landing, from.0)),
         };
         let connection = receiver as u32 % self.connections;
         let prices = if together { self.local } else { self.remote };
@@ -195,13 +195,13 @@ impl Run<'_> {
         let latency = (prices.latency.round() as u64).saturating_add(self.links.jitter());
         let at = arrival.saturating_add(latency);
         let last = at.saturating_add(last - first);
-        self.deliver(receiver, from, Arrival { at, last, fresh });
+        self.deliver(receiver, from, Arrival { at, last, forwarded });
     }
 
     fn deliver(&mut self, id: usize, from: Rank, arrival: Arrival) {
         match &mut self.threads[id].awaited {
-            Some(awaited) if awaited.from == from && awaited.coming.is_none() => {
-                awaited.coming = Some(arrival);
+            Some(awaited) if awaited.from == from && awaited.arrival.is_none() => {
+                awaited.arrival = Some(arrival);
                 self.queue.push(arrival.at.max(awaited.since), id as u32);
             }
             _ => {

@@ -1,26 +1,26 @@
-//! GPUs and their NVLinks: what a host gains, what joins two, and how rings go.
+//! GPUs and their NVLinks: hosts, pairs and rings.
 
 use doorbell_nvml as nvml;
-use nvml::{Ancestor, Machine, Reach};
+use nvml::{Ancestor, Machine, P2pStatus};
 
 use super::*;
 use crate::topology::order::ring;
 
-/// A machine of so many GPUs, with what is said of links between each two: how many there are, or switch.
+/// A machine of so many GPUs, with the number of direct links between each two, and to switches.
 fn machine(count: usize, links: impl Fn(usize, usize) -> u32, switched: u32) -> Machine {
     let address = |at: usize| format!("0000:{:02x}:00.0", at + 1);
     let link = |number, far| nvml::Link {
         number,
         version: Some(6),
         bytes_per_s: Some(25_000_000_000),
-        far,
+        remote: far,
     };
     let gpu = |one: usize| {
         let others = (0..count).filter(|two| *two != one);
         let direct = others
             .clone()
-            .flat_map(|two| vec![nvml::Far::Gpu(address(two)); links(one, two) as usize]);
-        let ends = direct.chain(vec![nvml::Far::Switch; switched as usize]);
+            .flat_map(|two| vec![nvml::RemoteDevice::Gpu(address(two)); links(one, two) as usize]);
+        let ends = direct.chain(vec![nvml::RemoteDevice::Switch; switched as usize]);
         let peers = others.map(|two| {
             let joined = switched > 0 || links(one, two) > 0;
             nvml::Peer {
@@ -30,9 +30,9 @@ fn machine(count: usize, links: impl Fn(usize, usize) -> u32, switched: u32) -> 
                 } else {
                     Ancestor::System
                 }),
-                nvlink: Some(if joined { Reach::Yes } else { Reach::NoWay }),
-                read: Some(if joined { Reach::Yes } else { Reach::NoChipset }),
-                write: Some(Reach::Yes),
+                nvlink: Some(if joined { P2pStatus::Yes } else { P2pStatus::NoWay }),
+                read: Some(if joined { P2pStatus::Yes } else { P2pStatus::NoChipset }),
+                write: Some(P2pStatus::Yes),
             }
         });
         nvml::Gpu {
@@ -53,7 +53,8 @@ fn machine(count: usize, links: impl Fn(usize, usize) -> u32, switched: u32) -> 
     }
 }
 
-/// How many NVLinks join each two of a DGX-1's GPUs, with V100s: two cubes of four, each with rings of single and of double links.
+/// NVLinks between the GPUs of a DGX-1 with V100s: two cubes of four, each with rings of single and
+/// of double links.
 const DGX1: [[u32; 8]; 8] = [
     [0, 1, 1, 2, 2, 0, 0, 0],
     [1, 0, 2, 1, 0, 2, 0, 0],
@@ -69,7 +70,6 @@ fn dgx1() -> Machine {
     machine(8, |one, two| DGX1[one][two], 0)
 }
 
-/// A host of nothing but these GPUs.
 fn host(machine: &Machine) -> Host {
     let mut host = Host {
         name: "h0".to_owned(),
@@ -81,7 +81,6 @@ fn host(machine: &Machine) -> Host {
     host
 }
 
-/// A rank for each GPU, in their order.
 fn members(machine: &Machine, name: &str) -> Vec<Member> {
     let host = Host {
         name: name.to_owned(),
@@ -99,7 +98,6 @@ fn ranks(order: Vec<Rank>) -> Vec<usize> {
     order.into_iter().map(Rank::index).collect()
 }
 
-/// A generator of the tests' own.
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
     move |below| {
@@ -153,36 +151,40 @@ fn links_join_gpus_directly_or_by_a_switch() {
 }
 
 #[test]
-fn what_the_driver_says_of_a_pair_counts_more_than_where_links_lead() {
-    // An NVSwitch whose fabric manager has not started: the links are up, and lead nowhere.
+fn the_drivers_report_of_a_pair_overrides_link_ends() {
+    // An NVSwitch whose fabric manager has not started: the links are up, without remote ends.
     let mut idle = machine(2, |_, _| 0, 18);
-    idle.gpus[0].peers[0].nvlink = Some(Reach::NoWay);
+    idle.gpus[0].peers[0].nvlink = Some(P2pStatus::NoWay);
     let two = members(&idle, "h");
     assert_eq!((links(&two[0], &two[1]), links(&two[1], &two[0])), (None, None));
 
-    // A guest that does not see where its links lead.
-    let hidden = |told| {
+    // A guest that does not see the remote ends of its links.
+    let hidden = |known| {
         let mut machine = machine(2, |_, _| 0, 18);
         for gpu in &mut machine.gpus {
-            gpu.links.iter_mut().for_each(|link| link.far = nvml::Far::Unknown);
-            gpu.peers[0].nvlink = told;
+            gpu.links
+                .iter_mut()
+                .for_each(|link| link.remote = nvml::RemoteDevice::Unknown);
+            gpu.peers[0].nvlink = known;
         }
         let two = members(&machine, "h");
         links(&two[0], &two[1])
     };
-    assert_eq!(hidden(Some(Reach::Yes)), Some(18));
-    assert_eq!(hidden(Some(Reach::Unknown)), None);
+    assert_eq!(hidden(Some(P2pStatus::Yes)), Some(18));
+    assert_eq!(hidden(Some(P2pStatus::Unknown)), None);
     assert_eq!(hidden(None), None);
-    // Links to a processor join no GPUs.
+    // Links to a CPU connect no GPUs.
     let mut power = machine(2, |_, _| 0, 3);
     for gpu in &mut power.gpus {
-        gpu.links.iter_mut().for_each(|link| link.far = nvml::Far::Processor);
+        gpu.links
+            .iter_mut()
+            .for_each(|link| link.remote = nvml::RemoteDevice::Processor);
     }
     let two = members(&power, "h");
     assert_eq!(links(&two[0], &two[1]), None);
 }
 
-/// The server of the other tests, whose GPUs are joined.
+/// The server of the other tests, with connected GPUs.
 #[test]
 fn a_host_shows_nvlink_before_pcie() {
     let fake = server("nvlink");
@@ -228,7 +230,7 @@ near 0000:c1:00.0: adapters mlx5_9 (node)
     let gpu = &host.devices[3];
     assert_eq!(host.distance(gpu, &host.devices[4]), Distance::NvLink);
     assert_eq!(host.pcie_distance(gpu, &host.devices[4]), Distance::Cross);
-    // CUDA's letters may be capitals.
+    // CUDA may use capitals.
     let member = host.member("0000:C1:00.0").unwrap();
     assert_eq!((member.host.as_str(), member.place.numa_node), ("h0", Some(1)));
     assert_eq!(member.gpu.unwrap().uuid.as_deref(), Some("GPU-1"));
@@ -245,11 +247,11 @@ fn gpus_that_only_one_side_knows_are_shown_and_noted() {
     assert_eq!(
         host.notes,
         [
-            "sysfs does not show GPU 0000:01:00.0: nobody knows its PCIe switches",
+            "sysfs does not show GPU 0000:01:00.0: its PCIe switches are unknown",
             "1 of the GPUs that sysfs shows are not NVML's: they are hidden from this process, or have no driver"
         ]
     );
-    // What sysfs does not show, the driver may.
+    // The driver may show what sysfs does not.
     let [one, two, unknown] = &host.devices[3..] else {
         panic!("{names:?}");
     };
@@ -269,7 +271,7 @@ fn gpus_that_only_one_side_knows_are_shown_and_noted() {
 fn a_ring_goes_by_the_best_links() {
     let mesh = members(&dgx1(), "h");
     assert_eq!(ranks(ring(&mesh)), [0, 3, 2, 1, 5, 6, 7, 4]);
-    // Whoever is which rank, no neighbours have less than two links: there is such a ring.
+    // For any assignment of ranks, no neighbours have less than two links: there is such a ring.
     let mut random = random(7);
     for _ in 0..50 {
         let members = shuffled(mesh.clone(), &mut random);
@@ -332,8 +334,8 @@ fn links_that_are_all_alike_change_no_order() {
     assert_eq!(ranks(ring(&twice)), [0, 3, 1, 4, 2, 5]);
 }
 
-/// What neighbours have at least, and all together, in an order.
-fn worth(members: &[Member], order: &[usize]) -> (u64, u64) {
+/// The minimum and the total weight of neighbours in an order.
+fn weight(members: &[Member], order: &[usize]) -> (u64, u64) {
     let each: Vec<u64> = (0..order.len())
         .map(|at| {
             let (one, two) = (&members[order[at]], &members[order[(at + 1) % order.len()]]);
@@ -364,17 +366,17 @@ fn no_other_ring_is_better() {
             .map(|_| (0..count).map(|_| random(4) as u32).collect())
             .collect();
         let members = members(&machine(count, |one, two| table[one.min(two)][one.max(two)], 0), "h");
-        let found = worth(&members, &ranks(ring(&members)));
+        let found = weight(&members, &ranks(ring(&members)));
         let best = permutations(count)
             .iter()
-            .map(|order| worth(&members, order))
+            .map(|order| weight(&members, order))
             .max()
             .unwrap();
         assert_eq!(found, best, "{table:?}");
     }
 }
 
-/// A member with anything in it, also what no machine has.
+/// A random member, including impossible ones.
 fn any_member(random: &mut impl FnMut(u64) -> u64) -> Member {
     let address = |random: &mut dyn FnMut(u64) -> u64| format!("0000:{:02x}:00.0", random(6));
     let any = |random: &mut dyn FnMut(u64) -> u64| match random(3) {
@@ -385,19 +387,19 @@ fn any_member(random: &mut impl FnMut(u64) -> u64) -> Member {
         address: address(random),
         uuid: (random(2) == 0).then(|| "GPU-0".to_owned()),
         nvlinks: (0..random(4))
-            .map(|_| Bundle {
+            .map(|_| NvLinkGroup {
                 to: match random(4) {
-                    0 => Far::Gpu(address(random)),
-                    1 => Far::Switch,
-                    2 => Far::Processor,
-                    _ => Far::Unknown,
+                    0 => NvLinkEnd::Gpu(address(random)),
+                    1 => NvLinkEnd::Switch,
+                    2 => NvLinkEnd::Processor,
+                    _ => NvLinkEnd::Unknown,
                 },
                 links: [0, 1, 18, u32::MAX][random(4) as usize],
                 bytes_per_s: [0, 25_000_000_000, u64::MAX][random(3) as usize],
             })
             .collect(),
         peers: (0..random(4))
-            .map(|_| Peer {
+            .map(|_| GpuPeer {
                 address: address(random),
                 nvlink: any(random),
                 access: any(random),
@@ -406,7 +408,7 @@ fn any_member(random: &mut impl FnMut(u64) -> u64) -> Member {
     });
     Member {
         host: format!("h{}", random(3)),
-        place: Place {
+        place: Location {
             numa_node: (random(3) > 0).then(|| random(2) as u32),
             pcie_path: (0..random(4)).map(|_| format!("d{}", random(3))).collect(),
         },
@@ -421,7 +423,7 @@ fn any_members_are_ordered_completely_and_alike_on_all_ranks() {
         let count = random(if round % 10 == 0 { 60 } else { 14 });
         let members: Vec<Member> = (0..count).map(|_| any_member(&mut random)).collect();
         let order = ring(&members);
-        // What the others have heard of it.
+        // What the other ranks decode.
         let heard: Vec<Member> = members
             .iter()
             .map(|member| Member::decode(&member.encode()).unwrap())
@@ -449,7 +451,7 @@ fn any_members_are_ordered_completely_and_alike_on_all_ranks() {
 }
 
 #[test]
-fn what_is_no_member_is_refused() {
+fn invalid_members_are_refused() {
     let member = &members(&dgx1(), "a host")[5];
     let bytes = member.encode();
     assert_eq!(Member::decode(&bytes).as_ref(), Some(member));
@@ -460,7 +462,7 @@ fn what_is_no_member_is_refused() {
     assert_eq!(Member::decode(&[&bytes[..], &[0]].concat()), None);
     let other = [&[2], &bytes[1..]].concat();
     assert_eq!(Member::decode(&other), None);
-    // Any byte may be wrong: then it is no member, or another one that can be told again.
+    // Any byte may be corrupt: the result is an error, or a member that encodes again.
     let mut random = random(9);
     for _ in 0..2000 {
         let mut wrong = bytes.clone();
@@ -472,7 +474,7 @@ fn what_is_no_member_is_refused() {
 }
 
 #[test]
-fn what_is_too_long_is_cut() {
+fn overlong_values_are_truncated() {
     let mut member = members(&machine(2, |_, _| 1, 0), "h")[0].clone();
     member.host = "h".repeat(1000);
     member.place.pcie_path = vec!["0000:00:00.0".to_owned(); 100];
@@ -495,7 +497,7 @@ fn all_are_joined_or_they_are_not() {
         bytes_per_s: 450_000_000_000,
     });
     assert_eq!(least_nvlink(&eight), all);
-    // Ranks that share a GPU, a rank without one, and one elsewhere.
+    // Ranks that share a GPU, a rank without one, and one on another host.
     eight.push(eight[2].clone());
     assert_eq!(least_nvlink(&eight), all);
     let elsewhere = Member {

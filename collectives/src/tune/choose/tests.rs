@@ -1,4 +1,4 @@
-//! What is chosen, and what is said about it.
+//! Choices and their explanations.
 
 use super::*;
 
@@ -6,8 +6,8 @@ fn tuner() -> Tuner {
     Tuner::new(Link::soft_local(), Link::ndr400(), Compute::default(), 8)
 }
 
-fn question(collective: Collective, bytes: u64) -> Question {
-    Question {
+fn question(collective: Collective, bytes: u64) -> TuningRequest {
+    TuningRequest {
         collective,
         bytes,
         data: DataType::F32,
@@ -20,15 +20,14 @@ fn order(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
 }
 
-/// Each on a host of its own.
-fn apart(tuner: &Tuner, question: &Question, ranks: u32) -> Decision {
+fn apart(tuner: &Tuner, question: &TuningRequest, ranks: u32) -> Decision {
     tuner
         .choose(question, &(0..ranks).collect::<Vec<_>>(), &order(ranks))
         .unwrap()
 }
 
 #[test]
-fn what_is_short_goes_in_few_steps_and_what_is_long_in_few_bytes() {
+fn short_operations_use_few_steps_and_long_ones_few_bytes() {
     let short = apart(&tuner(), &question(Collective::AllReduce, 8), 16).choice;
     assert_eq!(short.protocol, Protocol::Ll);
     assert!(
@@ -79,8 +78,8 @@ fn every_collective_of_any_ranks_has_a_choice() {
 }
 
 #[test]
-fn determinism_leaves_only_what_is() {
-    let question = Question {
+fn deterministic_calls_use_deterministic_algorithms() {
+    let question = TuningRequest {
         deterministic: true,
         ..question(Collective::AllReduce, 64 << 20)
     };
@@ -95,7 +94,7 @@ fn determinism_leaves_only_what_is() {
 }
 
 #[test]
-fn what_is_forced_is_not_chosen() {
+fn overrides_are_not_chosen() {
     let mut tuner = tuner();
     tuner.overrides = Overrides {
         algorithm: Some(Algorithm::Tree),
@@ -112,7 +111,7 @@ fn what_is_forced_is_not_chosen() {
     };
     assert_eq!(decision.choice, forced);
     assert!(
-        decision.reason.ends_with("as its algorithm was asked for"),
+        decision.reason.ends_with("as its algorithm was selected"),
         "{}",
         decision.reason
     );
@@ -120,12 +119,12 @@ fn what_is_forced_is_not_chosen() {
     assert!(
         decision
             .reason
-            .ends_with("; tree was asked for, which does not do alltoall"),
+            .ends_with("; tree was selected, which does not do alltoall"),
         "{}",
         decision.reason
     );
     tuner.overrides.algorithm = Some(Algorithm::Ring);
-    let deterministic = Question {
+    let deterministic = TuningRequest {
         deterministic: true,
         ..question(Collective::AllReduce, 1 << 20)
     };
@@ -133,7 +132,7 @@ fn what_is_forced_is_not_chosen() {
     assert!(
         decision
             .reason
-            .ends_with("; ring was asked for, which is not deterministic for allreduce"),
+            .ends_with("; ring was selected, which is not deterministic for allreduce"),
         "{}",
         decision.reason
     );
@@ -197,7 +196,7 @@ fn the_explanation_shows_each_algorithm_once_for_each_protocol() {
 }
 
 #[test]
-fn the_first_slices_tell_how_long_all_of_them_take() {
+fn the_first_slices_predict_the_whole() {
     let fabric = Fabric::uniform(8, Link::ndr400(), Compute::default());
     for &collective in Collective::ALL {
         for algorithm in Algorithm::of(collective) {
@@ -211,10 +210,10 @@ fn the_first_slices_tell_how_long_all_of_them_take() {
                     slice_bytes: 1 << 17,
                 };
                 let all = simulate::run(schedule.as_ref(), &fabric, &work).unwrap().time.ns();
-                let told = simulate::predict_ns(schedule.as_ref(), &fabric, &work).unwrap();
+                let predicted = simulate::predict_ns(schedule.as_ref(), &fabric, &work).unwrap();
                 assert!(
-                    (told / all - 1.0).abs() < 0.12,
-                    "{collective} {algorithm} {channels}: {told} of {all}"
+                    (predicted / all - 1.0).abs() < 0.12,
+                    "{collective} {algorithm} {channels}: {predicted} of {all}"
                 );
             }
         }

@@ -125,7 +125,8 @@ impl HostMemory {
     fn mapped(context: &Context, host: *mut c_void, len: usize, mut owner: Pinned) -> Result<Self, Error> {
         let driver = context.driver();
         let mut address = 0;
-        // SAFETY: the pointer is to a local address; the memory is pinned and mapped; the context is current.
+        // SAFETY: the pointer is to a local address; the memory is pinned and mapped; the context
+        // is current.
         let status = unsafe { (driver.table().mem_host_get_device_pointer)(&raw mut address, host, 0) };
         let checked = driver.check(status, "cuMemHostGetDevicePointer", format_args!("{len} bytes"));
         let (Ok(()), Some(pointer)) = (&checked, ptr::NonNull::new(host.cast::<u8>())) else {

@@ -31,7 +31,8 @@ macro_rules! table {
         pub(crate) unsafe fn fill(library: &Library) -> Result<Table, &'static str> {
             Ok(Table {
                 $( $req: {
-                    // SAFETY: by the caller's promise the symbol is the driver's function of this name, whose prototype in cuda.h is the field's type.
+                    // SAFETY: by the caller's promise the symbol is the driver's function of this
+                    // name, whose prototype in cuda.h is the field's type.
                     let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) -> Status>($rsym.as_bytes()) };
                     *symbol.map_err(|_| $rsym)?
                 }, )*

@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use doorbell_cuda::Driver;
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 use suite::{CASES, Verdict};
 
 fn main() -> ExitCode {
@@ -83,7 +83,7 @@ fn on_the_stand_in(arguments: &[String]) -> ExitCode {
         Command::new(program)
             .args(arguments)
             .env_remove("CARGO_MANIFEST_DIR")
-            .envs(environment(Manner::Prompt, 2))
+            .envs(environment(ExecutionMode::Prompt, 2))
             .status()
     });
     match status {

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use doorbell_cuda::{Absent, Driver};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda::{Driver, LoadError};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
-fn said(absent: Result<Driver, Absent>) -> String {
+fn said(absent: Result<Driver, LoadError>) -> String {
     let said = absent.unwrap_err().to_string();
     assert!(!said.contains('\n'), "{said}");
     said
@@ -37,7 +37,7 @@ fn the_system() {
 
 #[test]
 fn a_library_without_the_functions() {
-    let standin = Standin::load_without(Manner::Lazy, &["cuDriverGetVersion"]);
+    let standin = Standin::load_without(ExecutionMode::Lazy, &["cuDriverGetVersion"]);
     assert_eq!(
         said(standin.driver()),
         "no CUDA: the driver here is too old, its libcuda.so.1 has no cuDriverGetVersion: one for CUDA 11.4 (version 470) or newer is needed"
@@ -46,7 +46,7 @@ fn a_library_without_the_functions() {
 
 #[test]
 fn an_old_driver() {
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     standin.set_start(2, 11020);
     assert_eq!(
         said(standin.driver()),
@@ -56,7 +56,7 @@ fn an_old_driver() {
 
 #[test]
 fn no_device() {
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     standin.set_start(0, 13000);
     assert_eq!(
         said(standin.driver()),
@@ -66,7 +66,7 @@ fn no_device() {
 
 #[test]
 fn driver_fails_to_initialize() {
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     standin.fail("cuInit", 34);
     assert_eq!(
         said(standin.driver()),

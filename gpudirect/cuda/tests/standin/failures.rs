@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
 
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::suite::PTX;
 
 fn with_context(test: impl FnOnce(&Standin, Driver, &Context)) {
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     let driver = standin.driver().unwrap();
     let context = driver.device(0).unwrap().context().unwrap();
     test(&standin, driver, &context);
@@ -146,7 +146,7 @@ fn devices_without_peer_access() {
 
 #[test]
 fn newer_functions_are_optional() {
-    let standin = Standin::load_without(Manner::Lazy, &["cuMemGetHandleForAddressRange"]);
+    let standin = Standin::load_without(ExecutionMode::Lazy, &["cuMemGetHandleForAddressRange"]);
     let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
     let memory = DeviceMemory::alloc(&context, 100).unwrap();
     let error = memory.all().dma_buf().unwrap_err();
@@ -202,7 +202,7 @@ fn failed_stream_keeps_no_resources() {
 
 #[test]
 fn memory_that_cannot_be_unpinned_is_kept() {
-    let standin = Standin::load(Manner::Lazy);
+    let standin = Standin::load(ExecutionMode::Lazy);
     let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
     let owner = Arc::new(vec![0u8; 100]);
     let at = NonNull::from(owner.as_slice()).cast::<u8>();
@@ -216,7 +216,7 @@ fn memory_that_cannot_be_unpinned_is_kept() {
 #[test]
 fn dropping_a_context_first_does_not_wait() {
     for work_is_done in [true, false] {
-        let standin = Standin::load(Manner::Lazy);
+        let standin = Standin::load(ExecutionMode::Lazy);
         let context = standin.driver().unwrap().device(0).unwrap().context().unwrap();
         let stream = Stream::new(&context).unwrap();
         let memory = DeviceMemory::alloc(&context, 100).unwrap();

@@ -6,10 +6,10 @@ mod suite;
 mod absent;
 mod failures;
 
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 use suite::{CASES, Verdict};
 
-fn run_suite(manner: Manner) {
+fn run_suite(manner: ExecutionMode) {
     for case in CASES {
         let standin = Standin::load(manner);
         println!("{}", case.name);
@@ -24,10 +24,10 @@ fn run_suite(manner: Manner) {
 
 #[test]
 fn suite_with_lazy_execution() {
-    run_suite(Manner::Lazy);
+    run_suite(ExecutionMode::Lazy);
 }
 
 #[test]
 fn suite_with_prompt_execution() {
-    run_suite(Manner::Prompt);
+    run_suite(ExecutionMode::Prompt);
 }

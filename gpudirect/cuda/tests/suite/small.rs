@@ -35,7 +35,7 @@ fn end(setting: Setting, copies: SmallCopies) -> Outcome {
 /// Every length of a few words at every offset within a word, and the maximum length: the bytes
 /// arrive, and no adjacent byte changes.
 pub(crate) fn every_length(driver: Driver) -> Outcome {
-    const LEN: usize = 2 * SmallCopies::LARGEST;
+    const LEN: usize = 2 * SmallCopies::MAX_BYTES;
     let setting = Setting::new(driver)?;
     let mut copies = SmallCopies::new(&setting.context)?;
     let source = setting.device(&pattern(LEN, 1))?;
@@ -45,7 +45,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
         .flat_map(|len| (0..8).map(move |at| (at, (3 * at) % 8, len)))
         .collect();
     lengths.extend([
-        (8, 16, SmallCopies::LARGEST),
+        (8, 16, SmallCopies::MAX_BYTES),
         (0, 8, 2048),
         (4, 12, SmallCopies::MAX_UNALIGNED),
         (1, 2, SmallCopies::MAX_UNALIGNED),
@@ -61,7 +61,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
         if len <= SmallCopies::MAX_UNALIGNED {
             places.push((into + 1024, SmallSource::Memory(pinned.span(from..from + len)?)));
         }
-        if len <= SmallCopies::MOST_INLINE {
+        if len <= SmallCopies::MAX_INLINE {
             places.push((into + 2048, SmallSource::Bytes(&sent)));
         }
         for (at, source) in places {
@@ -143,10 +143,10 @@ pub(crate) fn cancelled(driver: Driver) -> Outcome {
 /// outstanding ones leaves nothing behind.
 pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
-    let memory = setting.device(&pattern(8 * SmallCopies::LARGEST, 1))?;
+    let memory = setting.device(&pattern(8 * SmallCopies::MAX_BYTES, 1))?;
     setting.stream.synchronize()?;
     let mut copies = SmallCopies::new(&setting.context)?;
-    let most = SmallCopies::LARGEST;
+    let most = SmallCopies::MAX_BYTES;
     let wrong = [
         (memory.span(..8)?, SmallSource::Memory(memory.span(8..24)?)),
         (

@@ -13,11 +13,11 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
         any::<u64>().prop_map(SignalOp::Set),
         any::<u64>().prop_map(SignalOp::Add)
     ];
-    let signalling = (0..=FIELD, update).prop_map(|(signal, update)| SignalUpdate { signal, update });
+    let signaling = (0..=FIELD, update).prop_map(|(signal, update)| SignalUpdate { signal, update });
     let operation = prop_oneof![
-        prop::option::of(signalling.clone()).prop_map(Operation::Put),
+        prop::option::of(signaling.clone()).prop_map(Operation::Put),
         Just(Operation::Get),
-        signalling.prop_map(Operation::Signal),
+        signaling.prop_map(Operation::Signal),
     ];
     let numbers = (any::<u32>(), 0..=FIELD, 0..=FIELD, 0..=FIELD, 0..=FIELD);
     (operation, numbers).prop_map(|(operation, (peer, len, local, remote, id))| Descriptor {

@@ -9,7 +9,7 @@
 mod requester;
 mod test_loop;
 
-use doorbell_verbs::{Rc, SharedReceive, Uc, Ud};
+use doorbell_verbs::{ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
 use self::requester::{AtomicRequester, ReadRequester, Receiver, Requester, SendRequester, WriteRequester};
 use self::test_loop::{Outcome, TestLoop};
@@ -33,22 +33,30 @@ use crate::stats::{Bandwidth, Clock, ClockChoice};
 pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
     let shared = settings.shared_receive;
     match (settings.tool.verb, settings.transport) {
-        (Verb::Write, Transport::Rc) => run_and_print::<Rc, WriteRequester>(settings, device, interrupt),
-        (Verb::Write, Transport::Uc) => run_and_print::<Uc, WriteRequester>(settings, device, interrupt),
-        (Verb::Read, Transport::Rc) => run_and_print::<Rc, ReadRequester>(settings, device, interrupt),
-        (Verb::Atomic, Transport::Rc) => run_and_print::<Rc, AtomicRequester>(settings, device, interrupt),
+        (Verb::Write, Transport::Rc) => {
+            run_and_print::<ReliableConnection, WriteRequester>(settings, device, interrupt)
+        }
+        (Verb::Write, Transport::Uc) => {
+            run_and_print::<UnreliableConnection, WriteRequester>(settings, device, interrupt)
+        }
+        (Verb::Read, Transport::Rc) => run_and_print::<ReliableConnection, ReadRequester>(settings, device, interrupt),
+        (Verb::Atomic, Transport::Rc) => {
+            run_and_print::<ReliableConnection, AtomicRequester>(settings, device, interrupt)
+        }
         (Verb::Send, Transport::Rc) if shared => {
-            run_and_print::<SharedReceive<Rc>, SendRequester>(settings, device, interrupt)
+            run_and_print::<WithSrq<ReliableConnection>, SendRequester>(settings, device, interrupt)
         }
         (Verb::Send, Transport::Uc) if shared => {
-            run_and_print::<SharedReceive<Uc>, SendRequester>(settings, device, interrupt)
+            run_and_print::<WithSrq<UnreliableConnection>, SendRequester>(settings, device, interrupt)
         }
         (Verb::Send, Transport::Ud) if shared => {
-            run_and_print::<SharedReceive<Ud>, SendRequester>(settings, device, interrupt)
+            run_and_print::<WithSrq<UnreliableDatagram>, SendRequester>(settings, device, interrupt)
         }
-        (Verb::Send, Transport::Rc) => run_and_print::<Rc, SendRequester>(settings, device, interrupt),
-        (Verb::Send, Transport::Uc) => run_and_print::<Uc, SendRequester>(settings, device, interrupt),
-        (Verb::Send, Transport::Ud) => run_and_print::<Ud, SendRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Rc) => run_and_print::<ReliableConnection, SendRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Uc) => {
+            run_and_print::<UnreliableConnection, SendRequester>(settings, device, interrupt)
+        }
+        (Verb::Send, Transport::Ud) => run_and_print::<UnreliableDatagram, SendRequester>(settings, device, interrupt),
         (verb, transport) => Err(Failure::usage(format!(
             "-c {transport:?}: the transport has no {verb:?}: leave it out"
         ))),

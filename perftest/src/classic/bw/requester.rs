@@ -2,8 +2,8 @@
 //! completion.
 
 use doorbell_verbs::{
-    Atomic as MayCount, Batch, Buffer, Completion, Connected, Frozen, Kind, Local, Read as MayRead, Reliable, Remote,
-    Scratch, Word, Write as MayWrite,
+    AtomicAccess, AtomicWord, Batch, Buffer, Completion, Connected, Frozen, Local, MemoryKind, ReadAccess, Reliable,
+    Remote, Scratch, WriteAccess,
 };
 
 use super::super::settings::{Atomic, Settings};
@@ -44,12 +44,12 @@ pub(super) trait Requester<T: TestTransport>: Sized {
 
 /// Buffers that no request uses: in host memory, or in a GPU's.
 #[derive(Debug)]
-enum FreeBuffers<K: Kind> {
+enum FreeBuffers<K: MemoryKind> {
     Host(Vec<Buffer<K>>),
     Gpu(GpuPool),
 }
 
-impl<K: Kind> FreeBuffers<K> {
+impl<K: MemoryKind> FreeBuffers<K> {
     fn take_gpu_error(&mut self) -> Option<Failure> {
         match self {
             FreeBuffers::Host(_) => None,
@@ -100,7 +100,7 @@ fn sources<T: TestTransport>(
 pub(super) struct WriteRequester {
     free: FreeBuffers<Frozen>,
     cycle: Cycle,
-    target: Remote<MayWrite>,
+    target: Remote<WriteAccess>,
 }
 
 impl<T: TestTransport + Connected> Requester<T> for WriteRequester {
@@ -132,18 +132,18 @@ impl<T: TestTransport + Connected> Requester<T> for WriteRequester {
             return;
         };
         if let Some(bytes) = inline {
-            batch.write_inline(bytes, target).signalled_if(signal);
+            batch.write_inline(bytes, target).signaled_if(signal);
             return;
         }
         match &mut self.free {
             FreeBuffers::Host(free) => {
                 if let Some(buffer) = free.pop() {
-                    batch.write(buffer, target).signalled_if(signal);
+                    batch.write(buffer, target).signaled_if(signal);
                 }
             }
             FreeBuffers::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Any) {
-                    batch.write(buffer, target).signalled_if(signal);
+                    batch.write(buffer, target).signaled_if(signal);
                 }
             }
         }
@@ -211,7 +211,7 @@ impl<T: TestTransport> Requester<T> for SendRequester {
 pub(super) struct ReadRequester {
     free: FreeBuffers<Scratch>,
     cycle: Cycle,
-    source: Remote<MayRead>,
+    source: Remote<ReadAccess>,
 }
 
 impl<T: TestTransport + Reliable> Requester<T> for ReadRequester {
@@ -248,12 +248,12 @@ impl<T: TestTransport + Reliable> Requester<T> for ReadRequester {
         match &mut self.free {
             FreeBuffers::Host(free) => {
                 if let Some(buffer) = free.pop() {
-                    batch.read(buffer, source).signalled_if(signal);
+                    batch.read(buffer, source).signaled_if(signal);
                 }
             }
             FreeBuffers::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Nothing) {
-                    batch.read(buffer, source).signalled_if(signal);
+                    batch.read(buffer, source).signaled_if(signal);
                 }
             }
         }
@@ -273,10 +273,10 @@ impl<T: TestTransport + Reliable> Requester<T> for ReadRequester {
 /// buffer goes.
 #[derive(Debug)]
 pub(super) struct AtomicRequester {
-    free: Vec<Word>,
+    free: Vec<AtomicWord>,
     operation: Atomic,
     cycle: Cycle,
-    target: Remote<MayCount>,
+    target: Remote<AtomicAccess>,
 }
 
 impl<T: TestTransport + Reliable> Requester<T> for AtomicRequester {
@@ -288,7 +288,7 @@ impl<T: TestTransport + Reliable> Requester<T> for AtomicRequester {
         window: u32,
     ) -> Result<Self, Failure> {
         let cycle = test_end.cycle(bytes);
-        let target: Remote<MayCount> = test_end.qps[qp_index].remote(&cycle);
+        let target: Remote<AtomicAccess> = test_end.qps[qp_index].remote(&cycle);
         if target.word(0).is_none() {
             return Err(Failure::test(format!(
                 "{}: the address it sent is not aligned to 8 bytes",
@@ -321,10 +321,10 @@ impl<T: TestTransport + Reliable> Requester<T> for AtomicRequester {
         };
         match self.operation {
             Atomic::FetchAdd => {
-                batch.fetch_add(word, target, 1).signalled_if(signal);
+                batch.fetch_add(word, target, 1).signaled_if(signal);
             }
             Atomic::CompareSwap => {
-                batch.compare_swap(word, target, index, index + 1).signalled_if(signal);
+                batch.compare_swap(word, target, index, index + 1).signaled_if(signal);
             }
         }
     }

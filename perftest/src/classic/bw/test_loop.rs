@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use doorbell_verbs::Queue;
+use doorbell_verbs::QueueKind;
 
 use super::super::settings::{Rate, Settings, TestLength, Transport};
 use super::super::spin_wait::SpinWait;
@@ -73,7 +73,7 @@ struct SendProgress {
     retired: u64,
     /// Messages to post in all.
     limit: u64,
-    unsignalled: u32,
+    unsignaled: u32,
 }
 
 /// The rate limiter of `--rate_limit`: bursts at even intervals.
@@ -182,12 +182,12 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
                 .map(|test_qp| {
                     let posted = test_qp.qp.next_send();
                     // Unsignaled requests of the previous size still hold their send queue slots.
-                    let left = u64::from(post_params.depth).saturating_sub(test_qp.qp.send_room().into());
+                    let left = u64::from(post_params.depth).saturating_sub(test_qp.qp.free_send_slots().into());
                     SendProgress {
                         posted,
                         retired: posted - left.min(posted),
                         limit: posted,
-                        unsignalled: 0,
+                        unsignaled: 0,
                     }
                 })
                 .collect(),
@@ -375,7 +375,7 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
             sent.limit = sent.posted;
         }
         let end = self.clock.now() + DRAIN_TIMEOUT_NS;
-        let open = |sent: &SendProgress| sent.posted - sent.retired > u64::from(sent.unsignalled);
+        let open = |sent: &SendProgress| sent.posted - sent.retired > u64::from(sent.unsignaled);
         while self.sent.iter().any(open) && self.clock.now() < end {
             if self.poll_once().is_err() {
                 return;
@@ -465,22 +465,22 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
                 }
                 let (first, last) = (sent.posted, sent.posted + count);
                 let ends = last == sent.limit;
-                let mut unsignalled = sent.unsignalled;
+                let mut unsignaled = sent.unsignaled;
                 let TestQp { qp, to, .. } = &mut *test_qp;
                 let to = &*to;
                 let result = qp.post(|batch| {
                     for index in first..last {
-                        unsignalled += 1;
-                        let signal = unsignalled >= signal_every || (ends && index + 1 == last);
+                        unsignaled += 1;
+                        let signal = unsignaled >= signal_every || (ends && index + 1 == last);
                         if signal {
-                            unsignalled = 0;
+                            unsignaled = 0;
                         }
                         requester.stage(batch, to, inline, index, signal);
                     }
                 });
                 result.map_err(|e| test_qp.refused(&e))?;
                 sent.posted = last;
-                sent.unsignalled = unsignalled;
+                sent.unsignaled = unsignaled;
                 self.posted += count;
             }
         }
@@ -506,7 +506,7 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
                     None => refused(failure),
                 });
             }
-            if completion.queue() == Queue::Receive {
+            if completion.queue() == QueueKind::Receive {
                 self.received += 1;
                 // Queue pairs with a shared receive queue share one receiver.
                 let last = self.receivers.len().saturating_sub(1);

@@ -17,7 +17,7 @@ mod write;
 
 use std::time::Duration;
 
-use doorbell_verbs::{Connected, Rc, SharedReceive, Uc, Ud};
+use doorbell_verbs::{Connected, ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
 use self::monitor::LoopMonitor;
 use self::pingpong::{PingPong, Role};
@@ -53,14 +53,14 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
     };
     let shared = settings.shared_receive;
     let result = match (settings.tool.verb, settings.transport) {
-        (Verb::Write, Transport::Rc) => end.write::<Rc>(),
-        (Verb::Write, Transport::Uc) => end.write::<Uc>(),
-        (Verb::Send, Transport::Rc) if shared => end.send::<SharedReceive<Rc>>(),
-        (Verb::Send, Transport::Uc) if shared => end.send::<SharedReceive<Uc>>(),
-        (Verb::Send, Transport::Ud) if shared => end.send::<SharedReceive<Ud>>(),
-        (Verb::Send, Transport::Rc) => end.send::<Rc>(),
-        (Verb::Send, Transport::Uc) => end.send::<Uc>(),
-        (Verb::Send, Transport::Ud) => end.send::<Ud>(),
+        (Verb::Write, Transport::Rc) => end.write::<ReliableConnection>(),
+        (Verb::Write, Transport::Uc) => end.write::<UnreliableConnection>(),
+        (Verb::Send, Transport::Rc) if shared => end.send::<WithSrq<ReliableConnection>>(),
+        (Verb::Send, Transport::Uc) if shared => end.send::<WithSrq<UnreliableConnection>>(),
+        (Verb::Send, Transport::Ud) if shared => end.send::<WithSrq<UnreliableDatagram>>(),
+        (Verb::Send, Transport::Rc) => end.send::<ReliableConnection>(),
+        (Verb::Send, Transport::Uc) => end.send::<UnreliableConnection>(),
+        (Verb::Send, Transport::Ud) => end.send::<UnreliableDatagram>(),
         (Verb::Read | Verb::Atomic, Transport::Rc) => end.one_sided(),
         (verb, transport) => Err(Failure::usage(format!(
             "-c {transport:?}: the transport has no {verb:?}: leave it out"
@@ -113,7 +113,7 @@ impl<'a, 'p> LatSetup<'a, 'p> {
 
     fn one_sided(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<Rc>(1)?;
+        let (mut lat_test, test_end) = self.connect::<ReliableConnection>(1)?;
         if settings.is_server() {
             lat_test.control.barrier(&lat_test.qp_info)?;
             // The client accesses this end's memory until it reports that it is done.

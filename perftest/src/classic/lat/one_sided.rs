@@ -1,7 +1,7 @@
 //! The client of `ib_read_lat` and `ib_atomic_lat`: one-sided requests that the peer's device
 //! completes.
 
-use doorbell_verbs::{Atomic as MayCount, Buffer, Local, Rc, Read, Remote, RemoteWord, Word};
+use doorbell_verbs::{AtomicAccess, AtomicWord, Buffer, Local, ReadAccess, ReliableConnection, Remote, RemoteWord};
 
 use super::send::SLEEP;
 use super::single::LatRequester;
@@ -22,19 +22,19 @@ enum Operation {
         /// The local buffer, as long as the longest message.
         into: Option<Buffer<Local>>,
         /// The remote memory.
-        from: Remote<Read>,
+        from: Remote<ReadAccess>,
         bytes: usize,
     },
     /// RDMA READ into a GPU's memory.
     GpuRead {
         /// One buffer.
         into: GpuPool,
-        from: Remote<Read>,
+        from: Remote<ReadAccess>,
     },
     /// An atomic on a remote word.
     Atomic {
         /// Receives the original value.
-        into: Option<Word>,
+        into: Option<AtomicWord>,
         /// The remote word.
         at: RemoteWord,
         operation: Atomic,
@@ -44,14 +44,14 @@ enum Operation {
 /// One end.
 #[derive(Debug)]
 pub(super) struct OneSided {
-    test_end: TestEnd<Rc>,
+    test_end: TestEnd<ReliableConnection>,
     op: Operation,
     /// Whether to sleep on the completion channel instead of polling.
     sleeps: bool,
 }
 
 impl OneSided {
-    pub(super) fn new(settings: &Settings, test_end: TestEnd<Rc>) -> Result<OneSided, Failure> {
+    pub(super) fn new(settings: &Settings, test_end: TestEnd<ReliableConnection>) -> Result<OneSided, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &test_end.gpu) {
             let into = slots(gpu, &test_end.pd, longest, 1)?;
@@ -72,7 +72,7 @@ impl OneSided {
             .map_err(refused)?;
         let (test_qp, cycle) = (&test_end.qps[0], test_end.cycle(longest));
         let op = if settings.tool.verb == Verb::Atomic {
-            let at = test_qp.remote::<MayCount>(&cycle).word(0);
+            let at = test_qp.remote::<AtomicAccess>(&cycle).word(0);
             Operation::Atomic {
                 into: into.into_word().ok(),
                 at: at.ok_or_else(|| Failure::test(format!("{test_qp} sent an address that is not a word's")))?,
@@ -110,14 +110,14 @@ impl LatRequester for OneSided {
                     let (from, bytes) = (*from, *bytes);
                     test_qp
                         .qp
-                        .post(|batch| drop(batch.read(buffer.part(..bytes), from).signalled()))
+                        .post(|batch| drop(batch.read(buffer.part(..bytes), from).signaled()))
                 }
                 None => Ok(()),
             },
             Operation::GpuRead { into, from } => match into.take(Content::Nothing) {
                 Some(buffer) => {
                     let from = *from;
-                    test_qp.qp.post(|batch| drop(batch.read(buffer, from).signalled()))
+                    test_qp.qp.post(|batch| drop(batch.read(buffer, from).signaled()))
                 }
                 None => Ok(()),
             },
@@ -125,8 +125,8 @@ impl LatRequester for OneSided {
                 Some(word) => {
                     let (at, operation) = (*at, *operation);
                     test_qp.qp.post(|batch| match operation {
-                        Atomic::FetchAdd => drop(batch.fetch_add(word, at, 1).signalled()),
-                        Atomic::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signalled()),
+                        Atomic::FetchAdd => drop(batch.fetch_add(word, at, 1).signaled()),
+                        Atomic::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signaled()),
                     })
                 }
                 None => Ok(()),

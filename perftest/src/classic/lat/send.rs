@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use doorbell_verbs::{Buffer, Local, Queue, Success};
+use doorbell_verbs::{Buffer, Local, QueueKind, Success};
 
 use super::pingpong::PingPong;
 use super::send_buffers::{BUFFERS, SendBuffers, buffers, needs_completion};
@@ -65,7 +65,7 @@ impl<T: TestTransport> SendPingPong<T> {
         if let Some(gpu) = test_end.gpu.clone() {
             return Ok(SendPingPong {
                 sleeps: settings.events,
-                depth: test_end.qps[0].qp.send_room(),
+                depth: test_end.qps[0].qp.free_send_slots(),
                 messages: SendBuffers::none(),
                 spare: None,
                 gpu: Some(GpuBuffers::new(&gpu, &mut test_end, longest)?),
@@ -79,7 +79,7 @@ impl<T: TestTransport> SendPingPong<T> {
         posted.map_err(|e| qps[0].refused(&e))?;
         Ok(SendPingPong {
             sleeps: settings.events,
-            depth: test_end.qps[0].qp.send_room(),
+            depth: test_end.qps[0].qp.free_send_slots(),
             messages: SendBuffers::new(settings, &test_end, longest)?,
             spare: None,
             gpu: None,
@@ -108,7 +108,7 @@ impl<T: TestTransport> SendPingPong<T> {
         for mut done in completions {
             let success = done.result().map_err(|failure| test_qp.failed(&failure))?;
             let buffer = done.take::<Local>();
-            if done.queue() == Queue::Send {
+            if done.queue() == QueueKind::Send {
                 match &mut self.gpu {
                     Some(gpu) => done.take().into_iter().for_each(|buffer| gpu.out.release(buffer)),
                     None => self.messages.free.extend(buffer),
@@ -154,7 +154,7 @@ impl<T: TestTransport> PingPong for SendPingPong<T> {
             Some(gpu) => gpu.out.len() > 0,
             None => self.messages.has_free(),
         };
-        if self.test_end.qps[0].qp.send_room() > 0 && has_free {
+        if self.test_end.qps[0].qp.free_send_slots() > 0 && has_free {
             return Ok(true);
         }
         self.poll().map(|()| false)
@@ -208,9 +208,9 @@ impl<T: TestTransport> PingPong for SendPingPong<T> {
     }
 
     fn is_drained(&mut self) -> Result<bool, Failure> {
-        if self.test_end.qps[0].qp.send_room() < self.depth {
+        if self.test_end.qps[0].qp.free_send_slots() < self.depth {
             self.poll()?;
         }
-        Ok(self.test_end.qps[0].qp.send_room() == self.depth)
+        Ok(self.test_end.qps[0].qp.free_send_slots() == self.depth)
     }
 }

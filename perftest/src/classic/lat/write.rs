@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Connected, Remote, RemoteWrite, Write};
+use doorbell_verbs::{Buffer, Connected, PeerWrite, Remote, WriteAccess};
 
 use super::pingpong::PingPong;
 use super::send_buffers::SendBuffers;
@@ -26,7 +26,7 @@ pub(super) struct WritePingPong<T: TestTransport> {
     messages: SendBuffers,
     calls: u32,
     /// The peer's buffer.
-    target: Remote<Write>,
+    target: Remote<WriteAccess>,
 }
 
 impl<T: TestTransport + Connected> WritePingPong<T> {
@@ -34,7 +34,7 @@ impl<T: TestTransport + Connected> WritePingPong<T> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         let test_qp = &test_end.qps[0];
         Ok(WritePingPong {
-            depth: test_qp.qp.send_room(),
+            depth: test_qp.qp.free_send_slots(),
             messages: SendBuffers::new(settings, &test_end, longest)?,
             calls: 0,
             target: test_qp.remote(&test_end.cycle(longest)),
@@ -55,7 +55,7 @@ impl<T: TestTransport + Connected> WritePingPong<T> {
 
 /// The buffer that the peer writes to.
 #[inline]
-fn recv_buffer<T: TestTransport>(test_qp: &TestQp<T>) -> Option<&Buffer<RemoteWrite>> {
+fn recv_buffer<T: TestTransport>(test_qp: &TestQp<T>) -> Option<&Buffer<PeerWrite>> {
     match &test_qp.target {
         Target::Write(recv_buffer) => Some(recv_buffer),
         _ => None,
@@ -76,7 +76,7 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
 
     #[inline]
     fn is_ready(&mut self) -> Result<bool, Failure> {
-        if self.test_end.qps[0].qp.send_room() > 0 && self.messages.has_free() {
+        if self.test_end.qps[0].qp.free_send_slots() > 0 && self.messages.has_free() {
             return Ok(true);
         }
         self.poll().map(|()| false)
@@ -91,7 +91,7 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
             message[end - 1] = flag(index);
             let message = &*message;
             test_qp.qp.post(|batch| {
-                batch.write_inline(message, target).signalled();
+                batch.write_inline(message, target).signaled();
             })
         } else {
             let Some(mut message) = self.messages.free.pop() else {
@@ -99,7 +99,7 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
             };
             message[end - 1] = flag(index);
             test_qp.qp.post(|batch| {
-                batch.write(message.part(..end), target).signalled();
+                batch.write(message.part(..end), target).signaled();
             })
         };
         posted.map_err(|refused| test_qp.refused(&refused))
@@ -109,9 +109,9 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
     fn has_arrived(&mut self, index: u64) -> Result<bool, Failure> {
         // As the C tools do: first poll for the completion of what was sent, then poll memory and
         // only memory.
-        if self.test_end.qps[0].qp.send_room() < self.depth {
+        if self.test_end.qps[0].qp.free_send_slots() < self.depth {
             self.poll()?;
-            if self.test_end.qps[0].qp.send_room() < self.depth {
+            if self.test_end.qps[0].qp.free_send_slots() < self.depth {
                 return Ok(false);
             }
         }
@@ -131,6 +131,6 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
 
     fn is_drained(&mut self) -> Result<bool, Failure> {
         self.poll()?;
-        Ok(self.test_end.qps[0].qp.send_room() == self.depth)
+        Ok(self.test_end.qps[0].qp.free_send_slots() == self.depth)
     }
 }

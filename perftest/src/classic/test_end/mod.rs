@@ -16,9 +16,9 @@ mod memory;
 mod transport;
 
 use doorbell_verbs::{
-    AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, Failure as Completed, GidEntry,
-    Key as RemoteRight, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused,
-    Remote, RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
+    AddressHandleBuilder, Buffer, CompletionChannel, CompletionError as Completed, CompletionQueue, Endpoint, GidEntry,
+    KeyAccess as RemoteRight, LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead, PeerWrite, PortState, PostError,
+    ProtectionDomain, QueuePair, QueuePairBuilder, Remote, SharedReceiveQueue,
 };
 
 pub(crate) use gpu::slots;
@@ -64,15 +64,15 @@ const INLINE_VENDORS: [u32; 8] = [
 pub(crate) enum Target {
     Nothing,
     /// Remote write.
-    Write(Buffer<RemoteWrite>),
+    Write(Buffer<PeerWrite>),
     /// Remote read.
-    Read(Buffer<RemoteRead>),
+    Read(Buffer<PeerRead>),
     /// Remote atomic.
-    Atomic(Buffer<RemoteAtomic>),
+    Atomic(Buffer<PeerAtomic>),
     /// Remote write to a GPU's memory.
-    GpuWrite(Buffer<Opaque<RemoteWrite>>),
+    GpuWrite(Buffer<Opaque<PeerWrite>>),
     /// Remote read of a GPU's memory.
-    GpuRead(Buffer<Opaque<RemoteRead>>),
+    GpuRead(Buffer<Opaque<PeerRead>>),
 }
 
 impl Target {
@@ -118,7 +118,7 @@ impl<T: TestTransport> TestQp<T> {
 
     /// The failure for a refused request.
     #[cold]
-    pub(crate) fn refused(&self, refused: &Refused) -> Failure {
+    pub(crate) fn refused(&self, refused: &PostError) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
     }
 }
@@ -341,15 +341,15 @@ impl<'a> EndBuilder<'a> {
             .max(self.parameters.page.into());
         if let Some(gpu) = self.gpu {
             return match settings.tool.verb {
-                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWrite),
-                Verb::Read => gpu::pieces(settings, gpu, self.pd, len, RemoteRead, Target::GpuRead),
+                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, PeerWrite, Target::GpuWrite),
+                Verb::Read => gpu::pieces(settings, gpu, self.pd, len, PeerRead, Target::GpuRead),
                 Verb::Atomic | Verb::Send => Err(Failure::usage("atomics in a GPU's memory are not supported")),
             };
         }
         match settings.tool.verb {
-            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Write),
-            Verb::Read => memory::pieces(settings, self.pd, len, RemoteRead, Target::Read),
-            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Atomic),
+            Verb::Write => memory::pieces(settings, self.pd, len, PeerWrite, Target::Write),
+            Verb::Read => memory::pieces(settings, self.pd, len, PeerRead, Target::Read),
+            Verb::Atomic => memory::pieces(settings, self.pd, len, PeerAtomic, Target::Atomic),
             Verb::Send => Ok(Vec::new()),
         }
     }
@@ -374,14 +374,14 @@ impl<'a> EndBuilder<'a> {
             .pd
             .queue_pair(cq)
             .port(settings.device_port)
-            .send_depth(self.depths.send)
-            .recv_depth(self.depths.receive)
-            .max_inline(self.inline)
+            .max_send_wr(self.depths.send)
+            .max_recv_wr(self.depths.receive)
+            .max_inline_data(self.inline)
             .tag(index as u64)
             .timeout(settings.timeout)
             .retry_count(settings.retry)
             .rnr_retry(RNR_RETRY)
-            .rd_atomic(self.outstanding)
+            .max_rd_atomic(self.outstanding)
             .mtu(self.parameters.mtu)
             .traffic_class(settings.traffic_class)
             .hop_limit(settings.hop_limit)
@@ -489,7 +489,7 @@ impl<'a> EndBuilder<'a> {
             qpn: theirs.qpn,
             psn: theirs.psn,
             mtu: self.parameters.mtu,
-            rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
+            max_dest_rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
         })
     }
 }

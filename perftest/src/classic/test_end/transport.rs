@@ -5,9 +5,9 @@ use std::fmt::Debug;
 
 use doorbell_verbs::cm::Connection;
 use doorbell_verbs::{
-    AddressHandle, AddressHandleBuilder, Batch, Endpoint, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
-    QueuePairBuilder, QueuePairError, Rc, Refused, SharedReceive, SharedReceiveQueue, Sink, Source, Transport, Uc, Ud,
-    UdEndpoint,
+    AddressHandle, AddressHandleBuilder, Batch, Endpoint, PostError, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
+    QueuePairBuilder, QueuePairError, ReliableConnection, SharedReceiveQueue, Sink, Source, Transport, UdEndpoint,
+    UnreliableConnection, UnreliableDatagram, WithSrq,
 };
 
 use super::super::wire::PendingConnection;
@@ -58,7 +58,7 @@ pub(crate) trait TestTransport: Transport + Sized {
         qp: &mut QueuePair<Self>,
         shared: Option<&mut SharedReceiveQueue>,
         buffers: impl Iterator<Item = S>,
-    ) -> Result<(), Refused>;
+    ) -> Result<(), PostError>;
 }
 
 /// The destination of datagrams.
@@ -71,11 +71,11 @@ pub(crate) struct UdDestination {
 macro_rules! sends {
     (connected) => {
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
-            batch.send(message).signalled_if(signal);
+            batch.send(message).signaled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: &'d [u8], signal: bool) {
-            batch.send_inline(message).signalled_if(signal);
+            batch.send_inline(message).signaled_if(signal);
         }
 
         fn endpoint(prepared: &Self::Prepared) -> Endpoint {
@@ -97,13 +97,13 @@ macro_rules! sends {
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
             batch
                 .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
-                .signalled_if(signal);
+                .signaled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
             batch
                 .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
-                .signalled_if(signal);
+                .signaled_if(signal);
         }
 
         /// Datagrams have no PSN to agree on, so 0 is sent.
@@ -115,7 +115,7 @@ macro_rules! sends {
                 qpn: own.qpn,
                 psn: Psn::truncated(0),
                 mtu: own.mtu,
-                rd_atomic: 0,
+                max_dest_rd_atomic: 0,
             }
         }
 
@@ -163,7 +163,7 @@ macro_rules! receives {
             qp: &mut QueuePair<Self>,
             _: Option<&mut SharedReceiveQueue>,
             buffers: impl Iterator<Item = S>,
-        ) -> Result<(), Refused> {
+        ) -> Result<(), PostError> {
             qp.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer)))
         }
     };
@@ -172,7 +172,7 @@ macro_rules! receives {
             _: &mut QueuePair<Self>,
             shared: Option<&mut SharedReceiveQueue>,
             buffers: impl Iterator<Item = S>,
-        ) -> Result<(), Refused> {
+        ) -> Result<(), PostError> {
             match shared {
                 Some(queue) => queue.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer))),
                 None => Ok(()),
@@ -211,9 +211,9 @@ fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueueP
 const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
 
 test_transport!(
-    Rc,
+    ReliableConnection,
     0,
-    PreparedQueuePair<Rc>,
+    PreparedQueuePair<ReliableConnection>,
     (),
     connected,
     reliable,
@@ -221,9 +221,9 @@ test_transport!(
     |builder, _shared| builder.rc()
 );
 test_transport!(
-    Uc,
+    UnreliableConnection,
     0,
-    PreparedQueuePair<Uc>,
+    PreparedQueuePair<UnreliableConnection>,
     (),
     connected,
     unreliable,
@@ -231,9 +231,9 @@ test_transport!(
     |builder, _shared| builder.uc()
 );
 test_transport!(
-    Ud,
+    UnreliableDatagram,
     GRH,
-    QueuePair<Ud>,
+    QueuePair<UnreliableDatagram>,
     UdDestination,
     datagrams,
     unreliable,
@@ -241,32 +241,32 @@ test_transport!(
     |builder, _shared| builder.ud()
 );
 test_transport!(
-    SharedReceive<Rc>,
+    WithSrq<ReliableConnection>,
     0,
-    PreparedQueuePair<SharedReceive<Rc>>,
+    PreparedQueuePair<WithSrq<ReliableConnection>>,
     (),
     connected,
     reliable,
     shared,
-    |builder, shared| builder.shared_receive(of(shared)?).rc()
+    |builder, shared| builder.shared_receive_queue(of(shared)?).rc()
 );
 test_transport!(
-    SharedReceive<Uc>,
+    WithSrq<UnreliableConnection>,
     0,
-    PreparedQueuePair<SharedReceive<Uc>>,
+    PreparedQueuePair<WithSrq<UnreliableConnection>>,
     (),
     connected,
     unreliable,
     shared,
-    |builder, shared| builder.shared_receive(of(shared)?).uc()
+    |builder, shared| builder.shared_receive_queue(of(shared)?).uc()
 );
 test_transport!(
-    SharedReceive<Ud>,
+    WithSrq<UnreliableDatagram>,
     GRH,
-    QueuePair<SharedReceive<Ud>>,
+    QueuePair<WithSrq<UnreliableDatagram>>,
     UdDestination,
     datagrams,
     unreliable,
     shared,
-    |builder, shared| builder.shared_receive(of(shared)?).ud()
+    |builder, shared| builder.shared_receive_queue(of(shared)?).ud()
 );

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::cm::{Connection, ConnectionEvent};
-use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, Queue, QueuePair, Success};
+use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueueKind, QueuePair, Success};
 
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -62,9 +62,9 @@ impl PreparedChannel {
         let mut qp = pd
             .queue_pair(&cq)
             .port(port)
-            .send_depth(1)
-            .recv_depth(RECEIVES)
-            .max_inline(LONGEST as u32)
+            .max_send_wr(1)
+            .max_recv_wr(RECEIVES)
+            .max_inline_data(LONGEST as u32)
             .rnr_retry(RNR_RETRY)
             .rc()
             .map_err(|e| refused(&e))?;
@@ -107,7 +107,7 @@ impl QpChannel {
     pub(super) fn send(&mut self, message: &[u8], within: Duration, interrupt: &Interrupt) -> Result<(), ChannelError> {
         self.qp
             .post(|batch| {
-                batch.send_inline(message).signalled();
+                batch.send_inline(message).signaled();
             })
             .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
         self.send_pending = true;
@@ -195,7 +195,7 @@ impl QpChannel {
                 .result()
                 .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
             match (done.queue(), result) {
-                (Queue::Send, _) => self.send_pending = false,
+                (QueueKind::Send, _) => self.send_pending = false,
                 (_, Success::Receive { len, .. }) => {
                     if self.received.is_some() {
                         return Err(ChannelError::Lost("it sent a message out of turn".to_owned()));

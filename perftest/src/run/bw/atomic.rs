@@ -2,7 +2,7 @@
 //! one or by compare-and-swap. Atomics on one queue pair are executed in order, so the returned
 //! values must be 0, 1, 2, …: `--verify` checks that.
 
-use doorbell_verbs::{Atomic as MayCount, Batch, Completion, Local, Memory, ProtectionDomain, RemoteWord, Word};
+use doorbell_verbs::{AtomicAccess, AtomicWord, Batch, Completion, Local, Memory, ProtectionDomain, RemoteWord};
 
 use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
 use super::bw_loop::{BwRequester, DataError, PostParams};
@@ -15,7 +15,7 @@ use crate::plan::Verb;
 pub(crate) struct AtomicRequester {
     operation: AtomicOperation,
     verify: bool,
-    free: Vec<Word>,
+    free: Vec<AtomicWord>,
     target: Option<RemoteWord>,
 }
 
@@ -55,7 +55,7 @@ impl BwRequester for AtomicRequester {
     }
 
     fn attach(&mut self, test: &Test<'_>, peer: &PeerQp) -> Result<(), Failure> {
-        let word = peer.data::<MayCount>(8)?.word(0);
+        let word = peer.data::<AtomicAccess>(8)?.word(0);
         self.target =
             Some(word.ok_or_else(|| Failure::test(format!("peer {}: its word is not aligned", test.control.peer())))?);
         Ok(())
@@ -82,10 +82,10 @@ impl BwRequester for AtomicRequester {
         }
         match self.operation {
             AtomicOperation::FetchAdd => {
-                batch.fetch_add(word, target, 1).signalled_if(signal);
+                batch.fetch_add(word, target, 1).signaled_if(signal);
             }
             AtomicOperation::CompareSwap => {
-                batch.compare_swap(word, target, index, index + 1).signalled_if(signal);
+                batch.compare_swap(word, target, index, index + 1).signaled_if(signal);
             }
         }
     }

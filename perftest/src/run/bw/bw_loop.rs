@@ -148,13 +148,13 @@ impl PostParams {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QpProgress {
     posted: u64,
     retired: u64,
     done: u64,
     /// Messages to post in all: known from the start, or when the time is over.
     total: u64,
-    unsignalled: u32,
+    unsignaled: u32,
 }
 
 /// Runs the test at one size: the warm-up until its last message completes, then the measurement.
@@ -172,8 +172,8 @@ pub(crate) fn run<F: BwRequester>(
         test_qp.memory.attach(test, &test_qp.peer)?;
     }
     let post_params = PostParams::new(test, F::requests_per_list(test));
-    let mut stream = Stream {
-        states: test_end.qps.iter().map(|_| State::default()).collect(),
+    let mut bw_loop = BwLoop {
+        states: test_end.qps.iter().map(|_| QpProgress::default()).collect(),
         inline: InlineList::new(test, &post_params),
         post_params,
         monitor: LoopMonitor::of_client(test.control),
@@ -183,28 +183,28 @@ pub(crate) fn run<F: BwRequester>(
         test_end,
     };
     let warmup = test.plan.warmup(test.bytes);
-    stream.until(warmup, &mut Deadline::after(None), |_| {})?;
+    bw_loop.until(warmup, &mut Deadline::after(None), |_| {})?;
     let total = test
         .plan
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
     let mut deadline = Deadline::after(test.plan.duration());
-    let now = meter.start(stream.done);
+    let now = meter.start(bw_loop.done);
     deadline.start(now);
-    stream.open_loop = test.plan.rate_per_s.map(|rate| OpenLoop {
+    bw_loop.open_loop = test.plan.rate_per_s.map(|rate| OpenLoop {
         schedule: Pacer::new(now, rate),
         before: warmup,
     });
     let (clock, timeline) = (meter.clock, &mut *meter.figures);
-    let result = stream.until(total, &mut deadline, |done| timeline.note(clock, done));
-    meter.finish(stream.done);
-    result.map(|()| stream.states.iter().map(|state| state.posted).collect())
+    let result = bw_loop.until(total, &mut deadline, |done| timeline.note(clock, done));
+    meter.finish(bw_loop.done);
+    result.map(|()| bw_loop.states.iter().map(|state| state.posted).collect())
 }
 
 /// A running test.
-struct Stream<'a, F> {
+struct BwLoop<'a, F> {
     test_end: &'a mut TestEnd<F>,
-    states: Vec<State>,
+    states: Vec<QpProgress>,
     post_params: PostParams,
     inline: InlineList,
     monitor: LoopMonitor<'a>,
@@ -231,7 +231,7 @@ impl OpenLoop {
     }
 }
 
-impl<F: BwRequester> Stream<'_, F> {
+impl<F: BwRequester> BwLoop<'_, F> {
     /// Runs until every queue pair has done `total` messages, or the deadline has passed and
     /// everything posted by then is done.
     fn until(&mut self, total: u64, deadline: &mut Deadline, mut note: impl FnMut(u64)) -> Result<(), Failure> {
@@ -278,7 +278,7 @@ impl<F: BwRequester> Stream<'_, F> {
     fn take(&mut self) -> Result<usize, Failure> {
         let TestEnd { cq, qps } = &mut *self.test_end;
         for completion in cq.poll().map_err(refused)? {
-            let Some((test_qp, state)) = lane_of(qps, &mut self.states, completion.tag()) else {
+            let Some((test_qp, state)) = qp_of(qps, &mut self.states, completion.tag()) else {
                 continue;
             };
             if let Err(failure) = completion.result() {
@@ -304,11 +304,11 @@ impl<F: BwRequester> Stream<'_, F> {
     }
 }
 
-fn lane_of<'a, F>(
+fn qp_of<'a, F>(
     qps: &'a mut [TestQp<F>],
-    states: &'a mut [State],
+    states: &'a mut [QpProgress],
     tag: u64,
-) -> Option<(&'a mut TestQp<F>, &'a mut State)> {
+) -> Option<(&'a mut TestQp<F>, &'a mut QpProgress)> {
     let index = usize::try_from(tag).ok()?;
     Some((qps.get_mut(index)?, states.get_mut(index)?))
 }
@@ -355,7 +355,7 @@ impl InlineList {
 #[inline]
 fn fill<F: BwRequester>(
     test_qp: &mut TestQp<F>,
-    state: &mut State,
+    state: &mut QpProgress,
     post_params: &PostParams,
     inline: &mut InlineList,
     paced: u64,
@@ -367,14 +367,14 @@ fn fill<F: BwRequester>(
             .min(test_qp.memory.allowance().min(paced).saturating_sub(state.posted));
         // Short lists only at the end, or where the peer's credits are short.
         if list == 0
-            || test_qp.qp.send_room() < post_params.requests
+            || test_qp.qp.free_send_slots() < post_params.requests
             || test_qp.memory.free() < post_params.list as usize
         {
             return Ok(());
         }
         let TestQp { qp, memory, peer } = test_qp;
         let (first, last) = (state.posted, state.posted + list);
-        let mut unsignalled = state.unsignalled;
+        let mut unsignaled = state.unsignaled;
         let ends = last == state.total;
         if inline.differ {
             for (index, payload) in (first..last).zip(inline.bytes.chunks_exact_mut(inline.len)) {
@@ -384,10 +384,10 @@ fn fill<F: BwRequester>(
         let posted = last.to_le_bytes();
         let result = qp.post(|batch| {
             let mut due = |ends: bool| {
-                unsignalled += 1;
-                let due = unsignalled >= post_params.signal_every || ends;
+                unsignaled += 1;
+                let due = unsignaled >= post_params.signal_every || ends;
                 if due {
-                    unsignalled = 0;
+                    unsignaled = 0;
                 }
                 due
             };
@@ -403,7 +403,7 @@ fn fill<F: BwRequester>(
         });
         result.map_err(|e| peer.refused(&e))?;
         state.posted = last;
-        state.unsignalled = unsignalled;
+        state.unsignaled = unsignaled;
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use doorbell_verbs::{QueuePair, Remote, Write as MayWrite};
+use doorbell_verbs::{QueuePair, Remote, WriteAccess};
 
 use super::super::test_end::PeerQp;
 use super::bw_loop::DRAIN_TIMEOUT;
@@ -15,7 +15,7 @@ pub(crate) const DEPTH: u32 = 16;
 /// The credits of one queue pair.
 #[derive(Debug)]
 pub(crate) struct CreditWriter {
-    word: Remote<MayWrite>,
+    word: Remote<WriteAccess>,
     done: u64,
     advertised: u64,
     /// The count is advertised at least once in so many messages.
@@ -52,7 +52,7 @@ impl CreditWriter {
     #[inline]
     pub(crate) fn advertise(&mut self, qp: &mut QueuePair, peer: &PeerQp, idle: bool) -> Result<(), Failure> {
         let pending = self.done - self.advertised;
-        if (pending >= self.every || (idle && pending > 0)) && qp.send_room() > 0 {
+        if (pending >= self.every || (idle && pending > 0)) && qp.free_send_slots() > 0 {
             qp.write_inline(&self.done.to_le_bytes(), self.word)
                 .map_err(|e| peer.refused(&e))?;
             self.advertised = self.done;

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, Opaque, ProtectionDomain, RemoteAtomic, RemoteRead, RemoteWrite};
+use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, ProtectionDomain};
 
 use super::super::gpu::{Chunking, GpuMessages};
 use super::super::pattern::Pattern;
@@ -16,15 +16,15 @@ use crate::plan::Verb;
 #[derive(Debug)]
 pub(crate) enum PassiveMemory {
     /// One slot to be written to.
-    Target(Buffer<RemoteWrite>),
+    Target(Buffer<PeerWrite>),
     /// Slots to be read from: as many as there are patterns.
-    Source(Buffer<RemoteRead>, u32),
+    Source(Buffer<PeerRead>, u32),
     /// One slot in a GPU's memory to be written to.
-    GpuTarget(Buffer<Opaque<RemoteWrite>>),
+    GpuTarget(Buffer<Opaque<PeerWrite>>),
     /// Slots in a GPU's memory to be read from.
-    GpuSource(Buffer<Opaque<RemoteRead>>, u32),
+    GpuSource(Buffer<Opaque<PeerRead>>, u32),
     /// A word for atomics.
-    Counter(Buffer<RemoteAtomic>),
+    Counter(Buffer<PeerAtomic>),
 }
 
 impl QpMemory for PassiveMemory {
@@ -57,15 +57,15 @@ impl QpMemory for PassiveMemory {
                     }
                 }
                 Ok(PassiveMemory::Source(
-                    pd.register(memory, RemoteRead).map_err(refused)?,
+                    pd.register(memory, PeerRead).map_err(refused)?,
                     slots,
                 ))
             }
             Verb::Atomic(_) => Ok(PassiveMemory::Counter(
-                pd.register(Memory::zeroed(8), RemoteAtomic).map_err(refused)?,
+                pd.register(Memory::zeroed(8), PeerAtomic).map_err(refused)?,
             )),
             Verb::Write | Verb::Send => Ok(PassiveMemory::Target(
-                pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?,
+                pd.register(test.memory(len)?, PeerWrite).map_err(refused)?,
             )),
         }
     }
@@ -102,11 +102,11 @@ impl PassiveMemory {
         let len = test.len();
         let none = || Failure::test("the registration of GPU memory returned no buffer");
         if test.plan.verb != Verb::Read {
-            let (_, mut memory) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, RemoteWrite)?;
+            let (_, mut memory) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, PeerWrite)?;
             return memory.pop().map(PassiveMemory::GpuTarget).ok_or_else(none);
         }
         let slots = if test.plan.verify { test.window() } else { 1 };
-        let (mut messages, mut memory) = GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, RemoteRead)?;
+        let (mut messages, mut memory) = GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, PeerRead)?;
         let mut payload = vec![0; len];
         for slot in 0..slots {
             Pattern::new(test.plan.seed, qp_index, slot.into()).fill(&mut payload);

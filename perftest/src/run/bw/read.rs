@@ -2,7 +2,7 @@
 //! pattern, and each buffer is filled with its inverse before, so that a byte that never arrived is
 //! found.
 
-use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain, Read as MayRead, Remote};
+use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain, ReadAccess, Remote};
 
 use super::super::gpu::{Content, GpuPool};
 use super::super::pattern::{Mismatch, Pattern};
@@ -17,14 +17,14 @@ pub(crate) struct ReadRequester {
     qp_index: usize,
     bytes: u64,
     verify: bool,
-    free: Free,
-    source: Option<Remote<MayRead>>,
+    free: FreeBuffers,
+    source: Option<Remote<ReadAccess>>,
     slots: u64,
 }
 
 /// The free buffers.
 #[derive(Debug)]
-enum Free {
+enum FreeBuffers {
     Host(Vec<Buffer<Local>>),
     Gpu(Box<GpuPool>),
 }
@@ -42,8 +42,8 @@ impl QpMemory for ReadRequester {
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
         let free = match &test.device.gpu {
-            Some(gpu) => Free::Gpu(Box::new(GpuPool::new(gpu, pd, len, window)?)),
-            None => Free::Host(
+            Some(gpu) => FreeBuffers::Gpu(Box::new(GpuPool::new(gpu, pd, len, window)?)),
+            None => FreeBuffers::Host(
                 pd.register_chunks(test.memory(len * window)?, len, Local)
                     .map_err(refused)?
                     .collect(),
@@ -80,8 +80,8 @@ impl BwRequester for ReadRequester {
     #[inline]
     fn free(&self) -> usize {
         match &self.free {
-            Free::Host(free) => free.len(),
-            Free::Gpu(pool) => pool.len(),
+            FreeBuffers::Host(free) => free.len(),
+            FreeBuffers::Gpu(pool) => pool.len(),
         }
     }
 
@@ -96,18 +96,18 @@ impl BwRequester for ReadRequester {
         let pattern = Pattern::new(self.seed, self.qp_index, index % self.slots);
         macro_rules! post {
             ($request:expr) => {{
-                $request.signalled_if(signal);
+                $request.signaled_if(signal);
             }};
         }
         match &mut self.free {
-            Free::Host(free) => {
+            FreeBuffers::Host(free) => {
                 let Some(mut buffer) = free.pop() else { return };
                 if self.verify {
                     pattern.fill_inverse(&mut buffer);
                 }
                 post!(batch.read(buffer, source));
             }
-            Free::Gpu(pool) => {
+            FreeBuffers::Gpu(pool) => {
                 let content = if self.verify {
                     Content::Inverse(pattern)
                 } else {
@@ -128,7 +128,7 @@ impl BwRequester for ReadRequester {
             .verify
             .then(|| Pattern::new(self.seed, self.qp_index, iteration % self.slots));
         let wrong = match &mut self.free {
-            Free::Host(free) => {
+            FreeBuffers::Host(free) => {
                 let Some(buffer) = done.take::<Local>() else {
                     return Ok(());
                 };
@@ -136,7 +136,7 @@ impl BwRequester for ReadRequester {
                 free.push(buffer);
                 wrong
             }
-            Free::Gpu(pool) => {
+            FreeBuffers::Gpu(pool) => {
                 let Some(buffer) = done.take::<Opaque<Local>>() else {
                     return Ok(());
                 };

@@ -1,7 +1,7 @@
 //! The server of `bw send`: takes messages, checks every byte with `--verify`, reposts their
 //! buffers, and advertises that as credits.
 
-use doorbell_verbs::{Buffer, Local, Opaque, PreparedQueuePair, ProtectionDomain, Queue, Success};
+use doorbell_verbs::{Buffer, Local, Opaque, PreparedQueuePair, ProtectionDomain, QueueKind, Success};
 
 use super::super::gpu::{Content, GpuPool};
 use super::super::monitor::LoopMonitor;
@@ -129,7 +129,7 @@ pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Res
                     test_qp.peer, test.bytes
                 )));
             }
-            debug_assert_eq!(done.queue(), Queue::Receive);
+            debug_assert_eq!(done.queue(), QueueKind::Receive);
             let iteration = done.sequence();
             let (right, next) = (
                 Pattern::new(test.plan.seed, index, iteration),

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, Opaque, ProtectionDomain, RemoteWrite};
+use doorbell_verbs::{Buffer, Memory, Opaque, PeerWrite, ProtectionDomain};
 
 use super::super::gpu::{Chunking, GpuMessages};
 use super::super::monitor::LoopMonitor;
@@ -20,15 +20,15 @@ use crate::failure::Failure;
 #[derive(Debug)]
 pub(crate) struct VerifiedSlots {
     memory: SlotMemory,
-    notice: Buffer<RemoteWrite>,
+    notice: Buffer<PeerWrite>,
     slots: u32,
 }
 
 /// Their memory.
 #[derive(Debug)]
 enum SlotMemory {
-    Host(Buffer<RemoteWrite>),
-    Gpu(Box<GpuMessages>, Buffer<Opaque<RemoteWrite>>),
+    Host(Buffer<PeerWrite>),
+    Gpu(Box<GpuMessages>, Buffer<Opaque<PeerWrite>>),
 }
 
 impl QpMemory for VerifiedSlots {
@@ -46,7 +46,7 @@ impl QpMemory for VerifiedSlots {
         let spoil = |index, slot: &mut [u8]| Pattern::new(test.plan.seed, qp_index, index).fill_inverse(slot);
         let memory = if let Some(gpu) = &test.device.gpu {
             let (mut messages, mut memory) =
-                GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, RemoteWrite)?;
+                GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, PeerWrite)?;
             let mut message = vec![0; len];
             for slot in 0..slots {
                 spoil(slot.into(), &mut message);
@@ -59,11 +59,11 @@ impl QpMemory for VerifiedSlots {
             for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {
                 spoil(index, slot);
             }
-            SlotMemory::Host(pd.register(memory, RemoteWrite).map_err(refused)?)
+            SlotMemory::Host(pd.register(memory, PeerWrite).map_err(refused)?)
         };
         Ok(VerifiedSlots {
             memory,
-            notice: pd.register(Memory::zeroed(8), RemoteWrite).map_err(refused)?,
+            notice: pd.register(Memory::zeroed(8), PeerWrite).map_err(refused)?,
             slots,
         })
     }

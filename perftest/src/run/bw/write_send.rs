@@ -12,7 +12,7 @@
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{
-    Batch, Buffer, Completion, Frozen, Local, Memory, Opaque, ProtectionDomain, Remote, RemoteWrite, Write as MayWrite,
+    Batch, Buffer, Completion, Frozen, Local, Memory, Opaque, PeerWrite, ProtectionDomain, Remote, WriteAccess,
 };
 
 use super::super::gpu::{Content, GpuPool};
@@ -31,11 +31,11 @@ pub(crate) struct WriteSendRequester {
     verify: bool,
     sources: Sources,
     /// The counter that the peer writes; without one only the window limits.
-    counter: Option<Buffer<RemoteWrite>>,
+    counter: Option<Buffer<PeerWrite>>,
     /// The target of a write.
-    target: Option<Remote<MayWrite>>,
+    target: Option<Remote<WriteAccess>>,
     /// The peer's word for the message count of a verified write.
-    notice: Option<Remote<MayWrite>>,
+    notice: Option<Remote<WriteAccess>>,
     slots: u64,
 }
 
@@ -89,7 +89,7 @@ impl QpMemory for WriteSendRequester {
             Sources::Same(std::iter::repeat_n(frozen, window).collect())
         };
         let counter = is_counted(test)
-            .then(|| pd.register(Memory::zeroed(8), RemoteWrite))
+            .then(|| pd.register(Memory::zeroed(8), PeerWrite))
             .transpose()
             .map_err(refused)?;
         Ok(WriteSendRequester {
@@ -164,7 +164,7 @@ impl BwRequester for WriteSendRequester {
             .and_then(|target| target.slice(index % self.slots * self.bytes, self.bytes));
         macro_rules! post {
             ($request:expr) => {{
-                $request.signalled_if(signal);
+                $request.signaled_if(signal);
             }};
         }
         match (&mut self.sources, inline, target) {
@@ -207,7 +207,7 @@ impl BwRequester for WriteSendRequester {
     #[inline]
     fn end_list<'d>(&mut self, batch: &mut Batch<'_, 'd>, posted: &'d [u8; 8], signal: bool) {
         if let Some(notice) = self.notice {
-            batch.write_inline(posted, notice).signalled_if(signal);
+            batch.write_inline(posted, notice).signaled_if(signal);
         }
     }
 

@@ -10,8 +10,8 @@
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{
-    Batch, Buffer, Completion, Local, Memory, Opaque, PreparedQueuePair, ProtectionDomain, Queue, Remote, RemoteWrite,
-    Source, Success, Write as MayWrite,
+    Batch, Buffer, Completion, Local, Memory, Opaque, PeerWrite, PreparedQueuePair, ProtectionDomain, QueueKind,
+    Remote, Source, Success, WriteAccess,
 };
 
 use super::super::gpu::{Chunking, Content, GpuMessages, GpuPool};
@@ -69,17 +69,17 @@ pub(crate) struct PingPongMemory {
     /// Send buffers in a GPU's memory; with `lat send` also receive buffers.
     pool: Option<Box<GpuPool>>,
     /// The buffer that the peer writes to, in a GPU's memory.
-    gpu_recv_buffer: Option<(Box<GpuMessages>, Buffer<Opaque<RemoteWrite>>)>,
+    gpu_recv_buffer: Option<(Box<GpuMessages>, Buffer<Opaque<PeerWrite>>)>,
     /// Whether a WRITE carries immediate data.
     with_imm: bool,
     /// The inline message; empty where messages are not inline.
     inline: Vec<u8>,
     /// The buffer that the peer writes to, in `lat write`.
-    recv_buffer: Option<Buffer<RemoteWrite>>,
+    recv_buffer: Option<Buffer<PeerWrite>>,
     /// Receive buffers, in `lat send`.
     receives: Vec<Buffer<Local>>,
     /// The peer's buffer, in `lat write`.
-    target: Option<Remote<MayWrite>>,
+    target: Option<Remote<WriteAccess>>,
     /// A message to be checked.
     scratch: Vec<u8>,
 }
@@ -117,7 +117,7 @@ impl QpMemory for PingPongMemory {
             .transpose()?;
         let gpu_recv_buffer = match gpu {
             Some(gpu) if !sends => {
-                let (messages, mut recv_buffer) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, RemoteWrite)?;
+                let (messages, mut recv_buffer) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, PeerWrite)?;
                 recv_buffer.pop().map(|recv_buffer| (Box::new(messages), recv_buffer))
             }
             _ => None,
@@ -145,7 +145,7 @@ impl QpMemory for PingPongMemory {
             recv_buffer: if sends || gpu_recv_buffer.is_some() {
                 None
             } else {
-                Some(pd.register(test.memory(len)?, RemoteWrite).map_err(refused)?)
+                Some(pd.register(test.memory(len)?, PeerWrite).map_err(refused)?)
             },
             gpu_recv_buffer,
             receives,
@@ -342,7 +342,7 @@ impl<'a> PingPong<'a> {
     /// Sends message `index`, once a buffer is free.
     #[inline]
     fn send(&mut self, index: u64) -> Result<(), Failure> {
-        while self.test_end.qps[0].qp.send_room() == 0 || !self.test_end.qps[0].memory.has_free_buffer() {
+        while self.test_end.qps[0].qp.free_send_slots() == 0 || !self.test_end.qps[0].memory.has_free_buffer() {
             self.poll()?;
             self.monitor.idle()?;
         }
@@ -456,7 +456,7 @@ impl<'a> PingPong<'a> {
         let TestQp { qp, memory, peer } = &mut qps[0];
         for mut done in cq.poll().map_err(refused)? {
             let success = done.result().map_err(|failure| peer.failed(&failure))?;
-            if done.queue() == Queue::Send {
+            if done.queue() == QueueKind::Send {
                 memory.reclaim(done);
                 continue;
             }
@@ -521,26 +521,26 @@ impl<'a> PingPong<'a> {
 fn from_buffer(
     batch: &mut Batch<'_, '_>,
     buffer: impl Source,
-    target: Option<Remote<MayWrite>>,
+    target: Option<Remote<WriteAccess>>,
     imm: Option<u32>,
     signal: bool,
 ) {
     match (target, imm, signal) {
-        (Some(target), Some(imm), true) => drop(batch.write(buffer, target).imm(imm).signalled()),
+        (Some(target), Some(imm), true) => drop(batch.write(buffer, target).imm(imm).signaled()),
         (Some(target), Some(imm), false) => drop(batch.write(buffer, target).imm(imm)),
-        (Some(target), None, true) => drop(batch.write(buffer, target).signalled()),
+        (Some(target), None, true) => drop(batch.write(buffer, target).signaled()),
         (Some(target), None, false) => drop(batch.write(buffer, target)),
-        (None, _, true) => drop(batch.send(buffer).signalled()),
+        (None, _, true) => drop(batch.send(buffer).signaled()),
         (None, _, false) => drop(batch.send(buffer)),
     }
 }
 
 #[inline]
-fn inline<'d>(batch: &mut Batch<'_, 'd>, message: &'d [u8], target: Option<Remote<MayWrite>>, signal: bool) {
+fn inline<'d>(batch: &mut Batch<'_, 'd>, message: &'d [u8], target: Option<Remote<WriteAccess>>, signal: bool) {
     match (target, signal) {
-        (Some(target), true) => drop(batch.write_inline(message, target).signalled()),
+        (Some(target), true) => drop(batch.write_inline(message, target).signaled()),
         (Some(target), false) => drop(batch.write_inline(message, target)),
-        (None, true) => drop(batch.send_inline(message).signalled()),
+        (None, true) => drop(batch.send_inline(message).signaled()),
         (None, false) => drop(batch.send_inline(message)),
     }
 }

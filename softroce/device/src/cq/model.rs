@@ -13,12 +13,12 @@ fn queue() -> (Arc<CqRing>, Arc<EventQueue<Token>>) {
         channel: Arc::clone(&channel),
         token: 1,
     };
-    let owner = Owner {
+    let owner = EventOwner {
         queue: Arc::new(EventQueue::new().unwrap()),
         token: 1,
     };
     (
-        Arc::new(CqRing::new(2, Some(notify), Stamps::default(), owner)),
+        Arc::new(CqRing::new(2, Some(notify), TimestampClocks::default(), owner)),
         channel,
     )
 }

@@ -61,7 +61,7 @@ impl Shared {
                     core.unblock_rings();
                 }
                 // Waking the progress thread for it would cost more than a record.
-                if batch.count == 1 && core.endpoint.only_acknowledges() && !self.sleep.sleeps_past(0) {
+                if batch.count == 1 && core.endpoint.has_only_acks() && !self.sleep.sleeps_past(0) {
                     self.delay_ack(core);
                 } else if batch.datagrams || waiting.is_some() || !core.has_nothing_to_send() {
                     self.flush_at(core, batch.now.unwrap_or_else(|| self.now()));

@@ -18,7 +18,7 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::Qpn;
-use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::qp::ShmLinkId;
 
 use self::imports::Import;
 use super::cuda::{Engine, Mark, Pin};
@@ -74,10 +74,10 @@ pub(crate) struct Copies {
     /// For each queue pair the last ticket, and the last of responses.
     busy: HashMap<Qpn, (u64, u64)>,
     checkpoint: Checkpoint,
-    imports: HashMap<(LaneId, SegmentId), Import>,
+    imports: HashMap<(ShmLinkId, SegmentId), Import>,
     pins: Pins,
     /// The link of this process to itself: its records name local allocations.
-    loopback: Option<LaneId>,
+    loopback: Option<ShmLinkId>,
 }
 
 // SAFETY: its pointers are to registered memory of the process, as in `Region`; it is used under
@@ -185,7 +185,7 @@ pub(crate) enum CopyRequest {
 }
 
 impl Copies {
-    pub(crate) fn set_loopback_link(&mut self, link: LaneId) {
+    pub(crate) fn set_loopback_link(&mut self, link: ShmLinkId) {
         self.loopback = Some(link);
     }
 
@@ -271,7 +271,7 @@ impl Copies {
     pub(crate) fn request(
         &mut self,
         owner: CopyOwner,
-        (link, id, offset): (LaneId, SegmentId, u64),
+        (link, id, offset): (ShmLinkId, SegmentId, u64),
         target: Target<'_>,
         len: usize,
     ) -> CopyRequest {

@@ -19,7 +19,7 @@ use super::{Handle, Located, RING};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoMemory {
     #[error(transparent)]
-    NoDriver(#[from] doorbell_cuda::Absent),
+    NoDriver(#[from] doorbell_cuda::LoadError),
     #[error("the address is neither mapped here nor known to CUDA")]
     Unknown,
     /// Managed memory that the CPU cannot access now.
@@ -250,8 +250,8 @@ impl Memory {
 /// A synchronous copy: a small one by kernel, any other by copy engine.
 fn copy_at_once(stream: &Stream, small: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
     if let Some(Block { copies: small, .. }) = small
-        && SmallCopies::takes(into, from)
-        && small.is_free()?
+        && SmallCopies::supports(into, from)
+        && small.is_available()?
         // SAFETY: one is pinned and the other of the same context; the caller keeps both until this
         // returns, and has no slice of them.
         && let Some(number) = unsafe { small.copy(into, SmallSource::Memory(from))? }

@@ -80,11 +80,11 @@ impl SmallCopyDevices {
             .iter()
             .position(|(known, block)| known == context && block.as_ref().is_some_and(is_free))?;
         let (to, source) = (span(into, *len, ring)?, span(from, *len, ring)?);
-        if !SmallCopies::takes(to, source) {
+        if !SmallCopies::supports(to, source) {
             return None;
         }
         let from = match (from, ring) {
-            (CopyEnd::Ring(at), Some(ring)) if *len <= SmallCopies::MOST_INLINE => {
+            (CopyEnd::Ring(at), Some(ring)) if *len <= SmallCopies::MAX_INLINE => {
                 // SAFETY: the span above lies in the ring, where the source was written, and
                 // nothing else is until it has been copied.
                 SmallSource::Bytes(unsafe { slice::from_raw_parts(ring.as_ptr().add(*at), *len) })
@@ -139,7 +139,12 @@ impl SmallCopyDevices {
             Mark::Event(_) => None,
         })?;
         let (_, block) = self.0.get_mut(device)?;
-        block.as_mut()?.copies.take_back().unwrap_or(false).then_some(device)
+        block
+            .as_mut()?
+            .copies
+            .cancel_pending()
+            .unwrap_or(false)
+            .then_some(device)
     }
 
     /// Whether a device's copies are done up to a number.
@@ -152,7 +157,7 @@ impl SmallCopyDevices {
 }
 
 fn is_free(block: &Block) -> bool {
-    block.copies.is_free().unwrap_or(false)
+    block.copies.is_available().unwrap_or(false)
 }
 
 fn memory(end: &CopyEnd) -> Option<&Memory> {

@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use doorbell_roce_proto::{Block, Qpn};
+use doorbell_roce_proto::{Qpn, QpnBlock};
 use nix::sys::epoll::Epoll;
 
 use crate::sync::Mutex;
@@ -169,7 +169,7 @@ impl Host {
     /// Claims another block of queue pair numbers for this process, until it leaves; `None` when
     /// all are taken. Prefers the first never used block from number `start` on, modulo their
     /// count.
-    pub fn claim(&self, start: u16) -> Option<Block> {
+    pub fn claim(&self, start: u16) -> Option<QpnBlock> {
         self.registry.claim(self.me, start)
     }
 

@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use doorbell_roce_proto::{Block, Qpn};
+use doorbell_roce_proto::{Qpn, QpnBlock};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -93,7 +93,7 @@ struct Layout {
     /// The holder of the well-known port, packed; or 0.
     holder: AtomicU64,
     members: [Member; SLOTS],
-    blocks: Blocks<{ Block::COUNT }>,
+    blocks: Blocks<{ QpnBlock::COUNT }>,
     /// The listening members, packed, and their services.
     services: [Guarded; SERVICES],
     /// How many were ever added: a change means that a failed search is to be repeated.
@@ -232,16 +232,16 @@ impl Registry {
 
     /// Claims a free block for `me`: a never used one where there is one, searched from `start` on;
     /// else the one released longest ago.
-    pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<Block> {
+    pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<QpnBlock> {
         let index = self
             .layout()
             .blocks
             .claim(me, start.into(), |member| self.is_alive(member))?;
-        Block::new(index as u16)
+        QpnBlock::new(index as u16)
     }
 
     pub(super) fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
-        let owner = self.layout().blocks.owner(Block::of(qpn).index());
+        let owner = self.layout().blocks.owner(QpnBlock::of(qpn).index());
         owner.filter(|&owner| self.is_alive(owner))
     }
 

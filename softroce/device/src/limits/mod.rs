@@ -93,7 +93,7 @@ pub fn memcpy(duration: Duration) -> Bandwidth {
 
 /// Single-threaded memcpy of one block of `block` bytes to one other, like a repeated WRITE: what
 /// fits into a cache stays there.
-pub fn memcpy_again(duration: Duration, block: usize) -> Bandwidth {
+pub fn memcpy_repeated(duration: Duration, block: usize) -> Bandwidth {
     let source = vec![1u8; block];
     let mut target = vec![2u8; block];
     let (mut bytes, start) = (0, Instant::now());

@@ -5,7 +5,7 @@ const SHORT: Duration = Duration::from_millis(50);
 #[test]
 fn memcpy_moves_bytes() {
     assert!(memcpy(SHORT).bytes_per_s > 0.0);
-    assert!(memcpy_again(SHORT, 4096).bytes_per_s > 0.0);
+    assert!(memcpy_repeated(SHORT, 4096).bytes_per_s > 0.0);
 }
 
 #[test]

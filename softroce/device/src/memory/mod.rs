@@ -30,7 +30,7 @@ pub use window::{Mw, WindowKind, WindowsBound};
 
 /// Whether GPU memory can be registered in this process. Loads the CUDA driver, which takes a tenth
 /// of a second the first time.
-pub fn takes_devices() -> bool {
+pub fn supports_gpu_memory() -> bool {
     gpu::is_possible()
 }
 
@@ -149,7 +149,7 @@ impl HostRange {
 
 /// The attributes of a re-registration (ibv_rereg_mr(3)); `None` is kept.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change<'a> {
+pub struct Reregister<'a> {
     /// Its memory.
     pub range: Option<HostRange>,
     /// Its protection domain.
@@ -255,7 +255,7 @@ impl Mr {
     /// When range, rights or pages do not allow it, the domain is of another device, or windows are
     /// bound to it; or for a range or rights of a null region, or a range of device memory. Nothing
     /// changed then.
-    pub unsafe fn change(&mut self, change: &Change<'_>) -> Result<(), RegisterError> {
+    pub unsafe fn reregister(&mut self, change: &Reregister<'_>) -> Result<(), RegisterError> {
         if change.pd.is_some_and(|pd| !Arc::ptr_eq(pd.device(), self.device())) {
             return Err(RegisterError::Range);
         }

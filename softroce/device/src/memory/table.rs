@@ -9,7 +9,9 @@ use std::collections::hash_map::RandomState;
 use std::sync::Arc;
 use std::{mem, ptr};
 
-use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
+use doorbell_roce_proto::memory::{
+    AccessContext, AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge,
+};
 use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
 
 use self::window::Window;
@@ -141,7 +143,7 @@ pub(crate) struct PayloadRef {
 }
 
 /// What a null region reads as, for the largest packet.
-static ZEROS: [u8; EndpointConfig::LANE_MTU] = [0; EndpointConfig::LANE_MTU];
+static ZEROS: [u8; EndpointConfig::SHM_MTU] = [0; EndpointConfig::SHM_MTU];
 
 #[derive(Debug)]
 enum Object {
@@ -263,7 +265,7 @@ impl Table {
 
     fn remote(
         &self,
-        via: Via,
+        via: AccessContext,
         key: RKey,
         addr: u64,
         len: u64,
@@ -276,7 +278,7 @@ impl Table {
     /// Checks a peer's access, and returns the region's key and the location.
     fn remote_keyed(
         &self,
-        via: Via,
+        via: AccessContext,
         key: RKey,
         addr: u64,
         len: u64,
@@ -289,7 +291,7 @@ impl Table {
     /// The region that a peer accesses, its key, and the address in it.
     fn remote_region(
         &self,
-        via: Via,
+        via: AccessContext,
         key: RKey,
         addr: u64,
         len: u64,
@@ -325,7 +327,7 @@ impl Table {
     /// The location for a peer's WRITE, and the key of its region.
     pub(crate) fn write_target(
         &self,
-        via: Via,
+        via: AccessContext,
         rkey: RKey,
         addr: u64,
         len: usize,
@@ -424,7 +426,7 @@ impl Memory for Table {
 
     fn check_remote(
         &mut self,
-        via: Via,
+        via: AccessContext,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -436,7 +438,7 @@ impl Memory for Table {
         self.remote(via, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+    fn remote_read(&mut self, via: AccessContext, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         if dst.is_empty() {
             return Ok(());
         }
@@ -447,7 +449,7 @@ impl Memory for Table {
 
     fn remote_read_ahead(
         &mut self,
-        via: Via,
+        via: AccessContext,
         rkey: RKey,
         addr: u64,
         dst: &mut [u8],
@@ -463,7 +465,7 @@ impl Memory for Table {
         }
     }
 
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+    fn remote_write(&mut self, via: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         if src.is_empty() {
             return Ok(());
         }
@@ -480,7 +482,7 @@ impl Memory for Table {
         unsafe { target.write(src) }
     }
 
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    fn remote_atomic(&mut self, via: AccessContext, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         self.flush_staged_writes()?;
         let word = match self.remote(via, rkey, addr, 8, RemoteRight::Atomic)? {
             Location::Host(word) => word,
@@ -499,20 +501,20 @@ impl Memory for Table {
         Ok(unsafe { copy::atomic(word, op) })
     }
 
-    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
+    fn bind(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {
         self.bind_window(via, bind)
     }
 
-    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, via: AccessContext, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
         self.invalidate_window(via, rkey, by)
     }
 
-    fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
+    fn is_device_memory(&mut self, pd: PdId, sges: &[Sge]) -> bool {
         let is_device = |sge: &Sge| self.region(pd, sge.lkey.0).is_ok_and(|region| region.device.is_some());
         self.has_device_memory && sges.iter().any(is_device)
     }
 
-    fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
+    fn is_remote_device_memory(&mut self, via: AccessContext, rkey: RKey) -> bool {
         if !self.has_device_memory {
             return false;
         }
@@ -530,11 +532,11 @@ impl Memory for Table {
         }
     }
 
-    fn is_unsettled(&self, qpn: Qpn) -> bool {
+    fn has_pending_copies(&self, qpn: Qpn) -> bool {
         !self.reads_pending.is_empty() && self.reads_pending.contains(&qpn)
     }
 
-    fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
+    fn add_local_ref(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let len = sge.len as usize;
         let payload_ref = match self.local(pd, sge.lkey, sge.addr, len, false)? {
             Location::Host(at) => self.region(pd, sge.lkey.0)?.payload_ref(sge.lkey.0, at, len),
@@ -555,7 +557,7 @@ impl Memory for Table {
         Ok(())
     }
 
-    fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
+    fn add_remote_ref(&mut self, via: AccessContext, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let (region, key, addr) = self.remote_region(via, rkey, addr, u64::from(len), RemoteRight::Read)?;
         let at = region.locate(addr, u64::from(len))?;
         let payload_ref = region.payload_ref(key, at, len as usize);

@@ -45,7 +45,7 @@ impl Pd {
 
 impl Mw {
     /// The initial key; each binding gives it another one.
-    pub fn first_rkey(&self) -> RKey {
+    pub fn initial_rkey(&self) -> RKey {
         RKey(self.key)
     }
 

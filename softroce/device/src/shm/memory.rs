@@ -7,9 +7,9 @@
 use std::ops::Range;
 
 use doorbell_roce_proto::memory::{
-    AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge, Via,
+    AccessContext, AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
-use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::qp::ShmLinkId;
 use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::{LKey, Qpn, RKey};
 
@@ -27,7 +27,7 @@ pub(crate) struct ShmMemory<'a> {
 pub(crate) struct ShmPayload<'a> {
     pub(crate) body: RecordBody<'a>,
     pub(crate) copies: &'a mut Copies,
-    pub(crate) link: LaneId,
+    pub(crate) link: ShmLinkId,
     pub(crate) headers: &'a [u8],
     /// Copies of earlier packets of the same queue pair are in flight.
     pub(crate) copies_pending: bool,
@@ -53,7 +53,7 @@ impl Memory for ShmMemory<'_> {
 
     fn check_remote(
         &mut self,
-        via: Via,
+        via: AccessContext,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -62,27 +62,27 @@ impl Memory for ShmMemory<'_> {
         self.table.check_remote(via, rkey, addr, len, right)
     }
 
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+    fn remote_read(&mut self, via: AccessContext, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
         self.table.remote_read(via, rkey, addr, dst)
     }
 
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+    fn remote_write(&mut self, via: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         self.table.remote_write(via, rkey, addr, src)
     }
 
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    fn remote_atomic(&mut self, via: AccessContext, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         self.table.remote_atomic(via, rkey, addr, op)
     }
 
-    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
+    fn bind(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {
         self.table.bind(via, bind)
     }
 
-    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, via: AccessContext, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
         self.table.invalidate(via, rkey, by)
     }
 
-    fn scatter_referred(&mut self, pd: PdId, lkey: LKey, addr: u64, part: Range<usize>) -> Result<(), CopyError> {
+    fn scatter_by_ref(&mut self, pd: PdId, lkey: LKey, addr: u64, part: Range<usize>) -> Result<(), CopyError> {
         if part.is_empty() {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Memory for ShmMemory<'_> {
         unsafe { payload.fetch(part.start, part.len(), (lkey.0, table), location) }
     }
 
-    fn remote_write_referred(&mut self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
+    fn remote_write_by_ref(&mut self, via: AccessContext, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
         if len == 0 {
             return Ok(());
         }
@@ -102,16 +102,16 @@ impl Memory for ShmMemory<'_> {
         unsafe { payload.fetch(0, len, (key, table), location) }
     }
 
-    fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
-        self.table.is_distant(pd, sges)
+    fn is_device_memory(&mut self, pd: PdId, sges: &[Sge]) -> bool {
+        self.table.is_device_memory(pd, sges)
     }
 
-    fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
-        self.table.is_distant_remote(via, rkey)
+    fn is_remote_device_memory(&mut self, via: AccessContext, rkey: RKey) -> bool {
+        self.table.is_remote_device_memory(via, rkey)
     }
 
-    fn is_unsettled(&self, qpn: Qpn) -> bool {
-        self.table.is_unsettled(qpn)
+    fn has_pending_copies(&self, qpn: Qpn) -> bool {
+        self.table.has_pending_copies(qpn)
     }
 }
 

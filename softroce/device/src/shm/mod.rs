@@ -28,7 +28,7 @@ mod piggyback;
 use std::fs;
 use std::io::IoSliceMut;
 
-use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::qp::ShmLinkId;
 use doorbell_roce_proto::wire::Opcode;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -43,7 +43,7 @@ pub(crate) use piggyback::RecordHeaders;
 
 /// How a payload that is too long for its record gets to another process of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Mover {
+pub enum CopyMode {
     /// The receiver copies from shared memory that both have mapped.
     Shared,
     /// The receiver copies by process_vm_readv(2).
@@ -52,7 +52,7 @@ pub enum Mover {
     Ring,
 }
 
-impl Mover {
+impl CopyMode {
     /// Its name in `DOORBELL_COPY` and `doorbell devices`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -82,13 +82,13 @@ impl Mover {
     pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
 }
 
-/// Bits of a [`LaneId`] for the member's slot; the rest are its generation, so that packets for a
+/// Bits of a [`ShmLinkId`] for the member's slot; the rest are its generation, so that packets for a
 /// dead member never reach the next one in its slot.
 const SLOT_BITS: u32 = 10;
 
 /// The engine's identifier for the link to a member.
-pub(crate) fn link_to(member: MemberId) -> LaneId {
-    LaneId(member.generation() << SLOT_BITS | u32::from(member.slot()))
+pub(crate) fn link_to(member: MemberId) -> ShmLinkId {
+    ShmLinkId(member.generation() << SLOT_BITS | u32::from(member.slot()))
 }
 
 fn is_reliable(opcode: u8) -> bool {
@@ -107,6 +107,6 @@ pub(crate) fn is_immediate(opcode: u8) -> bool {
     immediate.iter().any(|one| one.code() == opcode)
 }
 
-fn slot_of(link: LaneId) -> usize {
+fn slot_of(link: ShmLinkId) -> usize {
     (link.0 & ((1 << SLOT_BITS) - 1)) as usize
 }

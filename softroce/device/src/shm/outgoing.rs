@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use doorbell_roce_proto::qp::{LaneId, Path};
-use doorbell_roce_proto::{Endpoint, Qpn, Short, Transmit};
+use doorbell_roce_proto::qp::{Path, ShmLinkId};
+use doorbell_roce_proto::{Endpoint, FastPathSend, Qpn, Transmit};
 
 use super::piggyback::{PendingAck, RecordHeaders};
-use super::{Forwarded, Mover, SLOT_BITS, link_to, slot_of};
+use super::{CopyMode, Forwarded, SLOT_BITS, link_to, slot_of};
 use crate::gpu::Allocation;
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::memory::{PayloadRef, Table};
@@ -24,7 +24,7 @@ pub(crate) struct OutgoingRings {
     enabled: bool,
     only: bool,
     /// The only copy mode to use, where it is possible.
-    forced: Option<Mover>,
+    forced: Option<CopyMode>,
     rings: Vec<Option<OutgoingRing>>,
     /// Slots of rings that got records since [`finish_batch`](Self::finish_batch).
     touched: Vec<usize>,
@@ -90,7 +90,7 @@ impl OutgoingRings {
     ///
     /// # Errors
     /// When there is no memory or descriptor left.
-    pub(crate) fn enable(&mut self, only: bool, forced: Option<Mover>) -> io::Result<(MemberId, Receiver)> {
+    pub(crate) fn enable(&mut self, only: bool, forced: Option<CopyMode>) -> io::Result<(MemberId, Receiver)> {
         let me = self.host.me();
         let (sender, fd) = Sender::create()?;
         // SAFETY: the sender is this process's, and refers to registered memory by address, which
@@ -126,7 +126,7 @@ impl OutgoingRings {
     ///
     /// # Errors
     /// When there is no permitted path.
-    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, PathError> {
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<ShmLinkId>, PathError> {
         let own = |end: IpAddr| end.to_canonical() == self.address;
         let ours = self.enabled && own(path.local) && own(path.remote);
         let member = ours.then(|| self.host.owner_of(peer)).flatten().filter(|member| {
@@ -177,7 +177,7 @@ impl OutgoingRings {
         {
             ring.full = false;
             self.full -= 1;
-            endpoint.lane_ready(link_to(ring.to));
+            endpoint.shm_link_ready(link_to(ring.to));
         }
     }
 
@@ -212,7 +212,7 @@ impl OutgoingRings {
     /// in the table's payload references.
     pub(crate) fn send(
         &mut self,
-        id: LaneId,
+        id: ShmLinkId,
         transmit: &Transmit,
         packet: &[u8],
         table: &mut Table,
@@ -231,7 +231,7 @@ impl OutgoingRings {
             ring.touched = true;
             self.touched.push(slot);
         }
-        let (header, inline) = packet.split_at(transmit.headers);
+        let (header, inline) = packet.split_at(transmit.header_len);
         if let Some(acknowledgement) = PendingAck::of(header, transmit.qpn) {
             // ACKs are cumulative: a later one of the queue pair replaces an earlier one.
             let earlier = ring.delayed_ack.replace(acknowledgement);
@@ -248,9 +248,9 @@ impl OutgoingRings {
         };
         self.references.clear();
         self.keys.clear();
-        if transmit.referred > 0 {
-            let forced = if transmit.fleeting {
-                Some(Mover::Ring)
+        if transmit.by_ref_len > 0 {
+            let forced = if transmit.copy_before_completion {
+                Some(CopyMode::Ring)
             } else {
                 self.forced
             };
@@ -263,7 +263,7 @@ impl OutgoingRings {
                 return;
             }
         }
-        let payload = if transmit.referred > 0 {
+        let payload = if transmit.by_ref_len > 0 {
             Payload::Referred(&self.references)
         } else {
             Payload::Inline(inline)
@@ -274,12 +274,12 @@ impl OutgoingRings {
 
     /// Fast path: sends a packet that was written when it was posted, with the delayed ACK of its
     /// queue pair, as [`send`](Self::send) would.
-    pub(crate) fn send_fast(&mut self, qpn: Qpn, fast: &Short, packet: &[u8], endpoint: &mut Endpoint) {
-        let slot = slot_of(fast.lane);
+    pub(crate) fn send_fast(&mut self, qpn: Qpn, fast: &FastPathSend, packet: &[u8], endpoint: &mut Endpoint) {
+        let slot = slot_of(fast.shm_link);
         let Some(Some(ring)) = self.rings.get_mut(slot) else {
             return;
         };
-        if ring.closed || link_to(ring.to) != fast.lane {
+        if ring.closed || link_to(ring.to) != fast.shm_link {
             return;
         }
         if !ring.touched {
@@ -287,10 +287,10 @@ impl OutgoingRings {
             self.touched.push(slot);
         }
         let ack = fast
-            .acknowledgement
+            .ack
             .and_then(|headers| PendingAck::of(&headers, qpn))
             .or_else(|| ring.delayed_ack.take_if(|ack| ack.qpn() == qpn));
-        let (header, inline) = packet.split_at(fast.headers);
+        let (header, inline) = packet.split_at(fast.header_len);
         let mut combined = [0; RecordHeaders::MAX];
         let header = match ack {
             Some(ack) => ack.prepended_to(header, &mut combined),
@@ -301,7 +301,7 @@ impl OutgoingRings {
     }
 
     /// Whether the ring takes a packet now, or drops it.
-    pub(crate) fn accepts(&self, link: LaneId) -> bool {
+    pub(crate) fn accepts(&self, link: ShmLinkId) -> bool {
         !matches!(self.rings.get(slot_of(link)), Some(Some(found)) if found.full && link_to(found.to) == link)
     }
 
@@ -318,7 +318,7 @@ impl OutgoingRings {
         {
             ring.full = true;
             self.full += 1;
-            endpoint.lane_full(link_to(ring.to));
+            endpoint.shm_link_full(link_to(ring.to));
         }
     }
 
@@ -473,7 +473,7 @@ impl OutgoingRing {
     fn add_references(
         &mut self,
         table: &mut Table,
-        forced: Option<Mover>,
+        forced: Option<CopyMode>,
         references: &mut Vec<Reference>,
         keys: &mut Vec<u32>,
     ) -> Result<(), RingFull> {
@@ -492,14 +492,14 @@ impl OutgoingRing {
         &mut self,
         payload_ref: &PayloadRef,
         table: &Table,
-        forced: Option<Mover>,
+        forced: Option<CopyMode>,
     ) -> Result<Reference, RingFull> {
         // No packet is longer than LARGEST.
         let len = payload_ref.len as u32;
         if let Some(offset) = payload_ref.device {
-            return self.device_reference(payload_ref, offset, table, forced == Some(Mover::Ring));
+            return self.device_reference(payload_ref, offset, table, forced == Some(CopyMode::Ring));
         }
-        if forced.is_none_or(|mode| mode == Mover::Shared)
+        if forced.is_none_or(|mode| mode == CopyMode::Shared)
             && let Some((id, offset)) = payload_ref.segment
             && let Some(connection) = &self.connection
         {
@@ -518,10 +518,10 @@ impl OutgoingRing {
             }
         }
         let by_address = match forced {
-            Some(Mover::Ring) => false,
-            Some(Mover::Shared | Mover::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
+            Some(CopyMode::Ring) => false,
+            Some(CopyMode::Shared | CopyMode::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
             // Two copies at memory speed, at both ends at once, take a third of the time of one
-            // process_vm_readv(2) (docs/PERFORMANCE.md).
+            // process_vm_readv(2) (docs/LOG.md).
             None => self.connection.is_none(),
         };
         if by_address {

@@ -95,7 +95,7 @@ impl Core {
         }
         let copies = &self.copies;
         for qpn in self.memory.take_reads_done(|qpn| copies.has_pending_response(qpn)) {
-            self.endpoint.settled(qpn);
+            self.endpoint.handle_copies_complete(qpn);
         }
     }
 
@@ -107,7 +107,7 @@ impl Core {
             let rings = &self.rings;
             let may_send = |held: &Deferred| match held {
                 Deferred::Completion(..) => true,
-                Deferred::Packet(response) => response.transmit.lane.is_none_or(|link| rings.accepts(link)),
+                Deferred::Packet(response) => response.transmit.shm_link.is_none_or(|link| rings.accepts(link)),
             };
             match self.deferred.next(done, may_send) {
                 None => return,
@@ -118,7 +118,7 @@ impl Core {
                         bytes,
                         payload_refs,
                     } = *response;
-                    if let Some(link) = transmit.lane {
+                    if let Some(link) = transmit.shm_link {
                         self.memory.restore_payload_refs(payload_refs);
                         self.rings
                             .send(link, &transmit, &bytes, &mut self.memory, &mut self.endpoint);

@@ -10,7 +10,7 @@ use doorbell_roce_proto::{Qpn, SrqInit};
 use super::Core;
 use crate::capacity;
 use crate::cq::CqRing;
-use crate::event::Owner;
+use crate::event::EventOwner;
 
 impl Core {
     pub(crate) fn add_pd(&mut self) -> Option<PdId> {
@@ -59,14 +59,14 @@ impl Core {
         }
     }
 
-    pub(crate) fn add_qp(&mut self, init: QpInit, owner: Owner) -> Option<Qpn> {
+    pub(crate) fn add_qp(&mut self, init: QpInit, owner: EventOwner) -> Option<Qpn> {
         if self.qps.len() == capacity::QPS {
             return None;
         }
-        if self.endpoint.wants_numbers() {
+        if self.endpoint.wants_qpn_block() {
             match self.host.claim(0) {
-                Some(block) => self.endpoint.give_numbers(block),
-                None if self.endpoint.has_numbers() => {}
+                Some(block) => self.endpoint.add_qpn_block(block),
+                None if self.endpoint.has_free_qpns() => {}
                 None => return None,
             }
         }
@@ -87,7 +87,7 @@ impl Core {
         self.deferred.remove_qp(qpn);
     }
 
-    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
+    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: EventOwner) -> Option<SrqId> {
         if self.srqs.len() == capacity::SRQS {
             return None;
         }

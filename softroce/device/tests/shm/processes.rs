@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use doorbell_roce_proto::work::Status;
-use doorbell_softroce::{Device, DeviceConfig, Mover};
+use doorbell_softroce::{CopyMode, Device, DeviceConfig};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -34,7 +34,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(address: std::net::IpAddr, copy_mode: Mover, task: &str) -> Self {
+    fn start(address: std::net::IpAddr, copy_mode: CopyMode, task: &str) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "processes::peer", "--nocapture", "--include-ignored"])
             .env(ROLE, format!("{address} {} {task}", copy_mode.name()))
@@ -105,7 +105,10 @@ fn peer() {
     let mut words = role.split_whitespace();
     let mut next = || words.next().unwrap();
     let (address, copy_mode, task) = (next().parse().unwrap(), next(), next());
-    let copy_mode = Mover::ALL.into_iter().find(|known| known.name() == copy_mode).unwrap();
+    let copy_mode = CopyMode::ALL
+        .into_iter()
+        .find(|known| known.name() == copy_mode)
+        .unwrap();
     let side = Side::new(&device(address, copy_mode), MESSAGES * LEN, copy_mode);
     let key = side.key();
     println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
@@ -160,7 +163,7 @@ fn write_until_lost(side: &Side, peer: Key, within: Duration) {
 
 #[test]
 fn a_killed_receiver_affects_only_its_connection() {
-    for copy_mode in Mover::ALL {
+    for copy_mode in CopyMode::ALL {
         let address = own_address();
         let device = device(address, copy_mode);
         let (mut side, other) = (
@@ -194,14 +197,14 @@ fn a_killed_receiver_affects_only_its_connection() {
 fn an_undetected_dead_peer_can_be_connected_to() {
     let address = own_address();
     // The port holder would detect it, as it has a connection with all.
-    let mut holder = Peer::start(address, Mover::Ring, "serve");
+    let mut holder = Peer::start(address, CopyMode::Ring, "serve");
     holder.read_line();
     let config = DeviceConfig {
         address: Some(address),
         ..DeviceConfig::new("soft0")
     };
-    let side = Side::new(&Device::open(&config).unwrap(), LEN, Mover::Ring);
-    let mut doomed = Peer::start(address, Mover::Ring, "serve");
+    let side = Side::new(&Device::open(&config).unwrap(), LEN, CopyMode::Ring);
+    let mut doomed = Peer::start(address, CopyMode::Ring, "serve");
     let key = parse(&doomed.read_line());
     holder.signal(Signal::SIGSTOP);
     drop(doomed);
@@ -212,7 +215,7 @@ fn an_undetected_dead_peer_can_be_connected_to() {
 
 #[test]
 fn a_killed_sender_leaves_no_trace() {
-    for copy_mode in Mover::ALL {
+    for copy_mode in CopyMode::ALL {
         let address = own_address();
         let device = device(address, copy_mode);
         let side = Side::new(&device, MESSAGES * LEN, copy_mode);
@@ -240,7 +243,7 @@ fn a_killed_sender_leaves_no_trace() {
 /// its memory back, and what is copied after that is no message.
 #[test]
 fn a_stopped_receiver_does_not_block_the_sender() {
-    for copy_mode in Mover::ALL {
+    for copy_mode in CopyMode::ALL {
         for round in 0..4 {
             let address = own_address();
             let device = device(address, copy_mode);

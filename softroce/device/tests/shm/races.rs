@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::qp::{Modify, State};
 use doorbell_roce_proto::work::Status;
-use doorbell_softroce::Mover;
+use doorbell_softroce::CopyMode;
 
 use super::side::{Key, Side, device, own_address};
 
@@ -58,7 +58,7 @@ impl Side {
 
 /// Each round `post` makes one side send from its memory, which then `end`s; `check` examines the
 /// other.
-fn rounds(copy_mode: Mover, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
+fn rounds(copy_mode: CopyMode, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
     let address = own_address();
     let (local, remote) = (device(address, copy_mode), device(address, copy_mode));
     for round in 0..ROUNDS {
@@ -89,7 +89,7 @@ fn drain_completions(side: &Side, mut seen: impl FnMut(u64)) {
     }
 }
 
-fn sends(copy_mode: Mover, end: End) {
+fn sends(copy_mode: CopyMode, end: End) {
     rounds(
         copy_mode,
         end,
@@ -108,7 +108,7 @@ fn sends(copy_mode: Mover, end: End) {
 
 #[test]
 fn messages_are_whole_or_never_happen() {
-    for copy_mode in Mover::ALL {
+    for copy_mode in CopyMode::ALL {
         for end in [End::Deregistered, End::Reset, End::Error, End::Destroyed] {
             sends(copy_mode, end);
         }
@@ -118,7 +118,7 @@ fn messages_are_whole_or_never_happen() {
 /// The last bytes of a WRITE appear after all others, also of one that is cut off.
 #[test]
 fn the_last_bytes_of_a_write_appear_last() {
-    for copy_mode in Mover::ALL {
+    for copy_mode in CopyMode::ALL {
         rounds(
             copy_mode,
             End::Deregistered,
@@ -140,7 +140,7 @@ fn the_last_bytes_of_a_write_appear_last() {
 /// The responder's memory is destroyed while the requester copies from it.
 #[test]
 fn reads_are_whole_or_fail() {
-    for copy_mode in Mover::ALL {
+    for copy_mode in CopyMode::ALL {
         for end in [End::Deregistered, End::Destroyed] {
             rounds(
                 copy_mode,

@@ -12,9 +12,10 @@ use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Completion, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Psn, Qpn, RKey};
-use doorbell_softroce::clock::Stamps;
+use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::{
-    Cq, CqConfig, Device, DeviceConfig, EventQueue, HostRange, LinkChoice, Mover, Mr, Owner, Pd, Qp, QpConfig, Rights,
+    CopyMode, Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, LinkChoice, Mr, Pd, Qp, QpConfig,
+    Rights,
 };
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -46,10 +47,10 @@ pub(crate) struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    pub(crate) fn new(len: usize, copy_mode: Mover) -> Self {
+    pub(crate) fn new(len: usize, copy_mode: CopyMode) -> Self {
         let len = NonZeroUsize::new(len).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let file = (copy_mode == Mover::Shared).then(|| {
+        let file = (copy_mode == CopyMode::Shared).then(|| {
             let file = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
             ftruncate(&file, len.get() as i64).unwrap();
             file
@@ -99,11 +100,11 @@ impl Drop for Memory {
 }
 
 /// A device at a shared address that uses shm links alone.
-pub(crate) fn device(address: IpAddr, copy_mode: Mover) -> Arc<Device> {
+pub(crate) fn device(address: IpAddr, copy_mode: CopyMode) -> Arc<Device> {
     let config = DeviceConfig {
         address: Some(address),
         link: LinkChoice::Local,
-        mover: Some(copy_mode),
+        copy_mode: Some(copy_mode),
         ..DeviceConfig::new("soft0")
     };
     Device::open(&config).unwrap()
@@ -127,16 +128,16 @@ pub(crate) struct Key {
 }
 
 impl Side {
-    pub(crate) fn new(device: &Arc<Device>, len: usize, copy_mode: Mover) -> Self {
+    pub(crate) fn new(device: &Arc<Device>, len: usize, copy_mode: CopyMode) -> Self {
         let pd = device.protection_domain().unwrap();
-        let owner = Owner {
+        let owner = EventOwner {
             queue: Arc::new(EventQueue::new().unwrap()),
             token: 0,
         };
         let config = CqConfig {
             entries: 4 * DEPTH,
             notify: None,
-            stamps: Stamps::default(),
+            timestamps: TimestampClocks::default(),
         };
         let cq = device.completion_queue(config, owner.clone()).unwrap();
         let config = QpConfig {
@@ -222,7 +223,7 @@ impl Side {
                     traffic_class: 0,
                     hop_limit: 64,
                     flow_label: 0,
-                    lane: None,
+                    shm_link: None,
                 }),
                 path_mtu: Some(self.device.info().mtu),
                 dest_qpn: Some(Qpn::new(peer.qpn)),
@@ -260,7 +261,7 @@ impl Side {
             wr_id,
             operation,
             payload: Payload::Gather(&sges),
-            signalled: true,
+            signaled: true,
             fence: false,
             solicited: false,
         };

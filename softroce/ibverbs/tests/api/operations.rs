@@ -233,7 +233,7 @@ fn a_list_is_posted_in_order_up_to_the_first_bad_one() {
     let result = unsafe { inline::post_send(a.qp, first, &mut bad) };
     assert_eq!((result, bad), (libc::EINVAL, &raw mut *third));
     a.done(2);
-    assert!(a.poll().is_none(), "the first was not signalled, the third not posted");
+    assert!(a.poll().is_none(), "the first was not signaled, the third not posted");
     assert_eq!(b.bytes(8..24), pattern(24, 1)[..16]);
 }
 

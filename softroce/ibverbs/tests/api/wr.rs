@@ -76,7 +76,7 @@ impl Wr {
         self
     }
 
-    fn signalled(&self, wr_id: u64) -> &Self {
+    fn signaled(&self, wr_id: u64) -> &Self {
         self.named(wr_id, IBV_SEND_SIGNALED)
     }
 
@@ -108,25 +108,25 @@ fn every_operation_of_rc_in_one_batch() {
         assert_eq!(b.receive(id, &mut [b.sge(10_000, 5000)]), 0);
     }
     wr.start();
-    wr.signalled(1).write(b.rkey(), b.addr());
+    wr.signaled(1).write(b.rkey(), b.addr());
     wr.sge(&a, 0, 5000);
     // Unsignaled, in pieces, inline.
     wr.named(2, 0).write(b.rkey(), b.addr() + 6000);
     let pieces = [piece(b"one "), piece(b""), piece(b"two ")];
     wr.inline_list(pieces.len(), pieces.as_ptr());
-    wr.signalled(3).write_imm(b.rkey(), b.addr() + 7000, 30_u32.to_be());
+    wr.signaled(3).write_imm(b.rkey(), b.addr() + 7000, 30_u32.to_be());
     {
         let passing = *b"passing";
         wr.inline(&passing);
     }
-    wr.signalled(4).send();
+    wr.signaled(4).send();
     let sges = [a.sge(10, 100), a.sge(0, 0), a.sge(200, 50)];
     wr.sge_list(sges.len(), sges.as_ptr());
     wr.named(5, IBV_SEND_SIGNALED | IBV_SEND_SOLICITED)
         .send_imm(50_u32.to_be());
-    wr.signalled(6).read(b.rkey(), b.addr() + 20_000);
+    wr.signaled(6).read(b.rkey(), b.addr() + 20_000);
     wr.sge(&a, 30_000, 3000);
-    wr.signalled(7).swap(b.rkey(), b.addr() + 40_000, 7, 9);
+    wr.signaled(7).swap(b.rkey(), b.addr() + 40_000, 7, 9);
     wr.sge(&a, 50_000, 8);
     wr.named(8, IBV_SEND_SIGNALED | IBV_SEND_FENCE)
         .add(b.rkey(), b.addr() + 40_000, 3);
@@ -170,9 +170,9 @@ fn uc_and_ud_have_their_operations() {
     let wr = Wr::of(&a);
     assert_eq!(b.receive(10, &mut [b.sge(0, 64)]), 0);
     wr.start();
-    wr.signalled(1).write(b.rkey(), b.addr() + 100);
+    wr.signaled(1).write(b.rkey(), b.addr() + 100);
     wr.inline(b"over UC");
-    wr.signalled(2).send();
+    wr.signaled(2).send();
     wr.inline(b"message");
     assert_eq!(wr.complete(), 0);
     a.done(1);
@@ -188,7 +188,7 @@ fn uc_and_ud_have_their_operations() {
     assert_eq!(b.receive(10, &mut [b.sge(0, 64)]), 0);
     let ah = Ah::to(&a, b.gid());
     wr.start();
-    wr.signalled(1).send_imm(6_u32.to_be());
+    wr.signaled(1).send_imm(6_u32.to_be());
     wr.ud_addr(ah.0, b.qpn(), QKEY);
     wr.inline(b"datagram");
     // Staged: the handle is no longer needed.
@@ -202,7 +202,7 @@ fn uc_and_ud_have_their_operations() {
     let foreign = Ah::to(&b, b.gid());
     for set in [None, Some(ptr::null_mut()), Some(foreign.0)] {
         wr.start();
-        wr.signalled(2).send();
+        wr.signaled(2).send();
         if let Some(ah) = set {
             wr.ud_addr(ah, b.qpn(), QKEY);
         }
@@ -266,10 +266,10 @@ fn any_error_refuses_the_whole_batch() {
     ];
     for (number, (mistake, expected)) in mistakes.into_iter().enumerate() {
         wr.start();
-        wr.signalled(1).write(b.rkey(), b.addr());
+        wr.signaled(1).write(b.rkey(), b.addr());
         wr.inline(b"no");
         mistake(&wr, &a, &b);
-        wr.signalled(2).send();
+        wr.signaled(2).send();
         assert_eq!(wr.complete(), expected, "mistake {number}");
     }
     // A setter without a request.
@@ -278,7 +278,7 @@ fn any_error_refuses_the_whole_batch() {
     assert_eq!(wr.complete(), libc::EINVAL);
     // A batch after an error is independent of it; of two payload setters the last one applies.
     wr.start();
-    wr.signalled(3).write(b.rkey(), b.addr() + 8);
+    wr.signaled(3).write(b.rkey(), b.addr() + 8);
     wr.sge(&a, 0, 100);
     wr.inline(b"replaced");
     wr.inline(b"the last");
@@ -295,18 +295,18 @@ fn batches_end_once() {
     assert_eq!(wr.complete(), libc::EINVAL, "there is no batch");
     wr.abort();
     // Outside of a batch nothing is staged.
-    wr.signalled(9).write(b.rkey(), b.addr());
+    wr.signaled(9).write(b.rkey(), b.addr());
     wr.inline(b"lost");
     wr.start();
     assert_eq!(wr.complete(), 0, "an empty batch");
     wr.start();
-    wr.signalled(1).write(b.rkey(), b.addr());
+    wr.signaled(1).write(b.rkey(), b.addr());
     wr.inline(b"aborted");
     wr.abort();
     assert_eq!(wr.complete(), libc::EINVAL);
     // ibv_post_send is not blocked by an open batch.
     wr.start();
-    wr.signalled(2).write(b.rkey(), b.addr());
+    wr.signaled(2).write(b.rkey(), b.addr());
     wr.inline(b"second");
     assert_eq!(
         a.post(rdma(3, IBV_WR_RDMA_WRITE, b.addr() + 3, b.rkey()), &mut [a.sge(0, 8)]),
@@ -331,7 +331,7 @@ fn batch_that_exceeds_the_queue_is_refused_as_a_whole() {
     let batch = |count: u64| {
         wr.start();
         for id in 0..count {
-            wr.signalled(id).write(b.rkey(), b.addr() + 8 * id);
+            wr.signaled(id).write(b.rkey(), b.addr() + 8 * id);
             wr.inline(&id.to_ne_bytes());
         }
         wr.complete()
@@ -348,7 +348,7 @@ fn batch_that_exceeds_the_queue_is_refused_as_a_whole() {
         assert_eq!((api().modify_qp)(b.qp, &mut err, IBV_QP_STATE as i32), 0);
     }
     wr.start();
-    wr.signalled(1).read(b.rkey(), b.addr());
+    wr.signaled(1).read(b.rkey(), b.addr());
     wr.sge(&a, 0, 8);
     assert_eq!(wr.complete(), 0);
     assert_eq!(batch(64), libc::ENOMEM);
@@ -387,7 +387,7 @@ fn batches_of_threads_are_serialised() {
                     loop {
                         wr.start();
                         for part in 0..2_u64 {
-                            wr.signalled(thread << 32 | round << 1 | part)
+                            wr.signaled(thread << 32 | round << 1 | part)
                                 .write(rkey, addr + 16 * thread + 8 * part);
                             wr.inline(&round.to_ne_bytes());
                         }

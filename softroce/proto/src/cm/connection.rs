@@ -538,7 +538,7 @@ pub(super) fn passive_parameters(
             traffic_class: req.primary.traffic_class,
             hop_limit: HOP_LIMIT,
             flow_label: 0,
-            lane: None,
+            shm_link: None,
         },
         mtu,
         dest_qpn: req.qpn,

@@ -38,8 +38,8 @@ pub use mad::{MAD_LEN, Mad};
 pub use message::private_data_len;
 pub use route::{Route, route};
 pub use types::{
-    Accept, CmConfig, CmError, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, PeerRequest, RejectReason,
-    Request, ServiceId, SidrReply, SidrRequest, SidrStatus,
+    Accept, CmConfig, CmError, CmEvent, ConnectRequest, ConnectionId, ListenerId, Parameters, PeerReply, PeerRequest,
+    RejectReason, ServiceId, SidrReply, SidrRequest, SidrStatus,
 };
 
 use crate::qp::Path;
@@ -185,7 +185,7 @@ impl Cm {
     ///
     /// # Errors
     /// When the request is invalid, or there are [`MAX_CONNECTIONS`].
-    pub fn connect(&mut self, now: Instant, request: &Request) -> Result<ConnectionId, CmError> {
+    pub fn connect(&mut self, now: Instant, request: &ConnectRequest) -> Result<ConnectionId, CmError> {
         check_private_data(&request.private_data, private_data_len::REQ)?;
         let transport = match request.transport {
             Transport::Rc => RC,
@@ -204,7 +204,7 @@ impl Cm {
                 traffic_class: request.traffic_class,
                 hop_limit: request.hop_limit,
                 flow_label: 0,
-                lane: None,
+                shm_link: None,
             },
             mtu: request.mtu,
             dest_qpn: Qpn::new(0),
@@ -362,7 +362,7 @@ impl Cm {
     }
 
     /// The process at `peer` with this `slot` is gone: ends its connections at once.
-    pub fn handle_lost(&mut self, now: Instant, peer: IpAddr, slot: u16) {
+    pub fn handle_peer_gone(&mut self, now: Instant, peer: IpAddr, slot: u16) {
         let of_it = |connection: &&Connection| {
             connection.peer == peer.to_canonical()
                 && connection.remote_id >> ID_BITS == u32::from(slot)

@@ -51,7 +51,7 @@ pub struct CmConfig {
 /// A request for a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 // fields: those of struct rdma_conn_param and the path
-pub struct Request {
+pub struct ConnectRequest {
     /// The peer.
     pub peer: IpAddr,
     /// The service id.
@@ -90,7 +90,7 @@ pub struct Request {
     pub private_data: Vec<u8>,
 }
 
-impl Request {
+impl ConnectRequest {
     /// A request for a reliable connection with defaults: sent every second, sixteen times in all.
     pub fn new(peer: IpAddr, service: ServiceId, qpn: Qpn, psn: Psn, mtu: Mtu) -> Self {
         Self {

@@ -28,7 +28,7 @@ impl EndpointConfig {
     /// Seven eighths of the 512 slots of a shm ring; the rest is for other queue pairs.
     pub const SHM_WINDOW: u32 = 448;
     /// Maximum payload of a shm packet in bytes. The ends do not negotiate it.
-    pub const LANE_MTU: usize = 256 << 10;
+    pub const SHM_MTU: usize = 256 << 10;
     /// Up to this size two copies through the ring cost less than a reference.
     pub const SHM_INLINE_THRESHOLD: usize = 1024;
     pub(super) const MAX_WINDOW: u32 = 1 << 22;
@@ -41,7 +41,7 @@ impl Default for EndpointConfig {
             window: Self::DEFAULT_WINDOW,
             shm_window: Self::SHM_WINDOW,
             mtu: Mtu::Mtu4096,
-            shm_mtu: Self::LANE_MTU,
+            shm_mtu: Self::SHM_MTU,
             shm_inline_threshold: Self::SHM_INLINE_THRESHOLD,
         }
     }

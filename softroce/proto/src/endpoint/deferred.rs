@@ -7,13 +7,13 @@ impl Endpoint {
     /// Undoes the count of the last packet of a shm link, which changed nothing because the
     /// [`Memory`](crate::memory::Memory) could not copy its payload yet: the caller handles it
     /// again later.
-    pub fn put_off(&mut self) {
+    pub fn defer(&mut self) {
         self.out.counters.rx_packets -= 1;
     }
 
     /// The deferred copies of a queue pair have finished
-    /// ([`is_unsettled`](crate::memory::Memory::is_unsettled)): it may have packets to send.
-    pub fn settled(&mut self, qpn: Qpn) {
+    /// ([`has_pending_copies`](crate::memory::Memory::has_pending_copies)): it may have packets to send.
+    pub fn handle_copies_complete(&mut self, qpn: Qpn) {
         if let Some(index) = self.qps.find(qpn) {
             self.reschedule(index);
         }

@@ -5,28 +5,28 @@
 
 use core::time::Duration;
 
-use crate::endpoint::{Endpoint, LanePacket, find};
+use crate::endpoint::{Endpoint, ShmPacket, find};
 use crate::memory::Memory;
-use crate::qp::LaneId;
+use crate::qp::ShmLinkId;
 use crate::wire::{self, Opcode};
 use crate::work::SendRequest;
 use crate::{Instant, Qpn};
 
-/// A request sent on the fast path: see [`Endpoint::post_short`].
+/// A request sent on the fast path: see [`Endpoint::post_send_fast`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Short {
+pub struct FastPathSend {
     /// The shm link to send it on.
-    pub lane: LaneId,
+    pub shm_link: ShmLinkId,
     /// Headers of an ACK to send in front of it.
-    pub acknowledgement: Option<[u8; wire::header_len(Opcode::RcAcknowledge)]>,
+    pub ack: Option<[u8; wire::header_len(Opcode::RcAcknowledge)]>,
     /// Length of the headers in the buffer.
-    pub headers: usize,
+    pub header_len: usize,
     /// Bytes in the buffer: headers and payload.
     pub len: usize,
 }
 
 impl Endpoint {
-    /// Fast path of [`post_send`](Self::post_send) and [`poll_lanes`](Self::poll_lanes): queues a
+    /// Fast path of [`post_send`](Self::post_send) and [`poll_transmit_shm`](Self::poll_transmit_shm): queues a
     /// send request and writes its packet into `buf`, when it is a short SEND or WRITE of an RC
     /// queue pair on a shm link with free slots, and nothing is to be sent before it except an ACK
     /// of the same queue pair, which is returned with it.
@@ -34,14 +34,14 @@ impl Endpoint {
     /// `None` when the request is any other, or would be refused; nothing has changed then. `now`
     /// is called when the local ACK timer starts, with the timeout: the time it returns may be late
     /// in proportion to that.
-    pub fn post_short<M: Memory>(
+    pub fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         qpn: Qpn,
         request: &SendRequest<'_>,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Option<Short> {
+    ) -> Option<FastPathSend> {
         let others = self.gsi.has_more() || self.full_shm_links.has_any();
         let (index, qp) = find(&mut self.qps, qpn)?;
         let ahead = self.active.queue.front();
@@ -49,7 +49,7 @@ impl Endpoint {
             return None;
         }
         let has_ack = ahead.is_some();
-        let short = qp.post_short(now, request, has_ack, memory, buf)?;
+        let short = qp.post_send_fast(now, request, has_ack, memory, buf)?;
         if has_ack {
             self.active.end_burst(false);
         }
@@ -58,11 +58,11 @@ impl Endpoint {
         Some(short)
     }
 
-    /// Fast path of [`handle_lane`](Self::handle_lane): executes a WRITE ONLY that has the expected
+    /// Fast path of [`handle_shm_packet`](Self::handle_shm_packet): executes a WRITE ONLY that has the expected
     /// PSN and passes all checks. When it returns false nothing but bytes that the packet may write
-    /// has changed, and [`handle_lane`](Self::handle_lane) must be called, which gives the same
+    /// has changed, and [`handle_shm_packet`](Self::handle_shm_packet) must be called, which gives the same
     /// result.
-    pub fn handle_short<M: Memory>(&mut self, packet: &LanePacket<'_>, memory: &mut M) -> bool {
+    pub fn handle_write_fast<M: Memory>(&mut self, packet: &ShmPacket<'_>, memory: &mut M) -> bool {
         let Ok(headers) = packet.headers.try_into() else {
             return false;
         };
@@ -72,7 +72,7 @@ impl Endpoint {
         let Some((index, qp)) = find(&mut self.qps, bth.dest_qp) else {
             return false;
         };
-        if !qp.handle_short(packet.lane, &bth, &reth, packet.len, memory) {
+        if !qp.handle_write_fast(packet.link, &bth, &reth, packet.len, memory) {
             return false;
         }
         self.out.counters.rx_packets += 1;

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 
 use crate::Qpn;
-use crate::qp::{LaneId, Path};
+use crate::qp::{Path, ShmLinkId};
 use crate::work::SrqId;
 
 /// The IPv4 Identification of a received datagram, which the ICRC covers.
@@ -39,9 +39,9 @@ pub struct Datagram<'a> {
 /// A packet received on a shm link: a copy of its headers. The payload is accessed through the
 /// caller's [`Memory`](crate::memory::Memory).
 #[derive(Clone, Copy, Debug)]
-pub struct LanePacket<'a> {
+pub struct ShmPacket<'a> {
     /// The shm link.
-    pub lane: LaneId,
+    pub link: ShmLinkId,
     /// The IP address of both ends.
     pub address: IpAddr,
     /// BTH and extension headers, without pad and ICRC.
@@ -66,17 +66,17 @@ pub struct Transmit {
     /// The sending queue pair.
     pub qpn: Qpn,
     /// The shm link to send it on, `None` for UDP. On a shm link it has neither pad nor ICRC.
-    pub lane: Option<LaneId>,
+    pub shm_link: Option<ShmLinkId>,
     /// shm link: length of the headers in front of the payload in the buffer.
-    pub headers: usize,
+    pub header_len: usize,
     /// shm link: bytes of payload that are not in the buffer but passed by reference, as given to
     /// the [`Memory`](crate::memory::Memory).
-    pub referred: u32,
+    pub by_ref_len: u32,
     /// shm link: the referenced memory may change as soon as the completion is reported (UC, UD),
     /// so the payload must be copied before. Otherwise (RC) it is stable until acknowledged.
-    pub fleeting: bool,
+    pub copy_before_completion: bool,
     /// UDP: keeps its order relative to the queue pair's other packets even if it is an ACK. See
-    /// [`acknowledges_first`](crate::qp::QpInit::acknowledges_first).
+    /// [`ack_before_requests`](crate::qp::QpInit::ack_before_requests).
     pub in_order: bool,
 }
 
@@ -89,10 +89,10 @@ impl Transmit {
             hop_limit: path.hop_limit,
             len,
             qpn,
-            lane: path.lane,
-            headers: 0,
-            referred: 0,
-            fleeting: false,
+            shm_link: path.shm_link,
+            header_len: 0,
+            by_ref_len: 0,
+            copy_before_completion: false,
             in_order: false,
         }
     }

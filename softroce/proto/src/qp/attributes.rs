@@ -56,7 +56,7 @@ pub struct QpInit {
     pub srq: Option<SrqId>,
     /// Over UDP, send a pending ACK before requests posted after it, as an adapter does; otherwise
     /// behind them, as both then leave in one GSO run.
-    pub acknowledges_first: bool,
+    pub ack_before_requests: bool,
 }
 
 /// Remote access that the queue pair allows, in addition to the region's rights.
@@ -72,7 +72,7 @@ pub struct RemoteAccess {
 
 /// A shm link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct LaneId(pub u32);
+pub struct ShmLinkId(pub u32);
 
 /// The path to the peer: an address vector under RoCEv2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +89,7 @@ pub struct Path {
     /// neither their source port nor their IPv6 flow label.
     pub flow_label: u32,
     /// The shm link that packets take instead of UDP, chosen by the owner at both ends.
-    pub lane: Option<LaneId>,
+    pub shm_link: Option<ShmLinkId>,
 }
 
 /// The attributes of one modify: `Some` is a bit in the mask of ibv_modify_qp(3).

@@ -5,18 +5,18 @@
 use core::time::Duration;
 
 use crate::Instant;
-use crate::endpoint::Short;
+use crate::endpoint::FastPathSend;
 use crate::memory::Memory;
-use crate::qp::{LaneId, QueuePair, State};
+use crate::qp::{QueuePair, ShmLinkId, State};
 use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
 
 impl QueuePair {
     /// Executes a WRITE ONLY with `len` bytes of payload: see
-    /// [`Endpoint::handle_short`](crate::Endpoint::handle_short).
-    pub(crate) fn handle_short<M: Memory>(
+    /// [`Endpoint::handle_write_fast`](crate::Endpoint::handle_write_fast).
+    pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
-        link: LaneId,
+        link: ShmLinkId,
         bth: &Bth,
         reth: &Reth,
         len: usize,
@@ -24,20 +24,24 @@ impl QueuePair {
     ) -> bool {
         let eligible = self.init.transport == Transport::Rc && self.receives() && self.established;
         let on_link = self.connection.shm_link == Some(link);
-        eligible && on_link && self.responder.handle_short(bth, reth, len, &self.connection, memory)
+        eligible
+            && on_link
+            && self
+                .responder
+                .handle_write_fast(bth, reth, len, &self.connection, memory)
     }
 
     /// Queues a request and writes its packet: see
-    /// [`Endpoint::post_short`](crate::Endpoint::post_short). `has_ack`: the queue pair has
+    /// [`Endpoint::post_send_fast`](crate::Endpoint::post_send_fast). `has_ack`: the queue pair has
     /// something to send, which must be a single ACK.
-    pub(crate) fn post_short<M: Memory>(
+    pub(crate) fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         request: &SendRequest<'_>,
         has_ack: bool,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Option<Short> {
+    ) -> Option<FastPathSend> {
         let link = self.connection.shm_link?;
         let eligible = self.init.transport == Transport::Rc && self.state == State::Rts;
         if !eligible || self.responder.has_replies() != has_ack || self.responder.has_only_ack() != has_ack {
@@ -47,13 +51,15 @@ impl QueuePair {
         if has_ack && self.burst.requests_first {
             return None;
         }
-        let (headers, len) = self.requester.post_short(now, request, &self.connection, memory, buf)?;
+        let (headers, len) = self
+            .requester
+            .post_send_fast(now, request, &self.connection, memory, buf)?;
         let acknowledgement = self.responder.take_ack(&self.connection);
         self.end_burst(false);
-        Some(Short {
-            lane: link,
-            acknowledgement,
-            headers,
+        Some(FastPathSend {
+            shm_link: link,
+            ack: acknowledgement,
+            header_len: headers,
             len,
         })
     }

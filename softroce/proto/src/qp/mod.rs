@@ -13,9 +13,9 @@ mod unreliable;
 
 use core::net::IpAddr;
 
-pub use attributes::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout};
+pub use attributes::{Attributes, Modify, ModifyError, Path, QpInit, RemoteAccess, ShmLinkId, State, ack_timeout};
 
-use crate::memory::{Memory, PdId, Via};
+use crate::memory::{AccessContext, Memory, PdId};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PacketLens};
 use crate::qp::requester::Requester;
@@ -34,15 +34,15 @@ struct Connection {
     /// Maximum payload of a packet in bytes: the path MTU, or that of a shm link.
     mtu: usize,
     /// The shm link that its packets take, `None` for UDP.
-    shm_link: Option<LaneId>,
+    shm_link: Option<ShmLinkId>,
     /// On the shm link, a longer payload is passed by reference.
     shm_inline_threshold: usize,
 }
 
 impl Connection {
     /// The context of its memory accesses.
-    const fn access_context(&self) -> Via {
-        Via {
+    const fn access_context(&self) -> AccessContext {
+        AccessContext {
             pd: self.pd,
             qpn: self.qpn,
         }
@@ -165,18 +165,18 @@ impl QueuePair {
         }
         self.set
             .path
-            .is_some_and(|path| path.lane.is_none() && path.local == local && path.remote == remote)
+            .is_some_and(|path| path.shm_link.is_none() && path.local == local && path.remote == remote)
     }
 
     /// Whether its packets arrive on this shm link; UD accepts packets from any.
-    pub(crate) fn is_on_shm_link(&self, link: LaneId) -> bool {
+    pub(crate) fn is_on_shm_link(&self, link: ShmLinkId) -> bool {
         self.init.transport == Transport::Ud || self.connection.shm_link == Some(link)
     }
 
     /// The shm link of the next packet to send, if it takes one.
-    pub(crate) fn next_shm_link(&self) -> Option<LaneId> {
+    pub(crate) fn next_shm_link(&self) -> Option<ShmLinkId> {
         match self.init.transport {
-            Transport::Ud => self.requester.next_destination().and_then(|to| to.path.lane),
+            Transport::Ud => self.requester.next_destination().and_then(|to| to.path.shm_link),
             Transport::Rc | Transport::Uc => self.connection.shm_link,
         }
     }
@@ -188,8 +188,8 @@ impl QueuePair {
     }
 
     /// Whether its ACKs keep their order with the requests posted after them.
-    pub(crate) const fn acknowledges_first(&self) -> bool {
-        self.init.acknowledges_first
+    pub(crate) const fn ack_before_requests(&self) -> bool {
+        self.init.ack_before_requests
     }
 
     pub(crate) fn has_only_acks(&self) -> bool {
@@ -227,7 +227,7 @@ impl QueuePair {
         self.requester.configure(now, &self.set);
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
-        self.connection.shm_link = self.set.path.and_then(|path| path.lane);
+        self.connection.shm_link = self.set.path.and_then(|path| path.shm_link);
         self.connection.mtu = match (self.connection.shm_link, self.set.path_mtu) {
             (Some(_), _) => self.shm_mtu,
             (None, Some(mtu)) => mtu.bytes(),
@@ -433,7 +433,7 @@ impl QueuePair {
     ) -> Option<PacketLens> {
         // Over UDP an ACK behind a request can be the last segment of the same GSO run. A shm link
         // has no runs: there the ACK goes before the request, as from an adapter.
-        let in_order = self.connection.shm_link.is_some() || self.init.acknowledges_first;
+        let in_order = self.connection.shm_link.is_some() || self.init.ack_before_requests;
         let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
         if self.burst.requests_first || defer_acks {
             self.transmit_request(now, memory, buf, out)

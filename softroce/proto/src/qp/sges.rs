@@ -73,7 +73,7 @@ pub(crate) fn add_refs<M: Memory>(
             len: piece.range.len() as u32,
             lkey: piece.lkey,
         };
-        memory.refer_local(pd, &sge)?;
+        memory.add_local_ref(pd, &sge)?;
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ pub(crate) fn scatter<M: Memory>(
         match src.slice(piece.range) {
             PayloadSource::Bytes(bytes) => memory.scatter(pd, piece.lkey, piece.addr, bytes)?,
             PayloadSource::ByRef { offset, len } => {
-                memory.scatter_referred(pd, piece.lkey, piece.addr, offset..offset + len)?;
+                memory.scatter_by_ref(pd, piece.lkey, piece.addr, offset..offset + len)?;
             }
         }
     }

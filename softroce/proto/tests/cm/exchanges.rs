@@ -1,6 +1,6 @@
 //! Each exchange of the standard, and each with one message lost.
 
-use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectionId, RejectReason, Request, private_data_len};
+use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectRequest, ConnectionId, RejectReason, private_data_len};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
@@ -35,7 +35,7 @@ fn three_messages_connect() {
     let ours = net.cms[0]
         .connect(
             net.now,
-            &Request {
+            &ConnectRequest {
                 responder_resources: 5,
                 initiator_depth: 6,
                 retry_count: 3,
@@ -250,7 +250,7 @@ fn rejected_by_either() {
 
 #[test]
 fn refused_without_an_owner() {
-    let reason = |change: &dyn Fn(&mut Request)| {
+    let reason = |change: &dyn Fn(&mut ConnectRequest)| {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         let mut request = Net::request(0x11);
@@ -272,12 +272,12 @@ fn refused_without_an_owner() {
         Some(RejectReason::INVALID_MTU)
     );
     let mut net = Net::new();
-    let ud = Request {
+    let ud = ConnectRequest {
         transport: Transport::Ud,
         ..Net::request(0x11)
     };
     assert_eq!(net.cms[0].connect(net.now, &ud), Err(CmError::Transport));
-    let long = Request {
+    let long = ConnectRequest {
         private_data: vec![0; 93],
         ..Net::request(0x11)
     };
@@ -390,11 +390,11 @@ fn a_stale_connection() {
 fn peer_process_gone() {
     let (mut net, ours, theirs) = connected();
     let now = net.now;
-    net.cms[0].handle_lost(now, address(1), 7);
-    net.cms[0].handle_lost(now, address(0), 6);
+    net.cms[0].handle_peer_gone(now, address(1), 7);
+    net.cms[0].handle_peer_gone(now, address(0), 6);
     net.run();
     assert_eq!(net.events[0], []);
-    net.cms[0].handle_lost(now, address(1), 6);
+    net.cms[0].handle_peer_gone(now, address(1), 6);
     net.run();
     let over = [CmEvent::Disconnected { id: ours }, CmEvent::TimewaitExit { id: ours }];
     assert_eq!(

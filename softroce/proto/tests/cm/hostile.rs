@@ -1,6 +1,6 @@
 //! Hostile datagrams: no panic, bounded state, and no amplification.
 
-use doorbell_roce_proto::cm::{CmEvent, MAX_BACKLOG, Mad, Request};
+use doorbell_roce_proto::cm::{CmEvent, ConnectRequest, MAX_BACKLOG, Mad};
 use proptest::prelude::*;
 
 use crate::net::{Fate, Net, SERVICE, accept_all, address};
@@ -112,7 +112,7 @@ fn another_address() {
     net.cms[0].handle_mad(net.now, "10.9.0.77".parse().unwrap(), &reply.mad);
     assert_eq!(net.cms[0].poll_event(), None);
     // To another address than the manager's.
-    let elsewhere = Request {
+    let elsewhere = ConnectRequest {
         peer: "10.9.0.78".parse().unwrap(),
         ..Net::request(0x12)
     };

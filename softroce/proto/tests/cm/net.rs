@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{
-    Accept, Cm, CmConfig, CmEvent, ConnectionId, Mad, PortSpace, Request, ServiceId, SidrRequest,
+    Accept, Cm, CmConfig, CmEvent, ConnectRequest, ConnectionId, Mad, PortSpace, ServiceId, SidrRequest,
 };
 use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
@@ -61,12 +61,12 @@ impl Net {
         }
     }
 
-    pub(crate) fn request(qpn: u32) -> Request {
-        Request {
+    pub(crate) fn request(qpn: u32) -> ConnectRequest {
+        ConnectRequest {
             response_timeout: RESPONSE,
             ack_timeout: RESPONSE,
             private_data: vec![7; 92],
-            ..Request::new(address(1), SERVICE, Qpn::new(qpn), Psn::new(1000 + qpn), Mtu::Mtu1024)
+            ..ConnectRequest::new(address(1), SERVICE, Qpn::new(qpn), Psn::new(1000 + qpn), Mtu::Mtu1024)
         }
     }
 

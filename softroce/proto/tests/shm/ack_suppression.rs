@@ -15,9 +15,9 @@ use doorbell_roce_proto::work::{Operation, SendRequest, Status};
 use util::memory::Rights;
 use util::{Fate, Pair, RECV_CQ, SEND_CQ, Setup, pattern, read_from, request, send, success, with_regions, write_to};
 
-fn unsignalled<'a>(request: SendRequest<'a>) -> SendRequest<'a> {
+fn unsignaled<'a>(request: SendRequest<'a>) -> SendRequest<'a> {
     SendRequest {
-        signalled: false,
+        signaled: false,
         ..request
     }
 }
@@ -34,7 +34,7 @@ fn acknowledgements(pair: &Pair) -> usize {
 /// A pair whose first node has posted an unsignaled WRITE that was executed.
 fn with_suppressed_ack(setup: Setup) -> (Pair, Sge, Sge) {
     let (mut pair, local, remote) = with_regions(setup, 8);
-    pair.post(0, &unsignalled(write_to(1, &[local], remote)));
+    pair.post(0, &unsignaled(write_to(1, &[local], remote)));
     deliver(&mut pair);
     assert_eq!(pair.bytes(1, remote), pattern(8, 1));
     assert_eq!(acknowledgements(&pair), 0);
@@ -45,7 +45,7 @@ fn with_suppressed_ack(setup: Setup) -> (Pair, Sge, Sge) {
 fn one_ack_covers_all_before_the_ack_request() {
     let (mut pair, local, remote) = with_suppressed_ack(Setup::default());
     for wr_id in 2..5 {
-        pair.post(0, &unsignalled(write_to(wr_id, &[local], remote)));
+        pair.post(0, &unsignaled(write_to(wr_id, &[local], remote)));
     }
     pair.post(0, &write_to(5, &[local], remote));
     deliver(&mut pair);
@@ -69,7 +69,7 @@ fn half_full_queue_requests_acks() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     // The queue has 64 slots.
     for wr_id in 0..1000 {
-        pair.post(0, &unsignalled(write_to(wr_id, &[local], remote)));
+        pair.post(0, &unsignaled(write_to(wr_id, &[local], remote)));
         deliver(&mut pair);
     }
     assert_eq!(pair.opcodes(0).len(), 1000);
@@ -94,7 +94,7 @@ fn on_ack_timeout_the_last_packet_requests_an_ack() {
 #[test]
 fn last_packet_of_a_long_message_requests_the_ack() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
-    pair.post(0, &unsignalled(write_to(1, &[local], remote)));
+    pair.post(0, &unsignaled(write_to(1, &[local], remote)));
     pair.run();
     let [last, again] = pair.opcodes(0)[2..] else {
         panic!("{:?}", pair.opcodes(0));
@@ -152,9 +152,9 @@ fn local_request_triggers_an_ack_request() {
     deliver(&mut pair);
     assert_eq!(pair.completed(0, SEND_CQ), success([2]));
     // The same with an unsignaled request already behind it.
-    pair.post(0, &unsignalled(write_to(3, &[local], remote)));
+    pair.post(0, &unsignaled(write_to(3, &[local], remote)));
     pair.post(0, &request(4, Operation::Invalidate { rkey }, &[]));
-    pair.post(0, &unsignalled(write_to(5, &[local], remote)));
+    pair.post(0, &unsignaled(write_to(5, &[local], remote)));
     deliver(&mut pair);
     assert_eq!(pair.completed(0, SEND_CQ), success([2, 4]));
 }
@@ -162,7 +162,7 @@ fn local_request_triggers_an_ack_request() {
 #[test]
 fn rnr_nak_of_an_unsignalled_send_is_retried() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
-    pair.post(0, &unsignalled(send(1, &[local])));
+    pair.post(0, &unsignaled(send(1, &[local])));
     deliver(&mut pair);
     pair.receive(1, 10, &[remote]);
     pair.run();
@@ -176,7 +176,7 @@ fn nak_of_an_unsignalled_request_is_reported() {
         addr: remote.addr + 1,
         ..remote
     };
-    pair.post(0, &unsignalled(write_to(1, &[local], beyond)));
+    pair.post(0, &unsignaled(write_to(1, &[local], beyond)));
     deliver(&mut pair);
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RemoteAccess)]);
 }

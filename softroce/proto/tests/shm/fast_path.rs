@@ -40,7 +40,7 @@ enum Act {
         kind: Kind,
         len: usize,
         inline: bool,
-        signalled: bool,
+        signaled: bool,
         fence: bool,
         solicited: bool,
     },
@@ -68,13 +68,13 @@ fn act() -> impl Strategy<Value = Act> {
     let len = prop_oneof![0..20usize, SHM_INLINE - 2..SHM_INLINE + 3, Just(LEN)];
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.1), any::<bool>());
     let post = (0..2usize, kind, len, flags).prop_map(|(from, kind, len, flags)| {
-        let (inline, signalled, fence, solicited) = flags;
+        let (inline, signaled, fence, solicited) = flags;
         Act::Post {
             from,
             kind,
             len,
             inline,
-            signalled,
+            signaled,
             fence,
             solicited,
         }
@@ -117,7 +117,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
                 kind,
                 len,
                 inline,
-                signalled,
+                signaled,
                 fence,
                 solicited,
             } => {
@@ -148,7 +148,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
                 if inline && matches!(kind, Kind::Send(_) | Kind::Write(_)) {
                     request.payload = Payload::Inline(&bytes);
                 }
-                (request.signalled, request.fence, request.solicited) = (signalled, fence, solicited);
+                (request.signaled, request.fence, request.solicited) = (signaled, fence, solicited);
                 let result = pair.post_now(from, &request, &mut fate);
                 fast_path_hits += usize::from(result == Ok(true));
                 posted.push(result.map(|_| ()));
@@ -179,13 +179,13 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
         for (at, full) in full.iter().enumerate() {
             let link = shm_link_to(1 - at).unwrap();
             match full {
-                true => pair.nodes[at].endpoint.lane_full(link),
-                false => pair.nodes[at].endpoint.lane_ready(link),
+                true => pair.nodes[at].endpoint.shm_link_full(link),
+                false => pair.nodes[at].endpoint.shm_link_ready(link),
             }
         }
     }
     for at in 0..2 {
-        pair.nodes[at].endpoint.lane_ready(shm_link_to(1 - at).unwrap());
+        pair.nodes[at].endpoint.shm_link_ready(shm_link_to(1 - at).unwrap());
     }
     pair.run_with(&mut fate);
     let nodes = [0, 1].map(|at| {
@@ -231,7 +231,7 @@ fn after_a_full_link_requests_go_first() {
         kind,
         len: 0,
         inline: false,
-        signalled: false,
+        signaled: false,
         fence: false,
         solicited: false,
     };
@@ -315,9 +315,9 @@ fn ineligible_requests_take_the_general_path() {
     assert!(!post(&mut pair, 0, &fenced), "a READ is not answered");
     assert!(!post(&mut pair, 0, &write_to(4, &[local], remote)), "one is before it");
     pair.run();
-    pair.nodes[0].endpoint.lane_full(shm_link_to(1).unwrap());
+    pair.nodes[0].endpoint.shm_link_full(shm_link_to(1).unwrap());
     assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the link is full");
-    pair.nodes[0].endpoint.lane_ready(shm_link_to(1).unwrap());
+    pair.nodes[0].endpoint.shm_link_ready(shm_link_to(1).unwrap());
     pair.run();
     pair.enter(0, State::Sqd);
     assert!(

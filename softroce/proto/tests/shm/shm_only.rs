@@ -5,16 +5,16 @@
 mod util;
 
 use doorbell_roce_proto::memory::Sge;
-use doorbell_roce_proto::qp::{LaneId, State};
+use doorbell_roce_proto::qp::{ShmLinkId, State};
 use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport};
 use doorbell_roce_proto::work::{Payload, SendRequest, Status};
-use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, LanePacket, Mtu, Psn, Qpn};
+use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, Mtu, Psn, Qpn, ShmPacket};
 
 use util::{
     Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, pattern, read_from, send, shm_link_to, success, with_regions, write_to,
 };
 
-const TO_PEER: LaneId = LaneId(1);
+const TO_PEER: ShmLinkId = ShmLinkId(1);
 
 fn part(sge: Sge, len: usize) -> Sge {
     Sge { len: len as u32, ..sge }
@@ -30,8 +30,11 @@ fn next(pair: &mut Pair) -> (usize, u32) {
         .poll_transmit(pair.now, &mut node.memory, &mut buf)
         .unwrap();
     node.memory.take_by_ref();
-    assert_eq!((transmit.lane, transmit.fleeting), (Some(TO_PEER), false));
-    (transmit.len - transmit.headers, transmit.referred)
+    assert_eq!(
+        (transmit.shm_link, transmit.copy_before_completion),
+        (Some(TO_PEER), false)
+    );
+    (transmit.len - transmit.header_len, transmit.by_ref_len)
 }
 
 #[test]
@@ -58,7 +61,7 @@ fn long_payloads_go_by_reference() {
 
 #[test]
 fn packets_of_the_maximum_shm_mtu() {
-    const MTU: usize = EndpointConfig::LANE_MTU;
+    const MTU: usize = EndpointConfig::SHM_MTU;
     let setup = Setup {
         mtu: Mtu::Mtu4096,
         shm_mtu: Some(MTU),
@@ -153,17 +156,17 @@ fn unreadable_unreliable_payload_is_dropped() {
 fn full_link_blocks_only_its_own_qps() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     pair.connect_second();
-    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.nodes[0].endpoint.shm_link_full(TO_PEER);
     pair.post(0, &write_to(1, &[local], remote));
     pair.swap();
     pair.post(0, &write_to(2, &[local], remote));
     assert!(pair.transmit_one(0).is_none());
-    pair.nodes[0].endpoint.lane_ready(LaneId(7));
+    pair.nodes[0].endpoint.shm_link_ready(ShmLinkId(7));
     assert!(pair.transmit_one(0).is_none());
     // The other direction is another link.
     pair.post(1, &write_to(3, &[remote], local));
     assert!(pair.transmit_one(1).is_some());
-    pair.nodes[0].endpoint.lane_ready(TO_PEER);
+    pair.nodes[0].endpoint.shm_link_ready(TO_PEER);
     pair.run();
     let mut completed = pair.completed(0, SEND_CQ);
     completed.sort_by_key(|(wr_id, _)| *wr_id);
@@ -178,21 +181,21 @@ fn datagrams_wait_for_their_link_in_order() {
     };
     let (mut pair, local, remote) = with_regions(setup, 128);
     pair.receive(1, 5, &[remote]);
-    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.nodes[0].endpoint.shm_link_full(TO_PEER);
     let to = pair.destination(0);
     let mut elsewhere = to;
-    elsewhere.path.lane = Some(LaneId(9));
+    elsewhere.path.shm_link = Some(ShmLinkId(9));
     pair.post_datagram(0, &send(1, &[part(local, 8)]), &elsewhere);
     pair.post_datagram(0, &send(2, &[part(local, 8)]), &to);
     let mut buf = [0; 4096 + 128];
     let node = &mut pair.nodes[0];
     let mut poll = || {
         let transmit = node.endpoint.poll_transmit(pair.now, &mut node.memory, &mut buf);
-        transmit.map(|transmit| (transmit.lane, transmit.fleeting))
+        transmit.map(|transmit| (transmit.shm_link, transmit.copy_before_completion))
     };
-    assert_eq!(poll(), Some((Some(LaneId(9)), true)));
+    assert_eq!(poll(), Some((Some(ShmLinkId(9)), true)));
     assert_eq!(poll(), None);
-    node.endpoint.lane_ready(TO_PEER);
+    node.endpoint.shm_link_ready(TO_PEER);
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
     assert_eq!(pair.completed(1, RECV_CQ), success([5]));
@@ -204,10 +207,10 @@ fn full_link_runs_into_the_retry_limit() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     pair.post(0, &write_to(1, &[local], remote));
     assert!(pair.transmit_one(0).is_some());
-    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.nodes[0].endpoint.shm_link_full(TO_PEER);
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RetryExceeded)]);
-    assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), Some(pair.nodes[0].qpn));
+    assert_eq!(pair.nodes[0].endpoint.poll_revoked(), Some(pair.nodes[0].qpn));
 }
 
 #[test]
@@ -216,13 +219,13 @@ fn err_reset_and_destroy_revoke_references() {
         let (mut pair, local, remote) = with_regions(Setup::default(), 64);
         pair.post(0, &write_to(1, &[local], remote));
         assert!(pair.transmit_one(0).is_some());
-        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), None);
+        assert_eq!(pair.nodes[0].endpoint.poll_revoked(), None);
         pair.enter(0, to);
         let qpn = pair.nodes[0].qpn;
-        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), Some(qpn));
-        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), None);
+        assert_eq!(pair.nodes[0].endpoint.poll_revoked(), Some(qpn));
+        assert_eq!(pair.nodes[0].endpoint.poll_revoked(), None);
         assert!(pair.nodes[1].endpoint.destroy_qp(pair.nodes[1].qpn));
-        assert_eq!(pair.nodes[1].endpoint.poll_withdrawn(), Some(pair.nodes[1].qpn));
+        assert_eq!(pair.nodes[1].endpoint.poll_revoked(), Some(pair.nodes[1].qpn));
     }
 }
 
@@ -235,10 +238,10 @@ fn packets_from_another_link_are_refused() {
     let mut headers = [0; 64];
     let end = wire::write_headers(&mut headers, &bth, &Extension::Bare).unwrap();
     let address = node.address;
-    fn packet(address: std::net::IpAddr, link: LaneId, headers: &[u8]) -> LanePacket<'_> {
+    fn packet(address: std::net::IpAddr, link: ShmLinkId, headers: &[u8]) -> ShmPacket<'_> {
         let len = 0;
-        LanePacket {
-            lane: link,
+        ShmPacket {
+            link,
             address,
             headers,
             len,
@@ -246,7 +249,7 @@ fn packets_from_another_link_are_refused() {
     }
     let memory = &mut node.memory;
     node.endpoint
-        .handle_lane(|| pair.now, &packet(address, LaneId(5), &headers[..end]), memory);
+        .handle_shm_packet(|| pair.now, &packet(address, ShmLinkId(5), &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().wrong_peer, 1);
     let mut datagram = [0; 16];
     wire::write(&mut datagram, &bth, &Extension::Bare, 0).unwrap();
@@ -264,13 +267,13 @@ fn packets_from_another_link_are_refused() {
     // Any other length is malformed, and so is a payload where there can be none.
     for end in (0..64).filter(|wrong| *wrong != end) {
         node.endpoint
-            .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
+            .handle_shm_packet(|| pair.now, &packet(address, link, &headers[..end]), memory);
     }
     assert_eq!(node.endpoint.counters().malformed, 63);
     let unknown_qp = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
     wire::write_headers(&mut headers, &unknown_qp, &Extension::Bare).unwrap();
     node.endpoint
-        .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
+        .handle_shm_packet(|| pair.now, &packet(address, link, &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().no_qp, 1);
     assert_eq!(pair.bytes(1, remote), pattern(64, 2));
     assert!(pair.nodes[1].completions.is_empty() && pair.log.is_empty());

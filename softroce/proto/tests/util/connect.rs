@@ -35,7 +35,7 @@ impl Pair {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                lane: shm_link_to(1 - at),
+                shm_link: shm_link_to(1 - at),
             }),
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),

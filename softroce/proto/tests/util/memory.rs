@@ -4,7 +4,7 @@ use std::mem;
 use std::ops::Range;
 
 use doorbell_roce_proto::memory::{
-    AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge, Via,
+    AccessContext, AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
 use doorbell_roce_proto::{LKey, RKey};
 
@@ -46,7 +46,7 @@ struct Region {
 /// A memory window of type 2B.
 struct Window {
     rkey: RKey,
-    bound: Option<(Via, Bind)>,
+    bound: Option<(AccessContext, Bind)>,
 }
 
 /// All regions and windows of a node; the key of each is its number and a constant.
@@ -159,7 +159,7 @@ impl Regions {
 
     fn find_remote(
         &mut self,
-        context: Via,
+        context: AccessContext,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -228,7 +228,7 @@ impl Memory for Regions {
 
     fn check_remote(
         &mut self,
-        context: Via,
+        context: AccessContext,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -237,18 +237,30 @@ impl Memory for Regions {
         self.find_remote(context, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, context: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+    fn remote_read(
+        &mut self,
+        context: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        dst: &mut [u8],
+    ) -> Result<(), AccessError> {
         dst.copy_from_slice(self.find_remote(context, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
         Ok(())
     }
 
-    fn remote_write(&mut self, context: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+    fn remote_write(&mut self, context: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
         self.find_remote(context, rkey, addr, src.len() as u64, RemoteRight::Write)?
             .copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, context: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    fn remote_atomic(
+        &mut self,
+        context: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        op: AtomicOp,
+    ) -> Result<u64, AccessError> {
         let word = self.find_remote(context, rkey, addr, 8, RemoteRight::Atomic)?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(word);
@@ -262,7 +274,7 @@ impl Memory for Regions {
         Ok(before)
     }
 
-    fn bind(&mut self, context: Via, bind: &Bind) -> Result<(), AccessError> {
+    fn bind(&mut self, context: AccessContext, bind: &Bind) -> Result<(), AccessError> {
         self.find(context.pd, bind.region.0, bind.addr, bind.len, |_| true)?;
         let window = self.windows.get_mut(window_index(bind.rkey)).ok_or(AccessError)?;
         if window.bound.is_some() {
@@ -274,7 +286,7 @@ impl Memory for Regions {
         Ok(())
     }
 
-    fn invalidate(&mut self, context: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, context: AccessContext, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
         let window = self.windows.get_mut(window_index(rkey)).ok_or(AccessError)?;
         let ours = window.bound.is_none_or(|(to, _)| to == context);
         if window.rkey != rkey || !ours || by == Invalidator::Peer && window.bound.is_none() {
@@ -285,26 +297,32 @@ impl Memory for Regions {
         Ok(())
     }
 
-    fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
+    fn add_local_ref(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let mut bytes = vec![0; sge.len as usize];
         self.gather(pd, sge.lkey, sge.addr, &mut bytes)?;
         self.by_ref.append(&mut bytes);
         Ok(())
     }
 
-    fn refer_remote(&mut self, context: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
+    fn add_remote_ref(&mut self, context: AccessContext, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let mut bytes = vec![0; len as usize];
         self.remote_read(context, rkey, addr, &mut bytes)?;
         self.by_ref.append(&mut bytes);
         Ok(())
     }
 
-    fn scatter_referred(&mut self, pd: PdId, lkey: LKey, addr: u64, part: Range<usize>) -> Result<(), CopyError> {
+    fn scatter_by_ref(&mut self, pd: PdId, lkey: LKey, addr: u64, part: Range<usize>) -> Result<(), CopyError> {
         let bytes = self.arrived.clone().ok_or(CopyError::Gone)?;
         self.scatter(pd, lkey, addr, &bytes[part]).map_err(CopyError::from)
     }
 
-    fn remote_write_referred(&mut self, context: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
+    fn remote_write_by_ref(
+        &mut self,
+        context: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        len: usize,
+    ) -> Result<(), CopyError> {
         let bytes = self.arrived.clone().ok_or(CopyError::Gone)?;
         assert_eq!(bytes.len(), len);
         self.remote_write(context, rkey, addr, &bytes).map_err(CopyError::from)

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{LaneId, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::qp::{Path, QpInit, RemoteAccess, ShmLinkId, State};
 use doorbell_roce_proto::wire::{
     self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
@@ -20,7 +20,7 @@ use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId, Status,
 };
 use doorbell_roce_proto::{
-    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LanePacket, Mtu, Psn, Qpn, SrqInit,
+    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, ShmPacket, SrqInit,
     Transmit,
 };
 
@@ -168,7 +168,7 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
         max_inline: 600,
         signal_all,
         srq: None,
-        acknowledges_first: false,
+        ack_before_requests: false,
     }
 }
 
@@ -202,7 +202,7 @@ impl Pair {
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq,
-                acknowledges_first: setup.ack_before_requests,
+                ack_before_requests: setup.ack_before_requests,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -246,7 +246,7 @@ impl Pair {
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq: node.srq,
-                acknowledges_first: setup.ack_before_requests,
+                ack_before_requests: setup.ack_before_requests,
                 ..qp_init(setup.signal_all)
             });
         }
@@ -290,7 +290,7 @@ impl Pair {
                 traffic_class: 3,
                 hop_limit: 9,
                 flow_label: 0,
-                lane: shm_link_to(1 - at),
+                shm_link: shm_link_to(1 - at),
             },
             qpn: peer.qpn,
             qkey: QKEY,
@@ -371,7 +371,7 @@ impl Pair {
         let transmit = transmit?;
         assert_eq!(transmit.src, node.address);
         assert!(transmit.qpn == node.qpn || Some(transmit.qpn) == node.second);
-        assert_eq!(transmit.lane, shm_link_to(1 - at));
+        assert_eq!(transmit.shm_link, shm_link_to(1 - at));
         let mut bytes = buf[..transmit.len].to_vec();
         let referred = node.memory.take_by_ref();
         if over_shm() {
@@ -387,7 +387,7 @@ impl Pair {
     /// Polls the next packet of a node on the fast path for MIDDLE packets.
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
         let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
-        let len = node.endpoint.poll_middle(&mut node.memory, buf)?;
+        let len = node.endpoint.poll_transmit_middle(&mut node.memory, buf)?;
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
         Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);
@@ -408,17 +408,17 @@ impl Pair {
             let mut headers = [0; MAX_HEADER_LEN];
             let end = wire::write_headers(&mut headers, &packet.bth, &packet.extension).unwrap();
             node.memory.arrive(packet.payload);
-            let packet = LanePacket {
-                lane: link,
+            let packet = ShmPacket {
+                link,
                 address: node.address,
                 headers: &headers[..end],
                 len: packet.payload.len(),
             };
             let now = self.now;
-            let short = self.setup.fast_path && node.endpoint.handle_short(&packet, &mut node.memory);
+            let short = self.setup.fast_path && node.endpoint.handle_write_fast(&packet, &mut node.memory);
             self.fast_path_hits += usize::from(short);
             if !short {
-                node.endpoint.handle_lane(|| now, &packet, &mut node.memory);
+                node.endpoint.handle_shm_packet(|| now, &packet, &mut node.memory);
             }
             drain(node);
             return;
@@ -484,14 +484,14 @@ impl Pair {
 }
 
 /// The shm link to or from node `at`.
-pub(crate) fn shm_link_to(at: usize) -> Option<LaneId> {
-    over_shm().then_some(LaneId(at as u32))
+pub(crate) fn shm_link_to(at: usize) -> Option<ShmLinkId> {
+    over_shm().then_some(ShmLinkId(at as u32))
 }
 
 /// Converts a shm packet to the UDP format.
 fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> {
-    let (headers, here) = written.split_at(transmit.headers);
-    assert_eq!(by_ref.len(), transmit.referred as usize);
+    let (headers, here) = written.split_at(transmit.header_len);
+    assert_eq!(by_ref.len(), transmit.by_ref_len as usize);
     assert!(here.is_empty() || by_ref.is_empty());
     let payload = [here, &by_ref].concat();
     let (bth, extension) = wire::parse_headers(headers, payload.len()).unwrap();

@@ -10,7 +10,7 @@ pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> 
         wr_id,
         operation,
         payload: Payload::Gather(sges),
-        signalled: true,
+        signaled: true,
         fence: false,
         solicited: false,
     }

@@ -42,7 +42,8 @@ impl Pair {
         let mut buf = [0xee; 4096 + 128];
         let short = if self.setup.fast_path {
             let memory = &mut node.memory;
-            node.endpoint.post_short(|_| now, node.qpn, request, memory, &mut buf)
+            node.endpoint
+                .post_send_fast(|_| now, node.qpn, request, memory, &mut buf)
         } else {
             None
         };
@@ -52,11 +53,8 @@ impl Pair {
             self.transmit(at, fate);
             return posted.map(|()| false);
         };
-        let acknowledgement = short
-            .acknowledgement
-            .iter()
-            .map(|headers| (&headers[..], headers.len()));
-        let packets: Vec<_> = acknowledgement.chain([(&buf[..short.len], short.headers)]).collect();
+        let acknowledgement = short.ack.iter().map(|headers| (&headers[..], headers.len()));
+        let packets: Vec<_> = acknowledgement.chain([(&buf[..short.len], short.header_len)]).collect();
         for (packet, headers) in packets {
             let address = self.nodes[at].address;
             let transmit = Transmit {
@@ -66,10 +64,10 @@ impl Pair {
                 hop_limit: 0,
                 len: packet.len(),
                 qpn: self.nodes[at].qpn,
-                lane: Some(short.lane),
-                headers,
-                referred: 0,
-                fleeting: false,
+                shm_link: Some(short.shm_link),
+                header_len: headers,
+                by_ref_len: 0,
+                copy_before_completion: false,
                 in_order: false,
             };
             let mut bytes = on_the_wire(&transmit, packet, Vec::new());

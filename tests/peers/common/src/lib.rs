@@ -86,7 +86,7 @@ impl<B: Copy> Queue<B> {
 
     /// Whether the next request must be signaled: one per half queue (selective signaling).
     #[inline]
-    pub fn is_signalled(&mut self) -> bool {
+    pub fn is_signaled(&mut self) -> bool {
         if self.head != self.signal_at {
             return false;
         }

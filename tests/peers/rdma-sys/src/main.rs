@@ -63,7 +63,7 @@ fn sge_of(buffer: &Buffer) -> ibv_sge {
 
 #[inline]
 fn flags_of(queue: &mut Queue<&'static Buffer>) -> c_uint {
-    if queue.is_signalled() { SIGNALED } else { 0 }
+    if queue.is_signaled() { SIGNALED } else { 0 }
 }
 
 #[inline(never)]

@@ -40,7 +40,7 @@ struct Accounting {
 impl Accounting {
     #[inline]
     fn flags(&mut self) -> WorkRequestFlags {
-        if self.sends.is_signalled() {
+        if self.sends.is_signaled() {
             WorkRequestFlags::Signaled
         } else {
             WorkRequestFlags::none()

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_tests::attributes::{decode, encode, print_line};
 use doorbell_verbs::{
-    Buffer, CompletionQueue, Library, Local, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote, RemoteWrite,
-    Success, Write,
+    Buffer, CompletionQueue, Library, Local, PeerWrite, PreparedQueuePair, ProtectionDomain, QueuePair,
+    ReliableConnection, Remote, Success, WriteAccess,
 };
 
 use crate::{Plan, Role};
@@ -32,17 +32,17 @@ const LONG_PAUSE: u64 = 3_000_000;
 
 /// An end before the peer's attributes are known.
 struct Unconnected {
-    prepared: PreparedQueuePair<Rc>,
+    prepared: PreparedQueuePair<ReliableConnection>,
     cq: CompletionQueue,
-    inbox: Buffer<RemoteWrite>,
+    inbox: Buffer<PeerWrite>,
 }
 
 struct Conversation {
     qp: QueuePair,
     cq: CompletionQueue,
     /// The peer writes here, even while this end sleeps.
-    _inbox: Buffer<RemoteWrite>,
-    theirs: Remote<Write>,
+    _inbox: Buffer<PeerWrite>,
+    theirs: Remote<WriteAccess>,
     /// The message to send, unless it is in flight.
     message: Option<Buffer<Local>>,
     received: Option<Buffer<Local>>,
@@ -126,12 +126,12 @@ impl Unconnected {
         let context = pd.context();
         let channel = context.completion_channel()?;
         let cq = context.completion_queue_on(&channel, 16)?;
-        let builder = pd.queue_pair(&cq).send_depth(4).recv_depth(4).signal_all();
+        let builder = pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4).signal_all();
         let builder = builder.allow_remote_write().timeout(plan.timeout).retry_count(7);
         Ok(Self {
             prepared: builder.rc()?,
             cq,
-            inbox: pd.register(vec![0; LONG], RemoteWrite)?,
+            inbox: pd.register(vec![0; LONG], PeerWrite)?,
         })
     }
 

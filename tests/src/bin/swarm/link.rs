@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_tests::attributes::{decode, encode};
 use doorbell_verbs::{
-    All, Buffer, Buffers, Local, Memory, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Remote, RemoteAll,
-    Success, Word,
+    AllAccess, AtomicWord, Buffer, Buffers, Local, Memory, PeerAll, PreparedQueuePair, ProtectionDomain, QueuePair,
+    ReliableConnection, Remote, Success,
 };
 
 use crate::{Pattern, Plan};
@@ -54,7 +54,7 @@ enum InFlight {
 
 /// The failure that ended a link.
 #[derive(Debug)]
-pub(crate) struct Lost(pub(crate) doorbell_verbs::Failure);
+pub(crate) struct Lost(pub(crate) doorbell_verbs::CompletionError);
 
 /// Memory that other processes can map, or heap memory: they use different copy modes.
 fn memory(len: usize, index: usize) -> Result<Memory> {
@@ -68,8 +68,8 @@ fn memory(len: usize, index: usize) -> Result<Memory> {
 /// A link before the peer's attributes are known.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
-    prepared: PreparedQueuePair<Rc>,
-    inbox: Buffer<RemoteAll>,
+    prepared: PreparedQueuePair<ReliableConnection>,
+    inbox: Buffer<PeerAll>,
 }
 
 #[derive(Debug)]
@@ -79,8 +79,8 @@ pub(crate) struct Link {
     peer: usize,
     seed: u64,
     qp: QueuePair,
-    inbox: Buffer<RemoteAll>,
-    theirs: Remote<All>,
+    inbox: Buffer<PeerAll>,
+    theirs: Remote<AllAccess>,
     in_flight: VecDeque<InFlight>,
     /// For each slot: the WRITE's source, and the READ's destination.
     slots: [Option<(Buffer<Local>, Buffer<Local>)>; SLOTS],
@@ -89,7 +89,7 @@ pub(crate) struct Link {
     /// The peer has not checked the slot yet.
     unchecked: bool,
     sends: Vec<Buffer<Local>>,
-    word: Option<Word>,
+    word: Option<AtomicWord>,
     /// Messages of each kind so far: written, written with immediate, sent; and received likewise.
     numbers: [u64; 3],
     received: [u64; 2],
@@ -100,8 +100,12 @@ pub(crate) struct Link {
 }
 
 impl Unconnected {
-    pub(crate) fn new(pd: &ProtectionDomain, prepared: PreparedQueuePair<Rc>, peer: usize) -> Result<Self> {
-        let inbox = pd.register(memory(INBOX, peer)?, RemoteAll)?;
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        prepared: PreparedQueuePair<ReliableConnection>,
+        peer: usize,
+    ) -> Result<Self> {
+        let inbox = pd.register(memory(INBOX, peer)?, PeerAll)?;
         Ok(Self { prepared, inbox })
     }
 
@@ -164,7 +168,7 @@ impl Link {
     pub(crate) fn fill(&mut self) -> Result<bool> {
         let mut posted = false;
         // Keeps slots for answers to the peer.
-        while self.qp.send_room() > 4 && self.post_some()? {
+        while self.qp.free_send_slots() > 4 && self.post_some()? {
             posted = true;
         }
         Ok(posted)
@@ -192,8 +196,8 @@ impl Link {
         self.pattern(number << 2).fill(&mut from[..len]);
         let at = self.slot(slot, len)?;
         self.qp.post(|batch| {
-            batch.write(from.part(..len), at).signalled();
-            batch.read(into.part(..len), at).signalled();
+            batch.write(from.part(..len), at).signaled();
+            batch.read(into.part(..len), at).signaled();
         })?;
         self.in_flight
             .extend([InFlight::Write, InFlight::Read { slot, number, len }]);
@@ -212,7 +216,7 @@ impl Link {
         self.pattern(number << 2 | 1).fill(&mut from[..len]);
         let at = self.slot(SLOTS, len)?;
         self.qp
-            .post(|batch| drop(batch.write(from.part(..len), at).imm(number as u32).signalled()))?;
+            .post(|batch| drop(batch.write(from.part(..len), at).imm(number as u32).signaled()))?;
         self.unchecked = true;
         self.moved += len as u64;
         self.in_flight.push_back(InFlight::WriteImm);
@@ -226,7 +230,7 @@ impl Link {
         let len = self.random_len(MAX_SEND);
         let number = self.count(2);
         self.pattern(number << 2 | 2).fill(&mut from[..len]);
-        self.qp.post(|batch| drop(batch.send(from.part(..len)).signalled()))?;
+        self.qp.post(|batch| drop(batch.send(from.part(..len)).signaled()))?;
         self.in_flight.push_back(InFlight::Send { len });
         Ok(true)
     }
@@ -238,7 +242,7 @@ impl Link {
             return Ok(false);
         };
         let at = self.theirs.word((INBOX - 8) as u64).context("the peer has no word")?;
-        self.qp.post(|batch| drop(batch.fetch_add(word, at, 1).signalled()))?;
+        self.qp.post(|batch| drop(batch.fetch_add(word, at, 1).signaled()))?;
         self.in_flight.push_back(InFlight::Add { found: self.added });
         self.added += 1;
         Ok(true)
@@ -322,7 +326,7 @@ impl Link {
                 if let Some(wrong) = self.theirs(number << 2 | 1).find_wrong(scratch) {
                     bail!("WRITE {number} of {len} bytes from member {peer} is wrong from byte {wrong} on");
                 }
-                self.qp.post(|batch| drop(batch.send_inline(&[]).imm(0).signalled()))?;
+                self.qp.post(|batch| drop(batch.send_inline(&[]).imm(0).signaled()))?;
                 self.in_flight.push_back(InFlight::Free);
             }
             other => bail!("a receive of {other:?} from member {peer}"),
@@ -331,7 +335,7 @@ impl Link {
         Ok(())
     }
 
-    fn slot(&self, slot: usize, len: usize) -> Result<Remote<All>> {
+    fn slot(&self, slot: usize, len: usize) -> Result<Remote<AllAccess>> {
         self.theirs
             .slice((slot * MAX) as u64, len as u64)
             .context("the peer's memory is too small")

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_tests::attributes::print_line;
-use doorbell_verbs::{CompletionQueue, Failure, Library, ProtectionDomain, Queue, Status};
+use doorbell_verbs::{CompletionError, CompletionQueue, CompletionStatus, Library, ProtectionDomain, QueueKind};
 
 use crate::link::{DEPTH, ENTRIES, Link, Lost, Unconnected};
 use crate::{Plan, RETRIES};
@@ -45,8 +45,8 @@ fn run_traffic(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()
     for peer in others(plan, index) {
         let builder = pd
             .queue_pair(&cq)
-            .send_depth(DEPTH)
-            .recv_depth(ENTRIES - DEPTH)
+            .max_send_wr(DEPTH)
+            .max_recv_wr(ENTRIES - DEPTH)
             .tag(peer as u64);
         let builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
         let prepared = builder.timeout(plan.timeout).retry_count(RETRIES).rnr_retry(7).rc()?;
@@ -147,7 +147,7 @@ impl Member {
                 continue;
             };
             match result {
-                Ok(_) if queue == Queue::Send => link.sent(done.into_buffers())?,
+                Ok(_) if queue == QueueKind::Send => link.sent(done.into_buffers())?,
                 Ok(success) => link.received(success, done.into_buffers(), &mut self.scratch)?,
                 Err(failure) => lost.push((peer, Lost(failure))),
             }
@@ -163,8 +163,8 @@ impl Member {
 }
 
 /// Reports a dead peer as lost; a status other than retry exceeded is a fault.
-fn report_lost(peer: usize, failure: &Failure) -> Result<()> {
-    if failure.status != Status::RetryExceeded {
+fn report_lost(peer: usize, failure: &CompletionError) -> Result<()> {
+    if failure.status != CompletionStatus::RetryExceeded {
         bail!("the connection to member {peer} ended: {failure}");
     }
     print_line(&format!("lost {peer}"))

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use doorbell_tests::interop::Channel;
 use doorbell_verbs::{
-    Completion, CompletionQueue, Context, Endpoint, Key, Library, Local, ProtectionDomain, QueuePair, Remote, Status,
-    Type2, WindowType, Windowed, Write,
+    Completion, CompletionQueue, CompletionStatus, Context, Endpoint, KeyAccess, Library, Local, ProtectionDomain,
+    QueuePair, Remote, WindowType, WindowType2, Windowed, WriteAccess,
 };
 use doorbell_verbs_sys::Api;
 
@@ -32,7 +32,7 @@ fn connect(
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(16)?;
     let builder = pd.queue_pair(&cq).gid_index(u8::try_from(gid.index)?);
-    let prepared = builder.send_depth(8).recv_depth(8).allow_remote_write().rc()?;
+    let prepared = builder.max_send_wr(8).max_recv_wr(8).allow_remote_write().rc()?;
     let peer = Endpoint::from_bytes(&channel.exchange(prepared.endpoint().to_bytes())?)?;
     let qp = prepared.connect(&peer)?;
     channel.barrier()?;
@@ -50,7 +50,7 @@ fn next<R>(cq: &mut CompletionQueue, take: impl FnOnce(Completion<'_>) -> Result
     }
 }
 
-fn bound<K: Key, T: WindowType>(mut done: Completion<'_>) -> Result<doorbell_verbs::BoundWindow<K, T>> {
+fn bound<K: KeyAccess, T: WindowType>(mut done: Completion<'_>) -> Result<doorbell_verbs::BoundWindow<K, T>> {
     done.result()?;
     done.take_bound_window().context("the window did not come back")
 }
@@ -59,10 +59,10 @@ fn bound<K: Key, T: WindowType>(mut done: Completion<'_>) -> Result<doorbell_ver
 fn write(
     (qp, cq, pd): (&mut QueuePair, &mut CompletionQueue, &ProtectionDomain),
     byte: u8,
-    to: Remote<Write>,
-) -> Result<Option<Status>> {
+    to: Remote<WriteAccess>,
+) -> Result<Option<CompletionStatus>> {
     let buffer = pd.register(vec![byte; LEN], Local)?;
-    qp.post(|batch| drop(batch.write(buffer, to).signalled()))?;
+    qp.post(|batch| drop(batch.write(buffer, to).signaled()))?;
     next(cq, |done| Ok(done.result().err().map(|failure| failure.status)))
 }
 
@@ -70,10 +70,10 @@ fn write(
 /// while it is bound.
 fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let (mut qp, mut cq, pd) = connect(context, address, channel)?;
-    let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
+    let nothing = Remote::<WriteAccess>::from_raw(0, 0, 0).to_bytes();
     if !owner {
         for round in [1, 2] {
-            let key = Remote::<Write>::from_bytes(&channel.exchange(nothing)?)?;
+            let key = Remote::<WriteAccess>::from_bytes(&channel.exchange(nothing)?)?;
             ensure!(
                 write((&mut qp, &mut cq, &pd), round, key)?.is_none(),
                 "the WRITE of round {round} failed"
@@ -84,8 +84,8 @@ fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut
     }
     let inbox = pd.register(vec![0; LEN], Windowed)?;
     let mut window = pd.memory_window()?;
-    qp.bind(window, &inbox, .., Write)?;
-    let first = next(&mut cq, bound::<Write, Type2>)?;
+    qp.bind(window, &inbox, .., WriteAccess)?;
+    let first = next(&mut cq, bound::<WriteAccess, WindowType2>)?;
     channel.exchange(first.remote().to_bytes())?;
     channel.barrier()?;
     let mut bytes = vec![0; LEN];
@@ -96,8 +96,8 @@ fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut
         done.result()?;
         done.take_window().context("the window did not come back")
     })?;
-    qp.bind(window, &inbox, .., Write)?;
-    let second = next(&mut cq, bound::<Write, Type2>)?;
+    qp.bind(window, &inbox, .., WriteAccess)?;
+    let second = next(&mut cq, bound::<WriteAccess, WindowType2>)?;
     channel.exchange(second.remote().to_bytes())?;
     channel.barrier()?;
     inbox.read_at(0, &mut bytes);

@@ -15,7 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
             "completion/unsignalled",
             "10.8.6",
             "a successful unsignaled request has no completion",
-            unsignalled,
+            unsignaled,
         ),
         case(
             "completion/signal-all",
@@ -136,11 +136,11 @@ fn nothing(id: u64) -> Send {
     Send::new(IBV_WR_SEND).id(id)
 }
 
-fn unsignalled(bench: &Bench) -> Result<()> {
+fn unsignaled(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     ready(&pair, 4)?;
     for id in 10..13 {
-        pair.a.post(nothing(id).unsignalled())?;
+        pair.a.post(nothing(id).unsignaled())?;
     }
     pair.a.post(nothing(13))?;
     pair.a.sent.done(13)?;
@@ -158,7 +158,7 @@ fn signal_all(bench: &Bench) -> Result<()> {
     })?;
     ready(&pair, 4)?;
     for id in 10..14 {
-        pair.a.post(nothing(id).unsignalled())?;
+        pair.a.post(nothing(id).unsignaled())?;
     }
     for id in 10..14 {
         pair.a.sent.done(id)?;
@@ -170,7 +170,7 @@ fn unsignalled_error(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let write = Send::new(IBV_WR_RDMA_WRITE)
         .id(1)
-        .unsignalled()
+        .unsignaled()
         .sge(pair.a.mr.sge(0, 8))
         .at(16, 0x00ab_cd00);
     pair.a.post(write)?;
@@ -298,7 +298,7 @@ fn stuck(bench: &Bench) -> Result<Pair> {
     })?;
     for id in 0..6 {
         let send = nothing(id);
-        pair.a.post(if id % 2 == 0 { send } else { send.unsignalled() })?;
+        pair.a.post(if id % 2 == 0 { send } else { send.unsignaled() })?;
         pair.a.expect(100 + id, 0, 8)?;
     }
     Ok(pair)
@@ -329,7 +329,7 @@ fn flush_behind(bench: &Bench) -> Result<()> {
     let posted = pair.a.qp.post(&[
         write(0, at, key),
         write(1, at, key ^ 0x0055_0000),
-        write(2, at + 64, key).unsignalled(),
+        write(2, at + 64, key).unsignaled(),
         write(3, at + 64, key),
     ]);
     ensure!(posted == Posted::All, "{posted:?}");
@@ -346,7 +346,7 @@ fn sends_in_err(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     ensure!(pair.a.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
     for id in 0..3 {
-        pair.a.post(nothing(id).unsignalled())?;
+        pair.a.post(nothing(id).unsignaled())?;
     }
     for id in 0..3 {
         pair.a.sent.wait_for(id, IBV_WC_WR_FLUSH_ERR)?;
@@ -420,7 +420,7 @@ fn fence(bench: &Bench) -> Result<()> {
         pair.b.expect(1, 8000, 6000)?;
         let read = Send::new(IBV_WR_RDMA_READ)
             .id(2)
-            .unsignalled()
+            .unsignaled()
             .sge(pair.a.mr.sge(0, 6000))
             .at(pair.b.mr.at(0), pair.b.mr.rkey());
         let send = nothing(3).with(IBV_SEND_FENCE).sge(pair.a.mr.sge(0, 6000));

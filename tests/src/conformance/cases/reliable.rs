@@ -251,7 +251,7 @@ fn write_then_send(bench: &Bench) -> Result<()> {
             let (addr, key) = target(from);
             Send::new(IBV_WR_RDMA_WRITE)
                 .id(id)
-                .unsignalled()
+                .unsignaled()
                 .sge(pair.a.mr.sge(from, 3000))
                 .at(addr, key)
         };
@@ -306,7 +306,7 @@ fn write_then_read(bench: &Bench) -> Result<()> {
         let posted = pair.a.qp.post(&[
             Send::new(IBV_WR_RDMA_WRITE)
                 .id(1)
-                .unsignalled()
+                .unsignaled()
                 .sge(pair.a.mr.sge(0, 3000))
                 .at(at, key),
             Send::new(IBV_WR_RDMA_READ)

@@ -303,7 +303,7 @@ fn no_timeout(bench: &Bench) -> Result<()> {
 fn other_sequence(bench: &Bench) -> Result<()> {
     let pair = bench.unconnected_pair(&short_timeouts(), &short_timeouts())?;
     let mut other = pair.a.qp.as_peer();
-    // As far behind as possible: requests look like duplicates.
+    // As far behind as possible: requests appear to be duplicates.
     other.psn = (other.psn + (1 << 20)) & 0x00ff_ffff;
     pair.b.qp.set_peer(other);
     pair.a.qp.bring_to(IBV_QPS_RTS)?;

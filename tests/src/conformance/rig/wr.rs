@@ -51,7 +51,7 @@ impl Send {
         self
     }
 
-    pub(in crate::conformance) fn unsignalled(mut self) -> Self {
+    pub(in crate::conformance) fn unsignaled(mut self) -> Self {
         self.wr.send_flags &= !IBV_SEND_SIGNALED;
         self
     }

@@ -32,7 +32,7 @@ pub(super) fn create_qp_ex(
 ) -> Result<*mut sys::ibv_qp, QueuePairError> {
     let pd = pd.inner();
     let context = &pd.context;
-    let lacking = |reason: &str| QueuePairError::NoWorkRequests {
+    let lacking = |reason: &str| QueuePairError::NoWrPost {
         device: context.name.clone(),
         transport,
         reason: reason.to_owned(),

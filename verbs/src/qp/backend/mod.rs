@@ -1,7 +1,7 @@
 //! How work requests reach the provider.
 //!
 //! [`PostList`] chains `ibv_send_wr` and posts the chain by one call, [`Receives`] does the same
-//! with `ibv_recv_wr`; [`WorkRequests`] makes calls for each request (`ibv_wr_*`). [`WorkQueue`] is
+//! with `ibv_recv_wr`; [`WrPost`] makes calls for each request (`ibv_wr_*`). [`WorkQueue`] is
 //! what they have in common and what the accounting in [`poster`](super::poster) needs.
 
 mod create;
@@ -17,7 +17,7 @@ pub use post_list::PostList;
 pub(crate) use post_list::Receives;
 pub(crate) use wqe_slot::WqeSlot;
 pub(crate) use wqe_slot::WqeSlots;
-pub use wr_post::WorkRequests;
+pub use wr_post::WrPost;
 
 use super::transport::TransportKind;
 use crate::error::QueuePairError;
@@ -25,7 +25,7 @@ use crate::pd::ProtectionDomain;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
-/// How a send queue's requests reach the provider: [`PostList`] or [`WorkRequests`]
+/// How a send queue's requests reach the provider: [`PostList`] or [`WrPost`]
 /// (ibv_post_send(3), ibv_wr_post(3)).
 pub trait Backend: sealed::SendQueue {}
 
@@ -36,8 +36,8 @@ pub trait Backend: sealed::SendQueue {}
 pub enum EitherBackend<L, W> {
     /// For [`PostList`].
     PostList(L),
-    /// For [`WorkRequests`].
-    WorkRequests(W),
+    /// For [`WrPost`].
+    WrPost(W),
 }
 
 /// The poster's `ibv_qp` pointer, re-read for each call of the provider: keeping it in a register

@@ -20,13 +20,13 @@ use crate::wr::payload::Payload;
 /// providers, missing in others.
 ///
 /// A batch that the device rejects is rejected whole: nothing was posted, and
-/// [`index`](crate::RefusedBatch::index) is 0, as the provider does not report which request it
+/// [`index`](crate::RejectedBatch::index) is 0, as the provider does not report which request it
 /// was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("ibv_wr_start", "ibv_wr_complete", "ibv_wr_abort", "ibv_qp_ex", "ibv_create_qp_ex"))]
-pub struct WorkRequests;
+pub struct WrPost;
 
-impl WorkQueue for WorkRequests {
+impl WorkQueue for WrPost {
     /// Its `wr_id`.
     type Wr = u64;
     const VERB: &'static str = "ibv_wr_complete";
@@ -72,7 +72,7 @@ impl WorkQueue for WorkRequests {
     }
 }
 
-impl sealed::SendQueue for WorkRequests {
+impl sealed::SendQueue for WrPost {
     fn create(
         pd: &ProtectionDomain,
         transport: TransportKind,
@@ -135,4 +135,4 @@ impl sealed::SendQueue for WorkRequests {
     }
 }
 
-impl Backend for WorkRequests {}
+impl Backend for WrPost {}

@@ -1,6 +1,6 @@
 //! GPU memory that other processes share, imported to copy from it.
 
-use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::qp::ShmLinkId;
 
 use super::Copies;
 use crate::gpu::{Handle, Memory, local_allocation};
@@ -18,7 +18,7 @@ pub(super) struct Import {
 impl Copies {
     /// Imports an allocation of `len` bytes that the peer of a link shares. Whether it can be
     /// copied from.
-    pub(crate) fn add_import(&mut self, link: LaneId, id: SegmentId, handle: Handle, len: usize) -> bool {
+    pub(crate) fn add_import(&mut self, link: ShmLinkId, id: SegmentId, handle: Handle, len: usize) -> bool {
         match Memory::import(&handle, len, None) {
             Ok(Some(memory)) => {
                 let mapped = vec![memory];
@@ -36,7 +36,7 @@ impl Copies {
     }
 
     /// The same of one of this process's own allocations.
-    pub(crate) fn add_local(&mut self, link: LaneId, id: SegmentId) -> bool {
+    pub(crate) fn add_local(&mut self, link: ShmLinkId, id: SegmentId) -> bool {
         let Some(memory) = local_allocation(id) else {
             return false;
         };
@@ -50,16 +50,16 @@ impl Copies {
     }
 
     /// The peer withdrew an allocation.
-    pub(crate) fn remove_import(&mut self, link: LaneId, id: SegmentId) {
+    pub(crate) fn remove_import(&mut self, link: ShmLinkId, id: SegmentId) {
         self.imports.remove(&(link, id));
     }
 
-    pub(crate) fn remove_imports(&mut self, link: LaneId) {
+    pub(crate) fn remove_imports(&mut self, link: ShmLinkId) {
         self.imports.retain(|(of, _), _| *of != link);
     }
 
     /// The allocation that a record names, for copies on a device.
-    pub(super) fn imported(&mut self, link: LaneId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
+    pub(super) fn imported(&mut self, link: ShmLinkId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
         if self.loopback == Some(link) {
             return local_allocation(id);
         }

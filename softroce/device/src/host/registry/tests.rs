@@ -129,7 +129,7 @@ fn a_new_generation_replaces_a_dead_member() {
     registry.mark_gone(first);
     assert!(registry.is_alive(second));
     // What the first had can be claimed again, last of all.
-    for other in 1..Block::COUNT {
+    for other in 1..QpnBlock::COUNT {
         assert_ne!(registry.claim(second, other as u16), Some(block));
     }
     assert_eq!(registry.claim(second, 0), Some(block));
@@ -147,7 +147,7 @@ fn blocks_are_reused_in_release_order() {
     let registry = Registry::create().unwrap();
     let [a, b, c] = [1, 2, 3].map(|slot| registry.add_member(slot, Flags::default(), 1));
     let (of_a, of_b) = (registry.claim(a, 0).unwrap(), registry.claim(b, 0).unwrap());
-    for other in 2..Block::COUNT {
+    for other in 2..QpnBlock::COUNT {
         assert!(registry.claim(c, other as u16).is_some());
     }
     assert_eq!(registry.claim(c, 0), None);

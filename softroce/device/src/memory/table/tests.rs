@@ -13,7 +13,7 @@ const ALL: Rights = Rights {
     bind: true,
 };
 /// The queue pair through which peers access memory.
-const VIA: Via = Via {
+const VIA: AccessContext = AccessContext {
     pd: PD,
     qpn: Qpn::new(5),
 };

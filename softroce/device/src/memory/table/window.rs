@@ -5,7 +5,7 @@
 //! bound windows and cannot be deregistered while there are some; a queue pair that is destroyed or
 //! reset unbinds its windows of type 2.
 
-use doorbell_roce_proto::memory::{AccessError, Bind, Invalidator, PdId, RemoteRight, Via};
+use doorbell_roce_proto::memory::{AccessContext, AccessError, Bind, Invalidator, PdId, RemoteRight};
 use doorbell_roce_proto::qp::RemoteAccess;
 use doorbell_roce_proto::{Qpn, RKey};
 
@@ -34,7 +34,7 @@ struct Binding {
 
 impl Window {
     /// The slot of the bound region, for a peer of this queue pair.
-    pub(super) fn region(&self, via: Via) -> Option<u16> {
+    pub(super) fn region(&self, via: AccessContext) -> Option<u16> {
         let bound = self.bound.as_ref()?;
         let ours = match self.kind {
             WindowKind::One => self.pd == via.pd,
@@ -46,7 +46,7 @@ impl Window {
     /// The slot of the region and the address in it, if the window permits the access.
     pub(super) fn translate(
         &self,
-        via: Via,
+        via: AccessContext,
         addr: u64,
         len: u64,
         right: RemoteRight,
@@ -153,7 +153,7 @@ impl Table {
     }
 
     /// As [`Memory::bind`](doorbell_roce_proto::memory::Memory::bind).
-    pub(super) fn bind_window(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
+    pub(super) fn bind_window(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {
         let window = self.window(bind.rkey.0).ok_or(AccessError)?;
         // C10-72: one protection domain for all. A window of type 2 is bound once, to a range of at
         // least one byte, until it is invalidated.
@@ -182,7 +182,7 @@ impl Table {
     }
 
     /// The requested binding, if the region allows it.
-    fn binding(&self, via: Via, bind: &Bind) -> Result<Binding, AccessError> {
+    fn binding(&self, via: AccessContext, bind: &Bind) -> Result<Binding, AccessError> {
         let region = self.region(via.pd, bind.region.0)?;
         let writes = bind.access.write || bind.access.atomic;
         // C10-73 and C10-74.
@@ -202,7 +202,12 @@ impl Table {
     }
 
     /// As [`Memory::invalidate`](doorbell_roce_proto::memory::Memory::invalidate).
-    pub(super) fn invalidate_window(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+    pub(super) fn invalidate_window(
+        &mut self,
+        via: AccessContext,
+        rkey: RKey,
+        by: Invalidator,
+    ) -> Result<(), AccessError> {
         let index = (rkey.0 >> 16) as u16;
         let current = self
             .slots

@@ -9,7 +9,7 @@ use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, MAX_HEADER_
 use super::*;
 use crate::host::Flags;
 
-fn send(outgoing: &mut OutgoingRings, id: LaneId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
+fn send(outgoing: &mut OutgoingRings, id: ShmLinkId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
     let extension = match opcode {
         Opcode::RcAcknowledge => Extension::Aeth(Aeth {
             syndrome: Syndrome::Ack(Credits::UNLIMITED),
@@ -27,10 +27,10 @@ fn send(outgoing: &mut OutgoingRings, id: LaneId, qpn: u32, opcode: Opcode, endp
         hop_limit: 64,
         len: headers,
         qpn: Qpn::new(qpn),
-        lane: Some(id),
-        headers,
-        referred: 0,
-        fleeting: false,
+        shm_link: Some(id),
+        header_len: headers,
+        by_ref_len: 0,
+        copy_before_completion: false,
         in_order: false,
     };
     outgoing.send(id, &transmit, &buf[..headers], &mut Table::new(), endpoint);

@@ -14,7 +14,7 @@ impl Requester {
     /// [`transmit`](Self::transmit) would; returns the length of the headers, and that with the
     /// payload. `None`, with nothing changed, when something is to be sent before it, when it must
     /// wait or be refused, or is not inlined in a shm packet.
-    pub(crate) fn post_short<M: Memory>(
+    pub(crate) fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         request: &SendRequest<'_>,
@@ -24,13 +24,16 @@ impl Requester {
     ) -> Option<(usize, usize)> {
         let idle = self.cursor == self.queue.tail && self.next == self.max && self.local_end <= self.queue.head;
         let may_send = self.next - self.una < self.window && !matches!(self.timer, Timer::Rnr(_));
-        if !idle || !may_send || request.fence && self.rd_atomic_outstanding > 0 || memory.is_unsettled(connection.qpn)
+        if !idle
+            || !may_send
+            || request.fence && self.rd_atomic_outstanding > 0
+            || memory.has_pending_copies(connection.qpn)
         {
             return None;
         }
         let len = match request.payload {
             Payload::Inline(bytes) => bytes.len(),
-            Payload::Gather(list) if memory.is_distant(connection.pd, list) => return None,
+            Payload::Gather(list) if memory.is_device_memory(connection.pd, list) => return None,
             Payload::Gather(list) => usize::try_from(sges::total(list)).ok()?,
         };
         if len > connection.shm_inline_threshold.min(connection.mtu) {

@@ -228,7 +228,7 @@ impl Requester {
     /// The ACK is requested later: when something waits, when the send queue is half full, or at
     /// the local ACK timeout, so that a dead peer is detected.
     fn may_suppress_ack(&self, wqe: &Wqe, connection: &Connection) -> bool {
-        let waited_for = wqe.signalled || wqe.awaits_data() || self.local_end > self.queue.head;
+        let waited_for = wqe.signaled || wqe.awaits_data() || self.local_end > self.queue.head;
         connection.shm_link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
     }
 
@@ -271,7 +271,7 @@ impl Requester {
     /// vol 1, 10.7.3.1).
     fn complete(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
         let wqe = self.queue.get(self.queue.head);
-        if wqe.signalled || status != Status::Success {
+        if wqe.signaled || status != Status::Success {
             let completion = Completion {
                 wr_id: wqe.wr_id,
                 status,

@@ -35,7 +35,7 @@ impl Requester {
         let wqe = *self.queue.get(self.cursor);
         // It might read memory that a deferred copy has not written yet.
         let is_read = matches!(wqe.operation, Operation::Read { .. });
-        if (!is_read || wqe.fence) && memory.is_unsettled(connection.qpn) {
+        if (!is_read || wqe.fence) && memory.has_pending_copies(connection.qpn) {
             return Ok(None);
         }
         // READ responses consume the window too: all of them must fit.
@@ -237,7 +237,8 @@ impl Requester {
         if self.queue.get(number).inline {
             return PayloadLocation::Inline;
         }
-        let device_memory = connection.shm_link.is_some() && memory.is_distant(connection.pd, self.queue.sges(number));
+        let device_memory =
+            connection.shm_link.is_some() && memory.is_device_memory(connection.pd, self.queue.sges(number));
         PayloadLocation::registered(device_memory)
     }
 

@@ -89,7 +89,7 @@ impl Requester {
             let mut bth = Bth::new(Opcode::ud_send(imm.is_some()), to.qpn, self.psn(self.next));
             bth.solicited = wqe.solicited;
             let part = (0, wqe.len as usize);
-            let shm_link = to.path.lane;
+            let shm_link = to.path.shm_link;
             let connection = &Connection {
                 shm_link,
                 ..*connection

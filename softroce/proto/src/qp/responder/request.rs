@@ -65,7 +65,7 @@ impl Responder {
     /// Fast path: executes a WRITE ONLY with `len` bytes as
     /// [`handle_request`](Self::handle_request) would. False, with nothing changed but bytes it may
     /// write, when it is not the expected request, would be refused, or its payload cannot be read.
-    pub(crate) fn handle_short<M: Memory>(
+    pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
         bth: &Bth,
         reth: &Reth,
@@ -79,7 +79,7 @@ impl Responder {
             return false;
         }
         // A single packet: all checks precede the first byte.
-        let written = memory.remote_write_referred(connection.access_context(), reth.rkey, reth.va, len);
+        let written = memory.remote_write_by_ref(connection.access_context(), reth.rkey, reth.va, len);
         if written.is_err() {
             return false;
         }
@@ -251,7 +251,7 @@ impl Responder {
             let (context, rkey, addr) = (connection.access_context(), target.rkey, target.addr);
             let written = match packet.payload {
                 PayloadSource::Bytes(bytes) => memory.remote_write(context, rkey, addr, bytes).map_err(CopyError::from),
-                PayloadSource::ByRef { len, .. } => memory.remote_write_referred(context, rkey, addr, len),
+                PayloadSource::ByRef { len, .. } => memory.remote_write_by_ref(context, rkey, addr, len),
             };
             match written {
                 Ok(()) => {}

@@ -25,8 +25,8 @@ impl Responder {
                 self.replies.pop();
                 return Ok(written);
             };
-            let device_memory =
-                connection.shm_link.is_some() && memory.is_distant_remote(connection.access_context(), stream.rkey);
+            let device_memory = connection.shm_link.is_some()
+                && memory.is_remote_device_memory(connection.access_context(), stream.rkey);
             let location = PayloadLocation::registered(device_memory);
             let Some(written) = write_read_headers(reply.psn, reply.msn, stream, location, connection, buf) else {
                 return Ok(None);
@@ -36,7 +36,7 @@ impl Responder {
             let granted = if bytes == 0 {
                 Ok(())
             } else if written.by_ref > 0 {
-                memory.refer_remote(context, rkey, addr, written.by_ref)
+                memory.add_remote_ref(context, rkey, addr, written.by_ref)
             } else {
                 let behind = stream.left as usize - bytes;
                 memory.remote_read_ahead(context, rkey, addr, &mut buf[written.header_len..][..bytes], behind)

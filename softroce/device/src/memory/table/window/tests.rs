@@ -8,15 +8,15 @@ use crate::memory::table::Region;
 use crate::memory::{Rights, WindowsBound};
 
 const PD: PdId = PdId(3);
-const VIA: Via = Via {
+const VIA: AccessContext = AccessContext {
     pd: PD,
     qpn: Qpn::new(5),
 };
-const OTHER_QP: Via = Via {
+const OTHER_QP: AccessContext = AccessContext {
     pd: PD,
     qpn: Qpn::new(6),
 };
-const OTHER_PD: Via = Via {
+const OTHER_PD: AccessContext = AccessContext {
     pd: PdId(4),
     qpn: Qpn::new(7),
 };
@@ -69,11 +69,11 @@ impl Setup {
         request.rkey
     }
 
-    fn reads(&mut self, via: Via, rkey: RKey, addr: u64, len: u64) -> bool {
+    fn reads(&mut self, via: AccessContext, rkey: RKey, addr: u64, len: u64) -> bool {
         self.table.check_remote(via, rkey, addr, len, RemoteRight::Read).is_ok()
     }
 
-    fn refuses(&mut self, via: Via, change: impl FnOnce(&mut Bind)) {
+    fn refuses(&mut self, via: AccessContext, change: impl FnOnce(&mut Bind)) {
         let mut request = self.request(9);
         change(&mut request);
         assert_eq!(self.table.bind(via, &request), Err(AccessError), "{request:?}");

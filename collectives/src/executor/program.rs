@@ -1,0 +1,239 @@
+//! A rank's compiled program: checked steps, their messages cut into pieces, and the dependencies
+//! of each step.
+//!
+//! Sends are in flight while later steps run, and memory for a receive is granted to the sender
+//! before the step that receives. So compilation computes, once per plan: after which step the
+//! target of a receive is free, and which sends must have completed before a step writes. Scratch
+//! memory is reused by consecutive slices, so both may refer to the previous slice; input and
+//! output are other elements in each slice.
+
+use crate::executor::error::EngineError;
+use crate::executor::layout::{Coalescing, MemoryContents, cut_into_pieces};
+use crate::plan::{BlockForm, PlanMemory, Program, Shape, Span, Step};
+use crate::types::Rank;
+
+/// A step of the current slice, or of the previous one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct StepRef {
+    /// 0: the current slice; 1: the previous one.
+    pub(super) slices_back: u32,
+    pub(super) step: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Instruction {
+    pub(super) step: Step,
+    /// The pieces of its message, or of the data that it works on: first block relative to the
+    /// span, and number of blocks.
+    pub(super) pieces: Box<[(u32, u32)]>,
+    /// Sends that read the memory that it writes.
+    pub(super) sends: Box<[StepRef]>,
+    /// The step after which its target is free; `None` if it is free at once.
+    pub(super) free_after: Option<StepRef>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct StrandProgram {
+    pub(super) instructions: Box<[Instruction]>,
+    /// The receiving steps.
+    pub(super) receives: Box<[u32]>,
+}
+
+#[derive(Debug)]
+pub(super) struct CompiledProgram {
+    pub(super) strands: Box<[StrandProgram]>,
+}
+
+fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
+    match step {
+        Step::Send { span, .. } => (vec![*span], None),
+        Step::Recv { into, .. } => (Vec::new(), Some(*into)),
+        Step::RecvReduce { with, into, .. } => (vec![*with], Some(*into)),
+        Step::Reduce { sources, into } => (sources.to_vec(), Some(*into)),
+        Step::Copy { from, into } => (vec![*from], Some(*into)),
+    }
+}
+
+/// Overlap of spans in memory, where input and output may share memory.
+struct OverlapCheck {
+    /// Offset of an input block in the output, in blocks, if they share memory.
+    shift: Option<i64>,
+}
+
+impl OverlapCheck {
+    fn between(&self, a: Span, b: Span) -> bool {
+        let (Some((a_place, a)), Some((b_place, b))) = (self.resolve(a), self.resolve(b)) else {
+            return false;
+        };
+        a_place == b_place && a.0 < b.1 && b.0 < a.1
+    }
+
+    /// The memory and blocks of a span; an input that shares memory is mapped to the output.
+    fn resolve(&self, span: Span) -> Option<(PlanMemory, (i64, i64))> {
+        if span.blocks == 0 {
+            return None;
+        }
+        let first = i64::from(span.first);
+        let (place, first) = match (span.place, self.shift) {
+            (PlanMemory::Input, Some(shift)) => (PlanMemory::Output, first + shift),
+            (place, _) => (place, first),
+        };
+        Some((place, (first, first + i64::from(span.blocks))))
+    }
+}
+
+impl CompiledProgram {
+    /// Compiles the program of `rank`, in place or not, and with equal parts or parts of different
+    /// lengths.
+    pub(super) fn new(
+        shape: &Shape,
+        rank: Rank,
+        program: &Program,
+        coalescing: Coalescing,
+        in_place: bool,
+        varied: bool,
+    ) -> Result<Self, EngineError> {
+        let shared = shape.shared(rank).filter(|_| in_place);
+        let overlap = OverlapCheck {
+            shift: shared.map(|shared| i64::from(shared.output) - i64::from(shared.input)),
+        };
+        let contents = MemoryContents::new(shape, rank, &program.scratch, &program.partial);
+        let mut strands = Vec::new();
+        for (index, steps) in program.strands.iter().enumerate() {
+            let mut instructions = Vec::new();
+            for (at, step) in steps.iter().enumerate() {
+                let bad = |what| EngineError::Plan {
+                    collective: shape.collective,
+                    strand: index,
+                    step: at,
+                    what,
+                };
+                let data = check(shape, rank, step, &contents, varied).map_err(bad)?;
+                instructions.push(Instruction {
+                    step: step.clone(),
+                    pieces: cut_into_pieces(data, coalescing),
+                    sends: conflicting_sends(steps, at, &overlap),
+                    free_after: last_access(steps, at, &overlap),
+                });
+            }
+            let receives = (0..steps.len() as u32)
+                .filter(|&at| matches!(steps[at as usize], Step::Recv { .. } | Step::RecvReduce { .. }))
+                .collect();
+            strands.push(StrandProgram {
+                instructions: instructions.into(),
+                receives,
+            });
+        }
+        Ok(Self {
+            strands: strands.into(),
+        })
+    }
+}
+
+/// Checks a step on its own, and returns the data blocks of its message, or of the data that it
+/// works on.
+fn check<'c>(
+    shape: &Shape,
+    rank: Rank,
+    step: &Step,
+    contents: &'c MemoryContents,
+    varied: bool,
+) -> Result<&'c [u32], &'static str> {
+    let peer = match step {
+        Step::Send { to: peer, .. } | Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } => {
+            Some(*peer)
+        }
+        Step::Reduce { .. } | Step::Copy { .. } => None,
+    };
+    if peer.is_some_and(|peer| peer.0 >= shape.ranks() || peer == rank) {
+        return Err("the other end is no other rank");
+    }
+    let of = |span| contents.of(span).ok_or("a span goes beyond its place");
+    let (reads, writes) = accesses(step);
+    if writes.is_some_and(|span| span.place == PlanMemory::Input && span.blocks > 0) {
+        return Err("input is written");
+    }
+    let data = of(writes.unwrap_or_else(|| reads.first().copied().unwrap_or(Span::empty())))?;
+    let class = |block: &u32| if varied { *block } else { shape.length_class(*block) };
+    for span in reads {
+        if !of(span)?.iter().map(class).eq(data.iter().map(class)) {
+            return Err("its spans hold blocks of different lengths");
+        }
+    }
+    let fits = match step {
+        Step::Recv { into, .. } => into.place != PlanMemory::Input || into.blocks == 0,
+        Step::Copy { from, into } => from.place.form() == into.place.form(),
+        Step::RecvReduce { into, .. } | Step::Reduce { into, .. } => {
+            matches!(into.place, PlanMemory::Output | PlanMemory::Partial)
+        }
+        Step::Send { .. } => true,
+    };
+    if !fits {
+        return Err("what it writes is of another form, or in a place that is not for it");
+    }
+    if matches!(step, Step::Reduce { sources, .. } if sources.is_empty()) {
+        return Err("nothing is reduced");
+    }
+    Ok(data)
+}
+
+/// The steps before `at`, the last one first, back to itself in the previous slice.
+fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
+    let this = (0..at).rev().map(|step| StepRef {
+        slices_back: 0,
+        step: step as u32,
+    });
+    this.chain((at..len).rev().map(|step| StepRef {
+        slices_back: 1,
+        step: step as u32,
+    }))
+}
+
+/// Whether the same blocks are other elements in the previous slice.
+fn changes_per_slice(span: Span) -> bool {
+    matches!(span.place, PlanMemory::Input | PlanMemory::Output)
+}
+
+/// The sends that read the target of step `at`, after the last step that wrote it.
+fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[StepRef]> {
+    let Some(into) = accesses(&steps[at]).1 else {
+        return Box::default();
+    };
+    if matches!(&steps[at], Step::Copy { from, into } if overlap.resolve(*from) == overlap.resolve(*into)) {
+        // A copy onto itself, in place: nothing is written.
+        return Box::default();
+    }
+    let mut sends = Vec::new();
+    for edge in preceding_steps(steps.len(), at) {
+        if edge.slices_back == 1 && changes_per_slice(into) {
+            break;
+        }
+        match &steps[edge.step as usize] {
+            Step::Send { span, .. } if overlap.between(*span, into) => sends.push(edge),
+            _ => {}
+        }
+    }
+    sends.into()
+}
+
+/// The last step before `at` that accesses its target.
+fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<StepRef> {
+    let into = accesses(&steps[at]).1?;
+    preceding_steps(steps.len(), at).find(|edge| {
+        if edge.slices_back == 1 && changes_per_slice(into) {
+            return false;
+        }
+        let (reads, writes) = accesses(&steps[edge.step as usize]);
+        reads.into_iter().chain(writes).any(|span| overlap.between(span, into))
+    })
+}
+
+/// The peer of a message, its representation, and its span on this side.
+pub(super) fn message(step: &Step) -> Option<(Rank, BlockForm, Span)> {
+    match step {
+        Step::Send { to, span } => Some((*to, span.place.form(), *span)),
+        Step::Recv { from, into } => Some((*from, into.place.form(), *into)),
+        Step::RecvReduce { from, form, into, .. } => Some((*from, *form, *into)),
+        Step::Reduce { .. } | Step::Copy { .. } => None,
+    }
+}

@@ -1,0 +1,158 @@
+//! The program cache: a short operation that repeats an earlier one, with nothing else in flight,
+//! runs at once from its compiled form, without being submitted (a cache hit). Only the addresses
+//! of its data differ.
+
+use super::operation::{ActiveOperation, Data, Ticket};
+use super::strand::DriveResult;
+use super::{Engine, Failed};
+use crate::kernel::Op;
+
+/// Idle steps until a cached operation is queued as any other: a few microseconds.
+const MAX_IDLE_TURNS: u32 = 200;
+/// Idle steps between two polls of the completion queue: stores into the mailbox are seen without
+/// one.
+const CQ_POLL_INTERVAL: u32 = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CachedProgram(u64);
+
+pub(crate) const CACHED_PROGRAMS: usize = 8;
+
+/// The cached operations, a ring.
+#[derive(Default)]
+pub(super) struct ProgramCache {
+    /// Operations cached so far.
+    count: u64,
+    /// The last ones, round-robin, without their data.
+    entries: [Option<ActiveOperation>; CACHED_PROGRAMS],
+}
+
+impl ProgramCache {
+    fn get(&mut self, CachedProgram(number): CachedProgram) -> Option<&mut ActiveOperation> {
+        self.entries[number as usize % CACHED_PROGRAMS].as_mut()
+    }
+}
+
+impl Engine {
+    /// Caches an operation that has just been submitted, and evicts the oldest of
+    /// [`CACHED_PROGRAMS`]. `None` if it cannot be [repeated](Self::run_cached): it is long, its
+    /// input is copied first, or its operator is user-defined.
+    pub(crate) fn cache_program(&mut self, ticket: Ticket) -> Option<CachedProgram> {
+        let index = ticket
+            .0
+            .checked_sub(self.first)
+            .and_then(|index| usize::try_from(index).ok());
+        let op = index.and_then(|index| self.operations.get(index));
+        let op = op
+            .filter(|op| {
+                op.ready.fast_path.is_some()
+                    && op.ready.runners > 0
+                    && !op.input_copied
+                    && matches!(op.function.op(), Op::Builtin(_))
+            })
+            .map(|op| op.with_data(Data::None, Data::None))?;
+        self.program_cache.count += 1;
+        self.program_cache.entries[self.program_cache.count as usize % CACHED_PROGRAMS] = Some(op);
+        Some(CachedProgram(self.program_cache.count))
+    }
+
+    /// Whether it is still cached and nothing is in flight, so that it can run at once.
+    #[inline]
+    pub(crate) fn can_run_cached(&self, cached: CachedProgram) -> bool {
+        self.program_cache.count - cached.0 < CACHED_PROGRAMS as u64
+            && self.operations.is_empty()
+            && self.failed.is_none()
+            && !self.p2p.is_busy()
+    }
+
+    #[inline]
+    pub(crate) fn next_number(&self) -> u64 {
+        self.first + self.operations.len() as u64
+    }
+
+    /// Runs an operation that equals a [cached](Self::cache_program) one except for the addresses
+    /// of its data, whose relative position is the same. Requires
+    /// [`can_run_cached`](Self::can_run_cached). If it is not done in a few microseconds, or
+    /// `attention` is raised, or it fails, it is queued as a submitted operation with the returned
+    /// ticket; otherwise it is done, as if taken.
+    ///
+    /// # Safety
+    /// As of [`submit`](Self::submit), for input and output at these addresses.
+    pub(crate) unsafe fn run_cached(
+        &mut self,
+        cached: CachedProgram,
+        (input, output): (*mut u8, *mut u8),
+        attention: impl Fn() -> bool,
+    ) -> Option<Ticket> {
+        let op = self.program_cache.get(cached)?;
+        (op.input, op.output) = (Data::Plain(input), Data::Plain(output));
+        let mut left = op.ready.runners;
+        let driven = self.drive_cached(cached, &mut left, attention);
+        if left == 0 {
+            self.first += 1;
+            return None;
+        }
+        let op = self.program_cache.get(cached)?;
+        let running = ActiveOperation {
+            runners_left: left,
+            ..op.with_data(Data::Plain(input), Data::Plain(output))
+        };
+        self.active_runners = self.active_runners.max(op.ready.active_runners);
+        self.operations.push_back(running);
+        if let Err(failed) = driven {
+            self.fail(failed);
+        }
+        Some(Ticket(self.first))
+    }
+
+    #[inline]
+    fn drive_cached(
+        &mut self,
+        cached: CachedProgram,
+        left: &mut u32,
+        attention: impl Fn() -> bool,
+    ) -> Result<(), Failed> {
+        let mut idle = 0;
+        while idle < MAX_IDLE_TURNS {
+            let Some(op) = self.program_cache.get(cached) else {
+                return Ok(());
+            };
+            let mut moved = false;
+            for (runner, links) in self.runners[..op.ready.active_runners as usize]
+                .iter_mut()
+                .zip(&mut self.links)
+            {
+                runner.next = runner.next.max(self.first);
+                if runner.next > self.first {
+                    continue;
+                }
+                if !op.uses(runner.channel, runner.strand) {
+                    runner.next += 1;
+                    continue;
+                }
+                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
+                    DriveResult::Idle => {}
+                    DriveResult::Moved => moved = true,
+                    DriveResult::Done => {
+                        moved = true;
+                        runner.next += 1;
+                        *left -= 1;
+                    }
+                }
+            }
+            if *left == 0 {
+                return Ok(());
+            }
+            if !moved {
+                idle += 1;
+                if idle.is_multiple_of(CQ_POLL_INTERVAL) {
+                    self.poll()?;
+                    if attention() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! Exchange of lengths: where the parts of an operation have different lengths, both ends of a
+//! connection send how many bytes they send and expect, and a mismatch fails the operation.
+//!
+//! A rank sends its lengths to all its peers as it begins the operation, before anything else of
+//! it, and receives theirs meanwhile. Eager and LL messages leave at once, as they go into slots
+//! that are not consumed after a mismatch; granted messages wait until the peer's lengths have
+//! arrived, and so does consumption. The peer sends its lengths before any message or grant, so
+//! neither waits for long.
+//!
+//! No cycle of ranks waits for slots: the argument of `fast_path` holds here too, with one lengths
+//! record per operation.
+
+use super::cursor::{self, MessageCursor};
+use super::{StrandRunner, link};
+use crate::executor::error::Failed;
+use crate::executor::layout::Layout;
+use crate::executor::link::Link;
+use crate::executor::operation::ActiveOperation;
+use crate::executor::program::{CompiledProgram, message};
+use crate::failure::Awaited;
+use crate::kernel::Function;
+use crate::plan::Step;
+use crate::types::Rank;
+
+/// The bytes that a rank sends to a peer and expects from it in one operation.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::executor) struct ExpectedLengths {
+    rank: Rank,
+    peer: Rank,
+    sends: u64,
+    expects: u64,
+}
+
+impl ExpectedLengths {
+    /// By strand: the lengths for each peer of operations with this layout; with a root, only
+    /// between the root and another rank.
+    pub(in crate::executor) fn of(
+        program: &CompiledProgram,
+        layout: &Layout,
+        function: &Function,
+        (rank, root): (Rank, Option<Rank>),
+    ) -> Box<[Box<[Self]>]> {
+        let strand = |strand: &crate::executor::program::StrandProgram| {
+            let mut all: Vec<Self> = Vec::new();
+            for instruction in &strand.instructions {
+                let Some((peer, form, span)) = message(&instruction.step) else {
+                    continue;
+                };
+                if root.is_some_and(|root| root != rank && root != peer) {
+                    continue;
+                }
+                let mut elements = 0_u64;
+                let mut cursor = MessageCursor::default();
+                while let Some(fragment) = cursor::next_fragment(layout, u64::MAX, instruction, span, 0, &mut cursor) {
+                    elements = elements.saturating_add(fragment.len);
+                    cursor::advance(&mut cursor, fragment);
+                }
+                let bytes = elements.saturating_mul(function.bytes(form) as u64);
+                let index = all.iter().position(|lengths| lengths.peer == peer).unwrap_or(all.len());
+                if index == all.len() {
+                    all.push(Self {
+                        rank,
+                        peer,
+                        sends: 0,
+                        expects: 0,
+                    });
+                }
+                let lengths = &mut all[index];
+                let sum = match instruction.step {
+                    Step::Send { .. } => &mut lengths.sends,
+                    _ => &mut lengths.expects,
+                };
+                *sum = sum.saturating_add(bytes);
+            }
+            all.into()
+        };
+        program.strands.iter().map(strand).collect()
+    }
+
+    /// The error if the peer sends and expects so many bytes.
+    fn check_against(&self, (sends, expects): (u64, u64), op: &ActiveOperation, operation: u64) -> Result<(), Failed> {
+        let wrong = |from, to, bytes, expected| Failed::Parts {
+            operation,
+            collective: op.collective,
+            from,
+            to,
+            bytes,
+            expected,
+        };
+        if sends != self.expects {
+            return Err(wrong(self.peer, self.rank, sends, self.expects));
+        }
+        if self.sends != expects {
+            return Err(wrong(self.rank, self.peer, self.sends, expects));
+        }
+        Ok(())
+    }
+}
+
+impl StrandRunner {
+    /// Resets the exchange; that of the previous operation is complete.
+    pub(super) fn begin_length_exchange(&mut self, lengths: &[ExpectedLengths]) {
+        self.lengths_sent = 0;
+        self.awaited_lengths.clear();
+        self.awaited_lengths.extend_from_slice(lengths);
+    }
+
+    /// Sends lengths as far as credits allow, and receives those that have arrived. Returns whether
+    /// there was progress.
+    ///
+    /// # Errors
+    /// When a peer's lengths differ.
+    pub(super) fn exchange_lengths(
+        &mut self,
+        op: &ActiveOperation,
+        lengths: &[ExpectedLengths],
+        links: &mut [Option<Link>],
+    ) -> Result<bool, Failed> {
+        let mut moved = false;
+        while let Some(lengths) = lengths.get(self.lengths_sent) {
+            let peer = link(links, lengths.peer)?;
+            if !peer.may_send_lengths() {
+                break;
+            }
+            peer.send_lengths(lengths.sends, lengths.expects);
+            self.lengths_sent += 1;
+            moved = true;
+        }
+        let mut index = 0;
+        while let Some(lengths) = self.awaited_lengths.get(index) {
+            match link(links, lengths.peer)?.receive_lengths() {
+                Some(theirs) => {
+                    lengths.check_against(theirs, op, self.next)?;
+                    self.awaited_lengths.swap_remove(index);
+                    moved = true;
+                }
+                None => index += 1,
+            }
+        }
+        Ok(moved)
+    }
+
+    #[inline]
+    pub(super) fn awaits_lengths_from(&self, peer: Rank) -> bool {
+        !self.awaited_lengths.is_empty() && self.awaited_lengths.iter().any(|lengths| lengths.peer == peer)
+    }
+
+    /// The wait for a peer's lengths or for a credit to send them, if there is no wait before it.
+    pub(super) fn waits_for_lengths(&self, op: &ActiveOperation) -> Option<(u32, u32, Rank, Awaited)> {
+        let lengths = &op.ready.lengths.as_ref()?[self.strand as usize];
+        if let Some(lengths) = lengths.get(self.lengths_sent) {
+            return Some((self.channel, 0, lengths.peer, Awaited::Credit));
+        }
+        let last = self.is_executed(op).then(|| self.awaited_lengths.first())??;
+        Some((self.channel, self.sent.len() as u32, last.peer, Awaited::Message))
+    }
+}

@@ -1,0 +1,37 @@
+//! Staging buffers for messages in flight: slots of one length, used round-robin.
+
+use doorbell_verbs::{MemoryError, ProtectionDomain};
+
+use crate::memory::Segment;
+
+pub(super) const STAGING_SLOTS: u64 = 4;
+
+#[derive(Default)]
+pub(super) struct StagingSlots {
+    pub(super) memory: Option<Segment>,
+    /// Bytes of a slot.
+    pub(super) len: usize,
+    pub(super) acquired: u64,
+    pub(super) released: u64,
+}
+
+impl StagingSlots {
+    /// Makes the slots at least `len` bytes long. None is in use.
+    pub(super) fn ensure(&mut self, domain: &ProtectionDomain, len: usize) -> Result<(), MemoryError> {
+        if self.len < len {
+            self.memory = None;
+            self.memory = Some(Segment::new([domain], len * STAGING_SLOTS as usize)?);
+            self.len = len;
+        }
+        Ok(())
+    }
+
+    pub(super) fn offset(&self, number: u64) -> usize {
+        (number % STAGING_SLOTS) as usize * self.len
+    }
+
+    pub(super) fn start(&self, number: u64) -> *mut u8 {
+        let start = self.memory.as_ref().map_or(core::ptr::null_mut(), Segment::start);
+        start.wrapping_add(self.offset(number))
+    }
+}
