@@ -36,7 +36,7 @@ struct Entry {
     compute_capability: String,
     /// Its links to the other GPUs.
     peers: Vec<PeerReach>,
-    /// Which devices see an adapter's writes in order without a flush: `nobody`, owner, all-devices.
+    /// The devices that see an adapter's writes in order without a flush: none, the owner, or all.
     writes_ordering: &'static str,
     /// How its kernels are made to see what an adapter has written.
     flush: String,

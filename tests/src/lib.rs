@@ -23,6 +23,7 @@
 //! and [`section`], which edits their reports.
 
 pub mod attributes;
+mod book;
 pub mod conformance;
 pub mod environment;
 pub mod gpu;

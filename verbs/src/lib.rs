@@ -40,7 +40,7 @@
 //! # }
 //! ```
 //!
-//! The [`guide`] has a page for each common task.
+//! The book (docs/book) has a page for each common task.
 //!
 //! # Sleeping instead of polling
 //!
@@ -136,7 +136,6 @@ mod describe;
 mod error;
 mod event;
 pub mod exchange;
-pub mod guide;
 #[cfg(feature = "ibverbs")]
 pub mod interop;
 mod library;

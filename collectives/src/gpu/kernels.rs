@@ -156,7 +156,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Returns the operation's program from the cache, or lowers its plan, and marks it most recent.
+    /// Returns the operation's program from the cache, or lowers its plan, and marks it most
+    /// recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let key = PlanKey {
             collective: operation.collective,

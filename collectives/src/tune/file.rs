@@ -15,8 +15,8 @@
 //!
 //! The first matching rule applies; the environment overrides it. A protocol may have `both_ns`,
 //! `grant_ns`, `confirm_ns` and `quiet_ns`, and `bytes` with a scale (ns per byte at each of the
-//! [`MARKS`](crate::cost::MARKS)) for `settled`, `fresh`, `reduced` and `alone`
-//! ([`ByteCosts`](crate::cost::ByteCosts)); `compute` may have scales as `gamma` and `copy`.
+//! [`MARKS`](crate::cost::MARKS)) for each kind of [`ByteCosts`](crate::cost::ByteCosts); `compute`
+//! may have scales as `gamma` and `copy`.
 
 use core::fmt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The table of options in docs/CLASSIC.md, and whether the C tools document any that it lacks.
+//! The table of options in docs/book/src/classic.md, and whether the C tools document any that it
+//! lacks.
 //!
 //! `DOORBELL_WRITE_DOCS=1 cargo test -p doorbell-perftest documented` writes the table.
 
@@ -16,7 +17,7 @@ const END: &str = "<!-- end options -->";
 const OTHER_BUILDS: [&str; 4] = ["flow_label", "use_cuda", "use_cuda_bus_id", "use_cuda_dmabuf"];
 
 fn page() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CLASSIC.md")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/classic.md")
 }
 
 fn row(flag: &Flag) -> String {
@@ -56,7 +57,7 @@ fn the_page_has_the_table() {
         assert_eq!(
             now,
             table(),
-            "docs/CLASSIC.md has another table: DOORBELL_WRITE_DOCS=1 cargo test -p doorbell-perftest documented writes it"
+            "docs/book/src/classic.md has another table: DOORBELL_WRITE_DOCS=1 cargo test -p doorbell-perftest documented writes it"
         );
     }
 }

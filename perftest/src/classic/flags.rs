@@ -1,9 +1,9 @@
 //! The options of the classic tools as data: which tools have each, what it does, and how
 //! Doorbell's differs.
 //!
-//! The parser ([`super::getopt`]), `--help` and the table in docs/CLASSIC.md are generated from
-//! [`FLAGS`]. The names are the C tools' interface. Options of the C tools that are not supported
-//! are listed with the reason, so that the error message can give it.
+//! The parser ([`super::getopt`]), `--help` and the table in docs/book/src/classic.md are generated
+//! from [`FLAGS`]. The names are the C tools' interface. Options of the C tools that are not
+//! supported are listed with the reason, so that the error message can give it.
 
 use super::tool::{Kind, Tool, Verb};
 

@@ -1,8 +1,8 @@
 //! The output of the classic tools, to the column: pure functions from values to text.
 //!
 //! The column heads, widths and tabs are the C tools' interface, which scripts cut by position;
-//! each function here gives the text of one part of a run. docs/CLASSIC.md lists where the C tools'
-//! numbers differ.
+//! each function here gives the text of one part of a run. docs/book/src/classic.md lists where the
+//! C tools' numbers differ.
 
 use std::fmt::Write as _;
 

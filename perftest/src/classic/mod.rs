@@ -5,7 +5,8 @@
 //! C tools' protocol on the control connection, `test_end` creates and connects the queue pairs,
 //! `bw` and `lat` are the measuring loops, and `printer` prints the results: `layout` as text,
 //! `json` as a report. Results are computed as in `doorbell bw` and `doorbell lat` (`stats`), so
-//! none of the C tools' values known to be wrong is reproduced; docs/CLASSIC.md lists each.
+//! none of the C tools' values known to be wrong is reproduced; docs/book/src/classic.md lists
+//! each.
 
 mod bw;
 mod control;

@@ -1,8 +1,8 @@
 //! Warnings: caveats of a result, as values with advice.
 //!
 //! A [`Warning`] has a stable code, for scripts, and a one-line message. [`Code`] is the table of
-//! the codes with their conditions, which `doorbell diagnose --codes` and docs/DIAGNOSIS.md show;
-//! [`crate::diagnose`] checks most of them.
+//! the codes with their conditions, which `doorbell diagnose --codes` and docs/book/src/diagnosis.md
+//! show; [`crate::diagnose`] checks most of them.
 
 use std::fmt;
 
@@ -284,7 +284,7 @@ codes! {
         "find out what else runs; judge by the confidence interval, with more repeats";
 }
 
-/// The table of docs/DIAGNOSIS.md.
+/// The table of docs/book/src/diagnosis.md.
 pub(crate) fn table() -> String {
     let mut lines = vec!["| code | checked | warns when | what to do |\n|---|---|---|---|".to_owned()];
     lines.extend(Code::ALL.iter().map(|code| {
@@ -315,11 +315,11 @@ mod tests {
 
     #[test]
     fn the_document_has_the_table() {
-        let document = include_str!("../../../docs/DIAGNOSIS.md");
+        let document = include_str!("../../../docs/book/src/diagnosis.md");
         let table = table();
         assert!(
             document.contains(&format!("<!-- begin codes -->\n\n{table}\n\n<!-- end codes -->")),
-            "docs/DIAGNOSIS.md has to have, between its marks, what `doorbell diagnose --codes` prints:\n{table}"
+            "docs/book/src/diagnosis.md has to have, between its marks, what `doorbell diagnose --codes` prints:\n{table}"
         );
     }
 

@@ -266,7 +266,8 @@ impl Region {
             return Err((failed(io::ErrorKind::Unsupported.into()), true));
         };
         let flags = sys::IBV_REREG_MR_CHANGE_ACCESS.cast_signed();
-        // SAFETY: the region is live and borrowed exclusively (`&mut`); domain and translation stay.
+        // SAFETY: the region is live and borrowed exclusively (`&mut`); domain and translation
+        // stay.
         let result = unsafe {
             rereg(
                 self.mr,

@@ -1,0 +1,26 @@
+//! The Rust examples of docs/book, compiled (and run, unless `no_run`) as doctests of this crate:
+//! `cargo test --doc -p doorbell-tests`.
+
+macro_rules! pages {
+    ($($name:ident = $path:literal;)*) => { $(
+        #[cfg(doctest)]
+        #[doc = include_str!(concat!("../../docs/book/src/", $path))]
+        pub struct $name;
+    )* };
+}
+
+pages! {
+    GettingStarted = "getting-started.md";
+    UserspaceDevice = "userspace-device.md";
+    KeyValueStore = "key-value-store.md";
+    Collectives = "collectives.md";
+    Gpu = "gpu.md";
+    Connect = "guide/connect.md";
+    StreamWrites = "guide/stream-writes.md";
+    ServeReads = "guide/serve-reads.md";
+    Datagrams = "guide/datagrams.md";
+    ShareReceives = "guide/share-receives.md";
+    Sleep = "guide/sleep.md";
+    Recover = "guide/recover.md";
+    GpuMemory = "guide/gpu-memory.md";
+}
