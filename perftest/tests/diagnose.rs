@@ -298,7 +298,8 @@ fn hostile_names_are_a_line_each() {
 fn the_codes_are_the_documents() {
     let output = run(None, "diagnose --codes");
     assert_eq!(output.status.code(), Some(0));
-    let document = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/diagnosis.md")).unwrap();
+    let document =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/diagnosis.md")).unwrap();
     assert!(document.contains(&text(&output.stdout)), "{}", text(&output.stdout));
     // A userspace device is checked by name.
     assert_eq!(run(None, "diagnose -d soft0").status.code(), Some(0));

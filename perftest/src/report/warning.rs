@@ -1,8 +1,8 @@
 //! Warnings: caveats of a result, as values with advice.
 //!
 //! A [`Warning`] has a stable code, for scripts, and a one-line message. [`Code`] is the table of
-//! the codes with their conditions, which `doorbell diagnose --codes` and docs/book/src/diagnosis.md
-//! show; [`crate::diagnose`] checks most of them.
+//! the codes with their conditions, which `doorbell diagnose --codes` and
+//! docs/book/src/diagnosis.md show; [`crate::diagnose`] checks most of them.
 
 use std::fmt;
 

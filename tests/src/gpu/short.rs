@@ -61,7 +61,7 @@ impl Rig {
 
     /// Runs a case with element type `T` `times` times, with inputs from the seed, and verifies the
     /// results each time.
-    pub fn check_short<T: Number>(
+    pub(crate) fn check_short<T: Number>(
         &self,
         case: &Case,
         variant: Variant,

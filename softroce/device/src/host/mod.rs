@@ -56,7 +56,7 @@ pub struct Flags(u32);
 
 impl Flags {
     /// All of the member's traffic uses UDP.
-    pub const UDP_ONLY: Self = Self(1);
+    pub(crate) const UDP_ONLY: Self = Self(1);
 
     /// Whether all of `others` are set.
     pub fn contains(self, others: Self) -> bool {
@@ -140,12 +140,12 @@ impl Host {
     // Members
 
     /// The member that owns a queue pair number, whether or not it has such a queue pair.
-    pub fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
+    pub(crate) fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
         self.registry.owner_of(qpn)
     }
 
-    /// Whether a member is not known to be gone.
-    pub fn is_alive(&self, member: MemberId) -> bool {
+    #[cfg(test)]
+    fn is_alive(&self, member: MemberId) -> bool {
         self.registry.is_alive(member)
     }
 
@@ -179,7 +179,7 @@ impl Host {
     ///
     /// # Errors
     /// When a member listens already, or there is no space.
-    pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
+    pub(crate) fn add_service(&self, id: u64) -> Result<(), ServiceError> {
         let lock = self.names.services_lock();
         let _lock = NamedLock::acquire(&lock, join::JOIN_TIMEOUT).map_err(|_| ServiceError::Busy { id })?;
         if self.find_service(id).is_some() {
@@ -192,12 +192,12 @@ impl Host {
     }
 
     /// Removes a service.
-    pub fn remove_service(&self, id: u64) {
+    pub(crate) fn remove_service(&self, id: u64) {
         self.registry.remove_service(id, self.me);
     }
 
     /// The member that listens for a service. A dead one that was not detected yet is skipped.
-    pub fn find_service(&self, id: u64) -> Option<MemberId> {
+    pub(crate) fn find_service(&self, id: u64) -> Option<MemberId> {
         let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
         // The attempt to connect marks a dead member gone, so that the next search finds another
         // one or none. No more than all members can be gone.
@@ -257,7 +257,7 @@ impl Host {
 
     /// When to call [`poll`](Self::poll) and then [`take_over`](Self::take_over), whether or not
     /// anything is readable; `None` while the port has a holder.
-    pub fn take_over_at(&self) -> Option<Instant> {
+    pub(crate) fn take_over_at(&self) -> Option<Instant> {
         *self.retry.lock()
     }
 

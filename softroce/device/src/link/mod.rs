@@ -22,9 +22,10 @@ mod udp;
 pub use interface::{PortState, PortWatch};
 pub use park::{Interest, Parker, Waker, Woken};
 pub use rx::{Datagram, RxBatch};
-pub use tx::{ARENA, Envelope, MAX_PACKET, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
-pub(crate) use udp::require_unicast;
-pub use udp::{BindError, ROCE_PORT};
+pub use tx::{Envelope, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
+pub(crate) use tx::{MAX_PACKET, MAX_RUN};
+pub use udp::BindError;
+pub(crate) use udp::{ROCE_PORT, require_unicast};
 
 use crate::host::CloseOnFork;
 use doorbell_roce_proto::Instant;
@@ -95,12 +96,12 @@ impl Link {
     ///
     /// # Errors
     /// When the kernel refuses its options.
-    pub fn from_socket(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
+    pub(crate) fn from_socket(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         udp::open(socket)
     }
 
     /// Adds a capture of all sent and received packets.
-    pub fn with_capture(mut self, capture: pcap::Capture) -> Self {
+    pub(crate) fn with_capture(mut self, capture: pcap::Capture) -> Self {
         let captured = |inner| -> Box<dyn Transmit> {
             Box::new(pcap::CaptureTx {
                 inner,
@@ -117,7 +118,7 @@ impl Link {
     }
 
     /// Adds fault injection to sent packets. After a capture, which then shows the wire.
-    pub fn with_faults(mut self, faults: fault::FaultConfig) -> Self {
+    pub(crate) fn with_faults(mut self, faults: fault::FaultConfig) -> Self {
         if faults.is_active() {
             self.tx = Box::new(fault::FaultTx::new(self.tx, faults));
             // Equal seeds give equal faults to equal sequences: there must be one sequence.

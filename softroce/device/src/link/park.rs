@@ -80,7 +80,7 @@ impl Parker {
     }
 
     /// From now on messages of other processes on this address wake the thread.
-    pub fn watch_host(&mut self, host: Arc<Host>) {
+    pub(crate) fn watch_host(&mut self, host: Arc<Host>) {
         self.host = Some(host);
     }
 
@@ -94,7 +94,7 @@ impl Parker {
     }
 
     /// A handle for other threads to wake this one.
-    pub fn waker(&self) -> Waker {
+    pub(crate) fn waker(&self) -> Waker {
         Waker {
             shared: Arc::clone(&self.shared),
         }

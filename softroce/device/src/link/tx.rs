@@ -13,17 +13,17 @@ use std::ops::{Deref, DerefMut};
 mod tests;
 
 /// Bytes of a [`Slot`]: a payload of 4096 and the longest headers, pad and ICRC, rounded up.
-pub const MAX_PACKET: usize = 4096 + 128;
+pub(crate) const MAX_PACKET: usize = 4096 + 128;
 
 /// The size of a batch's arena, in bytes. Stays in a second-level cache between writing and
 /// sending.
-pub const ARENA: usize = 256 << 10;
+pub(crate) const ARENA: usize = 256 << 10;
 
 /// The most segments of a run: `UDP_MAX_SEGMENTS` of kernels before 6.9 (128 since).
 pub const MAX_SEGMENTS: usize = 64;
 
 /// The most bytes of a run: an IPv4 datagram's 65535, less 20 of IP and 8 of UDP header.
-pub const MAX_RUN: usize = 65535 - 28;
+pub(crate) const MAX_RUN: usize = 65535 - 28;
 
 /// The IP and UDP header fields that the ICRC covers and the packet does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

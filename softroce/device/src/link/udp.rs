@@ -27,7 +27,7 @@ use std::sync::Arc;
 mod tests;
 
 /// The UDP destination port of RoCEv2 (IBTA vol. 1, annex A17).
-pub const ROCE_PORT: u16 = 4791;
+pub(crate) const ROCE_PORT: u16 = 4791;
 
 /// Requested for each direction; the kernel limits an unprivileged process to
 /// `net.core.[rw]mem_max`.

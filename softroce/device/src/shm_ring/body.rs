@@ -61,7 +61,7 @@ impl RecordBody<'_> {
 
     /// Whether some of it is GPU memory.
     #[must_use]
-    pub fn has_device(&self) -> bool {
+    pub(crate) fn has_device(&self) -> bool {
         let is_device = |reference: &Reference| matches!(reference, Reference::Device { .. });
         matches!(self.source, Source::Referred { .. }) && self.references.iter().any(is_device)
     }
@@ -78,7 +78,7 @@ impl RecordBody<'_> {
 
     /// Whether it may be revoked until it is copied: not if it is in the ring.
     #[must_use]
-    pub fn is_revocable(&self) -> bool {
+    pub(crate) fn is_revocable(&self) -> bool {
         matches!(self.source, Source::Referred { revocable: true, .. })
     }
 
@@ -97,7 +97,7 @@ impl RecordBody<'_> {
     /// written concurrently, as memory of a device is; where they are the payload's own (of a ring
     /// to this process itself, or shared with the sender), their final content is as undefined as
     /// with any device.
-    pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), PayloadUnavailable> {
+    pub(crate) unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), PayloadUnavailable> {
         let end = at.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= self.len),

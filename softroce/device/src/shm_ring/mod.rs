@@ -47,7 +47,7 @@ pub use sender::{Referrer, RingFull, Sender};
 /// The most header bytes of a record.
 pub const HEADER: usize = 96;
 /// The most references of a record.
-pub const REFERENCES: usize = 32;
+pub(crate) const REFERENCES: usize = 32;
 /// The most payload bytes of a record.
 pub const LARGEST: usize = 256 << 10;
 

@@ -100,7 +100,7 @@ impl Receiver {
     /// # Safety
     /// The sender is this process's, and the memory that its records refer to by address is
     /// readable until they are received or revoked. Nothing is revoked while a record is received.
-    pub unsafe fn attach_own(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) unsafe fn attach_own(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self::with_origin(Mapping::attach(fd)?, Origin::Own))
     }
 
@@ -132,7 +132,7 @@ impl Receiver {
 
     /// Handles the next record, if there is one; `take` returns what becomes of it.
     #[inline]
-    pub fn pop_with<R>(
+    pub(crate) fn pop_with<R>(
         &mut self,
         take: impl FnOnce(Received<'_>) -> (Disposition, R),
     ) -> Result<Option<R>, CorruptRing> {
@@ -145,7 +145,7 @@ impl Receiver {
 
     /// Whether the next record is there, with all of its payload in its slot.
     #[inline]
-    pub fn next_is_inline(&self) -> bool {
+    pub(crate) fn next_is_inline(&self) -> bool {
         self.ring.ready(&self.map) && {
             let control = self
                 .map
@@ -203,7 +203,7 @@ impl Receiver {
     /// Whether the oldest retained record was revoked: checked after its references have been read,
     /// before that counts.
     #[must_use]
-    pub fn was_revoked(&self) -> bool {
+    pub(crate) fn was_revoked(&self) -> bool {
         Consumer::was_revoked(&self.map, self.ring.done())
     }
 
@@ -286,14 +286,14 @@ impl Receiver {
     }
 
     /// From now on the sender may share GPU memory.
-    pub fn enable_device_memory(&mut self) {
+    pub(crate) fn enable_device_memory(&mut self) {
         self.capabilities.0 |= Capabilities::DEVICES.0;
         self.map.set(Field::Capabilities, self.capabilities.0);
     }
 
     /// GPU memory that the sender announced, in order among the segments, was imported; if not, it
     /// is to share no more.
-    pub fn add_device_memory(&mut self, imported: bool) {
+    pub(crate) fn add_device_memory(&mut self, imported: bool) {
         if !imported {
             self.capabilities.0 &= !Capabilities::DEVICES.0;
             self.map.set(Field::Capabilities, self.capabilities.0);
@@ -302,7 +302,7 @@ impl Receiver {
     }
 
     /// Unmaps a segment that the sender has withdrawn.
-    pub fn remove_segment(&mut self, id: SegmentId) {
+    pub(crate) fn remove_segment(&mut self, id: SegmentId) {
         self.segments.remove(id);
     }
 }

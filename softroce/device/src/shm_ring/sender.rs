@@ -137,7 +137,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`create`](Self::create); or when the geometry is impossible.
-    pub fn with_geometry(geometry: RingGeometry) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn with_geometry(geometry: RingGeometry) -> io::Result<(Self, OwnedFd)> {
         let (map, fd) = Mapping::create(geometry)?;
         // Only a process that can really read this one finds the value.
         let probe = Box::new(AtomicU64::new(0));
@@ -372,7 +372,7 @@ impl Sender {
     /// After one record or several: whether the receiver sleeps and must be woken. Returned once
     /// for each sleep.
     #[must_use]
-    pub fn needs_wake(&mut self) -> bool {
+    pub(crate) fn needs_wake(&mut self) -> bool {
         self.ring.must_wake(&self.map)
     }
 
@@ -414,7 +414,7 @@ impl Sender {
     }
 
     /// A segment is withdrawn. Whether it was announced, and the receiver must be notified.
-    pub fn withdraw(&mut self, id: SegmentId) -> bool {
+    pub(crate) fn withdraw(&mut self, id: SegmentId) -> bool {
         let before = self.announced.len();
         self.announced.retain(|(_, known)| *known != id);
         self.announced.len() != before
@@ -422,13 +422,13 @@ impl Sender {
 
     /// Whether the receiver was sent the segment.
     #[must_use]
-    pub fn is_announced(&self, id: SegmentId) -> bool {
+    pub(crate) fn is_announced(&self, id: SegmentId) -> bool {
         self.announced.iter().any(|(_, known)| *known == id)
     }
 
     /// Whether records may refer to the segment: the receiver has mapped it.
     #[must_use]
-    pub fn can_reference(&self, id: SegmentId) -> bool {
+    pub(crate) fn can_reference(&self, id: SegmentId) -> bool {
         let place = self.announced.iter().find(|(_, known)| *known == id);
         place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped))
             && self.capabilities().contains(Capabilities::SEGMENTS)
@@ -436,14 +436,14 @@ impl Sender {
 
     /// Whether the receiver copies from GPU memory that is shared with it.
     #[must_use]
-    pub fn peer_supports_devices(&self) -> bool {
+    pub(crate) fn peer_supports_devices(&self) -> bool {
         self.capabilities().contains(Capabilities::DEVICES)
     }
 
     /// Whether records may refer to GPU memory that was [announced](Self::announce): the receiver
     /// has imported it.
     #[must_use]
-    pub fn can_reference_device(&self, id: SegmentId) -> bool {
+    pub(crate) fn can_reference_device(&self, id: SegmentId) -> bool {
         let place = self.announced.iter().find(|(_, known)| *known == id);
         place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped)) && self.peer_supports_devices()
     }
@@ -451,7 +451,7 @@ impl Sender {
     /// Whether records may refer to this process's memory by address: the receiver has probed that
     /// it can read it.
     #[must_use]
-    pub fn peer_reads_memory(&self) -> bool {
+    pub(crate) fn peer_reads_memory(&self) -> bool {
         self.capabilities().contains(Capabilities::PROCESS)
     }
 

@@ -11,7 +11,7 @@
 pub const MAD_LEN: usize = 256;
 
 /// Length of a message, after the common header.
-pub const MESSAGE_LEN: usize = MAD_LEN - HEADER_LEN;
+pub(crate) const MESSAGE_LEN: usize = MAD_LEN - HEADER_LEN;
 
 /// A management datagram.
 pub type Mad = [u8; MAD_LEN];

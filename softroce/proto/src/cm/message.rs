@@ -31,7 +31,7 @@ pub mod private_data_len {
     /// SIDR_REP.
     pub const SIDR_REP: usize = 136;
     /// Additional reject information (ARI) of a REJ.
-    pub const ADDITIONAL_REJ_INFO: usize = 72;
+    pub(crate) const ADDITIONAL_REJ_INFO: usize = 72;
 }
 
 /// The message that a REJ or MRA refers to.

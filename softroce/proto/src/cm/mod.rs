@@ -33,7 +33,7 @@ use connection::{Connection, PeerKey, State};
 use message::{Message, Req};
 use path::{PERMISSIVE_LID, PathRecord};
 
-pub use ip::{IP_HEADER_LEN, IpHeader, PortSpace};
+pub use ip::{IpHeader, PortSpace};
 pub use mad::{MAD_LEN, Mad};
 pub use message::private_data_len;
 pub use route::{Route, route};
@@ -47,7 +47,7 @@ use crate::wire::{DEFAULT_PKEY, Transport};
 use crate::{Gid, Instant, Psn, Qpn};
 
 /// Maximum number of connections, including closed ones that still linger.
-pub const MAX_CONNECTIONS: usize = 1 << 16;
+pub(crate) const MAX_CONNECTIONS: usize = 1 << 16;
 
 /// Maximum number of requests that wait for their listener's owner.
 pub const MAX_BACKLOG: usize = 1024;

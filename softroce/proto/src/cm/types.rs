@@ -194,6 +194,7 @@ impl SidrStatus {
     /// Rejected by the consumer.
     pub const REJECTED: Self = Self(2);
     /// No queue pair available.
+    // public: a code of the standard.
     pub const NO_QP: Self = Self(3);
 }
 
@@ -203,19 +204,20 @@ pub struct RejectReason(pub u16);
 
 impl RejectReason {
     /// No resources available.
+    // public: a code of the standard.
     pub const NO_RESOURCES: Self = Self(3);
     /// Timeout: a reply was not received in time.
     pub const TIMEOUT: Self = Self(4);
     /// Invalid communication id.
-    pub const INVALID_COMMUNICATION_ID: Self = Self(6);
+    pub(crate) const INVALID_COMMUNICATION_ID: Self = Self(6);
     /// Invalid service id: no listener.
     pub const INVALID_SERVICE_ID: Self = Self(8);
     /// Invalid transport service type: neither RC nor UC.
-    pub const INVALID_TRANSPORT: Self = Self(9);
+    pub(crate) const INVALID_TRANSPORT: Self = Self(9);
     /// Stale connection: the queue pair is already connected.
     pub const STALE_CONNECTION: Self = Self(10);
     /// Invalid GID: not an address of the receiver.
-    pub const INVALID_GID: Self = Self(12);
+    pub(crate) const INVALID_GID: Self = Self(12);
     /// Invalid path MTU: larger than the port's.
     pub const INVALID_MTU: Self = Self(26);
     /// Rejected by the consumer.

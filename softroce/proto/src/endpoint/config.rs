@@ -26,11 +26,11 @@ impl EndpointConfig {
     /// The window of the Linux kernel's rxe.
     pub const DEFAULT_WINDOW: u32 = 128;
     /// Seven eighths of the 512 slots of a shm ring; the rest is for other queue pairs.
-    pub const SHM_WINDOW: u32 = 448;
+    pub(crate) const SHM_WINDOW: u32 = 448;
     /// Maximum payload of a shm packet in bytes. The ends do not negotiate it.
     pub const SHM_MTU: usize = 256 << 10;
     /// Up to this size two copies through the ring cost less than a reference.
-    pub const SHM_INLINE_THRESHOLD: usize = 1024;
+    pub(crate) const SHM_INLINE_THRESHOLD: usize = 1024;
     pub(super) const MAX_WINDOW: u32 = 1 << 22;
 }
 

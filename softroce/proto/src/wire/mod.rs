@@ -154,7 +154,7 @@ impl Extension {
     }
 
     /// The IETH, if any.
-    pub const fn ieth(&self) -> Option<&Ieth> {
+    pub(crate) const fn ieth(&self) -> Option<&Ieth> {
         match self {
             Self::Ieth(ieth) => Some(ieth),
             _ => None,
@@ -326,7 +326,7 @@ pub const fn packet_len(opcode: Opcode, payload_len: usize) -> usize {
 }
 
 /// The bytes of pad after a payload of `payload_len` bytes.
-pub const fn pad_len(payload_len: usize) -> usize {
+pub(crate) const fn pad_len(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 

@@ -271,23 +271,26 @@ impl Opcode {
     }
 
     /// Whether it carries immediate data.
+    // public: part of the classification of opcodes.
     pub const fn has_imm(self) -> bool {
         matches!(self.layout(), Layout::Imm | Layout::RethImm | Layout::DethImm)
     }
 
     /// Whether it carries a key to invalidate.
+    // public: part of the classification of opcodes.
     pub const fn has_invalidate(self) -> bool {
         matches!(self.layout(), Layout::Ieth)
     }
 
     /// Whether the responder needs a posted receive: any packet of a SEND, and the last of a WRITE
     /// with immediate (IBTA vol 1, 9.4.1, 9.4.3).
+    // public: part of the classification of opcodes.
     pub const fn needs_receive(self) -> bool {
         matches!(self.operation(), Operation::Send) || self.has_imm()
     }
 
     /// The RC SEND opcode at `position`; `imm` applies to the last packet only.
-    pub const fn rc_send(position: Position, imm: bool) -> Self {
+    pub(crate) const fn rc_send(position: Position, imm: bool) -> Self {
         match (position, imm) {
             (Position::First, _) => Self::RcSendFirst,
             (Position::Middle, _) => Self::RcSendMiddle,
@@ -299,7 +302,7 @@ impl Opcode {
     }
 
     /// The RC RDMA WRITE opcode at `position`; `imm` applies to the last packet only.
-    pub const fn rc_write(position: Position, imm: bool) -> Self {
+    pub(crate) const fn rc_write(position: Position, imm: bool) -> Self {
         match (position, imm) {
             (Position::First, _) => Self::RcWriteFirst,
             (Position::Middle, _) => Self::RcWriteMiddle,
@@ -325,7 +328,7 @@ impl Opcode {
     }
 
     /// The RC RDMA READ response opcode at `position`.
-    pub const fn rc_read_response(position: Position) -> Self {
+    pub(crate) const fn rc_read_response(position: Position) -> Self {
         match position {
             Position::First => Self::RcReadResponseFirst,
             Position::Middle => Self::RcReadResponseMiddle,
