@@ -9,7 +9,7 @@
 //! former.
 //!
 //! What needs no model (a counter for unique numbers, bytes of registered memory) uses the standard
-//! library directly: see docs/ARCHITECTURE.md.
+//! library directly; the module documentation of each says why.
 
 use std::time::Duration;
 

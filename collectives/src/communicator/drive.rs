@@ -5,6 +5,9 @@
 //! its deadline the group is failed with the finding, on all ranks, so that each returns in time
 //! with the same verdict. A death, an abort or another rank's verdict raises a flag that is polled
 //! in each step.
+//!
+//! No model: the count of waiting threads is a hint to yield; the stop flag guards no data and is
+//! read again under the lock.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

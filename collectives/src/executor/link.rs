@@ -4,6 +4,10 @@
 //! Nothing here waits: an action that lacks a grant, a credit or a send queue slot returns so and
 //! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
 //! message, or when the strand runner yields: doorbell batching.
+//!
+//! No model is possible: the other side is a device, or a process that has mapped the mailbox and
+//! stores with Release. Each word is loaded once with Acquire and orders what was written before
+//! it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};

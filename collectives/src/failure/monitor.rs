@@ -2,6 +2,9 @@
 //!
 //! The engine writes two words per operation and polls one flag word. It reports what it waits for
 //! only on request, so that a healthy operation pays nothing for diagnostics.
+//!
+//! No model: numbers that only grow, each kind stored before its number, and flags that guard no
+//! data; reports are under a lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

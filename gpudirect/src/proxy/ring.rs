@@ -15,6 +15,9 @@
 //! | 16 | `released`: for a gated ring, how many may be consumed | a stream |
 //! | 32 | `head` for host threads; that of a kernel is in its device's memory | the producers |
 //! | 48… | the slots, 8 words each | the producers |
+//!
+//! A property test checks every order of a writer's stores beside turns of the proxy; not loom, as
+//! the words lie in memory shared with devices.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;

@@ -6,6 +6,8 @@
 //! for the post waits until `armed` is 0, and then until `done` is 1: its own arming has been
 //! consumed by then, so the 1 is not a stale one. Only the poster writes `done`, so there is no
 //! race.
+//!
+//! A test runs every order of a stream's and the poster's accesses, with the poster's own steps.
 
 use core::fmt;
 use core::sync::atomic::Ordering;

@@ -3,6 +3,8 @@
 //! A thread reads it all the time, so that a peer that fails or is gone is noticed during a
 //! measurement: hot loops check one flag ([`Control::attention`]) and call [`Control::poll`] only
 //! when it is set.
+//!
+//! No model: the flags are reasons to read what a channel or the process knows.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

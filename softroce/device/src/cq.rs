@@ -1,4 +1,7 @@
 //! Completion queues: fixed-size rings that the engine fills and application threads poll.
+//!
+//! The length is read without the lock; the model in `cq/model.rs` proves that no completion is
+//! missed between arming, polling and sleeping. The lock orders the memory.
 
 use std::collections::VecDeque;
 use std::mem;

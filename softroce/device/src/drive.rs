@@ -33,6 +33,9 @@
 //!
 //! The locks are parking_lot's: they spin briefly before they sleep, which suits critical sections
 //! of about a microsecond, `try_lock` is one compare-and-swap, and they do not poison.
+//!
+//! No model: changed under `core`; the thread that sets it wakes the progress thread, which reads
+//! it after it has announced its sleep.
 
 use std::hint;
 use std::mem;

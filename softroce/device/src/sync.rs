@@ -3,8 +3,8 @@
 //! (`softroce/device/src/**/model.rs`) run the code through every interleaving; never in normal
 //! builds.
 //!
-//! Statistics and once-only flags need no model, and use the standard library: see
-//! docs/ARCHITECTURE.md.
+//! Statistics and once-only flags need no model and use the standard library; the module
+//! documentation of each says why.
 
 #[cfg(not(doorbell_loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};

@@ -1,4 +1,7 @@
 //! Completion queues and completion channels.
+//!
+//! Event counts need no model: counted and read under the lock of the event queue. Users of a
+//! channel and an open batch or poll are changed and read by the holder of a lock only.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;

@@ -1,4 +1,6 @@
 //! The next function of the same name, which this library overrides.
+//!
+//! No model: a pointer that guards no written data; all threads resolve the same function.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -1,4 +1,6 @@
 //! Creating completion queues (ibv_create_cq(3), ibv_create_cq_ex(3)).
+//!
+//! No model: a counter on which nothing else depends.
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;

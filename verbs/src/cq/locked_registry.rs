@@ -1,5 +1,8 @@
 //! How the threads that create and destroy queue pairs communicate with the poller: a [`Registry`]
 //! behind a lock, and a flag that spares the poller the lock.
+//!
+//! The changed flag is proved by the model in `cq/model.rs`: the order of the steps carries it, and
+//! the lock orders the memory.
 
 use std::sync::Arc;
 

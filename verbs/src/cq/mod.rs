@@ -11,6 +11,8 @@
 //! `ring_cursor` finds the requests that a completion confirms, for both; `poll` hands them to
 //! users. Fast path: a completion of the request that is next on the ring used last costs one
 //! comparison of `wr_id`.
+//!
+//! No model: compared only with the calling thread's own id.
 
 mod any;
 mod classic;

@@ -1,5 +1,7 @@
 //! The poller's cursor on a ring: what both kinds of queue do with a completion once they have its
 //! `wr_id`.
+//!
+//! Its loads of a ring's words are proved by the models in `cq/model.rs`.
 
 use std::sync::Arc;
 

@@ -5,6 +5,9 @@
 //! the wrong reader. The leader sleeps on the source, and records all events that are there before
 //! it releases the lead; the followers sleep until it does. While there is a leader no other thread
 //! reads the source: the leader would sleep for events that are already consumed.
+//!
+//! Proved for threads by the models in `event/leader/model.rs`, for tasks by the tests of
+//! `verbs/tests/events.rs`.
 
 use std::time::{Duration, Instant};
 

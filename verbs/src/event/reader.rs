@@ -1,5 +1,7 @@
 //! Asynchronous events: affiliated and unaffiliated events of a device and its objects (IBTA vol 1,
 //! 11.6.3; ibv_get_async_event(3)).
+//!
+//! The single-reader flag needs no model: it is swapped and stored, a lock that is only tried.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;

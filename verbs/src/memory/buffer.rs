@@ -1,4 +1,7 @@
 //! Buffers: unique, owned ranges of registered memory.
+//!
+//! No model is possible: the other side is a device, or raw memory. That the last word is stored
+//! last is tested between two processes.
 
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;

@@ -19,6 +19,8 @@
 //! taken that. So there are never more completions of an SRQ than it has slots, in all completion
 //! queues together. As any of its queue pairs may consume all receives, each completion queue that
 //! they use has as many entries reserved, once for all queue pairs that share both.
+//!
+//! No model: changed under a lock; otherwise only a reason to take that lock.
 
 mod attachment;
 mod builder;

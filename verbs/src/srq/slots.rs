@@ -11,6 +11,9 @@
 //! Invariant: a slot is in one place at a time: on the poster's free list, posted, or in one
 //! `ReturnRing`. The poster owns its buffers until it is posted; the poller whose queue gets the
 //! completion owns them from then on, until the slot is in the `ReturnRing`.
+//!
+//! Slots and return rings are proved by the models in `srq/model.rs`; between two completion queues
+//! the provider's barriers order them.
 
 use std::sync::Arc;
 

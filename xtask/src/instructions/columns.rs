@@ -90,24 +90,24 @@ fn gcc(options: &[&str], sources: &[PathBuf], output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `cargo build` in the release profile, with the cargo that runs xtask.
-fn cargo_build() -> Command {
+/// `cargo build` of a profile, with the cargo that runs xtask.
+fn cargo_build(profile: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .args(["build", "--release", "--locked"])
+        .args(["build", "--profile", profile, "--locked"])
         .current_dir(workspace());
     command
 }
 
 fn build_ours() -> Result<PathBuf> {
-    let status = cargo_build()
+    let status = cargo_build("dist")
         .args(["--package", "doorbell-instructions"])
         .status()
         .context("cannot run cargo")?;
     if !status.success() {
         bail!("cargo build: {status}");
     }
-    Ok(target_folder()?.join("release/instructions"))
+    Ok(target_folder()?.join("dist/instructions"))
 }
 
 /// The packages that this machine lacks, in one line.
@@ -132,7 +132,7 @@ fn build_peer(name: &str, needs: &[Need]) -> Result<Result<PathBuf, String>> {
         return not_built(lacking);
     }
     let folder = target_folder()?.join("peers");
-    let status = cargo_build()
+    let status = cargo_build("release")
         .arg("--manifest-path")
         .arg(workspace().join("tests/peers").join(name).join("Cargo.toml"))
         .arg("--target-dir")

@@ -1,5 +1,8 @@
 //! Pinned host memory, mapped for devices: the target of DMA copies and of kernels' loads and
 //! stores.
+//!
+//! No model is possible, as the other side is a device. The owner of a word chooses its ordering;
+//! copies are relaxed, and ordered by the event or word that reports the device's completion.
 
 use core::ffi::c_void;
 use core::fmt;

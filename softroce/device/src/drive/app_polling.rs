@@ -3,6 +3,9 @@
 //! One word, odd while a thread is inside, written by plain loads and stores: two atomic additions
 //! would take a tenth of the engine's time per message. Concurrent threads may lose counts, but the
 //! last one to leave makes the word even, so that later counts are right.
+//!
+//! No model: hints for how to wait, or flags that guard no data, the last of which are written
+//! under `core`.
 
 use crate::sync::{AtomicU64, Ordering};
 

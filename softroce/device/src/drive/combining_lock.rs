@@ -3,6 +3,8 @@
 //!
 //! The flag is set before the lock is tried and read after it was released, with a fence between
 //! the two on each side. So either the thread gets the lock, or the holder sees the flag.
+//!
+//! The pending flag is proved by the models in `drive/combining_lock/model.rs`.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 

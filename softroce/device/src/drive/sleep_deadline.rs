@@ -3,6 +3,9 @@
 //! The sleeper stores "for ever" and then reads the deadline; a thread that sets an earlier
 //! deadline stores it and then reads how long the sleeper sleeps. With sequential consistency one
 //! of the two sees the other's store, so that no wake-up is lost.
+//!
+//! Deadlines, delayed ACKs and a blocked link beside a progress thread that goes to sleep are
+//! proved by the models in `drive/sleep_deadline/model.rs`.
 
 use doorbell_roce_proto::Instant;
 

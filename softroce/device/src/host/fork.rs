@@ -7,6 +7,8 @@
 //!
 //! A descriptor is marked right after its creation. A thread that forks in between leaves its child
 //! a copy, until that execs or ends.
+//!
+//! No model: a bit for each descriptor and a count of forks, read in the child's only thread.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};

@@ -4,6 +4,10 @@
 //! writes its own entries; those of a dead one are recognized by its generation, and may be reused.
 //! A member may write anything here: every value read is an index that is checked or a number that
 //! may be any, so that a wrong one at worst misroutes packets.
+//!
+//! Magic, name, holder and the count of services need no model: one word each. A reader of an
+//! outdated holder finds out by connecting; the count is the last step of adding, so a reader of
+//! the count finds what it counts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;

@@ -3,6 +3,8 @@
 //! Each function measures for about the given time with the device's means (its own link, the same
 //! copies, the same CRC) but no protocol, so that the ratio of the device's result to it is the
 //! cost of the protocol.
+//!
+//! No model: each flag has one writer and one reader thread.
 
 mod idle;
 mod process;

@@ -9,6 +9,8 @@
 //! …      the bulk area
 //! ```
 //! Words that different processes write often are in cache lines of their own.
+//!
+//! The words for what the other end can do need no model: bits that are written once.
 
 use std::fs::File;
 use std::io;

@@ -6,6 +6,10 @@
 //! a message is ever taken for one.
 //!
 //! The consumer returns *credits* (free slots and bulk space) by advancing `head`.
+//!
+//! Records published, consumed and revoked, and both ends' sleep, are proved by the models in
+//! `shm_ring/ring/model.rs`. Memory that a record refers to belongs to the sender's application and
+//! is treated as registered memory.
 
 use crate::sync::{Ordering, fence};
 

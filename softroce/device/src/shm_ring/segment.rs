@@ -4,6 +4,8 @@
 //! address range through /proc/self/maps, and its file among the descriptors in /proc/self/fd. The
 //! file must not be able to shrink (F_SEAL_SHRINK is set if permitted), as an access beyond its end
 //! would be a SIGBUS in another process. Other memory is no segment, and uses other copy modes.
+//!
+//! Its words need no model: numbers that only grow, and the probe, which is written once.
 
 use std::fmt;
 use std::fs::{self, File};

@@ -1,4 +1,7 @@
 //! The owners of the blocks of queue pair numbers, in memory that all members change at any time.
+//!
+//! Claiming, releasing and reclaiming blocks from dead members are proved by the models in
+//! `blocks/model.rs`.
 
 use super::MemberId;
 use crate::sync::{AtomicU64, Ordering};

@@ -2,6 +2,8 @@
 //! value of the owner that it expects, or nothing. A sequence lock with owners as sequence numbers.
 //!
 //! One process at a time writes: the holder of the slot's name, or of the services lock.
+//!
+//! Proved by the models in `guarded/model.rs`.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 

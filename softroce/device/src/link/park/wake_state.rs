@@ -1,5 +1,7 @@
 //! Whether a thread sleeps, and whether it was notified: so that a waker makes a system call only
 //! when needed, and no wake-up is lost.
+//!
+//! Proved by the models in `link/park/wake_state/model.rs`.
 
 use crate::sync::{AtomicU8, Ordering};
 
