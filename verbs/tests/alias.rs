@@ -5,16 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_verbs::{PeerWrite, Remote, Success, WriteAccess};
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::Stub;
 
 const TARGET: Remote<WriteAccess> = Remote::from_raw(0x1000, 7, 4096);
 
 #[test]
 fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let mut cq = context.completion_queue(16).unwrap();
     let mut qp = pd
         .queue_pair(&cq)

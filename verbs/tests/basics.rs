@@ -9,7 +9,7 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::{PEER, TestBackend, TestCq, over_all_kinds, poll_count, poll_each, rig_of};
+use crate::rig::{PEER, TestBackend, TestCq, opened, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb, library};
 
 over_all_kinds! {
@@ -73,9 +73,7 @@ fn gids_are_found_and_the_furthest_reaching_is_the_default() {
 
 #[test]
 fn connecting_gives_each_transition_what_it_requires() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(256).unwrap();
     let error = pd.queue_pair(&cq).flow_label(1 << 20).rc().unwrap_err().to_string();
     assert!(error.contains("flow_label"), "{error}");
@@ -99,9 +97,7 @@ fn connecting_gives_each_transition_what_it_requires() {
 
 #[test]
 fn a_refused_transition_is_explained() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(256).unwrap();
     let prepared = pd.queue_pair(&cq).rc().unwrap();
     stub.fail(Verb::ModifyQp, libc::EINVAL);
@@ -118,9 +114,7 @@ fn a_refused_transition_is_explained() {
 
 #[test]
 fn a_port_that_is_down_is_named() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(256).unwrap();
     stub.port_state(sys::IBV_PORT_DOWN);
     let error = pd.queue_pair(&cq).rc().unwrap_err();
@@ -129,9 +123,7 @@ fn a_port_that_is_down_is_named() {
 
 #[test]
 fn a_completion_queue_cannot_be_overbooked() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (_stub, context, pd) = opened();
     let cq = context.completion_queue(100).unwrap();
     let first = pd.queue_pair(&cq).max_send_wr(40).max_recv_wr(30).rc().unwrap();
     assert_eq!(cq.unreserved(), 30);
@@ -414,9 +406,7 @@ fn a_forgotten_request_is_not_posted_and_another_is_signaled_for_it<B: TestBacke
 
 #[test]
 fn atomics_and_remote_memory_are_typed_and_checked() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, _context, pd) = opened();
     let buffer = pd.register(doorbell_verbs::Memory::zeroed(64), PeerAll).unwrap();
     let remote = buffer.remote();
     let (addr, len, access) = stub.region(remote.rkey().0 & 0x7fff_ffff).unwrap();

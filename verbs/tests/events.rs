@@ -7,17 +7,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CompletionQueueError, EventError, Local, Notify, PortEvent,
-    ProtectionDomain, QueuePair, QueuePairEvent,
+    AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CompletionQueueError, Context, EventError, Local, Notify,
+    PortEvent, ProtectionDomain, QueuePair, QueuePairEvent,
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::{Stub, Verb};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Long enough to notice an event that must not happen.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// As [`opened`], with a completion channel.
+fn opened_with_channel() -> (&'static Stub, Context, ProtectionDomain, CompletionChannel) {
+    let (stub, context, pd) = opened();
+    let channel = context.completion_channel().unwrap();
+    (stub, context, pd, channel)
+}
 
 /// A connected queue pair, its completion queue on `channel`, and a buffer.
 fn on_channel(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair, CompletionQueue, Buffer) {
@@ -44,10 +51,7 @@ fn woken(cq: &mut CompletionQueue) -> Buffer {
 
 #[test]
 fn a_sleeper_is_woken_by_a_completion() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let (mut qp, mut cq, mut buffer) = on_channel(&pd, &channel);
     let qpn = qp.qpn().get();
     for _ in 0..200 {
@@ -63,10 +67,7 @@ fn a_sleeper_is_woken_by_a_completion() {
 
 #[test]
 fn a_wait_times_out_and_returns_earlier_completions_at_once() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
     assert_eq!(cq.wait(SHORT_TIMEOUT).unwrap().count(), 0);
     qp.send(buffer).unwrap();
@@ -79,10 +80,7 @@ fn a_wait_times_out_and_returns_earlier_completions_at_once() {
 
 #[test]
 fn a_completion_between_poll_and_arming_is_not_missed() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
     qp.send(buffer).unwrap();
     stub.complete_before_arming(qp.qpn().get());
@@ -93,10 +91,7 @@ fn a_completion_between_poll_and_arming_is_not_missed() {
 
 #[test]
 fn events_of_a_channel_identify_their_queue() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let (mut a, mut cq_a, buffer_a) = on_channel(&pd, &channel);
     let (mut b, mut cq_b, buffer_b) = on_channel(&pd, &channel);
     assert_ne!(cq_a.id(), cq_b.id());
@@ -114,10 +109,7 @@ fn events_of_a_channel_identify_their_queue() {
 
 #[test]
 fn solicited_only_arming_reports_failures_alone() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
     cq.arm(Notify::Solicited).unwrap();
     qp.send(buffer).unwrap();
@@ -132,10 +124,7 @@ fn solicited_only_arming_reports_failures_alone() {
 /// Each thread sleeps for its own queue, and reads the events of the others as well.
 #[test]
 fn no_thread_loses_its_event_to_another() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let sleepers: Vec<_> = (0..4).map(|_| on_channel(&pd, &channel)).collect();
     thread::scope(|scope| {
         let running = sleepers.into_iter().map(|(mut qp, mut cq, mut buffer)| {
@@ -159,10 +148,7 @@ fn no_thread_loses_its_event_to_another() {
 
 #[test]
 fn events_are_acknowledged_together_and_all_before_the_queue_goes() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, _context, pd, channel) = opened_with_channel();
     let (mut qp, mut cq, mut buffer) = on_channel(&pd, &channel);
     for _ in 0..100 {
         cq.arm(Notify::Any).unwrap();
@@ -229,10 +215,7 @@ fn a_queue_without_a_channel_says_so() {
 
 #[test]
 fn asynchronous_events_name_their_objects() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, context, pd, channel) = opened_with_channel();
     let (qp, cq, _buffer) = on_channel(&pd, &channel);
     let qpn = qp.qpn();
     let mut events = context.events().unwrap();
@@ -279,10 +262,7 @@ fn asynchronous_events_name_their_objects() {
 
 #[test]
 fn a_queue_pair_may_be_dropped_for_its_event() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
-    let channel = context.completion_channel().unwrap();
+    let (stub, context, pd, channel) = opened_with_channel();
     let (qp, _cq, _buffer) = on_channel(&pd, &channel);
     let mut events = context.events().unwrap();
     let raiser = thread::spawn({
@@ -298,9 +278,7 @@ fn a_queue_pair_may_be_dropped_for_its_event() {
 
 #[test]
 fn a_queue_is_resized_but_not_below_what_is_reserved() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let mut cq = context.completion_queue(40).unwrap();
     let qp = pd.queue_pair(&cq).max_send_wr(20).max_recv_wr(20).rc().unwrap();
     assert_eq!((cq.capacity(), cq.unreserved()), (40, 0));
@@ -385,10 +363,7 @@ mod tokio_feature {
 
     #[test]
     fn no_task_loses_its_event_to_another() {
-        let stub = Stub::new();
-        let context = stub.open();
-        let pd = context.protection_domain().unwrap();
-        let channel = context.completion_channel().unwrap();
+        let (stub, _context, pd, channel) = opened_with_channel();
         let sleepers: Vec<_> = (0..4).map(|_| on_channel(&pd, &channel)).collect();
         block_on(async {
             let channel = std::sync::Arc::new(TokioChannel::new(channel).unwrap());
@@ -416,10 +391,7 @@ mod tokio_feature {
 
     #[test]
     fn a_task_and_a_thread_share_a_channel() {
-        let stub = Stub::new();
-        let context = stub.open();
-        let pd = context.protection_domain().unwrap();
-        let channel = context.completion_channel().unwrap();
+        let (stub, _context, pd, channel) = opened_with_channel();
         let (mut a, mut cq_a, buffer_a) = on_channel(&pd, &channel);
         let (mut b, mut cq_b, buffer_b) = on_channel(&pd, &channel);
         let (qpn_a, qpn_b) = (a.qpn().get(), b.qpn().get());
@@ -440,10 +412,7 @@ mod tokio_feature {
 
     #[test]
     fn tasks_receive_completion_and_asynchronous_events() {
-        let stub = Stub::new();
-        let context = stub.open();
-        let pd = context.protection_domain().unwrap();
-        let channel = context.completion_channel().unwrap();
+        let (stub, context, pd, channel) = opened_with_channel();
         let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
         let mut elsewhere = context.completion_queue(8).unwrap();
         cq.arm(Notify::Any).unwrap();

@@ -6,7 +6,7 @@
 
 use doorbell_verbs::{Buffer, CompletionQueue, IntoMemoryError, Local, Memory, MemoryError, PeerRead, PeerWrite};
 
-use crate::rig::{PEER, TestBackend, TestCq, over_all_kinds, poll_count, poll_each, rig_of};
+use crate::rig::{PEER, TestBackend, TestCq, opened, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb};
 
 over_all_kinds! {
@@ -229,9 +229,7 @@ fn memory_that_peers_write_is_copied_and_loaded_not_lent() {
 
 #[test]
 fn frozen_buffers_are_the_source_of_many_requests() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let mut cq = context.completion_queue(8).unwrap();
     let mut qp = pd
         .queue_pair(&cq)

@@ -8,7 +8,7 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::memory::DEVICE_MEMORY;
 use crate::stub::{Stub, Verb};
 
@@ -135,9 +135,7 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
     let error = Memory::shared(usize::MAX >> 1).unwrap_err();
     assert!(error.to_string().contains("use Memory::zeroed"), "{error}");
 
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (_stub, _context, pd) = opened();
     let mut buffer = pd.register(Memory::shared(LEN).unwrap(), Local).unwrap();
     buffer[0] = 3;
     assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
@@ -175,9 +173,7 @@ fn descriptor() -> OwnedFd {
 #[test]
 fn a_dma_buf_is_posted_by_its_own_addresses() {
     const IOVA: u64 = 0x7000_0000_1234;
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(256).unwrap();
     let mut qp = pd.queue_pair(&cq).rc().unwrap().connect(&PEER).unwrap();
     assert!(pd.supports_dmabuf());

@@ -12,7 +12,7 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys::*;
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::{Stub, Verb, library};
 
 /// A lender that counts when it is dropped.
@@ -287,9 +287,7 @@ fn a_queue_pair_whose_adoption_fails_is_destroyed_or_returned() {
 
 #[test]
 fn an_external_connection_manager_connects_by_the_pointer() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(256).unwrap();
     let prepared = pd.queue_pair(&cq).rc().unwrap();
     let raw = prepared.as_raw();

@@ -2,7 +2,7 @@
 
 use doorbell_verbs::{Buffer, CompletionQueueError, Local, PostList, RejectReason, Remote, Success, WriteAccess};
 
-use crate::rig::{TestBackend, over_both_backends, rig};
+use crate::rig::{TestBackend, opened, over_both_backends, rig};
 use crate::stub::{Stub, Verb};
 
 over_both_backends! {
@@ -325,9 +325,7 @@ fn received(cq: &mut doorbell_verbs::CompletionQueue, stub: &'static Stub, qpn: 
 /// very next request must not be taken for another ring's.
 #[test]
 fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let mut cq = context.completion_queue(64).unwrap();
     let mut qps: Vec<_> = (0..2)
         .map(|tag| {

@@ -2,8 +2,8 @@
 
 use doorbell_verbs::{
     Backend, Buffer, ClassicCq, Completion, CompletionQueue, Context, CqKind, Endpoint, ExtendedCq, Gid, Lid, Local,
-    Mtu, PostList, PreparedQueuePair, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError, ReliableConnection,
-    UnreliableDatagram, WrPost,
+    Mtu, PostList, PreparedQueuePair, ProtectionDomain, Psn, Qpn, QueuePair, QueuePairBuilder, QueuePairError,
+    ReliableConnection, UnreliableDatagram, WrPost,
 };
 
 use crate::stub::Stub;
@@ -123,6 +123,14 @@ macro_rules! over_all_kinds {
     };
 }
 pub(crate) use over_all_kinds;
+
+/// A device of its own, opened, with a protection domain.
+pub(crate) fn opened() -> (&'static Stub, Context, ProtectionDomain) {
+    let stub = Stub::new();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    (stub, context, pd)
+}
 
 /// A connected queue pair of `depth`, its classic completion queue, and `n` buffers of 64 bytes.
 pub(crate) fn rig<B: TestBackend>(

@@ -12,7 +12,7 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::{Stub, Verb};
 
 type SharedQp = QueuePair<WithSrq<ReliableConnection>>;
@@ -30,9 +30,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let stub = Stub::new();
-        let context = stub.open();
-        let pd = context.protection_domain().unwrap();
+        let (stub, context, pd) = opened();
         let srq = pd.shared_receive_queue(DEPTH).max_sge(2).create().unwrap();
         Self { srq, pd, context, stub }
     }

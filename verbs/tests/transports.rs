@@ -7,7 +7,7 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys::*;
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::{Stub, Verb};
 
 /// Queue pairs of each transport, of a domain that lives as long as they do.
@@ -135,9 +135,7 @@ fn a_refused_change_says_which_attribute_the_state_does_not_allow() {
 
 #[test]
 fn a_controlled_key_needs_privilege() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(512).unwrap();
     stub.fail(Verb::ModifyQp, libc::EPERM);
     let error = pd.queue_pair(&cq).qkey(QKey(0x8001_0000)).ud().unwrap_err().to_string();
@@ -150,9 +148,7 @@ fn a_controlled_key_needs_privilege() {
 
 #[test]
 fn a_receive_of_a_connection_may_be_short() {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(64).unwrap();
     let builder = || pd.queue_pair(&cq).max_send_wr(8).max_recv_wr(8);
     let buffer = || -> Buffer { pd.register(vec![0; 8], Local).unwrap() };

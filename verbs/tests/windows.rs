@@ -7,7 +7,7 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys::*;
 
-use crate::rig::PEER;
+use crate::rig::{PEER, opened};
 use crate::stub::{Bound, Stub, Verb};
 
 struct Rig {
@@ -19,9 +19,7 @@ struct Rig {
 }
 
 fn rig() -> Rig {
-    let stub = Stub::new();
-    let context = stub.open();
-    let pd = context.protection_domain().unwrap();
+    let (stub, context, pd) = opened();
     let cq = context.completion_queue(16).unwrap();
     let prepared = pd
         .queue_pair(&cq)

@@ -153,7 +153,8 @@ fn address() -> Result<Verdict> {
     let mut device = tests("address", FLAGS)?;
     device
         .args(DEVICE)
-        .args(["--package", "doorbell-softroce-ibverbs", "--test", "api"]);
+        .args(["--package", "doorbell-softroce-ibverbs", "--test", "api"])
+        .args(["--package", "doorbell-tests", "--test", "conformance"]);
     // These tests leak registered memory themselves.
     let device = ci::tests(device.env("ASAN_OPTIONS", "detect_leaks=0"))?;
     let kernels = ci::tests(tests("address", FLAGS)?.args(KERNELS))?;

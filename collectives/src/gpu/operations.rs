@@ -28,13 +28,9 @@ impl GpuCommunicator {
         op: impl Into<Reduction>,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                reduction: op.into(),
-                ..call(Collective::AllReduce, data, count, Some(input), Some(output))
-            },
-            stream,
-        )
+        let mut call = call(Collective::AllReduce, data, count, Some(input), Some(output));
+        call.reduction = op.into();
+        self.enqueue(&call, stream)
     }
 
     /// Every rank gets all `input`s, concatenated; `count` is per rank.
@@ -47,10 +43,8 @@ impl GpuCommunicator {
         data: DataType,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &call(Collective::AllGather, data, count, Some(input), Some(output)),
-            stream,
-        )
+        let call = call(Collective::AllGather, data, count, Some(input), Some(output));
+        self.enqueue(&call, stream)
     }
 
     /// Each rank gets its part of the reduction of all `input`s; `count` is per part.
@@ -64,13 +58,9 @@ impl GpuCommunicator {
         op: impl Into<Reduction>,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                reduction: op.into(),
-                ..call(Collective::ReduceScatter, data, count, Some(input), Some(output))
-            },
-            stream,
-        )
+        let mut call = call(Collective::ReduceScatter, data, count, Some(input), Some(output));
+        call.reduction = op.into();
+        self.enqueue(&call, stream)
     }
 
     /// Every rank gets the root's `input`. Only the root passes an `input`; all ranks pass an
@@ -85,13 +75,8 @@ impl GpuCommunicator {
         root: Rank,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                root,
-                ..call(Collective::Broadcast, data, count, input, Some(output))
-            },
-            stream,
-        )
+        let call = call(Collective::Broadcast, data, count, input, Some(output));
+        self.enqueue(&GpuCall { root, ..call }, stream)
     }
 
     /// The root gets the reduction of all `input`s. Only the root passes an `output`.
@@ -107,14 +92,10 @@ impl GpuCommunicator {
         root: Rank,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                root,
-                reduction: op.into(),
-                ..call(Collective::Reduce, data, count, Some(input), output)
-            },
-            stream,
-        )
+        let mut call = call(Collective::Reduce, data, count, Some(input), output);
+        call.root = root;
+        call.reduction = op.into();
+        self.enqueue(&call, stream)
     }
 
     /// The root gets all `input`s, concatenated; `count` is per rank. Only the root passes an
@@ -129,13 +110,8 @@ impl GpuCommunicator {
         root: Rank,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                root,
-                ..call(Collective::Gather, data, count, Some(input), output)
-            },
-            stream,
-        )
+        let call = call(Collective::Gather, data, count, Some(input), output);
+        self.enqueue(&GpuCall { root, ..call }, stream)
     }
 
     /// Each rank gets its part of the root's `input`; `count` is per part. Only the root passes an
@@ -150,13 +126,8 @@ impl GpuCommunicator {
         root: Rank,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                root,
-                ..call(Collective::Scatter, data, count, input, Some(output))
-            },
-            stream,
-        )
+        let call = call(Collective::Scatter, data, count, input, Some(output));
+        self.enqueue(&GpuCall { root, ..call }, stream)
     }
 
     /// Each rank gets its part of every rank's `input`; `count` is per part. Never in place.
@@ -169,10 +140,8 @@ impl GpuCommunicator {
         data: DataType,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &call(Collective::AllToAll, data, count, Some(input), Some(output)),
-            stream,
-        )
+        let call = call(Collective::AllToAll, data, count, Some(input), Some(output));
+        self.enqueue(&call, stream)
     }
 
     /// Each rank sends its `input` to the next rank, and receives from the previous one. Never in
@@ -186,26 +155,13 @@ impl GpuCommunicator {
         data: DataType,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue(
-            &call(Collective::SendRecv, data, count, Some(input), Some(output)),
-            stream,
-        )
+        let call = call(Collective::SendRecv, data, count, Some(input), Some(output));
+        self.enqueue(&call, stream)
     }
 
     /// A barrier: later work of `stream` runs when all ranks' streams have reached it.
     pub fn barrier(&self, stream: &Stream) -> Result<(), GpuError> {
-        self.enqueue(
-            &GpuCall {
-                collective: Collective::Barrier,
-                root: Rank(0),
-                data: DataType::U8,
-                count: 0,
-                reduction: ReduceOp::Sum.into(),
-                input: None,
-                output: None,
-            },
-            stream,
-        )
+        self.enqueue(&call(Collective::Barrier, DataType::U8, 0, None, None), stream)
     }
 }
 

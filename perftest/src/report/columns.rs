@@ -54,187 +54,69 @@ struct Column<R> {
     meaning: &'static str,
 }
 
-const BANDWIDTH: &[Column<BandwidthRow>] = &[
-    Column {
-        head: "#bytes",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| row.bytes.to_string(),
-        key: "bytes",
-        meaning: "message size",
-    },
-    Column {
-        head: "#iterations",
-        width: 12,
-        visibility: Visibility::Always,
-        cell: |row| row.iterations.to_string(),
-        key: "iterations",
-        meaning: "messages measured, over all queue pairs and repeats, without those of the warm-up",
-    },
-    Column {
-        head: "BW peak[MiB/s]",
-        width: 16,
-        visibility: Visibility::Always,
-        cell: |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB),
-        key: "bw_peak_bytes_per_s",
-        meaning: "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average",
-    },
-    Column {
-        head: "BW average[MiB/s]",
-        width: 19,
-        visibility: Visibility::Always,
-        cell: |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB),
-        key: "bw_avg_bytes_per_s",
-        meaning: "messages * bytes / (last completion - clock before the first measured post); the mean over repeats",
-    },
-    Column {
-        head: "MsgRate[Mpps]",
-        width: 15,
-        visibility: Visibility::Always,
-        cell: |row| format!("{:.6}", row.msg_rate_per_s / 1e6),
-        key: "msg_rate_per_s",
-        meaning: "messages / the same time; the mean over repeats",
-    },
-    Column {
-        head: "±95%[MiB/s]",
-        width: 13,
-        visibility: Visibility::Repeated,
-        cell: |row| interval(row.bw_ci95_bytes_per_s, MIB),
-        key: "bw_ci95_bytes_per_s",
-        meaning: "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
-    },
-    Column {
-        head: "CPU user[cores]",
-        width: 16,
-        visibility: Visibility::CpuUtil,
-        cell: |row| format!("{:.3}", row.cpu_user_cores),
-        key: "cpu_user_cores",
-        meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
-    },
-    Column {
-        head: "CPU system[cores]",
-        width: 18,
-        visibility: Visibility::CpuUtil,
-        cell: |row| format!("{:.3}", row.cpu_system_cores),
-        key: "cpu_system_cores",
-        meaning: "the same in the kernel",
-    },
-];
+/// Each column: its head, width, visibility, key, value and meaning.
+macro_rules! columns {
+    ($($head:literal $width:literal $visibility:ident $key:literal |$row:ident| $cell:expr => $meaning:literal;)*) => {
+        &[$(Column {
+            head: $head,
+            width: $width,
+            visibility: Visibility::$visibility,
+            cell: |$row| $cell,
+            key: $key,
+            meaning: $meaning,
+        }),*]
+    };
+}
 
-const LATENCY: &[Column<LatencyRow>] = &[
-    Column {
-        head: "#bytes",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| row.bytes.to_string(),
-        key: "bytes",
-        meaning: "message size",
-    },
-    Column {
-        head: "#iterations",
-        width: 12,
-        visibility: Visibility::Always,
-        cell: |row| row.iterations.to_string(),
-        key: "iterations",
-        meaning: "messages measured, over all repeats, without those of the warm-up",
-    },
-    Column {
-        head: "min[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_min_ns),
-        key: "lat_min_ns",
-        meaning: "the shortest. A message's time is (answer - post) / 2 of a ping-pong for write and send, completion - post for read and atomic; with --rate it begins when the message was due, and what it was late counts whole",
-    },
-    Column {
-        head: "p50[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_p50_ns),
-        key: "lat_p50_ns",
-        meaning: "the median: half of all messages took no longer. Percentiles are of the messages of all repeats together, from a histogram of three significant digits (0.1 %)",
-    },
-    Column {
-        head: "avg[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_avg_ns),
-        key: "lat_avg_ns",
-        meaning: "the mean, exact",
-    },
-    Column {
-        head: "stddev[us]",
-        width: 12,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_stddev_ns),
-        key: "lat_stddev_ns",
-        meaning: "sqrt(sum((x - mean)^2) / (n - 1)), exact",
-    },
-    Column {
-        head: "p90[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_p90_ns),
-        key: "lat_p90_ns",
-        meaning: "nine of ten took no longer",
-    },
-    Column {
-        head: "p99[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_p99_ns),
-        key: "lat_p99_ns",
-        meaning: "99 of 100 took no longer; stands on ten messages or more from n = 1000",
-    },
-    Column {
-        head: "p99.9[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_p999_ns),
-        key: "lat_p999_ns",
-        meaning: "999 of 1000 took no longer; from n = 10000",
-    },
-    Column {
-        head: "p99.99[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_p9999_ns),
-        key: "lat_p9999_ns",
-        meaning: "9999 of 10000 took no longer; from n = 100000",
-    },
-    Column {
-        head: "max[us]",
-        width: 10,
-        visibility: Visibility::Always,
-        cell: |row| us(row.lat_max_ns),
-        key: "lat_max_ns",
-        meaning: "the longest, exact",
-    },
-    Column {
-        head: "±95%[us]",
-        width: 10,
-        visibility: Visibility::Repeated,
-        cell: |row| interval(row.lat_ci95_ns, 1e3),
-        key: "lat_ci95_ns",
-        meaning: "half width of the 95 % confidence interval of the mean of k repeats' medians: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
-    },
-    Column {
-        head: "CPU user[cores]",
-        width: 16,
-        visibility: Visibility::CpuUtil,
-        cell: |row| format!("{:.3}", row.cpu_user_cores),
-        key: "cpu_user_cores",
-        meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
-    },
-    Column {
-        head: "CPU system[cores]",
-        width: 18,
-        visibility: Visibility::CpuUtil,
-        cell: |row| format!("{:.3}", row.cpu_system_cores),
-        key: "cpu_system_cores",
-        meaning: "the same in the kernel",
-    },
-];
+const BANDWIDTH: &[Column<BandwidthRow>] = columns! {
+    "#bytes" 10 Always "bytes" |row| row.bytes.to_string()
+        => "message size";
+    "#iterations" 12 Always "iterations" |row| row.iterations.to_string()
+        => "messages measured, over all queue pairs and repeats, without those of the warm-up";
+    "BW peak[MiB/s]" 16 Always "bw_peak_bytes_per_s" |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB)
+        => "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average";
+    "BW average[MiB/s]" 19 Always "bw_avg_bytes_per_s" |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB)
+        => "messages * bytes / (last completion - clock before the first measured post); the mean over repeats";
+    "MsgRate[Mpps]" 15 Always "msg_rate_per_s" |row| format!("{:.6}", row.msg_rate_per_s / 1e6)
+        => "messages / the same time; the mean over repeats";
+    "±95%[MiB/s]" 13 Repeated "bw_ci95_bytes_per_s" |row| interval(row.bw_ci95_bytes_per_s, MIB)
+        => "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation";
+    "CPU user[cores]" 16 CpuUtil "cpu_user_cores" |row| format!("{:.3}", row.cpu_user_cores)
+        => "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up";
+    "CPU system[cores]" 18 CpuUtil "cpu_system_cores" |row| format!("{:.3}", row.cpu_system_cores)
+        => "the same in the kernel";
+};
+
+const LATENCY: &[Column<LatencyRow>] = columns! {
+    "#bytes" 10 Always "bytes" |row| row.bytes.to_string()
+        => "message size";
+    "#iterations" 12 Always "iterations" |row| row.iterations.to_string()
+        => "messages measured, over all repeats, without those of the warm-up";
+    "min[us]" 10 Always "lat_min_ns" |row| us(row.lat_min_ns)
+        => "the shortest. A message's time is (answer - post) / 2 of a ping-pong for write and send, completion - post for read and atomic; with --rate it begins when the message was due, and what it was late counts whole";
+    "p50[us]" 10 Always "lat_p50_ns" |row| us(row.lat_p50_ns)
+        => "the median: half of all messages took no longer. Percentiles are of the messages of all repeats together, from a histogram of three significant digits (0.1 %)";
+    "avg[us]" 10 Always "lat_avg_ns" |row| us(row.lat_avg_ns)
+        => "the mean, exact";
+    "stddev[us]" 12 Always "lat_stddev_ns" |row| us(row.lat_stddev_ns)
+        => "sqrt(sum((x - mean)^2) / (n - 1)), exact";
+    "p90[us]" 10 Always "lat_p90_ns" |row| us(row.lat_p90_ns)
+        => "nine of ten took no longer";
+    "p99[us]" 10 Always "lat_p99_ns" |row| us(row.lat_p99_ns)
+        => "99 of 100 took no longer; stands on ten messages or more from n = 1000";
+    "p99.9[us]" 10 Always "lat_p999_ns" |row| us(row.lat_p999_ns)
+        => "999 of 1000 took no longer; from n = 10000";
+    "p99.99[us]" 10 Always "lat_p9999_ns" |row| us(row.lat_p9999_ns)
+        => "9999 of 10000 took no longer; from n = 100000";
+    "max[us]" 10 Always "lat_max_ns" |row| us(row.lat_max_ns)
+        => "the longest, exact";
+    "±95%[us]" 10 Repeated "lat_ci95_ns" |row| interval(row.lat_ci95_ns, 1e3)
+        => "half width of the 95 % confidence interval of the mean of k repeats' medians: t(0.975, k - 1) * s / sqrt(k), s their standard deviation";
+    "CPU user[cores]" 16 CpuUtil "cpu_user_cores" |row| format!("{:.3}", row.cpu_user_cores)
+        => "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up";
+    "CPU system[cores]" 18 CpuUtil "cpu_system_cores" |row| format!("{:.3}", row.cpu_system_cores)
+        => "the same in the kernel";
+};
 
 fn us(ns: f64) -> String {
     format!("{:.2}", ns / 1e3)

@@ -129,29 +129,6 @@ fn another_queue_key_is_refused() {
 }
 
 #[test]
-fn the_queue_key_may_change() {
-    let (mut pair, local, remote) = connected();
-    let to = pair.destination(0);
-    pair.receive(1, 5, &[remote]);
-    pair.modify(
-        1,
-        &Modify {
-            qkey: Some(5),
-            ..Modify::default()
-        },
-    );
-    pair.post_datagram(0, &send(1, &[part(local, 8)]), &to);
-    pair.post_datagram(0, &send(2, &[part(local, 7)]), &Destination { qkey: 5, ..to });
-    pair.run();
-    let received: Vec<u32> = pair.nodes[1]
-        .completions
-        .iter()
-        .map(|(_, done)| done.byte_len)
-        .collect();
-    assert_eq!(received, [GRH + 7]);
-}
-
-#[test]
 fn no_receive_and_no_room_drop_the_datagram() {
     let (mut pair, local, remote) = connected();
     let to = pair.destination(0);
@@ -253,19 +230,4 @@ fn only_what_ud_offers() {
     pair.forge(1, Opcode::UcSendOnly, 0, &Extension::Bare, &pattern(8, 1));
     assert!(pair.nodes[1].completions.is_empty());
     assert_eq!(pair.counters(1).malformed, 1);
-}
-
-#[test]
-fn not_before_rts() {
-    let mut pair = Pair::in_rtr(Setup {
-        transport: Transport::Ud,
-        ..Setup::default()
-    });
-    let local = pair.region(0, pattern(8, 1));
-    let (now, to) = (pair.now, pair.destination(0));
-    let node = &mut pair.nodes[0];
-    assert_eq!(
-        node.endpoint.post_datagram(now, node.qpn, &send(1, &[local]), &to),
-        Err(PostError::State)
-    );
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use doorbell_cuda::Driver;
+use doorbell_tests::gpu::tool;
 
 const USAGE: &str = "\
 Check and measure the kernels of collectives on the GPUs of this machine
@@ -52,32 +53,7 @@ enum Part {
 }
 
 fn main() -> ExitCode {
-    let options = match parse(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("gpu-collective: {error:#}");
-            return ExitCode::from(2);
-        }
-    };
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(absent) => {
-            eprintln!("gpu-collective: no GPU: {absent}");
-            return ExitCode::from(77);
-        }
-    };
-    match run(driver, &options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("gpu-collective: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    tool::main("gpu-collective", USAGE, parse, run)
 }
 
 fn run(driver: Driver, options: &Options) -> Result<bool> {

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use doorbell_cuda::{Attribute, Context, Driver};
 use doorbell_tests::gpu::sweep::Extent;
+use doorbell_tests::gpu::tool;
 
 const USAGE: &str = "\
 Check and measure the reduction kernels on a GPU
@@ -45,32 +46,7 @@ enum Part {
 }
 
 fn main() -> ExitCode {
-    let options = match parse(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("gpu-reduce: {error:#}");
-            return ExitCode::from(2);
-        }
-    };
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(absent) => {
-            eprintln!("gpu-reduce: no GPU: {absent}");
-            return ExitCode::from(77);
-        }
-    };
-    match run(driver, &options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("gpu-reduce: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    tool::main("gpu-reduce", USAGE, parse, run)
 }
 
 fn run(driver: Driver, options: &Options) -> Result<bool> {

@@ -10,6 +10,7 @@ pub mod foreign;
 pub mod ranks;
 pub mod short;
 pub mod sweep;
+pub mod tool;
 
 use anyhow::Result;
 use doorbell_collectives as coll;

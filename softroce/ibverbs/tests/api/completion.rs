@@ -95,27 +95,6 @@ fn completion_event_wakes_a_sleeping_thread() {
 }
 
 #[test]
-fn access_error_event_at_the_responder() {
-    crate::setup();
-    let (a, b) = pair(("soft0", "soft1"), &Setup::default());
-    assert_eq!(
-        a.post(rdma(1, IBV_WR_RDMA_WRITE, b.addr(), b.rkey() ^ 1), &mut [a.sge(0, 8)]),
-        0
-    );
-    assert_eq!(a.wait().status, IBV_WC_REM_ACCESS_ERR);
-    let event = async_event(b.context);
-    assert_eq!(event.event_type, IBV_EVENT_QP_ACCESS_ERR);
-    // SAFETY: of a queue pair's event the element is one.
-    assert_eq!(unsafe { event.element.qp }, b.qp);
-    // SAFETY: live.
-    set_nonblocking(unsafe { (*a.context).async_fd });
-    let mut event = MaybeUninit::uninit();
-    // SAFETY: live.
-    let result = unsafe { (api().get_async_event)(a.context, event.as_mut_ptr()) };
-    assert_eq!((result, errno()), (-1, libc::EAGAIN), "the other side has none");
-}
-
-#[test]
 fn cq_overrun() {
     crate::setup();
     let setup = Setup {

@@ -3,8 +3,6 @@
 
 pub(crate) mod common;
 mod completion;
-mod drain;
-mod errors;
 mod extended_cq;
 mod faults;
 mod memory;

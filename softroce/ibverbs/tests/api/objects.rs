@@ -2,10 +2,11 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::net::UdpSocket;
 use std::ptr;
 
 use doorbell_roce_proto::Gid;
-use doorbell_softroce_ibverbs::{AlreadyInUse, api, configure};
+use doorbell_softroce_ibverbs::{AlreadyInUse, api, configure, last_open_error};
 use doorbell_verbs_sys::*;
 
 use crate::common::*;
@@ -305,4 +306,21 @@ fn attributes_that_are_refused_change_nothing() {
         (setup.depth, 128, a.cq)
     );
     assert_eq!(attr.qp_access_flags, ALL_RIGHTS & !IBV_ACCESS_LOCAL_WRITE);
+}
+
+#[test]
+fn address_in_use() {
+    crate::setup();
+    let address = own_address(6).to_string();
+    let held = UdpSocket::bind((own_address(6), 4791)).unwrap();
+    assert_eq!(open("taken"), Err(libc::EADDRINUSE));
+    let reason = last_open_error().unwrap();
+    assert!(
+        reason.contains("taken") && reason.contains(&address) && !reason.contains('\n'),
+        "{reason}"
+    );
+    drop(held);
+    let context = open("taken").unwrap();
+    // SAFETY: live, closed once.
+    assert_eq!(unsafe { (api().close_device)(context) }, 0);
 }

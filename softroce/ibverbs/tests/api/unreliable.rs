@@ -1,4 +1,4 @@
-//! UC and UD: every byte checked, address handles in both directions, and losses.
+//! UC and UD: losses, IPv6, address handles in both directions.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -71,39 +71,6 @@ fn queried(side: &Side) -> (ibv_qp_attr, ibv_qp_init_attr) {
         assert_eq!((api().query_qp)(side.qp, &mut found, 0, init.as_mut_ptr()), 0);
         (found, init.assume_init())
     }
-}
-
-#[test]
-fn uc_sends_and_writes() {
-    let (a, b) = of_type(("soft0", "soft1"), IBV_QPT_UC);
-    for (from, to) in [(&a, &b), (&b, &a)] {
-        for (id, size) in (1..).zip([0, 1, 1023, 1024, 1025, 10_000]) {
-            let sent = pattern(size, id as u32);
-            from.fill(0, &sent);
-            assert_eq!(to.receive(100 + id, &mut [to.sge(0, size)]), 0);
-            let mut wr = request(id, IBV_WR_SEND_WITH_IMM);
-            wr.anon_1.imm_data = 9_u32.to_be();
-            assert_eq!(from.post(wr, &mut [from.sge(0, size)]), 0);
-            let wc = to.done(100 + id);
-            assert_eq!(
-                (wc.opcode, wc.byte_len as usize, wc.wc_flags, wc.src_qp),
-                (IBV_WC_RECV, size, IBV_WC_WITH_IMM, from.qpn())
-            );
-            assert_eq!(to.bytes(0..size), sent);
-            from.done(id);
-            assert_eq!(to.receive(200 + id, &mut []), 0);
-            let wr = rdma(id, IBV_WR_RDMA_WRITE_WITH_IMM, to.addr() + 20_001, to.rkey());
-            assert_eq!(from.post(wr, &mut [from.sge(0, size)]), 0);
-            assert_eq!(to.done(200 + id).byte_len as usize, size);
-            assert_eq!(to.bytes(20_001..20_001 + size), sent);
-            from.done(id);
-        }
-    }
-    let (found, init) = queried(&a);
-    assert_eq!((found.qp_state, init.qp_type), (IBV_QPS_RTS, IBV_QPT_UC));
-    // Operations that UC does not offer.
-    let read = rdma(1, IBV_WR_RDMA_READ, b.addr(), b.rkey());
-    assert_eq!(a.post(read, &mut [a.sge(0, 8)]), libc::EINVAL);
 }
 
 #[test]
@@ -185,11 +152,6 @@ fn ud_both_ways(names: (&str, &str)) {
     }
     let (found, init) = queried(&a);
     assert_eq!((found.qkey, init.qp_type), (QKEY, IBV_QPT_UD));
-}
-
-#[test]
-fn ud_datagrams_and_answers() {
-    ud_both_ways(("soft0", "soft1"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Memory windows of types 1 and 2, local and remote invalidate; every refusal and its effects.
+//! Memory windows of types 1 and 2: keys in use again, refused binds and their effects.
 
 use std::ptr;
 
@@ -117,104 +117,6 @@ fn refused(a: &Side, b: &Side, wr: ibv_send_wr) {
 }
 
 #[test]
-fn every_operation_through_a_window() {
-    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
-        let (a, b) = two();
-        let window = Window::new(&b, kind);
-        bind(&b, &window, range(&b, 512, 2048));
-        assert_ne!(window.rkey(), b.rkey());
-        let (at, rkey) = (b.addr() + 512, window.rkey());
-        let sent = pattern(2048, 3);
-        a.fill(0, &sent);
-        assert_eq!(a.post(rdma(1, IBV_WR_RDMA_WRITE, at, rkey), &mut [a.sge(0, 2048)]), 0);
-        a.done(1);
-        assert_eq!(b.bytes(512..2560), sent);
-        assert!(
-            b.bytes(0..512)
-                .iter()
-                .chain(&b.bytes(2560..4096))
-                .all(|&byte| byte == 0)
-        );
-        b.fill(512, &pattern(2048, 4));
-        assert_eq!(a.post(rdma(2, IBV_WR_RDMA_READ, at, rkey), &mut [a.sge(0, 2048)]), 0);
-        a.done(2);
-        assert_eq!(a.bytes(0..2048), pattern(2048, 4));
-        b.fill(512, &41_u64.to_ne_bytes());
-        let mut add = request(3, IBV_WR_ATOMIC_FETCH_AND_ADD);
-        add.wr.atomic = ibv_send_wr_atomic {
-            remote_addr: at,
-            compare_add: 1,
-            swap: 0,
-            rkey,
-        };
-        assert_eq!(a.post(add, &mut [a.sge(0, 8)]), 0);
-        a.done(3);
-        assert_eq!((a.word(0), b.word(64)), (41, 42));
-    }
-}
-
-#[test]
-fn window_bounds_and_rights() {
-    let cases: [(u32, ibv_wr_opcode, usize); 5] = [
-        (REMOTE, IBV_WR_RDMA_WRITE, 511),
-        (REMOTE, IBV_WR_RDMA_READ, 1017),
-        (IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_WRITE, 512),
-        (IBV_ACCESS_REMOTE_WRITE, IBV_WR_RDMA_READ, 512),
-        (IBV_ACCESS_REMOTE_WRITE, IBV_WR_ATOMIC_FETCH_AND_ADD, 512),
-    ];
-    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
-        for (access, opcode, at) in cases {
-            let (a, b) = two();
-            let window = Window::new(&b, kind);
-            let mut info = range(&b, 512, 512);
-            info.mw_access_flags = access;
-            bind(&b, &window, info);
-            let mut wr = rdma(1, opcode, b.addr() + at as u64, window.rkey());
-            if opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
-                wr.wr.atomic = ibv_send_wr_atomic {
-                    remote_addr: b.addr() + at as u64,
-                    compare_add: 1,
-                    swap: 0,
-                    rkey: window.rkey(),
-                };
-            }
-            refused(&a, &b, wr);
-        }
-    }
-}
-
-#[test]
-fn unbound_window() {
-    let unbind: [fn(&Side, &Window); 2] = [
-        |b, window| {
-            // Unbound by length 0, with and without a region.
-            let mut nothing = range(b, 0, 0);
-            assert_eq!(bind_1(b, window, 91, nothing), 0);
-            b.done(91);
-            (nothing.mr, nothing.addr) = (ptr::null_mut(), 0);
-            assert_eq!(bind_1(b, window, 92, nothing), 0);
-            b.done(92);
-        },
-        |b, window| {
-            let local = invalidating(91, IBV_WR_LOCAL_INV, window.rkey());
-            assert_eq!(b.post(local, &mut []), 0);
-            assert_eq!(b.done(91).opcode, IBV_WC_LOCAL_INV);
-        },
-    ];
-    for (kind, unbind) in [IBV_MW_TYPE_1, IBV_MW_TYPE_2].into_iter().zip(unbind) {
-        for former in [false, true] {
-            let (a, b) = two();
-            let window = Window::new(&b, kind);
-            bind(&b, &window, range(&b, 0, 64));
-            let bound = window.rkey();
-            unbind(&b, &window);
-            let rkey = if former { bound } else { window.rkey() };
-            refused(&a, &b, rdma(1, IBV_WR_RDMA_WRITE, b.addr(), rkey));
-        }
-    }
-}
-
-#[test]
 fn a_window_of_type_2_can_be_bound_anew() {
     let (a, b) = two();
     let window = Window::new(&b, IBV_MW_TYPE_2);
@@ -230,29 +132,6 @@ fn a_window_of_type_2_can_be_bound_anew() {
         assert_eq!(b.word(round as usize % 100), round);
         assert_eq!(b.post(invalidating(91, IBV_WR_LOCAL_INV, window.rkey()), &mut []), 0);
         b.done(91);
-    }
-}
-
-#[test]
-fn send_with_invalidate() {
-    for size in [0, 8, 1024, 1025, 2048] {
-        let (a, b) = two();
-        let window = Window::new(&b, IBV_MW_TYPE_2);
-        bind_2(&b, &window, range(&b, 0, 8));
-        assert_eq!(b.receive(7, &mut [b.sge(1024, 2048)]), 0);
-        a.fill(0, &pattern(size, 5));
-        let send = invalidating(1, IBV_WR_SEND_WITH_INV, window.rkey());
-        assert_eq!(a.post(send, &mut [a.sge(0, size)]), 0);
-        assert_eq!(a.done(1).opcode, IBV_WC_SEND);
-        let wc = b.done(7);
-        assert_eq!(
-            (wc.opcode, wc.wc_flags, wc.byte_len),
-            (IBV_WC_RECV, IBV_WC_WITH_INV, size as u32)
-        );
-        // SAFETY: the flag says that this is the member written.
-        assert_eq!(unsafe { wc.anon_1.invalidated_rkey }, window.rkey());
-        assert_eq!(b.bytes(1024..1024 + size), pattern(size, 5));
-        refused(&a, &b, rdma(2, IBV_WR_RDMA_WRITE, b.addr(), window.rkey()));
     }
 }
 
@@ -287,43 +166,6 @@ fn keys_that_a_peer_may_not_invalidate() {
         assert_eq!((wc.wr_id, wc.status), (7, IBV_WC_REM_INV_REQ_ERR));
         assert_eq!((a.state(), b.state()), (IBV_QPS_ERR, IBV_QPS_ERR));
     }
-}
-
-#[test]
-fn a_window_of_type_2_is_of_the_queue_pair_that_bound_it() {
-    for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
-        let (a, b) = two();
-        let window = Window::new(&b, kind);
-        bind(&b, &window, range(&b, 0, 64));
-        // Another connection of the same protection domain.
-        let setup = Setup::default();
-        let c = Side::new("soft0", &setup);
-        let mut init = init_attr(b.cq, &setup);
-        // SAFETY: live; the queue pair is destroyed below, before the rest.
-        let qp = unsafe { (api().create_qp)(b.pd, &mut init) };
-        let mut d = std::mem::ManuallyDrop::new(borrow(&b));
-        d.qp = qp;
-        connect(&c, &d, &setup);
-        let wr = rdma(1, IBV_WR_RDMA_WRITE, b.addr(), window.rkey());
-        assert_eq!(c.post(wr, &mut [c.sge(0, 8)]), 0);
-        let wanted = if kind == IBV_MW_TYPE_1 {
-            IBV_WC_SUCCESS
-        } else {
-            IBV_WC_REM_ACCESS_ERR
-        };
-        assert_eq!(c.wait().status, wanted);
-        // The first one is still valid.
-        assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
-        a.done(1);
-        // SAFETY: live, destroyed once.
-        assert_eq!(unsafe { (api().destroy_qp)(qp) }, 0);
-    }
-}
-
-/// The objects of a side, not to be destroyed.
-fn borrow(side: &Side) -> Side {
-    // SAFETY: plain pointers; the caller keeps the copy from being dropped.
-    unsafe { ptr::read(side) }
 }
 
 #[test]
@@ -447,17 +289,6 @@ fn binds_that_fail_on_execution() {
     info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
     assert_eq!(bind_1(&b, &window, 1, info), 0);
     assert_eq!(b.wait().status, IBV_WC_MW_BIND_ERR);
-}
-
-#[test]
-fn a_region_stays_while_windows_are_bound_to_it() {
-    let (_a, b) = two();
-    let window = Window::new(&b, IBV_MW_TYPE_2);
-    bind_2(&b, &window, range(&b, 0, 64));
-    // SAFETY: live.
-    assert_eq!(unsafe { (api().dereg_mr)(b.mr) }, libc::EBUSY);
-    // Dropping the side deregisters it after the window, and checks the result.
-    drop(window);
 }
 
 #[test]

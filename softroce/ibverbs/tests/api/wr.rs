@@ -1,5 +1,4 @@
-//! The extended posting API (ibv_wr_post(3)): every operation and setter of each transport, and
-//! every error.
+//! The extended posting API (ibv_wr_post(3)): every error, and batches of threads.
 
 use std::ptr;
 
@@ -53,9 +52,7 @@ impl Wr {
         complete => wr_complete() -> i32;
         abort => wr_abort();
         send => wr_send();
-        send_imm => wr_send_imm(imm: u32);
         write => wr_rdma_write(rkey: u32, addr: u64);
-        write_imm => wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32);
         read => wr_rdma_read(rkey: u32, addr: u64);
         swap => wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64);
         add => wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64);
@@ -98,107 +95,9 @@ fn piece(bytes: &[u8]) -> ibv_data_buf {
 }
 
 #[test]
-fn every_operation_of_rc_in_one_batch() {
-    let (a, b) = two(IBV_QPT_RC, RELIABLE);
-    let wr = Wr::of(&a);
-    a.fill(0, &pattern(5000, 1));
-    b.fill(20_000, &pattern(3000, 2));
-    b.fill(40_000, &7_u64.to_ne_bytes());
-    for id in [100, 101, 102] {
-        assert_eq!(b.receive(id, &mut [b.sge(10_000, 5000)]), 0);
-    }
-    wr.start();
-    wr.signaled(1).write(b.rkey(), b.addr());
-    wr.sge(&a, 0, 5000);
-    // Unsignaled, in pieces, inline.
-    wr.named(2, 0).write(b.rkey(), b.addr() + 6000);
-    let pieces = [piece(b"one "), piece(b""), piece(b"two ")];
-    wr.inline_list(pieces.len(), pieces.as_ptr());
-    wr.signaled(3).write_imm(b.rkey(), b.addr() + 7000, 30_u32.to_be());
-    {
-        let passing = *b"passing";
-        wr.inline(&passing);
-    }
-    wr.signaled(4).send();
-    let sges = [a.sge(10, 100), a.sge(0, 0), a.sge(200, 50)];
-    wr.sge_list(sges.len(), sges.as_ptr());
-    wr.named(5, IBV_SEND_SIGNALED | IBV_SEND_SOLICITED)
-        .send_imm(50_u32.to_be());
-    wr.signaled(6).read(b.rkey(), b.addr() + 20_000);
-    wr.sge(&a, 30_000, 3000);
-    wr.signaled(7).swap(b.rkey(), b.addr() + 40_000, 7, 9);
-    wr.sge(&a, 50_000, 8);
-    wr.named(8, IBV_SEND_SIGNALED | IBV_SEND_FENCE)
-        .add(b.rkey(), b.addr() + 40_000, 3);
-    wr.sge(&a, 50_008, 8);
-    assert!(a.poll().is_none(), "nothing is posted before it is complete");
-    assert_eq!(wr.complete(), 0);
-    let done: Vec<_> = [1, 3, 4, 5, 6, 7, 8].map(|id| a.done(id).opcode).to_vec();
-    assert_eq!(
-        done,
-        [
-            IBV_WC_RDMA_WRITE,
-            IBV_WC_RDMA_WRITE,
-            IBV_WC_SEND,
-            IBV_WC_SEND,
-            IBV_WC_RDMA_READ,
-            IBV_WC_COMP_SWAP,
-            IBV_WC_FETCH_ADD
-        ]
-    );
-    assert_eq!(b.bytes(0..5000), pattern(5000, 1));
-    assert_eq!(b.bytes(6000..6008), b"one two ");
-    assert_eq!(b.bytes(7000..7007), b"passing");
-    let with_imm = |wc: ibv_wc, opcode, len, imm: u32| {
-        assert_eq!((wc.opcode, wc.byte_len, wc.wc_flags), (opcode, len, IBV_WC_WITH_IMM));
-        // SAFETY: the flag says so.
-        assert_eq!(unsafe { wc.anon_1.imm_data }, imm.to_be());
-    };
-    with_imm(b.done(100), IBV_WC_RECV_RDMA_WITH_IMM, 7, 30);
-    assert_eq!(b.done(101).byte_len, 150);
-    let sent = pattern(5000, 1);
-    assert_eq!(b.bytes(10_000..10_150), [&sent[10..110], &sent[200..250]].concat());
-    with_imm(b.done(102), IBV_WC_RECV, 0, 50);
-    assert_eq!(a.bytes(30_000..33_000), pattern(3000, 2));
-    assert_eq!((a.word(50_000 / 8), a.word(50_008 / 8)), (7, 9));
-    assert_eq!(b.word(40_000 / 8), 12);
-}
-
-#[test]
-fn uc_and_ud_have_their_operations() {
-    let (a, b) = two(IBV_QPT_UC, SENDS | WRITES);
-    let wr = Wr::of(&a);
-    assert_eq!(b.receive(10, &mut [b.sge(0, 64)]), 0);
-    wr.start();
-    wr.signaled(1).write(b.rkey(), b.addr() + 100);
-    wr.inline(b"over UC");
-    wr.signaled(2).send();
-    wr.inline(b"message");
-    assert_eq!(wr.complete(), 0);
-    a.done(1);
-    a.done(2);
-    b.done(10);
-    assert_eq!(
-        (b.bytes(100..107), b.bytes(0..7)),
-        (b"over UC".into(), b"message".into())
-    );
-
+fn ud_batch_requires_an_address_handle_of_its_domain() {
     let (a, b) = two(IBV_QPT_UD, SENDS);
     let wr = Wr::of(&a);
-    assert_eq!(b.receive(10, &mut [b.sge(0, 64)]), 0);
-    let ah = Ah::to(&a, b.gid());
-    wr.start();
-    wr.signaled(1).send_imm(6_u32.to_be());
-    wr.ud_addr(ah.0, b.qpn(), QKEY);
-    wr.inline(b"datagram");
-    // Staged: the handle is no longer needed.
-    drop(ah);
-    assert_eq!(wr.complete(), 0);
-    a.done(1);
-    let wc = b.done(10);
-    assert_eq!((wc.byte_len, wc.wc_flags), (48, IBV_WC_GRH | IBV_WC_WITH_IMM));
-    assert_eq!(b.bytes(40..48), b"datagram");
-    // Each needs a destination, with an address handle of the same protection domain.
     let foreign = Ah::to(&b, b.gid());
     for set in [None, Some(ptr::null_mut()), Some(foreign.0)] {
         wr.start();
@@ -316,57 +215,6 @@ fn batches_end_once() {
     a.done(3);
     a.done(2);
     assert_eq!(b.bytes(0..7), *b"second\0");
-}
-
-#[test]
-fn batch_that_exceeds_the_queue_is_refused_as_a_whole() {
-    crate::setup();
-    // Half a minute before a READ without a response fails.
-    let setup = Setup {
-        timeout: 20,
-        ..setup_of(IBV_QPT_RC, RELIABLE)
-    };
-    let (a, b) = pair(("soft0", "soft1"), &setup);
-    let wr = Wr::of(&a);
-    let batch = |count: u64| {
-        wr.start();
-        for id in 0..count {
-            wr.signaled(id).write(b.rkey(), b.addr() + 8 * id);
-            wr.inline(&id.to_ne_bytes());
-        }
-        wr.complete()
-    };
-    assert_eq!(batch(64), 0, "as many as the queue takes");
-    for id in 0..64 {
-        a.done(id);
-    }
-    assert_eq!(batch(65), libc::ENOMEM);
-    // A READ without a response keeps its slot. SAFETY: live.
-    unsafe {
-        let mut err = attr();
-        err.qp_state = IBV_QPS_RESET;
-        assert_eq!((api().modify_qp)(b.qp, &mut err, IBV_QP_STATE as i32), 0);
-    }
-    wr.start();
-    wr.signaled(1).read(b.rkey(), b.addr());
-    wr.sge(&a, 0, 8);
-    assert_eq!(wr.complete(), 0);
-    assert_eq!(batch(64), libc::ENOMEM);
-    assert!(a.poll().is_none(), "nothing of it was posted");
-    // In the error state requests are accepted, and flushed.
-    let mut err = attr();
-    err.qp_state = IBV_QPS_ERR;
-    assert_eq!(a.modify(&mut err, IBV_QP_STATE), 0);
-    assert_eq!(a.wait().status, IBV_WC_WR_FLUSH_ERR);
-    assert_eq!(batch(2), 0);
-    for id in 0..2 {
-        let wc = a.wait();
-        assert_eq!((wc.wr_id, wc.status), (id, IBV_WC_WR_FLUSH_ERR));
-    }
-    // Before RTS they are refused.
-    err.qp_state = IBV_QPS_RESET;
-    assert_eq!(a.modify(&mut err, IBV_QP_STATE), 0);
-    assert_eq!(batch(1), libc::EINVAL);
 }
 
 #[test]
