@@ -150,7 +150,7 @@ impl Process {
         has_listener(&format!("/proc/{}/net", self.child.id()), port)
     }
 
-    /// Waits until it and its children have been idle for [`IDLE_TIME`]: the only sign that a
+    /// Waits until it and its children have been idle for `IDLE_TIME`: the only sign that a
     /// connection manager's server listens. False when it exited, or `deadline` passed.
     pub fn wait_idle(&mut self, deadline: Instant) -> Result<bool> {
         let mut last = (String::new(), Instant::now());

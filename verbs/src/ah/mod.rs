@@ -129,7 +129,7 @@ pub(crate) struct AddressVector {
 impl AddressVector {
     /// The address vector to `gid` or, without the index of a source GID, to `lid` (IBTA vol 1,
     /// 11.2.2.1).
-    pub(crate) fn to_ah_attr(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
+    pub(crate) fn ah_attr(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut vector: sys::ibv_ah_attr = unsafe { core::mem::zeroed() };
         vector.dlid = lid.0;
@@ -283,7 +283,7 @@ impl<'a> AddressHandleBuilder<'a> {
         let context = self.pd.context();
         let port = context.port(self.route.port)?;
         let source = context.source_gid(self.route.port, self.gid_index, &port)?;
-        let mut vector = self.route.to_ah_attr(gid, lid, source.map(|entry| entry.index));
+        let mut vector = self.route.ah_attr(gid, lid, source.map(|entry| entry.index));
         pd.handles.destroy_completed(&pd.context);
         // SAFETY: the domain is live, and the vector may be read.
         let raw = unsafe { create(pd.raw, &mut vector) };

@@ -113,7 +113,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         attr.ah_attr = self
             .settings
             .route()
-            .to_ah_attr(peer.gid, peer.lid, self.gid.map(|entry| entry.index));
+            .ah_attr(peer.gid, peer.lid, self.gid.map(|entry| entry.index));
         let mut mask = sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN | sys::IBV_QP_RQ_PSN;
         if T::KIND == TransportKind::Rc {
             mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;

@@ -22,7 +22,6 @@ mod steps;
 pub(crate) use cargo_test::tests;
 pub(crate) use steps::command;
 
-use crate::target_folder;
 use anyhow::{Context, Result, bail};
 use background::Background;
 use std::{
@@ -51,21 +50,10 @@ Exit status: 0 when nothing failed, 1 when something did, 2 for a wrong call.
 /// How much a run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// What CI runs: everything in the test profile, covering arrays of large products.
+    /// What CI runs: covering arrays of large products.
     Short,
-    /// Everything, with the release profile's programs.
+    /// Everything.
     Full,
-}
-
-impl Scope {
-    /// Where the programs of this scope are built.
-    fn programs(self) -> Result<PathBuf> {
-        let profile = match self {
-            Self::Short => "debug",
-            Self::Full => "release",
-        };
-        Ok(target_folder()?.join(profile))
-    }
 }
 
 /// One check.

@@ -146,15 +146,17 @@ fn doc(_: Scope) -> Result<Verdict> {
     succeed(command(&["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-Dwarnings"))
 }
 
-/// Builds programs, libraries and tests in one call, so that each dependency is built with one set
-/// of features. With `--full` also the release, which stock, swarm and the guest then use.
-fn build(scope: Scope) -> Result<Verdict> {
+/// Builds tests in one call, so that each dependency is built with one set of features; and the
+/// programs of the release, which stock, swarm, browser and the guest run.
+fn build(_: Scope) -> Result<Verdict> {
     let targets = ["build", "--lib", "--bins", "--tests", "--examples"];
     succeed(&mut tested(&targets)?)?;
-    match scope {
-        Scope::Short => Ok(Verdict::Passed),
-        Scope::Full => release(),
-    }
+    release()
+}
+
+/// Where the release is built.
+fn programs() -> Result<PathBuf> {
+    Ok(target_folder()?.join("release"))
 }
 
 fn test(scope: Scope) -> Result<Verdict> {
@@ -187,12 +189,12 @@ fn release() -> Result<Verdict> {
     cargo(&[&["build", "--release"], &packages[..], &targets].concat())
 }
 
-fn stock(scope: Scope) -> Result<Verdict> {
+fn stock(_: Scope) -> Result<Verdict> {
     match setup::provide(&setup::STOCK)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    let programs = scope.programs()?;
+    let programs = programs()?;
     // The classic names of `doorbell` come second, with perftest itself at the other end.
     let tables = rows::run(&programs, "stock", &["host", "--check", "docs/STOCK.md"])?;
     let pairings = rows::run(&programs, "pairings", &["host", "--quick"])?;
@@ -200,28 +202,28 @@ fn stock(scope: Scope) -> Result<Verdict> {
 }
 
 fn swarm(scope: Scope) -> Result<Verdict> {
-    let mut swarm = Command::new(scope.programs()?.join("swarm"));
+    let mut swarm = Command::new(programs()?.join("swarm"));
     if scope == Scope::Short {
         swarm.args(["--processes", "16", "--bytes", "134217728"]);
     }
     succeed(&mut swarm)
 }
 
-fn vm(scope: Scope) -> Result<Verdict> {
+fn vm(_: Scope) -> Result<Verdict> {
     match setup::provide(&[setup::QEMU])?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    guest::run(&scope.programs()?, &test_binaries()?)
+    guest::run(&programs()?, &test_binaries()?)
 }
 
 /// Leaves the screenshots in the target folder.
-fn browser(scope: Scope) -> Result<Verdict> {
+fn browser(_: Scope) -> Result<Verdict> {
     match setup::provide(&[setup::BROWSER])?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    let program = scope.programs()?.join("browser");
+    let program = programs()?.join("browser");
     let status = Command::new(&program)
         .arg("--keep")
         .arg(target_folder()?.join("ci/browser"))
