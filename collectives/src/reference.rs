@@ -1,7 +1,7 @@
 //! Reference results of collectives, for tests and `doorbell coll`.
 //!
 //! A [`Case`] defines which element of which rank's input each output element is. Inputs are
-//! [derived](given) from a seed, so that every rank knows those of all others without
+//! [derived](input_element) from a seed, so that every rank knows those of all others without
 //! communication. Reductions are compared by [`Number::agrees`]: exactly for integers, minima and
 //! maxima; otherwise within an error bound that holds for any order of reduction.
 

@@ -153,7 +153,7 @@ impl Communicator {
     }
 
     /// The default algorithm and protocol for an operation of so many bytes, and why. Bytes are
-    /// counted as in [`Question::bytes`](crate::tune::Question::bytes).
+    /// counted as in [`Question::bytes`](crate::tune::TuningRequest::bytes).
     ///
     /// # Errors
     /// When no algorithm fits.

@@ -72,7 +72,7 @@ impl StepVisitor for Timeline {
 
 /// A table of `schedule`'s steps for each strand, with `algorithm` in the heading: a column per
 /// rank, time downwards. It is split into several tables if the ranks do not fit side by side. The
-/// last line is its [`Census`].
+/// last line is its [`PlanStatistics`].
 #[must_use]
 pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);

@@ -263,7 +263,8 @@ impl Device {
         self.shared.port()
     }
 
-    /// Adds a receiver of port and device events, until [`unlisten`](Self::unlisten).
+    /// Adds a receiver of port and device events, until
+    /// [`remove_event_queue`](Self::remove_event_queue).
     pub fn add_event_queue(&self, listener: Arc<EventQueue<Event>>) {
         self.shared.core.lock().listeners.push(listener);
     }

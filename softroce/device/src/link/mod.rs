@@ -2,8 +2,8 @@
 //!
 //! A [`Link`] has two halves and a parker, each for a thread of its own: [`Transmit`] sends a
 //! [`TxBatch`], [`Receive`] fills an [`RxBatch`], and [`Parker`] sleeps until there is something to
-//! do. Capture ([`pcap`]) and fault injection ([`fault`]) wrap the halves: [`Link::with_capture`]
-//! and [`Link::with_faults`]. Apply the capture first: it then shows what is really on the wire.
+//! do. Capture ([`pcap`]) and fault injection ([`fault`]) wrap the halves: `Link::with_capture`
+//! and `Link::with_faults`. Apply the capture first: it then shows what is really on the wire.
 //!
 //! The halves do not depend on the protocol. What the ICRC covers but a packet does not hold
 //! (addresses, ports, IPv4 Identification) is an [`Envelope`]; the device gives each batch the
@@ -82,7 +82,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A UDP link on `addr`: a unicast address of this machine, by convention on [`ROCE_PORT`];
+    /// A UDP link on `addr`: a unicast address of this machine, by convention on `ROCE_PORT`;
     /// port 0 lets the kernel choose. An IPv4-mapped IPv6 address counts as IPv4. Needs no
     /// privilege.
     ///

@@ -139,7 +139,7 @@ impl TxBatch {
         self.runs().map(|run| run.packets).sum()
     }
 
-    /// Space for one more packet of up to [`MAX_PACKET`] bytes, or `None` when the batch must be
+    /// Space for one more packet of up to `MAX_PACKET` bytes, or `None` when the batch must be
     /// sent first.
     ///
     /// A run that the end of the batch would cut short is not begun: each costs the kernel as much
@@ -249,7 +249,7 @@ impl TxBatch {
     }
 }
 
-/// Space for one packet, as `&mut [u8]` of [`MAX_PACKET`] bytes with unspecified content. Dropping
+/// Space for one packet, as `&mut [u8]` of `MAX_PACKET` bytes with unspecified content. Dropping
 /// it adds nothing.
 pub struct Slot<'a> {
     batch: &'a mut TxBatch,
@@ -260,7 +260,7 @@ impl<'a> Slot<'a> {
     /// batch, and returns it sealed.
     ///
     /// # Panics
-    /// When `len` is 0 or more than [`MAX_PACKET`].
+    /// When `len` is 0 or more than `MAX_PACKET`.
     pub fn send(self, len: usize, dst: SocketAddr) -> &'a mut [u8] {
         self.batch.append(len, dst)
     }

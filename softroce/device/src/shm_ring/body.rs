@@ -66,7 +66,7 @@ impl RecordBody<'_> {
         matches!(self.source, Source::Referred { .. }) && self.references.iter().any(is_device)
     }
 
-    /// The references to a range of a payload that [has GPU memory](Self::has_device), each with
+    /// The references to a range of a payload that has GPU memory, each with
     /// its offset in the payload.
     pub fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, Reference)> {
         self.parts(at, len).scan(at, |next, part| {
@@ -131,7 +131,7 @@ impl RecordBody<'_> {
     /// When they are unavailable.
     ///
     /// # Panics
-    /// As [`copy_to`](Self::copy_to).
+    /// As `copy_to`.
     pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), PayloadUnavailable> {
         // SAFETY: a unique reference, so that it is part of nothing else.
         unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }

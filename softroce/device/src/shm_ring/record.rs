@@ -129,7 +129,7 @@ pub(super) const REFERENCE: usize = 16;
 pub enum Payload<'a> {
     /// These bytes are copied into the ring: [`LARGEST`] at most.
     Inline(&'a [u8]),
-    /// The receiver copies from there: [`REFERENCES`] at most, which together are [`LARGEST`] at
+    /// The receiver copies from there: `REFERENCES` at most, which together are [`LARGEST`] at
     /// most.
     Referred(&'a [Reference]),
 }

@@ -230,14 +230,14 @@ impl Sender {
         self.bulk.discard();
     }
 
-    /// Sends a record. The receiver may have it at once; [`needs_wake`](Self::needs_wake) returns
+    /// Sends a record. The receiver may have it at once; `needs_wake` returns
     /// whether it must be woken for it.
     ///
     /// # Errors
     /// When there is no [space](Self::has_space).
     ///
     /// # Panics
-    /// When header, payload or references are longer than [`HEADER`], [`LARGEST`], [`REFERENCES`].
+    /// When header, payload or references are longer than [`HEADER`], [`LARGEST`], `REFERENCES`.
     pub fn push(&mut self, record: &Record<'_>, referrer: Referrer<'_>) -> Result<(), RingFull> {
         assert!(
             record.header.len() <= HEADER,

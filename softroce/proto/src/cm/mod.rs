@@ -184,7 +184,7 @@ impl Cm {
     /// Sends a REQ. Reports [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
-    /// When the request is invalid, or there are [`MAX_CONNECTIONS`].
+    /// When the request is invalid, or there are `MAX_CONNECTIONS`.
     pub fn connect(&mut self, now: Instant, request: &ConnectRequest) -> Result<ConnectionId, CmError> {
         check_private_data(&request.private_data, private_data_len::REQ)?;
         let transport = match request.transport {
@@ -329,7 +329,7 @@ impl Cm {
     /// Sends a SIDR_REQ. The result is [`CmEvent::SidrReply`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
-    /// When the private data does not fit, or there are [`MAX_CONNECTIONS`].
+    /// When the private data does not fit, or there are `MAX_CONNECTIONS`.
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<ConnectionId, CmError> {
         check_private_data(&request.private_data, private_data_len::SIDR_REQ)?;
         let id = self.new_id()?;

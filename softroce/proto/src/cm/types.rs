@@ -148,7 +148,7 @@ pub struct SidrRequest {
     pub peer: IpAddr,
     /// The service id.
     pub service: ServiceId,
-    /// As [`Request::response_timeout`].
+    /// As [`ConnectRequest::response_timeout`].
     pub response_timeout: u8,
     /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
