@@ -23,7 +23,7 @@ struct Trouble {
 const TROUBLES: &[Trouble] = &[
     Trouble {
         what: "`ibv_asyncwatch`, and Ctrl-C",
-        about: "waits for events, and ends when value_of",
+        about: "waits for events, and exits on Ctrl-C",
         perform: watch,
     },
     Trouble {
