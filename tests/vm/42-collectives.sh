@@ -5,7 +5,7 @@
 # limit: 300
 set -euo pipefail
 
-DOORBELL_COLLECTIVES_DEVICE=rxe0 "$DOORBELL_TEST_EXECUTOR" --test-threads 1 two_ranks three_ranks four_ranks types:: overlap:: never_begins an_abort rank_that_goes
+DOORBELL_COLLECTIVES_DEVICE=rxe0 "$DOORBELL_TEST_EXECUTOR" --test-threads 1 two_ranks three_ranks four_ranks types:: overlap:: never_begins an_abort a_dropped_rank
 
 # On the wire alone, as rxe reaches itself without a packet on any interface.
 /run/doorbell/bin/modprobe sch_netem
