@@ -1,12 +1,10 @@
 //! `doorbell bw` and `doorbell lat`: the roles of the processes, and the output.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, SystemTime};
 
 use doorbell_gpudirect::Path;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
@@ -16,6 +14,7 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
+use crate::progress::Progress;
 use crate::report::{
     self, LinkKind, Metrics, OptionalColumns, Report, ReportedWarning, Row, Settings, Table, Thresholds, Warning,
 };
@@ -163,7 +162,7 @@ fn client(
     }
     let sources = Sources::of_this_machine();
     let mut monitor = None;
-    let progress = progress(plan, args);
+    let progress = Progress::begin(plan.sizes.len(), "sizes", args.no_progress);
     let mut table = Ok(None);
     let mut printed = Ok(());
     let mut drifted = None;
@@ -191,12 +190,12 @@ fn client(
             });
             monitor = Some(NoiseMonitor::begin(&sources, peer));
         }
-        Event::SizeStarted(bytes) => progress.set_message(show_bytes(bytes)),
+        Event::SizeStarted(bytes) => progress.set_current(format!("{} B", show_bytes(bytes))),
         Event::Row(mut row) => {
             if let (Row::Bandwidth(row), Some(gpu), Some(peer)) = (&mut row, &device.gpu, &report.peer_gpu) {
                 row.raw_copy_bytes_per_s = raw::peer_copy(gpu, peer, row.bytes);
             }
-            progress.inc(1);
+            progress.done_one();
             if let (Ok(Some(table)), Ok(())) = (&table, &printed) {
                 printed = progress.suspend(|| table.row(&row));
             }
@@ -204,7 +203,7 @@ fn client(
         }
         Event::ClockDrift(drift) => drifted = Some(drift),
     });
-    progress.finish_and_clear();
+    drop(progress);
     let mut found = Vec::new();
     if let Some(drift) = drifted {
         report.clock = Some(clock.report());
@@ -264,23 +263,6 @@ fn metrics(args: &TestArgs) -> Result<Option<Metrics>, Failure> {
 
 fn metrics_on_stdout(args: &TestArgs) -> bool {
     args.prometheus.as_deref() == Some(std::path::Path::new("-"))
-}
-
-/// A progress bar over the sizes on a terminal, or a spinner for a single size; nothing elsewhere.
-fn progress(plan: &Plan, args: &TestArgs) -> ProgressBar {
-    if args.no_progress || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(plan.sizes.len() as u64);
-    let template = match plan.sizes.len() {
-        1 => "{spinner} {msg} B, {elapsed}",
-        _ => "{spinner} {wide_bar} {pos}/{len} sizes, {msg} B, {elapsed}",
-    };
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }
 
 fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> String {

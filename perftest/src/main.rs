@@ -29,6 +29,7 @@ mod limits;
 mod orchestrate;
 mod output;
 mod plan;
+mod progress;
 mod report;
 mod run;
 mod stats;

@@ -4,12 +4,10 @@
 //! Symbolic links are followed: their target is replaced. Pipes, terminals and `/dev/null` are
 //! written directly.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-use tempfile::{Builder, NamedTempFile};
+use std::process;
 
 use crate::failure::{Failure, one_line};
 
@@ -25,9 +23,9 @@ pub(crate) struct Output {
 #[derive(Debug)]
 enum Destination {
     /// A temporary file, and the path to rename it to.
-    TempFile { file: NamedTempFile, destination: PathBuf },
+    TempFile { file: TempFile, destination: PathBuf },
     /// Not a regular file.
-    Direct(fs::File),
+    Direct(File),
 }
 
 impl Output {
@@ -68,20 +66,46 @@ fn destination(path: &Path) -> io::Result<Destination> {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let file = Builder::new()
-        .prefix(".doorbell-")
-        // The mode of any new file, less the umask: a collector of metrics runs as another user.
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder)?;
+    let file = TempFile::create_in(folder)?;
     Ok(Destination::TempFile { file, destination })
+}
+
+/// A file that is removed when dropped, unless it was renamed.
+#[derive(Debug)]
+struct TempFile {
+    file: File,
+    /// Empty once it was renamed.
+    path: PathBuf,
+}
+
+impl TempFile {
+    /// With the mode of any new file, less the umask: a collector of metrics runs as another user.
+    fn create_in(folder: &Path) -> io::Result<TempFile> {
+        for number in 0u64.. {
+            let path = folder.join(format!(".doorbell-{}-{number}", process::id()));
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                opened => return opened.map(|file| TempFile { file, path }),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 fn finish(destination: Destination, bytes: &[u8]) -> io::Result<()> {
     match destination {
         Destination::TempFile { mut file, destination } => {
-            file.write_all(bytes)?;
-            file.as_file().sync_all()?;
-            file.persist(destination).map(drop).map_err(|e| e.error)
+            file.file.write_all(bytes)?;
+            file.file.sync_all()?;
+            fs::rename(&file.path, destination)?;
+            file.path = PathBuf::new();
+            Ok(())
         }
         Destination::Direct(mut file) => file.write_all(bytes).and_then(|()| file.flush()),
     }
@@ -93,7 +117,7 @@ fn cannot(path: &Path, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -123,7 +147,7 @@ mod tests {
             2,
             "nothing is left behind"
         );
-        // By the umask; tempfile's default is 0600.
+        // By the umask.
         let plain = folder.path().join("plain");
         fs::write(&plain, "").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();

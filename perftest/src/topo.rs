@@ -4,8 +4,7 @@
 use std::env;
 use std::path::Path;
 
-use doorbell_collectives::topology::{DeviceKind, Distance, Host, TopologyError};
-use doorbell_nvml::LIBRARY_VARIABLE;
+use doorbell_collectives::topology::{DeviceKind, Distance, Host, NVML_LIBRARY_VARIABLE, TopologyError};
 use nix::unistd::gethostname;
 use serde::Serialize;
 
@@ -122,7 +121,7 @@ fn read(sysfs: &Path) -> Result<Host, TopologyError> {
     let name = gethostname().ok().and_then(|name| name.into_string().ok());
     let name = name.unwrap_or_else(|| "localhost".into());
     let mut host = Host::read(sysfs, name)?;
-    if sysfs == Path::new(SYSFS) || env::var_os(LIBRARY_VARIABLE).is_some() {
+    if sysfs == Path::new(SYSFS) || env::var_os(NVML_LIBRARY_VARIABLE).is_some() {
         host.query_driver();
     }
     Ok(host)

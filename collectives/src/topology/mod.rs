@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::named;
 
+pub use doorbell_nvml::LIBRARY_VARIABLE as NVML_LIBRARY_VARIABLE;
 pub use gpu::{Gpu, GpuPeer, NvLink, NvLinkEnd, NvLinkGroup, least_nvlink};
 pub use member::Member;
 pub use order::ring;

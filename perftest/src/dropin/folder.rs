@@ -7,10 +7,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::{env, process};
+use std::{env, mem, process};
 
-use nix::unistd::Uid;
-use tempfile::TempDir;
+use nix::unistd::{Uid, mkdtemp};
 
 use super::sysfs::{Content, File};
 use super::{Variable, after, before, library, owner};
@@ -18,13 +17,41 @@ use super::{Variable, after, before, library, owner};
 /// World-readable: the command may become another user, who needs the libraries too.
 const MODE: u32 = 0o755;
 
+/// A folder that is removed with its content when dropped.
+#[derive(Debug)]
+pub(crate) struct TempDir(PathBuf);
+
+impl TempDir {
+    /// mkdtemp(3), with [`MODE`].
+    fn create(parent: &Path, prefix: &str) -> io::Result<TempDir> {
+        let folder = TempDir(mkdtemp(&parent.join(format!("{prefix}XXXXXX")))?);
+        fs::set_permissions(folder.path(), Permissions::from_mode(MODE))?;
+        Ok(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Removes it now.
+    pub(crate) fn close(mut self) -> io::Result<()> {
+        fs::remove_dir_all(mem::take(&mut self.0))
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A folder for one command, removed when dropped. Only this user can write to it: a library placed
 /// there by another user would run as this one.
 pub(crate) fn temporary() -> Result<TempDir, String> {
     let parent = env::temp_dir();
     owner::sweep(&parent);
-    let made = tempfile::Builder::new().prefix(owner::PREFIX).tempdir();
-    made.and_then(|folder| owner::add_self(folder.path()).map(|()| folder))
+    TempDir::create(&parent, owner::PREFIX)
+        .and_then(|folder| owner::add_self(folder.path()).map(|()| folder))
         .map_err(|e| {
             format!(
                 "cannot make a folder in {}: {e}; set TMPDIR to one that can be written",
@@ -103,10 +130,7 @@ fn write(folder: &Path, files: &[File]) -> io::Result<PathBuf> {
     if place.is_dir() {
         return Ok(place);
     }
-    let new = tempfile::Builder::new()
-        .prefix(".view-")
-        .permissions(Permissions::from_mode(MODE))
-        .tempdir_in(folder)?;
+    let new = TempDir::create(folder, ".view-")?;
     for (path, content) in files {
         let file = new.path().join(path);
         if let Some(parent) = file.parent() {

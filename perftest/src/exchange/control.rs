@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use socket2::{SockRef, TcpKeepalive};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::{Message, frame};
 use crate::failure::{Failure, one_line};
@@ -45,15 +45,19 @@ pub(crate) struct Control {
     interrupt: Interrupt,
 }
 
+/// Detects within some ten seconds that the peer's host is gone: tcp(7).
+pub(crate) fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
+    setsockopt(stream, sockopt::TcpKeepIdle, &5)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &2)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &3)?;
+    Ok(setsockopt(stream, sockopt::KeepAlive, &true)?)
+}
+
 impl Control {
     fn new(stream: TcpStream, interrupt: &Interrupt) -> io::Result<Control> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        let keepalive = TcpKeepalive::new()
-            .with_time(Duration::from_secs(5))
-            .with_interval(Duration::from_secs(2))
-            .with_retries(3);
-        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        set_keepalive(&stream)?;
         let peer = stream.peer_addr()?;
         exchange_preambles(&stream, peer)?;
         let attention = Arc::new(AtomicBool::new(false));

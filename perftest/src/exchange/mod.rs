@@ -23,5 +23,5 @@ mod control;
 pub(crate) mod frame;
 mod message;
 
-pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect};
+pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect, set_keepalive};
 pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup, check_hello};

@@ -10,6 +10,8 @@
 //! cycles. It is read by the crate `quanta`, without that crate's own calibration, which cannot be
 //! checked.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__cpuid;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -161,12 +163,10 @@ fn no_counter(trusted: Option<&str>) -> Option<&'static str> {
 fn has_invariant_counter() -> bool {
     // The condition under which quanta reads the counter; otherwise it silently reads
     // CLOCK_MONOTONIC.
-    let cpu = raw_cpuid::CpuId::new();
-    cpu.get_advanced_power_mgmt_info()
-        .is_some_and(|power| power.has_invariant_tsc())
-        && cpu
-            .get_extended_processor_and_feature_identifiers()
-            .is_some_and(|features| features.has_rdtscp())
+    // CPUID 8000_0001H EDX bit 27 is RDTSCP, 8000_0007H EDX bit 8 the invariant TSC.
+    let edx = |leaf| (__cpuid(0x8000_0000).eax >= leaf).then(|| __cpuid(leaf).edx);
+    edx(0x8000_0001).is_some_and(|features| features & 1 << 27 != 0)
+        && edx(0x8000_0007).is_some_and(|power| power & 1 << 8 != 0)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::TestArgs;
@@ -27,6 +26,7 @@ use crate::limits;
 use crate::orchestrate::Server;
 use crate::output::Output;
 use crate::plan::{Kind, Plan};
+use crate::progress::Progress;
 use crate::report::{Report, ReportedWarning, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
@@ -234,10 +234,10 @@ impl Sweep<'_> {
         report: &mut Report,
         monitor: &mut Option<NoiseMonitor>,
     ) -> Result<(), Failure> {
-        let progress = Progress::begin(self.plans.len(), self.test.no_progress);
+        let progress = SweepProgress::begin(self.plans.len(), self.test.no_progress);
         let mut failed = Vec::new();
         for (number, (point, plan)) in self.plans.iter().enumerate() {
-            progress.begins(point);
+            progress.line.set_current(describe(point));
             let before = report.results.len();
             let outcome = match plan {
                 Err(refused) => Err(Failure::usage(refused.to_string())),
@@ -281,7 +281,7 @@ impl Sweep<'_> {
         control: &Control,
         clock: &mut Clock,
         report: &mut Report,
-        progress: &Progress,
+        progress: &SweepProgress,
         monitor: &mut Option<NoiseMonitor>,
     ) -> Result<(), Failure> {
         let device = self.device;
@@ -298,7 +298,7 @@ impl Sweep<'_> {
                 if monitor.is_none() {
                     let before = command::warnings(&self.sources, plan, self.test, device, report, self.endpoint.peer);
                     report.warnings = before.iter().map(ReportedWarning::from).collect();
-                    progress.suspend(|| before.iter().for_each(Warning::print));
+                    progress.line.suspend(|| before.iter().for_each(Warning::print));
                     *monitor = Some(NoiseMonitor::begin(&self.sources, self.endpoint.peer));
                 }
             }
@@ -306,7 +306,7 @@ impl Sweep<'_> {
             Event::Row(row) => report.results.push(row),
             Event::ClockDrift(drift) => {
                 let warning = Warning::clock_drift(drift);
-                progress.suspend(|| warning.print());
+                progress.line.suspend(|| warning.print());
                 report.warnings.push(ReportedWarning::from(&warning));
             }
         })
@@ -345,39 +345,24 @@ fn describe(point: &Point) -> String {
     words
 }
 
-/// Progress on stderr: a bar on a terminal, else a line for each point.
-struct Progress {
-    bar: ProgressBar,
+/// Progress on stderr: a line for each point, or on a terminal one that changes.
+struct SweepProgress {
+    line: Progress,
     lines: bool,
     of: usize,
 }
 
-impl Progress {
-    fn begin(of: usize, none: bool) -> Progress {
-        let terminal = std::io::stderr().is_terminal();
-        let bar = if none || !terminal {
-            ProgressBar::hidden()
-        } else {
-            let bar = ProgressBar::new(of as u64);
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_bar} {pos}/{len}, {msg}, {eta} left") {
-                bar.set_style(style);
-            }
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar
-        };
-        Progress {
-            bar,
-            lines: !none && !terminal,
+impl SweepProgress {
+    fn begin(of: usize, none: bool) -> SweepProgress {
+        SweepProgress {
+            line: Progress::begin(of, "points", none),
+            lines: !none && !std::io::stderr().is_terminal(),
             of,
         }
     }
 
-    fn begins(&self, point: &Point) {
-        self.bar.set_message(describe(point));
-    }
-
     fn row(&self, number: usize, row: &Row, point: &Point) {
-        self.bar.inc(1);
+        self.line.done_one();
         if !self.lines {
             return;
         }
@@ -390,17 +375,7 @@ impl Progress {
 
     /// Reports a point without a result; it is in the report, too.
     fn message(&self, text: &str) {
-        self.bar.inc(1);
-        self.suspend(|| eprintln!("doorbell: {text}"));
-    }
-
-    fn suspend(&self, print: impl FnOnce()) {
-        self.bar.suspend(print);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        self.line.done_one();
+        self.line.suspend(|| eprintln!("doorbell: {text}"));
     }
 }

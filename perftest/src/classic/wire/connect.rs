@@ -2,11 +2,16 @@
 //! accepts one client and then stops listening.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect as connect_to, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::control_connection::{ControlConnection, Role};
 use crate::failure::{Failure, one_line};
@@ -71,22 +76,35 @@ pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Res
 }
 
 fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    if let Some(source) = source {
-        socket.bind(&SocketAddr::new(source, 0).into())?;
-    }
     let left = deadline
         .saturating_duration_since(Instant::now())
         .max(Duration::from_millis(1));
-    socket.connect_timeout(&address.into(), left)?;
-    Ok(socket.into())
+    let Some(source) = source else {
+        return TcpStream::connect_timeout(&address, left);
+    };
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0)))?;
+    // It limits connect(2), too, which then fails with EINPROGRESS: socket(7).
+    setsockopt(
+        &socket,
+        sockopt::SendTimeout,
+        &TimeVal::milliseconds(left.as_millis() as i64),
+    )?;
+    match connect_to(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Err(Errno::EINPROGRESS) => Err(io::ErrorKind::TimedOut.into()),
+        connected => Ok(connected.map(|()| socket.into())?),
+    }
 }
 
 /// A server's listening socket. As with the C tools, it listens on all addresses of the machine
 /// unless one is given, and accepts one client.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    socket: Socket,
+    socket: TcpListener,
     address: SocketAddr,
 }
 
@@ -103,12 +121,9 @@ impl Listener {
         };
         let address = SocketAddr::new(source.unwrap_or(any_address), port);
         let listen = || {
-            let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-            socket.set_reuse_address(true)?;
-            socket.bind(&address.into())?;
-            socket.listen(1)?;
+            let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
-            let address = socket.local_addr()?.as_socket().unwrap_or(address);
+            let address = socket.local_addr()?;
             Ok(Listener { socket, address })
         };
         listen().map_err(|e: io::Error| {
@@ -141,8 +156,7 @@ impl Listener {
             }
             match self.socket.accept() {
                 Ok((stream, peer)) => {
-                    let peer = peer.as_socket().unwrap_or(self.address);
-                    return ControlConnection::new(stream.into(), peer, Role::Server, interrupt);
+                    return ControlConnection::new(stream, peer, Role::Server, interrupt);
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL_INTERVAL),
                 Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}

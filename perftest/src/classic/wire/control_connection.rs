@@ -6,19 +6,18 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use doorbell_verbs::cm::Connection;
-use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv};
-use socket2::{SockRef, TcpKeepalive};
-
 use super::message::{
     BwReport, DONE, LARGEST_CACHE_LINE, LARGEST_PAGE, MTU, Malformed, SharedParameters, VERSION, check_version,
     format_mtu, our_version, parse_mtu, parse_power,
 };
 use super::qp_channel::{ChannelError, QpChannel};
 use super::qp_info::QpInfo;
+use crate::exchange::set_keepalive;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
+use doorbell_verbs::cm::Connection;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 
 /// Time limit for a reply that the peer can send at once: enough for a C tool to register much
 /// memory, or to compute a peak.
@@ -75,16 +74,12 @@ impl ControlConnection {
         role: Role,
         interrupt: &Interrupt,
     ) -> Result<ControlConnection, Failure> {
-        let keepalive = TcpKeepalive::new()
-            .with_time(Duration::from_secs(5))
-            .with_interval(Duration::from_secs(2))
-            .with_retries(3);
         let prepared = stream
             .set_nonblocking(false)
             .and_then(|()| stream.set_nodelay(true))
             .and_then(|()| stream.set_read_timeout(Some(POLL_INTERVAL)))
             .and_then(|()| stream.set_write_timeout(Some(REPLY_TIMEOUT)))
-            .and_then(|()| SockRef::from(&stream).set_tcp_keepalive(&keepalive));
+            .and_then(|()| set_keepalive(&stream));
         let control = ControlConnection {
             transport: ControlTransport::Tcp(stream),
             peer,

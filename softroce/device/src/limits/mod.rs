@@ -13,7 +13,7 @@ mod tests;
 
 use crate::device::OpenError;
 use crate::link::{BindError, Envelope, Interest, Link, RxBatch, TxBatch};
-use doorbell_roce_proto::Instant as LinkTime;
+use doorbell_roce_proto::{Instant as LinkTime, icrc::crc32};
 use std::hint::{black_box, spin_loop};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -215,14 +215,14 @@ struct Shared {
 
 fn seal(packet: &mut [u8], _: &Envelope) {
     if let Some((body, check)) = packet.split_last_chunk_mut::<4>() {
-        *check = crc32fast::hash(body).to_le_bytes();
+        *check = crc32(body).to_le_bytes();
     }
 }
 
 fn is_intact(packet: &[u8]) -> bool {
     packet
         .split_last_chunk::<4>()
-        .is_some_and(|(body, check)| crc32fast::hash(body).to_le_bytes() == *check)
+        .is_some_and(|(body, check)| crc32(body).to_le_bytes() == *check)
 }
 
 /// Keeps `window` bytes in flight for `duration`; returns what was received in that time and the

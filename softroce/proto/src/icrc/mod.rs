@@ -21,6 +21,8 @@ use core::net::IpAddr;
 
 use crc32fast::Hasher;
 
+/// The CRC-32 of Ethernet (IEEE 802.3), with which the ICRC is computed.
+pub use crc32fast::hash as crc32;
 pub use flows::FlowCache;
 pub(crate) use flows::mix;
 use gf2::FieldTable;

@@ -1,0 +1,73 @@
+//! The state of a long measurement, on one line of a terminal that the next state replaces.
+
+use std::cell::RefCell;
+use std::io::{IsTerminal, Write, stderr};
+use std::time::Instant;
+
+/// The line on stderr. It is shown on a terminal only, and cleared when dropped.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    shown: bool,
+    total: usize,
+    noun: &'static str,
+    began: Instant,
+    state: RefCell<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    done: usize,
+    current: String,
+}
+
+impl Progress {
+    /// Of `total` parts, each a `noun`; with `none`, nothing is shown on a terminal either.
+    pub(crate) fn begin(total: usize, noun: &'static str, none: bool) -> Progress {
+        Progress {
+            shown: !none && stderr().is_terminal(),
+            total,
+            noun,
+            began: Instant::now(),
+            state: RefCell::default(),
+        }
+    }
+
+    /// The part being measured now.
+    pub(crate) fn set_current(&self, current: String) {
+        self.state.borrow_mut().current = current;
+        self.draw();
+    }
+
+    pub(crate) fn done_one(&self) {
+        self.state.borrow_mut().done += 1;
+    }
+
+    /// Runs `print` with the line cleared, as it may print to the same terminal.
+    pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.clear();
+        let result = print();
+        self.draw();
+        result
+    }
+
+    fn draw(&self) {
+        if self.shown {
+            let State { done, current } = &*self.state.borrow();
+            let elapsed = self.began.elapsed().as_secs();
+            eprint!("\r\x1b[K{done}/{} {}: {current}, {elapsed} s", self.total, self.noun);
+            let _ = stderr().flush();
+        }
+    }
+
+    fn clear(&self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
