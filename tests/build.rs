@@ -1,17 +1,14 @@
-//! Generates tables for `abi/` from the committed bindings of verbs-sys: every struct and union
-//! with every field's path, every constant, every symbol.
+//! Generates tables for `abi/` from the bindings of verbs-sys, so that nothing in them can remain
+//! uncompared: every struct, union, field path, constant and symbol.
 //!
-//! The list is generated so that nothing can be added to the bindings without being compared. The
-//! parser depends on the formatting that rustfmt gives bindgen's output; what it misreads fails to
-//! compile, in Rust or in C.
+//! The parser depends on rustfmt's formatting; what it misreads fails to compile, in Rust or in C.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// The bindings' names of types that have no tag in C: unnamed structs and unions of members. Their
-/// fields are compared through the enclosing named type.
+/// Types without a tag in C, whose fields are compared through the enclosing named type.
 const UNNAMED_IN_C: &[&str] = &[
     "ibv_gid_global",
     "ibv_async_event_element",

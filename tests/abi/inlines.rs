@@ -1,5 +1,4 @@
-//! The inline functions of `<infiniband/verbs.h>`, compiled by the C compiler and called on the
-//! soft device: see inlines.c.
+//! The inline functions of `<infiniband/verbs.h>`, compiled from inlines.c, on the soft device.
 
 use core::ffi::c_int;
 use std::process::Command;
@@ -35,8 +34,7 @@ fn the_soft_device_serves_the_inline_functions_of_c() {
         return missing("no C compiler with <rdma/rdma_cma.h> (gcc and librdmacm-dev)");
     }
     let library = dir.path().join("inlines.so");
-    // Lazy binding: inline functions that are not called refer to functions of a library that is
-    // not loaded.
+    // Lazy binding: inline functions that are not called refer to a library that is not loaded.
     run(Command::new("cc")
         .args([
             "-std=gnu11",

@@ -15,7 +15,6 @@ pub(crate) struct Type {
 
 /// A field of a [`Type`], or of an unnamed type within it.
 pub(crate) struct Field {
-    /// Its path as C writes it.
     pub(crate) c: &'static str,
     pub(crate) offset: usize,
     pub(crate) size: usize,

@@ -1,9 +1,8 @@
-//! The committed bindings of verbs-sys against independent sources: the C compiler with rdma-core's
-//! own headers, the system's library, and (feature `rdma-sys`) bindings that another crate
-//! generates. And the inline functions of those headers against the soft device.
+//! The committed bindings of verbs-sys against the C compiler with rdma-core's headers, the
+//! system's libraries and (feature `rdma-sys`) another crate's bindings; and the headers' inline
+//! functions on the soft device.
 //!
-//! A check that cannot run here is reported and skipped; under `CI=true`, where it can be
-//! installed, it is a failure.
+//! A check that cannot run here is skipped with a message; under `CI=true` it fails.
 
 mod headers;
 mod inlines;
@@ -12,10 +11,7 @@ mod layout;
 mod rdma_sys;
 mod symbols;
 
-/// Reports why a check cannot run here.
-///
-/// # Panics
-/// Under `CI=true`.
+/// Reports why a check cannot run here; panics under `CI=true`.
 fn missing(what: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "missing under CI: {what}");
     eprintln!("skipped: {what}");

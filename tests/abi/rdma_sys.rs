@@ -1,5 +1,4 @@
-//! The bindings against those that `rdma-sys` generates from the headers with bindgen: no code is
-//! shared between the two.
+//! The bindings against those that bindgen generates for `rdma-sys`: no code is shared.
 
 use crate::layout::RDMA_SYS;
 

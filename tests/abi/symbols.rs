@@ -19,8 +19,7 @@ fn every_symbol_is_in_the_systems_librdmacm() {
 
 /// Resolves all symbols of a library, of which there are more than `at_least`.
 fn all_in(name: &str, package: &str, at_least: usize) {
-    // SAFETY: the initialisers of rdma-core's libraries require nothing of their callers, and only
-    // symbols are resolved in the library.
+    // SAFETY: rdma-core's initialisers require nothing of their callers; only symbols are resolved.
     let library = match unsafe { Library::new(name) } {
         Ok(library) => library,
         Err(error) => return missing(&format!("{name} ({package}): {error}")),

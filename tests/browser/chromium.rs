@@ -1,5 +1,4 @@
-//! A headless browser by its DevTools protocol over a WebSocket: as much as opening and reading a
-//! page requires.
+//! A headless browser, controlled by its DevTools protocol over a WebSocket.
 
 use std::fs;
 use std::net::TcpStream;
@@ -17,7 +16,6 @@ const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chro
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum height of a screenshot, in CSS pixels.
 const MAX_HEIGHT: f64 = 8000.0;
-/// The script that reads an open page.
 const READ_BACK: &str = include_str!("read_back.js");
 
 pub(crate) struct Screen {
@@ -44,12 +42,10 @@ pub(crate) struct Browser {
     process: Child,
     socket: WebSocket<TcpStream>,
     last: u64,
-    /// Events received while waiting for an answer.
     events: Vec<Value>,
 }
 
 impl Browser {
-    /// Starts one with a profile of its own.
     pub(crate) fn start(profile: &Path) -> Result<Self> {
         fs::create_dir_all(profile)?;
         let mut process = NAMES
@@ -95,7 +91,6 @@ impl Browser {
         }
     }
 
-    /// Opens a file on a screen, and reads it.
     pub(crate) fn open(&mut self, file: &Path, screen: &Screen) -> Result<OpenedPage> {
         let target = self.call(None, "Target.createTarget", &json!({"url": "about:blank"}))?;
         let target = target["targetId"].as_str().context("no target")?.to_owned();
@@ -129,7 +124,6 @@ impl Browser {
             "Runtime.evaluate",
             &json!({"expression": READ_BACK, "returnByValue": true}),
         )?;
-        // The whole page, up to [`MAX_HEIGHT`].
         let layout = self.call(on, "Page.getLayoutMetrics", &json!({}))?;
         let height = layout["cssContentSize"]["height"].as_f64().unwrap_or_default();
         let height = height.clamp(f64::from(screen.height), MAX_HEIGHT);

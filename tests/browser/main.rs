@@ -1,10 +1,6 @@
-//! Opens reports of `doorbell report` in a headless browser: on a desktop and on a phone, in light
-//! and dark mode.
-//!
-//! A sweep is measured and a page made of it, by the commands beside this program. Nothing may be
-//! loaded, the console must be empty, nothing may overflow the page, and the charts must hold the
-//! numbers of the JSON: in their attributes exactly, and on the screen at their position on the
-//! axis.
+//! Opens reports of `doorbell report` in a headless browser, on a desktop and on a phone, in light
+//! and dark mode: nothing is loaded or logged, nothing overflows the page, and the charts hold the
+//! numbers of the JSON, in their attributes and at their position on the axis.
 
 mod chromium;
 mod page;

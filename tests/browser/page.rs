@@ -9,8 +9,7 @@ use crate::chromium::{OpenedPage, Screen};
 
 /// The smallest readable text, in CSS pixels.
 const SMALLEST_TEXT: f64 = 10.0;
-/// Tolerance of a point's position on the axis, in CSS pixels: markers are not symmetric around
-/// their point.
+/// Tolerance of a point's position in CSS pixels: markers are not symmetric.
 const TOLERANCE: f64 = 1.5;
 /// A screenshot with fewer bytes has no chart.
 const MIN_SCREENSHOT: usize = 15_000;
@@ -49,7 +48,6 @@ pub(crate) fn check(opened: &OpenedPage, screen: &Screen, results: &[&Value]) ->
         "there is nothing on the screenshot"
     );
 
-    // All is measured on the userspace device, and the page must say so.
     ensure!(
         read["banners"][0]
             .as_str()

@@ -1,5 +1,4 @@
-//! Guarantees on bits: of sums of 16-bit types, and of results that do not depend on how an
-//! operation is cut.
+//! Guarantees on bits: sums of 16-bit types, and results independent of how an operation is cut.
 
 use doorbell_collectives::executor::Tuning;
 use doorbell_collectives::kernel::{bf16, f16};
@@ -16,8 +15,7 @@ const CUTS: [(Protocol, u32, usize); 4] = [
     (Protocol::Simple, 2, 4096),
 ];
 
-/// Sums of eight are as accurate as accumulation in f32 allows: the error of seven f32 additions,
-/// then one rounding.
+/// Eight are summed in f32: the error of seven f32 additions, then one rounding.
 fn sums_of_eight<T: Number>(wide: impl Fn(T) -> f64, round: impl Fn(f32) -> T) {
     const RANKS: u32 = 8;
     let mut team = Team::new(RANKS);

@@ -17,7 +17,6 @@ const COUNTS: [u64; 5] = [1, 5, 131, 1027, 0];
 /// How an operation is cut: channels, and bytes of a slice.
 const CUTS: [(u32, usize); 4] = [(1, 1 << 16), (2, 96), (1, 1000), (2, 2048)];
 
-/// Ranks with memory for their operations.
 pub(crate) struct Team {
     pub(crate) world: World,
     memory: Vec<Arc<Segment>>,
@@ -45,8 +44,7 @@ impl Team {
             ..Config::default()
         };
         if device == Device::Lossy {
-            // A loss at the end of a message costs 67 ms; one thread drives all ranks, and eight
-            // timeouts suffice on a busy machine.
+            // 67 ms, lost with the end of a message; eight timeouts suffice on a busy machine.
             config.timeout = 14;
         }
         let world = World::new(ranks, &[device], config);
@@ -71,7 +69,6 @@ impl Team {
         plan
     }
 
-    /// Byte offsets of a rank's input and output.
     fn offsets(case: &Case, rank: Rank, element: usize, in_place: bool) -> (usize, usize) {
         let own = rank.index() * case.count as usize * element;
         if !in_place {
@@ -94,8 +91,7 @@ impl Team {
             at + bytes <= 2 * HALF && at.is_multiple_of(align_of::<T>()),
             "{len} elements at {at}"
         );
-        // SAFETY: in the segment, of which every byte is initialised and every bit pattern a value
-        // of the type; the engines are idle.
+        // SAFETY: in the segment, all initialised; any bits are a value; the engines are idle.
         unsafe { core::slice::from_raw_parts_mut(self.memory[rank.index()].start().add(at).cast::<T>(), len as usize) }
     }
 
@@ -137,8 +133,7 @@ impl Team {
                 deadline: None,
             });
         }
-        // SAFETY: the memory is long enough, and stays; it is not accessed before all results are
-        // taken.
+        // SAFETY: long enough, live, and not accessed before all results are taken.
         let tickets = unsafe { self.world.submit(|rank| operations[rank.index()].clone()) };
         for result in self.world.finish(&tickets) {
             result.unwrap_or_else(|error| panic!("{case:?} {mode:?}: {error}"));
@@ -220,8 +215,7 @@ fn matrix(ranks: u32) {
     sampled(Device::Soft(0), ranks, 1);
 }
 
-/// One case in `one_in`, starting at a different one for each number of ranks. A prime number
-/// combines all parameters that vary.
+/// One case in `one_in`: a prime combines all parameters that vary. The first differs by `ranks`.
 fn sampled(device: Device, ranks: u32, one_in: usize) {
     let mut team = Team::on(device, ranks);
     let (mut cases, mut done) = (0, 0);

@@ -1,12 +1,10 @@
-//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device, over each of its
-//! links. And interop of two processes, each with a soft device ([`doorbell_tests::interop`]): over
-//! real sockets on loopback, with and without faults, and on one address with each copy mode.
+//! The conformance suite ([`doorbell_tests::conformance`]) on the soft device, over each link; and
+//! interop of two processes ([`doorbell_tests::interop`]), with faults and each copy mode.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Starts one end: `--listen` or `--connect` on `tcp`.
 fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, environment: &[(&str, &str)]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_interop"));
     command
@@ -28,7 +26,6 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, environment: &[(
     command.spawn().expect("the program was built with this test")
 }
 
-/// Clears the developer's own soft device settings.
 fn clear_settings(command: &mut Command) -> &mut Command {
     for name in [
         "DOORBELL_SOFT_ADDR",
@@ -114,7 +111,6 @@ fn every_operation_over_udp_on_one_address() {
     interop([&address, &address], 4096, &[("DOORBELL_LINK", "udp")]);
 }
 
-/// The suite on the soft device, with an empty waiver file.
 fn conforms(environment: &[(&str, &str)]) {
     let [address, _] = addresses();
     let waivers = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/waivers/soft.txt");

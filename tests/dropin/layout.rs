@@ -1,6 +1,5 @@
-//! The output of the classic tools compared with the C tools', to the column: client and server of
-//! one kind, then of the other, on the userspace device. Measured values, numbers and keys are
-//! masked, but not their widths.
+//! The output of the classic tools compared with the C tools', to the column, on the userspace
+//! device. Measured values, numbers and keys are masked, but not their widths.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -108,7 +107,6 @@ fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
     })
 }
 
-/// The text without values that differ from run to run.
 fn masked(text: &str, is_lat: bool) -> String {
     let lines = text.lines().filter_map(|line| {
         let first = line.trim_start().chars().next();
@@ -149,8 +147,7 @@ fn mask_addresses(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// A line of values, those with decimals masked. They are padded to seven columns, and the padding
-/// is masked, too.
+/// Masks values with decimals, and their padding to seven columns.
 fn mask_values(line: &str) -> String {
     let mut masked = String::new();
     let mut rest = line;

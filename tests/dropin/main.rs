@@ -1,9 +1,7 @@
-//! `doorbell run`, `doorbell env` and the drop-in libraries: the symbols and versions of
-//! `libibverbs.so.1` compared with the system's, C programs compiled against the real headers,
-//! sysfs as tools see it, signals and exit statuses.
+//! `doorbell run`, `doorbell env` and the drop-in libraries: symbols and versions compared with the
+//! system's, C programs, sysfs, signals and exit statuses.
 //!
-//! Cargo builds no library of another package for a test, so the first test that needs them runs
-//! cargo; then they are up to date however the tests are run.
+//! Cargo builds no library of another package for a test, so the first that needs them runs it.
 
 mod command;
 mod layout;
@@ -17,7 +15,6 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The folder with the command and the libraries.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -30,8 +27,7 @@ fn built() -> &'static Path {
         if folder.ends_with("release") {
             cargo.arg("--release");
         }
-        // With the features of `cargo test --workspace`, where the examples add test-only
-        // dependencies: with fewer packages most would be built again, while the tests wait.
+        // The features of `cargo test --workspace`: with others most packages would be built again.
         cargo.args(["--workspace", "--exclude", "doorbell-tests", "--exclude", "xtask"]);
         cargo.args(["--lib", "--examples", "--bin", "doorbell"]);
         let status = cargo
@@ -43,8 +39,7 @@ fn built() -> &'static Path {
     })
 }
 
-/// `doorbell` with these words, on a device of this test's own, without the developer's
-/// environment.
+/// On a device of this test's own, without the developer's environment.
 fn doorbell(words: &[&str]) -> Command {
     let mut command = Command::new(built().join("doorbell"));
     command.args(words);
@@ -60,8 +55,7 @@ fn doorbell(words: &[&str]) -> Command {
     command
 }
 
-/// An address of 127.0.0.0/8 that no other test of this process uses, and no other process that
-/// runs this soon.
+/// Unused by other tests of this process, and by other processes that run this soon.
 fn address() -> String {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -73,7 +67,6 @@ fn run(words: &[&str]) -> Output {
     doorbell(&words).output().expect("doorbell was built")
 }
 
-/// The stdout of a command under `doorbell run`, which must succeed with an empty stderr.
 fn stdout_of(words: &[&str]) -> String {
     let output = run(words);
     let (stdout, stderr) = texts(&output);
@@ -90,10 +83,7 @@ fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// Reports why a check cannot run here.
-///
-/// # Panics
-/// Under `CI=true`.
+/// Reports why a check cannot run here; panics under `CI=true`.
 fn missing(what: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "missing under CI: {what}");
     eprintln!("skipped: {what}");

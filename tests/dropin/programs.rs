@@ -1,5 +1,4 @@
-//! C programs, compiled against rdma-core's own headers and linked with its library, on the
-//! drop-in.
+//! C programs, linked with rdma-core's library, on the drop-in.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -62,8 +61,7 @@ fn numbers_have_the_same_names_as_in_the_systems_library() {
     assert_eq!(stdout_of(&[path(&program)]), texts(&theirs).0);
 }
 
-/// The library itself prints nothing: errno reports the failure, and `DOORBELL_LOG` enables
-/// logging.
+/// The library prints nothing: errno reports the failure, `DOORBELL_LOG` enables logging.
 #[test]
 fn a_device_that_does_not_open_is_an_errno_value() {
     let Some((_folder, program)) = compiled("client.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
@@ -85,8 +83,7 @@ fn a_device_that_does_not_open_is_an_errno_value() {
     assert!(log.contains("240.1.2.3") && log.lines().count() == 1, "{log}");
 }
 
-/// Processes that share an address connect by librdmacm; a port has one owner, and the peer of a
-/// killed end is notified.
+/// A port has one owner, and the peer of a killed end is notified.
 #[test]
 fn processes_of_one_address_connect() {
     let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
@@ -122,8 +119,7 @@ fn processes_of_one_address_connect() {
     );
 }
 
-/// A program in Python that moves memory between two processes by the C library: on host memory, as
-/// with tensors on GPUs.
+/// The Python script moves memory between two processes by the C library; on GPUs, tensors.
 #[test]
 fn the_script_for_tensors_runs_on_memory_of_the_host() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/tensors.py");

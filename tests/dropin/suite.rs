@@ -1,5 +1,4 @@
-//! The conformance suite as a client of the drop-in library: the symbols behave as the in-process
-//! table.
+//! The conformance suite as a client of the drop-in library.
 
 use std::process::Command;
 

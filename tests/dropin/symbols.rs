@@ -1,5 +1,4 @@
-//! The library's exports, compared with those of the system's two. All are read as files and not
-//! loaded.
+//! The library's exports, compared with those of the system's two, read as files.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,8 +14,7 @@ const NEWER: [&str; 4] = [
     "IBVERBS_PRIVATE_65",
 ];
 
-/// Each symbol with its kind and version, such as `FUNC ibv_reg_mr@@IBVERBS_1.1`; `None` where
-/// readelf(1) or the file is missing.
+/// As `FUNC ibv_reg_mr@@IBVERBS_1.1`; `None` where readelf(1) or the file is missing.
 fn exported(library: &Path) -> Option<BTreeSet<String>> {
     let output = Command::new("readelf")
         .args(["-W", "--dyn-syms"])

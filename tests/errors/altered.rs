@@ -91,8 +91,7 @@ unsafe extern "C" fn no_devices(num: *mut c_int) -> *mut *mut ibv_device {
 
 /// The soft device's context, with its ports queried by the table's function.
 unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: by the caller's contract; an extended context is a member of a verbs_context, and not
-    // shared yet.
+    // SAFETY: by the caller's contract; an extended context is in a verbs_context, and unshared.
     unsafe {
         let context = (api().open_device)(device);
         if !context.is_null() {

@@ -116,7 +116,6 @@ fn without_number(text: String, qpn: Qpn) -> String {
     text.replace(&qpn.to_string(), "<its number>")
 }
 
-/// The error of the next request, without the queue pair's number.
 fn failure(qp: &QueuePair, cq: &mut CompletionQueue) -> String {
     let deadline = Instant::now() + TIMEOUT;
     loop {

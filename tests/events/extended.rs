@@ -13,7 +13,6 @@ use super::{TIMEOUT, open};
 const DEPTH: u32 = 32;
 const BYTES: usize = 256;
 
-/// One side of a connection, with its own buffers.
 struct Side {
     context: Context,
     pd: ProtectionDomain,

@@ -1,5 +1,4 @@
-//! Completion channels and events by the safe API on soft devices, both ends in this process: what
-//! the stub of `verbs` cannot test, because it transmits nothing.
+//! Completion channels and events on soft devices: the stub of `verbs` transmits nothing.
 
 mod extended;
 
@@ -35,7 +34,6 @@ fn connect(a: (&ProtectionDomain, &CompletionChannel), b: (&ProtectionDomain, &C
     (End { qp: qp_a, cq: cq_a }, End { qp: qp_b, cq: cq_b })
 }
 
-/// Protection domain and channel on device `n`.
 fn side(n: u8) -> (ProtectionDomain, CompletionChannel) {
     let context = open(n);
     (
@@ -48,7 +46,6 @@ fn buffer(pd: &ProtectionDomain) -> Buffer {
     pd.register(vec![0; 64], Local).unwrap()
 }
 
-/// The buffer of the next completion of `cq`, waited for on its channel.
 fn next(cq: &mut CompletionQueue) -> Buffer {
     let start = Instant::now();
     let mut done = cq.wait(TIMEOUT).unwrap().next().expect("a completion came");
@@ -80,8 +77,7 @@ fn ping_pong_by_completion_events() {
                     received |= matches!(done.result().unwrap(), Success::Receive { .. });
                     buffers.push(done.take::<Local>().unwrap());
                 }
-                // Woken by an event rather than by the timeout, whose last poll would also find the
-                // completion.
+                // The last poll of a timeout would also find the completion.
                 assert!(start.elapsed() < TIMEOUT, "round {round}: slept through a completion");
             }
             if let Some(answer) = message.take() {

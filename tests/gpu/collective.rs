@@ -1,6 +1,5 @@
-//! The collectives' kernels on the stand-in: every collective by every algorithm among few ranks,
-//! with every type and operator, staged and direct, in place, with the LL and Simple protocols, in
-//! many slices.
+//! The collectives' kernels on the stand-in, among few ranks: every collective, algorithm, type and
+//! operator, staged and direct, in place, LL and Simple, in many slices.
 
 use doorbell_collectives::gpu::Sizes;
 use doorbell_collectives::gpu::program::{Function, LaunchShape};

@@ -1,11 +1,9 @@
-//! Communicators of GPUs between processes, on the stand-in: all that `gpu-communicator` does on
-//! GPUs.
+//! Communicators of GPUs between processes, on the stand-in: all of `gpu-communicator`.
 
 use std::process::Command;
 
 use doorbell_cuda_standin::{ExecutionMode, environment};
 
-/// Runs the program; its output is shown if it fails.
 fn run(arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-communicator"))
         .args(arguments)

@@ -1,8 +1,6 @@
-//! The GPU's reduction kernels without a GPU: the stand-in (gpudirect/standin) compiles their
-//! source for the CPU, and runs every case that `gpu-reduce` runs on a GPU. Not covered is what
-//! only a GPU has: its float conversions, minimum and maximum, and the loads and stores themselves.
-//!
-//! Kernels run once directly, and once through all of doorbell-cuda, on the stand-in.
+//! The GPU's reduction kernels on the stand-in (gpudirect/standin), once directly and once through
+//! doorbell-cuda: every case of `gpu-reduce`. Not covered: a GPU's own float conversions, minimum,
+//! maximum, loads and stores.
 
 mod collective;
 mod driver;

@@ -5,7 +5,6 @@ use std::process::Command;
 
 use doorbell_cuda_standin::{ExecutionMode, environment};
 
-/// Runs the program; its output is shown if it fails.
 fn run(link: &str, arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-puts"))
         .args(arguments)

@@ -7,8 +7,7 @@ use doorbell_cuda::reduce::Reduction;
 use doorbell_cuda_standin::{ExecutionMode, Standin, missing};
 use doorbell_tests::gpu::{Device, sweep};
 
-/// A driver for one test; `None`, with a message, if it cannot be compiled, which is a failure
-/// under CI.
+/// `None`, with a message, if it cannot be compiled, which is a failure under CI.
 pub(super) fn driver() -> Option<Standin> {
     if let Some(what) = missing() {
         assert!(std::env::var_os("CI").is_none(), "{what}");
@@ -18,7 +17,6 @@ pub(super) fn driver() -> Option<Standin> {
     Some(Standin::load(ExecutionMode::Lazy))
 }
 
-/// The CPU as a GPU.
 pub(super) struct Processor {
     driver: Standin,
     memory: Vec<u8>,
@@ -49,8 +47,7 @@ impl Device for Processor {
         let name = reduction.kernel.to_string();
         let mut arguments = reduction.arguments;
         let arguments = &mut [(&raw mut arguments).cast::<c_void>()];
-        // SAFETY: the kernel takes these arguments, whose addresses lie in the memory, as the trait
-        // requires.
+        // SAFETY: the kernel's arguments, whose addresses lie in the memory, as the trait requires.
         let found = unsafe { self.driver.run(&name, reduction.blocks, reduction.threads, arguments) };
         ensure!(found, "the stand-in has no {name}");
         bytes.copy_from_slice(&self.memory[part]);

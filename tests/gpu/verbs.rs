@@ -5,7 +5,6 @@ use std::process::Command;
 
 use doorbell_cuda_standin::{ExecutionMode, environment};
 
-/// Runs the program; its output is shown if it fails.
 fn run(manner: ExecutionMode, link: &str, arguments: &[&str]) {
     run_with(manner, link, arguments, "newer");
 }

@@ -1,6 +1,5 @@
-//! `instructions ROW ITERATIONS`: this toolkit's column of `cargo xtask instructions`. Only the
-//! functions named `measure_` are counted; the device is `provider.c`, in place of the system's
-//! libibverbs.
+//! `instructions ROW ITERATIONS`: this toolkit's column of `cargo xtask instructions`. Only
+//! functions named `measure_` are counted; the device is `provider.c`.
 
 #![forbid(unsafe_code)]
 

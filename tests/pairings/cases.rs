@@ -23,10 +23,9 @@ impl Environment {
         ("wire", Environment::Wire),
     ];
 
-    /// Iterations of a run of one size, and of each size of a sweep. Above 20,000 the C tools
-    /// compute no peak, which takes longer than the test. An emulated processor does few, and the
-    /// first hundreds are slower, as they have to be translated; UDP does not retransmit datagrams,
-    /// so few are sent there.
+    /// Iterations of one size, and of each size of a sweep: above 20,000 the C tools skip the peak,
+    /// which takes longer than the test. Few where the processor is emulated, or where UDP loses
+    /// datagrams for good.
     pub(crate) fn rounds(self) -> (u32, u32) {
         match self {
             Environment::Host | Environment::Managed => (30_000, 1_000),
@@ -44,7 +43,6 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Its name in reports.
     pub(crate) fn describe(&self) -> String {
         format!("{} {}", self.tool, self.options)
     }
@@ -54,10 +52,8 @@ impl Case {
     }
 }
 
-/// All cases of an environment, in the order of the report: each tool alone, bidirectional, on four
-/// queue pairs, of all sizes and for a duration; and the datagram tools.
-///
-/// `quick` uses a tenth of the iterations and half of the time, without slow cases.
+/// All cases of an environment in the report's order. `quick`: a tenth of the iterations, half of
+/// the time, no slow cases.
 pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
     let (one, many) = environment.rounds();
     let (one, many, seconds) = if quick {
@@ -72,8 +68,7 @@ pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
         Environment::Rxe => (15 * one, 10 * one),
         Environment::Udp | Environment::Managed | Environment::Wire => (one, one),
     };
-    // Between two fast ends, one without a posted receive loses datagrams, and the C tools wait for
-    // them forever; they post no more receives than this.
+    // The C tools post no more receives than this, and wait forever for lost datagrams.
     let (datagrams, datagrams_of_a_size) = match environment {
         Environment::Host => (one.min(8_000), many),
         Environment::Rxe => (4 * one, 50 * many),

@@ -1,12 +1,10 @@
 //! Each of `ib_{write,read,send,atomic}_{bw,lat}` of the package and of Doorbell, as server and as
-//! client, in every pairing. Both ends must exit with status 0 and with results, and the results
-//! must agree with those of the package's tools among themselves.
+//! client, in every pairing. Both ends must exit with status 0 and results that agree with those of
+//! the package's tools among themselves.
 //!
-//! [`cases`] lists the runs, [`rig`] runs a pairing, [`results`] parses and compares. The pairings
-//! of a case are interleaved, in forward and then in reverse order, and those of a round are
-//! compared, so that other load affects all alike; where they disagree they are repeated, up to a
-//! limit. Other load only ever worsens a result: where the package's tools disagree among
-//! themselves, the best runs are compared.
+//! A case's pairings are interleaved, forward and reversed, and compared within a round, so that
+//! other load affects all alike; disagreeing ones are repeated up to a limit. Where the package's
+//! tools themselves disagree, the best runs are compared, as other load only worsens a result.
 
 mod cases;
 mod results;
@@ -80,8 +78,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the results are within `limit` of each other: by rounds, or where the package's
-    /// tools themselves spread further, by the best runs.
+    /// By rounds, or by the best runs where the package's tools themselves spread further.
     fn agrees(&self, limit: f64) -> bool {
         near(&self.ratios, limit) || (self.spread > limit && near(&self.best, limit))
     }
@@ -218,8 +215,7 @@ fn run(options: &Options) -> Result<bool> {
     Ok(failures == 0)
 }
 
-/// Whether the mixed pairings of a case exit with success and results. A failure is retried while
-/// the budget lasts.
+/// A failure of a mixed pairing is retried while the budget lasts.
 fn quick_pairs_succeed(
     rig: &mut Rig,
     case: &Case,
@@ -247,7 +243,6 @@ fn quick_pairs_succeed(
     }
 }
 
-/// Runs all pairings of a case interleaved until their results agree, or the limit is reached.
 fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
     let mut all: [Vec<Results>; 4] = Default::default();
     loop {

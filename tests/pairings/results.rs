@@ -2,17 +2,15 @@
 
 use crate::cases::Case;
 
-/// The results of one run, one per size, in order of size. Bandwidth in the tool's unit, or latency
-/// in us.
+/// One value per size, in order: bandwidth in the tool's unit, or latency in us.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Results {
     pub(crate) sizes: Vec<u64>,
     pub(crate) values: Vec<f64>,
 }
 
-/// Parses an output's table: average bandwidth, typical latency, or average latency where there is
-/// no typical one. In a table of the package's tools an uncompared column may be NaN: their
-/// standard deviation is the root of a difference, which rounding may make negative.
+/// The average bandwidth, or the typical or average latency. The package's standard deviation may
+/// be NaN: the root of a difference that rounding made negative.
 pub(crate) fn read(case: &Case, output: &str, of_stock: bool) -> Result<Results, String> {
     let head = output.rfind("#bytes").ok_or("there is no table")?;
     let (title, rows) = output[head..].split_once('\n').ok_or("the table has no rows")?;
@@ -64,10 +62,8 @@ pub(crate) fn read(case: &Case, output: &str, of_stock: bool) -> Result<Results,
     Ok(results)
 }
 
-/// The ratio of some runs to others interleaved with them: the median of the ratios of runs of the
-/// same round. A machine whose speed varies is mostly the same for both of a round, while
-/// either's median may be of either speed. Of several sizes the median of their ratios; `None`
-/// where the runs are not of the same sizes.
+/// The median of the ratios of runs of one round, in which the machine's speed is mostly the same.
+/// Of several sizes the median; `None` where sizes differ.
 pub(crate) fn ratio_by_rounds(runs: &[Results], others: &[Results]) -> Option<f64> {
     median_over_sizes(runs, others, |runs, others| {
         median(runs.iter().zip(others).map(|(one, other)| one / other).collect())
@@ -94,12 +90,10 @@ fn median_over_sizes(
     median(ratios.collect::<Option<Vec<f64>>>()?)
 }
 
-/// The maximum, which is the best bandwidth.
 pub(crate) fn greatest(values: &[f64]) -> Option<f64> {
     values.iter().copied().max_by(f64::total_cmp)
 }
 
-/// The minimum, which is the best latency.
 pub(crate) fn least(values: &[f64]) -> Option<f64> {
     values.iter().copied().min_by(f64::total_cmp)
 }
@@ -199,8 +193,7 @@ mod tests {
 
     #[test]
     fn a_machine_with_two_speeds_makes_no_difference() {
-        // Four rounds on the fast machine, three on the slow one; the speed changes in between, so
-        // the medians are of different speeds.
+        // Four rounds on the fast machine, three on the slow one: the medians differ in speed.
         let of = |values: &[f64]| values.iter().map(|&value| results(&[value])).collect::<Vec<_>>();
         let ours = of(&[2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]);
         let stock = of(&[2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0]);

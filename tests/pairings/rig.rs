@@ -30,7 +30,6 @@ const MANAGED: &str = "127.91.0.1";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Implementation {
     Stock,
-    /// Doorbell under the same name.
     Ours,
 }
 
@@ -54,7 +53,6 @@ impl Pairing {
         ]
     };
 
-    /// Those with one end of each.
     pub(crate) const MIXED: [Pairing; 2] = [Pairing::ALL[1], Pairing::ALL[2]];
 }
 
@@ -105,9 +103,8 @@ impl Rig {
         bail!("no TCP port of {PORTS:?} is left")
     }
 
-    /// The processors of an end, as a taskset(1) list: pinned apart, as migration between cores
-    /// would be measured. An in-process device has a thread, too. The last processors are used, as
-    /// the first have the interrupts; with too few it is not pinned.
+    /// A taskset(1) list: pinned apart, as migration would be measured; the last ones, as the first
+    /// have the interrupts; not pinned with too few. An in-process device has a thread, too.
     fn cores_of(&self, environment: Environment, is_server: bool) -> Option<String> {
         let each = if environment == Environment::Rxe { 1 } else { 2 };
         let from = self.cores.len().checked_sub(2 * each)? + usize::from(!is_server) * each;
@@ -143,8 +140,7 @@ impl Rig {
                 Environment::Host | Environment::Udp | Environment::Rxe => None,
             };
             let over_udp = environment == Environment::Udp;
-            // The same for all ends: with shared memory a result depends on other cache contents,
-            // and varies more than between tools.
+            // The same for all: with shared memory results depend on the contents of caches.
             variables.push(("DOORBELL_COPY", "vm".to_owned()));
             match implementation {
                 Implementation::Stock => {
@@ -247,7 +243,6 @@ impl Rig {
     }
 }
 
-/// The processors that this process may use, in order.
 fn cores() -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     Ok((0..CpuSet::count())

@@ -1,9 +1,6 @@
-//! Throughput by loss and window: the link utilization of a stream of WRITEs, as a reviewed
-//! snapshot.
-//!
-//! Go-back-N retransmits everything from the lost packet on, so a wide window costs more the higher
-//! the loss; a narrow one does not fill the link. The clock is virtual and losses are seeded: the
-//! table changes only with the engine.
+//! Link utilization of a stream of WRITEs by loss and window, as a reviewed snapshot. Go-back-N
+//! costs more, the wider the window and the higher the loss. The clock is virtual and losses are
+//! seeded: the table changes only with the engine.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -55,8 +52,7 @@ fn throughput_by_loss_and_window() {
     });
 }
 
-/// Goodput as a fraction of the link rate, from the first packet to the last completion; 0 where
-/// the queue pair fails.
+/// As a fraction of the link rate; 0 where the queue pair fails.
 fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
     let faults = FaultConfig {
         drop: loss,

@@ -1,5 +1,4 @@
-//! The protocol engine on a simulated network: virtual clock, real packets with real ICRCs, memory
-//! that is compared byte by byte.
+//! The protocol engine on a simulated network: virtual clock, real packets and ICRCs.
 
 mod conversation;
 mod grid;

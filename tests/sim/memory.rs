@@ -33,8 +33,7 @@ pub(crate) struct Region {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The memory of one node. Keys are an index and a tag, so that lkey and rkey of a region differ
-/// and neither is 0.
+/// Keys are an index and a tag: lkey and rkey of a region differ, and neither is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SimMemory {
     regions: Vec<Region>,
@@ -71,7 +70,6 @@ impl SimMemory {
         (key & 0xff == tag && index < self.regions.len()).then_some(index)
     }
 
-    /// The bytes of a range that key, protection domain and rights allow.
     fn range(
         &mut self,
         pd: PdId,

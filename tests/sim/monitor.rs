@@ -8,7 +8,6 @@ use doorbell_roce_proto::{Mtu, Psn, Qpn};
 /// Maximum packets of requests without an AckReq among them.
 const ACK_REQ_EVERY: u32 = 64;
 
-/// One end of a connection, as observed by its packets.
 struct Flow {
     peer: Qpn,
     mtu: Mtu,
@@ -31,10 +30,8 @@ struct Flow {
 pub(crate) struct FlowConfig {
     pub(crate) peer: Qpn,
     pub(crate) mtu: Mtu,
-    /// Packets outstanding at most.
     pub(crate) window: u32,
     pub(crate) sq_psn: Psn,
-    /// The first PSN it expects.
     pub(crate) rq_psn: Psn,
 }
 
@@ -44,7 +41,6 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Monitors what `node`'s queue pair `qpn` sends.
     pub(crate) fn watch(&mut self, node: usize, qpn: Qpn, config: FlowConfig) {
         let FlowConfig {
             peer,
@@ -79,10 +75,7 @@ impl Monitor {
         }
     }
 
-    /// Checks a packet that `node`'s queue pair `qpn` sends.
-    ///
-    /// # Errors
-    /// When it violates a rule.
+    /// Checks a packet; fails when it violates a rule.
     pub(crate) fn sent(&mut self, node: usize, qpn: Qpn, payload: &[u8]) -> Result<(), String> {
         let packet = Packet::parse(payload).map_err(|error| format!("node {node} sends no packet: {error}"))?;
         let Some(flow) = self.flows.get_mut(&(node, qpn)) else {

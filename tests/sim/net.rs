@@ -1,8 +1,5 @@
-//! The network: nodes with an [`Endpoint`] each, links with bandwidth, latency and faults between
-//! them, and one queue of events on a virtual clock.
-//!
-//! Everything is a function of the seeds: two runs of one network give the same packets at the same
-//! times.
+//! The network: nodes with an [`Endpoint`] each, links with bandwidth, latency and faults, and one
+//! queue of events on a virtual clock. Everything is a function of the seeds.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -51,12 +48,10 @@ pub(crate) struct LinkConfig {
     pub(crate) socket: Option<Socket>,
 }
 
-/// A socket's receive buffer, whose owner sleeps for a while when the first packet arrives, and
-/// then reads all. Packets beyond its size are lost.
+/// A receive buffer: read whole after a sleep that the first packet starts; the excess is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub(crate) packets: usize,
-    /// How long its owner sleeps.
     pub(crate) sleep: Duration,
 }
 
@@ -72,7 +67,6 @@ pub(crate) struct Node {
     /// Packets in its socket until the owner wakes up.
     socket: Vec<Packet>,
     faults: FaultModel,
-    /// The IPv4 Identification of the next packet.
     ident: u16,
 }
 
@@ -206,10 +200,8 @@ impl Network {
         }));
     }
 
-    /// Processes the next event, and moves the clock to it.
-    ///
-    /// # Errors
-    /// When a rule of the wire was violated, or an endpoint does not get past its own timeout.
+    /// Processes the next event, at its time; fails when a rule of the wire is violated, or an
+    /// endpoint does not get past its own timeout.
     pub(crate) fn step(&mut self) -> Result<Step, String> {
         let timeout = self
             .nodes
@@ -271,7 +263,6 @@ impl Network {
         Ok(Step::Node(node))
     }
 
-    /// Puts a packet into the node's socket, if it fits.
     fn enter(&mut self, node: usize, socket: Socket, packet: Packet) {
         let waiting = &mut self.nodes[node].socket;
         let first = waiting.is_empty();
@@ -303,10 +294,7 @@ impl Network {
         endpoint.handle_datagram(self.now, &datagram, memory);
     }
 
-    /// Polls a node's endpoint: to be called after every change to it.
-    ///
-    /// # Errors
-    /// When a packet violates a rule of the wire.
+    /// Polls a node's endpoint, after every change to it; fails when a packet violates a rule.
     pub(crate) fn service(&mut self, node: usize) -> Result<(), String> {
         while self.transmit(node)? {}
         let Node {
@@ -340,7 +328,6 @@ impl Network {
         Ok(true)
     }
 
-    /// Seals the packet in the buffer and sends it.
     fn send(&mut self, from: usize, dst: IpAddr, len: usize) {
         let node = &mut self.nodes[from];
         let (src, ident) = (node.address, node.ident);

@@ -1,6 +1,5 @@
-//! A READ longer than the requester's socket buffer. Responses arrive at link rate, as the
-//! responder has no window, so the requester reads in parts. Where even its window exceeds the
-//! socket buffer, the rest is requested again until all has arrived.
+//! A READ longer than the requester's socket buffer. The responder has no window, so the requester
+//! reads in parts; what even its window loses is requested again.
 
 use std::time::Duration;
 
@@ -42,7 +41,6 @@ fn a_window_longer_than_the_socket_buffer_loses_nothing_for_good() {
     }
 }
 
-/// Reads 1 MiB through a socket of that many packets, and returns the requester's counters.
 fn read(idents: Idents, packets: usize) -> Counters {
     let link = LinkConfig {
         bits_per_second: 10_000_000_000,

@@ -14,8 +14,7 @@ pub(crate) const PD: PdId = PdId(0);
 /// Requests outstanding at most.
 pub(crate) const DEPTH: usize = 64;
 
-/// Adds two nodes with a queue pair each, connected: RTS, all rights, all requests signaled,
-/// maximum retries.
+/// Two connected nodes in RTS, with all rights, all requests signaled and maximum retries.
 pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
     let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
     let qpns = addresses.map(|address| {

@@ -14,7 +14,6 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// A trace that records.
     pub(crate) fn on() -> Self {
         Self {
             lines: Some(String::new()),

@@ -1,5 +1,4 @@
-//! The lost wake-up test (`tests/src/bin/sleepers`), for a few seconds. The timeout of several
-//! seconds exceeds any scheduling delay.
+//! The lost wake-up test (`tests/src/bin/sleepers`); its timeout exceeds any scheduling delay.
 
 use std::process::Command;
 

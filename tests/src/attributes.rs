@@ -1,5 +1,4 @@
-//! The attributes that the processes of a test exchange by lines of text: a queue pair's endpoint
-//! and the key of its exposed memory, in hexadecimal.
+//! The attributes that the processes of a test exchange, as hexadecimal text.
 
 use std::io::{self, Write as _};
 
@@ -12,10 +11,7 @@ pub fn encode<K: KeyAccess>(endpoint: &Endpoint, key: &Remote<K>) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Decodes what [`encode`] returned.
-///
-/// # Errors
-/// When it is malformed.
+/// Decodes what [`encode`] returned; fails when it is malformed.
 pub fn decode<K: KeyAccess>(text: &str) -> Result<(Endpoint, Remote<K>)> {
     let digits = |at: usize| text.get(2 * at..2 * at + 2);
     let bytes: Vec<u8> = (0..text.len() / 2)
@@ -27,10 +23,7 @@ pub fn decode<K: KeyAccess>(text: &str) -> Result<(Endpoint, Remote<K>)> {
     Ok((Endpoint::from_bytes(endpoint)?, Remote::from_bytes(key)?))
 }
 
-/// Prints a line and flushes stdout.
-///
-/// # Errors
-/// When stdout is closed.
+/// Prints a line and flushes stdout; fails when stdout is closed.
 pub fn print_line(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;

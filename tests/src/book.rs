@@ -1,5 +1,4 @@
-//! The Rust examples of docs/book, compiled (and run, unless `no_run`) as doctests of this crate:
-//! `cargo test --doc -p doorbell-tests`.
+//! The Rust examples of docs/book, compiled (and run, unless `no_run`) as doctests of this crate.
 
 macro_rules! pages {
     ($($name:ident = $path:literal;)*) => { $(

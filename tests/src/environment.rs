@@ -1,5 +1,4 @@
-//! The environment of programs under test: their privileges, and the addresses of the guest's
-//! device.
+//! The privileges of programs under test, and the addresses of the guest's device.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -26,10 +25,7 @@ pub fn unprivileged() -> Vec<String> {
     .into()
 }
 
-/// The index of an address in rxe0's GID table.
-///
-/// # Errors
-/// When there is no rxe0, or it has no such address.
+/// The index of an address in rxe0's GID table; fails when there is none.
 pub fn kernel_gid(address: &str) -> Result<u32> {
     let address: Ipv6Addr = match address.parse::<Ipv4Addr>() {
         Ok(address) => address.to_ipv6_mapped(),

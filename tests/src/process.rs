@@ -16,22 +16,17 @@ use std::{
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A starting program blocks no longer than this, unless it waits for a processor, which its state
-/// shows.
+/// A starting program blocks no longer, unless it waits for a processor.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// Whether Ctrl-C or SIGTERM was received.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn stop(_: libc::c_int) {
     STOPPED.store(true, Ordering::Relaxed);
 }
 
-/// Fails once the program is to stop; every wait for a [`Process`] calls it, so that children are
-/// killed.
-///
-/// # Errors
-/// When a [supervised](supervise) program has received Ctrl-C or SIGTERM.
+/// Fails once a [supervised](supervise) program has received Ctrl-C or SIGTERM; called by every
+/// wait for a [`Process`], so that children are killed.
 pub fn check_not_stopped() -> Result<()> {
     ensure!(!STOPPED.load(Ordering::Relaxed), "stopped");
     Ok(())
@@ -49,8 +44,7 @@ pub fn supervise<O>(
     // would inherit; they do not inherit a handler.
     let handler: extern "C" fn(libc::c_int) = stop;
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler stores to an atomic and does nothing else, which any signal may
-        // interrupt. signal(2) fails for no valid signal.
+        // SAFETY: the handler only stores to an atomic; signal(2) fails for no valid signal.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
     // SAFETY: the default action runs no code of ours. signal(2) fails for no valid signal.
@@ -107,8 +101,7 @@ impl Process {
         })
     }
 
-    /// Its exit status as a shell reports it, 128 plus the number for a signal; `None` while it
-    /// runs.
+    /// Its exit status as in a shell, 128 plus the number for a signal; `None` while it runs.
     pub fn status(&mut self) -> Result<Option<i32>> {
         check_not_stopped()?;
         if self.ended.is_none() {
@@ -130,8 +123,7 @@ impl Process {
         }
     }
 
-    /// Waits until a process of its network namespace listens on a TCP port. False when it exited,
-    /// or `deadline` passed.
+    /// Waits for a listener in its network namespace; false when it exited, or `deadline` passed.
     pub fn wait_listening(&mut self, port: u16, deadline: Instant) -> Result<bool> {
         while Instant::now() < deadline {
             if self.is_listening_on(port) {
@@ -191,8 +183,7 @@ impl Drop for Process {
     }
 }
 
-/// A fingerprint that changes while a process or a child of it is active: process ids, states and
-/// context switch counts.
+/// Changes while a process or a child is active: process ids, states, context switch counts.
 fn activity(process: u32) -> String {
     let own = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let status = own
@@ -217,8 +208,7 @@ fn activity(process: u32) -> String {
     all
 }
 
-/// Whether the kernel's tables of a network namespace (`/proc/PID/net`) have a TCP socket that
-/// listens on `port`: state 0A.
+/// Whether tables of a network namespace (`/proc/PID/net`) have a listening socket (state 0A).
 pub fn has_listener(tables: &str, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let text = fs::read_to_string(format!("{tables}/{table}")).unwrap_or_default();

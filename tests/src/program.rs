@@ -1,5 +1,4 @@
-//! The common part of the programs in `src/bin` that are one end of a test: their device and role,
-//! their options, their exit status.
+//! The common part of the programs in `src/bin` that are one end of a test.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -24,24 +23,15 @@ pub trait Program: Default {
     /// The usage line.
     const USAGE: &str;
 
-    /// Takes an option of its own. False when it has no such option.
-    ///
-    /// # Errors
-    /// When the value is invalid.
+    /// Takes an option of its own: false for an unknown one, an error for an invalid value.
     fn option(&mut self, name: &str, value: &str) -> Result<bool>;
 
-    /// Checks that its options are consistent.
-    ///
-    /// # Errors
-    /// When they are not.
+    /// Fails when its options are inconsistent.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
     /// Runs this end of the test.
-    ///
-    /// # Errors
-    /// When the test fails.
     fn run(self, end: &EndOptions) -> Result<()>;
 }
 

@@ -1,7 +1,5 @@
-//! Retries of rows of programs that run under timeouts.
-//!
-//! A row can fail without a fault when the machine does not schedule a program for longer than all
-//! its retransmissions. A failed row is reported and retried once; more than `MAX_RETRIES`
+//! Retries of rows that run under timeouts: a busy machine may not schedule a program for longer
+//! than all its retransmissions. A failed row is reported and retried once; more than `MAX_RETRIES`
 //! failures are not chance, and stay.
 
 /// Rows of a run that may be retried.

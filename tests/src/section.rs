@@ -2,10 +2,7 @@
 
 use anyhow::{Context, Result};
 
-/// The byte range of a section in the file's text.
-///
-/// # Errors
-/// When the file has no such section.
+/// The byte range of a section in the file's text; an error when there is none.
 pub fn span(file: &str, section: &str) -> Result<std::ops::Range<usize>> {
     let (begin, end) = (format!("<!-- begin {section} -->\n"), format!("<!-- end {section} -->"));
     let lacking = || format!("the report has no section {section:?}");
@@ -14,10 +11,7 @@ pub fn span(file: &str, section: &str) -> Result<std::ops::Range<usize>> {
     Ok(start..start + length)
 }
 
-/// The file's text with a section replaced.
-///
-/// # Errors
-/// As [`span`].
+/// The file's text with a section replaced; an error when there is none.
 pub fn replaced(file: &str, section: &str, body: &str) -> Result<String> {
     let span = span(file, section)?;
     Ok(format!("{}\n{body}\n{}", &file[..span.start], &file[span.end..]))

@@ -6,10 +6,7 @@ use std::sync::Once;
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Context, Library};
 
-/// Opens device `soft0` or `soft1`, on an address of this process's own.
-///
-/// # Panics
-/// When it cannot be opened.
+/// Opens device `soft0` or `soft1`, on an address of this process's own; panics when it cannot.
 pub fn open(n: u8) -> Context {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

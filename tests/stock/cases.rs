@@ -9,7 +9,6 @@ pub(crate) struct Grid {
     pub(crate) lines: &'static [&'static str],
 }
 
-/// Where the two ends of a pair run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Environment {
     /// Both under `doorbell run` on this host, on the link that the device chooses.
@@ -18,8 +17,7 @@ pub(crate) enum Environment {
     Ipv6,
     /// The same, on a loopback address of their own: the connection manager's is the device's.
     Managed,
-    /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace
-    /// `peer`.
+    /// In the guest: one end on rxe, the other under `doorbell run` in the namespace `peer`.
     Wire {
         /// Whether the server is the end on rxe.
         rxe_serves: bool,
@@ -344,14 +342,12 @@ pub(crate) const FAULTS: &[(&str, &str, &str)] = &[(
     "the tool waits for completions of requests that it does not signal, on rxe as well",
 )];
 
-/// Messages by which a tool reports a limit of an opened device, and whether the tool or our device
-/// sets it.
+/// Messages about a limit of an opened device, and whether the tool or our device sets it.
 pub(crate) const LIMITS: &[(&str, Limit)] = &[
     ("Requested size larger than port MTU", Limit::OfTheTool),
     ("The device isn't ODP capable", Limit::OfTheDevice),
 ];
 
-/// The origin of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Limit {
     /// The tool's: any device would be refused.

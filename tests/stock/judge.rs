@@ -1,5 +1,4 @@
-//! Checks a stock tool's output beside its exit status: all was transferred, and nothing that it
-//! verified was wrong.
+//! Checks a stock tool's output: all was transferred, and nothing that it verified was wrong.
 
 use crate::tool::Suite;
 
@@ -29,8 +28,7 @@ fn has(options: &str, name: &str) -> bool {
     options.split_whitespace().any(|word| word == name)
 }
 
-/// ibv_*_pingpong end with `8192000 bytes in 0.01 seconds = …` and `1000 iters in …`; with -c they
-/// report every page that differs from what was sent.
+/// Ends with `8192000 bytes in 0.01 seconds = …` and `1000 iters in …`; -c reports wrong pages.
 fn pingpong(options: &str, output: &str) -> Option<String> {
     if let Some(line) = output.lines().find(|line| line.contains("invalid data")) {
         return Some(format!("the bytes are wrong: {line}"));
@@ -56,8 +54,7 @@ fn pingpong(options: &str, output: &str) -> Option<String> {
     })
 }
 
-/// A table: a header of `#bytes`, then a line for each size, with the size, the iterations and
-/// values.
+/// A header of `#bytes`, then for each size a line with size, iterations and values.
 fn perftest(options: &str, output: &str) -> Option<String> {
     // With -H all measurements come between, and then the header again.
     let table = output.rfind("#bytes").map_or("", |head| &output[head..]);
@@ -72,8 +69,7 @@ fn perftest(options: &str, output: &str) -> Option<String> {
     if rows.is_empty() {
         return Some("it measured nothing".to_owned());
     }
-    // Where it could not measure the clock rate, as on a busy machine, it reports so, and its
-    // values are missing; its rows and iterations are all there.
+    // Where it could not measure the clock rate it reports so, and only the values are missing.
     let clocked = !output.contains("Correlation coefficient r^2");
     if let Some(row) = rows
         .iter()
@@ -101,8 +97,7 @@ fn perftest(options: &str, output: &str) -> Option<String> {
     None
 }
 
-/// The first error in the output of the client of a managed pair: it must have `shown` in that many
-/// lines.
+/// The client's output must have `shown` in that many lines.
 pub(crate) fn managed((shown, wanted): (&str, usize), output: &str) -> Option<String> {
     if let Some(line) = output.lines().find(|line| line.contains("data mismatch")) {
         return Some(format!("the bytes are wrong: {line}"));

@@ -1,10 +1,9 @@
 //! Stock RDMA programs on the soft device: runs [`cases`], both ends under `doorbell run` without
 //! any privilege, and makes the tables of `docs/STOCK.md`.
 //!
-//! [`rig`] runs a pair; [`judge`] checks the output; [`tool`] has the command lines of each family
-//! and the options that it refuses by itself; [`trouble`] interrupts and kills; [`table`] writes. A
-//! run fails when a program does, or when the committed tables differ. A failure is retried alone;
-//! its first output stays in the log.
+//! [`rig`] runs a pair; [`judge`] checks the output; [`tool`] has each family's command lines;
+//! [`trouble`] interrupts and kills; [`table`] writes. A program that fails, or a difference from
+//! the committed tables, fails the run; a failure is retried alone.
 
 mod cases;
 mod judge;
@@ -67,7 +66,6 @@ impl Cell {
         format!("{} {} [{}]", self.tool, self.options, self.grid.title)
     }
 
-    /// Runs it, with its outputs in a folder of this name, and prints the outcome.
     fn run(&self, rig: &Rig, folder: &str) -> Outcome {
         let started = Instant::now();
         let outcome = rig
@@ -117,7 +115,6 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     Ok(options)
 }
 
-/// Fills the tables. True when all passed.
 fn run(options: &Options) -> Result<bool> {
     let doorbell =
         fs::canonicalize(&options.doorbell).with_context(|| format!("no command at {}", options.doorbell.display()))?;
@@ -188,7 +185,6 @@ fn run(options: &Options) -> Result<bool> {
     Ok(failures == 0 && same)
 }
 
-/// Runs the pairs that connect by the connection manager.
 fn managed(rig: &Rig, retries: &mut RetryBudget) -> Result<Vec<table::Line>> {
     let lines = cases::MANAGED.iter().enumerate().map(|(index, pair)| {
         let what = format!("`{}`", pair.client.replace(" -p PORT", "").replace("HOST", "127.0.0.1"));

@@ -24,12 +24,10 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// TCP ports of the tools, below the ephemeral range.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
-/// A loopback address of this test's own: the tools run as user 65534, and the default address may
-/// be in use by another user.
+/// This test's own: user 65534 runs the tools, and another user may have the default address.
 const OWN: &str = "127.91.0.1";
 /// Logs why a device could not be opened, which C tools cannot print.
 const REASONS: (&str, &str) = ("DOORBELL_LOG", "error");
-/// Lines of a failed program's output that are shown.
 const SHOWN: usize = 30;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,8 +46,7 @@ impl Outcome {
         matches!(self, Outcome::Fails(_))
     }
 
-    /// Prints the outcome, and below it the programs' `output`: in one write, as others print
-    /// concurrently.
+    /// Prints it with the programs' `output`, in one write, as others print concurrently.
     pub(crate) fn show(&self, what: &str, output: &str) {
         let line = match self {
             Outcome::Runs => format!("ok           {what}"),
@@ -131,8 +128,7 @@ impl Rig {
         }
     }
 
-    /// `doorbell run` with these options, without any privilege; at [`OWN`] unless they have an
-    /// address.
+    /// `doorbell run` without any privilege, at [`OWN`] unless the options have an address.
     pub(crate) fn under_doorbell(&self, options: &[&str]) -> Vec<String> {
         let mut words = unprivileged();
         words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
@@ -206,7 +202,6 @@ impl Rig {
         })
     }
 
-    /// Runs a pair that connects by the connection manager.
     pub(crate) fn managed(&self, name: &str, managed: &Managed) -> Result<Outcome> {
         let port = self.port()?;
         let words = |command: &str| {
@@ -228,7 +223,6 @@ impl Rig {
     }
 }
 
-/// Two command lines, ready to be started.
 struct Pair<'a> {
     tool: &'a str,
     server: Vec<String>,

@@ -5,7 +5,6 @@ use anyhow::Result;
 use doorbell_tests::{retry::RetryBudget, section::span};
 use std::fmt::Write;
 
-/// A row of a report without columns: the test, and its outcome.
 pub(crate) struct Line {
     /// The command, or the action.
     pub(crate) what: String,
@@ -15,8 +14,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Makes a row of `run`, which returns the outcome and the output to show. A failure is retried
-    /// while the budget lasts.
+    /// Makes a row of `run`'s outcome; a failure is retried while the budget lasts.
     pub(crate) fn tried(
         what: String,
         about: &'static str,
@@ -77,7 +75,6 @@ pub(crate) fn grid(grid: &Grid, outcomes: &[Outcome]) -> String {
     text
 }
 
-/// A table of single lines.
 pub(crate) fn lines(title: &str, lines: &[Line]) -> String {
     let mut text = format!("### {title}\n\n| what | result |\n|---|---|\n");
     for Line { what, about, outcome } in lines {

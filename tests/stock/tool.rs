@@ -4,14 +4,12 @@ use anyhow::{Result, bail};
 use doorbell_tests::process::Process;
 use std::{path::Path, time::Instant};
 
-/// A family of tools with the same command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Suite {
     Pingpong,
     Perftest,
 }
 
-/// Which end of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End<'a> {
     Server,
@@ -19,7 +17,6 @@ pub(crate) enum End<'a> {
 }
 
 impl Suite {
-    /// The family of a tool.
     pub(crate) fn of(tool: &str) -> Self {
         if tool.starts_with("ib_") {
             Suite::Perftest

@@ -3,7 +3,6 @@
 
 use std::process::Command;
 
-/// Runs members with these options on an address of their own.
 fn swarm(plan: &str, address: &str, environment: &[(&str, &str)]) {
     let output = Command::new(env!("CARGO_BIN_EXE_swarm"))
         .args(plan.split(' '))

@@ -1,5 +1,4 @@
-//! Attributes of queue pairs in use: queried, modified, and the SQD state, in which most can be
-//! modified.
+//! Attributes of queue pairs in use, and the SQD state, in which most can be modified.
 
 use doorbell_verbs::{
     AsyncEvent, Events, Local, PathMigration, PeerRead, QKey, QpState, Qpn, QueueKind, QueuePairError, QueuePairEvent,
@@ -8,7 +7,6 @@ use doorbell_verbs::{
 
 use crate::{Side, TIMEOUT, connect, is_soft};
 
-/// Expects the event that this queue pair has drained.
 fn expect_drained(events: &mut Events, qpn: Qpn) {
     let event = QueuePairEvent::SendQueueDrained;
     assert_eq!(events.wait(TIMEOUT).unwrap(), Some(AsyncEvent::Qp { qpn, event }));
@@ -100,8 +98,7 @@ fn a_read_posted_while_drained_is_done_after() {
     to_b.read(a.buffer(64), log.remote()).unwrap();
     to_b.resume().unwrap();
     if !is_soft() {
-        // The kernel's rxe does not process its send queue on the transition to RTS, only on a
-        // post.
+        // The kernel's rxe processes its send queue only on a post, not on the transition to RTS.
         to_b.write_inline(
             &[],
             doorbell_verbs::Remote::<doorbell_verbs::WriteAccess>::from_raw(0, 0, 0),

@@ -1,5 +1,4 @@
-//! Both backends of the send queue have the same effect on the peer, for every operation: post
-//! lists, and the calls of ibv_wr_post(3), which both the soft device and the kernel's rxe have.
+//! Both backends of the send queue have the same effect on the peer, for every operation.
 
 use std::time::Instant;
 
@@ -12,14 +11,12 @@ use crate::{Side, TIMEOUT, connect, is_soft};
 
 const ROUNDS: u32 = 40;
 
-/// Length of the second of two buffers, where the first has `len` bytes. With
-/// `ibv_wr_set_sge_list`, rdma-core's provider for rxe (44) takes all elements to be as long as the
-/// first, so there they are.
+/// Length of the second buffer: with `ibv_wr_set_sge_list`, rdma-core's provider for rxe (44) takes
+/// all elements to be as long as the first.
 fn second(len: usize) -> usize {
     if is_soft() { len / 2 + 1 } else { len }
 }
 
-/// `len` bytes that differ in every round.
 fn filled(side: &Side, len: usize, round: u32) -> Buffer {
     let mut buffer = side.buffer(len);
     for (at, byte) in buffer.iter_mut().enumerate() {

@@ -16,7 +16,6 @@ use doorbell_verbs::{
     ProtectionDomain, QueueKind, QueuePair, QueuePairBuilder, QueuePairError,
 };
 
-/// Longer than any step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Names a system device to run both ends on instead.
@@ -62,8 +61,7 @@ impl Side {
         self.pd.register(vec![0; len], Local).unwrap()
     }
 
-    /// Waits for the next completion of `queue` of any queue pair, and passes it to `take`. Others
-    /// are dropped.
+    /// Passes the next completion of `queue`, of any queue pair, to `take`; others are dropped.
     fn next<R>(&mut self, queue: QueueKind, mut take: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -89,7 +87,6 @@ impl Side {
     }
 }
 
-/// Two queue pairs of one transport, connected to each other.
 fn connect<T: Connected, B: Backend>(
     a: &Side,
     b: &Side,

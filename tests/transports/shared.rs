@@ -172,8 +172,7 @@ fn by_either_backend() {
     assert_eq!((qpn, len), (other.qpn(), Ok(Success::Receive { len: 5, imm: None })));
 }
 
-/// An extended queue returns a completion's QPN by a call, and so does the copy of one that a poll
-/// has left.
+/// The QPN is also in the copy of a completion that a poll has left.
 #[test]
 fn completions_of_an_extended_queue() {
     let side = Side::new(0);

@@ -1,6 +1,5 @@
-//! Memory windows by the safe API on soft devices, both ends in this process, by both backends:
-//! bound memory can be accessed by the peer, with the bound rights and until it is unbound. The
-//! rest is tested on the stub in `verbs/tests/windows.rs`.
+//! Memory windows by the safe API on soft devices, by both backends: access only to bound memory,
+//! with the bound rights. The rest is in `verbs/tests/windows.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,6 @@ use doorbell_verbs::{
     Success, Windowed, WriteAccess,
 };
 
-/// Longer than any step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LEN: usize = 8192;
 
@@ -78,7 +76,6 @@ impl<B: Backend> End<B> {
         })
     }
 
-    /// Writes as the peer; returns the result.
     fn write(&mut self, bytes: Vec<u8>, to: Remote<WriteAccess>) -> Result<(), CompletionStatus> {
         let buffer = self.pd.register(bytes, Local).unwrap();
         self.qp.post(|batch| drop(batch.write(buffer, to).signaled())).unwrap();
@@ -173,7 +170,6 @@ fn the_peer_invalidates_the_key<B: Backend>(prepare: Prepare<B>) {
     });
     assert_eq!(bytes(&inbox)[..64], [5; 64]);
     let window = bound.invalidated(invalidated).unwrap();
-    // The completions of the WRITE and the SEND.
     peer.next(|done| done.result().map(drop)).unwrap();
     peer.next(|done| done.result().map(drop)).unwrap();
     // The window can be bound again, and the former key is invalid.

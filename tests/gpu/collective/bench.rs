@@ -1,7 +1,6 @@
-//! Benchmarks. Bandwidths are bus bandwidths as in nccl-tests: bytes/time times 2(p-1)/p for
-//! all-reduce, (p-1)/p for all-gather and reduce-scatter, 1 for broadcast. Each time is the median
-//! of samples; a sample is several operations on each rank's stream between two events, and the
-//! slowest rank counts.
+//! Benchmarks, by bus bandwidth as in nccl-tests: bytes/time times 2(p-1)/p for all-reduce, (p-1)/p
+//! for all-gather and reduce-scatter, 1 for broadcast. Each time is the median of samples of
+//! several operations between two events on each rank's stream; the slowest rank counts.
 
 use std::sync::Barrier;
 use std::thread;
@@ -62,8 +61,7 @@ fn function(collective: Collective, data: DataType) -> Function {
     }
 }
 
-/// Seconds per operation: samples of several operations, each rank's enqueued by a thread of its
-/// own.
+/// Seconds per operation; each rank's are enqueued by a thread of its own.
 fn time(
     rig: &Rig,
     plans: &[Plan],
@@ -180,8 +178,7 @@ fn time_short(rig: &Rig, case: &Case, two_steps: bool, operations: usize, graph:
     time_of(rig, &launch, operations, graph).map(Some)
 }
 
-/// Short messages, by their kernel, and by plans with LL and Simple for comparison: direct
-/// launches, and in a graph.
+/// Short messages by their kernel, and by plans with LL and Simple; launched, and in a graph.
 pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let rig = rig(driver, options, ranks, 4 * MIB, 32)?;

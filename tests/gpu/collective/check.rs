@@ -61,7 +61,6 @@ pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     Ok(right)
 }
 
-/// The kernel for short operations; returns the number of verified variants.
 fn short(rig: &Rig, ranks: u32, quick: bool) -> Result<usize> {
     let counts: &[u64] = if quick {
         &[1, 1031]

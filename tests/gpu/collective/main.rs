@@ -1,6 +1,5 @@
-//! `gpu-collective`: verifies and benchmarks the collectives' kernels among GPUs of one process. It
-//! is self-contained apart from the driver, so it can be copied to a machine without this
-//! repository.
+//! `gpu-collective`: verifies and benchmarks the collectives' kernels among GPUs of one process.
+//! Self-contained apart from the driver, so that it can be copied to another machine.
 
 mod bench;
 mod check;

@@ -62,8 +62,7 @@ fn once<M: Shareable>(gpu: &GpuCommunicator, stream: &Stream, case: &Case, memor
     once_in::<f32, _>(gpu, stream, case, ReduceOp::Sum, &buffers, true);
 }
 
-/// With memory allocated elsewhere on all ranks; and on every second rank, with own memory on the
-/// others.
+/// Memory allocated elsewhere on all ranks; and on every second one, with own memory on others.
 fn every_collective(gpu: &GpuCommunicator, counts: &[u64]) -> Result<()> {
     let stream = Stream::new(gpu.context())?;
     for case in cases(gpu.size(), counts) {
@@ -84,8 +83,7 @@ fn every_collective(gpu: &GpuCommunicator, counts: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// Like memory of a caching allocator: several registrations lie in one allocation, which a process
-/// can open only once.
+/// As in a caching allocator: several in one allocation, which a process can open only once.
 fn parts_of_one_allocation(gpu: &GpuCommunicator) -> Result<()> {
     let stream = Stream::new(gpu.context())?;
     let case = Case {
@@ -116,8 +114,7 @@ fn parts_of_one_allocation(gpu: &GpuCommunicator) -> Result<()> {
     Ok(())
 }
 
-/// Registrations of different lengths are refused on all ranks alike, and do not affect later
-/// operations.
+/// Different lengths are refused on all ranks alike, without effect on later operations.
 fn unlike(gpu: &GpuCommunicator) -> Result<()> {
     let len = 4096 + usize::from(gpu.rank() == Rank(1));
     let memory = foreign::alloc(gpu.context(), len, 0)?;

@@ -1,5 +1,4 @@
-//! A rank is killed: the others get an error in time, their streams complete, and their GPUs remain
-//! usable.
+//! A rank is killed: the others get an error in time, and their streams and GPUs remain usable.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -162,7 +161,6 @@ pub(crate) fn rank(options: &Options, comm: Communicator, context: &Context, mod
     still_works(context).context("the GPU, when its communicator was gone")
 }
 
-/// Checks that a kernel and copies work.
 fn still_works(context: &Context) -> Result<()> {
     const BYTES: usize = 1 << 20;
     let stream = Stream::new(context)?;

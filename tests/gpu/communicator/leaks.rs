@@ -27,7 +27,6 @@ struct Resources {
     mappings: usize,
 }
 
-/// Creates them, and compares resources before and after.
 pub(crate) fn run(options: &Options, comm: &Communicator, context: &Context) -> Result<()> {
     make(options, comm, context, BEFORE)?;
     let before = sample(comm, context)?;

@@ -1,7 +1,6 @@
-//! `gpu-communicator`: communicators between processes, each with a GPU, on the soft device:
-//! collectives on memory allocated elsewhere, leaks of many communicators, and survival of a killed
-//! rank. It is self-contained apart from the driver, so it can be copied to a machine without this
-//! repository.
+//! `gpu-communicator`: communicators between processes, each with a GPU, on the soft device: memory
+//! allocated elsewhere, many communicators, a killed rank. Self-contained apart from the driver, so
+//! that it can be copied to another machine.
 
 mod check;
 #[path = "../../../collectives/tests/gpu/gpus.rs"]
@@ -175,8 +174,7 @@ fn rank(options: &Options) -> Result<()> {
     }
 }
 
-/// The options of communicators, except for the executor: the defaults, or little memory for quick
-/// runs.
+/// The default options except for the executor; little memory for quick runs.
 pub(crate) fn gpu_options(options: &Options) -> GpuOptions {
     if options.quick {
         gpus::small()

@@ -7,7 +7,6 @@ use doorbell_gpudirect::heap::{SignalOp, SymmetricHeap};
 use crate::Options;
 use crate::rank::{Gpu, HeapLocation, TIMEOUT};
 
-/// Bytes that depend on rank, round and offset.
 fn pattern(rank: u32, round: u64, len: u64) -> Vec<u8> {
     (0..len)
         .map(|at| (u64::from(rank) * 37 + round * 11 + at * 3 + (at >> 8)) as u8)

@@ -1,6 +1,5 @@
-//! `gpu-puts`: puts by kernels and in stream order between processes, each with a GPU, on the soft
-//! device: verification of every byte, and benchmarks. It is self-contained apart from the driver,
-//! so it can be copied to a machine without this repository.
+//! `gpu-puts`: verifies and benchmarks puts by kernels and in stream order between processes with
+//! GPUs, on the soft device. Self-contained but for the driver, for copying to other machines.
 
 mod bench;
 mod check;
@@ -104,10 +103,8 @@ fn parse(arguments: &[String]) -> Result<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Starts a process per rank, and waits for them up to the limit.
 fn start(options: &Options, arguments: &[String]) -> Result<bool> {
-    // The port is free until rank 0 listens there; another program could take it meanwhile, which
-    // is unlikely.
+    // Another program could take the port before rank 0 listens there, which is unlikely.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let ranks = Ranks::start(options.ranks, |rank, command| {
         command

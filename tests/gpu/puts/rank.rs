@@ -12,7 +12,6 @@ use doorbell_tests::gpu::ranks::soft_device;
 
 use crate::{Options, bench, check};
 
-/// Longer than anything takes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +35,6 @@ pub(crate) struct Results {
     pub(crate) right: u64,
 }
 
-/// Runs the requested parts, with the heap in each kind of memory.
 pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<bool> {
     let driver = Driver::load()?;
     let gpu = Gpu::new(driver, rank as usize)?;

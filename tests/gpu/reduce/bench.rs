@@ -1,5 +1,4 @@
-//! Benchmarks: reductions of two sources against the GPU's own copies, by size, type and launch
-//! configuration; eight sources in one pass against repeated passes; and costlier variants.
+//! Benchmarks: reductions against the GPU's own copies, by size, type and launch configuration.
 //!
 //! Bytes are those read and written: a copy of n bytes moves 2n, a reduction of s sources (s + 1)n.
 //! Each value is the median of samples, each of several launches between two events.
@@ -21,7 +20,6 @@ const MIB: usize = 1 << 20;
 const JUDGED: usize = 256 * MIB;
 /// A target, and the maximum number of sources.
 const MEMORIES: usize = MAX_SOURCES + 1;
-/// The name of the embedded kernels.
 const COMMITTED: &str = "committed";
 const SAMPLES: usize = 9;
 /// The minimum duration of a sample in seconds.
@@ -133,7 +131,6 @@ impl Bench {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Copies, and sums of two with every launch configuration.
     fn two_sources(&mut self, kernels: &[Kernels], sizes: &[usize]) -> Result<()> {
         println!(
             "\nsum of 2 sources beside a copy on the device, TB/s read and written (the slowest and the fastest sample)"
@@ -156,7 +153,6 @@ impl Bench {
             );
             self.record("copy", "-", bytes, "driver", None, 2 * bytes, copy);
             for data in [DataType::F32, DataType::Bf16, DataType::F16] {
-                // The default configuration, and the best one.
                 let mut usual = 0.0;
                 let mut best = (0.0, String::new());
                 for these in kernels {
@@ -263,8 +259,6 @@ impl Bench {
         Ok(())
     }
 
-    /// Every type and operator, numbers of sources, partial results, and memories with different
-    /// alignments.
     fn everything_else(&mut self, these: &Kernels, bytes: usize) -> Result<()> {
         let shape = LaunchConfig::default();
         println!("\nall else at {} MiB", bytes / MIB);
@@ -351,8 +345,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The launch configurations to compare: one block per tile, as many as are resident, and
-    /// fewer.
+    /// One block per tile, as many as are resident, and fewer.
     fn shapes(&self, unroll: u32) -> Vec<LaunchConfig> {
         let resident = self.multiprocessors;
         let mut shapes = Vec::new();
@@ -375,7 +368,6 @@ impl Bench {
         shapes
     }
 
-    /// An operand at an offset in a memory.
     fn at(&self, memory: usize, kind: OperandKind, shift: u64) -> SourceOperand {
         SourceOperand {
             address: self.memories[memory].device_ptr().0 + shift,
@@ -384,7 +376,6 @@ impl Bench {
         }
     }
 
-    /// A reduction of whole memories of elements.
     fn reduction(
         &self,
         data: DataType,
@@ -411,8 +402,7 @@ impl Bench {
 
     fn put(&self, these: &Kernels, reduction: &Reduction) -> Result<()> {
         let uses = core::array::from_fn::<_, MEMORIES, _>(|index| self.memories[index].all());
-        // SAFETY: the reduction was made for these memories and their lengths; nothing else uses
-        // them.
+        // SAFETY: made for these memories and their lengths, which nothing else uses.
         unsafe { these.reducer.launch(&self.stream, reduction, &uses)? };
         Ok(())
     }
@@ -428,7 +418,6 @@ impl Bench {
         })
     }
 
-    /// Seconds of the work that `work` enqueues.
     fn time(&self, work: impl Fn(&Self) -> Result<()>) -> Result<Time> {
         let sample = |launches: u32| -> Result<f64> {
             self.stream.record(&self.start)?;
@@ -491,7 +480,6 @@ fn spread(bytes: usize, time: Time) -> String {
     )
 }
 
-/// A limit of blocks for display.
 fn shown(blocks: u32) -> String {
     if blocks == i32::MAX as u32 {
         "per tile".to_owned()

@@ -36,8 +36,7 @@ pub(crate) fn run(context: &Context, extent: Extent) -> Result<bool> {
     large(context, &mut gpu)
 }
 
-/// Memories of more than 2³² bytes, each filled with one byte value; the sum is checked at both
-/// ends, in the middle and around 2³².
+/// The sum is checked at both ends, in the middle and around 2³².
 fn large(context: &Context, gpu: &mut Gpu) -> Result<bool> {
     let memories: Vec<DeviceMemory> = (0..3)
         .map(|_| DeviceMemory::alloc(context, LARGE))

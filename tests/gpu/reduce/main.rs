@@ -1,6 +1,5 @@
 //! `gpu-reduce`: verifies the reduction kernels on a GPU bit for bit against the CPU's, and
-//! benchmarks them against the GPU's own copies. It is self-contained apart from the driver, so it
-//! can be copied to a machine without this repository.
+//! benchmarks them. Self-contained apart from the driver, for copying to other machines.
 
 mod bench;
 mod check;

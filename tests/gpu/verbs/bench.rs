@@ -65,8 +65,7 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// Requests per measurement of a size: some 2 GB between GPUs, less through the host; at most some
-/// 20 thousand.
+/// About 2 GB between GPUs, less through the host; at most about 20,000 requests.
 fn count(size: usize, host: bool, quick: bool) -> usize {
     let bytes: usize = match (quick, host) {
         (true, _) => 16 << 20,
@@ -165,8 +164,7 @@ fn latency(
         local.receive(&[nothing])?;
     }
     remote.reply()?;
-    // The last acknowledgement and the remaining receives are drained: a later ping finds its
-    // receives posted.
+    // A later ping then finds its receives posted.
     while local.poll().is_some() {}
     Ok(median(all))
 }

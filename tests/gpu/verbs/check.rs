@@ -1,5 +1,4 @@
-//! Every combination of memories, operations and sizes, byte for byte; and requests that must be
-//! refused, fail or be cancelled.
+//! Every combination of memories, operations and sizes; and requests that are refused or fail.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -16,14 +15,12 @@ const GUARD: usize = 64;
 /// Range offsets: aligned, and unaligned.
 const OFFSETS: [usize; 2] = [4096, 4096 + 13];
 
-/// A WRITE with immediate data differs from a plain one only at its end, so it is not tested at
-/// full length.
+/// Its start is that of a plain WRITE, so it is not tested at full length.
 const LONGEST_WITH_IMMEDIATE: usize = 16 << 20;
 
 struct Pair {
     local: End,
     remote: RemoteEnd,
-    /// The remote endpoint's attributes.
     info: EndpointInfo,
     /// The last pattern seed; each pattern has its own.
     seed: u64,
@@ -54,7 +51,6 @@ impl Pair {
         self.seed
     }
 
-    /// The remote address and key of a part of the peer's memory.
     fn to(&self, part: Part) -> (u64, u32) {
         let (addr, rkey) = self.info.regions[part.region];
         (addr + part.at as u64, rkey)
@@ -111,7 +107,6 @@ impl Pair {
     }
 }
 
-/// Runs all checks; whether all passed.
 pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
     let mut right = true;
     let stagings = [
@@ -200,7 +195,6 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>
     Ok(Some(format!(", {count} exchanges")))
 }
 
-/// Scatter-gather lists with host and GPU memory, one after another.
 fn lists(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const PIECES: [usize; 4] = [100_001, 7, 300_000, 65_536];
     const TIMES: usize = 4;
@@ -289,8 +283,7 @@ fn inline(options: &Options, address: IpAddr, two: bool) -> Result<Option<String
     Ok(Some(String::new()))
 }
 
-/// Many outstanding WRITEs, to all kinds of memory in rotation, and a SEND behind them: on its
-/// arrival their data is there.
+/// WRITEs to all kinds of memory, and a SEND: when it arrives, their data is there.
 fn order(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const ROUNDS: u64 = 8;
     const LEN: usize = 300_000;
@@ -337,8 +330,7 @@ fn order(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>
     Ok(Some(String::new()))
 }
 
-/// Outstanding WRITEs of which each overlaps the end of the previous one: the later ones' bytes
-/// win. Repeated until host memory as the target gets pinned.
+/// Each WRITE overlaps the previous end: later bytes win. Repeated until a host target is pinned.
 fn over(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const ROUNDS: usize = 12;
     /// Offset and length of each.
@@ -457,8 +449,7 @@ fn atomic(options: &Options, address: IpAddr, two: bool) -> Result<Option<String
     Ok(Some(String::new()))
 }
 
-/// The target is deregistered during outstanding WRITEs: they complete or fail, without other
-/// effects.
+/// Outstanding WRITEs complete or fail, without other effects.
 fn deregistered(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     let len = 4 << 20;
     for _ in 0..4 {

@@ -1,5 +1,4 @@
-//! An endpoint as a C program uses it: the soft device's verbs table, with memory of each kind
-//! registered by plain ibv_reg_mr.
+//! An endpoint by the soft device's verbs table, with memory registered by plain ibv_reg_mr.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,7 +13,6 @@ use doorbell_verbs_sys::*;
 
 use crate::memory::Memory;
 
-/// Longer than anything takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
@@ -53,7 +51,6 @@ impl Region {
         }
     }
 
-    /// Deregisters it, and keeps the memory.
     pub(crate) fn deregister(&mut self) -> Result<()> {
         let mr = std::mem::replace(&mut self.mr, ptr::null_mut());
         if !mr.is_null() {
@@ -69,7 +66,6 @@ impl Region {
     }
 }
 
-/// The connection attributes for the peer.
 #[derive(Clone, Debug)]
 pub(crate) struct EndpointInfo {
     pub(crate) qpn: u32,
@@ -123,7 +119,6 @@ impl Op {
     }
 }
 
-/// A range of a local region, by region index and offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) region: usize,
@@ -287,7 +282,6 @@ impl End {
         self.modify(&mut attr, mask)
     }
 
-    /// Posts a request on local parts, with a remote address.
     pub(crate) fn post(&self, op: Op, parts: &[Part], (addr, rkey): (u64, u32), inline: bool) -> Result<()> {
         let mut sges: Vec<_> = parts
             .iter()
@@ -353,8 +347,7 @@ impl End {
 
     pub(crate) fn poll(&self) -> Option<ibv_wc> {
         let mut wc = MaybeUninit::uninit();
-        // SAFETY: the queue is live; there is space for one completion, initialized if the call
-        // returns 1.
+        // SAFETY: the queue is live, with room for one, which is initialized if the call returns 1.
         unsafe { (inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) == 1).then(|| wc.assume_init()) }
     }
 

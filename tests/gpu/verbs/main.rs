@@ -1,7 +1,6 @@
-//! `gpu-verbs`: the soft device with GPU memory, through its C ABI: every combination of host and
-//! GPUs, byte for byte, in one process and between two; and benchmarks against the driver's own
-//! copies. It is self-contained apart from the driver, so it can be copied to a machine without
-//! this repository.
+//! `gpu-verbs`: the soft device with GPU memory through its C ABI: every combination of host and
+//! GPUs, in one process and between two; and benchmarks. Self-contained apart from the driver, for
+//! copying to other machines.
 
 mod bench;
 mod check;

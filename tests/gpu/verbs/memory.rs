@@ -1,5 +1,4 @@
-//! An endpoint's memory, on the host or a GPU, filled with a pattern and compared, by several
-//! threads if it is large.
+//! An endpoint's memory: filled with a pattern and compared, by several threads if it is large.
 
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -12,8 +11,7 @@ use doorbell_cuda::{Context, HostMemory, Memory as _, Stream};
 use doorbell_gpudirect::GpuMemory;
 use doorbell_tests::gpu::foreign;
 
-/// The variable that selects how GPU memory is allocated: `older` is `cuMemAlloc`. The remote
-/// process inherits it.
+/// Selects the allocation of GPU memory: `older` is `cuMemAlloc`. Child processes inherit it.
 const KIND: &str = "GPU_VERBS_MEMORY";
 /// Bytes that a thread processes at a time, and the size of its staging buffer.
 const STAGE: usize = 4 << 20;
@@ -31,7 +29,6 @@ pub(crate) struct Staging {
     stage: HostMemory,
 }
 
-/// The byte of a pattern at `index`.
 fn byte(seed: u64, index: usize) -> u8 {
     let word = (index as u64 / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xff51_afd7_ed55_8ccd);
     word.to_le_bytes()[index % 8]
@@ -56,7 +53,6 @@ fn pattern(seed: u64, start: usize, bytes: &mut [u8]) {
     }
 }
 
-/// The number of threads for memory of `len` bytes.
 fn threads(len: usize) -> usize {
     let most = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     len.div_ceil(STAGE).clamp(1, most)
@@ -104,7 +100,6 @@ impl Memory {
         }
     }
 
-    /// Writes the pattern's first `len` bytes to `at`.
     pub(crate) fn fill(&self, at: usize, len: usize, seed: u64) -> Result<()> {
         self.in_parts(at, len, |part, start, bytes| {
             pattern(seed, start, bytes);
@@ -128,8 +123,7 @@ impl Memory {
         })
     }
 
-    /// Runs `work` on several threads for each part of `len` bytes at `at`, with the part's offset
-    /// and a buffer. Returns the minimum result.
+    /// Runs `work` on several threads, with a part's offset and a buffer; returns the least result.
     fn in_parts(
         &self,
         at: usize,
@@ -166,7 +160,6 @@ impl Memory {
         })
     }
 
-    /// The memory as accessed by `count` threads.
     fn parts(&self, count: usize) -> Vec<Part<'_>> {
         match self {
             Self::Host(bytes) => vec![Part::Host(bytes.as_ptr().expose_provenance()); count],

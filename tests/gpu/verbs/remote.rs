@@ -10,7 +10,6 @@ use doorbell_verbs_sys::IBV_WC_SUCCESS;
 use crate::end::{End, EndpointInfo, Op, Part};
 
 pub(crate) enum RemoteEnd {
-    /// In this process, with its own queue pair and memory.
     InProcess(Box<End>),
     Child {
         child: Child,
@@ -20,7 +19,6 @@ pub(crate) enum RemoteEnd {
 }
 
 impl RemoteEnd {
-    /// Starts it as a child process. Returns its attributes.
     pub(crate) fn spawn(address: IpAddr, len: usize, gpus: usize) -> Result<(Self, EndpointInfo)> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["far", &address.to_string(), &len.to_string(), &gpus.to_string()])
@@ -53,7 +51,6 @@ impl RemoteEnd {
         }
     }
 
-    /// The first offset at which its memory differs from the pattern.
     pub(crate) fn differs(&mut self, part: Part, seed: u64) -> Result<Option<usize>> {
         let Part { region, at, len } = part;
         match self {
@@ -81,8 +78,7 @@ impl RemoteEnd {
         }
     }
 
-    /// Makes it reply to `count` WRITEs with immediate by WRITEs with immediate, from one of its
-    /// regions to a local one, after `count` receives.
+    /// After `count` receives, it replies to as many WRITEs with immediate by the same.
     pub(crate) fn pong(&mut self, from: Part, (addr, rkey): (u64, u32), count: u64) -> Result<()> {
         let Part { region, at, len } = from;
         self.send_command(&format!("pong {region} {at} {len} {addr} {rkey} {count}"))
@@ -211,7 +207,6 @@ fn obey(end: &mut End, line: &str) -> Result<Option<String>> {
     Ok(Some(reply))
 }
 
-/// Replies to WRITEs with immediate by the same.
 fn pong(end: &End, part: Part, to: (u64, u32), count: u64) -> Result<()> {
     let nothing = Part { len: 0, ..part };
     for _ in 0..2 {

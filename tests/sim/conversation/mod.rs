@@ -1,8 +1,7 @@
-//! Seeded conversations: every operation, mixed, over links that drop, duplicate, reorder, delay
-//! and corrupt packets.
+//! Seeded conversations: every operation, mixed, over links with every fault.
 //!
-//! `DOORBELL_SIM_SEEDS` sets how many run (default 10,000), `DOORBELL_SIM_SEED` repeats a single
-//! one and prints its packets.
+//! `DOORBELL_SIM_SEEDS`: how many run (default 10,000); `DOORBELL_SIM_SEED` repeats one and prints
+//! its packets.
 
 mod oracle;
 mod plan;
@@ -62,8 +61,7 @@ fn nothing_is_lost_doubled_or_damaged() {
     check_mixture(&outcomes);
 }
 
-/// Fails with the last packets of the conversation, and the commands that print all of them and
-/// repeat it.
+/// Fails with the last packets, and the commands that print all of them and repeat it.
 fn report(seed: u64, error: &str) -> ! {
     let trace = attempt(seed, Trace::on())
         .err()

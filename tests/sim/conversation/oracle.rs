@@ -8,8 +8,7 @@ use super::plan::{Action, Area, Areas, End, Op, Range};
 use super::run::{Outcome, RunningEnd};
 use doorbell_roce_proto::memory::AtomicOp;
 
-/// The state of one end so far. Its methods take a completion and return the next state, or the
-/// violated rule.
+/// Its methods take a completion and return the next state, or the violated rule.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndState {
     pub(super) posted: usize,
@@ -111,8 +110,7 @@ impl EndState {
             return Err(format!("{actual:?} instead of {expected:?}"));
         }
         let bytes: Vec<u8> = ranges.iter().flat_map(read).collect();
-        // A receive may be longer than its message; a WRITE's target may be overwritten, but only
-        // by a later request.
+        // A receive may exceed its message; only a later request may overwrite a WRITE's target.
         if !bytes.starts_with(&op.data) && !overwritten(ops, op) {
             return Err("wrong bytes".into());
         }
@@ -174,7 +172,6 @@ fn check_success(op: &Op, c: &Completion) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a WRITE posted after `op` goes to the same range.
 fn overwritten(ops: &[Op], op: &Op) -> bool {
     let target = |op: &Op| match op.action {
         Action::Write { target, .. } => Some(target.offset),
@@ -184,9 +181,8 @@ fn overwritten(ops: &[Op], op: &Op) -> bool {
     target(op).is_some() && later.into_iter().any(|other| target(other) == target(op))
 }
 
-/// Compares the memory that `from`'s program accesses with the plan: the peer must have executed
-/// all confirmed requests, perhaps some of the unconfirmed ones, and a prefix of one more; each
-/// once, and nothing else.
+/// The peer must have executed all confirmed requests, perhaps some unconfirmed ones and a prefix
+/// of one more; each once, and nothing else.
 pub(super) fn check_memory(
     from: &RunningEnd<'_>,
     to: &RunningEnd<'_>,
@@ -226,7 +222,6 @@ pub(super) fn check_memory(
     Err("the peer's memory holds what no prefix of the requests gives".into())
 }
 
-/// Applies the first `len` bytes of a SEND or WRITE to memory.
 fn execute(areas: &mut Areas, to: &RunningEnd<'_>, op: &Op, len: usize) {
     match (&op.action, op.receive) {
         (Action::Send { .. }, Some(receive)) if receive < to.state.receives_posted => {
@@ -237,8 +232,7 @@ fn execute(areas: &mut Areas, to: &RunningEnd<'_>, op: &Op, len: usize) {
     }
 }
 
-/// The requester's own memory: sources unchanged; landings hold confirmed data, or a prefix of
-/// unconfirmed data.
+/// Sources are unchanged; landings hold confirmed data, or a prefix of unconfirmed data.
 fn check_requester(
     from: &RunningEnd<'_>,
     mtu: usize,

@@ -11,8 +11,7 @@ use fastrand::Rng;
 use crate::memory::apply;
 use crate::net::{Idents, LinkConfig};
 
-/// The memory of one end of one connection, by user. Ranges in it never touch: the gaps between
-/// them show stray writes.
+/// Memory of an end, by user; ranges in it never touch, so that stray writes hit the gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     /// Sources of SENDs and WRITEs; never written.
@@ -20,7 +19,6 @@ pub(crate) enum Area {
     /// Destinations of READs and atomics.
     Landing,
     Receive,
-    /// Memory that the peer reads and writes.
     Exposed,
     /// Words for the peer's atomics.
     Words,
@@ -130,7 +128,6 @@ pub(crate) struct Receive {
     pub(crate) not_before: Instant,
 }
 
-/// One end of a connection: its queue pair's attributes and its program.
 #[derive(Clone, Debug)]
 // fields: the attributes of ibv_modify_qp and ibv_create_qp, one each
 pub(crate) struct End {
@@ -214,8 +211,7 @@ impl Plan {
     }
 }
 
-/// A fifth of the conversations run without faults, a fifth with every fault at its maximum, the
-/// others with some faults of some strength.
+/// A fifth without faults, a fifth with every fault at its maximum, the others in between.
 fn generate_faults(rng: &mut Rng) -> FaultConfig {
     let kind = rng.u8(..5);
     let mut fraction = || match kind {
@@ -392,8 +388,7 @@ fn new_op(action: Action, local: Vec<Range>, data: Vec<u8>) -> Op {
     }
 }
 
-/// A SEND or WRITE: from the source area, inline, or from the destination of a preceding READ
-/// (behind a fence).
+/// From the source area, inline, or from the destination of a preceding READ (behind a fence).
 fn generate_source(rng: &mut Rng, from: &mut End, action: Action, len: usize) -> Op {
     let fetched = from.ops.last().filter(|op| op.fetches() && op.data.len() == len);
     if let Some(fetched) = fetched {

@@ -1,5 +1,4 @@
-//! Runs a [`Plan`]: the application at every end, which posts the plan's requests and passes
-//! results to the [`oracle`](super::oracle).
+//! The application that runs a [`Plan`]; the [`oracle`](super::oracle) checks its results.
 
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
@@ -28,7 +27,6 @@ pub(crate) struct Outcome {
     pub(crate) steps: u64,
 }
 
-/// An end, its queue pair and what it has posted.
 pub(super) struct RunningEnd<'a> {
     pub(super) end: &'a End,
     pub(super) qpn: Qpn,
@@ -45,10 +43,7 @@ struct Conversation<'a> {
     connections: &'a [Connection],
 }
 
-/// Runs the conversation of `seed` and checks it.
-///
-/// # Errors
-/// The failure, and the trace so far.
+/// Runs and checks the conversation of `seed`; fails with the trace so far.
 pub(crate) fn run(seed: u64, trace: Trace) -> Result<Outcome, (String, String)> {
     let plan = Plan::generate(seed);
     let mut conversation = Conversation::connect(seed, &plan, trace);
@@ -116,7 +111,6 @@ impl<'a> Conversation<'a> {
         Err(format!("{STEP_LIMIT} steps, and no end"))
     }
 
-    /// Polls a node's completions; its applications may then post more.
     fn poll_completions(&mut self, node: usize) -> Result<(), String> {
         let mut any = false;
         while let Some((cq, completion)) = self.net.nodes[node].completions.pop_front() {
@@ -302,8 +296,7 @@ impl<'a> Conversation<'a> {
 }
 
 impl<'a> RunningEnd<'a> {
-    /// Registers the end's memory and creates its queue pair; send completions go to CQ 2i, receive
-    /// completions to 2i + 1.
+    /// Send completions go to CQ 2i, receive completions to 2i + 1.
     fn create(net: &mut Network, end: &'a End, i: usize) -> Self {
         let pd = PdId(i as u32);
         let node = &mut net.nodes[end.node];
@@ -428,7 +421,6 @@ fn sges(memory: &SimMemory, regions: &[RegionId; 5], ranges: &[Range]) -> Vec<Sg
         .collect()
 }
 
-/// The request's operation, with the peer's addresses and keys.
 fn remote(action: &Action, memory: &SimMemory, regions: &[RegionId; 5]) -> Operation {
     let locate = |range: &Range| {
         let region = regions[range.area as usize];

@@ -1,9 +1,7 @@
 //! A million datagrams: noise, and valid packets of every kind with a few bits changed and their
-//! ICRC recomputed, to the queue pair they name, to others, from others.
-//!
-//! Nothing may panic, and a datagram must not affect a queue pair that it does not belong to:
-//! beside the attacked one the victim has others, in the middle of conversations with an honest
-//! peer. Their attributes stay the same throughout, and their conversations complete.
+//! ICRC recomputed. Nothing may panic, and no datagram may affect a queue pair that it does not
+//! belong to: the attributes of the victim's others stay the same, and their conversations
+//! complete.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -26,8 +24,7 @@ const HONEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
 const HONEST_PD: PdId = PdId(2);
 const TOTAL: u64 = 1_000_000;
 const THREADS: u64 = 4;
-/// The bystanders: one has received the first packet of a message, one waits for an
-/// acknowledgement, one for a READ response.
+/// One has part of a message, one waits for an acknowledgement, one for a READ response.
 const BYSTANDERS: usize = 3;
 const LEN: usize = 3 * 1024 + 100;
 
@@ -93,7 +90,6 @@ fn bombard(seed: u64, count: u64) -> Totals {
     totals
 }
 
-/// The attacker's knowledge of the queue pair it is connected to.
 struct Attack {
     expected: Psn,
     requested: Psn,
@@ -466,7 +462,6 @@ impl Setting {
         any
     }
 
-    /// Completes the bystanders' conversations, and checks them.
     fn finish(&mut self) {
         self.victim.endpoint.destroy_qp(self.victim.qpn);
         let mut done: Vec<Completion> = Vec::new();

@@ -1,8 +1,6 @@
-//! Hostile input from the peer or any other sender. Single requests that a responder must refuse
-//! are tested in `softroce/proto/tests/refusals.rs` and in the conformance suite.
-//!
-//! - [`sequence`]: packets that no requester may send.
-//! - [`datagrams`]: a million random datagrams.
+//! Hostile input: packets that no requester may send ([`sequence`]) and random datagrams
+//! ([`datagrams`]). Refusals of single requests are tested in `softroce/proto/tests/refusals.rs`
+//! and in the conformance suite.
 
 mod datagrams;
 mod sequence;

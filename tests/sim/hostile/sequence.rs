@@ -28,7 +28,6 @@ fn atomic(victim: &Victim, at: u64) -> Extension {
     })
 }
 
-/// The syndromes of the victim's acknowledgements, with their PSNs.
 fn answers(victim: &Victim) -> Vec<(Syndrome, Psn)> {
     let parsed = victim
         .sent

@@ -1,5 +1,4 @@
-//! An endpoint with one queue pair connected to a requester that is no endpoint: the test makes up
-//! its packets.
+//! An endpoint with one queue pair, connected to a requester whose packets the test makes up.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,7 +17,6 @@ pub(super) const BASE: u64 = 0x7000_0000;
 pub(super) const LEN: usize = 8192;
 pub(super) const MTU: Mtu = Mtu::Mtu1024;
 pub(super) const FIRST_PSN: Psn = Psn::new(0xff_fffe);
-/// The attacker's own QPN.
 pub(super) const ATTACKER_QPN: Qpn = Qpn::new(0x66_6666);
 const PD: PdId = PdId(1);
 

@@ -50,8 +50,7 @@ fn run(address: IpAddr) -> Result<()> {
     unreachable(manager).context("unreachable")
 }
 
-/// An end's queue pair before it is connected, with a receive posted, and the memory that the peer
-/// writes.
+/// A queue pair before it is connected, with a receive posted, and memory for the peer's WRITE.
 struct Prepared {
     cq: CompletionQueue,
     qp: PreparedQueuePair,
@@ -98,8 +97,7 @@ fn exchange(
     Ok(())
 }
 
-/// Waits for a completion of each queue: the message may arrive before our own WRITE is
-/// acknowledged.
+/// The message may arrive before our own WRITE is acknowledged.
 fn wait_both(cq: &mut CompletionQueue) -> Result<(Buffer<Local>, Buffer<Local>)> {
     let deadline = Instant::now() + TIMEOUT;
     let (mut sent, mut received) = (None, None);
@@ -220,8 +218,7 @@ fn wait_for(connection: &mut Connection, wanted: ConnectionEvent) -> Result<()> 
     bail!("no {wanted:?} in {TIMEOUT:?}")
 }
 
-/// The server's queue pair is on a context that it opened itself; the client sees that the server's
-/// connection is dropped.
+/// The server opens its own context; the client sees that the connection is dropped.
 fn own_context(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
     let serve = || {
         let request = listener.next_request(TIMEOUT)?.context("no request")?;

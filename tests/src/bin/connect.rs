@@ -1,10 +1,6 @@
-//! A peer for the stock programs of librdmacm: one end of a connection that the soft device's own
-//! connection manager makes, without librdmacm.
-//!
-//! It works with `rdma_client`, `rdma_server`, `ucmatose` and `udaddy` on any other device: both
-//! ends post their receives, connect, send as many messages as they have posted receives, and
-//! disconnect. Contents do not matter, so received messages go into the null MR; their lengths are
-//! checked.
+//! A peer for `rdma_client`, `rdma_server`, `ucmatose` and `udaddy` on any other device: a
+//! connection by the soft device's own connection manager, without librdmacm. As many messages are
+//! sent as receives are posted; they go into the null MR, and their lengths are checked.
 
 #![forbid(unsafe_code)]
 
@@ -80,7 +76,6 @@ fn brief(event: &CmEvent) -> String {
     format!("{event:?}").chars().take(200).collect()
 }
 
-/// A device, its connection manager, and its event queue.
 struct End {
     device: Arc<Device>,
     cm: ConnectionManager,
@@ -91,7 +86,6 @@ struct End {
     size: u32,
 }
 
-/// A queue pair with its completion queue, its receives posted.
 struct Channel {
     qp: Qp,
     cq: Cq,
@@ -130,7 +124,6 @@ impl End {
         Ok(event)
     }
 
-    /// Expects a disconnect as the next event.
     fn expect_disconnect(&self, id: ConnectionId) -> Result<()> {
         match self.next()? {
             CmEvent::Disconnected { id: ended } if ended == id => Ok(()),
@@ -456,7 +449,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits for completions, and passes each to `check`.
     fn complete(&self, count: usize, mut check: impl FnMut(&Completion) -> Result<()>) -> Result<()> {
         let (begun, mut done) = (Instant::now(), 0);
         while done < count {
@@ -497,7 +489,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends and receives as many messages.
     fn exchange(&self, count: usize, size: u32, to: Option<Destination>) -> Result<()> {
         self.send(count, size, to)?;
         self.complete(2 * count, |completion| self.check(completion))

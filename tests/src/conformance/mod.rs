@@ -1,11 +1,10 @@
 //! The conformance suite: the rules of IBTA vol 1 and the man pages for verbs, each a case with its
-//! clause, for any device.
+//! clause, for any device: the system's libibverbs (in the guest the kernel's rxe) or the soft
+//! device's table. Both queue pairs of a case are on the device under test.
 //!
-//! The same code runs on the system's libibverbs, which in the guest is the kernel's rxe, and on
-//! the soft device's table. Both queue pairs of a case are on the one device under test. `cases/`
-//! has the rules by area; `rig/` the objects that they use; [`command`] is the program
-//! `conformance`. A waiver file (`docs/waivers`) lists a device's deviations, with reasons: a
-//! waived case must still fail, so that the file cannot outlive its reasons.
+//! `cases/` has the rules by area, `rig/` the objects that they use; [`command`] is the program. A
+//! waiver file (`docs/waivers`) lists a device's deviations; a waived case must still fail, so that
+//! the file cannot outlive its reasons.
 
 mod cases;
 mod report;
@@ -30,7 +29,6 @@ struct Case {
     name: String,
     /// The clause or table of IBTA vol 1, or the man page.
     clause: &'static str,
-    /// The rule in one line.
     rule: String,
     run: Box<Check>,
 }
@@ -69,8 +67,7 @@ struct Options {
     time_limit: Duration,
 }
 
-/// The program: 0 when every case conforms or is waived, 1 when one does not, 2 when the command
-/// line is wrong.
+/// The program: 0 when every case conforms or is waived, 1 when one does not, 2 for bad usage.
 pub fn command(arguments: impl Iterator<Item = String>) -> ExitCode {
     let options = match parse(arguments) {
         Ok(options) => options,

@@ -86,8 +86,7 @@ fn one(api: &'static Api, options: &Options, case: Arc<Case>, waivers: &[Waiver]
     }
 }
 
-/// A case that must fail usually runs into its time limit. Should it pass, its events arrive within
-/// milliseconds: a quarter of the limit suffices.
+/// A case that must fail usually runs into its time limit; if it passes, a quarter suffices.
 fn time_limit(usual: Duration, waiver: Option<&Waiver>) -> Duration {
     match waiver {
         Some(waiver) if waiver.kind == Kind::Fails => usual / 4,
@@ -108,8 +107,7 @@ fn attempt(case: &Case, bench: &Bench) -> Outcome {
     }
 }
 
-/// Runs the case in a thread. One that hangs in a verb is leaked: it cannot be stopped, and the
-/// process ends soon.
+/// A case that hangs in a verb is leaked: it cannot be stopped, and the process ends soon.
 fn in_time(case: Arc<Case>, run: impl FnOnce(&Case) -> Outcome + Send + 'static) -> Outcome {
     let (sender, receiver) = mpsc::channel();
     let thread = thread::Builder::new().name(case.name.clone()).spawn(move || {

@@ -1,9 +1,8 @@
 //! Waivers: a device's known deviations, with reasons.
 //!
-//! A line is `NAME: reason`, where the name is a case's, or a prefix and `*`;
-//! `unsteady NAME: reason` when the case passes at times; `never NAME: reason` when it crashes the
-//! machine, so that it is not run; `lacks NAME: reason` when the device does not offer the feature,
-//! which it must still report. Empty lines and those that begin with `#` are ignored.
+//! A line is `NAME: reason`, where the name is a case's, or a prefix and `*`. Before the name,
+//! `unsteady`: it passes at times; `never`: it crashes the machine and is not run; `lacks`: the
+//! device does not offer the feature, and must still report so. `#` begins a comment.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +19,6 @@ pub(super) enum Kind {
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiver {
-    /// A case's name, or a prefix and `*`.
     pub(super) pattern: String,
     pub(super) kind: Kind,
     pub(super) reason: String,

@@ -28,8 +28,7 @@ pub fn value(data: DataType, kind: OperandKind, bytes: &[u8], index: usize) -> O
     })
 }
 
-/// Half of the relative distance of adjacent numbers of an operand kind, and half of the least
-/// number.
+/// Half of the relative distance of adjacent numbers, and half of the least number.
 fn rounding(data: DataType, kind: OperandKind) -> (f64, f64) {
     let half = |bits: i32| 2f64.powi(-bits);
     match (data, kind) {

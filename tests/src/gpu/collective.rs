@@ -1,6 +1,5 @@
-//! All ranks of a GPU collective in one process, each with an arena that all others access: the
-//! kernel executor without a communicator. Verification cases and measurements, for GPUs and for
-//! the stand-in.
+//! All ranks of a GPU collective in one process, without a communicator: each has an arena that all
+//! others access. Cases and measurements, for GPUs and for the stand-in.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -84,11 +83,8 @@ impl fmt::Display for Variant {
 }
 
 impl Rig {
-    /// `ranks` ranks on the driver's devices in rotation, with `bytes` of input and of output each.
-    /// `ptx`: kernels of another build.
-    ///
-    /// # Errors
-    /// The driver's error; devices without peer access.
+    /// `ranks` ranks on the driver's devices in rotation, with `bytes` of input and of output each;
+    /// `ptx`: kernels of another build. Fails on devices without peer access.
     pub fn new(
         driver: Driver,
         ranks: usize,
@@ -163,10 +159,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Each rank's plan of a case.
-    ///
-    /// # Errors
-    /// If the algorithm does not support it, or it cannot be lowered.
+    /// Each rank's plan of a case; an error if it is not supported, or cannot be lowered.
     pub fn plans(&self, case: &Case, variant: Variant) -> Result<Vec<Plan>> {
         let order: Vec<Rank> = (0..case.ranks).map(Rank).collect();
         let schedule = variant.algorithm.schedule(case.collective, &order, case.root)?;
@@ -241,8 +234,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a case with element type `T` `times` times in a row, with inputs from the seed, and
-    /// verifies the results each time.
+    /// Runs a case `times` times in a row, with inputs from the seed, and verifies each result.
     pub fn check<T: Number>(
         &self,
         case: &Case,
@@ -270,8 +262,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Makes `launch` enqueue an operation with element type `T` on all ranks' streams, with inputs
-    /// from the seed, and verifies the results. `places` has each rank's input and output.
+    /// As [`check`](Self::check), with an operation that `launch` enqueues on memory at `places`.
     pub(super) fn round<T: Number>(
         &self,
         case: &Case,
@@ -449,7 +440,6 @@ pub fn variants<T: Number>(
     Ok(done)
 }
 
-/// Whether an error means that the variant is unsupported.
 fn is_refused(error: &anyhow::Error) -> bool {
     error.is::<NotInPlace>()
         || matches!(error.downcast_ref(), Some(LowerError::Deadlock { .. }))
@@ -461,8 +451,7 @@ fn is_refused(error: &anyhow::Error) -> bool {
 #[error("{0} of {1} does not run in place")]
 struct NotInPlace(Algorithm, Collective);
 
-/// Verifies every variant of a case with every element type, rotating operators among the types;
-/// returns their number.
+/// Verifies every variant with every element type, rotating operators; returns their number.
 pub fn every_type(rig: &Rig, case: &Case, launch_shapes: &[LaunchShape], sample: &mut Sample) -> Result<usize> {
     use ReduceOp::{Avg, Max, Min, PreMulSum, Prod, Sum};
     if !case.collective.reduces() {

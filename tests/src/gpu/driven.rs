@@ -43,8 +43,7 @@ impl Device for Gpu {
         let (device, host) = (self.memory.span(..bytes.len())?, self.host.span(..bytes.len())?);
         self.host.copy_in(0, bytes)?;
         self.stream.copy(device, host)?;
-        // SAFETY: all addresses of the reduction are within these bytes, as the trait requires;
-        // nothing else uses the memory.
+        // SAFETY: in these bytes, as the trait requires; nothing else uses the memory.
         unsafe { self.reducer.launch(&self.stream, reduction, &[device])? };
         self.stream.copy(host, device)?;
         self.stream.synchronize()?;

@@ -1,5 +1,4 @@
-//! GPU memory from `cuMemAlloc`, as used by `cudaMalloc` and PyTorch: shared with other processes
-//! by IPC handle.
+//! GPU memory from `cuMemAlloc`, as of `cudaMalloc` and PyTorch, shared by IPC handle.
 
 use std::env;
 use std::ffi::c_int;

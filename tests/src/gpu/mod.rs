@@ -1,7 +1,5 @@
-//! Verification of the GPU's reduction kernels against the CPU's: [`sweep`] has the cases and
-//! compares, [`bounds`] compares with `f64` where bounds exist. Kernels run on a [`Device`]: a GPU
-//! ([`driven`]; the program `gpu-reduce`), or the CPU, for which the tests of `tests/gpu` compile
-//! the kernels' source.
+//! Verification of the GPU's reduction kernels against the CPU's: [`sweep`] has the cases,
+//! [`bounds`] compares with `f64`. A [`Device`] is a GPU ([`driven`]), or the CPU in `tests/gpu`.
 
 pub mod bounds;
 pub mod collective;

@@ -1,5 +1,4 @@
-//! Ranks as processes of this host: this program again, each with a GPU, and the soft device that
-//! they share.
+//! Ranks as processes of this host: this program again, each with a GPU, on one soft device.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, ExitStatus};
@@ -36,8 +35,7 @@ impl Ranks {
         Ok(child)
     }
 
-    /// Waits for all, up to `limit`: returns exit statuses by rank, `None` for those killed at the
-    /// limit.
+    /// Exit statuses by rank, `None` for those killed at the limit.
     pub fn wait(mut self, limit: Duration) -> Result<Vec<Option<ExitStatus>>> {
         let until = Instant::now() + limit;
         loop {
@@ -64,9 +62,6 @@ impl Drop for Ranks {
 }
 
 /// The soft device, on a machine-local address shared by all ranks of one parent.
-///
-/// # Errors
-/// An invalid environment, or the device's error.
 pub fn soft_device() -> Result<Context> {
     let mut configs = DeviceConfig::from_env()?;
     let config = configs.first_mut().context("no soft device")?;

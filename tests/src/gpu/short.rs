@@ -59,8 +59,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a case with element type `T` `times` times, with inputs from the seed, and verifies the
-    /// results each time.
+    /// Runs a case `times` times, with inputs from the seed, and verifies each result.
     pub(crate) fn check_short<T: Number>(
         &self,
         case: &Case,
@@ -90,8 +89,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Broadcasts from `turns` places in sequence, with the root as far ahead of the others as
-    /// possible, and verifies that all ranks get everything.
+    /// Broadcasts `turns` times with the root as far ahead as possible, and verifies every rank.
     pub fn check_ahead(&self, turns: usize, count: u64, two_steps: bool) -> Result<()> {
         let case = Case {
             collective: Collective::Broadcast,

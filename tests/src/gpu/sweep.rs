@@ -1,6 +1,5 @@
 //! Every type, operator, number of sources, operand kind, alias, alignment and odd length: results
-//! must be bit-identical to the CPU's, nothing else may be written, and floats must be within their
-//! bounds of `f64`.
+//! are bit-identical to the CPU's and within bounds of `f64`, and nothing else is written.
 
 use anyhow::{Context, Result, bail};
 use doorbell_collectives::{
@@ -16,8 +15,7 @@ use super::{Device, Random, bounds, data_type, form};
 
 /// Fills the memory around sources and target.
 const GUARD: u8 = 0xa5;
-/// Around the lengths of groups, and of warps' and blocks' tiles; the last is several tiles of the
-/// largest blocks for most types.
+/// Around the lengths of groups and of tiles; the last is several tiles of the largest blocks.
 const LENGTHS: &[usize] = &[0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 64, 127, 129, 500, 1025, 4099, 20_011];
 const QUICK_LENGTHS: &[usize] = &[1, 17, 1025];
 
@@ -33,7 +31,6 @@ pub enum Extent {
 /// The maximum bytes of memory of a case.
 pub const MEMORY: usize = (MAX_SOURCES + 1) * (20_011 * 8 + 1024);
 
-/// The operators of the sweep: those of the collectives.
 const OPERATORS: [ReduceOp; 6] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
@@ -53,7 +50,6 @@ enum Alignment {
     Apart,
 }
 
-/// An operand of a case: its kind and its offset in the device's memory.
 #[derive(Debug, Clone, Copy)]
 struct PlacedOperand {
     kind: OperandKind,
@@ -232,13 +228,11 @@ impl Case {
         )?)
     }
 
-    /// The factor of a source, if it is scaled.
     fn factor(&self, index: usize) -> Option<f64> {
         let is_multiplied = self.op == ReduceOp::PreMulSum && self.sources[index].kind == OperandKind::Element;
         is_multiplied.then_some(self.factors[index])
     }
 
-    /// A factor for both implementations.
     fn scalar(&self, factor: f64) -> (Scalar, HostScalar) {
         macro_rules! of {
             ($type:ty) => {{
@@ -258,7 +252,6 @@ impl Case {
         }
     }
 
-    /// Random bits, or ordinary numbers.
     fn fill(&self, random: &mut Random, operand: PlacedOperand, bytes: &mut [u8]) {
         let size = self.data.bytes_of(operand.kind);
         for element in bytes.chunks_exact_mut(size) {
@@ -345,7 +338,6 @@ impl Case {
         }
     }
 
-    /// Compares floats with `f64`.
     fn check_bounds(&self, before: &[u8], target: &[u8]) -> Result<()> {
         let operator = match self.op {
             ReduceOp::Sum | ReduceOp::PreMulSum => Operator::Sum,

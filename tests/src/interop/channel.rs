@@ -19,10 +19,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Accepts a connection, or connects, retrying until the peer listens.
-    ///
-    /// # Errors
-    /// When there is no connection within a minute.
+    /// Accepts a connection, or connects, retrying for a minute until the peer listens.
     pub fn open(role: Role) -> Result<Self> {
         let stream = match role {
             Role::Listen(address) => TcpListener::bind(address)
@@ -44,10 +41,7 @@ impl Channel {
         Ok(Self { stream, barriers: 0 })
     }
 
-    /// Sends `bytes` to the peer and receives as many.
-    ///
-    /// # Errors
-    /// When the peer is gone.
+    /// Sends `bytes` to the peer and receives as many; fails when the peer is gone.
     pub fn exchange<const N: usize>(&mut self, bytes: [u8; N]) -> Result<[u8; N]> {
         let mut theirs = [0; N];
         let result = self
@@ -58,10 +52,7 @@ impl Channel {
         Ok(theirs)
     }
 
-    /// Waits until the peer reaches the same barrier.
-    ///
-    /// # Errors
-    /// When the peer is gone, or at another barrier.
+    /// Waits until the peer reaches the same barrier; fails when it is gone, or at another one.
     pub fn barrier(&mut self) -> Result<()> {
         self.barriers += 1;
         let theirs = u32::from_be_bytes(self.exchange(self.barriers.to_be_bytes())?);

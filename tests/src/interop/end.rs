@@ -26,17 +26,13 @@ pub struct End {
     pub(super) channel: Channel,
     /// The memory exposed to the peer.
     pub(super) exposed: Buffer<PeerAll>,
-    /// The peer's exposed memory.
     pub(super) peer: Remote<AllAccess>,
     /// Source or destination of requests; `None` while one is in flight.
     local: Option<Buffer<Local>>,
 }
 
 impl End {
-    /// Creates a queue pair and memory, and connects to the peer.
-    ///
-    /// # Errors
-    /// When the device refuses, or the peer is gone.
+    /// Connects a new queue pair to the peer; fails when the device refuses, or the peer is gone.
     pub fn connect(
         context: &Context,
         gid: u8,
@@ -95,8 +91,7 @@ impl End {
         self.local = Some(buffer);
     }
 
-    /// Waits for that many completions of each queue, and passes each to `on_completion` with its
-    /// sequence number.
+    /// Passes that many completions of each queue to `on_completion`, with their numbers.
     pub(super) fn wait(
         &mut self,
         mut sends: usize,
@@ -133,8 +128,7 @@ impl End {
         found.context("one completion was waited for")
     }
 
-    /// Synchronizes with the peer before the device is closed, so that neither end loses the last
-    /// acknowledgement.
+    /// Synchronizes with the peer, so that neither end loses the last acknowledgement.
     pub(super) fn finish(mut self) -> Result<()> {
         self.channel.barrier()
     }

@@ -1,8 +1,5 @@
 //! Every RC operation between two processes, each on any device, in both directions, with every
-//! byte verified.
-//!
-//! Both ends run the same schedule in lockstep, synchronized by barriers over a TCP connection; in
-//! each round one end initiates and the other responds.
+//! byte verified. The ends run one schedule in lockstep, with barriers over TCP.
 
 mod channel;
 mod end;
@@ -43,10 +40,7 @@ pub struct Config {
     pub timeout: Option<u8>,
 }
 
-/// Runs one end, from opening its device to the last verification.
-///
-/// # Errors
-/// When a call fails or a byte is wrong.
+/// Runs one end; fails when a call fails or a byte is wrong.
 pub fn run(config: &Config) -> Result<()> {
     let context = open(config)?;
     let gid = gid_index(&context, config.end.address)?;

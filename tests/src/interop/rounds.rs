@@ -98,7 +98,6 @@ impl Round {
         (self.number.wrapping_mul(0x0123_4567_89ab_cdef), !self.number << 7)
     }
 
-    /// The initiator's part.
     fn initiate(self, end: &mut End) -> Result<()> {
         let mut local = end.take_local()?;
         if self.operation == Operation::Read {
@@ -201,7 +200,6 @@ impl Round {
             .map_err(|_| anyhow::anyhow!("the pieces are not adjacent"))
     }
 
-    /// The responder's part.
     fn respond(self, end: &mut End) -> Result<()> {
         let mut scratch = vec![BACKGROUND; self.len + MARGIN];
         if self.operation.is_atomic() {

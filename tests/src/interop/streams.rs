@@ -30,8 +30,7 @@ pub(super) fn run(end: &mut End) -> Result<u64> {
     Ok(3 * (PIECES * PIECE) as u64)
 }
 
-/// Writes every piece of the peer's region several times: requests execute in order, so the last
-/// must remain.
+/// Writes every piece several times: requests execute in order, so the last must remain.
 fn write(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>> {
     end.channel.barrier()?;
     for time in 0..TIMES {
@@ -106,7 +105,6 @@ fn send(end: &mut End, mut pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Loca
     Ok(sent)
 }
 
-/// Reads all pieces of the peer's region at once.
 fn read(end: &mut End, pieces: Vec<Buffer<Local>>) -> Result<Vec<Buffer<Local>>> {
     let mut bytes = vec![0; PIECES * PIECE];
     pattern::fill(3000, 0, &mut bytes);

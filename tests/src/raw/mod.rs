@@ -1,5 +1,4 @@
-//! The verbs as a C program calls them, for ends that do not use the safe API: helpers, and the
-//! exchange of the stock ping-pongs.
+//! The verbs as a C program calls them, and the exchange of the stock ping-pongs.
 
 mod rendezvous;
 
@@ -27,19 +26,13 @@ pub struct QpAddress {
     pub gid: [u8; 16],
 }
 
-/// Converts a call's errno value to an error.
-///
-/// # Errors
-/// When it is not 0.
+/// An error when the call's errno value is not 0.
 pub fn check_errno(result: c_int, call: &str) -> Result<()> {
     ensure!(result == 0, "{call}: {}", std::io::Error::from_raw_os_error(result));
     Ok(())
 }
 
-/// Checks a returned pointer.
-///
-/// # Errors
-/// errno, when it is null.
+/// The pointer, or the error of errno when it is null.
 pub fn non_null<T>(object: *mut T, call: &str) -> Result<*mut T> {
     ensure!(!object.is_null(), "{call}: {}", std::io::Error::last_os_error());
     Ok(object)
@@ -70,11 +63,8 @@ pub fn zeroed<T: Plain>() -> T {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// The verbs for a device: a name that begins with `soft` makes a soft device at `address`, any
-/// other is the system's.
-///
-/// # Errors
-/// When there is no such library, or soft devices were configured already.
+/// The verbs for a device: a name that begins with `soft` makes a soft device at `address` (fails
+/// when some were configured already), any other is the system's.
 pub fn api_for(device: &str, address: IpAddr) -> Result<&'static Api> {
     if !device.starts_with("soft") {
         return Ok(Api::load()?);
@@ -90,9 +80,6 @@ pub fn api_for(device: &str, address: IpAddr) -> Result<&'static Api> {
 ///
 /// # Safety
 /// `api` is a libibverbs.
-///
-/// # Errors
-/// When there is none of this name, or it cannot be opened.
 pub unsafe fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
     let mut count = 0;
     // SAFETY: the list has `count` entries; it is never freed, so the devices stay valid.
@@ -108,13 +95,10 @@ pub unsafe fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
     bail!("no device {name}")
 }
 
-/// The GID of an address, and its index.
+/// The GID of an address, and its index; fails when none matches.
 ///
 /// # Safety
 /// `context` is live and of `api`.
-///
-/// # Errors
-/// When no GID matches.
 pub unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) -> Result<(u8, ibv_gid)> {
     let wanted = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -132,13 +116,10 @@ pub unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) ->
     bail!("no GID for {address}")
 }
 
-/// Brings a queue pair from INIT to RTS towards a peer, and returns the peer's address vector.
+/// Brings a queue pair from INIT to RTS, and returns the peer's address vector.
 ///
 /// # Safety
 /// The queue pair is live and of `api`.
-///
-/// # Errors
-/// When a transition fails.
 pub unsafe fn connect(api: &Api, qp: *mut ibv_qp, sgid_index: u8, peer: &QpAddress) -> Result<ibv_ah_attr> {
     let mut attr: ibv_qp_attr = zeroed();
     attr.path_mtu = IBV_MTU_1024;

@@ -1,6 +1,5 @@
-//! The exchange of the stock ping-pongs over TCP. Each end sends LID, queue pair number, first PSN
-//! and GID, in hexadecimal separated by colons and NUL-terminated; the client first, which ends
-//! with `done`.
+//! The exchange of the stock ping-pongs over TCP: LID, queue pair number, first PSN and GID, in
+//! hexadecimal, separated by colons, NUL-terminated; the client first, which ends with `done`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,10 +21,7 @@ const DONE: [u8; 5] = *b"done\0";
 pub struct Rendezvous(TcpStream);
 
 impl Rendezvous {
-    /// Accepts a connection, or connects, retrying until the peer listens.
-    ///
-    /// # Errors
-    /// When there is no connection within a minute.
+    /// Accepts a connection, or connects, retrying for a minute until the peer listens.
     pub fn open(role: Role) -> Result<Self> {
         let stream = match role {
             Role::Listen(address) => TcpListener::bind(address)?.accept()?.0,
@@ -44,20 +40,14 @@ impl Rendezvous {
         Ok(Self(stream))
     }
 
-    /// Sends a queue pair's address.
-    ///
-    /// # Errors
-    /// When the peer is gone.
+    /// Sends a queue pair's address; fails when the peer is gone.
     pub fn send_address(&mut self, ours: &QpAddress) -> Result<()> {
         let gid: String = ours.gid.iter().map(|byte| format!("{byte:02x}")).collect();
         let line = format!("0000:{:06x}:{:06x}:{gid}\0", ours.qpn, ours.psn);
         Ok(self.0.write_all(line.as_bytes())?)
     }
 
-    /// Receives a queue pair's address.
-    ///
-    /// # Errors
-    /// When the peer is gone, or sends something else.
+    /// Receives a queue pair's address; fails when the peer is gone, or sends something else.
     pub fn receive_address(&mut self) -> Result<QpAddress> {
         let mut line = [0; ADDRESS_LEN];
         self.0.read_exact(&mut line).context("the peer sent too little")?;
@@ -73,18 +63,12 @@ impl Rendezvous {
         })
     }
 
-    /// Sends the client's `done`.
-    ///
-    /// # Errors
-    /// When the peer is gone.
+    /// Sends the client's `done`; fails when the peer is gone.
     pub fn send_done(&mut self) -> Result<()> {
         Ok(self.0.write_all(&DONE)?)
     }
 
-    /// Receives the client's `done`.
-    ///
-    /// # Errors
-    /// When it differs, or the client is gone.
+    /// Receives the client's `done`; fails when it differs, or the client is gone.
     pub fn receive_done(&mut self) -> Result<()> {
         let mut done = [0; DONE.len()];
         self.0.read_exact(&mut done).context("the client did not finish")?;
@@ -92,10 +76,8 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Between two of these programs: sends `bytes` to the peer and receives as many.
-    ///
-    /// # Errors
-    /// When the peer is gone.
+    /// Between two of these programs: sends `ours` and receives as many; fails when the peer is
+    /// gone.
     pub fn exchange<const N: usize>(&mut self, ours: [u8; N]) -> Result<[u8; N]> {
         let mut theirs = [0; N];
         self.0.write_all(&ours)?;

@@ -1,8 +1,6 @@
-//! The common part of the peers' columns of `cargo xtask instructions`: the same accounting as in
-//! C, and `PROGRAM ROW ITERATIONS`.
-//!
-//! None of these crates tracks which buffer a completion returns, nor how many free slots a queue
-//! has: that is the user's work, done here as in `tests/instructions/accounting.c`.
+//! The common part of the peers' columns of `cargo xtask instructions`: `PROGRAM ROW ITERATIONS`,
+//! and the accounting of `tests/instructions/accounting.c`, as none of these crates tracks buffers
+//! or free slots.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -12,14 +10,10 @@ pub const DEPTH: u32 = 128;
 pub const BATCH: usize = 16;
 pub const BYTES: usize = 64;
 
-/// A piece of registered memory.
 #[derive(Clone, Copy)]
 pub struct Buffer {
-    /// Its first byte.
     pub addr: u64,
-    /// In bytes.
     pub length: u32,
-    /// The key of its region.
     pub lkey: u32,
 }
 
@@ -40,9 +34,7 @@ impl Buffer {
 
 /// The target of WRITEs.
 pub struct Remote {
-    /// Address in the peer's memory.
     pub addr: u64,
-    /// The key of the peer's region.
     pub rkey: u32,
 }
 
@@ -69,13 +61,11 @@ impl<B: Copy> Default for Queue<B> {
 }
 
 impl<B: Copy> Queue<B> {
-    /// Whether that many requests fit.
     #[inline]
     pub fn has_room(&self, requests: usize) -> bool {
         self.head.wrapping_sub(self.tail) <= DEPTH - requests as u32
     }
 
-    /// Takes the next slot, for a request with this buffer.
     #[inline]
     pub fn put(&mut self, buffer: Option<B>) -> u64 {
         let slot = self.head % DEPTH;
@@ -116,9 +106,7 @@ impl<B: Copy> Queue<B> {
 pub trait Peer: Sized {
     /// Why the crate has no such call.
     fn lacks(row: &str) -> Option<&'static str>;
-    /// Creates what a row needs.
     fn open(row: &str) -> Result<Self, Box<dyn Error>>;
-    /// Posts a row's requests.
     fn post(&mut self, row: &str) -> bool;
     /// Polls until the queue is empty, and retires completed slots.
     fn drain(&mut self) -> bool;

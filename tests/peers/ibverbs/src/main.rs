@@ -1,8 +1,6 @@
-//! The column `ibverbs`: a request is a range of a region and a `wr_id`; the accounting is the
-//! user's work.
-//!
-//! Release 0.9.2 posts SEND, each signaled, and single receives; it polls the classic completion
-//! queue. Most rows have no such call.
+//! The column `ibverbs`: the accounting is the user's work. Release 0.9.2 posts SENDs, each
+//! signaled, and single receives, and polls the classic completion queue; most rows have no such
+//! call.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -10,7 +8,6 @@ use std::process::ExitCode;
 use doorbell_peer_common::{BATCH, BYTES, DEPTH, Queue, RECEIVE};
 use ibverbs::{CompletionQueue, Context, MemoryRegion, QueuePair, ibv_qp_type, ibv_wc};
 
-/// Offset of a buffer in the region.
 type Offset = u32;
 
 struct Peer {
@@ -29,8 +26,7 @@ fn measure_receive(peer: &mut Peer, buffer: Offset) -> bool {
     }
     let wr_id = RECEIVE | peer.receives.put(Some(buffer));
     let start = buffer as usize;
-    // SAFETY: the region lives as long as the queue pair, and nothing reads the range before its
-    // completion.
+    // SAFETY: the region outlives the queue pair, and the range is not read before its completion.
     unsafe {
         peer.qp
             .post_receive(&mut peer.region, start..start + BYTES, wr_id)

@@ -25,10 +25,9 @@ struct Peer {
     pool: Vec<&'static Buffer>,
 }
 
-/// Sets the fields of a WRITE, and leaves the rest uninitialised, as the C columns do.
+/// Leaves the other fields uninitialised, as the C columns do.
 ///
 /// # Safety
-///
 /// `wr` may be written.
 #[inline]
 unsafe fn fill_write(
@@ -39,8 +38,7 @@ unsafe fn fill_write(
     flags: c_uint,
     remote: &Remote,
 ) {
-    // SAFETY: by the contract. The fields are written one by one; no reference to uninitialised
-    // data is made.
+    // SAFETY: by the contract; no reference to uninitialised data is made.
     unsafe {
         (*wr).wr_id = wr_id;
         (*wr).next = next;
@@ -75,8 +73,7 @@ fn measure_write(peer: &mut Peer, buffer: &'static Buffer, remote: &Remote) -> c
     let mut wr = MaybeUninit::uninit();
     let flags = flags_of(&mut peer.sends);
     let wr_id = peer.sends.put(Some(buffer));
-    // SAFETY: the request is filled in before it is posted; its memory is registered and lives as
-    // long as the program.
+    // SAFETY: filled in before it is posted; its memory is registered and never freed.
     unsafe {
         fill_write(wr.as_mut_ptr(), ptr::null_mut(), wr_id, &mut sge, flags, remote);
         ibv_post_send(peer.qp, wr.as_mut_ptr(), &mut ptr::null_mut())
@@ -90,8 +87,7 @@ fn measure_write_wr(peer: &mut Peer, buffer: &'static Buffer, remote: &Remote) -
     }
     let flags = flags_of(&mut peer.sends);
     let wr_id = peer.sends.put(Some(buffer));
-    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the
-    // program.
+    // SAFETY: the queue pair is an extended one; the memory is registered and never freed.
     unsafe {
         ibv_wr_start(peer.qp_ex);
         (*peer.qp_ex).wr_id = wr_id;
@@ -162,8 +158,7 @@ fn measure_batch(peer: &mut Peer, remote: &Remote) -> c_int {
             fill_write(wrs.add(n), next, wr_id, sges.add(n), flags, remote);
         }
     }
-    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long
-    // as the program.
+    // SAFETY: all requests of the list are filled in; their memory is registered and never freed.
     unsafe { ibv_post_send(peer.qp, wrs, &mut ptr::null_mut()) }
 }
 
@@ -172,8 +167,7 @@ fn measure_batch_wr(peer: &mut Peer, remote: &Remote) -> c_int {
     if !peer.sends.has_room(BATCH) {
         return ENOMEM;
     }
-    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the
-    // program.
+    // SAFETY: the queue pair is an extended one; the memory is registered and never freed.
     unsafe {
         ibv_wr_start(peer.qp_ex);
         for _ in 0..BATCH {
@@ -232,8 +226,7 @@ fn measure_list(peer: &mut Peer) -> c_int {
             });
         }
     }
-    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long
-    // as the program.
+    // SAFETY: all requests of the list are filled in; their memory is registered and never freed.
     unsafe { ibv_post_recv(peer.qp, wrs, &mut ptr::null_mut()) }
 }
 
@@ -294,8 +287,7 @@ fn measure_drain_ex(peer: &mut Peer) -> bool {
 const ENOMEM: c_int = 12;
 const ENOENT: c_int = 2;
 
-/// The functions of a context beyond `struct ibv_context`. The crate's own check compares the
-/// marker with `u32::MAX`, and so fails on 64-bit machines.
+/// `rdma-sys` itself compares the marker with `u32::MAX`, and so fails on 64-bit machines.
 fn extended(context: *mut ibv_context) -> *mut verbs_context {
     context
         .wrapping_byte_sub(std::mem::offset_of!(verbs_context, context))

@@ -18,14 +18,12 @@ use sideway::ibverbs::queue_pair::{
     SetScatterGatherEntry, WorkRequestFlags,
 };
 
-/// The completion queue of either kind, by its own type: sideway's enum of both would cost a branch
-/// for each call.
+/// By its own type: sideway's enum of both would cost a branch for each call.
 enum Completions {
     Basic(Arc<BasicCompletionQueue>),
     Extended(Arc<ExtendedCompletionQueue>),
 }
 
-/// The queue pair of either kind, likewise.
 enum Posting {
     Basic(BasicQueuePair),
     Extended(ExtendedQueuePair),

@@ -1,5 +1,4 @@
-//! Queue pairs on a shared receive queue and their memory, by the C verbs. Nothing is destroyed:
-//! the process exits with it.
+//! Queue pairs on a shared receive queue, by the C verbs. Nothing is destroyed before the exit.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -18,7 +17,6 @@ pub(crate) const DEPTH: usize = 32;
 pub(crate) const SIZE: usize = 4096;
 
 const QKEY: u32 = 0x1111_1111;
-/// Bytes of the GRH in front of every received datagram.
 const GRH: usize = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Flag in the wr_id of a send; the low bits are the queue pair's index.
@@ -166,7 +164,6 @@ impl End {
         )
     }
 
-    /// The next event; `None` on timeout.
     pub(crate) fn event(&self) -> Result<Option<Event>> {
         match self.events.recv_timeout(TIMEOUT) {
             Ok(event) => Ok(Some(event)),
@@ -175,8 +172,7 @@ impl End {
         }
     }
 
-    /// Moves a queue pair to ERR. It holds no receive, so nothing is flushed; a soft device reports
-    /// its last WQE reached.
+    /// Moves a queue pair without receives to ERR; a soft device reports its last WQE reached.
     pub(crate) fn fail(&mut self, qp: usize) -> Result<()> {
         let mut attr: ibv_qp_attr = zeroed();
         attr.qp_state = IBV_QPS_ERR;
@@ -244,7 +240,6 @@ impl End {
         Ok(self.kept.remove(0))
     }
 
-    /// A message, if one has arrived.
     pub(crate) fn poll(&mut self) -> Result<Option<Received>> {
         self.take_completion()?;
         Ok((!self.kept.is_empty()).then(|| self.kept.remove(0)))

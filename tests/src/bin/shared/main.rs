@@ -1,9 +1,8 @@
 //! Queue pairs that share a receive queue, on any device, through the verbs table: one end of a
 //! pair.
 //!
-//! Both ends have a shared receive queue. Each sends to the other's in order over several queue
-//! pairs; every byte is verified, and the message order of each queue pair. On the way the limit is
-//! reached, the queue runs empty (over RC the messages wait, over UD none are sent), and a queue
+//! Each end sends to the other's in order over several queue pairs; every byte and each order is
+//! verified. The limit is reached, the queue runs empty (over RC the messages wait), and a queue
 //! pair fails while the others continue.
 
 mod end;
@@ -36,7 +35,6 @@ enum Transport {
 struct Config {
     options: EndOptions,
     transport: Transport,
-    /// Queue pairs on the shared receive queue.
     qps: usize,
 }
 
@@ -134,7 +132,6 @@ fn connect(end: &mut End, rendezvous: &mut Rendezvous, is_server: bool) -> Resul
     }
 }
 
-/// A test with another `shared` as the peer.
 struct Conversation {
     end: End,
     rendezvous: Rendezvous,

@@ -1,7 +1,6 @@
-//! One end: a thread for each conversation.
-//!
-//! It prints `endpoints …`, reads the peer's, prints `ready`, and reads `go`. The initiator finally
-//! reports how many rounds there were, the slowest, and how many stalled.
+//! One end: a thread for each conversation. It prints `endpoints …`, reads the peer's, prints
+//! `ready` and reads `go`; the initiator finally reports the rounds, the slowest, and how many
+//! stalled.
 
 use std::io;
 use std::thread;
@@ -19,8 +18,7 @@ use crate::{Plan, Role};
 
 /// Bytes of most messages; the first byte marks the last message.
 const SHORT: usize = 64;
-/// Bytes of the others: two of them fill a shm ring's bulk area, so that a sender waits for free
-/// space.
+/// Two fill a shm ring's bulk area, so that a sender waits for free space.
 const LONG: usize = 512 << 10;
 /// The timeout that most programs set, 14: a slower round would cost them a retry. On a busy
 /// machine runnable threads wait as long.
@@ -30,7 +28,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SHORT_PAUSE: u64 = 400_000;
 const LONG_PAUSE: u64 = 3_000_000;
 
-/// An end before the peer's attributes are known.
 struct Unconnected {
     prepared: PreparedQueuePair<ReliableConnection>,
     cq: CompletionQueue,
@@ -58,10 +55,7 @@ struct Statistics {
     stalls: u64,
 }
 
-/// Runs an end.
-///
-/// # Errors
-/// When a request fails, a message is wrong, or the peer is gone.
+/// Runs an end; fails when a request fails, a message is wrong, or the peer is gone.
 pub(crate) fn run(plan: &Plan, role: Role) -> Result<()> {
     let [mut config] = <[DeviceConfig; 1]>::try_from(DeviceConfig::from_env()?)
         .map_err(|devices| anyhow::anyhow!("one device is enough, and not {}", devices.len()))?;
@@ -135,7 +129,6 @@ impl Unconnected {
         })
     }
 
-    /// The attributes that the peer needs, in hexadecimal.
     fn endpoint_info(&self) -> String {
         encode(&self.prepared.endpoint(), &self.inbox.remote())
     }
@@ -166,8 +159,7 @@ impl Unconnected {
 }
 
 impl Conversation {
-    /// Starts rounds until the time is over, and marks the last: a message that is answered, or a
-    /// WRITE, which the peer's application does not see.
+    /// A round is a message that is answered, or a WRITE, which is not; the last one is marked.
     fn initiate(&mut self, plan: &Plan, end: Instant) -> Result<Statistics> {
         let mut statistics = Statistics::default();
         let mut last = false;
@@ -245,8 +237,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// No pause, one about as long as the progress thread spins, or a longer one; sleeps are
-    /// inexact.
+    /// No pause, one about as long as the progress thread spins, or longer; sleeps are inexact.
     fn pause(&mut self) {
         let pause = match self.random() % 8 {
             0 | 1 => return,

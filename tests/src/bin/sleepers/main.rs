@@ -1,11 +1,9 @@
-//! Many conversations between two processes that sleep whenever they wait: detects lost wake-ups.
+//! Detects lost wake-ups: conversations between two processes that sleep whenever they wait.
 //!
-//! `sleepers` starts two ends and evaluates them; `sleepers --end initiator|responder` is one of
-//! them ([`end`]). Each conversation has a completion channel and a thread of its own at either
-//! end, and pauses of random length about as long as the device's progress thread spins, so that
-//! sleep and wake-up race at every point. The queue pairs' timeout is long: a lost wake-up ends by
-//! a retransmission, or never. A round that takes half the timeout has *stalled*; nothing else is
-//! as slow.
+//! `sleepers` starts two ends ([`end`]) and evaluates them. Each conversation has a completion
+//! channel and a thread at either end, and pauses about as long as the device's progress thread
+//! spins, so that sleep and wake-up race at every point. The queue pairs' timeout is long: a round
+//! that takes half of it has *stalled*, by a lost wake-up.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::IpAddr;
@@ -18,7 +16,6 @@ mod end;
 
 const USAGE: &str = "sleepers [--conversations N] [--seconds S] [--timeout EXPONENT] [--address IP] [--seed N] [--end initiator|responder]";
 
-/// Parameters of the test, the same for both ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     conversations: usize,
@@ -27,7 +24,6 @@ pub(crate) struct Plan {
     timeout: u8,
     address: IpAddr,
     seed: u64,
-    /// Set when this process is an end.
     end: Option<Role>,
 }
 
@@ -73,7 +69,6 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The options that pass the plan to an end.
     fn to_args(&self, end: &str) -> Vec<String> {
         [
             ("--conversations", self.conversations.to_string()),

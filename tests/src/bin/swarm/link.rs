@@ -1,9 +1,6 @@
-//! A member's connection to one peer: the traffic it sends and the checks of what it receives.
-//!
-//! Each kind of request is verified where its bytes are complete: a SEND and a WRITE with immediate
-//! by the receiver, a WRITE by the READ that follows it on the same queue pair, a fetch-and-add by
-//! the value it returns. The target slot of a WRITE with immediate is reused only after the peer
-//! has reported, by an empty SEND, that it has checked it.
+//! A member's connection to one peer. A SEND and a WRITE with immediate are verified by the
+//! receiver, a WRITE by the READ behind it, a fetch-and-add by the value it returns. The slot of a
+//! WRITE with immediate is reused after the peer has reported, by an empty SEND, its check.
 
 use std::collections::VecDeque;
 
@@ -21,11 +18,9 @@ const MAX_SEND: usize = 32 << 10;
 /// Slots for WRITEs that are read back, and one for WRITEs with immediate.
 const SLOTS: usize = 2;
 const SENDS: usize = 4;
-/// Receives posted: for the peer's SENDs, a WRITE with immediate, and the empty SENDs that answer
-/// ours.
+/// For the peer's SENDs, a WRITE with immediate, and the empty SENDs that answer ours.
 const RECEIVES: usize = 8;
 pub(crate) const DEPTH: u32 = 32;
-/// Completion queue entries per link.
 pub(crate) const ENTRIES: u32 = DEPTH + RECEIVES as u32;
 /// The memory exposed to a peer: the slots, and a word for atomics.
 const INBOX: usize = (SLOTS + 1) * MAX + 8;
@@ -65,7 +60,6 @@ fn memory(len: usize, index: usize) -> Result<Memory> {
     })
 }
 
-/// A link before the peer's attributes are known.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     prepared: PreparedQueuePair<ReliableConnection>,
@@ -109,7 +103,6 @@ impl Unconnected {
         Ok(Self { prepared, inbox })
     }
 
-    /// The attributes that the peer needs, in hexadecimal.
     pub(crate) fn endpoint_info(&self) -> String {
         encode(&self.prepared.endpoint(), &self.inbox.remote())
     }
@@ -235,8 +228,7 @@ impl Link {
         Ok(true)
     }
 
-    /// Increments the peer's word; also probes whether the peer is alive when there is nothing else
-    /// to send.
+    /// Increments the peer's word; also probes whether the peer is alive while idle.
     pub(crate) fn add(&mut self) -> Result<bool> {
         let Some(word) = self.word.take() else {
             return Ok(false);

@@ -1,12 +1,10 @@
-//! Many processes on one address, every pair connected, mixed traffic of which every byte is
-//! checked, and members killed at intervals.
+//! Many processes on one address, every pair connected, and members killed at intervals.
 //!
-//! `swarm` starts the members, distributes their attributes, kills, and evaluates ([`parent`]);
-//! `swarm --member INDEX` is one of them ([`member`]), which has a [`link`] to each other. They
-//! communicate by lines on stdin and stdout. Invariants: no byte is wrong, every queue pair to a
-//! killed member reports its error within the time that its timeout and retries allow, none reports
-//! an error of a live member, and after all have exited no descriptor, socket, file or port is left
-//! behind.
+//! `swarm` starts the members, distributes their attributes, kills and evaluates ([`parent`]);
+//! `swarm --member INDEX` is one ([`member`]), with a [`link`] to each other, controlled by lines
+//! on stdin and stdout. Invariants: no byte is wrong, every queue pair to a killed member fails
+//! within its timeout and retries, none to a live member does, and no descriptor, socket, file or
+//! port is left.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -20,13 +18,11 @@ mod parent;
 
 const USAGE: &str = "swarm [--processes N] [--bytes BYTES] [--kill-every MS] [--kills N] [--address IP] [--timeout EXPONENT] [--seed N]";
 
-/// Parameters of the test, the same for all members.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     processes: usize,
     /// Bytes that each member moves, over all kinds of requests.
     bytes: u64,
-    /// Interval between two kills.
     kill_every: Duration,
     /// Minimum number of kills, even when all traffic is over.
     kills: usize,
@@ -79,7 +75,6 @@ impl Plan {
         Ok((plan, member))
     }
 
-    /// The options that pass the plan to a member.
     fn to_args(&self) -> Vec<String> {
         [
             ("--processes", self.processes.to_string()),
@@ -119,8 +114,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The bytes of message `number` from one member to another: words that differ from those of any
-/// other message.
+/// The bytes of a message: words that differ from those of any other message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern(u64);
 

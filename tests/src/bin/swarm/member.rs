@@ -1,10 +1,7 @@
-//! One member: its device, and a link to each other member.
-//!
-//! It prints `endpoints …`, reads `peers …`, prints `ready`, and reads `go`; prints `lost PEER` for
-//! each peer that no longer answers and `done BYTES` when all its traffic is over, and then probes
-//! every idle peer periodically. `quiet` and `leave` end the probing in step, so that no member
-//! reports a leaving peer as dead; finally it prints `left DESCRIPTORS`: how many more it has than
-//! before it opened the device.
+//! One member, with a link to each other. It prints `endpoints …`, reads `peers …`, prints `ready`,
+//! reads `go`, prints `lost PEER` for each peer that no longer answers and `done BYTES`, then
+//! probes idle peers. `quiet` and `leave` end the probing in step, so that no leaving peer is
+//! reported as dead; `left DESCRIPTORS` is how many more it has than before the device.
 
 use std::io::{self, BufRead as _};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -21,10 +18,7 @@ use crate::{Plan, RETRIES};
 
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs member `index`.
-///
-/// # Errors
-/// When a byte is wrong, or anything fails that is not caused by a dead peer.
+/// Runs member `index`; fails when a byte is wrong, or for anything not caused by a dead peer.
 pub(crate) fn run(plan: &Plan, index: usize) -> Result<()> {
     let lines = commands();
     let before = descriptors()?;

@@ -18,10 +18,7 @@ use crate::{Pattern, Plan, RETRIES};
 const TIMEOUT: Duration = Duration::from_secs(120);
 const PORT: u16 = 4791;
 
-/// Runs the swarm.
-///
-/// # Errors
-/// When an invariant is violated.
+/// Fails when an invariant is violated.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let began = Instant::now();
     let shared = shared_memory();
@@ -158,7 +155,6 @@ impl Swarm {
         Ok(())
     }
 
-    /// Handles a line from a member during traffic.
     fn handle_line(&mut self, index: usize, line: &str) -> Result<()> {
         if self.killed.contains_key(&index) {
             return Ok(());
@@ -208,8 +204,7 @@ impl Swarm {
         Ok(())
     }
 
-    /// The survivors leave in step. Returns the bytes moved, and the longest time to detect a
-    /// death.
+    /// The survivors leave; returns the bytes moved, and the longest time to detect a death.
     fn shut_down(&mut self) -> Result<(u64, Duration)> {
         self.send_to_all("quiet")?;
         self.wait_for_all("quiet")?;
@@ -252,10 +247,7 @@ impl Swarm {
         Ok(lines.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    /// The next line; `None` on timeout.
-    ///
-    /// # Errors
-    /// When a member exited that was not killed.
+    /// `None` on timeout; an error when a member exited that was not killed.
     fn next_line(&mut self, wait: Duration) -> Result<Option<(usize, String)>> {
         match self.lines.recv_timeout(wait) {
             Ok(line) => return Ok(Some(line)),
@@ -303,8 +295,7 @@ fn shared_memory() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// Checks that no abstract socket of the address and no new shared memory is left, and that the
-/// port is free.
+/// Fails on abstract sockets of the address, new shared memory, or a used port.
 fn check_leaks(plan: &Plan, before: &[std::ffi::OsString]) -> Result<()> {
     let sockets = fs::read_to_string("/proc/net/unix")?;
     // The rest of the name is a version.

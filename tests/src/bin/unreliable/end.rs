@@ -1,5 +1,4 @@
-//! A UC or UD queue pair and its memory, by the C verbs. Nothing is destroyed: the process exits
-//! with it.
+//! A UC or UD queue pair and its memory, by the C verbs. Nothing is destroyed before the exit.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,7 +13,6 @@ use crate::{Config, Transport};
 
 /// The Q_Key of the stock ping-pongs.
 const QKEY: u32 = 0x1111_1111;
-/// Bytes of the GRH in front of every received datagram.
 const GRH: usize = 40;
 const DEPTH: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -43,7 +41,6 @@ pub(crate) struct End {
     ah: *mut ibv_ah,
     peer: u32,
     received: u64,
-    /// Whether the last send has completed.
     sent: bool,
 }
 

@@ -1,9 +1,6 @@
-//! A ping-pong over UC or UD on any device, through the verbs table: one end of a pair.
-//!
-//! The client sends a message that differs in every round and at every offset; the server echoes
-//! it; and the client verifies every byte, so both directions are checked. `--write` uses RDMA
-//! WRITE with immediate instead of SEND on UC. These transports retransmit nothing: a lost message
-//! fails the run, after some seconds.
+//! A ping-pong over UC or UD on any device, through the verbs table: one end of a pair. The server
+//! echoes messages that differ at every offset; the client verifies them. `--write` uses RDMA WRITE
+//! with immediate on UC. A lost message fails the run after some seconds.
 
 mod end;
 

@@ -1,5 +1,4 @@
-//! The cases, each over a connection of its own, as a refusal ends it: operations and packets that
-//! cross the wire. The conformance suite has the rules of binding, on either device.
+//! Operations across the wire, each case over a connection of its own, which a refusal ends.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -28,8 +27,7 @@ const fn attempt(opcode: ibv_wr_opcode, at: i64, len: usize) -> Attempt {
 
 const WRITE: Attempt = attempt(IBV_WR_RDMA_WRITE, 0, SIZE);
 
-/// Runs every case with the windows on this end when `owner`, else on the peer; returns their
-/// number. `soft`: the owner is a soft device.
+/// Runs every case as `owner` of the windows or as the peer; `soft`: the owner is a soft device.
 pub(crate) fn run(end: &mut End, owner: bool, soft: bool) -> Result<usize> {
     let mut count = 0;
     for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
@@ -226,7 +224,6 @@ fn unbound(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
     refusal(end, owner, &connection, WRITE, target)
 }
 
-/// The peer invalidates the key with a SEND.
 fn invalidated(end: &mut End, owner: bool, soft: bool, len: usize) -> Result<()> {
     let (connection, window, target) = prepared(end, owner, IBV_MW_TYPE_2, ALL)?;
     if owner {

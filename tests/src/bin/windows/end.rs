@@ -1,5 +1,4 @@
-//! One end: a protection domain with a region that allows windows but no direct remote access, and
-//! for each case a fresh connection.
+//! One end: a region that allows windows but no direct remote access, and a connection per case.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -27,7 +26,6 @@ pub(crate) struct End {
     pub(crate) channel: Channel,
 }
 
-/// An RC queue pair and its completion queue, destroyed on drop.
 pub(crate) struct Connection {
     api: &'static Api,
     cq: *mut ibv_cq,
@@ -61,8 +59,7 @@ impl End {
         }
     }
 
-    /// Creates a queue pair and brings it to RTS, towards one that the peer creates at the same
-    /// time.
+    /// Brings it to RTS, towards one that the peer creates at the same time.
     pub(crate) fn connect(&mut self) -> Result<Connection> {
         // SAFETY: live objects; attributes are read in the calls.
         let connection = unsafe {
@@ -158,7 +155,6 @@ impl Connection {
         check_errno(result, "ibv_modify_qp")
     }
 
-    /// Posts a signaled request of one element, and returns its completion.
     pub(crate) fn complete(&self, mut wr: ibv_send_wr, mut element: ibv_sge) -> Result<ibv_wc> {
         wr.wr_id = 1;
         wr.send_flags = IBV_SEND_SIGNALED;
@@ -184,7 +180,6 @@ impl Connection {
         check_errno(result, "ibv_post_recv")
     }
 
-    /// The completion of the receive.
     pub(crate) fn received(&self) -> Result<ibv_wc> {
         self.wait(2)
     }

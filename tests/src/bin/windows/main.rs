@@ -1,7 +1,5 @@
-//! Memory windows between two processes, each on any device, through the verbs table: bound memory
-//! can be accessed by the peer; memory that is not bound, or no longer, cannot. The ends run the
-//! same cases in lockstep, each as the owner of the windows once, and verify every byte of the
-//! owner's memory.
+//! Memory windows between two processes, each on any device, through the verbs table: only bound
+//! memory can be accessed by the peer. The ends run the cases in lockstep, each as the owner once.
 
 mod cases;
 mod end;

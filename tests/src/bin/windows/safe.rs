@@ -1,5 +1,4 @@
-//! The same by the safe API: windows and connections created and dropped in the order that the
-//! device requires.
+//! The same by the safe API, whose objects are dropped in the order that the device requires.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -39,7 +38,6 @@ fn connect(
     Ok((qp, cq, pd))
 }
 
-/// Passes the next completion to `take`.
 fn next<R>(cq: &mut CompletionQueue, take: impl FnOnce(Completion<'_>) -> Result<R>) -> Result<R> {
     let since = Instant::now();
     loop {
@@ -66,8 +64,7 @@ fn write(
     next(cq, |done| Ok(done.result().err().map(|failure| failure.status)))
 }
 
-/// A window is bound, written through, invalidated and bound again; then the queue pair is dropped
-/// while it is bound.
+/// The window is bound, written through, invalidated and bound again before.
 fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let (mut qp, mut cq, pd) = connect(context, address, channel)?;
     let nothing = Remote::<WriteAccess>::from_raw(0, 0, 0).to_bytes();

@@ -215,7 +215,6 @@ const SOURCES: [Source; 4] = [
     },
 ];
 
-/// The operation on 8 bytes at `addr`.
 fn request(pair: &Pair, operation: Operation, addr: u64, rkey: u32) -> Send {
     let send = Send::new(operation.opcode).id(1).sge(pair.a.mr.sge(0, 8));
     if operation.right == IBV_ACCESS_REMOTE_ATOMIC {
@@ -248,8 +247,7 @@ fn denied(bench: &Bench, operation: Operation) -> Result<()> {
     refused(bench, &pair, operation, pair.b.mr.at(0), pair.b.mr.rkey())
 }
 
-/// A queue pair without the right does not support the operation, which is checked before its
-/// memory.
+/// A queue pair without the right does not support it: this is checked before the memory.
 fn unsupported(bench: &Bench, operation: Operation) -> Result<()> {
     let target = Setup {
         access: ALL_RIGHTS & !operation.right,
@@ -280,8 +278,7 @@ fn refused(bench: &Bench, pair: &Pair, operation: Operation, addr: u64, rkey: u3
     fails(bench, pair, operation, (addr, rkey), IBV_WC_REM_ACCESS_ERR)
 }
 
-/// Checks that the operation fails at the peer with `status`, changes nothing at either end, and
-/// moves both queue pairs to ERR.
+/// Nothing changes at either end, and both queue pairs move to ERR.
 fn fails(bench: &Bench, pair: &Pair, operation: Operation, target: (u64, u32), status: ibv_wc_status) -> Result<()> {
     let before = bench.pattern(pair.b.mr.length(), 9);
     pair.b.fill(0, &before);

@@ -161,7 +161,6 @@ fn elements(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Adds these bytes to a request, from offset `at` of the region.
 fn gather(calls: &Calls<'_>, end: &End, at: usize, bytes: &[u8]) -> Result<()> {
     end.fill(at, bytes);
     calls.set_sge(end.mr.sge(at, bytes.len()))

@@ -464,7 +464,6 @@ fn resize_keeps(bench: &Bench) -> Result<()> {
     for id in 0..8 {
         pair.a.sent.done(id)?;
     }
-    // The queue continues.
     ready(&pair, 1)?;
     pair.a.post(nothing(20))?;
     pair.a.sent.done(20)?;

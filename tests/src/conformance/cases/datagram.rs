@@ -135,7 +135,6 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A pair in RTS, and an address handle for `b`.
 fn pair(bench: &Bench) -> Result<(Pair, Ah)> {
     let pair = bench.pair(&Setup::of(IBV_QPT_UD))?;
     let ah = handle(&pair.a)?;
@@ -203,7 +202,6 @@ fn lengths(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Sends four bytes, and returns the completion and the GRH.
 fn received_header(pair: &Pair, ah: &Ah) -> Result<(ibv_wc, [u8; GRH])> {
     pair.b.expect(1, 0, 64)?;
     pair.a.post(datagram(2, ah, &pair.b).inline(b"ping"))?;

@@ -121,7 +121,6 @@ fn established(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A WRITE that the responder refuses.
 fn refused_write(pair: &Pair, rkey: u32) -> Result<()> {
     pair.a.post(
         Send::new(IBV_WR_RDMA_WRITE)

@@ -65,7 +65,6 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A pair whose `b` receives into an extended completion queue.
 fn extended(bench: &Bench, fields: u32) -> Result<(Pair, CqEx)> {
     let device = bench.open()?;
     let cq = device.cq_ex(64, fields.into())?;
@@ -79,8 +78,7 @@ fn extended(bench: &Bench, fields: u32) -> Result<(Pair, CqEx)> {
     Ok((Pair { a, b }, cq))
 }
 
-/// Sends `count` messages, and waits for their send completions; then they are in the receiver's
-/// queue.
+/// Sends `count` messages, which are in the receiver's queue when this returns.
 fn messages(pair: &Pair, count: u64) -> Result<()> {
     for id in 0..count {
         pair.b.expect(id, 0, 64)?;

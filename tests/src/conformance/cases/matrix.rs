@@ -1,7 +1,5 @@
-//! The matrix of states and events: the effect of every event on a queue pair in every state.
-//!
-//! `matrix.txt` is the standard's matrix, reviewed line by line; each cell is a case, so that
-//! deviations show cell by cell. It was printed by `conformance --matrix`, which observes a device.
+//! The effect of every event on a queue pair in every state. `matrix.txt` is the standard's matrix,
+//! reviewed line by line and printed by `conformance --matrix`; each cell is a case.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -309,7 +307,6 @@ impl Scene<'_> {
         region.sge(region.length() - 1, 64)
     }
 
-    /// A send to its peer, without data yet.
     fn send(&self) -> Send {
         let send = Send::new(IBV_WR_SEND).id(3);
         if self.cell.transport == IBV_QPT_UD {
@@ -408,7 +405,6 @@ impl Scene<'_> {
         Ok(format!("{completed}; {}", self.state()?))
     }
 
-    /// The completions of the queued work.
     fn completed(&self, sends: bool, expecting: bool) -> Result<String> {
         let mut found = Vec::new();
         for (cq, count) in [

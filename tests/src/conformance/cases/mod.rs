@@ -23,7 +23,6 @@ use super::Case;
 
 pub(super) use matrix::print as matrix;
 
-/// Every case, in the order in which they run.
 pub(super) fn all() -> Vec<Case> {
     [
         objects::cases(),

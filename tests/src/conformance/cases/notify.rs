@@ -142,8 +142,7 @@ impl Notified {
         Ok(())
     }
 
-    /// Sends one message to `b` with these flags, and waits until it has arrived. Its completion
-    /// stays in the queue.
+    /// Waits until it has arrived; its completion stays in the queue.
     fn message(&self, flags: u32) -> Result<()> {
         self.pair.a.post(Send::new(IBV_WR_SEND).id(1).with(flags))?;
         self.pair.a.sent.done(1)?;

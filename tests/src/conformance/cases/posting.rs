@@ -137,8 +137,7 @@ fn send_queue_full(bench: &Bench) -> Result<()> {
     refused_for_want_of_room(depth, || pair.a.qp.post(&[nothing(2), nothing(3)]))
 }
 
-/// Checks that a full queue refuses requests: a device may round its depth up, as to a power of
-/// two. `post` posts two.
+/// A device may round its depth up, as to a power of two. `post` posts two.
 fn refused_for_want_of_room(granted: usize, post: impl Fn() -> Posted) -> Result<()> {
     for _ in 0..granted {
         match post() {
@@ -217,7 +216,6 @@ fn partial_list(bench: &Bench) -> Result<()> {
     pair.a.sent.done(10)?;
     pair.a.sent.done(11)?;
     pair.a.sent.expect_nothing(bench.quiet)?;
-    // The queue continues.
     pair.a.post(nothing(14))?;
     pair.a.sent.done(14)?;
     Ok(())
@@ -303,8 +301,7 @@ fn inline_is_copied(bench: &Bench) -> Result<()> {
         min_rnr_timer: 14,
         ..Setup::default()
     })?;
-    // There is no receive yet, so the message is gathered again on retransmission: long after the
-    // rig freed its vector.
+    // Without a receive, the message is gathered again long after the rig freed its vector.
     pair.a.post(nothing(1).inline(b"written once"))?;
     pair.b.expect(2, 0, 64)?;
     pair.a.sent.done(1)?;

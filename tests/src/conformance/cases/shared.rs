@@ -150,7 +150,6 @@ impl Scene {
         Ok(())
     }
 
-    /// Sends a message, and waits for its send completion.
     fn message(&self, sender: usize, bytes: &[u8]) -> Result<()> {
         let end = &self.senders[sender];
         let mut send = Send::new(IBV_WR_SEND).id(1).inline(bytes);
@@ -162,7 +161,6 @@ impl Scene {
         Ok(())
     }
 
-    /// Checks the next receive: its id, queue pair and bytes.
     fn arrived(&self, id: u64, receiver: usize, bytes: &[u8]) -> Result<()> {
         let wc = self.received.done(id)?;
         ensure!(

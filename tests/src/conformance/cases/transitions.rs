@@ -141,7 +141,6 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
     Ok(())
 }
 
-/// All attributes, for this transition.
 fn all_attributes(end: &End, from: ibv_qp_state, to: ibv_qp_state) -> ibv_qp_attr {
     let mut attr = end.qp.attr();
     attr.qp_state = to;

@@ -1,5 +1,4 @@
-//! UC: connected, but unacknowledged. A message that cannot be received is dropped whole, and the
-//! next is received.
+//! UC: a message that cannot be received is dropped whole, and the next is received.
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;

@@ -1,5 +1,4 @@
-//! Memory windows: access is limited to the binding, until it is invalidated, replaced or
-//! deallocated.
+//! Memory windows: access is limited to the binding, while it lasts.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -162,8 +161,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// `b` has a region without remote rights that allows windows; the window is on its bytes from 64
-/// to 192.
+/// `b` has a region without remote rights; the window is on its bytes from 64 to 192.
 struct Scene {
     /// Dropped first: a window is deallocated before its region.
     mw: Mw,

@@ -37,8 +37,7 @@ impl Channel {
         self.0.destroy()
     }
 
-    /// Waits for an event: the cq_context of its completion queue, or `None` on timeout. The caller
-    /// acknowledges it.
+    /// The cq_context of its completion queue, or `None` on timeout. The caller acknowledges it.
     pub(in crate::conformance) fn event(&self, within: Duration) -> Result<Option<usize>, Errno> {
         // SAFETY: live.
         let fd = unsafe { (*self.raw()).fd };
@@ -76,8 +75,7 @@ struct Sent(*mut ibv_cq);
 unsafe impl Send for Sent {}
 
 impl Cq {
-    /// Destroys it in another thread, with one event taken, which is acknowledged after `after`.
-    /// Returns whether the destruction waited for it, and its result.
+    /// Acknowledges its event after `after`; returns whether the destruction waited for that.
     pub(in crate::conformance) fn destroy_in_parallel(&self, after: Duration) -> (bool, Errno) {
         let api = self.device().api();
         let taken = Sent(self.take());

@@ -42,7 +42,6 @@ impl Device {
         self.adopt_cq(cq, channel)
     }
 
-    /// Wraps the result of a verb that creates completion queues.
     pub(super) fn adopt_cq(&self, cq: *mut ibv_cq, channel: Option<&Channel>) -> Result<Cq, Errno> {
         Ok(Cq(Rc::new(Inner {
             object: Object::new(self, "completion queue", cq, self.api().destroy_cq)?,
@@ -98,7 +97,6 @@ impl Cq {
         Ok(self.poll_many(1)?.pop())
     }
 
-    /// The next completion; `None` on timeout.
     pub(in crate::conformance) fn next_within(&self, time: Duration) -> Result<Option<ibv_wc>> {
         let since = Instant::now();
         loop {
@@ -156,7 +154,6 @@ impl Cq {
     }
 }
 
-/// Several completions, for messages.
 pub(in crate::conformance) struct Completions<'a>(pub(in crate::conformance) &'a [ibv_wc]);
 
 impl fmt::Display for Completions<'_> {

@@ -105,7 +105,6 @@ impl Device {
         self.0.api
     }
 
-    /// Time limit of expected events.
     pub(in crate::conformance) fn time_limit(&self) -> Duration {
         self.0.time_limit
     }
@@ -145,7 +144,6 @@ impl Device {
         }
     }
 
-    /// Checks that the device reports the capability flags `wanted`; an error when it lacks one.
     pub(in crate::conformance) fn needs(&self, wanted: u32, what: &str) -> Result<()> {
         let reported = self.query()?.device_cap_flags;
         if reported & wanted == wanted {

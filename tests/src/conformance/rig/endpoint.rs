@@ -17,9 +17,7 @@ pub(in crate::conformance) struct Setup {
     pub(in crate::conformance) inline: u32,
     pub(in crate::conformance) signal_all: bool,
     pub(in crate::conformance) mtu: ibv_mtu,
-    /// The queue pair's remote access rights.
     pub(in crate::conformance) access: u32,
-    /// The region's access rights.
     pub(in crate::conformance) rights: u32,
     /// Bytes of the region.
     pub(in crate::conformance) bytes: usize,
@@ -63,8 +61,7 @@ impl Setup {
     }
 }
 
-/// A queue pair, a completion queue for each of its queues, and a region. Dropped in the order of
-/// the fields.
+/// Dropped in the order of the fields: the queue pair before its completion queues.
 pub(in crate::conformance) struct End {
     pub(in crate::conformance) qp: Qp,
     pub(in crate::conformance) sent: Cq,
@@ -74,7 +71,6 @@ pub(in crate::conformance) struct End {
 }
 
 impl End {
-    /// Creates an end in RESET.
     pub(in crate::conformance) fn new(device: &Device, setup: &Setup, psn: u32) -> Result<Self> {
         let pd = device.pd().context("ibv_alloc_pd")?;
         let (sent, received) = (
@@ -84,7 +80,6 @@ impl End {
         Self::with(&pd, sent, received, setup, psn)
     }
 
-    /// Creates an end in RESET from existing objects.
     pub(in crate::conformance) fn with(pd: &Pd, sent: Cq, received: Cq, setup: &Setup, psn: u32) -> Result<Self> {
         let mr = pd.register(setup.bytes, setup.rights).context("ibv_reg_mr")?;
         let qp = pd.qp(&sent, &received, setup, psn).context("ibv_create_qp")?;

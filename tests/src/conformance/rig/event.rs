@@ -63,8 +63,7 @@ struct Sent(*mut ibv_qp);
 unsafe impl Send for Sent {}
 
 impl Qp {
-    /// Destroys it in another thread, and acknowledges its event after `after`. Returns whether the
-    /// destruction waited for it, and its result.
+    /// Acknowledges `event` after `after`; returns whether the destruction waited for that.
     pub(in crate::conformance) fn destroy_in_parallel(&self, event: Event, after: Duration) -> (bool, Errno) {
         let api = self.device().api();
         let taken = Sent(self.take());

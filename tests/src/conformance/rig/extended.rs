@@ -10,8 +10,7 @@ use super::qp::init_attr;
 use super::window::lacks;
 use super::{Ah, Cq, Device, Errno, Mw, Pd, Qp, Setup, zeroed};
 
-/// The entry of the extended context, if it is long enough to have it. To be used inside `unsafe`:
-/// the context is live.
+/// The entry, if the extended context has it. To be used inside `unsafe`: the context is live.
 macro_rules! extended {
     ($context:expr, $field:ident) => {{
         let extended = inline::verbs_get_ctx($context);
@@ -87,7 +86,6 @@ impl Qp {
         Ok(calls)
     }
 
-    /// Whether it has `wr_rdma_write` and `wr_rdma_read`.
     pub(in crate::conformance) fn has_write_and_read(&self) -> Result<(bool, bool)> {
         let calls = self.calls()?;
         // SAFETY: live.
@@ -363,7 +361,6 @@ impl CqEx {
         unsafe { Ok((read!(ex, read_completion_ts), read!(ex, read_completion_wallclock_ns))) }
     }
 
-    /// Whether it has `read_byte_len` and `read_completion_ts`.
     pub(in crate::conformance) fn reads_length_and_time(&self) -> (bool, bool) {
         let ex = self.raw();
         // SAFETY: live.

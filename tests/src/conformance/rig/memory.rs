@@ -26,8 +26,7 @@ impl Device {
     }
 }
 
-/// Zeroed memory, aligned to 8 bytes. Accessed through its pointer only, as devices write it at any
-/// time.
+/// Zeroed, aligned to 8 bytes. Accessed by its pointer only, as devices write it at any time.
 #[derive(Clone)]
 pub(in crate::conformance) struct Memory(Rc<Words>);
 
@@ -125,8 +124,7 @@ impl Pd {
         self.adopt_mr(mr, memory, addr)
     }
 
-    /// Wraps the result of a verb that registers regions: of this memory, which starts at `addr`
-    /// for peers.
+    /// `memory` starts at `addr` for peers.
     pub(super) fn adopt_mr(&self, mr: *mut ibv_mr, memory: &Memory, addr: u64) -> Result<Mr, Errno> {
         let device = self.device();
         Ok(Mr {

@@ -1,11 +1,9 @@
-//! The objects of verbs for the cases: each owns its C object, and allows calls that a correct
-//! program must not make.
+//! The objects of verbs for the cases, which also allow calls that a correct program must not make.
 //!
 //! All `unsafe` of the suite is in this folder. It is sound because an object holds the objects
-//! that it is made from, so none is destroyed before its users; registered memory belongs to a
-//! [`Memory`] that its regions hold; requests point only to data that lives through the call. What
-//! a case chooses freely (addresses, keys, masks, sizes) are numbers that the device must check,
-//! which is the test. A destruction that fails after a case is recorded as a complaint, which fails
+//! that it is made from, registered memory is a [`Memory`] that its regions hold, and requests
+//! point only to data that lives through the call. The numbers that a case chooses freely
+//! (addresses, keys, masks, sizes) are for the device to check. A destruction that fails also fails
 //! the case.
 
 mod channel;
@@ -50,7 +48,6 @@ pub(super) struct Bench {
     pub(super) seed: u64,
     /// How long to wait for events that must not occur.
     pub(super) quiet: Duration,
-    /// Time limit of expected events.
     pub(super) time_limit: Duration,
     /// Destructions that failed.
     complaints: Rc<RefCell<Vec<String>>>,
@@ -153,10 +150,7 @@ impl<T> Object<T> {
         })
     }
 
-    /// The pointer for verbs.
-    ///
-    /// # Panics
-    /// When the case has destroyed it.
+    /// Panics when the case has destroyed it.
     fn get(&self) -> *mut T {
         let ptr = self.ptr.get();
         assert!(!ptr.is_null(), "the case uses a {} that it has destroyed", self.what);

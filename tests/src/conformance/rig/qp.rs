@@ -126,7 +126,6 @@ impl Qp {
         self.qpn
     }
 
-    /// Its attributes as a peer.
     pub(in crate::conformance) fn as_peer(&self) -> Peer {
         Peer {
             gid: self.device().gid(),
@@ -199,7 +198,6 @@ impl Qp {
         Ok(())
     }
 
-    /// Through these states in order.
     pub(in crate::conformance) fn modify_through(&self, mut from: ibv_qp_state, path: &[ibv_qp_state]) -> Result<()> {
         for &to in path {
             let result = self.step(from, to);

@@ -1,11 +1,8 @@
-//! The states of a queue pair, and the required and optional attributes of each transition: IBTA
-//! vol 1, 11.2.5.2, table 91; ibv_modify_qp(3).
-//!
-//! Written from the standard, independently of the tables of the soft device and of the safe API.
+//! The states of a queue pair, and the attributes of each transition: IBTA vol 1, 11.2.5.2, table
+//! 91; ibv_modify_qp(3). Independent of the soft device's and the safe API's tables.
 
 use doorbell_verbs_sys::*;
 
-/// Every state, in the order of `enum ibv_qp_state`.
 pub(in crate::conformance) const STATES: [ibv_qp_state; 7] = [
     IBV_QPS_RESET,
     IBV_QPS_INIT,
@@ -58,10 +55,9 @@ pub(in crate::conformance) const ATTRIBUTES: [(u32, &str); 21] = [
     (IBV_QP_RATE_LIMIT, "RATE_LIMIT"),
 ];
 
-/// Attributes that a device accepts only when it reports a capability, with its flag. Without the
-/// flag either is allowed (table 91, notes). Path migration is left open in any case, as Linux
-/// refuses every alternate path on Ethernet; and so is the rate limit, which is no attribute of the
-/// standard.
+/// Attributes that need a capability flag, without which either is allowed (table 91, notes). Left
+/// open in any case: path migration, as Linux refuses every alternate path on Ethernet, and the
+/// rate limit, which is not in the standard.
 pub(in crate::conformance) const CONDITIONAL: [(u32, u32); 5] = [
     (IBV_QP_ALT_PATH, 0),
     (IBV_QP_PATH_MIG_STATE, 0),
@@ -70,7 +66,6 @@ pub(in crate::conformance) const CONDITIONAL: [(u32, u32); 5] = [
     (IBV_QP_RATE_LIMIT, 0),
 ];
 
-/// The required and optional attributes of a transition, besides the state itself.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::conformance) struct Rule {
     pub(in crate::conformance) required: u32,

@@ -12,7 +12,6 @@ pub(in crate::conformance) struct Mw {
     _pd: Pd,
 }
 
-/// The range and rights of a binding.
 #[derive(Clone, Copy)]
 pub(in crate::conformance) struct Binding<'a> {
     pub(in crate::conformance) mr: &'a Mr,
@@ -102,7 +101,6 @@ pub(in crate::conformance) fn invalidated(wc: &ibv_wc) -> Result<u32> {
     Ok(unsafe { wc.anon_1.invalidated_rkey })
 }
 
-/// A missing feature, as an error.
 pub(super) fn lacks<T>(what: &str) -> Result<T> {
     Err(NotOffered(what.to_owned()).into())
 }

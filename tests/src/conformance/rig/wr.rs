@@ -62,13 +62,11 @@ impl Send {
         self
     }
 
-    /// Remote memory of a WRITE or READ.
     pub(in crate::conformance) fn at(mut self, remote_addr: u64, rkey: u32) -> Self {
         self.wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey };
         self
     }
 
-    /// Remote memory and operands of an atomic.
     pub(in crate::conformance) fn atomic(mut self, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> Self {
         self.wr.wr.atomic = ibv_send_wr_atomic {
             remote_addr,
