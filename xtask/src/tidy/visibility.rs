@@ -81,7 +81,6 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// The words of the code blocks in a file's documentation.
 fn documentation_tests(source: &Source) -> HashSet<&str> {
     let (mut fenced, mut found) = (false, HashSet::new());
     for token in source.comments() {
