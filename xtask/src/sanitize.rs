@@ -80,7 +80,7 @@ const VERBS: [&str; 9] = [
 ];
 /// The soft device's unit tests, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
-/// On memory that ends where the kernels must stop.
+/// Reduction kernels, on memory that ends where they must stop.
 const KERNELS: [&str; 5] = ["--package", "doorbell-collectives", "--lib", "--locked", "kernel::"];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 

@@ -73,7 +73,7 @@ const SHM_ACK_DELAY: Duration = Duration::from_nanos(300);
 /// buffer of 16 MiB holds about 32 times as many acknowledgements.
 const BACKLOG: u32 = 1024;
 
-/// For shm rings of about 500 records, of which each receive takes twice as many, up to 32.
+/// The same for shm rings of about 500 records: each receive takes twice as many, up to 32.
 const SHM_BACKLOG: u32 = 32;
 
 /// How long a queue pair that stops sending waits for its rings to drain; a peer that consumes
@@ -379,7 +379,7 @@ impl Shared {
         received
     }
 
-    /// Delivers completions and sends the engine's packets. Called after every engine change.
+    /// Delivers completions and events, and sends packets. Called after every engine change.
     pub(crate) fn flush<'a>(&'a self, core: MutexGuard<'a, Core>) {
         let now = self.now();
         self.flush_with(core, now, false);

@@ -46,7 +46,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// How often a thread that does not sleep polls the port. A sleeping one is woken.
 const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// While the thread does not sleep; an empty poll takes a third of a microsecond.
+/// How often a thread that does not sleep polls the group: a third of a microsecond if empty.
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
@@ -153,7 +153,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Driving now, or since the last sample. One that mostly polls its memory needs this thread.
+    /// Whether they drove since the last sample. One that mostly polls memory needs this thread.
     fn app_is_polling(&mut self, now: Instant) -> bool {
         let drives = self.shared.app_polling.drives();
         let before = mem::replace(&mut self.drives, drives);

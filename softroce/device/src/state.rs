@@ -78,7 +78,7 @@ enum Demux {
     Unknown,
 }
 
-/// By the destination queue pair; for the shared queue pair 1 by the management datagram.
+/// Finds the member by the destination queue pair; for queue pair 1 by the management datagram.
 fn demux(host: &Host, packet: &[u8]) -> Demux {
     let Some(qpn) = Bth::dest_qp_of(packet) else {
         return Demux::Unknown;
@@ -102,7 +102,7 @@ fn demux(host: &Host, packet: &[u8]) -> Demux {
     owner.map_or(Demux::Unknown, Demux::Member)
 }
 
-/// Writes to GPU memory are staged until [`Core::finish_staged_writes`].
+/// Stages writes to GPU memory until [`Core::finish_staged_writes`].
 fn handle_datagram(
     endpoint: &mut Endpoint,
     memory: &mut Table,
@@ -198,7 +198,7 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// For services that may have a listener now; rejects expired requests.
+    /// Retries requests whose service may have a listener now, and rejects expired ones.
     fn retry_pending_requests(&mut self, now: Instant) {
         let added = self.host.services_added();
         for request in self.pending_requests.take(now, added) {
@@ -556,7 +556,7 @@ impl Core {
         self.moderated.iter().map(|(due, _)| *due).min()
     }
 
-    /// Once to each event queue of listeners and owners of queue pairs.
+    /// Reports the loss of the device, once to each event queue of listeners and owners.
     pub(crate) fn report_fatal(&self) {
         let mut notified = Vec::new();
         let owners = self.qps.values().map(|owner| &owner.queue);

@@ -123,7 +123,7 @@ impl Reader {
     }
 }
 
-/// Of `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …`.
+/// The numbers in `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; …`.
 fn result(line: &str) -> Option<Counts> {
     let numbers = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let number = |kind: &str| {

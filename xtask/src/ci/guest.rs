@@ -1,9 +1,9 @@
 //! Runs the scripts of `tests/vm` in one guest, in the order of their names.
 //!
-//! A script runs under bash in the workspace's root and passes with status 0; 77 skips it. It has
-//! 120 seconds, or those of its line `# limit: SECONDS`, and finds the programs in `$DOORBELL_BIN`
-//! and the test programs in `$DOORBELL_TEST_NAME`. Processes that it leaves are killed and the MTU
-//! is restored.
+//! A script runs under bash in the workspace's root and passes with status 0; 77 skips it, with a
+//! reason in its output. It has 120 seconds, or those of its line `# limit: SECONDS`, and finds the
+//! programs in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`. Processes that it
+//! leaves are killed and the MTU is restored.
 //!
 //! A failed script is run once more in a new guest: an emulated machine may stall. More than
 //! [`RETRIES`] failures are not retried.

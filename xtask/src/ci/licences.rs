@@ -14,7 +14,7 @@ use std::fs;
 /// The only place that dependencies come from.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Manifests that name a file and no licence. cargo-deny recognises the texts itself.
+/// Packages whose manifest names a file, and its licence. cargo-deny recognises texts itself.
 const READ_BY_US: &[(&str, &str)] = &[("rdma-sys", "MIT")];
 
 pub(super) fn check(_: Scope) -> Result<Verdict> {
@@ -87,7 +87,7 @@ fn foreign(lock: &str) -> Vec<String> {
         .collect()
 }
 
-/// An SPDX expression: AND of terms, each an OR, with parentheses; the old `/` means OR.
+/// Parses SPDX: AND of terms, each an OR, with parentheses; the old spelling `/` means OR.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();

@@ -168,7 +168,7 @@ fn test(scope: Scope) -> Result<Verdict> {
 /// Make tests of large products run the whole product instead of a sample.
 const COMPLETE: [(&str, &str); 2] = [("DOORBELL_COLLECTIVES_WHOLE", "1"), ("DOORBELL_SWEEP", "all")];
 
-/// With the features of tests: `rdma-sys`' bindings are compared where they can be built.
+/// Cargo with the features of tests: `rdma-sys`' bindings are compared where they can be built.
 fn tested(arguments: &[&str]) -> Result<Command> {
     let mut command = command(arguments);
     command.args(["--workspace", "--locked"]);
@@ -300,7 +300,7 @@ pub(super) fn display(command: &Command) -> String {
     format!("cargo {}", words.join(" "))
 }
 
-/// For the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`, if only one package uses the name.
+/// Variables such as `DOORBELL_TEST_SIM=…/sim-1234`, where one package alone uses the name.
 fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
     let mut command = tested(&["test", "--no-run"])?;
     let output = command.output().context("cannot run cargo")?;

@@ -97,7 +97,7 @@ impl Objects {
     }
 }
 
-/// AT&T syntax: a lock prefix, or `xchg` with memory (Intel SDM vol. 3A, 9.1.2.1).
+/// A lock prefix, or `xchg` with memory (AT&T syntax; Intel SDM vol. 3A, 9.1.2.1).
 fn is_atomic(instruction: &str) -> bool {
     let mut words = instruction.split_whitespace();
     match words.next() {

@@ -31,7 +31,7 @@ Options:
 Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or a failure.
 ";
 
-/// With the headers beside them. Variants are built of the first.
+/// Sources, with headers beside them. Variants are built of the first.
 const NAMES: [&str; 5] = ["reduce", "collective", "small", "put", "copy"];
 const ARCHIVE: &str = "gpudirect/cuda/kernels/ptx.bin";
 const MANIFEST: &str = "gpudirect/cuda/kernels/manifest.txt";
@@ -89,7 +89,7 @@ fn variant(definition: &str, letter: &str, value: u32, definitions: &mut Vec<Str
     name.push_str(&format!("-{letter}{value}"));
 }
 
-/// The archive and the sources are the manifest's; with `--full`, it is what the sources build to.
+/// The archive and the sources are the manifest's; with `--full`, the sources build to that.
 pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     if scope == Scope::Short {
         let committed = archive::unpack(&read(ARCHIVE)?);
@@ -211,7 +211,7 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// For older drivers: an older version, without unknown hints and empty comments.
+/// PTX for older drivers: an older version, without unknown hints and empty comments.
 fn lower(ptx: &str) -> Result<String> {
     let mut lowered = String::with_capacity(ptx.len());
     let mut versions = 0;

@@ -1,3 +1,4 @@
+//! The programs that are compared: how to run both ends of each, and where to read its result.
 
 use super::read::{self, FieldSelector};
 use crate::target_folder;

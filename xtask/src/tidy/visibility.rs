@@ -1,5 +1,5 @@
-//! Functions and constants that are `pub` and that nothing outside their crate names: no other crate, test, example,
-//! documentation test or page of docs/.
+//! Functions and constants that are `pub` and that nothing outside their crate names: no other
+//! crate, test, example, documentation test or page of docs/.
 
 use super::{
     Finding,

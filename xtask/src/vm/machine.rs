@@ -282,7 +282,7 @@ impl Drop for Sockets {
     }
 }
 
-/// Reports when the sink fails (its reader left) and keeps reading: the command never blocks.
+/// Reports when the sink fails (its reader left), but reads on: the command never blocks.
 fn pump(mut port: UnixStream, mut sink: Sink, events: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];

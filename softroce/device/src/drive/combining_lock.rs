@@ -49,7 +49,7 @@ impl<T> CombiningLock<T> {
         }
     }
 
-    /// `work` releases both guards and returns whether there is more; so does this, with the flag.
+    /// Runs `work`, which releases both guards. Whether there is more, or the pending flag is set.
     pub(crate) fn run_locked<'a, G>(
         &self,
         outer: G,

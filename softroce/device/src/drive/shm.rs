@@ -116,7 +116,7 @@ impl Shared {
         connections.iter().for_each(|connection| connection.wake());
     }
 
-    /// Waits until no such copy is in flight, then unpins the region. No lock may be held.
+    /// Waits until no copy for `qpn` or of `key` is in flight, then unpins. No lock may be held.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
         while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
             self.drive();

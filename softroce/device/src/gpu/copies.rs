@@ -341,8 +341,7 @@ impl Copies {
         self.pins.remove_region(key)
     }
 
-    /// Requests a copy to a GPU of the `len` bytes that `fill` writes to the pointer, or fails with
-    /// it.
+    /// Requests a copy to a GPU of the `len` bytes that `fill` writes; fails with it.
     pub(crate) fn request_from_host<E>(
         &mut self,
         owner: CopyOwner,

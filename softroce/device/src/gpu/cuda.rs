@@ -163,9 +163,7 @@ impl Memory {
     }
 
     /// Imports another process's memory for copies on `device`, or on the first with registered
-    /// memory.
-    ///
-    /// `None` where no GPU memory was registered here.
+    /// memory; `None` where there is none.
     pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
         let used = USED.lock().clone();
         let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
@@ -508,8 +506,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the copies before a mark are done. On an error they failed, or their state is
-    /// unknown.
+    /// Whether the copies before a mark are done. An error: they failed, or it is unknown.
     pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, DriverError> {
         match mark {
             Mark::Event(event) => event.is_done(),

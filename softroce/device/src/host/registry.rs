@@ -37,7 +37,7 @@ const SERVICES: usize = 4096;
 
 const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
 
-/// Of layout and messages. Part of the names, so that incompatible builds do not meet.
+/// Version of layout and messages. Part of the names, so that incompatible builds do not meet.
 pub(super) const VERSION: u32 = 2;
 
 /// A process with the device open. Unique: the slot's next member has another generation.
@@ -163,7 +163,6 @@ impl Registry {
         unsafe { self.layout.as_ref() }
     }
 
-
     /// Makes the caller, the holder of the slot's name, its next member.
     pub(super) fn add_member(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
         let entry = self.entry(slot);
@@ -223,7 +222,6 @@ impl Registry {
     pub(super) fn set_port_holder(&self, member: MemberId) {
         self.layout().holder.store(member.pack(), Ordering::Release);
     }
-
 
     /// As `Blocks::claim`.
     pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<QpnBlock> {

@@ -100,7 +100,7 @@ pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<
         message.msg_control = (&raw mut control).cast();
         // SAFETY: the control buffer is aligned for a header (a union with one) and has
         // CMSG_SPACE(len) bytes, as MAX_FDS bounds `len`: the first header is not null, its data
-        // has room for every descriptor. BorrowedFd is a RawFd in memory (repr(transparent)).
+        // has room for every descriptor. BorrowedFd is documented as repr(transparent).
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(len) as _;
             let header = libc::CMSG_FIRSTHDR(&raw const message);

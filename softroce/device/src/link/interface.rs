@@ -51,7 +51,8 @@ pub struct PortState {
     pub addressed: bool,
 }
 
-/// Watches the interface of an address: rtnetlink(7) notifies, getifaddrs(3) reads the new state.
+/// Watches an address's interface: rtnetlink(7) notifies without privilege, getifaddrs(3) reads the
+/// state. Changes that are undone between two reads are not seen.
 pub struct PortWatch {
     notices: Arc<OwnedFd>,
     ip: IpAddr,

@@ -193,7 +193,7 @@ fn ipv6_header(payload_len: u16, src: Ipv6Addr, dst: Ipv6Addr) -> [u8; 40] {
     header
 }
 
-/// Of at most 64 KiB, an odd last byte padded with 0 (RFC 1071).
+/// The sum of big-endian 16-bit words (RFC 1071) of at most 64 KiB, an odd last byte padded.
 fn ones_sum(bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |&byte| u32::from(byte) << 8);

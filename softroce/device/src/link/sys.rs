@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// Of linux/udp.h, in libc for Android alone: accept a zero UDP checksum over IPv6.
+/// Accepts a zero UDP checksum over IPv6 (linux/udp.h; libc has it for Android alone).
 pub(super) const UDP_NO_CHECK6_RX: c_int = 102;
 
 pub(super) const SEND_MESSAGES: usize = 16;

@@ -27,7 +27,7 @@ mod tests;
 /// The UDP destination port of RoCEv2 (IBTA vol. 1, annex A17).
 pub(crate) const ROCE_PORT: u16 = 4791;
 
-/// For each direction; the kernel limits it to `net.core.[rw]mem_max`.
+/// Requested for each direction; the kernel limits it to `net.core.[rw]mem_max`.
 const SOCKET_BUFFER: i32 = 16 << 20;
 
 /// Why a link could not be opened.

@@ -2,9 +2,10 @@
 //!
 //! The application may access the same bytes concurrently, as with DMA. So nothing here makes a
 //! reference to registered memory, branches on what it reads there, or reads a byte twice: a copy
-//! is one memcpy between raw pointers, which the compiler can neither split nor omit. A byte that
-//! changes meanwhile is never used as a bound or an address. The language's memory model gives such
-//! a race no meaning; the application may rely on the order of [`to_peer_visible`].
+//! is one memcpy between raw pointers, which the compiler can neither split nor omit (its other
+//! side goes to the socket, or to the region's owner). A byte that changes meanwhile is never used
+//! as a bound or an address. The language's memory model gives such a race no meaning; the
+//! application may rely on the order of [`to_peer_visible`].
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};

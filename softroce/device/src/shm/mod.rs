@@ -54,7 +54,7 @@ impl CopyMode {
         }
     }
 
-    /// process_vm_readv(2) may be forbidden by seccomp or Yama's `ptrace_scope`.
+    /// Whether seccomp and Yama's `ptrace_scope` permit it (process_vm_readv(2)).
     pub(crate) fn is_possible(self) -> bool {
         if self != Self::Vm {
             return true;

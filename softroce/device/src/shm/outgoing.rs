@@ -65,7 +65,7 @@ pub(crate) struct Wakeups {
 }
 
 impl OutgoingRings {
-    /// For forwarded datagrams: queue pairs use the rings after [`enable`](Self::enable).
+    /// Rings for forwarded datagrams; queue pairs use them after [`enable`](Self::enable).
     pub(crate) fn new(host: Arc<Host>, address: IpAddr) -> Self {
         Self {
             host,
@@ -421,7 +421,7 @@ impl OutgoingRing {
         let _lost = self.sender.push(&record, Referrer { qpn: qpn.get(), keys });
     }
 
-    /// Sends the delayed ACK, if any, as a record. For a ring with space.
+    /// Sends the delayed ACK, if any, as a record. The caller has checked for space.
     fn push_delayed_ack(&mut self) -> bool {
         let ack = self.delayed_ack.take();
         if let Some(ack) = ack {

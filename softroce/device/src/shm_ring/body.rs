@@ -225,7 +225,7 @@ struct Remote {
 }
 
 impl Remote {
-    /// If all parts are process memory; no more than a record has references.
+    /// The parts, if all of them are process memory; no more than a record has references.
     fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
         let mut remote = Self {
             parts: [MaybeUninit::uninit(); REFERENCES + 1],

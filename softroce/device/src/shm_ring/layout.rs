@@ -102,7 +102,8 @@ pub(super) struct Mapping {
     geometry: RingGeometry,
 }
 
-// SAFETY: a mapping is of the whole process; its bytes are accessed by atomics or raw copies.
+// SAFETY: it owns a mapping, which is of the whole process; all access to its bytes is atomic, or
+// by raw copies of the end that may access the slot.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

@@ -66,7 +66,7 @@ impl Segments {
         if len.get() <= POPULATE_MAX {
             flags |= MapFlags::MAP_POPULATE;
         }
-        // SAFETY: a new mapping; no reference is made to its bytes, which their owner writes.
+        // SAFETY: a new mapping replaces nothing; there is no reference to bytes that others write.
         let start = unsafe { mmap(None, len, ProtFlags::PROT_READ, flags, &file, 0) };
         let start = start.map_err(|errno| failed(errno.into()))?.cast();
         self.mapped.push(Mapped { id, start, len });

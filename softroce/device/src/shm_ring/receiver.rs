@@ -196,7 +196,7 @@ impl Receiver {
         Ok(taken)
     }
 
-    /// Of the oldest retained record: checked after reading its references, before that counts.
+    /// Whether the oldest retained record was revoked: checked after its references were read.
     #[must_use]
     pub(crate) fn was_revoked(&self) -> bool {
         Consumer::was_revoked(&self.map, self.ring.done())

@@ -5,8 +5,9 @@
 //! in slots only, so no byte of a message is taken for one. The consumer returns *credits* (free
 //! slots and bulk space) by advancing `head`.
 //!
-//! All of it is proved by the models in `shm_ring/ring/model.rs`. Memory that a record refers to
-//! belongs to the sender's application and is treated as registered memory.
+//! Publishing, consuming, revoking and both ends' sleep are proved by the models in
+//! `shm_ring/ring/model.rs`. Memory that a record refers to belongs to the sender's application and
+//! is treated as registered memory.
 
 use crate::sync::{Ordering, fence};
 
@@ -213,7 +214,7 @@ impl Consumer {
         words.credit_wanted().load(Ordering::Relaxed) != 0 && words.credit_wanted().swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Checked after the copies from a record's references, before they count.
+    /// Whether it was revoked: checked after copies from its references, before they count.
     pub(super) fn was_revoked(words: &impl RingWords, position: u64) -> bool {
         // With the fence in `Producer::revoke_fence`: who read a later byte also reads the flag.
         fence(Ordering::Acquire);

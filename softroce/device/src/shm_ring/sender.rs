@@ -420,7 +420,7 @@ impl Sender {
         self.capabilities().contains(Capabilities::DEVICES)
     }
 
-    /// The receiver has imported that GPU memory, which was [announced](Self::announce).
+    /// Whether the receiver has imported GPU memory that was [announced](Self::announce).
     #[must_use]
     pub(crate) fn can_reference_device(&self, id: SegmentId) -> bool {
         let place = self.announced.iter().find(|(_, known)| *known == id);

@@ -48,7 +48,7 @@ impl Core {
         !self.copies.is_idle() || !self.deferred.is_empty()
     }
 
-    /// Before completions are delivered. Queue pairs whose writes failed go to the error state.
+    /// Called before completions are delivered. Queue pairs whose writes failed go to ERR.
     pub(crate) fn finish_staged_writes(&mut self, now: impl Fn() -> Instant) {
         let writers = mem::take(&mut self.writers);
         if self.memory.end_write_behind().is_ok() {
@@ -96,7 +96,7 @@ impl Core {
         }
     }
 
-    /// While the rings have space.
+    /// Delivers what waited for finished copies, while the rings have space.
     pub(crate) fn deliver_deferred(&mut self, now: impl Fn() -> Instant) {
         let done = self.copies.done();
         loop {

@@ -8,7 +8,7 @@ use super::{Location, Object, Table};
 use crate::gpu::{self, Failed};
 
 impl Table {
-    /// Until [`end_write_behind`](Self::end_write_behind).
+    /// Stages writes to GPU memory until [`end_write_behind`](Self::end_write_behind).
     pub(crate) fn begin_write_behind(&mut self) {
         if self.has_device_memory {
             self.udp_staging.begin_write_behind();
@@ -23,7 +23,7 @@ impl Table {
         self.udp_staging.end_write_behind()
     }
 
-    /// Before memory is accessed otherwise: writes become visible in order (IBTA vol 1, 9.5).
+    /// Called before other accesses: writes become visible in order (IBTA vol 1, 9.5).
     pub(super) fn flush_staged_writes(&mut self) -> Result<(), AccessError> {
         if !self.udp_staging.is_write_behind() {
             return Ok(());
