@@ -13,7 +13,6 @@ pub(crate) fn is_available() -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// Whether the effective user id is 0, so that packages may be installed.
 pub(crate) fn is_root() -> bool {
     Command::new("id")
         .arg("-u")
@@ -121,7 +120,6 @@ fn apt_get(options: &[&str], packages: &[&str]) -> Result<()> {
     checked(output, &format!("apt-get {}", options[0])).map(drop)
 }
 
-/// The command's stdout, or its stderr as the error.
 fn checked(output: Output, what: &str) -> Result<String> {
     if !output.status.success() {
         bail!("{what} failed: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -1,5 +1,4 @@
-//! `cargo xtask install-classic DIR`: links named like perftest's tools to the release binary,
-//! which acts as the tool it is invoked as.
+//! `cargo xtask install-classic DIR`: links named like perftest's tools to the release binary.
 
 use crate::{ci, target_folder};
 use anyhow::{Context, Result, bail, ensure};

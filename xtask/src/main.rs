@@ -65,7 +65,6 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     }
 }
 
-/// The workspace's root.
 fn workspace() -> PathBuf {
     // Cargo sets the variable; a copied binary falls back to the path of its build.
     let package =

@@ -1,10 +1,8 @@
-//! `cargo xtask sanitize`: tests of the safe API over its in-memory provider and of the soft
-//! device's lock-free parts, under AddressSanitizer, ThreadSanitizer, Valgrind and Miri.
+//! `cargo xtask sanitize`: the safe API over its in-memory provider and the device's lock-free
+//! parts, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
 //!
-//! The sanitizers' runtimes come with rustc as an unstable option, enabled through RUSTC_BOOTSTRAP.
-//! The standard library is not rebuilt, so it is not instrumented; `verbs/tests/sanitize` explains
-//! the consequences and holds each tool's suppressions. Each tool builds in its own folder under
-//! `target/sanitize`.
+//! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. The standard
+//! library is not instrumented; `verbs/tests/sanitize` has the consequences and suppressions.
 
 use crate::{
     ci::{self, Counts, Scope, Verdict},
@@ -34,7 +32,6 @@ Tools:
 Exit status: 0 when nothing failed, 1 when something did, 2 on bad usage.
 ";
 
-/// A sanitizer that can be selected.
 struct Tool {
     name: &'static str,
     needs: &'static [setup::Need],
@@ -83,8 +80,7 @@ const VERBS: [&str; 9] = [
 ];
 /// The soft device's unit tests, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
-/// The reduction kernels of collectives, on memory that ends where they must stop reading and
-/// writing.
+/// Reduction kernels, on memory that ends where they must stop.
 const KERNELS: [&str; 5] = ["--package", "doorbell-collectives", "--lib", "--locked", "kernel::"];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 
@@ -94,7 +90,6 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     Ok(u8::from(run(&chosen)?.failed > 0))
 }
 
-/// The step of `cargo xtask ci`.
 pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     let tools = TOOLS.iter().filter(|tool| scope == Scope::Full || tool.name == "loom");
     Ok(Verdict::Counted(run(&tools.collect::<Vec<_>>())?, None))
@@ -168,8 +163,7 @@ fn thread() -> Result<Verdict> {
     let run = |arguments: &[&[&str]]| -> Result<Verdict> {
         let mut command = tests("thread", FLAGS)?;
         command.args(arguments.concat()).env("TSAN_OPTIONS", &options);
-        // Tests that panic on purpose would print backtraces, whose cache the standard library
-        // guards with a lock that TSan does not see.
+        // TSan does not see the lock of the backtrace cache, which tests that panic would use.
         ci::tests(command.env("RUST_BACKTRACE", "0"))
     };
     let verbs = run(&[&VERBS, &BUT_THE_COMPILER])?;
@@ -179,8 +173,7 @@ fn thread() -> Result<Verdict> {
 
 fn valgrind() -> Result<Verdict> {
     let runner = format!("CARGO_TARGET_{}_RUNNER", host()?.to_uppercase().replace('-', "_"));
-    // Leaks are LeakSanitizer's job. Valgrind runs one thread at a time, so tests of races gain
-    // nothing here.
+    // Leaks are LeakSanitizer's job. Valgrind runs one thread at a time: no tests of races.
     let mut command = ci::command(&["test"]);
     command.env(runner, "valgrind --quiet --error-exitcode=99 --leak-check=no");
     command.args(VERBS).args(BUT_THE_COMPILER);

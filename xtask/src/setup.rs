@@ -1,5 +1,4 @@
-//! What the chores need from the machine: detected as files, so that any distribution works, and
-//! installed with apt when running as root.
+//! What the chores need, detected as files, and installed with apt when running as root.
 
 use crate::apt;
 use anyhow::{Result, bail};
@@ -11,7 +10,6 @@ pub(crate) struct Need {
     found: fn() -> bool,
 }
 
-/// The emulator that runs the guest.
 pub(crate) const QEMU: Need = Need {
     package: "qemu-system-x86",
     found: || in_path("qemu-system-x86_64"),
@@ -40,7 +38,6 @@ pub(crate) const ABI: [Need; 4] = [
     },
 ];
 
-/// The stock programs that run on the drop-in libraries.
 pub(crate) const STOCK: [Need; 3] = [
     Need {
         package: "ibverbs-utils",
@@ -56,7 +53,6 @@ pub(crate) const STOCK: [Need; 3] = [
     },
 ];
 
-/// The programs that the device is compared with.
 pub(crate) const PEERS: [Need; 3] = [
     STOCK[2],
     Need {
@@ -69,7 +65,6 @@ pub(crate) const PEERS: [Need; 3] = [
     },
 ];
 
-/// The libraries that the collectives are compared with.
 pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {
         package: "openmpi-bin",
@@ -129,7 +124,6 @@ pub(crate) const SYMBOLIZER: Need = Need {
     found: || in_path("llvm-symbolizer"),
 };
 
-/// Needed to count instructions.
 pub(crate) const INSTRUCTIONS: [Need; 3] = [
     VALGRIND,
     Need {
@@ -161,7 +155,6 @@ pub(crate) const RDMA_CORE: [Need; 10] = [
         package: "g++",
         found: || in_path("c++"),
     },
-    // Required by rdma-core's build.
     Need {
         package: "python3",
         found: || in_path("python3"),
@@ -194,7 +187,6 @@ pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
     Ok(missing(needs))
 }
 
-/// Fails unless the emulator is installed or can be.
 pub(crate) fn require_qemu() -> Result<()> {
     match provide(&[QEMU])?.as_slice() {
         [] => Ok(()),

@@ -89,7 +89,6 @@ impl Side {
         })
     }
 
-    /// What the peer needs to connect, in one line.
     fn key(&self) -> String {
         let (qpn, rkey, at) = (self.qp.number().get(), self.mr.rkey().0, self.memory.as_ptr().addr());
         format!("{} {qpn} {rkey} {at}", self.device.info().address.ip())

@@ -5,8 +5,7 @@ use nix::time::{ClockId, clock_gettime};
 /// The rate of [`ticks`], in kHz: one per nanosecond.
 pub const TICK_KHZ: u64 = 1_000_000;
 
-/// The device's own clock, in ticks: CLOCK_MONOTONIC (`ibv_query_rt_values_ex(3)` calls it the raw
-/// clock).
+/// The device's own clock, in ticks: CLOCK_MONOTONIC, the raw clock of ibv_query_rt_values_ex(3).
 pub fn ticks() -> u64 {
     nanoseconds(ClockId::CLOCK_MONOTONIC)
 }

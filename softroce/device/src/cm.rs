@@ -29,8 +29,7 @@ pub(crate) use pending::PendingRequests;
 
 const HOP_LIMIT: u8 = 64;
 
-/// Receives the events of connections. Called under the device's lock: it must only queue the
-/// event, and not call the device.
+/// Receives the events of connections. Called under the device's lock: it must not call the device.
 pub trait CmSink: Send + Sync {
     /// An event of the connection or listener named `token`.
     fn push(&self, token: Token, event: CmEvent);
@@ -77,7 +76,6 @@ impl Connections {
         }
     }
 
-    /// Moves management datagrams between the manager and queue pair 1.
     pub(crate) fn exchange(&mut self, now: Instant, endpoint: &mut Endpoint) {
         while let Some(received) = endpoint.poll_mad() {
             self.cm.handle_mad(now, received.from, &received.mad);
@@ -164,9 +162,8 @@ impl ConnectionManager {
         result
     }
 
-    /// Listens for a service, for connections and for datagrams (SIDR); requests go to `owner`, at
-    /// most `backlog` of them unanswered. Other processes on the device's address cannot listen
-    /// there then.
+    /// Listens for a service (connections and SIDR); requests go to `owner`, at most `backlog` of
+    /// them unanswered. The service is then taken on the device's address.
     ///
     /// # Errors
     /// [`CmError::InUse`] when a process on the address listens there already;

@@ -27,8 +27,7 @@ pub struct DeviceConfig {
     pub pcap: Option<PathBuf>,
     /// Seed of the first queue pair number; `None` for an unpredictable one.
     pub seed: Option<u64>,
-    /// The copy mode for payloads to other processes of this host; `None` for the best available
-    /// one.
+    /// The copy mode for payloads to other processes of this host; `None` for the best available.
     pub copy_mode: Option<CopyMode>,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
@@ -46,8 +45,7 @@ pub enum LinkChoice {
     Local,
 }
 
-/// Default busy-poll time of the progress thread: several times the cost of a wake-up (some 20 µs),
-/// and short enough that a device with sporadic use sleeps in between.
+/// Several times the cost of a wake-up (some 20 µs), so that a device with sporadic use sleeps.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl DeviceConfig {
@@ -67,8 +65,7 @@ impl DeviceConfig {
     }
 
     /// The node GUID (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in
-    /// every process with a device of this address and port, which are one device to programs.
-    /// Without an address, that of the default one.
+    /// every process with this address (or the default one) and port: programs see one device.
     #[must_use]
     pub fn guid(&self) -> u64 {
         const LOCALLY_ADMINISTERED: u64 = 0x02db << 48;
@@ -90,8 +87,7 @@ impl DeviceConfig {
         self.link == LinkChoice::Udp || self.faults.is_active() || self.pcap.is_some()
     }
 
-    /// The devices of the environment, `soft0`, `soft1` and so on; without any, one with the
-    /// defaults.
+    /// The devices of the environment, `soft0`, `soft1` and so on; without any, a default one.
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
@@ -107,8 +103,7 @@ impl DeviceConfig {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// As [`from_env`](Self::from_env), with the variables from `get`: for a caller that sets them
-    /// for another process.
+    /// As [`from_env`](Self::from_env), with the variables from `get`.
     ///
     /// # Errors
     /// When a variable has an invalid value.
@@ -184,7 +179,6 @@ impl DeviceConfig {
     }
 }
 
-/// The file's path with `-name` before the extension.
 fn with_name(file: &Path, name: &str) -> PathBuf {
     let mut own = file.file_stem().unwrap_or_default().to_owned();
     own.push("-");

@@ -42,7 +42,6 @@ pub struct CqConfig {
 #[error("the completion queue overran: it was created with too few entries, and completions were lost")]
 pub struct Overrun;
 
-/// The next completion that notifies the channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Armed {
     No,
@@ -63,8 +62,7 @@ struct Ring {
     in_moderated_list: bool,
 }
 
-/// Completion moderation (ibv_modify_cq(3)): one event for `count` completions, or for all within
-/// `period` of the first. A count of at most 1, or no period, disables it.
+/// A count of at most 1, or no period, disables moderation.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moderation {
     count: u16,
@@ -83,7 +81,6 @@ pub(crate) struct CqRing {
     ring: Mutex<Ring>,
     /// The number of entries, read without the lock.
     len: AtomicUsize,
-    /// Set when a completion did not fit, never cleared.
     overrun: AtomicBool,
     notify: Option<CqNotify>,
     stamps: TimestampClocks,
@@ -204,8 +201,7 @@ impl CqRing {
     }
 }
 
-/// A completion queue (ibv_create_cq(3)). Clones share the queue, which is destroyed with the last
-/// of them and of its queue pairs.
+/// A completion queue (ibv_create_cq(3)); destroyed with its last clone and queue pair.
 #[derive(Clone, Debug)]
 pub struct Cq(Arc<CqHandle>);
 
@@ -217,8 +213,7 @@ struct CqHandle {
 }
 
 impl Device {
-    /// A completion queue of exactly as many entries as requested. Its overrun is reported to
-    /// `owner`.
+    /// A completion queue of exactly `config.entries` entries. Its overrun is reported to `owner`.
     ///
     /// # Errors
     /// When the number of entries is 0 or too large, or the device has no more queues.
@@ -247,10 +242,8 @@ impl Device {
 }
 
 impl Cq {
-    /// Gives up to `max` completions to `take`, oldest first, and returns how many. An empty queue
-    /// drives the device once and is polled again.
-    ///
-    /// `take` runs under the queue's lock: it must not call the device.
+    /// Gives up to `max` completions to `take`, oldest first, and returns how many; an empty queue
+    /// drives the device once. `take` runs under the queue's lock: it must not call the device.
     ///
     /// # Errors
     /// When the queue has overrun, and the completions in it have been taken.
@@ -275,8 +268,7 @@ impl Cq {
         Ok(next)
     }
 
-    /// As [`take_next`](Self::take_next), but an empty queue drives the device once and is polled
-    /// again.
+    /// As [`take_next`](Self::take_next), but an empty queue drives the device once.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
@@ -296,10 +288,9 @@ impl Cq {
         self.0.ring.arm(solicited_only);
     }
 
-    /// Sets completion moderation: the channel is notified for every `count` completions, or for
-    /// those within `period` of the first, whichever is earlier (ibv_modify_cq(3)). A count of 0 or
-    /// 1, or a period of 0, disables it. Completions delayed by the former setting are notified at
-    /// once.
+    /// Sets completion moderation (ibv_modify_cq(3)): one event for `count` completions, or for
+    /// those within `period` of the first, whichever is earlier. A count of 0 or 1, or a period of
+    /// 0, disables it. Delayed completions are notified at once.
     pub fn moderate(&self, count: u16, period: Duration) {
         let mut ring = self.0.ring.ring.lock();
         ring.moderation = Moderation { count, period };
@@ -308,8 +299,7 @@ impl Cq {
         }
     }
 
-    /// Cancels [`arm`](Self::arm). After it has returned the channel is not notified until armed
-    /// again.
+    /// Cancels [`arm`](Self::arm): after it has returned the channel is not notified.
     pub fn disarm(&self) {
         // Notification happens under this lock.
         let _core = self.shared().core.lock();

@@ -136,9 +136,7 @@ pub struct Device {
     host: Arc<Host>,
     /// Packets for processes of this host use shm links.
     uses_shm: bool,
-    /// The links use shared segments.
     uses_segments: bool,
-    /// The configured copy mode.
     copy_mode: Option<CopyMode>,
     progress: Option<JoinHandle<()>>,
 }
@@ -195,7 +193,6 @@ impl Device {
         endpoint.add_qpn_block(block);
         let host = Arc::new(host);
         link.parker.watch_host(Arc::clone(&host));
-        // With the actual address, which may not be configured.
         let found = DeviceConfig {
             address: Some(address.ip()),
             ..config.clone()
@@ -263,8 +260,7 @@ impl Device {
         self.shared.port()
     }
 
-    /// Adds a receiver of port and device events, until
-    /// [`remove_event_queue`](Self::remove_event_queue).
+    /// Adds a receiver of port and device events.
     pub fn add_event_queue(&self, listener: Arc<EventQueue<Event>>) {
         self.shared.core.lock().listeners.push(listener);
     }
@@ -302,14 +298,12 @@ impl Device {
             .flatten()
     }
 
-    /// The [group](Host::group) whose members it reaches by shm links; `None` where all traffic
-    /// uses UDP.
+    /// The [group](Host::group) reached by shm links; `None` where all traffic uses UDP.
     pub fn shm_group(&self) -> Option<u64> {
         self.uses_shm.then(|| self.host.group())
     }
 
-    /// The available and permitted copy modes to other processes of this host, the best first; none
-    /// where all traffic uses UDP.
+    /// The available and permitted copy modes, the best first; none where all traffic uses UDP.
     pub fn copy_modes(&self) -> Vec<CopyMode> {
         let has = |mode: &CopyMode| self.copy_mode.is_none_or(|forced| forced == *mode) && mode.is_possible();
         let all = CopyMode::ALL.into_iter().filter(|_| self.uses_shm);
@@ -337,7 +331,6 @@ impl fmt::Debug for Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let progress = self.progress.take();
-        // A fork has no such thread, and its wake-up would go to the parent's.
         if let Some(progress) = progress.filter(|_| self.host.is_ours()) {
             self.shared.stop(progress.thread());
             // A panic was caught and reported there.
@@ -357,12 +350,10 @@ fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
     (packets.min(WINDOW) as u32).max(16)
 }
 
-/// How long a port that is in use is retried: a killed process closes its descriptors one by one,
-/// and may lose its names before its socket. On a busy machine it may be preempted in between, a
-/// niced one for longer than a tenth of a second.
+/// How long a port in use is retried: a killed process may lose its names before its socket, and be
+/// preempted in between for more than a tenth of a second.
 const BIND_RETRY: Duration = Duration::from_secs(1);
 
-/// Joins the process group on the address, and opens the link on its socket.
 fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     let flags = if config.is_udp_only() {
         Flags::UDP_ONLY

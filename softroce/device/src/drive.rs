@@ -1,41 +1,34 @@
-//! Driving the device: packets from the link into the engine, completions to the completion queues,
-//! and the engine's packets onto the link.
+//! Drives the device: link to engine, engine to completion queues, engine to link (decision 017).
 //!
 //! Three locks let one thread receive while another posts:
 //! - `rx`: the receiving half and its batch;
 //! - `core`: the engine, memory, and the object tables;
 //! - `tx`: the sending half and its batch.
 //!
-//! **Lock order:** rx, core, tx. The locks of completion and event queues come after core; below
-//! them only the event queue is locked. The send system call runs under `tx` alone. Packets leave
-//! in the engine's order because the batch is filled under core *and* tx, and core is released
-//! before tx. `tx` is a [combining lock](combining_lock): a thread that fails to lock it sets its
-//! pending flag, and the holder drains it on unlock.
+//! **Lock order:** rx, core, tx, acks; the locks of completion and event queues come after core,
+//! and below them only the event queue is locked. The send system call runs under `tx` alone.
+//! Packets leave in the engine's order: the batch is filled under core *and* tx, and core is
+//! released first.
 //!
-//! **Delayed ACK.** A SEND or WRITE is mostly answered, and each datagram costs microseconds in the
-//! kernel. When one message arrives alone and leaves only acknowledgements to send, they are
-//! delayed (`ack_delayed`) so that they piggyback on the next post's GSO run. Otherwise the next
-//! drive sends them: that of a polling thread, or of the progress thread after [`ACK_DELAY`].
+//! **Delayed ACK** (decision 019). ACKs are held (`ack_delayed`) when one message arrived alone and
+//! they are all there is to send. The next post takes them along; otherwise the next drive sends
+//! them, the progress thread's after [`ACK_DELAY`].
 //!
-//! **Separate ACK path.** A batch of acknowledgements alone goes out through a second sending half
-//! under the lock `acks`, which comes after tx, while the application posts its reply through the
-//! first. Reordering is harmless to the peer's transport: a later response acknowledges what came
-//! before it. It is visible to an application that sleeps on a completion and assumes that its own
-//! message has completed when the reply arrives, as with an adapter (`perftest -e` does, and hangs
-//! otherwise). Acknowledgements of a queue pair with a completion channel therefore keep their
-//! order and go first.
+//! **Separate ACK path.** A batch of ACKs alone goes out through a second sending half, under
+//! `acks`, beside the application's reply. The peer's transport tolerates the reordering, but not
+//! an application that sleeps on a completion and takes a reply as the completion of its own
+//! message (`perftest -e`): ACKs of a queue pair with a completion channel keep their order and go
+//! first.
 //!
-//! **Receive before timers.** A response that is still in the socket, or in the batch of a
-//! preempted receiver, is indistinguishable from a lost one. So timers run in a drive that held rx
-//! and found the socket empty, with the time from before that poll; or, so that an endless stream
-//! does not starve them, once as much was received since they fell due as can have been queued then
-//! ([`BACKLOG`]).
+//! **Receive before timers.** A response still in the socket, or in the batch of a preempted
+//! receiver, is indistinguishable from a lost one. So timers run in a drive that held rx and found
+//! the socket empty, with the time before that poll; or once as much was received since they fell
+//! due as can have been queued then ([`BACKLOG`]).
 //!
-//! The locks are parking_lot's: they spin briefly before they sleep, which suits critical sections
-//! of about a microsecond, `try_lock` is one compare-and-swap, and they do not poison.
+//! The locks are parking_lot's: they spin briefly, which suits sections of a microsecond.
 //!
-//! No model: changed under `core`; the thread that sets it wakes the progress thread, which reads
-//! it after it has announced its sleep.
+//! No model: changed under `core`; the setter wakes the progress thread, which reads it after
+//! announcing its sleep.
 
 use std::hint;
 use std::mem;
@@ -64,15 +57,13 @@ use app_polling::AppPolling;
 use combining_lock::CombiningLock;
 use sleep_deadline::SleepDeadline;
 
-/// Datagrams handled between two polls of the engine for packets to send, so that a streaming peer
-/// gets acknowledgements while the rest of a large batch is handled.
+/// Datagrams handled between two polls of the engine, so that a streaming peer gets ACKs in time.
 const STRIDE: usize = 32;
 
 /// The most acknowledgements sent through the separate ACK path; more are throughput traffic.
 const MAX_ACK_BATCH: usize = 4;
 
-/// How long the progress thread delays an ACK: the time that a polling application takes to see a
-/// message and to post its reply.
+/// How long a polling application takes to see a message and to post its reply.
 const ACK_DELAY: Duration = Duration::from_nanos(1500);
 
 /// The same while all traffic uses shm links, where an ACK is cheap but contends with the poster.
@@ -82,17 +73,15 @@ const SHM_ACK_DELAY: Duration = Duration::from_nanos(300);
 /// buffer of 16 MiB holds about 32 times as many acknowledgements.
 const BACKLOG: u32 = 1024;
 
-/// The same for shm rings: a ring has about 500 records, and each receive takes twice as many as
-/// the one before, up to 32.
+/// The same for shm rings of about 500 records: each receive takes twice as many, up to 32.
 const SHM_BACKLOG: u32 = 32;
 
 /// How long a queue pair that stops sending waits for its rings to drain; a peer that consumes
 /// nothing for this long is stopped.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Timeouts from here on may be started from the coarse clock, which makes them up to a sixth
-/// longer. The local ACK timeout is one from 67 ms on, and may take four times as long (IBTA vol 1,
-/// 9.7.6.1.3).
+/// From here on timeouts may start from the coarse clock, up to a sixth longer: the local ACK
+/// timeout may take four times as long (IBTA vol 1, 9.7.6.1.3).
 pub(crate) const COARSE_TIMEOUT: Duration = Duration::from_nanos(6 * COARSE);
 
 /// After this many polls of an idle UDP socket, only one in [`UDP_POLL_INTERVAL`] drives polls it.
@@ -112,7 +101,6 @@ pub(crate) struct Rx {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RxPoll {
     Busy,
-    /// Nothing queued, or the link failed.
     Empty,
     /// Packets received; more may be queued.
     Some,
@@ -153,7 +141,6 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     /// The port state. Written under core, so that changes and their events have one order.
     port: (AtomicBool, AtomicBool),
-    /// The link failed, and that was reported.
     broken: AtomicBool,
     waker: Waker,
     /// In [`ticks`].
@@ -228,8 +215,7 @@ impl Shared {
         Instant(ticks().saturating_sub(self.epoch))
     }
 
-    /// The time, or up to [`COARSE`] later: cheap, for starting timeouts of at least
-    /// [`COARSE_TIMEOUT`].
+    /// The time, or up to [`COARSE`] later: cheap; for timeouts of at least [`COARSE_TIMEOUT`].
     pub(crate) fn about_now(&self) -> Instant {
         Instant((coarse_ticks() + COARSE).saturating_sub(self.epoch))
     }
@@ -241,15 +227,13 @@ impl Shared {
         (due != NEVER).then_some(Instant(due))
     }
 
-    /// Drives for an application thread; the progress thread yields to it.
     pub(crate) fn drive_for_app(&self) {
         self.app_polling.drive(|| {
             self.drive();
         });
     }
 
-    /// Drives for the progress thread; `false` when there was nothing to do or another thread
-    /// drives.
+    /// `false` when there was nothing to do or another thread drives.
     pub(crate) fn drive_for_progress(&self) -> bool {
         let busy = self.drive();
         if self.ack_delayed.load(Ordering::Relaxed) {
@@ -273,16 +257,14 @@ impl Shared {
         }
     }
 
-    /// Delays the ACKs for a thread that posts or polls, or for the progress thread, which is
-    /// woken.
+    /// Leaves the ACKs to a thread that posts or polls, or to the progress thread, which is woken.
     fn delay_ack(&self, core: MutexGuard<'_, Core>) {
         self.ack_delayed.store(true, Ordering::SeqCst);
         self.publish_and_unlock(core);
         self.wake_for(0);
     }
 
-    /// Receives, handles timers, and sends. Never blocks; `false` when there was nothing to do or
-    /// another thread drives.
+    /// Never blocks; `false` when there was nothing to do or another thread drives.
     fn drive(&self) -> bool {
         self.flush_delayed_ack();
         if self.shm_blocked.load(Ordering::Relaxed) {
@@ -312,7 +294,6 @@ impl Shared {
         any || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
     }
 
-    /// The time, if the deadline has passed.
     fn now_if_due(&self, due: &AtomicU64) -> Option<Instant> {
         let due = due.load(Ordering::SeqCst);
         if due == NEVER {
@@ -398,20 +379,17 @@ impl Shared {
         received
     }
 
-    /// Delivers completions and events and sends the engine's packets. Called after every engine
-    /// change.
+    /// Delivers completions and events, and sends packets. Called after every engine change.
     pub(crate) fn flush<'a>(&'a self, core: MutexGuard<'a, Core>) {
         let now = self.now();
         self.flush_with(core, now, false);
     }
 
-    /// [`flush`](Self::flush) with a known time.
     pub(crate) fn flush_at<'a>(&'a self, core: MutexGuard<'a, Core>, now: Instant) {
         self.flush_with(core, now, false);
     }
 
-    /// [`flush`](Self::flush) that also calls the link when the engine has nothing: for delayed
-    /// faults and a blocked batch.
+    /// [`flush`](Self::flush) that also calls the link: for delayed faults and a blocked batch.
     fn flush_blocked<'a>(&'a self, core: MutexGuard<'a, Core>) {
         let now = self.now();
         self.flush_with(core, now, true);
@@ -489,8 +467,7 @@ impl Shared {
         filled.full && !blocked
     }
 
-    /// The sending half for ACKs, if it is free and `batch` holds only ACKs that need not stay
-    /// `in_order`.
+    /// The sending half for ACKs, if free, unless `batch` has more than ACKs or stays `in_order`.
     fn ack_sender(&self, batch: &TxBatch, in_order: bool) -> Option<MutexGuard<'_, Tx>> {
         if in_order || !is_acks(batch) {
             return None;
@@ -524,14 +501,12 @@ impl Shared {
             self.shm_blocked.store(blocked, Ordering::SeqCst);
         }
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
-        // Mostly `NEVER`; a load is cheaper than a SeqCst store, and only the holder of core
-        // stores.
+        // Mostly `NEVER`: a load is cheaper than a SeqCst store. Only the holder of core stores.
         if self.channels_due.load(Ordering::Relaxed) != channels {
             self.channels_due.store(channels, Ordering::SeqCst);
         }
         drop(core);
-        // A credit wake-up may have arrived before the progress thread could know that a ring is
-        // blocked.
+        // A credit wake-up may have arrived before a ring was known to be blocked.
         let at_once = wakeups.own || changed && blocked;
         self.wake_for(if at_once { 0 } else { due.min(channels) });
         wakeups.peers.iter().for_each(|connection| connection.wake());

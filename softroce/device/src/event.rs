@@ -36,8 +36,7 @@ pub enum PortEvent {
     Active,
     /// Its interface went down.
     Error,
-    /// Its interface lost the device's address, or has it again: the GID is removed and added with
-    /// it.
+    /// Its interface lost the device's address, or has it again: the GID changes with it.
     GidChange,
 }
 
@@ -65,10 +64,8 @@ pub struct EventOwner {
     pub token: Token,
 }
 
-/// A queue of events whose file descriptor is readable while it holds any.
-///
-/// The descriptor may be polled with poll(2) and made non-blocking with fcntl(2); only this type
-/// may read it.
+/// A queue of events with a file descriptor, readable while it holds any. poll(2) and fcntl(2) may
+/// be used on the descriptor; only this type may read it.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     /// A semaphore: its count is at least the number of `waiting`.
@@ -120,8 +117,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Removes the events of which `is_gone` is true. The descriptor does not stay readable for
-    /// them.
+    /// Removes the events of which `is_gone` is true; the descriptor is not readable for them.
     pub fn remove(&self, is_gone: impl Fn(&T) -> bool) {
         drop(self.take(is_gone));
     }
@@ -138,8 +134,7 @@ impl<T> EventQueue<T> {
             }
         }
         *waiting = kept;
-        // Fewer when a waiting thread has decremented the count already: it finds no event, and
-        // waits on.
+        // Fewer when a waiting thread has decremented the count: it finds no event and waits on.
         for _ in &taken {
             if !self.count_down() {
                 break;
@@ -148,9 +143,8 @@ impl<T> EventQueue<T> {
         taken
     }
 
-    /// Decrements the semaphore; false if it is 0. Never blocks, even on a blocking descriptor
-    /// (preadv2(2)). Where the kernel cannot do that to an eventfd, before Linux 5.8, the count
-    /// stays, which causes one spurious wake-up.
+    /// Decrements the semaphore; false if it is 0. Never blocks (preadv2(2)). Where eventfd has no
+    /// RWF_NOWAIT, before Linux 5.8, the count stays: one spurious wake-up.
     fn count_down(&self) -> bool {
         let mut count = [0_u8; size_of::<u64>()];
         let into = libc::iovec {

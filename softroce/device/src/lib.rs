@@ -5,8 +5,8 @@
 //! [`Srq`], [`Qp`]. The C ABI over them is `doorbell-softroce-ibverbs`.
 //!
 //! Application threads drive the device inside `poll` and `post`, and one progress thread drives it
-//! for those that poll memory or sleep (`progress`). Their three locks and the lock order are
-//! described in `drive`.
+//! for those that poll memory or sleep. The lock order is in `drive`. Decisions are numbered in
+//! docs/decisions.
 
 pub mod clock;
 pub mod cm;

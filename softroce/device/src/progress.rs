@@ -1,16 +1,13 @@
 //! The progress thread: drives the device for applications that poll memory, or sleep.
 //!
-//! A peer's WRITE or READ needs no call of ours, and an application that polls its memory or sleeps
-//! on a completion channel does not drive. The thread has three states:
-//! - **busy-poll**: it drives and yields the CPU when idle, until [`DeviceConfig::spin`] after the
-//!   last traffic. On an oversubscribed machine a yielding thread forfeits its time slice and runs
-//!   again milliseconds later, while a sleeping one is scheduled as soon as its datagram arrives.
-//!   So a slow yield makes the thread park for [`BACKOFF_FACTOR`] times as long: a peer's packet
-//!   must not wait for the next yield as well;
-//! - **park**: it sleeps in poll(2) until a datagram or the next deadline: an idle device uses no
-//!   CPU;
-//! - **yield to app polling**: while application threads poll in a loop, it only samples whether
-//!   they still do, takes no lock, and is not woken by the socket.
+//! A peer's WRITE needs no call of ours, and an application that polls its memory or sleeps on a
+//! completion channel does not drive. The thread has three states (decision 018):
+//! - **busy-poll**: it drives, yielding when idle, until [`DeviceConfig::spin`] after the last
+//!   traffic. After a slow yield (an oversubscribed machine) it parks for [`BACKOFF_FACTOR`] times
+//!   as long: a sleeping thread is scheduled as soon as its datagram arrives;
+//! - **park**: it sleeps in poll(2) until a datagram or the next deadline;
+//! - **yield to app polling**: while application threads poll in a loop, it only samples that they
+//!   do.
 //!
 //! [`DeviceConfig::spin`]: crate::DeviceConfig::spin
 
@@ -31,14 +28,12 @@ use crate::link::{Interest, Parker, PortWatch};
 /// How long every sample must have found application threads polling before this thread yields.
 const APP_POLLING_MIN: Duration = Duration::from_micros(100);
 
-/// The longest time that it yields before the next sample, as a fraction of the time for which they
-/// have polled. In proportion, because two devices may wait for each other: if each yielded for as
-/// long as the other kept its application polling, that would never end.
+/// The longest time before the next sample, as a fraction of the time for which they have polled:
+/// of two devices that wait for each other, neither yields for as long as the other.
 const APP_POLLING_SLICE: Duration = Duration::from_micros(250);
 const APP_POLLING_SHARE: u32 = 8;
 
-/// Application threads no longer poll in a loop when an iteration takes longer; an idle one takes
-/// half a microsecond.
+/// A longer iteration is no polling loop; an idle one takes half a microsecond.
 const POLL_LOOP_PERIOD: Duration = Duration::from_micros(5);
 
 /// A yield that takes longer gave the CPU to another thread for a whole time slice.
@@ -51,14 +46,12 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// How often a thread that does not sleep polls the port. A sleeping one is woken.
 const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often a thread that does not sleep polls the other processes on this address: an empty poll
-/// takes a third of a microsecond.
+/// How often a thread that does not sleep polls the group: a third of a microsecond if empty.
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
     let body = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
-    // A panic here is a bug. Peers would wait without an error; the application at least is
-    // notified.
+    // A panic here is a bug. Peers would wait without an error; the application is notified.
     if catch_unwind(body).is_err() {
         tracing::error!("the soft device's progress thread panicked");
         shared.report_fatal();
@@ -141,8 +134,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Handles messages of other processes on this address, and takes the UDP port over if its
-    /// holder is gone.
+    /// Also takes the UDP port over if its holder is gone.
     fn poll_host(&mut self, now: Instant) {
         if now < self.host_poll_at {
             return;
@@ -161,8 +153,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Whether application threads drove since the last sample, or do so now. One that polls the CQ
-    /// only now and then, and its memory in between, needs this thread.
+    /// Whether they drove since the last sample. One that mostly polls memory needs this thread.
     fn app_is_polling(&mut self, now: Instant) -> bool {
         let drives = self.shared.app_polling.drives();
         let before = mem::replace(&mut self.drives, drives);
@@ -183,7 +174,6 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Leaves the device to the application threads for as long as they poll in a loop.
     fn yield_to_app_polling(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let before = self.drives;
@@ -218,8 +208,7 @@ impl<'a> Progress<'a> {
         let take_over = self.host.take_over_at();
         let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
         if timeout == Some(Duration::ZERO) {
-            // Due, but another thread is receiving, and timers come after: it may be waiting for
-            // this CPU.
+            // Timers come after another thread's receiving, which may be waiting for this CPU.
             thread::yield_now();
         } else if !shared.has_delayed_ack() && shared.prepare_shm_sleep() {
             match self.parker.park(interest, timeout.into_iter().chain(until).min()) {

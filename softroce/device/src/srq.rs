@@ -19,8 +19,7 @@ pub struct SrqConfig {
     pub max_sge: u32,
 }
 
-/// A shared receive queue. Clones share it; it is destroyed with the last of them and of its queue
-/// pairs, and its receives are dropped.
+/// A shared receive queue; destroyed with its last clone and queue pair.
 #[derive(Clone, Debug)]
 pub struct Srq(Arc<SrqHandle>);
 
@@ -90,8 +89,7 @@ impl Srq {
     /// Resizes it to `max_wr`, and arms the limit `limit`; 0 disarms (ibv_modify_srq(3)).
     ///
     /// # Errors
-    /// When the size is out of range or less than what is queued, or the limit exceeds the size;
-    /// nothing changed then.
+    /// When the size is out of range or less than what is queued, or the limit exceeds it.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
         if max_wr.is_some_and(|max_wr| check(max_wr).is_err()) {
             return Err(SrqError::Value);

@@ -1,5 +1,4 @@
-//! The state that the core lock guards: the engine, registered memory, and where completions and
-//! events go.
+//! What the core lock guards: the engine, memory, and where completions and events go.
 
 mod copying;
 mod objects;
@@ -53,7 +52,6 @@ pub(crate) struct Core {
     /// The group's address with the UDP port of RoCEv2 devices, here and at all peers.
     address: SocketAddr,
     pub(crate) rings: OutgoingRings,
-    /// GPU memory copies in flight, and what is deferred until they are done.
     pub(crate) copies: Copies,
     deferred: DeferQueue,
     /// Queue pairs whose datagrams have staged writes to GPU memory.
@@ -80,8 +78,7 @@ enum Demux {
     Unknown,
 }
 
-/// Demultiplexes a packet to a member by its destination queue pair. Queue pair 1 is shared: there
-/// the management datagram names the member.
+/// Finds the member by the destination queue pair; for queue pair 1 by the management datagram.
 fn demux(host: &Host, packet: &[u8]) -> Demux {
     let Some(qpn) = Bth::dest_qp_of(packet) else {
         return Demux::Unknown;
@@ -105,8 +102,7 @@ fn demux(host: &Host, packet: &[u8]) -> Demux {
     owner.map_or(Demux::Unknown, Demux::Member)
 }
 
-/// Gives the engine a datagram; its writes to GPU memory are staged until
-/// [`Core::finish_staged_writes`].
+/// Stages writes to GPU memory until [`Core::finish_staged_writes`].
 fn handle_datagram(
     endpoint: &mut Endpoint,
     memory: &mut Table,
@@ -152,8 +148,7 @@ impl Core {
         }
     }
 
-    /// Demultiplexes a datagram of the UDP link: to the engine, or to another process on this
-    /// address.
+    /// Demultiplexes a datagram of the UDP link.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
         match demux(&self.host, datagram.bytes) {
             Demux::Member(owner) if owner != self.host.me() => {
@@ -182,7 +177,6 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// Gives the engine a datagram that the UDP port holder forwarded.
     fn receive_forwarded(&mut self, now: Instant, record: &Received<'_>) {
         let Some(forwarded) = Forwarded::decode(record.header) else {
             return;
@@ -204,8 +198,7 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// Retries pending connection requests whose service may have a listener now, and rejects
-    /// expired ones.
+    /// Retries requests whose service may have a listener now, and rejects expired ones.
     fn retry_pending_requests(&mut self, now: Instant) {
         let added = self.host.services_added();
         for request in self.pending_requests.take(now, added) {
@@ -372,7 +365,6 @@ impl Core {
         self.endpoint.has_more()
     }
 
-    /// Moves the engine's packets into `batch`, up to its capacity, or onto the shm rings.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         self.memory.set_read_ahead(true);
         let filled = self.fill_batch(now, batch);
@@ -424,7 +416,6 @@ impl Core {
         port.unwrap_or(self.address.port())
     }
 
-    /// Flushes the rings' delayed ACKs, and returns the threads to wake for what was sent.
     pub(crate) fn take_wakeups(&mut self) -> Wakeups {
         self.rings.finish_batch(&mut self.endpoint)
     }
@@ -443,16 +434,12 @@ impl Core {
         }
     }
 
-    /// The shm link to a queue pair, or `None` for UDP.
-    ///
-    /// # Errors
-    /// When there is no permitted path.
+    /// The shm link to a queue pair, or `None` for UDP. Fails when there is no permitted path.
     pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<ShmLinkId>, PathError> {
         self.rings.route(path, peer)
     }
 
-    /// Revokes the references to a region's memory in records: what it holds from now on is part of
-    /// no message. `backing` is the memory's, if the region loses it.
+    /// What the region's memory holds from now on is part of no message. `shares` is what it loses.
     pub(crate) fn revoke_region_memory(&mut self, key: u32, shares: SharedBacking) {
         self.revoke_withdrawn();
         self.revoke_region(key);
@@ -488,7 +475,6 @@ impl Core {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(crate) fn due(&self) -> Option<Instant> {
         // No iterator: that goes through memory, and this runs for each packet.
         let earlier = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
@@ -501,8 +487,7 @@ impl Core {
         )
     }
 
-    /// Delivers the engine's completions to their queues, and its events to the owners of the
-    /// objects. `now` is called where the time is needed.
+    /// `now` is called where the time is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         if self.endpoint.has_output() || self.memory.has_revoked() {
             self.deliver_events(&now);
@@ -571,8 +556,7 @@ impl Core {
         self.moderated.iter().map(|(due, _)| *due).min()
     }
 
-    /// Reports the loss of the device to listeners and to owners of queue pairs; once to each event
-    /// queue.
+    /// Reports the loss of the device, once to each event queue of listeners and owners.
     pub(crate) fn report_fatal(&self) {
         let mut notified = Vec::new();
         let owners = self.qps.values().map(|owner| &owner.queue);

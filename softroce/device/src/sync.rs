@@ -1,10 +1,7 @@
 //! The synchronization primitives between the device's threads: atomics, and parking_lot's locks.
-//! With `--cfg doorbell_loom` they are loom's under the same names, and the models
-//! (`softroce/device/src/**/model.rs`) run the code through every interleaving; never in normal
-//! builds.
-//!
-//! Statistics and once-only flags need no model and use the standard library; the module
-//! documentation of each says why.
+//! With `--cfg doorbell_loom` they are loom's, and the models (`softroce/device/src/**/model.rs`)
+//! run the code through every interleaving. Statistics and once-only flags use the standard
+//! library.
 
 #[cfg(not(doorbell_loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
@@ -47,13 +44,11 @@ mod checked {
         }
     }
 
-    // Loom has one order of all SeqCst fences, but treats a SeqCst access as acquire and release
-    // only. With a fence between a SeqCst store and a later SeqCst load of the same thread they are
-    // what the language says: two threads that each store and then load what the other stores do
-    // not both miss it.
+    // Loom treats a SeqCst access as acquire and release only. With a fence between a SeqCst store
+    // and a later SeqCst load of a thread they are what the language says: of two threads that each
+    // store and then load what the other stores, one sees the store.
 
     loom::thread_local! {
-        /// Whether the thread has made a SeqCst store.
         static STORED: Cell<bool> = Cell::new(false);
     }
 

@@ -159,8 +159,7 @@ fn two_devices_and_one() {
     connect_and_disconnect(&other, &other);
 }
 
-/// Devices on one address are found by their services, and get their replies, from other addresses
-/// too: the UDP port holder forwards.
+/// Found by their services, from other addresses too: the UDP port holder forwards.
 #[test]
 fn several_devices_on_one_address() {
     let ends = [1, 2, 3].map(|_| End::new("127.77.3.1"));
@@ -179,7 +178,6 @@ fn several_devices_on_one_address() {
     other.cm.listen(SERVICE, 4, other.owner(1)).unwrap();
 }
 
-/// A peer that leaves the address: its connections on this host end.
 #[test]
 fn a_peer_that_leaves_is_disconnected() {
     let [holder, other] = [1, 2].map(|_| End::new("127.77.4.1"));
@@ -192,9 +190,8 @@ fn a_peer_that_leaves_is_disconnected() {
     connect_and_disconnect(&other, &other);
 }
 
-/// `passive` listens after `active` has requested a connection and `meanwhile` has run; they share
-/// an event queue. False when this took longer than such a request is kept, as it may on a busy
-/// machine: then it may have been rejected.
+/// `passive` listens after `active` has requested and `meanwhile` has run. False when this took
+/// longer than such a request is kept: it may have been rejected.
 fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
     let since = Instant::now();
     let request = active.request(passive, 0x11);
@@ -221,8 +218,7 @@ fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
     in_time
 }
 
-/// A listener that is late is found all the same, in any process of the address, and though it has
-/// listened before and stopped.
+/// In any process of the address, and though it has listened before and stopped.
 #[test]
 fn a_late_listener_gets_the_request() {
     let elsewhere = End::new("127.77.5.2");
@@ -245,7 +241,6 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Other members join and leave while one end connects and the other listens a little later.
 #[test]
 fn requests_survive_members_joining_and_leaving() {
     const ADDRESS: &str = "127.77.6.1";
@@ -270,7 +265,6 @@ fn requests_survive_members_joining_and_leaving() {
     });
 }
 
-/// A request without a listener is rejected, after it was kept for a while.
 #[test]
 fn a_request_without_a_listener_is_rejected() {
     let one = End::new("127.77.7.1");

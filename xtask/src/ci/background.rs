@@ -1,8 +1,7 @@
 //! Background steps: builds, and checks that do not depend on time.
 //!
-//! Tests and guests mostly wait, and leave processors idle. Background steps use those: each is a
-//! process of its own at a low priority (`nice`), one after another. Its output goes to a file and
-//! is printed in one piece when it has ended.
+//! Tests and guests mostly wait. Background steps use the idle processors: processes at a low
+//! priority, one after another, whose output is printed in one piece.
 
 use super::{Line, Scope, Step, judge};
 use crate::target_folder;
@@ -17,8 +16,7 @@ use std::{
     time::Instant,
 };
 
-/// They leave nine tenths of a contended processor. At a lower priority, tests among them would not
-/// end on a machine with one processor.
+/// Leaves nine tenths of a contended processor; at a lower priority its tests would not end.
 const NICENESS: &str = "10";
 
 pub(super) struct Background {
@@ -27,7 +25,6 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Starts them.
     pub(super) fn start(steps: Vec<&'static Step>, scope: Scope) -> Result<Self> {
         let folder = target_folder()?.join("ci");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -44,18 +41,15 @@ impl Background {
         Ok(Self { ended })
     }
 
-    /// Prints the steps that have ended since the last call.
     pub(super) fn ended(&mut self) -> Vec<Line> {
         self.ended.try_iter().map(show).collect()
     }
 
-    /// Waits for the remaining steps and prints each.
     pub(super) fn wait(self) -> Vec<Line> {
         self.ended.iter().map(show).collect()
     }
 }
 
-/// Runs a step in a process.
 fn run(step: &'static Step, scope: Scope, folder: &Path, log: &Path) -> Line {
     let started = Instant::now();
     let verdict = folder.join(step.name).with_extension("verdict");
@@ -89,7 +83,6 @@ fn run(step: &'static Step, scope: Scope, folder: &Path, log: &Path) -> Line {
     line.unwrap_or_else(|error| judge(step.name, Err(error), took))
 }
 
-/// Prints the output of a step, and how it ended.
 fn show((step, line, log): (&'static Step, Line, PathBuf)) -> Line {
     let shown = File::open(&log).and_then(|mut file| io::copy(&mut file, &mut io::stdout()));
     if let Err(error) = shown {

@@ -1,9 +1,8 @@
 //! Runs `cargo test`, counts its results, and keeps the output of failed tests for the summary.
 //!
-//! Failed tests are run once more, alone: they move data between processes under time-outs, and a
-//! machine that stalls one of them for longer than all its retries fails a correct test. The
-//! summary lists such a test with its first output. More than [`RETRIES`] failures are not retried,
-//! nor is a test that ended its program, whose name is then unknown.
+//! Failed tests are run once more, alone: a machine that stalls a process for longer than all
+//! retries fails a correct test. The summary lists it with its first output. More than [`RETRIES`]
+//! failures are not retried, nor is a test that ended its program.
 
 use super::{Counts, Verdict, run_lines, steps::display};
 use anyhow::Result;
@@ -13,25 +12,21 @@ use std::{
 };
 
 const RETRIES: usize = 3;
-/// Lines kept of one failed test.
 const LINES_KEPT: usize = 60;
 
-/// The result of one run of cargo.
 struct Run {
     counts: Counts,
     failures: Vec<Failure>,
     status: ExitStatus,
 }
 
-/// A failed test.
 #[derive(Debug, PartialEq, Eq)]
 struct Failure {
     name: String,
     output: String,
 }
 
-/// Property tests start from a fixed seed here, so that a commit passes or fails twice; by hand
-/// from a random one.
+/// Fixed here, so that a commit passes or fails twice; random by hand.
 const PROPERTIES_SEED: &str = "PROPTEST_RNG_SEED";
 
 /// Runs `cargo test`, prints its output and adds up its results; failed tests are run again alone.
@@ -63,7 +58,6 @@ pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
     Ok(Verdict::Retried(counts, note))
 }
 
-/// The same call for these tests alone, one after another.
 fn alone(command: &Command, failures: &[Failure]) -> Command {
     let mut again = Command::new(command.get_program());
     let arguments: Vec<_> = command.get_args().collect();
@@ -93,7 +87,6 @@ fn run(command: &mut Command) -> Result<Run> {
     })
 }
 
-/// Parses the output of test programs.
 #[derive(Default)]
 struct Reader {
     counts: Counts,
@@ -130,8 +123,7 @@ impl Reader {
     }
 }
 
-/// The numbers in `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out;
-/// finished in 0.00s`.
+/// The numbers in `test result: ok. 17 passed; 0 failed; 1 ignored; 0 measured; …`.
 fn result(line: &str) -> Option<Counts> {
     let numbers = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let number = |kind: &str| {
@@ -150,7 +142,6 @@ fn names(failures: &[Failure]) -> String {
     names.join(", ")
 }
 
-/// The names, each with its output below.
 fn listed(failures: &[Failure]) -> String {
     let mut text = String::new();
     for Failure { name, output } in failures {

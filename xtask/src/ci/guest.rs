@@ -1,13 +1,12 @@
 //! Runs the scripts of `tests/vm` in one guest, in the order of their names.
 //!
 //! A script runs under bash in the workspace's root and passes with status 0; 77 skips it, with a
-//! reason in its output. It has 120 seconds, or the limit of its line `# limit: SECONDS`. It finds
-//! the programs in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`, where the name
-//! is unique. Processes that it leaves are killed and the MTU is restored, so that scripts are
-//! independent.
+//! reason in its output. It has 120 seconds, or those of its line `# limit: SECONDS`, and finds the
+//! programs in `$DOORBELL_BIN` and the test programs in `$DOORBELL_TEST_NAME`. Processes that it
+//! leaves are killed and the MTU is restored.
 //!
-//! A failed script is run once more in a new guest, since an emulated machine may stall; the
-//! summary names it. More than [`RETRIES`] failures are not retried.
+//! A failed script is run once more in a new guest: an emulated machine may stall. More than
+//! [`RETRIES`] failures are not retried.
 
 use super::{Counts, Verdict};
 use crate::{
@@ -25,7 +24,6 @@ use std::{
     time::Duration,
 };
 
-/// Runs the scripts one after the other in the guest.
 const RUNNER: &str = include_str!("guest.sh");
 /// Seconds for a script that names no limit.
 const LIMIT: u64 = 120;
@@ -42,16 +40,13 @@ struct Script {
     limit: u64,
 }
 
-/// The result of one guest.
 struct GuestRun {
     counts: Counts,
-    /// The scripts that failed.
     failed: Vec<Script>,
     /// Why the guest ended before the scripts did.
     stopped: Option<String>,
 }
 
-/// Runs all scripts, with these programs and variables.
 pub(super) fn run(programs: &Path, variables: &[(OsString, OsString)]) -> Result<Verdict> {
     // A guest starts in the current directory; the scripts are written for the root.
     env::set_current_dir(workspace())?;
@@ -86,7 +81,6 @@ pub(super) fn run(programs: &Path, variables: &[(OsString, OsString)]) -> Result
     ))
 }
 
-/// Runs these scripts in one guest.
 fn in_a_guest(scripts: Vec<Script>, programs: &Path, variables: &[(OsString, OsString)]) -> Result<GuestRun> {
     let mut command: Vec<OsString> = ["bash", "-c", RUNNER, "guest.sh"].map(Into::into).into();
     for script in &scripts {
@@ -125,7 +119,6 @@ fn names(scripts: &[Script]) -> String {
     names.join(" ")
 }
 
-/// The scripts of a folder in the order of their names.
 fn scripts(folder: &Path) -> Result<Vec<Script>> {
     let mut scripts = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -139,7 +132,6 @@ fn scripts(folder: &Path) -> Result<Vec<Script>> {
     Ok(scripts)
 }
 
-/// Seconds from a line `# limit: SECONDS`.
 fn limit(script: &str) -> Result<u64> {
     match script.lines().find_map(|line| line.strip_prefix("# limit:")) {
         Some(seconds) => seconds.trim().parse().context("the limit is a number of seconds"),
@@ -147,8 +139,7 @@ fn limit(script: &str) -> Result<u64> {
     }
 }
 
-/// Adds up `STATUS PATH` reports and keeps the scripts that failed. One without a report has failed
-/// too.
+/// From `STATUS PATH` reports: the counts, and the scripts that failed or have no report.
 fn judge(reports: impl Iterator<Item = String>, scripts: Vec<Script>) -> (Counts, Vec<Script>) {
     let reports: Vec<_> = reports.collect();
     let mut counts = Counts::default();

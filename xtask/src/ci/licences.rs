@@ -1,8 +1,7 @@
 //! Licences and origins of our dependencies, as `deny.toml` allows them.
 //!
-//! Runs `cargo deny` where it is installed, without its advisory database, which must be
-//! downloaded. Elsewhere checks licences and sources here, by the same file, from cargo's own
-//! output: building cargo-deny would take longer than all other steps.
+//! Runs `cargo deny` where it is installed, without its advisory database; elsewhere checks by the
+//! same file from cargo's output, as building cargo-deny would take longer than all other steps.
 
 use super::{
     Scope, Verdict,
@@ -15,8 +14,7 @@ use std::fs;
 /// The only place that dependencies come from.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Packages whose manifest names a file and not a licence, with what the file is. cargo-deny
-/// recognises the texts itself.
+/// Packages whose manifest names a file, and its licence. cargo-deny recognises texts itself.
 const READ_BY_US: &[(&str, &str)] = &[("rdma-sys", "MIT")];
 
 pub(super) fn check(_: Scope) -> Result<Verdict> {
@@ -50,7 +48,6 @@ pub(super) fn check(_: Scope) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// The identifiers of `allow = […]` under `[licenses]`.
 fn allowed(deny: &str) -> Result<Vec<String>> {
     let section = deny.split_once("[licenses]").context("deny.toml has no [licenses]")?.1;
     let list = section
@@ -60,7 +57,6 @@ fn allowed(deny: &str) -> Result<Vec<String>> {
     Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
 }
 
-/// Packages of `cargo tree` whose licence is not allowed.
 fn refused(tree: &str, allowed: &[String]) -> Vec<String> {
     let mut faults: Vec<_> = tree
         .lines()
@@ -74,15 +70,13 @@ fn refused(tree: &str, allowed: &[String]) -> Vec<String> {
     faults
 }
 
-/// The licence that the manifest states (`package` is `NAME vVERSION …`), or what we read in its
-/// file.
+/// `package` is `NAME vVERSION …`.
 fn licence_of<'a>(package: &str, stated: &'a str) -> &'a str {
     let name = package.split(' ').next().unwrap_or_default();
     let read = READ_BY_US.iter().find(|(known, _)| *known == name);
     read.map_or(stated, |(_, licence)| if stated.is_empty() { licence } else { stated })
 }
 
-/// Sources in `Cargo.lock` that are not the registry.
 fn foreign(lock: &str) -> Vec<String> {
     let sources = lock
         .lines()
@@ -93,8 +87,7 @@ fn foreign(lock: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether an SPDX expression can be met with the licences allowed: AND of terms, each an OR, with
-/// parentheses. The old spelling with `/` means OR.
+/// Parses SPDX: AND of terms, each an OR, with parentheses; the old spelling `/` means OR.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();

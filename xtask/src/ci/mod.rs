@@ -1,15 +1,11 @@
-//! `cargo xtask ci`: every check of this workspace, in order, with a summary at the end.
+//! `cargo xtask ci`: every check of this workspace ([`steps`]), in order, with a summary at the
+//! end.
 //!
-//! [`steps`] lists the checks; [`guest`] runs the scripts of `tests/vm` in a guest; [`licences`]
-//! checks dependencies. A failed step does not keep later ones from running. Missing packages are
-//! installed when run as root on Debian; otherwise a step that lacks one is skipped with the
-//! reason, or fails under `CI=true`.
-//!
-//! Steps with time-sensitive tests run one after another; the rest run in the [`background`] at a
-//! low priority. The [`Scope`] decides between the short form, which CI runs, and `--full`.
-//!
-//! The summary repeats the output of failed tests ([`cargo_test`]) and rows ([`rows`]), and lists
-//! what was retried. Its last line counts tests, guest scripts and other steps.
+//! Missing packages are installed when run as root on Debian; otherwise a step that lacks one is
+//! skipped with the reason, or fails under `CI=true`. Steps with time-sensitive tests run one after
+//! another; the rest run in the [`background`]. The [`Scope`] is the short form, which CI runs, or
+//! `--full`. The summary repeats the output of failed tests ([`cargo_test`]) and rows ([`rows`]),
+//! and lists what was retried.
 
 mod background;
 mod cargo_test;
@@ -47,16 +43,13 @@ Options:
 Exit status: 0 when nothing failed, 1 when something did, 2 for a wrong call.
 ";
 
-/// How much a run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// What CI runs: covering arrays of large products.
     Short,
-    /// Everything.
     Full,
 }
 
-/// One check.
 pub(crate) struct Step {
     /// The argument of `--only` and `--skip`.
     pub(crate) name: &'static str,
@@ -64,7 +57,6 @@ pub(crate) struct Step {
     pub(crate) about: &'static str,
     place: Place,
     full_only: bool,
-    /// Runs it. An error is a failure of the step.
     run: fn(Scope) -> Result<Verdict>,
 }
 
@@ -80,7 +72,6 @@ impl Step {
         }
     }
 
-    /// A step that only `--full` runs.
     const fn full(name: &'static str, place: Place, run: fn(Scope) -> Result<Verdict>, about: &'static str) -> Self {
         Self {
             full_only: true,
@@ -89,7 +80,6 @@ impl Step {
     }
 }
 
-/// When a step runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Before all others: cheap, or the others need its effects.
@@ -100,7 +90,6 @@ enum Place {
     Background,
 }
 
-/// How a step ended, if it did not fail.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
@@ -113,7 +102,6 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// The sum of both.
     pub(crate) fn and(self, other: Verdict) -> Verdict {
         match (self, other) {
             (Verdict::Retried(mut counts, why), Verdict::Retried(others, other_why)) => {
@@ -140,7 +128,6 @@ impl Verdict {
     }
 }
 
-/// Numbers of tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
@@ -156,7 +143,6 @@ impl Counts {
     }
 }
 
-/// The marks of a passed, a failed and a skipped step.
 const MARKS: [&str; 3] = ["ok", "FAILED", "skipped"];
 
 /// A line of the summary.

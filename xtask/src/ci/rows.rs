@@ -1,18 +1,15 @@
 //! Runs programs that test many rows, and keeps the output of failed rows for the summary.
 //!
-//! Such a program prints `FAILED` at the start of a failed row, indents the row's details by four,
-//! and retries a few. It exits with 0 when every row passed in the end; rows that failed first are
-//! listed all the same.
+//! It prints `FAILED` at the start of a failed row, indents the row's details by four, retries a
+//! few, and exits with 0 when every row passed in the end. Rows that failed first are listed too.
 
 use super::{Counts, Verdict, run_lines};
 use crate::workspace;
 use anyhow::{Result, bail};
 use std::{path::Path, process::Command};
 
-/// Lines of failures kept of one program.
 const LINES_KEPT: usize = 90;
 
-/// The result of a program.
 pub(super) struct Rows {
     program: String,
     passed: bool,
@@ -32,7 +29,6 @@ pub(super) fn run(folder: &Path, name: &str, arguments: &[&str]) -> Result<Rows>
     })
 }
 
-/// The verdict on several programs.
 pub(super) fn verdict(all: &[Rows]) -> Result<Verdict> {
     let text = |rows: &Rows| format!("{}:{}", rows.program, rows.failures.text());
     let failed: Vec<_> = all.iter().filter(|rows| !rows.passed).map(text).collect();
@@ -53,7 +49,6 @@ pub(super) fn verdict(all: &[Rows]) -> Result<Verdict> {
     ))
 }
 
-/// Collects failed rows from a program's output.
 #[derive(Default)]
 struct Failures {
     lines: Vec<String>,

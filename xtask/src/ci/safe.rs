@@ -33,7 +33,6 @@ pub(super) fn check(_: Scope) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// All Rust files in `folder` and below.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -47,8 +46,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether cargo takes the file for a crate's root: by its name, or because of the folder that it
-/// is in.
+/// Whether cargo takes the file for a crate's root, by its name or folder.
 fn is_root(file: &Path) -> bool {
     let name = |path: Option<&Path>| {
         path.and_then(Path::file_name)

@@ -10,8 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// All steps. In order: cheap ones first, the guest last. In the background: what needs no build of
-/// its own first.
+/// In order: cheap ones first, the guest last. In the background: what needs no build first.
 pub(crate) const ALL: [Step; 18] = [
     Step::new(
         "setup",
@@ -154,7 +153,6 @@ fn build(_: Scope) -> Result<Verdict> {
     release()
 }
 
-/// Where the release is built.
 fn programs() -> Result<PathBuf> {
     Ok(target_folder()?.join("release"))
 }
@@ -170,8 +168,7 @@ fn test(scope: Scope) -> Result<Verdict> {
 /// Make tests of large products run the whole product instead of a sample.
 const COMPLETE: [(&str, &str); 2] = [("DOORBELL_COLLECTIVES_WHOLE", "1"), ("DOORBELL_SWEEP", "all")];
 
-/// Cargo on the workspace with the features that tests are built with: `rdma-sys`' bindings are
-/// compared with ours where they can be built.
+/// Cargo with the features of tests: `rdma-sys`' bindings are compared where they can be built.
 fn tested(arguments: &[&str]) -> Result<Command> {
     let mut command = command(arguments);
     command.args(["--workspace", "--locked"]);
@@ -182,7 +179,6 @@ fn tested(arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// Builds what is released and the programs that test it.
 fn release() -> Result<Verdict> {
     let targets = ["--lib", "--bins", "--examples"];
     let packages = ["--workspace", "--exclude", "xtask", "--locked"];
@@ -289,7 +285,6 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command; its exit status is the verdict.
 pub(super) fn succeed(command: &mut Command) -> Result<Verdict> {
     let status = command
         .status()
@@ -305,8 +300,7 @@ pub(super) fn display(command: &Command) -> String {
     format!("cargo {}", words.join(" "))
 }
 
-/// The test programs as variables for the guest's scripts: `DOORBELL_TEST_SIM=…/sim-1234`. They are
-/// those of the step `test`. A name that two packages use is left out.
+/// Variables such as `DOORBELL_TEST_SIM=…/sim-1234`, where one package alone uses the name.
 fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
     let mut command = tested(&["test", "--no-run"])?;
     let output = command.output().context("cannot run cargo")?;
@@ -319,7 +313,6 @@ fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
         .collect())
 }
 
-/// Those with a name of their own.
 fn unique(programs: impl Iterator<Item = (String, PathBuf)>) -> impl Iterator<Item = (String, PathBuf)> {
     let mut by_name: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for (name, path) in programs {

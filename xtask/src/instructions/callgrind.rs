@@ -1,5 +1,4 @@
-//! Runs a program under callgrind and parses its output ("Callgrind Format Specification", valgrind
-//! manual), with names and positions uncompressed.
+//! Runs a program under callgrind and parses its output (valgrind manual, "Callgrind Format").
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -21,11 +20,9 @@ pub(super) struct Run<'a> {
     pub(super) function: &'a str,
     /// The folder of the provider that replaces the system's libibverbs.
     pub(super) libraries: &'a Path,
-    /// The file that callgrind writes.
     pub(super) output: PathBuf,
 }
 
-/// The result of a [`Run`].
 pub(super) enum Outcome {
     Counted(Profile),
     /// The program has no such call, for this reason.
@@ -71,7 +68,6 @@ pub(super) struct Profile(BTreeMap<Function, Executed>);
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Function {
-    /// The file that contains the code.
     pub(super) object: String,
     pub(super) name: String,
 }
@@ -117,12 +113,10 @@ impl Profile {
         Ok(Self(functions))
     }
 
-    /// Instructions executed, provider excluded.
     pub(super) fn own_cost(&self) -> u64 {
         self.own().flat_map(|(_, executed)| executed.values()).sum()
     }
 
-    /// All functions except the provider's.
     pub(super) fn own(&self) -> impl Iterator<Item = (&Function, &Executed)> {
         self.0.iter().filter(|(function, _)| !function.is_stub())
     }

@@ -12,14 +12,12 @@ use std::{
     process::Command,
 };
 
-/// A column of the table.
 pub(super) struct Column {
     pub(super) title: &'static str,
     /// The program, or why it cannot be built here.
     pub(super) program: Result<PathBuf, String>,
 }
 
-/// The programs of the table.
 pub(super) struct Programs {
     /// The folder of the C programs, the provider and callgrind's output.
     pub(super) folder: PathBuf,
@@ -90,7 +88,6 @@ fn gcc(options: &[&str], sources: &[PathBuf], output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `cargo build` of a profile, with the cargo that runs xtask.
 fn cargo_build(profile: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
@@ -110,7 +107,6 @@ fn build_ours() -> Result<PathBuf> {
     Ok(target_folder()?.join("dist/instructions"))
 }
 
-/// The packages that this machine lacks, in one line.
 fn lacking(needs: &[Need]) -> Option<String> {
     match setup::provide(needs) {
         Ok(missing) if missing.is_empty() => None,

@@ -1,12 +1,10 @@
 //! `cargo xtask instructions`: instructions per call of the data path, beside C and other crates.
 //!
-//! One run builds everything: from `tests/instructions` a libibverbs that does nothing
-//! (`provider.c`), a program for each C column, and ours; from `tests/peers` a program for each
-//! peer crate ([`columns`]). Each program repeats the call that a row names. Callgrind counts
-//! inside the functions named `measure_`, less the provider's (`stub_`), which are the same for all
-//! ([`callgrind`]). Each row runs twice; the difference of the counts divided by that of the
-//! iterations cancels one-time work. Ours must execute no lock, atomic read-modify-write or heap
-//! call ([`purity`]).
+//! From `tests/instructions` come a libibverbs that does nothing (`provider.c`), a program for each
+//! C column, and ours; from `tests/peers` one for each peer crate ([`columns`]). Each repeats the
+//! call that a row names. Callgrind counts inside `measure_*`, less the provider's `stub_*`
+//! ([`callgrind`]). Each row runs twice, so that the difference cancels one-time work. Ours must
+//! execute no lock, atomic read-modify-write or heap call ([`purity`]).
 
 mod callgrind;
 mod columns;
@@ -46,16 +44,13 @@ read-modify-write, takes a lock or calls the allocator; 2 when something could n
 /// Instructions per call that ours may take above C with accounting.
 const MARGIN: f64 = 2.0;
 
-/// Iterations of the two runs: both exceed the queue's 128 entries, and differ by whole rounds of
-/// it.
+/// Both runs exceed the queue's 128 entries, and differ by whole rounds of it.
 const ITERATIONS: (u64, u64) = (256, 1280);
 
-/// Indices in [`Programs::columns`].
 const OURS: usize = 0;
 const ACCOUNTING: usize = 1;
 
-/// A row of the table: the name that programs take, its title, and the prefix of the counted
-/// function.
+/// The name that programs take, its title, and the prefix of the counted function.
 struct Row {
     name: &'static str,
     about: &'static str,
@@ -125,7 +120,6 @@ enum Cost {
 }
 
 impl Cost {
-    /// Whether the cost is within the margin above C with accounting.
     fn is_within(&self, accounting: &Self) -> bool {
         matches!((self, accounting), (Self::Counted(ours), Self::Counted(c)) if *ours <= c + MARGIN)
     }
@@ -140,13 +134,11 @@ impl Display for Cost {
     }
 }
 
-/// A cell of the table, and what each call executed.
 struct Cell {
     cost: Cost,
     per_call: Option<Profile>,
 }
 
-/// The command.
 pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     let Some(options) = parse(arguments)? else { return Ok(0) };
     let kept = check(options.with_peers)?;
@@ -226,7 +218,6 @@ fn check_the_check(programs: &Programs, objects: &mut Objects) -> Result<()> {
     Ok(())
 }
 
-/// Every cell of the table by row, in parallel.
 fn measure(programs: &Programs) -> Result<Vec<Vec<Cell>>> {
     let columns = programs.columns.len();
     let next = AtomicUsize::new(0);
@@ -250,7 +241,6 @@ fn measure(programs: &Programs) -> Result<Vec<Vec<Cell>>> {
     ROWS.iter().map(|_| cells.by_ref().take(columns).collect()).collect()
 }
 
-/// What `row` costs in the column with this index.
 fn cell(programs: &Programs, row: &Row, column: usize) -> Result<Cell> {
     let lacking = |reason| Cell {
         cost: Cost::Lacking(reason),
@@ -287,8 +277,7 @@ fn cell(programs: &Programs, row: &Row, column: usize) -> Result<Cell> {
     }
 }
 
-/// Prints the table and the reasons for missing cells. Returns whether every row is within its
-/// limit.
+/// Returns whether every row is within its limit.
 fn print_table(programs: &Programs, cells: &[Vec<Cell>]) -> bool {
     let width = |title: &str| title.chars().count().max(8);
     print!("{:<34}", "instructions per call");

@@ -1,8 +1,7 @@
 //! Operations that the data path must not execute: locks, atomic read-modify-writes, the heap.
 //!
-//! Callgrind gives the executed addresses, objdump the instructions there. Only what ran more often
-//! in the longer run counts: a branch's slow path and one-time work (a CQ's first poll takes in new
-//! QPs under a lock) are free.
+//! Only what ran more often in the longer run counts: a branch's slow path and one-time work (a
+//! CQ's first poll takes in new QPs under a lock) are free.
 
 use super::callgrind::{Function, Profile};
 use anyhow::{Context, Result, bail};
@@ -20,7 +19,6 @@ pub(super) struct Disassembly {
 }
 
 impl Disassembly {
-    /// Of a program or library, by objdump.
     pub(super) fn of(object: &Path) -> Result<Self> {
         let output = Command::new("objdump")
             .args(["--disassemble", "--demangle", "--no-show-raw-insn"])
@@ -53,9 +51,8 @@ impl Disassembly {
         parsed
     }
 
-    /// A symbol that callgrind would take for a measured function inside one, where it would stop
-    /// counting: code that the compiler split off or did not inline. Cold parts run only in
-    /// failures, which end the run.
+    /// A symbol inside a measured function where callgrind would stop counting: code that the
+    /// compiler split off or did not inline. Cold parts run only in failures.
     pub(super) fn part_of_a_measure(&self) -> Option<&str> {
         let is_part = |symbol: &&String| {
             let Some((_, rest)) = symbol.split_once("measure_") else {
@@ -100,8 +97,7 @@ impl Objects {
     }
 }
 
-/// Whether an instruction (AT&T syntax) is an atomic read-modify-write: a lock prefix, or `xchg`
-/// with memory, which locks without one (Intel SDM vol. 3A, 9.1.2.1).
+/// A lock prefix, or `xchg` with memory (AT&T syntax; Intel SDM vol. 3A, 9.1.2.1).
 fn is_atomic(instruction: &str) -> bool {
     let mut words = instruction.split_whitespace();
     match words.next() {

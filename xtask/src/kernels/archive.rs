@@ -1,5 +1,4 @@
-//! The committed archive of PTX and its manifest. doorbell-cuda reads the archive: see its module
-//! `kernels` for the format.
+//! The committed archive of PTX and its manifest; the format is in doorbell-cuda's `kernels`.
 
 use super::{VERSION, source, tools};
 use crate::workspace;
@@ -10,7 +9,6 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 /// zlib's best compression.
 const LEVEL: u8 = 10;
 
-/// The archive of these files.
 pub(super) fn pack(files: &[(&str, String)]) -> Vec<u8> {
     let mut archive = Vec::new();
     for (name, ptx) in files {

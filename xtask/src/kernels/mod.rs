@@ -1,8 +1,6 @@
-//! `cargo xtask kernels`: compiles the CUDA C++ in gpudirect/cuda/kernels to the committed archive
-//! of PTX and its manifest, and writes the assembler's figures to docs/KERNELS.md.
-//!
-//! [`tools`] installs a pinned compiler, so that the PTX is reproducible; [`archive`] packs it;
-//! [`report`] reads the assembler's and disassembler's output. Needs neither a GPU nor CUDA.
+//! `cargo xtask kernels`: compiles gpudirect/cuda/kernels to the committed archive of PTX and its
+//! manifest, and writes docs/KERNELS.md. The compiler ([`tools`]) is pinned, so that the PTX is
+//! reproducible. Needs neither a GPU nor CUDA.
 
 mod archive;
 mod report;
@@ -33,8 +31,7 @@ Options:
 Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or a failure.
 ";
 
-/// The sources, which include the headers beside them. The first is the one that variants are built
-/// of.
+/// Sources, with headers beside them. Variants are built of the first.
 const NAMES: [&str; 5] = ["reduce", "collective", "small", "put", "copy"];
 const ARCHIVE: &str = "gpudirect/cuda/kernels/ptx.bin";
 const MANIFEST: &str = "gpudirect/cuda/kernels/manifest.txt";
@@ -87,14 +84,12 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
     Ok(0)
 }
 
-/// Notes that a definition is not the default.
 fn variant(definition: &str, letter: &str, value: u32, definitions: &mut Vec<String>, name: &mut String) {
     definitions.push(format!("-DDOORBELL_{definition}={value}"));
     name.push_str(&format!("-{letter}{value}"));
 }
 
-/// The step of CI: the archive and the sources are those of the manifest; with `--full`, the
-/// manifest is what the sources build to.
+/// The archive and the sources are the manifest's; with `--full`, the sources build to that.
 pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     if scope == Scope::Short {
         let committed = archive::unpack(&read(ARCHIVE)?);
@@ -117,19 +112,15 @@ pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     }
 }
 
-/// The source of this name.
 fn source(name: &str) -> String {
     format!("gpudirect/cuda/kernels/{name}.cu")
 }
 
-/// The committed files, as built from the sources.
 struct Built {
-    /// Name and PTX.
     ptx: Vec<(&'static str, String)>,
     report: String,
 }
 
-/// A committed file that differs from the built one.
 struct Differing {
     path: &'static str,
     built: Vec<u8>,
@@ -137,8 +128,7 @@ struct Differing {
 }
 
 impl Built {
-    /// The committed files that differ. The archive is compared by its contents, so that another
-    /// version of the compressor changes nothing.
+    /// The archive is compared by its contents, whatever the compressor's version.
     fn differing(self) -> Result<Vec<Differing>> {
         let mut found = Vec::new();
         let committed = archive::unpack(&read(ARCHIVE)?);
@@ -189,7 +179,6 @@ fn difference(path: &str, committed: &str, built: &str) -> Option<String> {
     ))
 }
 
-/// Compiles, lowers, assembles for what users have, and reports.
 fn build(tools: &Tools) -> Result<Built> {
     let mut built = Built {
         ptx: Vec::new(),
@@ -216,15 +205,13 @@ fn build(tools: &Tools) -> Result<Built> {
     Ok(built)
 }
 
-/// Where PTX and machine code are made.
 fn folder() -> Result<PathBuf> {
     let folder = target_folder()?.join("kernels");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     Ok(folder)
 }
 
-/// PTX for older drivers: an older version, without the hints that it does not know and the
-/// comments that say nothing.
+/// PTX for older drivers: an older version, without unknown hints and empty comments.
 fn lower(ptx: &str) -> Result<String> {
     let mut lowered = String::with_capacity(ptx.len());
     let mut versions = 0;

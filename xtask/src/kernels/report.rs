@@ -1,10 +1,8 @@
-//! The report on the kernels: registers, spills and shared memory from the assembler, memory
-//! accesses from the disassembly.
+//! The report on the kernels, from the assembler's listing and the disassembly.
 
 use anyhow::{Context, Result, bail};
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// The head of the page.
 pub(super) const HEAD: &str = "\
 # The kernels
 
@@ -27,7 +25,6 @@ struct Kernel {
     local: u32,
 }
 
-/// The table of one source's kernels.
 pub(super) fn table(name: &str, ptx: &str, listing: &str, disassembly: &str) -> Result<String> {
     let mut kernels = assembled(listing)?;
     for (name, code) in functions(disassembly) {
@@ -101,7 +98,6 @@ impl Kernel {
     }
 }
 
-/// The output of `ptxas -v`, by kernel.
 fn assembled(listing: &str) -> Result<BTreeMap<String, Kernel>> {
     let mut kernels = BTreeMap::new();
     let mut current: Option<(String, Kernel)> = None;
@@ -140,7 +136,6 @@ fn before(line: &str, words: &str) -> Result<u32> {
         .with_context(|| format!("no number before {words:?} in {line:?}"))
 }
 
-/// Each function of a disassembly, and its operations.
 fn functions(disassembly: &str) -> impl Iterator<Item = (&str, impl Iterator<Item = &str>)> {
     disassembly.split("\n.text.").skip(1).map(|function| {
         let (name, code) = function.split_once(':').unwrap_or((function, ""));

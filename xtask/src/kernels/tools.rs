@@ -9,8 +9,7 @@ use std::{
     process::Command,
 };
 
-/// The packages. The compiler's are of CUDA 13.0, which is what the drivers of branch 580 are for;
-/// the disassembler is published from 13.2 on.
+/// Of CUDA 13.0, for drivers of branch 580; the disassembler is published from 13.2 on.
 const WHEELS: [&str; 5] = [
     COMPILER,
     "nvidia-cuda-crt==13.0.88",
@@ -22,14 +21,12 @@ const WHEELS: [&str; 5] = [
 /// The compiler's package, as the manifest names it.
 pub(super) const COMPILER: &str = "nvidia-cuda-nvcc==13.0.88";
 
-/// Where they are.
 pub(super) struct Tools {
     bin: PathBuf,
 }
 
 impl Tools {
-    /// Installs them, unless they are there. `Ok(Err(missing))` names what that takes and the
-    /// machine lacks.
+    /// Installs them if missing. `Ok(Err(missing))` names what the machine lacks for that.
     pub(super) fn provide() -> Result<Result<Self, Vec<&'static str>>> {
         let missing = setup::provide(&setup::KERNELS)?;
         if !missing.is_empty() {
@@ -70,8 +67,7 @@ impl Tools {
         }
     }
 
-    /// The PTX of a source, relative to the workspace, for a virtual architecture. Nothing may be
-    /// fused: results are the processor's bits.
+    /// Nothing may be fused: results are the processor's bits.
     pub(super) fn compile(&self, source: &Path, architecture: &str, definitions: &[String]) -> Result<String> {
         let ptx = super::folder()?.join("compiled.ptx");
         let mut nvcc = Command::new(self.bin.join("nvcc"));
@@ -102,7 +98,6 @@ impl Tools {
         Ok((cubin, said))
     }
 
-    /// The instructions of machine code.
     pub(super) fn disassemble(&self, cubin: &Path) -> Result<String> {
         output(Command::new(self.bin.join("nvdisasm")).arg("-c").arg(cubin))
     }

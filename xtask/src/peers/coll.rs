@@ -1,8 +1,6 @@
-//! `cargo xtask peers coll`: the collectives compared with Open MPI over shared memory and gloo
-//! over TCP, interleaved in one run, on f32.
-//!
-//! The peers' programs are in `tests/peers/collectives`: like `doorbell coll`, each repeats an
-//! operation for every size and prints its mean time over all ranks.
+//! `cargo xtask peers coll`: the collectives beside Open MPI over shared memory and gloo over TCP,
+//! interleaved, on f32. The peers' programs (`tests/peers/collectives`) repeat an operation for
+//! every size and print its mean time over all ranks.
 
 use super::{Request, median, replaced};
 use crate::{setup, target_folder, workspace};
@@ -218,13 +216,11 @@ fn row(line: &str) -> Option<(u64, f64)> {
     Some((bytes.parse().ok()?, micros.parse().ok()?))
 }
 
-/// A process, killed on drop if it still runs.
 struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            // Fails only if the process is gone.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -258,7 +254,6 @@ fn tables(medians: &BTreeMap<(usize, u32, u64, Implementation), f64>, shown: &dy
     text
 }
 
-/// Parses the words after `coll`.
 pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Request> {
     use lexopt::prelude::*;
     let mut options = Options {

@@ -18,7 +18,6 @@ pub(super) enum Environment {
     Guest,
 }
 
-/// A program on one path between two processes.
 pub(super) struct Contest {
     pub(super) environment: Environment,
     pub(super) name: &'static str,
@@ -106,7 +105,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MAX_ATTEMPTS: u32 = 40;
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// One measurement of a contest.
 pub(super) struct Trial {
     /// None when the client's program starts its own server.
     server: Option<Vec<String>>,
@@ -316,7 +314,6 @@ impl Drop for KillOnDrop {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // Fails only if the process is gone.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

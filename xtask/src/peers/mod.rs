@@ -1,9 +1,6 @@
 //! `cargo xtask peers verbs`: bandwidth with 1 MiB messages and latency of 8 bytes between two
-//! processes on this host, of `doorbell` and its peers in one run.
-//!
-//! A [`contest::Contest`] is a pair of processes, server and client, whose output has the result.
-//! All run round-robin for several rounds, and the median counts. What needs the kernel's rxe runs
-//! in the guest ([`crate::vm`]), where this program runs itself again: those times are an
+//! processes, of `doorbell` and its peers. Contests ([`contest`]) run round-robin, and the median
+//! counts. What needs the kernel's rxe runs in the guest ([`crate::vm`]): those times are an
 //! emulator's and compare with each other only.
 
 mod coll;
@@ -44,7 +41,6 @@ Options of coll:
 As root, Debian's packages of the peers are installed; what is missing is skipped with a warning.
 ";
 
-/// The file that holds the table.
 const FILE: &str = "docs/RESULTS.md";
 const BEGIN: &str = "<!-- begin peers -->\n";
 const END: &str = "<!-- end peers -->\n";
@@ -57,7 +53,6 @@ struct Options {
     rounds: usize,
     guest: bool,
     write: bool,
-    /// Set for the run in the guest.
     inside: bool,
 }
 
@@ -156,7 +151,6 @@ fn parse_verbs(mut arguments: lexopt::Parser) -> Result<Request> {
 fn build() -> Result<()> {
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release", "--locked"])
-        // The command, and the libraries of `doorbell run`.
         .args([
             "-p",
             "doorbell-perftest",
@@ -173,8 +167,7 @@ fn build() -> Result<()> {
     Ok(())
 }
 
-/// Runs all contests of an environment round-robin, and returns the medians of those that
-/// succeeded, by index in [`CONTESTS`].
+/// Round-robin; the medians of contests that succeeded, by index in [`CONTESTS`].
 fn measure(environment: Environment, rounds: usize) -> Vec<(usize, Results)> {
     let here: Vec<(usize, &Contest)> = CONTESTS
         .iter()
@@ -221,7 +214,6 @@ fn in_guest(rounds: usize) -> Result<Vec<(usize, Results)>> {
     command.extend(["peers", "verbs", "--inside", "--rounds"].map(OsString::from));
     command.push(rounds.to_string().into());
     let mut request = crate::vm::Request::new(command);
-    // An MTU of 4096 for both.
     request.mtu = 4200;
     request
         .environment
@@ -299,7 +291,6 @@ fn table(host: &[(usize, Results)], guest: &[(usize, Results)]) -> String {
     text
 }
 
-/// The file with the table between its marks replaced.
 fn replaced(file: &str, begin: &str, end: &str, table: &str) -> Result<String> {
     let marks = file.split_once(begin).and_then(|(before, rest)| {
         let (_, after) = rest.split_once(end)?;

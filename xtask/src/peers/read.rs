@@ -1,7 +1,6 @@
 //! Reads a result out of a program's output.
 
-/// Selects a number: field `field` of the last line whose first field is a number and that has
-/// `fields` fields, times `factor`.
+/// Field `field`, times `factor`, of the last line of `fields` fields that begins with a number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FieldSelector {
     pub(super) fields: usize,
@@ -30,8 +29,7 @@ pub(super) const DOORBELL_LAT: FieldSelector = FieldSelector {
     field: 3,
     factor: 1.0,
 };
-/// `ucx_perftest -f`: iterations, latency three times (50 %, average, overall), MiB/s twice
-/// (average, overall), messages/s twice.
+/// `ucx_perftest -f`: iterations, latency (50 %, average, overall), MiB/s and messages/s twice.
 pub(super) const UCX_BW: FieldSelector = FieldSelector {
     fields: 8,
     field: 5,
@@ -42,8 +40,7 @@ pub(super) const UCX_LAT: FieldSelector = FieldSelector {
     field: 1,
     factor: 1.0,
 };
-/// `fi_pingpong`: bytes, sent, acknowledged, total, time, MB/s, microseconds a transfer, rate. Each
-/// direction counts as a transfer.
+/// `fi_pingpong`: bytes, sent, acked, total, time, MB/s, µs, rate; a transfer is one direction.
 pub(super) const FABRIC_BW: FieldSelector = FieldSelector {
     fields: 8,
     field: 5,
@@ -56,7 +53,6 @@ pub(super) const FABRIC_LAT: FieldSelector = FieldSelector {
 };
 
 impl FieldSelector {
-    /// The value, if present and above zero.
     pub(super) fn find(&self, output: &str) -> Option<f64> {
         output
             .lines()

@@ -40,7 +40,6 @@ pub(super) fn check(sources: &[Source], files: &[(&str, String)]) -> Vec<Finding
         .collect()
 }
 
-/// The variables in a source's strings, each with the file and its line.
 fn named_in_literals(source: &Source) -> Vec<(String, (String, usize))> {
     let literals = source.code().filter(|token| token.kind == Kind::Literal);
     literals

@@ -33,8 +33,7 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Lines that only a comment is on, where they could be broken: one word, a table's row or a code
-/// block cannot.
+/// Comment lines that could be broken: one word, a table's row or a code block cannot.
 fn wide_comments(source: &Source) -> Vec<Finding> {
     let starts: Vec<_> = source.comments().map(|token| token.start).collect();
     let (mut at, mut fenced, mut findings) = (0, false, Vec::new());
@@ -63,8 +62,7 @@ fn wide_comments(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Structs with too many fields and no reason: line, name and fields. What is `repr(C)` has the
-/// fields that an ABI sets.
+/// Line, name and fields of structs without a reason; an ABI sets the fields of `repr(C)`.
 fn large_structs(source: &Source) -> Vec<(usize, &str, usize)> {
     let code: Vec<_> = source.code().collect();
     let is = |at: usize, text: &str| code.get(at).is_some_and(|token| source.text(*token) == text);
@@ -86,8 +84,7 @@ fn large_structs(source: &Source) -> Vec<(usize, &str, usize)> {
     found
 }
 
-/// The fields in a struct's body, which the tokens begin in: names before a single colon, at the
-/// outermost level.
+/// Counts names before a single colon at the outermost level of a struct's body.
 fn fields(source: &Source, body: &[Token]) -> usize {
     let (mut depth, mut fields) = (0, 0);
     for (at, token) in body.iter().enumerate() {

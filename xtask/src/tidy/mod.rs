@@ -33,7 +33,6 @@ Rules:
 Exit status: 0 when all is well, 1 for findings, 2 for a wrong call.
 ";
 
-/// A violation.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     rule: &'static str,
@@ -67,7 +66,6 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// The step of CI.
 pub(crate) fn check(_: Scope) -> Result<Verdict> {
     let findings = findings()?;
     for finding in &findings {

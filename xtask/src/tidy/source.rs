@@ -6,7 +6,6 @@ use std::fs;
 
 use crate::workspace;
 
-/// A file and its tokens.
 pub(super) struct Source {
     /// Relative to the workspace.
     pub(super) path: String,
@@ -14,7 +13,6 @@ pub(super) struct Source {
     pub(super) tokens: Vec<Token>,
 }
 
-/// A token that is not white space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) kind: Kind,
@@ -62,7 +60,6 @@ impl Source {
         &self.text[token.start..token.end]
     }
 
-    /// Tokens of code.
     pub(super) fn code(&self) -> impl Iterator<Item = Token> + '_ {
         self.tokens.iter().copied().filter(|token| token.kind != Kind::Comment)
     }

@@ -1,5 +1,5 @@
-//! Functions and constants that are `pub` and that nothing outside their crate names: no other crate, test, example,
-//! documentation test or page of docs/.
+//! Functions and constants that are `pub` and that nothing outside their crate names: no other
+//! crate, test, example, documentation test or page of docs/.
 
 use super::{
     Finding,
@@ -81,7 +81,6 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// The words of the code blocks in a file's documentation.
 fn documentation_tests(source: &Source) -> HashSet<&str> {
     let (mut fenced, mut found) = (false, HashSet::new());
     for token in source.comments() {

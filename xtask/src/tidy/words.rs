@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 /// The heading of the glossary's table of retired words, whose rows are `| word, word | use |`.
 const HEADING: &str = "## Retired words";
 
-/// Retired words, and what to use.
 pub(super) struct Retired(BTreeMap<String, String>);
 
 impl Retired {

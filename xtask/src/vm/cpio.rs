@@ -1,8 +1,6 @@
-//! Writes the guest's initramfs: a cpio archive in the "newc" format that the kernel unpacks.
-//!
-//! Implemented here because the archive holds a device node, which an unprivileged user cannot make
-//! on disk, and because a fresh machine has no `cpio`. The format is in the kernel's
-//! `Documentation/driver-api/early-userspace/buffer-format.rst`.
+//! Writes the guest's initramfs: a cpio archive in the "newc" format
+//! (`Documentation/driver-api/early-userspace/buffer-format.rst` of the kernel). Our own, because
+//! an unprivileged user cannot make its device node on disk, and a new machine has no `cpio`.
 
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -35,7 +33,6 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE | 0o600, number, &[]);
     }
 
-    /// Ends the archive and returns its bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes

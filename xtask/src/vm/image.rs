@@ -1,7 +1,6 @@
 //! The guest's image: Debian's kernel and the packages it needs, unpacked under `target/vm`.
 //!
-//! Nothing is installed on the host. `apt-get download` fetches, `dpkg-deb` unpacks, and the guest
-//! sees the result layered over the host's root. Layout:
+//! Nothing is installed on the host: the guest sees the packages layered over the host's root.
 //!
 //! ```text
 //! target/vm/lock                     held while the rest is being made
@@ -11,8 +10,7 @@
 //! target/vm/initrd-HASH.cpio         made from the above and from init.sh
 //! ```
 //!
-//! A folder gets its final name only when complete, so an interrupted run leaves nothing half-made
-//! in use.
+//! A folder gets its final name only when complete.
 
 use super::{cpio::Archive, modules::Modules};
 use crate::apt;
@@ -49,9 +47,8 @@ const EXPECTED: &[&str] = &[
     "bin/rping",
 ];
 
-/// Loaded by init in this order: modules for the host's file system and the ports, then RDMA.
-/// `rdma_rxe` requests "crc32" from the kernel's crypto interface and fails when no implementation
-/// is loaded.
+/// In this order: the host's file system and the ports, then RDMA. `rdma_rxe` requests "crc32" from
+/// the kernel's crypto interface and fails when no implementation is loaded.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -65,8 +62,7 @@ const MODULES: &[&str] = &[
     "veth",
 ];
 
-/// The parts of the kernel package that are kept. The whole takes 390 MB, mostly drivers of
-/// hardware that the guest does not have.
+/// The whole package takes 390 MB, mostly drivers.
 const KERNEL_PARTS: &[&str] = &[
     "./boot/vmlinuz-*",
     "./lib/modules/*/modules.*",
@@ -139,8 +135,7 @@ fn stage(folder: &Path, system: &Path) -> Result<()> {
     let sysroot = work.join("sysroot");
     let debs = work.join("debs");
     fs::create_dir_all(&debs)?;
-    // Debian's own layout: otherwise a package's /lib would hide the host's /lib, which is a link
-    // to /usr/lib.
+    // Debian's layout: otherwise a package's /lib would hide the host's, a link to /usr/lib.
     for name in ["bin", "lib", "lib64", "sbin"] {
         fs::create_dir_all(sysroot.join("usr").join(name))?;
         symlink(format!("usr/{name}"), sysroot.join(name))?;

@@ -1,8 +1,7 @@
 //! The guest's job, as the shell fragment that its init reads.
 //!
-//! The fragment sets `MTU` and `DIRECTORY`, defines a function `environment` that exports the
-//! command's variables, and makes the command the positional parameters. Every value is quoted, so
-//! bytes pass through unchanged, newlines included.
+//! The fragment sets `MTU` and `DIRECTORY`, defines a function `environment`, and makes the command
+//! the positional parameters. Every value is quoted: bytes pass through unchanged.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,7 +21,6 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// The fragment for init.
     pub(crate) fn script(&self) -> Vec<u8> {
         let mut script = Vec::new();
         let mut line = |before: &[u8], value: &OsStr| {

@@ -1,10 +1,8 @@
-//! One run of QEMU: starts it, sends it the job, forwards the command's output and reports how it
-//! ended.
+//! One run of QEMU: sends the job, forwards the command's output and reports how it ended.
 //!
-//! Four Unix sockets connect to the machine: its serial console, and the three virtio ports that
-//! `init.sh` describes. They lie in a private folder and are unlinked as soon as QEMU has
-//! connected, so guests never collide and nothing is left behind. The kernel kills QEMU when this
-//! process dies (`setpriv --pdeathsig`).
+//! Four Unix sockets, a serial console and three virtio ports (see `init.sh`), lie in a private
+//! folder and are unlinked once QEMU has connected: guests never collide. The kernel kills QEMU
+//! when this process dies (`setpriv --pdeathsig`).
 
 use super::{image::Image, job::Job};
 use anyhow::{Context, Result, bail};
@@ -29,7 +27,6 @@ use std::{
 /// Longest time from power-on to the command's start. It takes 5 s on an idle machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
-/// How many console lines are kept to explain a failure.
 const CONSOLE_LINES: usize = 40;
 
 pub(crate) type Sink = Box<dyn Write + Send>;
@@ -59,7 +56,6 @@ pub(crate) struct Options {
     pub(crate) stderr: Sink,
 }
 
-/// Events from the threads that read from the machine.
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     Up(String),
@@ -69,7 +65,6 @@ enum Event {
     Gone,
 }
 
-/// Boots the image, runs the job in it and stops it.
 pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome> {
     let started = Instant::now();
     let script = job.script();
@@ -89,13 +84,11 @@ pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome>
     ];
     let control_reader = control.try_clone()?;
     thread::spawn(move || read_control(control_reader, &events));
-    // The guest reads this when it gets that far; until then the socket's buffer or this thread
-    // holds it.
+    // Read when the guest gets that far; until then the socket's buffer or this thread holds it.
     thread::spawn(move || control.write_all(&script));
 
     let outcome = wait(&received, started, options.limit, options.verbose);
-    // The guest reports after its output was taken, so all output is in the sockets by now and
-    // killing loses nothing.
+    // The guest reports after its output was taken: killing loses nothing.
     qemu.kill();
     for output in outputs {
         let _ = output.join();
@@ -107,7 +100,6 @@ pub(crate) fn run(image: &Image, job: &Job, options: Options) -> Result<Outcome>
     })
 }
 
-/// Waits for the run's end. The caller adds the console's lines.
 fn wait(received: &Receiver<Event>, started: Instant, limit: Duration, verbose: bool) -> Outcome {
     let failed = |reason: String| Outcome::Failed {
         reason,
@@ -210,7 +202,6 @@ fn command(image: &Image, sockets: &Sockets, job_size: usize, verbose: bool) -> 
     command
 }
 
-/// A path inside one of QEMU's comma-separated options.
 fn option_value(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
@@ -291,8 +282,7 @@ impl Drop for Sockets {
     }
 }
 
-/// Copies a port to a sink until the machine is gone. Reports when the sink fails (the reader of
-/// our pipe left) and keeps reading, so that the command never blocks on its output.
+/// Reports when the sink fails (its reader left), but reads on: the command never blocks.
 fn pump(mut port: UnixStream, mut sink: Sink, events: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];

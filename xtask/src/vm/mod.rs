@@ -1,10 +1,7 @@
 //! `cargo xtask vm -- CMD…`: runs a command in a guest whose kernel has RDMA over Ethernet in
-//! software (rxe).
-//!
-//! The machines that this project is built on have no RDMA and load no modules. The guest does:
-//! Debian's kernel under QEMU's emulator, which needs neither root nor KVM. Its root is the host's
-//! file system, read-only under a layer that is dropped at the end, so a command has the same paths
-//! inside as outside, `./target/release/doorbell` included.
+//! software (rxe): Debian's kernel under QEMU's emulator, without root or KVM. Its root is the
+//! host's file system, read-only under a layer that is dropped, so a command has the same paths as
+//! outside.
 //!
 //! What a command finds in the guest:
 //!
@@ -14,19 +11,15 @@
 //!   4791 in the first namespace, so a userspace device runs in `peer`;
 //! - `/dev/infiniband` open to all users (`setpriv --reuid 65534 --clear-groups CMD` is an
 //!   unprivileged one);
-//! - perftest, ibverbs-utils, iproute2 and rdma-core, fetched once into `target/vm`; `busybox` for
-//!   such as `ping`; `modprobe` for other modules, such as `sch_netem`, `ifb` or `dummy` (Debian
-//!   builds no `siw`);
-//! - the host's `PATH`, `HOME`, `LANG`, `CI`, `RUST_LOG`, `RUST_BACKTRACE` and `DOORBELL_*`, and
-//!   what `--env` adds.
+//! - perftest, ibverbs-utils, iproute2, rdma-core, `busybox`; `modprobe` for modules such as
+//!   `sch_netem` or `dummy` (Debian builds no `siw`);
+//! - the host's `PATH`, `HOME`, `LANG`, `CI`, `RUST_LOG`, `RUST_BACKTRACE`, `DOORBELL_*` and
+//!   `--env`.
 //!
-//! A start takes some seconds, so run many steps in one guest:
-//! `cargo xtask vm -- sh -c 'step 1 && step 2'`, or a script. The MTU of a running guest can be
-//! changed: `ip link set v0 mtu 4200; ip -n peer link set v1 mtu 4200` takes rxe from an MTU of
-//! 1024 to 4096. All timings in a guest are an emulator's.
-//!
-//! Parts: [`image`] makes the boot image, [`job`] describes the command, [`machine`] runs it, and
-//! `init.sh` is the guest's side.
+//! A start takes seconds: `cargo xtask vm -- sh -c 'step 1 && step 2'` runs many steps in one
+//! guest.
+//! `ip link set v0 mtu 4200; ip -n peer link set v1 mtu 4200` takes rxe from an MTU of 1024 to
+//! 4096. All timings in a guest are an emulator's.
 
 mod cpio;
 pub(crate) mod image;
@@ -89,13 +82,11 @@ pub(crate) struct Request {
     pub(crate) command: Vec<OsString>,
     pub(crate) mtu: u32,
     pub(crate) limit: Duration,
-    /// Further variables.
     pub(crate) environment: Vec<(OsString, OsString)>,
     pub(crate) verbose: bool,
 }
 
 impl Request {
-    /// A run of `command` with the defaults.
     pub(crate) fn new(command: Vec<OsString>) -> Self {
         Self {
             command,
@@ -106,7 +97,6 @@ impl Request {
         }
     }
 
-    /// Makes what is missing, boots and runs.
     pub(crate) fn run(self, stdout: Sink, stderr: Sink) -> Result<Outcome> {
         setup::require_qemu()?;
         let image = Image::prepare(&crate::target_folder()?.join("vm"))?;
@@ -141,8 +131,7 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     };
     let limit = request.limit;
     let outcome = request.run(Box::new(io::stdout()), Box::new(io::stderr()));
-    // A wrong call ends with 2 in `main`; from here on every status but the command's own is one of
-    // these.
+    // A wrong call ends with 2 in `main`; from here on all but the command's own are one of these.
     let outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
         reason: format!("{error:#}"),
         console: Vec::new(),

@@ -1,8 +1,7 @@
 //! The kernel's modules: their files, dependencies, and load order.
 //!
-//! Debian's `depmod` writes `modules.dep` when the kernel package is installed. The guest's kernel
-//! is only unpacked, so the dependencies are read from the `depends=` field of each module's
-//! `.modinfo` section.
+//! The guest's kernel is only unpacked, so there is no `modules.dep` of `depmod`: dependencies are
+//! read from the `depends=` field of each module's `.modinfo` section.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -18,7 +17,6 @@ pub(crate) struct Modules {
 }
 
 struct Module {
-    /// Relative to the folder, as `modules.dep` has it.
     path: PathBuf,
     depends: Vec<String>,
 }
@@ -58,8 +56,7 @@ impl Modules {
         Ok(())
     }
 
-    /// The files of `wanted` and all their dependencies, each after its dependencies, `wanted` in
-    /// the order given.
+    /// Each after its dependencies, `wanted` in the order given.
     pub(crate) fn load_order(&self, wanted: &[&str]) -> Result<Vec<(String, PathBuf)>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
@@ -69,8 +66,7 @@ impl Modules {
         Ok(order)
     }
 
-    /// `depends=` never lists a module that is built into the kernel, so one without a file is
-    /// missing.
+    /// `depends=` lists no built-in module: one without a file is missing.
     fn visit(&self, name: &str, seen: &mut HashSet<String>, order: &mut Vec<(String, PathBuf)>) -> Result<()> {
         let Some(module) = self.by_name.get(name) else {
             bail!("the kernel in {} has no module {name}", self.folder.display());
@@ -85,8 +81,7 @@ impl Modules {
         Ok(())
     }
 
-    /// The text of `modules.dep`, for `modprobe` in the guest. Modules whose dependencies were not
-    /// unpacked are left out.
+    /// For `modprobe` in the guest; without modules whose dependencies were not unpacked.
     pub(crate) fn dependency_file(&self) -> String {
         let mut text = String::new();
         for (name, module) in &self.by_name {
@@ -107,8 +102,7 @@ fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The names in the `depends=` field of a module's `.modinfo`: NUL-terminated strings inside the
-/// ELF file.
+/// From `.modinfo`: NUL-terminated strings inside the ELF file.
 fn depends(module: &[u8]) -> Vec<String> {
     let field = b"\0depends=";
     let Some(start) = module.windows(field.len()).position(|window| window == field) else {

@@ -1,11 +1,8 @@
-//! Connection requests for a service without a listener: kept pending for a short time before they
-//! are rejected.
+//! Connection requests for a service without a listener, kept for a short time before they are
+//! rejected (decision 028).
 //!
-//! IBTA vol 1, 12.6.7.2 rejects such a request at once ("invalid service ID"). But programs
-//! announce a service to the peer before they listen: `perftest -R` does when it connects its
-//! test's queue pairs after it has closed its first listener. That race is lost often where both
-//! ends are processes of one busy host. A rejected peer fails, while an unanswered one retransmits.
-//! So the process keeps the request, and searches again whenever a service was added.
+//! IBTA vol 1, 12.6.7.2 rejects such a request at once, but programs announce a service to the peer
+//! before they listen (`perftest -R`). A rejected peer fails, an unanswered one retransmits.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -20,7 +17,6 @@ use crate::shm::Forwarded;
 /// here, 4 s in Linux).
 const HOLD_TIME: Duration = Duration::from_millis(250);
 
-/// How often the count of services is polled meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The most pending requests; more are rejected at once.
@@ -38,7 +34,6 @@ pub(crate) struct PendingRequest {
 #[derive(Debug)]
 pub(crate) struct PendingRequests {
     requests: VecDeque<PendingRequest>,
-    /// The count of services at the last poll.
     added: u64,
     poll_at: Instant,
 }

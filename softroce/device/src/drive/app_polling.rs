@@ -1,11 +1,8 @@
 //! Whether and how often application threads poll, as a hint for the progress thread.
 //!
 //! One word, odd while a thread is inside, written by plain loads and stores: two atomic additions
-//! would take a tenth of the engine's time per message. Concurrent threads may lose counts, but the
-//! last one to leave makes the word even, so that later counts are right.
-//!
-//! No model: hints for how to wait, or flags that guard no data, the last of which are written
-//! under `core`.
+//! would take a tenth of the engine's time per message. Racing threads may lose counts, but the
+//! last one to leave makes the word even. No model: it only hints how to wait.
 
 use crate::sync::{AtomicU64, Ordering};
 

@@ -2,9 +2,8 @@
 //! its work on unlock.
 //!
 //! The flag is set before the lock is tried and read after it was released, with a fence between
-//! the two on each side. So either the thread gets the lock, or the holder sees the flag.
-//!
-//! The pending flag is proved by the models in `drive/combining_lock/model.rs`.
+//! the two on each side: the thread gets the lock, or the holder sees the flag (proved in
+//! `model.rs`).
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
@@ -50,16 +49,14 @@ impl<T> CombiningLock<T> {
         }
     }
 
-    /// Runs `work`, which releases both guards and returns whether there is more. Returns that, or
-    /// that the pending flag is set.
+    /// Runs `work`, which releases both guards. Whether there is more, or the pending flag is set.
     pub(crate) fn run_locked<'a, G>(
         &self,
         outer: G,
         inner: MutexGuard<'a, T>,
         work: impl FnOnce(G, MutexGuard<'a, T>) -> bool,
     ) -> bool {
-        // The thread that set the flag described its work before, under the outer lock, which is
-        // held here.
+        // The thread that set the flag described its work before, under the outer lock held here.
         self.pending.store(false, Ordering::SeqCst);
         let more = work(outer, inner);
         // Pairs with the fence in `run_or_delegate`.

@@ -15,7 +15,6 @@ impl Shared {
         }
     }
 
-    /// Stores the port's new state and reports what changed to the listeners.
     pub(crate) fn set_port(&self, now: PortState) {
         let core = self.core.lock();
         let before = self.port();
@@ -34,8 +33,7 @@ impl Shared {
         }
     }
 
-    /// The link failed: reported once, in the log and to the owners. Outstanding work then times
-    /// out.
+    /// Reports a failed link once, in the log and to the owners. Outstanding work then times out.
     pub(super) fn fail(&self, error: &dyn Display) {
         if !self.broken.swap(true, Ordering::Relaxed) {
             tracing::error!("the soft device's link failed: {error}");
@@ -43,8 +41,7 @@ impl Shared {
         }
     }
 
-    /// Reports the loss of the device to every owner of a queue pair. Skipped where the caller
-    /// holds core: there the timeouts report it.
+    /// Skipped where the caller holds core: there the timeouts report it.
     pub(crate) fn report_fatal(&self) {
         if let Some(core) = self.core.try_lock() {
             core.report_fatal();

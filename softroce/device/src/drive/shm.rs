@@ -1,5 +1,4 @@
-//! The shm link's part of driving: receiving from rings, and messages of other processes about
-//! them.
+//! Driving of shm links: receiving from rings, and messages of other processes about them.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -19,7 +18,6 @@ use crate::sync::Ordering;
 const CLOCK_RECORDS: usize = 8;
 const CLOCK_BYTES: usize = 32 << 10;
 
-/// Records of one ring that are handled under one lock of core.
 #[derive(Default)]
 struct Batch {
     /// The time, if a record needed it.
@@ -31,7 +29,6 @@ struct Batch {
 }
 
 impl Shared {
-    /// Hands the records of all rings to the engine and sends its responses.
     pub(super) fn receive_shm(&self, rings: &mut IncomingRings) -> Polled {
         let mut at = 0;
         let copying = self.copying.load(Ordering::Relaxed);
@@ -75,12 +72,10 @@ impl Shared {
                 }
             },
         );
-        // Timers run in a drive that polls everything. Copies from shm may take long: timers must
-        // not wait for many of them.
+        // Timers run in a drive that polls everything, and do not wait for many long copies.
         if at > self.engine_due.load(Ordering::Relaxed) {
             self.poll_all_next();
         }
-        // Copies in flight must be polled.
         polled.any |= copying;
         polled
     }
@@ -121,8 +116,7 @@ impl Shared {
         connections.iter().for_each(|connection| connection.wake());
     }
 
-    /// Waits until no copy for a queue pair, or of a region, is in flight; then unpins the region.
-    /// No lock may be held.
+    /// Waits until no copy for `qpn` or of `key` is in flight, then unpins. No lock may be held.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
         while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
             self.drive();
@@ -152,12 +146,10 @@ impl Shared {
         self.flush(core);
     }
 
-    /// Before the progress thread sleeps: makes senders wake it. `false` when records are queued
-    /// already.
+    /// Makes senders wake the progress thread. `false` when records are queued already.
     pub(crate) fn prepare_shm_sleep(&self) -> bool {
-        // The credit wake-up may have been consumed before the ring was known to be full, by a
-        // thread that was not asleep when that was published. So the sleeper polls again, and
-        // requests another wake-up if there are still no credits.
+        // The credit wake-up may have been consumed before the ring was known to be full. So the
+        // sleeper polls again, and requests another wake-up if there are still no credits.
         if self.shm_blocked.load(Ordering::SeqCst) {
             self.unblock_rings();
         }
@@ -168,7 +160,6 @@ impl Shared {
         self.rx.lock().rings.awake();
     }
 
-    /// Adds the ring of this process to itself.
     pub(crate) fn enable_shm(&self, me: MemberId, receiver: Receiver) {
         self.core.lock().copies.set_loopback_link(link_to(me));
         self.rx.lock().rings.add(me, receiver);
@@ -211,7 +202,6 @@ impl Shared {
         }
     }
 
-    /// Imports GPU memory that a member shares. Whether that is possible.
     fn import(&self, from: MemberId, pid: Option<i32>, (id, len): (u64, u64), (fd, own): (OwnedFd, bool)) -> bool {
         let (Ok(id), Ok(len)) = (u32::try_from(id), usize::try_from(len)) else {
             return false;

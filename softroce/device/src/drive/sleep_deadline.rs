@@ -1,11 +1,8 @@
 //! Until when the progress thread sleeps, for threads that give it earlier work.
 //!
-//! The sleeper stores "for ever" and then reads the deadline; a thread that sets an earlier
-//! deadline stores it and then reads how long the sleeper sleeps. With sequential consistency one
-//! of the two sees the other's store, so that no wake-up is lost.
-//!
-//! Deadlines, delayed ACKs and a blocked link beside a progress thread that goes to sleep are
-//! proved by the models in `drive/sleep_deadline/model.rs`.
+//! The sleeper stores "for ever" and then reads the deadline; a thread stores an earlier deadline
+//! and then reads how long the sleeper sleeps. With sequential consistency one of the two sees the
+//! other's store: no wake-up is lost (proved in `drive/sleep_deadline/model.rs`).
 
 use doorbell_roce_proto::Instant;
 
@@ -23,7 +20,6 @@ impl SleepDeadline {
         }
     }
 
-    /// Sleeper: before sleeping. `due` gives the deadline, if there is one.
     pub(crate) fn begin(&self, due: impl FnOnce() -> Option<Instant>) -> Option<Instant> {
         self.until.store(u64::MAX, Ordering::SeqCst);
         let due = due();
@@ -37,8 +33,7 @@ impl SleepDeadline {
         self.until.store(0, Ordering::SeqCst);
     }
 
-    /// Whether the thread sleeps past `due` and must be woken. The caller has published its work
-    /// before.
+    /// Whether the thread sleeps past `due`. The caller has published its work before.
     pub(crate) fn sleeps_past(&self, due: u64) -> bool {
         due < self.until.load(Ordering::SeqCst)
     }

@@ -1,5 +1,4 @@
-//! When timers run. The link is simulated; a run shows in the engine's deadline, which it
-//! recomputes.
+//! When timers run: the link is simulated, and the engine's recomputed deadline shows a run.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};

@@ -1,13 +1,11 @@
 //! Exclusive use of small-copy kernels on a GPU by one process.
 //!
-//! A GPU runs the contexts of different processes in time slices: where two of them copy by kernel,
-//! each copy waits for the other's slice to end (about 150 us on an H200, where a copy engine takes
-//! 8). So the first process claims the GPU, for as long as it lives or has memory of it registered,
-//! and all others use the copy engines, which are not time-sliced.
-//!
-//! The claim is an abstract Unix address (unix(7)) with the GPU's UUID in its name: it ends with
-//! the process. Processes in other network namespaces do not see it; there,
-//! [`SmallCopies`](doorbell_cuda::SmallCopies) stops using kernels that prove slow.
+//! Contexts of different processes run on a GPU in time slices: copy kernels of two of them wait
+//! for each other (about 150 us on an H200, where a copy engine takes 8; decision 038). So the
+//! first process claims the GPU while it lives or has memory of it registered; all others use the
+//! copy engines. The claim is an abstract Unix address (unix(7)) with the GPU's UUID. Processes in
+//! other network namespaces do not see it; [`SmallCopies`](doorbell_cuda::SmallCopies) stops using
+//! kernels that prove slow.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -22,7 +20,6 @@ pub(super) struct Claim {
     _address: UnixDatagram,
 }
 
-/// The claims of this process, shared by all its copies.
 static CLAIMS: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
 
 /// Claims a GPU for this process; `None` where another one has it, or claiming fails.

@@ -1,14 +1,10 @@
-//! Asynchronous GPU copies: started when a packet is handled, and identified by a *ticket* until
-//! they are done.
+//! Asynchronous GPU copies (decisions 036, 037, 039). The copies that one poll of the rings
+//! requests are a batch: adjacent ones are merged, and an event behind them reports the end.
+//! Batches complete in the order of their numbers, the *tickets*.
 //!
-//! The copies that one poll of the rings requests are a batch: adjacent ones are merged, they are
-//! started together, and an event behind them reports that all are done. Tickets are the numbers of
-//! batches, which complete in order.
-//!
-//! Bytes between host and GPU go through a ring of pinned memory. Those for a GPU are copied into
-//! it at once; those for the host are copied out of it on completion ([`StagedCopy`]), the last
-//! bytes last, like all that a peer writes. Long messages to memory that is used repeatedly go to
-//! it directly ([`pins`](super::pins)), except for those last bytes.
+//! Bytes between host and GPU go through a ring of pinned memory: copied into it at once, or out of
+//! it on completion ([`StagedCopy`]), the last bytes last. Long messages to memory that is used
+//! repeatedly go to it directly ([`pins`](super::pins)), except for those last bytes.
 
 mod imports;
 
@@ -29,11 +25,9 @@ use crate::shm_ring::segment::SegmentId;
 
 const ALIGN: usize = 64;
 
-/// Batches in flight at once: one, and one queued behind it.
 const MAX_IN_FLIGHT: usize = 2;
 
-/// Behind a batch of at least so many bytes the next is delayed by this fraction of its expected
-/// duration, from the last one's rate: copies that are requested meanwhile join it.
+/// Behind a batch of so many bytes the next is delayed by this fraction of its expected duration.
 const LONG: usize = 16 << 20;
 const BATCH_DELAY: f64 = 0.5;
 
@@ -45,7 +39,6 @@ pub(crate) enum Target<'a> {
     Device(&'a Memory, usize),
 }
 
-/// What a copy belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyOwner {
     pub(crate) qpn: Qpn,
@@ -53,7 +46,6 @@ pub(crate) struct CopyOwner {
     pub(crate) key: u32,
     /// It is a response that the queue pair requested.
     pub(crate) response: bool,
-    /// It is the end of a message.
     pub(crate) ends: bool,
 }
 
@@ -80,8 +72,7 @@ pub(crate) struct Copies {
     loopback: Option<ShmLinkId>,
 }
 
-// SAFETY: its pointers are to registered memory of the process, as in `Region`; it is used under
-// the engine's lock.
+// SAFETY: its pointers are to registered memory, as in `Region`; used under the engine's lock.
 unsafe impl Send for Copies {}
 
 #[derive(Debug, Default)]
@@ -150,7 +141,6 @@ impl CopyEnd {
     }
 }
 
-/// Bytes to copy out of the ring on completion.
 #[derive(Debug)]
 pub(crate) struct StagedCopy {
     pub(crate) qpn: Qpn,
@@ -159,7 +149,6 @@ pub(crate) struct StagedCopy {
     len: usize,
 }
 
-/// The state before a record's requests.
 #[derive(Debug, Default)]
 struct Checkpoint {
     ops: usize,
@@ -189,7 +178,6 @@ impl Copies {
         self.loopback = Some(link);
     }
 
-    /// Whether it is decided how small copies of the memory's device are done.
     pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
         self.engine.has_small_copies(memory)
     }
@@ -198,7 +186,6 @@ impl Copies {
         self.engine.add_small_copies(small);
     }
 
-    /// Whether nothing is in flight or requested.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.ops.is_empty()
     }
@@ -211,7 +198,6 @@ impl Copies {
         self.done
     }
 
-    /// The ticket of the last unfinished copy for a queue pair.
     pub(crate) fn pending_ticket(&self, qpn: Qpn) -> Option<u64> {
         if self.is_idle() {
             return None;
@@ -219,12 +205,10 @@ impl Copies {
         self.busy.get(&qpn).map(|last| last.0).filter(|last| *last > self.done)
     }
 
-    /// Whether a copy of a READ response for a queue pair is unfinished.
     pub(crate) fn has_pending_response(&self, qpn: Qpn) -> bool {
         !self.is_idle() && self.busy.get(&qpn).is_some_and(|last| last.1 > self.done)
     }
 
-    /// Whether copies for a queue pair, or of a region, are unfinished.
     pub(crate) fn uses(&self, qpn: Option<Qpn>, key: Option<u32>) -> bool {
         let used = |batch: &Batch| {
             let is = |owner: &(Qpn, u32)| qpn == Some(owner.0) || key == Some(owner.1);
@@ -233,7 +217,6 @@ impl Copies {
         self.in_flight.iter().any(used) || used(&self.requested)
     }
 
-    /// Begins the requests of another record.
     pub(crate) fn next_record(&mut self) {
         self.checkpoint = Checkpoint {
             ops: self.ops.len(),
@@ -306,8 +289,7 @@ impl Copies {
         let pinned = self.pins.find(&memory, owner.key, to.addr(), len, bounds);
         // A direct copy must not be overwritten by an older one that is still in the ring.
         let pinned = pinned.filter(|_| !self.overlaps_staged(to.addr(), len));
-        // An application may poll the last bytes of a message to detect the rest, so these go
-        // through the ring.
+        // The last bytes go through the ring: applications poll them.
         let direct = match &pinned {
             Some(_) if owner.ends => len.saturating_sub(copy::WORD),
             Some(_) => len,
@@ -348,23 +330,18 @@ impl Copies {
         CopyRequest::Queued
     }
 
-    /// Whether `len` bytes of host memory at `start` overlap with a staged copy.
     fn overlaps_staged(&self, start: usize, len: usize) -> bool {
         let overlaps = |staged: &StagedCopy| staged.to.addr() < start + len && start < staged.to.addr() + staged.len;
         let batches = self.in_flight.iter().chain([&self.requested]);
         batches.flat_map(|batch| &batch.staged).any(overlaps)
     }
 
-    /// A region is deregistered, and no copy uses it: returns its pins, to be released without
-    /// locks.
+    /// The pins of a deregistered region without copies, to be released without locks.
     pub(crate) fn unpin(&mut self, key: u32) -> ReleasedPins {
         self.pins.remove_region(key)
     }
 
-    /// Requests a copy to a GPU of the `len` bytes that `fill` writes to the pointer.
-    ///
-    /// # Errors
-    /// Those of `fill`.
+    /// Requests a copy to a GPU of the `len` bytes that `fill` writes; fails with it.
     pub(crate) fn request_from_host<E>(
         &mut self,
         owner: CopyOwner,
@@ -465,8 +442,7 @@ impl Copies {
         self.in_flight.push_back(batch);
     }
 
-    /// Whether the batch in flight takes so long yet that the next one should wait for more
-    /// requests.
+    /// Whether the batch in flight is so long that the next one waits for more requests.
     fn should_wait(&self) -> bool {
         let (Some(front), Some(since), Some(seconds_per_byte)) =
             (self.in_flight.front(), self.since, self.seconds_per_byte)
@@ -486,7 +462,6 @@ impl Copies {
         self.since = now.filter(|_| next);
     }
 
-    /// Falls back to copy engines for batches of small copies whose kernel does not run.
     fn fall_back_to_engines(&mut self) {
         let Some(first) = self.in_flight.front().filter(|batch| batch.small.is_some()) else {
             return;
@@ -503,7 +478,6 @@ impl Copies {
         }
     }
 
-    /// Polls for finished batches, in ticket order.
     pub(crate) fn poll(&mut self) -> Option<Done> {
         let mut found: Option<Done> = None;
         while let Some(batch) = self.in_flight.front_mut() {
@@ -557,8 +531,7 @@ impl Copies {
         // SAFETY: within the ring, where the finished copy wrote, and nothing else does until more
         // is requested.
         let bytes = unsafe { slice::from_raw_parts(start.add(staged.ring), staged.len) };
-        // SAFETY: inside a writable region, as was checked on request; deregistration waits for it
-        // (`uses`).
+        // SAFETY: in a region found writable on request; deregistration waits for it (`uses`).
         unsafe { copy::to_peer_visible(bytes, staged.to) };
         Ok(())
     }

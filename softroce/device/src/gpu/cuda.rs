@@ -78,9 +78,6 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// Resolves an address that the CPU cannot access. Loads the driver only now.
-///
-/// # Errors
-/// When the memory cannot be used.
 pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
     let driver = Driver::load()?;
     let address = DevicePtr(addr);
@@ -102,8 +99,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
         offset.checked_add(len as u64).is_some_and(|end| end <= *size as u64)
     });
     let (base, size) = around.unwrap_or((address, len));
-    // SAFETY: the registration promises that the memory stays until it is deregistered, and this is
-    // kept no longer.
+    // SAFETY: registered memory stays until it is deregistered, and this is kept no longer.
     let memory = unsafe { Foreign::wrap(&context, base, size, Arc::new(()))? };
     let memory = Memory {
         backing: Backing::Ours(memory),
@@ -142,7 +138,6 @@ impl Memory {
         }
     }
 
-    /// Whether both start at the same address.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.address() == other.address()
     }
@@ -152,15 +147,11 @@ impl Memory {
         self.identity.is_some() && self.identity == other.identity && self.is(other) && self.len() == other.len()
     }
 
-    /// The number of the device whose copies use it.
     pub(crate) fn device(&self) -> usize {
         self.context.device().ordinal()
     }
 
-    /// The handle by which another process imports it.
-    ///
-    /// # Errors
-    /// Driver errors; `None` where it is no whole allocation.
+    /// The handle by which another process imports it; `None` where it is no whole allocation.
     pub(crate) fn share(&self) -> Result<Option<Handle>, DriverError> {
         match &self.backing {
             Backing::Ours(memory) if self.whole && self.is_mapped => {
@@ -171,11 +162,8 @@ impl Memory {
         }
     }
 
-    /// Imports another process's memory of `len` bytes, for copies on a device by its number, or on
-    /// the first one with registered memory.
-    ///
-    /// # Errors
-    /// Driver errors; `Ok(None)` where no GPU memory was registered here.
+    /// Imports another process's memory for copies on `device`, or on the first with registered
+    /// memory; `None` where there is none.
     pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
         let used = USED.lock().clone();
         let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
@@ -273,7 +261,6 @@ struct Stage {
 }
 
 impl Stage {
-    /// The stage of a device, created on first use.
     fn of<'a>(stages: &'a mut Vec<Self>, memory: &Memory) -> Result<&'a mut Self, Error> {
         let context = &memory.context;
         let index = match stages.iter().position(|stage| stage.stream.context() == context) {
@@ -310,7 +297,6 @@ impl Pinned {
         self.0.as_ptr()
     }
 
-    /// Copies `len` bytes of GPU memory to its beginning, synchronously.
     pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), DriverError> {
         let mut stages = STAGES.lock();
         let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
@@ -350,8 +336,7 @@ impl Pin {
         let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
             return Err(Error::Empty);
         };
-        // SAFETY: mapped by contract; what is registered is accessed by raw copies only, as by an
-        // adapter's.
+        // SAFETY: mapped by contract; registered memory is accessed by raw copies only.
         unsafe { HostMemory::register_raw(&memory.context, host, len, Arc::new(())) }.map(Self)
     }
 
@@ -375,7 +360,6 @@ impl Pin {
     }
 }
 
-/// Identifies the end of a batch of copies.
 #[derive(Debug)]
 pub(crate) enum Mark {
     Event(Event),
@@ -384,14 +368,12 @@ pub(crate) enum Mark {
 }
 
 impl Mark {
-    /// Whether it is of the small copies of this device index.
     pub(crate) fn is_small(&self, of: usize) -> bool {
         matches!(self, Self::Small(index, _) if *index == of)
     }
 }
 
-/// Starts copies and reports when they are done: a stream for each device, and a ring of pinned
-/// memory.
+/// A stream for each device, and a ring of pinned memory.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
     streams: Vec<CopyStream>,
@@ -432,12 +414,10 @@ impl Engine {
         Ok(NonNull::new(ring.as_ptr()).unwrap_or(NonNull::dangling()))
     }
 
-    /// The ring's first byte, if it is allocated.
     pub(crate) fn ring_start(&self) -> Option<*mut u8> {
         self.ring.as_ref().map(HostMemory::as_ptr)
     }
 
-    /// Whether it is decided how small copies of the memory's device are done.
     pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
         self.small.has(memory)
     }
@@ -446,13 +426,11 @@ impl Engine {
         self.small.add(small);
     }
 
-    /// Whether all of the copies are small, and not too many.
     pub(crate) fn are_small(&self, moves: &[CopyOp]) -> bool {
         self.small.take(moves, self.ring.as_ref())
     }
 
-    /// Starts copies that [are small](Self::are_small). The memory is to be kept until they are
-    /// done.
+    /// `moves` [are small](Self::are_small); their memory is kept until they are done.
     pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         self.small.copy(moves, self.ring.as_ref(), marks)
     }
@@ -463,10 +441,7 @@ impl Engine {
         self.small.cancel(marks)
     }
 
-    /// Starts a copy within GPU memory.
-    ///
-    /// # Errors
-    /// Driver errors, also for ranges outside the memory.
+    /// Starts a copy within GPU memory; ranges outside it are an error.
     pub(crate) fn copy(
         &mut self,
         into: (&Memory, usize),
@@ -485,17 +460,14 @@ impl Engine {
         }
     }
 
-    /// Starts a copy from the ring.
     pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
-    /// Starts a copy into the ring.
     pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 
-    /// Starts a copy to pinned host memory.
     pub(crate) fn copy_out(
         &mut self,
         from: (&Memory, usize),
@@ -519,7 +491,6 @@ impl Engine {
         copy(self.stream(memory)?, device, ring.span(at..at.saturating_add(len))?)
     }
 
-    /// Records events behind all copies since the last call.
     pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         for entry in self.streams.iter_mut().filter(|entry| entry.touched) {
             entry.touched = false;
@@ -535,10 +506,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the copies before a mark are done.
-    ///
-    /// # Errors
-    /// Driver errors: the copies failed, or their state is unknown.
+    /// Whether the copies before a mark are done. An error: they failed, or it is unknown.
     pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, DriverError> {
         match mark {
             Mark::Event(event) => event.is_done(),

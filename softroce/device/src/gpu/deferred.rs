@@ -21,8 +21,7 @@ pub(crate) struct DeferredResponse {
     pub(crate) payload_refs: Vec<PayloadRef>,
 }
 
-// SAFETY: the pointers of its payload references are to registered memory, as those of the regions
-// are.
+// SAFETY: the pointers of its payload references are to registered memory, as those of regions.
 unsafe impl Send for DeferredResponse {}
 
 /// The deferred items of each queue pair in order, with the tickets that they wait for.
@@ -36,8 +35,7 @@ impl DeferQueue {
         self.queues.is_empty()
     }
 
-    /// The ticket for which another item of a queue pair is deferred: that of its copies, and of
-    /// the items before it.
+    /// The ticket for the next deferred item: that of the queue pair's copies and earlier items.
     pub(crate) fn ticket(&self, copies: &Copies, qpn: Qpn) -> Option<u64> {
         if self.queues.is_empty() && copies.is_idle() {
             return None;
@@ -66,8 +64,7 @@ impl DeferQueue {
         Some(item)
     }
 
-    /// Copies of a queue pair have failed or were revoked: its receives are flushed, and responses
-    /// are dropped.
+    /// The copies failed or were revoked: receives are flushed, responses dropped.
     pub(crate) fn fail(&mut self, qpn: Qpn) {
         self.retain(qpn, |item| match item {
             Deferred::Completion(_, completion) => {
@@ -88,7 +85,6 @@ impl DeferQueue {
         );
     }
 
-    /// The same for references to a region.
     pub(crate) fn revoke_region(&mut self, key: u32) {
         let refers =
             |response: &DeferredResponse| response.payload_refs.iter().any(|payload_ref| payload_ref.key == key);

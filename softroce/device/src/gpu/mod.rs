@@ -1,20 +1,16 @@
-//! GPU memory: registered like host memory, and moved by the GPUs' copy engines.
+//! GPU memory: registered like host memory, moved by the GPUs' copy engines (decisions 035 to 039).
 //!
-//! A region of it is a [`Range`]: the rules are those of any region, and only the copies differ:
-//! - **Asynchronous** ([`Copies`]): for packets of a shm link. The receiver starts a copy, and the
-//!   engine continues as if it were done; completions and responses are [deferred] until
-//!   it is. So copies follow each other without a pause, and adjacent ones are merged.
-//! - **Batched** ([`UdpStaging`]): for UDP. The caller waits, once for a batch of packets.
-//! - **Synchronous** ([`Range::read`], [`Range::write`]): for a process that has not imported the
-//!   memory, and for results of atomics.
-//! - Atomics on GPU memory are refused.
+//! A region of it is a [`Range`]; only the copies differ from other memory:
+//! - **asynchronous** ([`Copies`]) for packets of a shm link, whose completions and responses are
+//!   [deferred];
+//! - **batched** ([`UdpStaging`]) for UDP: the caller waits once for a batch of packets;
+//! - **synchronous** ([`Range::read`], [`Range::write`]) for a process that has not imported the
+//!   memory;
+//! - atomics are refused.
 //!
-//! **Between processes** an allocation is shared like a [segment], over
-//! the connection of the two: by its descriptor, or by the `cuIpcOpenMemHandle` handle in a file.
-//! Only a process that has registered GPU memory gets it: no other loads CUDA for it.
-//!
-//! [`cuda`](self) wraps CUDA; the rest of the crate only knows of memory that the CPU cannot
-//! access.
+//! An allocation is shared like a [segment]: by its descriptor, or by the `cuIpcOpenMemHandle`
+//! handle in a file, and only with processes that have registered GPU memory: no other loads CUDA.
+//! [`cuda`](self) wraps CUDA.
 
 #[cfg(feature = "cuda")]
 mod claim;
@@ -55,7 +51,6 @@ pub(crate) use udp_staging::UdpStaging;
 /// Bytes of the pinned ring through which payloads go between host and GPU.
 const RING: usize = 16 << 20;
 
-/// The handle by which another process imports an allocation.
 #[derive(Debug)]
 pub(crate) enum Handle {
     /// The descriptor of memory mapped by `cuMemMap`.
@@ -65,8 +60,7 @@ pub(crate) enum Handle {
 }
 
 impl Handle {
-    /// Converts it to a descriptor that can be sent. Whether that is the memory's own, or a file
-    /// with the handle.
+    /// For sending. Whether the descriptor is the memory's own, or a file with the handle.
     fn into_descriptor(self) -> io::Result<(OwnedFd, bool)> {
         match self {
             Self::Descriptor(fd) => Ok((fd, true)),
@@ -78,7 +72,6 @@ impl Handle {
         }
     }
 
-    /// From a descriptor that another process sent.
     pub(crate) fn from_descriptor(fd: OwnedFd, own: bool) -> io::Result<Self> {
         if own {
             return Ok(Self::Descriptor(fd));
@@ -95,8 +88,7 @@ pub(crate) struct Allocation {
     /// Its number among the segments. Never reused.
     id: SegmentId,
     memory: Memory,
-    /// The descriptor to share it by, and whether that is its own; `None` where it cannot be
-    /// shared.
+    /// The descriptor and whether it is the memory's own; `None` where it cannot be shared.
     shared: Option<(OwnedFd, bool)>,
 }
 
@@ -109,8 +101,6 @@ impl Allocation {
         &self.memory
     }
 
-    /// Copies out, synchronously.
-    ///
     /// # Safety
     /// `to` is writable for `len` bytes.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Failed> {
@@ -118,7 +108,6 @@ impl Allocation {
         unsafe { self.memory.read(offset, to, len) }.map_err(|error| failed(&error))
     }
 
-    /// Its length, and the descriptor to share it by; `None` where it cannot be shared.
     pub(crate) fn shared(&self) -> Option<(usize, BorrowedFd<'_>, bool)> {
         self.shared
             .as_ref()
@@ -137,14 +126,12 @@ pub(crate) enum Located {
 
 static ALLOCATIONS: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
 
-/// GPU memory from an offset of an allocation on.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     pub(crate) allocation: Arc<Allocation>,
     pub(crate) offset: usize,
 }
 
-/// The kind of memory of a range that the CPU cannot access.
 #[derive(Debug)]
 pub(crate) enum MemoryKind {
     Host,
@@ -172,7 +159,6 @@ fn resolve(addr: u64, len: usize) -> Result<MemoryKind, NoMemory> {
     }
 }
 
-/// The shared entry of an allocation.
 fn shared_entry(memory: Memory) -> Arc<Allocation> {
     let mut known = ALLOCATIONS.lock();
     known.retain(|allocation| allocation.strong_count() != 0);
@@ -209,8 +195,6 @@ pub(crate) fn local_allocation(id: SegmentId) -> Option<Memory> {
 pub(crate) struct Failed;
 
 impl Range {
-    /// Copies out, synchronously.
-    ///
     /// # Safety
     /// `to` is writable for `len` bytes.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Failed> {
@@ -218,8 +202,6 @@ impl Range {
         unsafe { self.allocation.read(self.offset + offset, to, len) }
     }
 
-    /// Copies in, synchronously.
-    ///
     /// # Safety
     /// `from` is readable for `len` bytes.
     pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), Failed> {

@@ -1,5 +1,4 @@
-//! In place of `cuda.rs` in builds without CUDA: no memory is ever resolved, so that nothing here
-//! is called with any.
+//! Replaces `cuda.rs` in builds without CUDA: no memory is resolved, so nothing is called with any.
 
 use std::convert::Infallible;
 use std::ptr::NonNull;

@@ -1,13 +1,10 @@
 //! Pinned host memory as a direct destination of GPU copies, pinned piece by piece where it pays.
 //!
-//! Pinning costs as much as two copies by the CPU. So a piece of a region is pinned once as much
-//! was copied to it by the CPU as it has bytes: memory that is used once costs at most twice as
-//! much, and memory that is used again has the bus's bandwidth. Pieces are unpinned when the region
-//! is deregistered, until which it stays mapped by contract. What cannot be pinned (limits, or
-//! memory that the program has pinned itself) is copied by the CPU.
-//!
-//! A thread pins one piece at a time: pinning takes milliseconds, and the driver may wait meanwhile
-//! for work of the device that itself waits for a message.
+//! Pinning costs as much as two copies by the CPU, so a piece of a region is pinned once the CPU
+//! has copied as many bytes to it (decision 039), and unpinned when the region is deregistered.
+//! What cannot be pinned (limits, or memory that the program has pinned itself) is copied by the
+//! CPU. A thread pins one piece at a time, as the driver may wait for work that waits for a
+//! message.
 
 use std::collections::HashMap;
 use std::mem;
@@ -44,7 +41,6 @@ enum Piece {
     Refused,
 }
 
-/// The pins of a region that is deregistered.
 #[derive(Debug)]
 pub(crate) struct ReleasedPins(Vec<Piece>);
 
@@ -61,7 +57,6 @@ impl ReleasedPins {
     }
 }
 
-/// Starts a thread that pins a range of registered memory.
 fn pin(device: &Memory, first: usize, size: usize) -> Piece {
     let device = device.clone();
     let work = move || {
@@ -144,7 +139,6 @@ impl Pins {
         }
     }
 
-    /// Removes the pins of a region, to be released.
     pub(super) fn remove_region(&mut self, key: u32) -> ReleasedPins {
         self.pinning.take_if(|(of, _)| *of == key);
         ReleasedPins(self.pieces.remove(&key).unwrap_or_default().into_values().collect())

@@ -1,9 +1,6 @@
-//! Small copies of GPU memory: by a persistent kernel of the device instead of a copy engine
-//! ([`SmallCopies`]).
-//!
-//! A copy engine takes as long for 8 bytes as for 256 KiB, mostly in driver calls. All copies of a
-//! batch are done in one of the two ways, and batches of different ways do not overlap, as there is
-//! no order between them.
+//! Small copies of GPU memory by a persistent kernel, [`SmallCopies`] (decision 038). A copy engine
+//! takes as long for 8 bytes as for 256 KiB. A batch is all small copies or none, and such batches
+//! do not overlap others, as there is no order between them.
 
 use std::slice;
 use std::sync::Arc;
@@ -17,19 +14,16 @@ use super::cuda::{Mark, Memory};
 /// The most small copies in a batch: they are done one after another.
 const MAX_BATCH: usize = 16;
 
-/// How small copies of a device are done; `None` for its copy engines, where there is no kernel or
-/// another process has claimed the device.
+/// `None` for copy engines: no kernel, or another process has claimed the device.
 pub(crate) type SmallCopyDevice = (Context, Option<Block>);
 
-/// The kernel, and the claim on its device.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(super) copies: SmallCopies,
     _claim: Arc<Claim>,
 }
 
-/// Starts the kernel for the memory's device, which takes tens of milliseconds: only without a
-/// lock.
+/// Takes tens of milliseconds: only without a lock.
 pub(crate) fn start_small_copies(memory: &Memory) -> SmallCopyDevice {
     let context = memory.context();
     let device = context.device();
@@ -47,7 +41,6 @@ pub(crate) fn start_small_copies(memory: &Memory) -> SmallCopyDevice {
 #[derive(Debug, Default)]
 pub(super) struct SmallCopyDevices(Vec<SmallCopyDevice>);
 
-/// A copy in the kernel's terms.
 struct SmallCopy<'a> {
     device: usize,
     into: Span<'a>,
@@ -55,7 +48,6 @@ struct SmallCopy<'a> {
 }
 
 impl SmallCopyDevices {
-    /// Whether it is decided how small copies of the memory's device are done.
     pub(super) fn has(&self, memory: &Memory) -> bool {
         self.0.iter().any(|(known, _)| known == memory.context())
     }
@@ -94,7 +86,6 @@ impl SmallCopyDevices {
         Some(SmallCopy { device, into: to, from })
     }
 
-    /// Whether all of the copies are small ones of one device, and not too many.
     pub(super) fn take(&self, ops: &[CopyOp], ring: Option<&HostMemory>) -> bool {
         let mut places = ops.iter().map(|op| self.find(op, ring).map(|found| found.device));
         let Some(Some(first)) = places.next() else {
@@ -131,8 +122,7 @@ impl SmallCopyDevices {
         Ok(())
     }
 
-    /// Cancels the copies of these marks if their kernel has not run for long. Returns the device
-    /// index.
+    /// Cancels these copies if their kernel has not run for long. Returns the device index.
     pub(super) fn cancel(&mut self, marks: &[Mark]) -> Option<usize> {
         let device = marks.iter().find_map(|mark| match mark {
             Mark::Small(device, _) => Some(*device),
@@ -147,7 +137,6 @@ impl SmallCopyDevices {
             .then_some(device)
     }
 
-    /// Whether a device's copies are done up to a number.
     pub(super) fn is_done(&mut self, device: usize, number: u64) -> Result<bool, Error> {
         match self.0.get_mut(device) {
             Some((_, Some(block))) => Ok(block.copies.done()? >= number),

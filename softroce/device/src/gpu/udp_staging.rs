@@ -1,11 +1,10 @@
-//! Staging of UDP payloads from and to GPU memory: a packet is 4 KiB at most, and a synchronous
-//! copy takes 10 us however short it is, so that one copy serves many packets.
+//! Staging of UDP payloads from and to GPU memory (decision 039): a synchronous copy takes 10 us
+//! however short it is, so one copy serves many packets.
 //!
-//! *Read-ahead:* while packets are written, the rest of a message is copied with its first payload.
-//! The copy is valid while the engine is locked, as no completion is delivered in that time.
-//! *Write-behind:* while packets are received, writes are staged in pinned memory, adjacent ones
-//! merged, and copied before the engine is unlocked, and so before any completion. Other accesses
-//! to such memory, and writes to host memory (which programs poll), flush the staged writes first.
+//! *Read-ahead:* the rest of a message is copied with its first payload; valid while the engine is
+//! locked. *Write-behind:* writes are staged in pinned memory, merged, and copied before the engine
+//! is unlocked. Other accesses to such memory, and writes to host memory (which programs poll),
+//! flush them.
 
 use super::cuda::Pinned;
 use super::{Failed, Memory, Range, failed};
@@ -13,7 +12,6 @@ use super::{Failed, Memory, Range, failed};
 /// Bytes of pinned memory for each direction: one batch of the link.
 const CAPACITY: usize = 256 << 10;
 
-/// The staged bytes of a device.
 #[derive(Debug, Default)]
 pub(crate) struct UdpStaging {
     read_ahead: bool,
@@ -37,7 +35,6 @@ struct Read {
 pub(crate) struct StagedWrite {
     pub(crate) memory: Memory,
     pub(crate) start: usize,
-    /// Offset in the pinned memory.
     pub(crate) at: usize,
     pub(crate) len: usize,
 }
@@ -56,7 +53,6 @@ impl UdpStaging {
         self.write_count
     }
 
-    /// Enables or disables read-ahead, and discards what was read ahead.
     pub(crate) fn set_read_ahead(&mut self, enabled: bool) {
         self.read_ahead = enabled;
         self.read = None;
@@ -72,8 +68,7 @@ impl UdpStaging {
         }
     }
 
-    /// Reads `dst.len()` bytes from `offset` of a range on, and reads ahead some of the `behind`
-    /// bytes that follow.
+    /// Reads ahead some of the `behind` bytes that follow.
     pub(crate) fn read(&mut self, range: &Range, offset: usize, dst: &mut [u8], behind: usize) -> Result<(), Failed> {
         self.copy_writes()?;
         let memory = range.allocation.memory();
@@ -105,7 +100,6 @@ impl UdpStaging {
         Ok(())
     }
 
-    /// Stages a write to a range from `offset` on.
     pub(crate) fn write(&mut self, range: &Range, offset: usize, src: &[u8]) -> Result<(), Failed> {
         self.read = None;
         if self.used + src.len() > CAPACITY {
@@ -135,8 +129,7 @@ impl UdpStaging {
         Ok(())
     }
 
-    /// Completes the staged writes before later ones: a program that polls host memory for a flag
-    /// must then find the GPU memory written before it.
+    /// A program that polls host memory for a flag then finds the GPU memory written before it.
     pub(crate) fn flush(&mut self) -> Result<(), Failed> {
         self.copy_writes()
     }

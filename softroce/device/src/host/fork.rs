@@ -1,12 +1,9 @@
 //! Descriptors that a child of fork(2) must not keep, as they show that a process lives.
 //!
-//! A name or a port is free when the last descriptor of its socket is closed, and a connection
-//! hangs up then. A forked child that does not exec has copies of all of them, so a
-//! pthread_atfork(3) handler replaces them with an eventfd: the numbers stay taken, so that later
-//! use of the device in the child finds a descriptor of ours and no other's.
-//!
-//! A descriptor is marked right after its creation. A thread that forks in between leaves its child
-//! a copy, until that execs or ends.
+//! A forked child that does not exec has copies of all of them, so a pthread_atfork(3) handler
+//! replaces them with an eventfd: the numbers stay taken, and later use of the device in the child
+//! finds no other's descriptor. A child keeps a copy if a thread forks between a descriptor's
+//! creation and its marking.
 //!
 //! No model: a bit for each descriptor and a count of forks, read in the child's only thread.
 
@@ -17,20 +14,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const WORD: usize = u64::BITS as usize;
 
-/// Marked descriptors by number, one bit each. The kernel gives out the lowest free number: higher
-/// ones need 65536 other open descriptors.
+/// Marked descriptors by number; higher ones need 65536 other open descriptors.
 static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 /// How many forks this process descends from, since it or an ancestor began to count.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Identifies this process among its forks: equal to an earlier value only without a fork in
-/// between.
+/// Equal to an earlier value only without a fork in between.
 pub(crate) fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Marks a descriptor that children do not keep, while this lives.
 #[derive(Debug)]
 struct Mark(RawFd);
 
@@ -75,9 +69,8 @@ extern "C" fn in_child() {
         while bits != 0 {
             let fd = (index * WORD) as RawFd + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
-            // SAFETY: `fd` is a descriptor of ours, by its mark. Its owners in this process
-            // continue to own the number, which stands for an eventfd from here on; without an
-            // eventfd it is closed, and they get EBADF. dup3(2) and close(2) have no other
+            // SAFETY: `fd` is ours, by its mark. Its owners here keep the number, now an eventfd's,
+            // or closed without one: they get EBADF. dup3(2) and close(2) have no other
             // preconditions.
             unsafe {
                 if dummy < 0 || libc::dup3(dummy, fd, libc::O_CLOEXEC) < 0 {

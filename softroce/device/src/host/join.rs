@@ -1,9 +1,8 @@
 //! Joining a process group, or founding it.
 //!
-//! A joining process gets the registry from a member, whose progress thread must be scheduled for
-//! that: tens of milliseconds on an oversubscribed machine. So it queries for it before it takes
-//! the join lock; what is left under the lock takes a tenth of a millisecond. Only if that member
-//! is gone by then, or none replied, it queries under the lock; and only there a group is founded.
+//! A member's reply with the registry takes tens of milliseconds on an oversubscribed machine. So a
+//! joining process queries before it takes the join lock, and under it only if the member is gone
+//! or none replied; only there a group is founded.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -25,8 +24,7 @@ use crate::sync::Mutex;
 /// The longest that joining waits for any one holder of the lock, and then for a reply.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long, and how many of the lowest slots, are queried before the lock: mostly one member is
-/// there.
+/// How long, and how many of the lowest slots, are queried before the lock.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
 const QUERY_SLOTS: u16 = 16;
 
@@ -154,7 +152,6 @@ fn in_use<T>(bound: &io::Result<T>) -> bool {
         .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// Takes the lowest free slot, by its name.
 fn take_slot(names: &GroupNames) -> Result<(u16, CloseOnFork<OwnedFd>), JoinError> {
     let address = names.address();
     for slot in 0..SLOTS as u16 {
@@ -179,12 +176,11 @@ struct Introduction {
 }
 
 impl Introduction {
-    /// Whether the member is still alive, and with it the group. To be called under the lock, where
-    /// no other group can be founded. False also where that is unknown.
+    /// Whether the member, and with it the group, is alive; false also where unknown. Under the
+    /// lock no other group can be founded.
     ///
-    /// A leaving member says so in the registry before it releases its name; a killed one loses its
-    /// descriptors in any order, but keeps its PID until all are closed. So a process of this PID
-    /// at the name, while the connection to the member stands, is the member.
+    /// A killed member loses its descriptors in any order, but keeps its PID until all are closed:
+    /// a process of this PID at the name, with the connection standing, is the member.
     fn is_alive(&self, names: &GroupNames) -> bool {
         let Ok(again) = socket::connect_to(&names.slot(self.member.slot)) else {
             return false;
@@ -196,8 +192,7 @@ impl Introduction {
     }
 }
 
-/// Gets the registry from the first of the members in the lowest `slots` to reply; `None` when
-/// there is no member.
+/// The first reply of the members in the lowest `slots`; `None` when there is no member.
 fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<Option<Introduction>, JoinError> {
     let address = names.address();
     let failed = |source| JoinError::Io { address, source };
@@ -268,7 +263,6 @@ fn await_reply(queried: &mut Vec<QueriedMember>, until: Instant) -> Option<Intro
     None
 }
 
-/// The registry, if that is the member's reply.
 fn receive_reply(member: &QueriedMember) -> Option<Registry> {
     let mut buffer = [0; ControlRecord::MAX];
     let (len, mut fds) = socket::receive(member.socket.as_fd(), &mut buffer).ok()?;

@@ -1,21 +1,16 @@
-//! The process group: the processes of a host that share one device address, as they would share a
-//! NIC.
+//! The process group: the processes of one user that share one `address:port` in one network
+//! namespace, as they would share a NIC (decision 024).
 //!
-//! A *group* is the processes of one user that have opened one `address:port` in one network
-//! namespace. There is no daemon and no file: abstract Unix sockets, which are scoped by network
-//! namespace as UDP ports are, and a memfd that members send each other. The kernel cleans up after
-//! dead processes.
+//! There is no daemon and no file: abstract Unix sockets, and a memfd that members send each other.
 //!
-//! - Each *member* has a *slot*, by holding the slot's abstract name and listening there. A joining
-//!   process takes the join lock (`named_lock`), connects to the names until a member replies with
-//!   the `registry`, and takes the lowest free name. Without a member it founds the group.
-//! - The registry maps blocks of queue pair numbers, and CM services, to members, and members to
-//!   their UDP ports.
-//! - One member, the *port holder*, has the well-known UDP port. The others have a port of their
-//!   own on the same address, as RoCEv2 does not fix source ports. They are connected to the port
-//!   holder, so that they detect its death, and one of them takes the port over
+//! - Each *member* has a *slot*: it holds the slot's abstract name and listens there. A joining
+//!   process takes the join lock (`named_lock`), gets the `registry` from a member or founds the
+//!   group, and takes the lowest free name.
+//! - The registry maps queue pair numbers and CM services to members, and members to UDP ports.
+//! - The *port holder* has the well-known UDP port, the others have ports of their own: RoCEv2 does
+//!   not fix source ports. They are connected to it, and one takes the port over when it dies
 //!   ([`Host::take_over`]).
-//! - A member connects to another on demand (`peers`): to send it descriptors, to wake it, and to
+//! - A member connects to another on demand (`peers`), to send descriptors, to wake it, and to
 //!   detect its end.
 //!
 //! A process that was forked and has not called exec is no member: see `fork`.
@@ -91,7 +86,6 @@ pub struct Host {
     me: MemberId,
     peers: Mutex<Peers>,
     epoll: Arc<Epoll>,
-    /// When to try to take the port over.
     retry: Mutex<Option<Instant>>,
     fork_generation: u32,
 }
@@ -100,12 +94,11 @@ pub struct Host {
 const RETRY: Duration = Duration::from_millis(5);
 
 impl Host {
-    /// Joins the group on `address`, or founds it, and returns the socket to receive from: at the
-    /// address's own port for the port holder, at another one for the rest.
+    /// Joins the group on `address`, or founds it, and returns the socket to receive from: the port
+    /// holder's is at the address's own port.
     ///
-    /// Waits for other joining processes and for a reply: a millisecond, and three seconds at most
-    /// where processes are stopped. If no member exists but the port is taken, it is retried for
-    /// `patience`: an ending process may lose its names first.
+    /// Waits a millisecond, or up to three seconds where processes are stopped. A taken port
+    /// without a member is retried for `patience`: an ending process may lose its names first.
     ///
     /// # Errors
     /// When the address belongs to another user or program, or cannot be bound.
@@ -132,7 +125,6 @@ impl Host {
         self.registry.name()
     }
 
-    /// Whether this is the process that joined, not a fork of it.
     pub(crate) fn is_ours(&self) -> bool {
         self.fork_generation == fork::fork_generation()
     }
@@ -166,9 +158,8 @@ impl Host {
 
     // Queue pair numbers
 
-    /// Claims another block of queue pair numbers for this process, until it leaves; `None` when
-    /// all are taken. Prefers the first never used block from number `start` on, modulo their
-    /// count.
+    /// Claims another block of queue pair numbers until this process leaves; `None` when all are
+    /// taken. Prefers the first unused block from number `start` on, modulo their count.
     pub fn claim(&self, start: u16) -> Option<QpnBlock> {
         self.registry.claim(self.me, start)
     }
@@ -199,8 +190,7 @@ impl Host {
     /// The member that listens for a service. A dead one that was not detected yet is skipped.
     pub(crate) fn find_service(&self, id: u64) -> Option<MemberId> {
         let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
-        // The attempt to connect marks a dead member gone, so that the next search finds another
-        // one or none. No more than all members can be gone.
+        // Connecting marks a dead member gone, so that the next search finds another one or none.
         (0..SLOTS).find_map(|_| match self.registry.find_service(id) {
             Some(member) if member != self.me && self.connect(member).is_err_and(is_gone) => None,
             found => Some(found),
@@ -236,8 +226,7 @@ impl Host {
         }
         let event = event?;
         if let HostEvent::Gone(_) = event {
-            // It may have held the port, which then must be taken over; and its next holder must be
-            // watched.
+            // It may have held the port: take it over, or watch its next holder.
             *self.retry.lock() = Some(Instant::now());
         }
         Some(event)

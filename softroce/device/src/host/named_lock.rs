@@ -1,9 +1,8 @@
-//! A lock between processes: an abstract socket name that one process holds at a time. The kernel
-//! releases it when that process dies.
+//! A lock between processes: an abstract socket name, which the kernel releases when its holder
+//! dies.
 //!
-//! There are two. A joining process holds one while it waits for a member's reply, a millisecond or
-//! twenty; a process that adds a service holds the other for microseconds, and does not queue
-//! behind joining ones: its peer may connect as fast.
+//! A joining process holds one for a millisecond or twenty; a process that adds a service holds
+//! another for microseconds: its peer may connect as fast.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +15,6 @@ use nix::unistd::geteuid;
 use super::fork::CloseOnFork;
 use super::socket;
 
-/// Held until it is dropped.
 #[derive(Debug)]
 pub(super) struct NamedLock {
     _name: CloseOnFork<OwnedFd>,
@@ -24,7 +22,6 @@ pub(super) struct NamedLock {
 
 #[derive(Debug)]
 pub(super) enum LockError {
-    /// The holder does not release it.
     Busy,
     /// A process of another user holds it.
     OtherUser(u32),
@@ -35,8 +32,7 @@ pub(super) enum LockError {
 const RETRY_INTERVAL: Duration = Duration::from_micros(200);
 
 impl NamedLock {
-    /// Waits until it is free, for at most `timeout` per holder: of many waiting processes each
-    /// takes its time on a busy machine.
+    /// Waits for at most `timeout` per holder: many may wait on a busy machine.
     pub(super) fn acquire(name: &str, timeout: Duration) -> Result<Self, LockError> {
         let mut deadline = Instant::now() + timeout;
         loop {

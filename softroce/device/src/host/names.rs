@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::registry::VERSION;
 
-/// Makes the names of the group on one address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupNames {
     address: SocketAddr,

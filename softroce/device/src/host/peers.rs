@@ -1,8 +1,7 @@
 //! Connections between members, and their messages.
 //!
-//! A member connects to another's name to send to it: its identity, messages with descriptors, and
-//! wake-ups of the other's progress thread. A connection is one-way: a reply needs one in the other
-//! direction. When either end dies, the other sees the connection hang up.
+//! A member connects to another's name to send its identity, messages with descriptors, and
+//! wake-ups. A connection is one-way; when either end dies, the other sees it hang up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -34,8 +33,7 @@ pub enum Message {
         id: u64,
         /// Bytes.
         len: u64,
-        /// The descriptor is the memory's own; otherwise a file with the `cuIpcOpenMemHandle`
-        /// handle.
+        /// The descriptor is the memory's own, not a file with the `cuIpcOpenMemHandle` handle.
         own: bool,
     },
     /// The sender has withdrawn that segment: it can be unmapped.
@@ -63,10 +61,8 @@ pub enum HostEvent {
     Gone(MemberId),
 }
 
-/// Everything that is sent, handshakes included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ControlRecord {
-    /// Wakes the progress thread.
     Wake,
     /// From a joining process: requests the registry.
     QueryRegistry,
@@ -150,8 +146,7 @@ impl Connection {
         Some(self.pid).filter(|&pid| pid > 0)
     }
 
-    /// Sends a message with its descriptors, which stay open here. Messages arrive in order, whole
-    /// or not at all.
+    /// Sends a message with its descriptors, which stay open here: in order, whole or not at all.
     ///
     /// # Errors
     /// `WouldBlock` when the member does not read; `BrokenPipe` or `ConnectionReset` when it is
@@ -197,7 +192,6 @@ impl PeerSocket {
     }
 }
 
-/// The listening socket's epoll token.
 const LISTENER: u64 = 0;
 
 /// Records read from one connection before the next one's.

@@ -1,13 +1,11 @@
 //! The registry of a group: a sealed memfd that all members map.
 //!
-//! It holds atomics only, and no lock: a process may die between any two instructions. Every member
-//! writes its own entries; those of a dead one are recognized by its generation, and may be reused.
-//! A member may write anything here: every value read is an index that is checked or a number that
-//! may be any, so that a wrong one at worst misroutes packets.
+//! It holds atomics only: a process may die between any two instructions. Members write their own
+//! entries; a dead one's generation marks its entries as free. A member may write anything here: a
+//! wrong value at worst misroutes packets.
 //!
-//! Magic, name, holder and the count of services need no model: one word each. A reader of an
-//! outdated holder finds out by connecting; the count is the last step of adding, so a reader of
-//! the count finds what it counts.
+//! Magic, name, holder and count of services need no model: one word each. A reader of an outdated
+//! holder finds out by connecting; the count is the last step of adding.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -39,12 +37,10 @@ const SERVICES: usize = 4096;
 
 const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
 
-/// Version of the layout and of the messages between members. Part of the names, so that
-/// incompatible builds do not meet.
+/// Version of layout and messages. Part of the names, so that incompatible builds do not meet.
 pub(super) const VERSION: u32 = 2;
 
-/// A process on a device's address, for as long as it has the device open. Unique: the slot's next
-/// member has another generation.
+/// A process with the device open. Unique: the slot's next member has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MemberId {
     slot: u16,
@@ -80,7 +76,6 @@ impl MemberId {
         })
     }
 
-    /// Its entry's guard while it lives.
     fn live_guard(self) -> u64 {
         u64::from(self.generation) << 1 | 1
     }
@@ -111,8 +106,7 @@ pub(super) struct Registry {
     layout: NonNull<Layout>,
 }
 
-// SAFETY: the mapping belongs to the value and is reached as `&Layout` only, which is made of
-// atomics.
+// SAFETY: the mapping belongs to the value and is reached as `&Layout` only: atomics.
 unsafe impl Send for Registry {}
 // SAFETY: as above.
 unsafe impl Sync for Registry {}
@@ -169,8 +163,6 @@ impl Registry {
         unsafe { self.layout.as_ref() }
     }
 
-    // Members
-
     /// Makes the caller, the holder of the slot's name, its next member.
     pub(super) fn add_member(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
         let entry = self.entry(slot);
@@ -187,7 +179,6 @@ impl Registry {
         &self.layout().members[usize::from(slot) % SLOTS].0
     }
 
-    /// Marks a member gone: it has left, or was found dead.
     pub(super) fn mark_gone(&self, member: MemberId) {
         self.entry(member.slot)
             .change(member.live_guard(), member.live_guard() & !1);
@@ -232,10 +223,7 @@ impl Registry {
         self.layout().holder.store(member.pack(), Ordering::Release);
     }
 
-    // Blocks of queue pair numbers
-
-    /// Claims a free block for `me`: a never used one where there is one, searched from `start` on;
-    /// else the one released longest ago.
+    /// As `Blocks::claim`.
     pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<QpnBlock> {
         let index = self
             .layout()
@@ -263,7 +251,6 @@ impl Registry {
         true
     }
 
-    /// Changes whenever a service was added.
     pub(super) fn services_added(&self) -> u64 {
         self.layout().added.load(Ordering::Acquire)
     }
@@ -299,8 +286,7 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length and is unmapped nowhere else; references into it
-        // end with `self`. It fails only for a range that is no mapping.
+        // SAFETY: mapped with this length, unmapped once; references into it end with `self`.
         let _ = unsafe { munmap(self.layout.cast(), LEN.get()) };
     }
 }

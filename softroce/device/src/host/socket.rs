@@ -54,8 +54,7 @@ fn open() -> io::Result<CloseOnFork<OwnedFd>> {
     )?))
 }
 
-/// Holds a name and listens at it. `AddrInUse` when another socket of this network namespace holds
-/// it.
+/// Holds a name and listens at it. `AddrInUse` when another socket holds it.
 pub(super) fn listen(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = open()?;
     bind(fd.as_fd().as_raw_fd(), &address(name)?)?;
@@ -63,8 +62,7 @@ pub(super) fn listen(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     Ok(fd)
 }
 
-/// Connects to a name without waiting. `ConnectionRefused` when no process listens there,
-/// `WouldBlock` when its backlog is full.
+/// Never waits: `ConnectionRefused` without a listener, `WouldBlock` when its backlog is full.
 pub(super) fn connect_to(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = open()?;
     connect(fd.as_fd().as_raw_fd(), &address(name)?)?;
@@ -86,8 +84,7 @@ pub(super) fn credentials(fd: &impl AsFd) -> io::Result<Credentials> {
     })
 }
 
-/// Sends one record, made of `parts`, with its descriptors: whole or not at all, without waiting
-/// and without SIGPIPE.
+/// Sends one record made of `parts`: whole or not at all, without waiting or SIGPIPE.
 pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if fds.len() > MAX_FDS {
         return Err(Errno::EINVAL.into());
@@ -101,10 +98,9 @@ pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<
     if !fds.is_empty() {
         let len = size_of_val(fds) as u32;
         message.msg_control = (&raw mut control).cast();
-        // SAFETY: the CMSG macros compute from numbers and from `message`, whose control buffer is
-        // aligned for a header (a union with one) and has CMSG_SPACE(len) bytes, as MAX_FDS bounds
-        // `len`; so the first header is not null and its data has room for every descriptor.
-        // BorrowedFd is a RawFd in memory (its documentation promises repr(transparent)).
+        // SAFETY: the control buffer is aligned for a header (a union with one) and has
+        // CMSG_SPACE(len) bytes, as MAX_FDS bounds `len`: the first header is not null, its data
+        // has room for every descriptor. BorrowedFd is documented as repr(transparent).
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(len) as _;
             let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -148,8 +144,7 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usiz
     message.msg_controllen = size_of::<Control>() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     let count = loop {
-        // SAFETY: `message` refers to `part`, `buffer` and `control`, exclusively borrowed or our
-        // own for the call, with their true lengths.
+        // SAFETY: `message` refers, with true lengths, to what is borrowed or our own for the call.
         match Errno::result(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) }) {
             Ok(count) => break count as usize,
             Err(Errno::EINTR) => {}
@@ -157,10 +152,9 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usiz
         }
     };
     let mut fds = Vec::new();
-    // SAFETY: the kernel has filled `control` with well-formed headers up to `msg_controllen`,
-    // which it has set: the macros stay inside of it. The data of an SCM_RIGHTS header is
-    // descriptors that the kernel has just made for us, so that each is ours alone; it need not be
-    // aligned.
+    // SAFETY: the kernel has filled `control` with well-formed headers up to `msg_controllen`: the
+    // macros stay inside. The data of an SCM_RIGHTS header is descriptors just made for us, so each
+    // is ours alone; it need not be aligned.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {

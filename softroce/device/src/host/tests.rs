@@ -110,7 +110,6 @@ fn services_are_of_the_group() {
     assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
 }
 
-/// Joining holds the join lock for long; adding a service does not wait for it.
 #[test]
 fn adding_a_service_does_not_wait_for_joining_processes() {
     let at = address();
@@ -208,8 +207,7 @@ fn messages_descriptors_and_hang_up() {
     assert!(second.poll().is_none());
     assert_eq!(second.connect(gone).unwrap_err().kind(), io::ErrorKind::NotConnected);
     assert!(connection.send(Message::Ring, &[]).is_err());
-    // A socket that has hung up is readable for ever, and `connection` keeps it open: it no longer
-    // wakes the thread.
+    // A socket that has hung up, kept open by `connection`, does not wake the thread.
     let mut readable = [PollFd::new(second.pollfd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut readable, PollTimeout::ZERO), Ok(0));
 }
@@ -291,7 +289,6 @@ fn arbitrary_bytes_on_a_connection_are_harmless() {
         hello(them, them).to_vec(),
     ];
     let open: Vec<_> = records.iter().map(|record| raw(record, &[sent.as_fd(); 3])).collect();
-    // No descriptor was kept.
     drop(sent);
     assert_eq!(kept.read(&mut [0]).unwrap(), 0);
     // An identified peer may send anything, too.
@@ -306,7 +303,6 @@ fn arbitrary_bytes_on_a_connection_are_harmless() {
         socket::send(known.as_fd(), &[io::IoSlice::new(record)], &[]).unwrap();
         assert!(member.poll().is_none());
     }
-    // The member still works.
     let (_third, _socket) = join(at, &[&member, &other]);
     drop(open);
 }
@@ -336,7 +332,6 @@ fn the_lock_is_exclusive_and_acquiring_times_out() {
         NamedLock::acquire(&lock, Duration::from_millis(20)),
         Err(named_lock::LockError::Busy)
     ));
-    // A waiting process gets the lock as soon as it is released.
     thread::scope(|scope| {
         let next = scope.spawn(|| NamedLock::acquire(&lock, Duration::from_secs(3600)));
         thread::sleep(Duration::from_millis(5));
@@ -344,7 +339,6 @@ fn the_lock_is_exclusive_and_acquiring_times_out() {
         drop(inside);
         assert!(next.join().unwrap().is_ok());
     });
-    // The timeout is per holder, not in total.
     const EACH: Duration = Duration::from_millis(30);
     let entered = AtomicU8::new(0);
     thread::scope(|scope| {

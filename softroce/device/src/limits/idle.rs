@@ -21,8 +21,7 @@ pub struct Idle {
     pub period: Duration,
 }
 
-/// Opens a device with `config`, leaves it idle for `period` and returns the CPU time of the whole
-/// process: no other thread of it may run.
+/// The CPU time of this process while a device is idle for `period`: no other thread may run.
 ///
 /// # Errors
 /// [`LimitError::Device`]; or when the CPU time cannot be read.

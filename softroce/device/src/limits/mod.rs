@@ -1,8 +1,7 @@
 //! The machine's own limits, which `doorbell limits` prints as ceilings for the device.
 //!
-//! Each function measures for about the given time with the device's means (its own link, the same
-//! copies, the same CRC) but no protocol, so that the ratio of the device's result to it is the
-//! cost of the protocol.
+//! Each function measures for about the given time with the device's means (link, copies, CRC) but
+//! no protocol: the device's result beside it is the cost of the protocol.
 //!
 //! No model: each flag has one writer and one reader thread.
 
@@ -72,9 +71,8 @@ pub enum LimitError {
 /// Block size of copies, the message size that bandwidth is quoted for.
 pub const BLOCK: usize = 1 << 20;
 
-/// Single-threaded memcpy in blocks of 1 MiB between two areas of 64 MiB: more than a second-level
-/// cache holds, so that this is what one core moves through the memory system. Each byte copied
-/// counts once.
+/// Single-threaded memcpy in blocks of 1 MiB between two areas of 64 MiB, more than a second-level
+/// cache holds. Each byte copied counts once.
 pub fn memcpy(duration: Duration) -> Bandwidth {
     const AREA: usize = 64 << 20;
     let source = vec![1u8; AREA];
@@ -93,8 +91,7 @@ pub fn memcpy(duration: Duration) -> Bandwidth {
     }
 }
 
-/// Single-threaded memcpy of one block of `block` bytes to one other, like a repeated WRITE: what
-/// fits into a cache stays there.
+/// Single-threaded memcpy of one block to one other, like a repeated WRITE in the cache.
 pub fn memcpy_repeated(duration: Duration, block: usize) -> Bandwidth {
     let source = vec![1u8; block];
     let mut target = vec![2u8; block];
@@ -175,9 +172,8 @@ const RUN_PACKETS: usize = crate::link::MAX_RUN / PACKET;
 /// The most bytes in flight, if the socket has space for them.
 const WINDOW: u64 = 512 << 10;
 
-/// One thread sends and one receives datagrams of 4096 payload bytes over the loopback interface, a
-/// GSO run of 15 at a time, with one memcpy of the payload (out of and into 1 MiB) and one CRC-32
-/// over the packet on each side, and a window so that none is lost. Counts the payload received.
+/// Datagrams of 4096 payload bytes from one thread to another over loopback, in GSO runs of 15,
+/// with one memcpy (of 1 MiB) and one CRC-32 on each side, and a window so that none is lost.
 ///
 /// # Errors
 /// When the loopback interface does not work, or there is no second thread.
@@ -225,8 +221,7 @@ fn is_intact(packet: &[u8]) -> bool {
         .is_some_and(|(body, check)| crc32(body).to_le_bytes() == *check)
 }
 
-/// Keeps `window` bytes in flight for `duration`; returns what was received in that time and the
-/// time it took.
+/// Keeps `window` bytes in flight; returns what was received and the time it took.
 fn send_for(
     duration: Duration,
     mut link: Link,
@@ -291,7 +286,6 @@ fn receive_all(mut link: Link, shared: &Shared) -> io::Result<()> {
         if link.rx.receive(&mut batch)? == 0 {
             empty = empty.saturating_add(1);
             if empty > YIELD_AFTER {
-                // The sender may be waiting for this CPU.
                 thread::yield_now();
             }
             spin_loop();

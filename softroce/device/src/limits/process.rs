@@ -10,8 +10,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-/// A child process that sleeps until it is dropped. It has a copy of this one's memory at the same
-/// addresses.
+/// A child process that sleeps until dropped, with this one's memory at the same addresses.
 struct Sleeper {
     pid: Pid,
 }
@@ -19,9 +18,8 @@ struct Sleeper {
 impl Sleeper {
     fn start() -> io::Result<Self> {
         let parent = Pid::this();
-        // SAFETY: the child of a process with several threads may only call what signal-safety(7)
-        // lists until it ends: sleep_until_killed calls prctl, getppid, pause and _exit, and
-        // neither allocates nor locks nor returns.
+        // SAFETY: the child may only call what signal-safety(7) lists: sleep_until_killed calls
+        // prctl, getppid, pause and _exit, and neither allocates nor locks nor returns.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(Self { pid: child }),
             ForkResult::Child => sleep_until_killed(parent),
@@ -31,8 +29,7 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        // The child was not waited for, so that the PID is still its own; both only fail if it is
-        // gone.
+        // Not waited for yet, so the PID is still the child's; both only fail if it is gone.
         let _ = kill(self.pid, Signal::SIGKILL);
         let _ = waitpid(self.pid, None);
     }
@@ -47,8 +44,7 @@ fn sleep_until_killed(parent: Pid) -> ! {
     unsafe { libc::_exit(0) };
 }
 
-/// Copies of `block` bytes into another process's memory with process_vm_writev(2), between the
-/// same two buffers.
+/// Repeated process_vm_writev(2) of `block` bytes between the same two buffers.
 ///
 /// # Errors
 /// [`LimitError::Forbidden`] where writing to a child's memory is forbidden; or when fork(2) fails.

@@ -20,8 +20,7 @@ pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
     sys::interface_mtu(socket.as_fd(), &name).unwrap_or(DEFAULT_MTU)
 }
 
-/// The interface with the address itself; otherwise a loopback interface whose subnet has it, as
-/// `lo` has all of 127/8.
+/// The interface with the address, or a loopback one whose subnet has it: `lo` has all of 127/8.
 fn name_of(ip: IpAddr) -> Option<String> {
     interface_of(getifaddrs().ok()?, ip)
 }
@@ -52,8 +51,8 @@ pub struct PortState {
     pub addressed: bool,
 }
 
-/// Watches the interface of an address: rtnetlink(7) notifies of changes, without privilege, and
-/// getifaddrs(3) reads the new state. Changes that are undone between two reads are not seen.
+/// Watches an address's interface: rtnetlink(7) notifies without privilege, getifaddrs(3) reads the
+/// state. Changes that are undone between two reads are not seen.
 pub struct PortWatch {
     notices: Arc<OwnedFd>,
     ip: IpAddr,
@@ -61,8 +60,7 @@ pub struct PortWatch {
 }
 
 impl PortWatch {
-    /// A watch of the interface with `ip` in the network namespace of this thread; `None` when
-    /// there is none, or rtnetlink is unavailable.
+    /// `None` when no interface has `ip`, or rtnetlink is unavailable.
     pub(super) fn new(ip: IpAddr) -> Option<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let notices = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute).ok()?;

@@ -1,13 +1,9 @@
 //! The UDP link: moves datagrams between this device and others, in batches.
 //!
 //! A [`Link`] has two halves and a parker, each for a thread of its own: [`Transmit`] sends a
-//! [`TxBatch`], [`Receive`] fills an [`RxBatch`], and [`Parker`] sleeps until there is something to
-//! do. Capture ([`pcap`]) and fault injection ([`fault`]) wrap the halves: `Link::with_capture`
-//! and `Link::with_faults`. Apply the capture first: it then shows what is really on the wire.
-//!
-//! The halves do not depend on the protocol. What the ICRC covers but a packet does not hold
-//! (addresses, ports, IPv4 Identification) is an [`Envelope`]; the device gives each batch the
-//! [`Seal`] that computes the ICRC.
+//! [`TxBatch`], [`Receive`] fills an [`RxBatch`], and [`Parker`] sleeps. Capture ([`pcap`]) and
+//! fault injection ([`fault`]) wrap the halves. What the ICRC covers but a packet does not hold is
+//! an [`Envelope`]; the device gives each batch the [`Seal`] that computes the ICRC.
 
 pub mod fault;
 mod interface;
@@ -34,10 +30,9 @@ use std::net::{SocketAddr, UdpSocket};
 
 /// The sending half of a link.
 pub trait Transmit: Send {
-    /// Sends the packets of `batch`, and those that a wrapper has delayed until `now`. Never
-    /// blocks: what the socket has no space for stays in the batch, to be retried after
-    /// [`Interest::ReceiveOrSend`]. A packet that the host refuses (too long, filtered, no route)
-    /// is dropped, as by the network.
+    /// Sends the packets of `batch`, and those delayed until `now`. Never blocks: what the socket
+    /// has no space for stays in the batch, to be retried after [`Interest::ReceiveOrSend`]. A
+    /// packet that the host refuses is dropped, as by the network.
     ///
     /// # Errors
     /// Only when the link itself failed.
@@ -65,13 +60,11 @@ pub struct Link {
     pub local: SocketAddr,
     /// The MTU of its interface in bytes, IP header included.
     pub mtu: u32,
-    /// The socket's receive buffer in bytes as the kernel accounts them (with overhead, up to twice
-    /// the datagrams' size). More than this in flight to one link can be lost.
+    /// The socket's receive buffer in bytes, with overhead of up to twice the datagrams' size.
     pub receive_buffer: usize,
     /// The sending half.
     pub tx: Box<dyn Transmit>,
-    /// A second sending half, for packets that may be reordered with those of `tx`; `None` where a
-    /// wrapper needs one order.
+    /// A second half for packets that may be reordered; `None` where a wrapper needs one order.
     pub acks: Option<Box<dyn Transmit>>,
     /// The receiving half.
     pub rx: Box<dyn Receive>,
@@ -82,9 +75,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// A UDP link on `addr`: a unicast address of this machine, by convention on `ROCE_PORT`;
-    /// port 0 lets the kernel choose. An IPv4-mapped IPv6 address counts as IPv4. Needs no
-    /// privilege.
+    /// A UDP link on `addr`, a unicast address of this machine; port 0 lets the kernel choose. An
+    /// IPv4-mapped IPv6 address counts as IPv4. Needs no privilege.
     ///
     /// # Errors
     /// When the address is in use, not available, not permitted or not unicast; see [`BindError`].
@@ -92,15 +84,11 @@ impl Link {
         udp::bind(addr)
     }
 
-    /// A UDP link on a socket that is bound to a unicast address.
-    ///
-    /// # Errors
-    /// When the kernel refuses its options.
+    /// A UDP link on a bound unicast socket. Fails when the kernel refuses its options.
     pub(crate) fn from_socket(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         udp::open(socket)
     }
 
-    /// Adds a capture of all sent and received packets.
     pub(crate) fn with_capture(mut self, capture: pcap::Capture) -> Self {
         let captured = |inner| -> Box<dyn Transmit> {
             Box::new(pcap::CaptureTx {

@@ -1,5 +1,4 @@
-//! Parking: how a progress thread sleeps until a datagram, a deadline, or a wake-up by another
-//! thread.
+//! Parking: a progress thread sleeps until a datagram, a deadline or another thread's wake-up.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -32,8 +31,7 @@ pub enum Interest {
     ReceiveOrSend,
 }
 
-/// The sleeping side, owned by one thread; it shares the link's socket with the halves and takes no
-/// lock of theirs.
+/// The sleeping side, owned by one thread. Takes no lock of the halves, whose socket it shares.
 pub struct Parker {
     socket: Arc<Socket>,
     taken_over: TakenOver,
@@ -52,18 +50,14 @@ pub struct Woken {
     pub members: bool,
 }
 
-/// Wakes the thread that owns the [`Parker`]. Cheap while that thread is awake: one atomic
-/// exchange.
+/// Wakes the [`Parker`]'s thread: one atomic exchange while that is awake.
 #[derive(Clone)]
 pub struct Waker {
     shared: Arc<Shared>,
 }
 
 impl Parker {
-    /// A parker for `socket` that also wakes when `watched` is readable.
-    ///
-    /// # Errors
-    /// When the process has no file descriptor left: eventfd(2).
+    /// Also wakes when `watched` is readable. Fails without a file descriptor left: eventfd(2).
     pub(super) fn new(socket: Arc<Socket>, taken_over: TakenOver, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared {
@@ -84,8 +78,7 @@ impl Parker {
         self.host = Some(host);
     }
 
-    /// Adds a socket to receive from: that of the address's own port, taken over from a process
-    /// that is gone.
+    /// Adds the socket of the address's own port, taken over from a process that is gone.
     ///
     /// # Errors
     /// When there is such a socket already, or the kernel refuses its options.
@@ -93,7 +86,6 @@ impl Parker {
         self.taken_over.set(port)
     }
 
-    /// A handle for other threads to wake this one.
     pub(crate) fn waker(&self) -> Waker {
         Waker {
             shared: Arc::clone(&self.shared),

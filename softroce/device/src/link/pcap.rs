@@ -1,12 +1,9 @@
 //! Packet capture: wrappers of both halves of a link that write the packets to a pcap file.
 //!
-//! The file is classic pcap with nanosecond time stamps and raw IP packets. A UDP socket shows
-//! neither IP nor UDP header, so both are synthesized: the addresses, the ports, don't-fragment and
-//! the Identification that the link's own packets have. For a received packet that field is its
-//! index in the coalesced message, which is right for a sender that uses GSO and a guess for
-//! others. The IPv4 UDP checksum is 0, for "none".
-//!
-//! A capture never disturbs the traffic: if the file cannot be written, it logs that once and
+//! Classic pcap with nanosecond time stamps and raw IP packets. IP and UDP headers are synthesized,
+//! as a UDP socket shows neither: addresses, ports, don't-fragment and Identification. A received
+//! packet's Identification is its index in the coalesced message: right for a sender that uses GSO.
+//! The IPv4 UDP checksum is 0, for "none". A capture that cannot be written logs that once and
 //! stops.
 
 use super::{Envelope, Receive, RxBatch, Transmit, TxBatch};
@@ -91,8 +88,7 @@ impl Writer {
         let Some(ip_header) = write_headers(&mut header[16..], envelope, packet) else {
             return;
         };
-        // Both lengths fit: write_headers refuses what no IP packet can hold. Seconds wrap in 2106,
-        // as pcap's do.
+        // Both lengths fit: write_headers refuses others. Seconds wrap in 2106, as pcap's do.
         let len = (ip_header + packet.len()) as u32;
         let fields = [now.as_secs() as u32, now.subsec_nanos(), len, len];
         for (to, field) in header.chunks_exact_mut(4).zip(fields) {
@@ -197,8 +193,7 @@ fn ipv6_header(payload_len: u16, src: Ipv6Addr, dst: Ipv6Addr) -> [u8; 40] {
     header
 }
 
-/// The sum of the big-endian 16-bit words of at most 64 KiB, an odd last byte padded with 0 (RFC
-/// 1071).
+/// The sum of big-endian 16-bit words (RFC 1071) of at most 64 KiB, an odd last byte padded.
 fn ones_sum(bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |&byte| u32::from(byte) << 8);

@@ -14,9 +14,8 @@ pub struct Datagram<'a> {
     pub src: SocketAddr,
     /// The destination address and UDP port: the link's own.
     pub dst: SocketAddr,
-    /// Its index in the coalesced message (GRO). From a sender that uses GSO and a path that does
-    /// not split, this is its IPv4 Identification: a hint, as a UDP socket does not show the field
-    /// itself.
+    /// Its index in the coalesced message (GRO): a hint at its IPv4 Identification, right if the
+    /// sender uses GSO and the path does not split.
     pub segment: u16,
     /// The UDP payload.
     pub bytes: &'a mut [u8],

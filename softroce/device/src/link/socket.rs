@@ -15,7 +15,6 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Sets the link's options on a bound socket.
     pub(super) fn new(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         let local = socket.local_addr()?;
         socket.set_nonblocking(true)?;
@@ -42,8 +41,7 @@ impl AsFd for Socket {
     }
 }
 
-/// The slot for the socket of the address's own port, if it was taken over from a process that is
-/// gone: it is received from as well.
+/// The address's own port, if taken over from a process that is gone: it is received from as well.
 #[derive(Clone, Default)]
 pub(super) struct TakenOver(Arc<OnceLock<Socket>>);
 

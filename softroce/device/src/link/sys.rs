@@ -1,15 +1,7 @@
-//! The system calls under the UDP link, and all of its `unsafe`.
-//!
-//! `sys` supplies [`send_many`] (sendmmsg(2), one optional `UDP_SEGMENT` per message),
-//! [`receive_many`] (recvmmsg(2), with the segment size that `UDP_GRO` reports), [`set_option`]
-//! (setsockopt(2) of an int) and [`interface_mtu`] (`SIOCGIFMTU`, netdevice(7)). Each is a safe
-//! function; the structures that the kernel reads live on the stack of the call, so that no pointer
-//! outlives it.
-//!
-//! Not `quinn-udp`: it sends one run per system call, requests `IP_PKTINFO`, TOS and time stamps
-//! for every received datagram, and leaves `UDP_NO_CHECK6_RX` and the split of a refused run (whose
-//! segments need other ICRCs) to its caller. Not `nix::sendmmsg`: it gives every message of a call
-//! the same control data, while each run here has a segment size of its own.
+//! The system calls under the UDP link, and all of its `unsafe` (decision 016). Each is a safe
+//! function whose structures for the kernel live on the stack of the call: no pointer outlives it.
+//! Not `nix::sendmmsg`: it gives every message of a call the same control data, while each run here
+//! has a segment size of its own.
 
 use std::ffi::c_int;
 use std::io;
@@ -18,14 +10,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// `UDP_NO_CHECK6_RX` of linux/udp.h, which libc has for Android alone: accept a zero UDP checksum
-/// over IPv6.
+/// Accepts a zero UDP checksum over IPv6 (linux/udp.h; libc has it for Android alone).
 pub(super) const UDP_NO_CHECK6_RX: c_int = 102;
 
-/// The most messages of one [`send_many`].
 pub(super) const SEND_MESSAGES: usize = 16;
 
-/// The most messages of one [`receive_many`].
 pub(super) const RECEIVE_MESSAGES: usize = 32;
 
 /// A message to send: a datagram, or a run of datagrams that the kernel segments.
@@ -36,8 +25,7 @@ pub(super) struct Outgoing<'a> {
     pub(super) segment: Option<u16>,
 }
 
-/// A received message: a datagram, or several of equal size (the last may be shorter) that the
-/// kernel coalesced.
+/// A datagram, or several of equal size (the last may be shorter) that the kernel coalesced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub(super) src: SocketAddr,
@@ -56,8 +44,7 @@ union Address {
 
 impl Address {
     const EMPTY: Self = Self {
-        // SAFETY: sockaddr_in6 holds integers and arrays of integers, for which all zeroes is a
-        // value.
+        // SAFETY: sockaddr_in6 is integers and arrays of integers: all zeroes is a value.
         v6: unsafe { zeroed() },
     };
 
@@ -93,9 +80,8 @@ impl Address {
         if len < size_of::<libc::sa_family_t>() {
             return None;
         }
-        // SAFETY: both members start with the family, every byte of the union is initialised (EMPTY
-        // zeroed all of it and the kernel only overwrites), and every bit pattern is a valid
-        // sockaddr_in.
+        // SAFETY: both members start with the family, every byte is initialised (EMPTY, or by the
+        // kernel), and every bit pattern is a valid sockaddr_in.
         let v4 = unsafe { self.v4 };
         match c_int::from(v4.sin_family) {
             libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => Some(SocketAddr::V4(SocketAddrV4::new(
@@ -105,8 +91,7 @@ impl Address {
             libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
                 // SAFETY: as above: initialised in full, any bit pattern is a valid sockaddr_in6.
                 let v6 = unsafe { self.v6 };
-                // The flow label does not identify the sender: left out, so that equal senders
-                // compare equal.
+                // Without flow label, so that equal senders compare equal.
                 Some(SocketAddr::V6(SocketAddrV6::new(
                     Ipv6Addr::from(v6.sin6_addr.s6_addr),
                     u16::from_be(v6.sin6_port),
@@ -149,20 +134,17 @@ const _: () = {
     assert!(offset_of!(GroControl, value) == data && size_of::<GroControl>() == space);
 };
 
-/// The targets of one message header's pointers. Written before the header, and not moved until the
-/// call returns.
+/// What a message header points to: written before it, and not moved until the call returns.
 struct Parts<C> {
     address: Address,
     vector: libc::iovec,
     control: C,
 }
 
-/// An array on the stack that is initialised message by message: most calls move one, and clearing
-/// all would cost more than the call itself.
+/// Initialised message by message: clearing all would cost more than the call itself.
 type StackArray<T, const N: usize> = [MaybeUninit<T>; N];
 
-/// Sends up to [`SEND_MESSAGES`] of `messages` in one system call, without blocking; returns how
-/// many were sent.
+/// Sends up to [`SEND_MESSAGES`] in one system call, without blocking; returns how many.
 ///
 /// # Errors
 /// The error of the first message, if not even that one was sent; see sendmmsg(2).
@@ -186,10 +168,9 @@ pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = O
     if count == 0 {
         return Ok(0);
     }
-    // SAFETY: the first `count` headers are written: each points to an address, a vector and a
-    // control buffer of the lengths it states, in `parts`, which nothing touches any more and which
-    // lives until this function returns; each vector covers a slice borrowed for 'a, which outlives
-    // the call, and sendmmsg only reads it.
+    // SAFETY: the first `count` headers are written and point to an address, a vector and a control
+    // buffer of the lengths stated, in `parts`, untouched until this function returns; each vector
+    // covers a slice borrowed for 'a, which outlives the call, and sendmmsg only reads it.
     let sent = unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
@@ -236,16 +217,14 @@ pub(super) fn receive_many(
         count += 1;
     }
     let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT as _);
-    // SAFETY: the first `count` headers are written: each points to an address, a vector and a
-    // control buffer of the lengths it states, in `parts`, which nothing else touches during the
-    // call and which lives until this function returns; the vectors cover disjoint chunks of
-    // `arena`, borrowed mutably throughout. A null timeout is allowed.
+    // SAFETY: the first `count` headers are written and point to an address, a vector and a control
+    // buffer of the lengths stated, in `parts`, untouched until this function returns; the vectors
+    // cover disjoint chunks of `arena`, borrowed mutably throughout. A null timeout is allowed.
     let taken = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr().cast(), count, flags, ptr::null_mut()) };
     let taken = usize::try_from(taken).map_err(|_| io::Error::last_os_error())?;
     for (header, part) in headers.iter().zip(&parts).take(taken) {
-        // SAFETY: recvmmsg takes at most `count` messages, and the loop above wrote that many of
-        // both; the kernel only overwrote them with values that their types allow (integers, and
-        // addresses in any bit pattern).
+        // SAFETY: recvmmsg takes at most `count` messages, and the loop above wrote as many; the
+        // kernel overwrote them with integers, and addresses in any bit pattern.
         let (header, part) = unsafe { (header.assume_init_ref(), part.assume_init_ref()) };
         let len = header.msg_len as usize;
         let whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
@@ -264,8 +243,7 @@ fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, with_control:
     let part = ptr::from_mut(part);
     // SAFETY: mmsghdr is integers and raw pointers, for which all zeroes is a value.
     let mut header: libc::mmsghdr = unsafe { zeroed() };
-    // SAFETY: `part` comes from a reference, so its fields are in bounds; only their addresses are
-    // taken.
+    // SAFETY: `part` comes from a reference: its fields are in bounds. Only addresses are taken.
     let (address, vector, control) = unsafe {
         (
             &raw mut (*part).address,
@@ -296,18 +274,15 @@ fn segment_control(segment: u16) -> SegmentControl {
 
 /// The segment size in a `UDP_GRO` control message; `None` when nothing was coalesced.
 fn gro_segment(header: &libc::msghdr, control: &GroControl) -> Option<usize> {
-    // GRO is the only option of the socket with control messages, so that it comes first or not at
-    // all.
+    // GRO is the socket's only option with control messages: it comes first or not at all.
     let present = header.msg_controllen >= offset_of!(GroControl, value) + size_of::<c_int>()
         && control.header.cmsg_level == libc::SOL_UDP
         && control.header.cmsg_type == libc::UDP_GRO;
     usize::try_from(control.value).ok().filter(|&size| present && size > 0)
 }
 
-/// Sets an integer option of a socket; setsockopt(2).
 pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    // SAFETY: the kernel reads size_of::<c_int>() bytes from `value`, which lives until the call
-    // returns.
+    // SAFETY: the kernel reads size_of::<c_int>() bytes from `value`, which outlives the call.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -326,8 +301,7 @@ pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c
 
 /// The MTU in bytes of the interface `name`, in the network namespace of the socket `fd`.
 pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
-    // SAFETY: ifreq is a name and a union of integers, addresses and a raw pointer: all zeroes is a
-    // value.
+    // SAFETY: ifreq is a name and a union of integers, addresses, a pointer: all zeroes is a value.
     let mut request: libc::ifreq = unsafe { zeroed() };
     if name.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -341,8 +315,7 @@ pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: SIOCGIFMTU succeeded, so that ifru_mtu is what the kernel wrote; an int takes any bit
-    // pattern.
+    // SAFETY: SIOCGIFMTU succeeded and wrote ifru_mtu; an int takes any bit pattern.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }

@@ -1,10 +1,9 @@
 //! A batch of outgoing packets for few system calls.
 //!
-//! The engine writes finished packets one after another into the batch's arena. Consecutive packets
-//! of equal size (the last may be shorter) to one address form a *run*, which the kernel segments
-//! (UDP GSO, `UDP_SEGMENT` of udp(7)). Segment *i* of a run leaves with IPv4 Identification *i*,
-//! and the ICRC covers that field, so a packet is sealed when its index is known: on entry, while
-//! it is still in the cache.
+//! The engine writes packets into the batch's arena. Consecutive packets of equal size (the last
+//! may be shorter) to one address form a *run*, which the kernel segments (`UDP_SEGMENT` of
+//! udp(7)). Segment *i* leaves with IPv4 Identification *i*, which the ICRC covers: a packet is
+//! sealed on entry, when its index is known.
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -15,8 +14,7 @@ mod tests;
 /// Bytes of a [`Slot`]: a payload of 4096 and the longest headers, pad and ICRC, rounded up.
 pub(crate) const MAX_PACKET: usize = 4096 + 128;
 
-/// The size of a batch's arena, in bytes. Stays in a second-level cache between writing and
-/// sending.
+/// The arena's bytes: they stay in a second-level cache between writing and sending.
 pub(crate) const ARENA: usize = 256 << 10;
 
 /// The most segments of a run: `UDP_MAX_SEGMENTS` of kernels before 6.9 (128 since).
@@ -124,7 +122,6 @@ impl TxBatch {
         }
     }
 
-    /// An empty batch for the same link with the same seal.
     pub(super) fn clone_empty(&self) -> Self {
         Self::sealed_by(self.local, (*self.seal).boxed_clone())
     }
@@ -139,11 +136,8 @@ impl TxBatch {
         self.runs().map(|run| run.packets).sum()
     }
 
-    /// Space for one more packet of up to `MAX_PACKET` bytes, or `None` when the batch must be
-    /// sent first.
-    ///
-    /// A run that the end of the batch would cut short is not begun: each costs the kernel as much
-    /// as about three packets.
+    /// Space for one more packet, or `None` when the batch must be sent first. A run that the end
+    /// of the batch would cut short is not begun: each costs the kernel as much as three packets.
     pub fn slot(&mut self) -> Option<Slot<'_>> {
         let left = ARENA - self.filled;
         let cut_short = |run: &Run| run.is_full(self.max_segments) && left < run.end - run.start;
@@ -170,8 +164,7 @@ impl TxBatch {
         })
     }
 
-    /// Removes the first `runs` runs, sent or dropped. With the last one the whole arena is free
-    /// again.
+    /// Removes the first `runs` runs, sent or dropped.
     pub fn consume(&mut self, runs: usize) {
         let packets: usize = self.runs().take(runs).map(|run| run.packets).sum();
         self.captured = self.captured.saturating_sub(packets);
@@ -249,15 +242,13 @@ impl TxBatch {
     }
 }
 
-/// Space for one packet, as `&mut [u8]` of `MAX_PACKET` bytes with unspecified content. Dropping
-/// it adds nothing.
+/// `MAX_PACKET` bytes of unspecified content for one packet. Dropping it adds nothing.
 pub struct Slot<'a> {
     batch: &'a mut TxBatch,
 }
 
 impl<'a> Slot<'a> {
-    /// Adds the packet in the first `len` bytes, with its last 4 reserved for the ICRC, to the
-    /// batch, and returns it sealed.
+    /// Adds the first `len` bytes as a packet, the last 4 for the ICRC, and returns it sealed.
     ///
     /// # Panics
     /// When `len` is 0 or more than `MAX_PACKET`.

@@ -1,11 +1,9 @@
 //! The link over a plain UDP socket, without privilege.
 //!
 //! The socket stays unconnected with `IP_MTU_DISCOVER` = PROBE: only then does the kernel send IPv4
-//! Identification 0 (*i* for segment *i* of a run), which the ICRC covers and the sender has to
-//! know. PROBE and not DO: a forged ICMP "fragmentation needed" cannot shrink the path MTU.
-//!
-//! A datagram that the network or the host refuses is lost: the transport retransmits in either
-//! case, so [`Transmit::transmit`] drops it, logs each kind of refusal once, and continues.
+//! Identification 0 (*i* for segment *i* of a run), which the ICRC covers. Not DO: a forged ICMP
+//! "fragmentation needed" could shrink the path MTU. What the host refuses is dropped, with each
+//! kind of refusal logged once: the transport retransmits.
 
 use super::interface::PortWatch;
 use super::park::Parker;
@@ -29,8 +27,7 @@ mod tests;
 /// The UDP destination port of RoCEv2 (IBTA vol. 1, annex A17).
 pub(crate) const ROCE_PORT: u16 = 4791;
 
-/// Requested for each direction; the kernel limits an unprivileged process to
-/// `net.core.[rw]mem_max`.
+/// Requested for each direction; the kernel limits it to `net.core.[rw]mem_max`.
 const SOCKET_BUFFER: i32 = 16 << 20;
 
 /// Why a link could not be opened.
@@ -58,8 +55,7 @@ pub enum BindError {
         /// The requested address.
         addr: SocketAddr,
     },
-    /// A wildcard, multicast or broadcast address: the ICRC covers the source address, so it must
-    /// be unicast.
+    /// A wildcard, multicast or broadcast address: the ICRC covers the source address.
     #[error("{addr} cannot be bound: a RoCEv2 device has one unicast address, such as 127.0.0.1")]
     NotUnicast {
         /// The requested address.
@@ -112,14 +108,12 @@ pub(crate) fn require_unicast(addr: SocketAddr) -> Result<SocketAddr, BindError>
     Ok(addr)
 }
 
-/// Binds a UDP link; see [`Link::udp`].
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     let addr = require_unicast(addr)?;
     let bound = UdpSocket::bind(addr).and_then(|socket| open(socket.into()));
     bound.map_err(|source| BindError::new(addr, source))
 }
 
-/// A UDP link on a socket; see [`Link::from_socket`].
 pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let socket = Socket::new(socket)?;
     let local = socket.local();
@@ -266,8 +260,7 @@ impl Refusals {
 struct UdpRx {
     socket: Arc<Socket>,
     taken_over: TakenOver,
-    /// Whether the socket that was taken over is polled first: round-robin, so that neither
-    /// starves.
+    /// The socket that was taken over is polled first: round-robin.
     other_first: bool,
     /// How many messages to request from each: one while the link is idle, as each one that is not
     /// there costs as much as a poll of an empty socket; more while every call returns all.

@@ -1,12 +1,11 @@
 //! All raw accesses to registered memory: the copies between packets and the application's memory.
 //!
-//! The application may access the same bytes concurrently, as with a device that has DMA. So
-//! nothing here makes a reference to registered memory, branches on what it reads there, or reads a
-//! byte twice: a copy is one memcpy between raw pointers, which the compiler can neither split nor
-//! omit (its other side goes to the socket, or to the region's owner). A byte that changes
-//! concurrently is copied before or after the change, and never used as a bound or an address. The
-//! language's memory model gives such a race no meaning, like DMA itself; the application may rely
-//! on the order of [`to_peer_visible`].
+//! The application may access the same bytes concurrently, as with DMA. So nothing here makes a
+//! reference to registered memory, branches on what it reads there, or reads a byte twice: a copy
+//! is one memcpy between raw pointers, which the compiler can neither split nor omit (its other
+//! side goes to the socket, or to the region's owner). A byte that changes meanwhile is never used
+//! as a bound or an address. The language's memory model gives such a race no meaning; the
+//! application may rely on the order of [`to_peer_visible`].
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
@@ -16,28 +15,21 @@ use doorbell_roce_proto::memory::AtomicOp;
 /// How many bytes become visible last.
 pub(crate) const WORD: usize = size_of::<u64>();
 
-/// Copies out of registered memory.
-///
 /// # Safety
-/// `src` is readable for the length of `dst`, and does not overlap it. It may be written
-/// concurrently (see the module).
+/// `src` is readable for the length of `dst` without overlap; it may be written concurrently.
 pub(super) unsafe fn from(src: *const u8, dst: &mut [u8]) {
-    // SAFETY: `src` is readable for that length by contract; `dst` is a unique reference, and does
-    // not overlap by contract.
+    // SAFETY: `src` is readable for that length and does not overlap by contract; `dst` is unique.
     unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) }
 }
 
-/// Copies into registered memory so that the last eight bytes become visible after all others: an
-/// application that polls them finds the rest there. An aligned word is stored at once, otherwise
-/// its bytes in ascending order.
+/// Copies so that the last eight bytes become visible last: an application that polls them finds
+/// the rest. An aligned word is stored at once, otherwise its bytes in ascending order.
 ///
 /// # Safety
-/// `dst` is writable for the length of `src`, and does not overlap it. It may be read or written
-/// concurrently (see the module).
+/// `dst` is writable for the length of `src` without overlap; it may be accessed concurrently.
 pub(crate) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
     let (head, tail) = src.split_at(src.len().saturating_sub(WORD));
-    // SAFETY: `head` is the beginning of `src`, for the whole of which `dst` is writable without
-    // overlap.
+    // SAFETY: `head` begins `src`, for all of which `dst` is writable without overlap.
     unsafe { ptr::copy_nonoverlapping(head.as_ptr(), dst, head.len()) };
     // SAFETY: the tail follows the head within the same range.
     unsafe { tail_to_peer_visible(tail, dst.add(head.len())) };
@@ -54,14 +46,12 @@ pub(crate) unsafe fn tail_to_peer_visible(tail: &[u8], end: *mut u8) {
     let aligned = end.addr().is_multiple_of(WORD);
     match <[u8; WORD]>::try_from(tail) {
         Ok(word) if aligned => {
-            // SAFETY: eight writable bytes, aligned; the application's concurrent accesses are
-            // polls of them.
+            // SAFETY: eight writable bytes, aligned; concurrent accesses are polls of them.
             unsafe { AtomicU64::from_ptr(end.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
         }
         _ => {
             for (index, byte) in tail.iter().enumerate() {
-                // SAFETY: within the range, as `index` is below the length of the tail; a byte
-                // needs no alignment.
+                // SAFETY: `index` is below the length of the tail; a byte needs no alignment.
                 unsafe { AtomicU8::from_ptr(end.add(index)) }.store(*byte, Ordering::Release);
             }
         }

@@ -1,8 +1,5 @@
-//! Device memory (ibv_alloc_dm(3)): work requests and peers access it like any other, the
-//! application by copies.
-//!
-//! It is memory of the process, at most [`capacity::DEVICE_MEMORY`] bytes for each device. Copies
-//! run under the core lock, like those of packets.
+//! Device memory (ibv_alloc_dm(3)): memory of the process, at most [`capacity::DEVICE_MEMORY`]
+//! bytes, that the application accesses by copies under the core lock.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -44,8 +41,7 @@ impl Device {
     /// Allocates `len` bytes of device memory, at a multiple of 2^`alignment_log` bytes.
     ///
     /// # Errors
-    /// When `len` is 0 or more than the device has, the alignment is more than a page, or not
-    /// enough is left.
+    /// When `len` is 0 or more than is left, or the alignment is more than a page.
     pub fn device_memory(self: &Arc<Self>, len: usize, alignment_log: u32) -> Result<Dm, LimitError> {
         if len == 0 || len > capacity::DEVICE_MEMORY || alignment_log > MAX_ALIGNMENT_LOG {
             return Err(LimitError::Size);
@@ -128,8 +124,7 @@ impl Pd {
     /// them from 0 on (ibv_alloc_dm(3)).
     ///
     /// # Errors
-    /// When range or rights do not allow it, the memory is of another device, or the device is
-    /// full.
+    /// When range or rights do not allow it, `dm` is of another device, or this one is full.
     pub fn register_device_memory(
         &self,
         dm: &Dm,

@@ -1,12 +1,8 @@
-//! Registered memory: the table of regions and windows behind the engine's `Memory` trait, and
-//! copies.
+//! Registered memory: the table of regions and windows behind the engine's `Memory` trait.
 //!
-//! The table is under the core lock, and so is every copy. Deregistering takes that lock: once it
-//! returns, no copy is in flight and none can begin.
-//!
-//! The application uses its memory while peers write it, as with any RDMA device. Copies are plain
-//! memcpy; a reader may rely on what RDMA guarantees: the last eight bytes of a packet become
-//! visible after the rest (`copy::to_peer_visible`).
+//! Table and copies are under the core lock: after deregistering none is in flight, and none
+//! begins. The application uses its memory meanwhile; a reader may rely on what RDMA guarantees:
+//! the last eight bytes of a packet become visible after the rest (`copy::to_peer_visible`).
 
 pub(crate) mod copy;
 mod dm;
@@ -28,8 +24,7 @@ pub use dm::{Dm, OutOfRange};
 pub(crate) use table::{Location, PayloadRef, Region, SharedBacking, Table};
 pub use window::{Mw, WindowKind, WindowsBound};
 
-/// Whether GPU memory can be registered in this process. Loads the CUDA driver, which takes a tenth
-/// of a second the first time.
+/// Whether GPU memory can be registered. Loads the CUDA driver: a tenth of a second the first time.
 pub fn supports_gpu_memory() -> bool {
     gpu::is_possible()
 }
@@ -50,7 +45,6 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Whether the combination is valid (ibv_reg_mr(3)).
     fn check(self) -> Result<(), RegisterError> {
         if (self.remote_write || self.remote_atomic) && !self.local_write {
             return Err(RegisterError::Rights);
@@ -85,9 +79,8 @@ pub enum RegisterError {
     Exhausted,
 }
 
-/// A memory region (ibv_reg_mr(3)). Dropping it deregisters it: no peer and no queue pair accesses
-/// the memory after that. Windows bound to it are unbound; [`deregister`](Mr::deregister) fails
-/// instead.
+/// A memory region (ibv_reg_mr(3)). Dropping it deregisters it, and unbinds its windows;
+/// [`deregister`](Mr::deregister) fails instead. The memory is not accessed after that.
 #[derive(Debug)]
 pub struct Mr {
     pd: Pd,
@@ -159,9 +152,7 @@ pub struct Reregister<'a> {
 }
 
 impl Pd {
-    /// Registers memory, which peers and work requests address from `iova` on.
-    ///
-    /// Its pages are populated, as a device with DMA would pin them.
+    /// Registers memory, which peers and work requests address from `iova` on, and populates it.
     ///
     /// # Safety
     /// The memory stays mapped, and writable if `rights` allow any writing, until the region is
@@ -184,15 +175,13 @@ impl Pd {
         )
     }
 
-    /// Registers GPU memory that is known to be such, as from a dma-buf.
-    /// [`register`](Self::register) detects it where the CPU cannot access the range.
+    /// Registers GPU memory, as from a dma-buf; [`register`](Self::register) detects it otherwise.
     ///
     /// # Safety
     /// It stays allocated until the region is dropped.
     ///
     /// # Errors
-    /// [`RegisterError::NoDevice`] when it is no GPU memory; otherwise as
-    /// [`register`](Self::register).
+    /// [`RegisterError::NoDevice`] when it is no GPU memory; or as [`register`](Self::register).
     pub unsafe fn register_device(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
         rights.check()?;
         range.check()?;
@@ -204,8 +193,7 @@ impl Pd {
         self.add(region.on_device(Some(device)), RegisteredMemory::Host(range))
     }
 
-    /// A null region (ibv_alloc_null_mr(3)): at any address, reads give zeroes and writes are
-    /// dropped. For local use.
+    /// A null region (ibv_alloc_null_mr(3)), for local use: reads give zeroes, writes are dropped.
     ///
     /// # Errors
     /// When the device is full.
@@ -244,8 +232,7 @@ impl Mr {
         self.pd.device()
     }
 
-    /// Re-registers: changes memory, domain or rights between two packets, and keeps the keys
-    /// (ibv_rereg_mr(3)).
+    /// Changes memory, domain or rights between two packets; keeps the keys (ibv_rereg_mr(3)).
     ///
     /// # Safety
     /// As for [`Pd::register`], for a new range or new rights. When this returns without an error,
@@ -297,8 +284,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Deregisters: peers and queue pairs lose access, and the keys are invalid. The region is then
-    /// only to be dropped.
+    /// Deregisters: the keys are invalid, and the region is only to be dropped.
     ///
     /// # Errors
     /// While windows are bound to it (IBTA vol 1, 10.6.7.2.6); nothing changed then.

@@ -6,10 +6,8 @@ use nix::errno::Errno;
 
 use super::RegisterError;
 
-/// Populates the pages of a range, writable ones when `write`: an unmapped page or a missing
-/// permission is an error here, not a signal later.
-///
-/// Kernels before 5.14 cannot populate; there only the mapping is checked.
+/// Populates the pages of a range: what is not mapped or permitted is an error here, not a signal
+/// later. Kernels before 5.14 cannot populate; there only the mapping is checked.
 pub(super) fn populate(addr: usize, len: usize, write: bool) -> Result<(), RegisterError> {
     let page = page_size();
     let start = addr & !(page - 1);
@@ -46,8 +44,7 @@ fn can_populate() -> bool {
 }
 
 fn advise(start: usize, len: usize, advice: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: the populating advices change no content and no mapping; the kernel checks the range,
-    // and refuses what is not mapped here.
+    // SAFETY: populating changes no content and no mapping; the kernel refuses what is not mapped.
     Errno::result(unsafe { libc::madvise(std::ptr::without_provenance_mut(start), len, advice) }).map(drop)
 }
 
@@ -57,8 +54,7 @@ fn all_mapped(start: usize, end: usize, page: usize) -> Result<(), RegisterError
     let mut resident = [0_u8; PAGES];
     for chunk in (start..end).step_by(PAGES * page) {
         let len = (end - chunk).min(PAGES * page);
-        // SAFETY: it writes one byte per page of the range into `resident`, which has room for
-        // PAGES; it only reads the page tables.
+        // SAFETY: it writes one byte per page into `resident`, which has room for PAGES.
         let result = unsafe { libc::mincore(std::ptr::without_provenance_mut(chunk), len, resident.as_mut_ptr()) };
         if Errno::result(result).is_err() {
             return Err(RegisterError::Fault);
@@ -89,8 +85,7 @@ mod tests {
         let page = page_size();
         let len = NonZeroUsize::new(3 * page).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new private mapping, at an address of the kernel's choosing, disturbs no other
-        // memory.
+        // SAFETY: a new private mapping, at an address of the kernel's choosing.
         let base = unsafe { mmap_anonymous(None, len, rw, MapFlags::MAP_PRIVATE) }.unwrap();
         // SAFETY: the middle page lies in the mapping just made, which nothing refers to.
         let second = unsafe { base.byte_add(page) };

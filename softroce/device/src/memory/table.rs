@@ -1,5 +1,4 @@
-//! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA
-//! vol 1, 10.6).
+//! The table of memory regions and windows, and the checks of accesses (IBTA vol 1, 10.6).
 
 mod device;
 mod registration;
@@ -19,7 +18,6 @@ use super::{Rights, copy};
 use crate::gpu::{self, Failed};
 use crate::shm_ring::segment::{Segment, SegmentId, SegmentRange};
 
-/// A registered range.
 #[derive(Debug)]
 pub(crate) struct Region {
     /// Null for a null region.
@@ -29,7 +27,6 @@ pub(crate) struct Region {
     pd: PdId,
     rights: Rights,
     windows: usize,
-    /// Its range of a shared memory segment, if it has one.
     segment: Option<SegmentRange>,
     /// GPU memory: `base` is then a device address, and no pointer.
     device: Option<gpu::Range>,
@@ -44,14 +41,12 @@ pub(crate) enum Location<'a> {
     Device(&'a gpu::Range, usize),
 }
 
-// SAFETY: the registration promised memory that stays mapped until the region is dropped, for the
-// whole process: the pointer is as good on one thread as on another, and is used only through
-// `&mut Table`, by one thread at a time.
+// SAFETY: registered memory stays mapped until the region is dropped, for the whole process; the
+// pointer is used only through `&mut Table`, by one thread at a time.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// A region of `len` bytes at `base`, usable until it is dropped by the contract of
-    /// [`Pd::register`](crate::Pd::register).
+    /// Usable until dropped, by the contract of [`Pd::register`](crate::Pd::register).
     pub(super) fn new(base: *mut u8, len: u64, iova: u64, pd: PdId, rights: Rights) -> Self {
         Self {
             base,
@@ -73,7 +68,6 @@ impl Region {
         Self { segment, ..self }
     }
 
-    /// A payload reference to `len` bytes of it at `at`.
     fn payload_ref(&self, key: u32, at: *mut u8, len: usize) -> PayloadRef {
         let offset = (at.addr() - self.base.addr()) as u64;
         let segment = self.segment.as_ref();
@@ -104,7 +98,6 @@ impl Region {
         Self::new(ptr::null_mut(), u64::MAX, 0, pd, rights)
     }
 
-    /// The pointer to `len` bytes at `addr`, if they are inside.
     fn locate(&self, addr: u64, len: u64) -> Result<*mut u8, AccessError> {
         let offset = addr.checked_sub(self.iova).ok_or(AccessError)?;
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
@@ -158,9 +151,8 @@ struct Slot {
     object: Object,
 }
 
-/// The regions and windows of a device. A key has the slot's index in the upper 16 bits, and below
-/// it a random tag, new for each registration. The lower 8 bits of a window's key are the
-/// consumer's, new for each binding.
+/// A key is the slot's index, 16 bits, and a random tag, new for each registration. The lower 8
+/// bits of a window's key are the consumer's, new for each binding.
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
@@ -209,15 +201,13 @@ impl Table {
         self.payload_refs.clear();
     }
 
-    /// GPU copies of READ responses to this queue pair are in flight.
     pub(crate) fn mark_reads_pending(&mut self, qpn: Qpn) {
         if !self.reads_pending.contains(&qpn) {
             self.reads_pending.push(qpn);
         }
     }
 
-    /// Removes and returns the queue pairs of which `is_pending` is false: their READs are in
-    /// memory.
+    /// Removes and returns those of which `is_pending` is false: their READs are in memory.
     pub(crate) fn take_reads_done(&mut self, is_pending: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
         let (pending, done) = mem::take(&mut self.reads_pending)
             .into_iter()
@@ -230,7 +220,6 @@ impl Table {
         !self.revoked_regions.is_empty()
     }
 
-    /// The next region that lost a window, by its key.
     pub(crate) fn poll_revoked(&mut self) -> Option<u32> {
         self.revoked_regions.pop()
     }
@@ -288,7 +277,6 @@ impl Table {
         Ok((key, region.location(region.locate(addr, len)?)))
     }
 
-    /// The region that a peer accesses, its key, and the address in it.
     fn remote_region(
         &self,
         via: AccessContext,
@@ -344,8 +332,7 @@ impl Location<'_> {
                 Ok(())
             }
             Self::Host(src) => {
-                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never
-                // registered.
+                // SAFETY: inside a region, thus readable; `dst` is never registered.
                 unsafe { copy::from(src, dst) };
                 Ok(())
             }

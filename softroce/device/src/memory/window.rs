@@ -15,8 +15,7 @@ pub struct WindowsBound;
 /// The type of a memory window (IBTA vol 1, 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WindowKind {
-    /// Type 1: usable by every queue pair of its protection domain, and rebound without
-    /// invalidation.
+    /// Type 1: usable by all queue pairs of its domain, and rebound without invalidation.
     One,
     /// Type 2B: usable by the queue pair that bound it; the owner or the peer may invalidate it.
     /// The consumer chooses the lower 8 bits of its keys.

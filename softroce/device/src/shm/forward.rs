@@ -1,5 +1,4 @@
-//! Datagrams that the UDP port holder forwards to the process of their queue pair: the header of
-//! such a record on the shm ring.
+//! Datagrams that the UDP port holder forwards: their header in the record on the shm ring.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -40,7 +39,6 @@ impl Forwarded {
         }
     }
 
-    /// The datagram with these headers, addressed to `dst`.
     pub(crate) fn datagram<'a>(&self, dst: IpAddr, payload: &'a [u8]) -> Datagram<'a> {
         Datagram {
             src: self.src,

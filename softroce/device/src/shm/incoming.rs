@@ -17,7 +17,6 @@ const BATCH: usize = 32;
 /// Fewer records are no burst: a message and the ACK behind it.
 const MIN_BURST: usize = 4;
 
-/// The rings from the members of the group to this process.
 #[derive(Debug, Default)]
 pub(crate) struct IncomingRings {
     rings: Vec<IncomingRing>,
@@ -33,8 +32,7 @@ struct IncomingRing {
     /// Retained records and those consumed behind them, the oldest first: each with the ticket of
     /// its copies and its queue pair, if it has any.
     retained: VecDeque<Option<(u64, Qpn)>>,
-    /// How many records are handled at once: one while they arrive singly, so that the application
-    /// sees each early, and more in bursts.
+    /// Records handled at once: one while they arrive singly, which the application sees early.
     batch: usize,
 }
 
@@ -59,7 +57,6 @@ pub(crate) struct Polled {
 }
 
 impl IncomingRings {
-    /// Adds the ring from a member, in place of an earlier one.
     pub(crate) fn add(&mut self, from: MemberId, mut receiver: Receiver) {
         let id = link_to(from);
         if self.device_memory {
@@ -99,7 +96,6 @@ impl IncomingRings {
         }
     }
 
-    /// A member shared GPU memory, which was imported or not.
     pub(crate) fn add_device_memory(&mut self, from: MemberId, imported: bool) {
         if let Some(receiver) = self.receiver_of(from) {
             receiver.add_device_memory(imported);
@@ -172,13 +168,11 @@ impl IncomingRings {
         polled
     }
 
-    /// Before sleeping until woken: `false` when records are queued, so that the caller must not
-    /// sleep.
+    /// `false` when records are queued, so that the caller must not sleep until woken.
     pub(crate) fn sleep(&mut self) -> bool {
         self.rings.iter_mut().all(|ring| ring.receiver.sleep())
     }
 
-    /// Awake again: needs no wake-up.
     pub(crate) fn awake(&mut self) {
         self.rings.iter_mut().for_each(|ring| ring.receiver.awake());
     }

@@ -23,7 +23,6 @@ pub(crate) struct ShmMemory<'a> {
     pub(crate) payload: ShmPayload<'a>,
 }
 
-/// A payload and the state of its copies.
 pub(crate) struct ShmPayload<'a> {
     pub(crate) body: RecordBody<'a>,
     pub(crate) copies: &'a mut Copies,
@@ -135,10 +134,9 @@ impl ShmPayload<'_> {
                 if self.must_wait() {
                     return Err(CopyError::Gone);
                 }
-                // SAFETY: writable by contract. No region is part of a ring, as its mapping is
-                // private to this crate; where the range overlaps with the source, both are this
-                // process's memory or shared with the sender, and the bytes are as undefined as the
-                // application's use of the device is.
+                // SAFETY: writable by contract. No region is part of a ring, whose mapping is
+                // private to this crate; a range that overlaps with the source is this process's or
+                // shared memory, as undefined as the application's use of the device is.
                 unsafe { self.body.copy_to(at, len, dst) }.map_err(|_| CopyError::Gone)
             }
             Location::Host(dst) => {
@@ -195,8 +193,7 @@ impl ShmPayload<'_> {
         let owner = self.copy_owner(key);
         let body = &self.body;
         let request = self.copies.request_from_host(owner, to, len, |ring| {
-            // SAFETY: the ring has as many bytes, which have no other user until they have been
-            // copied.
+            // SAFETY: the ring has as many bytes, without another user until they are copied.
             unsafe { body.copy_to(at, len, ring) }
         });
         match request {
@@ -213,7 +210,6 @@ impl ShmPayload<'_> {
         }
     }
 
-    /// The owner of the copies that are requested now.
     fn copy_owner(&mut self, key: u32) -> CopyOwner {
         if !self.requested {
             self.requested = true;

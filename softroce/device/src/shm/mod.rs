@@ -1,23 +1,15 @@
 //! The shm link of a device: shared-memory rings to the other processes on its address, and to
-//! itself.
+//! itself (decisions 020, 021).
 //!
-//! The transport rules are the engine's, as over UDP: packets, acknowledgements, retries. Only a
-//! packet's payload differs: [`shm_ring`](crate::shm_ring) describes how it is referred to and
-//! copied. [`OutgoingRings`], under the core lock, turn the engine's packets into records, and
-//! memory references into those that the receiver can use; [`IncomingRings`], under the rx lock,
-//! hand records to the engine with a [`ShmMemory`] that resolves their payloads.
+//! The transport rules are the engine's; only payloads differ (see [`shm_ring`](crate::shm_ring)).
+//! [`OutgoingRings`], under the core lock, turn packets into records, and memory references into
+//! those that the receiver can use; [`IncomingRings`], under the rx lock, hand records to the
+//! engine with a [`ShmMemory`] that resolves their payloads.
 //!
-//! **Path selection.** A connection uses the shm link when both ends have the device's own address,
-//! the peer's queue pair number belongs to a live member of the [`host`](crate::host) group, and
-//! neither is UDP-only. Both ends decide at the transition to RTR, from the registry that they
-//! share. A UD queue pair decides for each datagram.
-//!
-//! **Lifetime.** A ring is created when the first queue pair of this process needs it, and its
-//! descriptor is sent over the connection to the member. When that member dies, what it has sent is
-//! still received; what is sent to it is dropped, and the transport's retries run out.
-//!
-//! The UDP port holder also receives the datagrams of other hosts for the rest of the group, and
-//! forwards them through the same rings ([`Forwarded`]).
+//! A connection uses the shm link when both ends have the device's own address, the peer's queue
+//! pair number belongs to a live member of the [`host`](crate::host) group, and neither is
+//! UDP-only. The UDP port holder forwards datagrams of other hosts through the same rings
+//! ([`Forwarded`]).
 
 mod forward;
 mod incoming;
@@ -62,8 +54,7 @@ impl CopyMode {
         }
     }
 
-    /// Whether this machine permits it: process_vm_readv(2) may be forbidden to all processes
-    /// (seccomp), or to unrelated ones (Yama's `ptrace_scope`).
+    /// Whether seccomp and Yama's `ptrace_scope` permit it (process_vm_readv(2)).
     pub(crate) fn is_possible(self) -> bool {
         if self != Self::Vm {
             return true;
@@ -82,11 +73,9 @@ impl CopyMode {
     pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
 }
 
-/// Bits of a [`ShmLinkId`] for the member's slot; the rest are its generation, so that packets for
-/// a dead member never reach the next one in its slot.
+/// Bits for the member's slot; the rest are its generation: packets never reach a later member.
 const SLOT_BITS: u32 = 10;
 
-/// The engine's identifier for the link to a member.
 pub(crate) fn link_to(member: MemberId) -> ShmLinkId {
     ShmLinkId(member.generation() << SLOT_BITS | u32::from(member.slot()))
 }
@@ -95,8 +84,7 @@ fn is_reliable(opcode: u8) -> bool {
     opcode < Opcode::UcSendFirst.code()
 }
 
-/// Whether it is a response: of a READ or an atomic, or an acknowledgement (IBTA vol 1, 9.2, table
-/// 35).
+/// A READ or atomic response, or an acknowledgement (IBTA vol 1, 9.2, table 35).
 pub(crate) fn is_response(opcode: u8) -> bool {
     (Opcode::RcReadResponseFirst.code()..=Opcode::RcAtomicAcknowledge.code()).contains(&opcode)
 }

@@ -16,7 +16,6 @@ use crate::memory::{PayloadRef, Table};
 use crate::shm_ring::segment::{Segment, SegmentId};
 use crate::shm_ring::{Payload, Receiver, Record, RecordKind, Reference, Referrer, RingFull, Sender};
 
-/// The rings from this process to members of the group.
 pub(crate) struct OutgoingRings {
     host: Arc<Host>,
     address: IpAddr,
@@ -39,15 +38,13 @@ struct OutgoingRing {
     /// `None` for the ring of this process to itself.
     connection: Option<Arc<Connection>>,
     touched: bool,
-    /// A delayed ACK: it piggybacks on the next packet, or is sent by itself at the end of the
-    /// batch.
+    /// Piggybacks on the next packet, or is sent by itself at the end of the batch.
     delayed_ack: Option<PendingAck>,
     full: bool,
     /// The member is gone or the ring is corrupt: what is sent is dropped.
     closed: bool,
 }
 
-/// Why a peer cannot be reached by a permitted path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PathError {
     /// `DOORBELL_LINK=local`, and the peer is not local.
@@ -68,8 +65,7 @@ pub(crate) struct Wakeups {
 }
 
 impl OutgoingRings {
-    /// Rings of a member of `host` on `address`, for forwarded datagrams. Queue pairs do not use
-    /// them before [`enable`](Self::enable).
+    /// Rings for forwarded datagrams; queue pairs use them after [`enable`](Self::enable).
     pub(crate) fn new(host: Arc<Host>, address: IpAddr) -> Self {
         Self {
             host,
@@ -85,11 +81,8 @@ impl OutgoingRings {
         }
     }
 
-    /// Lets queue pairs use the links: `only` those when set, and with the `forced` copy mode.
-    /// Returns the receiving end of the ring of this process to itself.
-    ///
-    /// # Errors
-    /// When there is no memory or descriptor left.
+    /// Lets queue pairs use the links: `only` those when set. Returns the receiving end of the ring
+    /// of this process to itself; fails without memory or descriptors.
     pub(crate) fn enable(&mut self, only: bool, forced: Option<CopyMode>) -> io::Result<(MemberId, Receiver)> {
         let me = self.host.me();
         let (sender, fd) = Sender::create()?;
@@ -121,11 +114,8 @@ impl OutgoingRings {
     }
 
     /// The link to a queue pair, whose ring then exists; `None` for UDP, also where its process has
-    /// died, detected or not. As with an adapter (IBTA vol 1, 10.3.1) a queue pair goes to RTR
-    /// without regard to the peer, and what it sends is then not acknowledged.
-    ///
-    /// # Errors
-    /// When there is no permitted path.
+    /// died. As with an adapter (IBTA vol 1, 10.3.1) a queue pair goes to RTR without regard to the
+    /// peer. Fails when there is no permitted path.
     pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<ShmLinkId>, PathError> {
         let own = |end: IpAddr| end.to_canonical() == self.address;
         let ours = self.enabled && own(path.local) && own(path.remote);
@@ -160,7 +150,6 @@ impl OutgoingRings {
         Ok(())
     }
 
-    /// A member is gone: what is sent to it is dropped.
     pub(crate) fn close(&mut self, member: MemberId, endpoint: &mut Endpoint) {
         let slot = usize::from(member.slot());
         if let Some(Some(ring)) = self.rings.get_mut(slot)
@@ -197,8 +186,7 @@ impl OutgoingRings {
             let pushed = ring.push_delayed_ack();
             let reopens = !pushed || ring.has_space();
             if pushed && !ring.touched {
-                // The peer that returned the credits may sleep by now, and no other record may
-                // follow.
+                // The peer that returned the credits may sleep, and no other record may follow.
                 ring.touched = true;
                 self.touched.push(slot);
             }
@@ -208,8 +196,7 @@ impl OutgoingRings {
         }
     }
 
-    /// Sends a packet of the engine, with headers and inline payload in `packet`; other payload is
-    /// in the table's payload references.
+    /// Sends a packet; what is not in `packet` is in the table's payload references.
     pub(crate) fn send(
         &mut self,
         id: ShmLinkId,
@@ -272,8 +259,7 @@ impl OutgoingRings {
         self.mark_if_full(slot, endpoint);
     }
 
-    /// Fast path: sends a packet that was written when it was posted, with the delayed ACK of its
-    /// queue pair, as [`send`](Self::send) would.
+    /// Fast path: sends a packet, with its queue pair's delayed ACK, as [`send`](Self::send) would.
     pub(crate) fn send_fast(&mut self, qpn: Qpn, fast: &FastPathSend, packet: &[u8], endpoint: &mut Endpoint) {
         let slot = slot_of(fast.shm_link);
         let Some(Some(ring)) = self.rings.get_mut(slot) else {
@@ -305,7 +291,6 @@ impl OutgoingRings {
         !matches!(self.rings.get(slot_of(link)), Some(Some(found)) if found.full && link_to(found.to) == link)
     }
 
-    /// Whether a ring got records since [`finish_batch`](Self::finish_batch).
     pub(crate) fn is_touched(&self) -> bool {
         !self.touched.is_empty()
     }
@@ -322,8 +307,7 @@ impl OutgoingRings {
         }
     }
 
-    /// Forwards a datagram to the member that owns its queue pair; it is lost where that is not
-    /// possible now, as on any network.
+    /// Forwards a datagram to its queue pair's owner; it may be lost, as on any network.
     pub(crate) fn forward(&mut self, to: MemberId, header: &Forwarded, datagram: &[u8]) {
         let slot = usize::from(to.slot());
         if self.open(to).is_err() {
@@ -347,8 +331,7 @@ impl OutgoingRings {
         }
     }
 
-    /// Ends a batch of packets: sends the delayed ACKs that found no packet, and returns the
-    /// threads to wake for what was sent.
+    /// Sends the delayed ACKs that found no packet, and returns the threads to wake.
     pub(crate) fn finish_batch(&mut self, endpoint: &mut Endpoint) -> Wakeups {
         let mut wakeups = Wakeups::default();
         while let Some(slot) = self.touched.pop() {
@@ -380,7 +363,6 @@ impl OutgoingRings {
         self.host.connect(member).ok()
     }
 
-    /// Revokes the references in a queue pair's records.
     pub(crate) fn revoke_qp(&mut self, qpn: Qpn) {
         for ring in self.rings.iter_mut().flatten() {
             // An error is reported where packets are sent.
@@ -394,8 +376,7 @@ impl OutgoingRings {
         }
     }
 
-    /// A region of this segment is gone: if it was the last one, peers that map the segment unmap
-    /// it.
+    /// Peers unmap the segment if a region that is gone was its last.
     pub(crate) fn release(&mut self, segment: Arc<Segment>) {
         let id = segment.id();
         if Arc::into_inner(segment).is_some() {
@@ -440,8 +421,7 @@ impl OutgoingRing {
         let _lost = self.sender.push(&record, Referrer { qpn: qpn.get(), keys });
     }
 
-    /// Sends the delayed ACK as a record of its own. Whether there was one. The caller has checked
-    /// for space.
+    /// Sends the delayed ACK, if any, as a record. The caller has checked for space.
     fn push_delayed_ack(&mut self) -> bool {
         let ack = self.delayed_ack.take();
         if let Some(ack) = ack {
@@ -469,7 +449,6 @@ impl OutgoingRing {
         })
     }
 
-    /// Turns the packet's payload references into those that the receiver can use.
     fn add_references(
         &mut self,
         table: &mut Table,
@@ -510,8 +489,7 @@ impl OutgoingRing {
                 && let Some(segment) = table.segment(payload_ref.key)
             {
                 let message = Message::Segment { id: u64::from(id.0) };
-                // Another copy mode serves until it is mapped; if it cannot be sent now, the next
-                // packet tries again.
+                // Another copy mode serves until it is mapped; the next packet tries again.
                 if connection.send(message, &[segment.fd()]).is_ok() {
                     self.sender.announce(id);
                 }
@@ -529,8 +507,7 @@ impl OutgoingRing {
             return Ok(Reference::Process { addr, len });
         }
         let (reference, to) = self.sender.copy_in(payload_ref.len)?;
-        // SAFETY: registered memory, readable; the ring gave as many bytes, which are no part of a
-        // region.
+        // SAFETY: registered memory, readable; the ring gave as many bytes, part of no region.
         unsafe { std::ptr::copy_nonoverlapping(payload_ref.at, to, payload_ref.len) };
         Ok(reference)
     }

@@ -1,14 +1,12 @@
 //! Piggybacked ACKs: an acknowledgement and another packet of the same queue pair in one record.
 //!
-//! The reply to a message needs both, and a second record costs a cache line and a poll of the
-//! peer. An ACK differs from the headers behind it in opcode, PSN and AETH alone:
+//! A second record costs a cache line and a poll. An ACK differs in opcode, PSN and AETH alone:
 //!
 //! ```text
 //! opcode of an acknowledgement | PSN, 3 bytes | AETH, 4 bytes | headers of the packet
 //! ```
-//! So the headers of a short message, its payload and the ACK fit in one cache line with the
-//! record's control words. A separate ACK is its 16 bytes of headers; no piggybacked record is as
-//! short.
+//! So the headers of a short message, its payload and the ACK fit in one cache line. A separate ACK
+//! is 16 bytes of headers, shorter than any piggybacked record.
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::wire::{Aeth, Bth, MAX_HEADER_LEN, Opcode, header_len};

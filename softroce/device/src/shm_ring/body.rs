@@ -59,15 +59,13 @@ impl RecordBody<'_> {
         self.len == 0
     }
 
-    /// Whether some of it is GPU memory.
     #[must_use]
     pub(crate) fn has_device(&self) -> bool {
         let is_device = |reference: &Reference| matches!(reference, Reference::Device { .. });
         matches!(self.source, Source::Referred { .. }) && self.references.iter().any(is_device)
     }
 
-    /// The references to a range of a payload that has GPU memory, each with
-    /// its offset in the payload.
+    /// The references to a range with GPU memory, each with its offset in the payload.
     pub fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, Reference)> {
         self.parts(at, len).scan(at, |next, part| {
             let start = *next;
@@ -86,17 +84,15 @@ impl RecordBody<'_> {
     /// others. Parts may be copied in any order, and more than once.
     ///
     /// # Errors
-    /// When they are unavailable. Any of the bytes at `dst` but the last eight may have been
-    /// written then.
+    /// When they are unavailable. All but the last eight bytes at `dst` may have been written then.
     ///
     /// # Panics
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes, which are no part of the ring. They may be read and
-    /// written concurrently, as memory of a device is; where they are the payload's own (of a ring
-    /// to this process itself, or shared with the sender), their final content is as undefined as
-    /// with any device.
+    /// `dst` is writable for `len` bytes, which are no part of the ring. They may be accessed
+    /// concurrently; where they are the payload's own (of a ring to this process, or shared with
+    /// the sender), their final content is as undefined as with any device.
     pub(crate) unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), PayloadUnavailable> {
         let end = at.checked_add(len);
         assert!(
@@ -137,12 +133,10 @@ impl RecordBody<'_> {
         unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
     }
 
-    /// Copies `head` bytes from `at` on into the target's head, and those behind them into its
-    /// tail.
+    /// Copies `head` bytes from `at` on into the target's head, the following ones into its tail.
     ///
     /// # Safety
-    /// The range is one of the payload. The head is writable for as many bytes, as for
-    /// [`copy_to`](Self::copy_to).
+    /// The payload has the range. The head is writable, as for [`copy_to`](Self::copy_to).
     unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), PayloadUnavailable> {
         if let Source::Ring(bytes) = self.source {
             // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
@@ -201,15 +195,13 @@ impl RecordBody<'_> {
             // GPU memory is copied by the GPU, not here.
             (Reference::Process { .. }, Origin::Unreadable) | (Reference::Device { .. }, _) => None,
         };
-        // SAFETY: the ring and the segments are mapped for these ranges, which were just checked,
-        // and cannot shrink; for a ring to this process itself the creator has promised that they
-        // are readable. Each byte is read once and only copied, so that concurrent writes do no
-        // harm. The two may overlap, when a process writes to itself.
+        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; for a ring to
+        // this process the creator has promised that they are readable. Each byte is read once and
+        // only copied, whatever is written meanwhile. The two may overlap.
         unsafe { ptr::copy(src.ok_or(PayloadUnavailable)?, dst, len) };
         Ok(())
     }
 
-    /// The references to a range of the payload.
     fn parts(&self, at: usize, len: usize) -> impl Iterator<Item = Reference> {
         let (mut skip, mut left) = (at, len);
         self.references.iter().filter_map(move |reference| {
@@ -233,8 +225,7 @@ struct Remote {
 }
 
 impl Remote {
-    /// The parts, if all of them are process memory. There are no more than a record has
-    /// references.
+    /// The parts, if all of them are process memory; no more than a record has references.
     fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
         let mut remote = Self {
             parts: [MaybeUninit::uninit(); REFERENCES + 1],
@@ -288,8 +279,7 @@ impl Peer {
         Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
     }
 
-    /// Copies from the process (process_vm_readv(2)): all of it, or fails with
-    /// [`PayloadUnavailable`].
+    /// Copies all of it (process_vm_readv(2)), or fails with [`PayloadUnavailable`].
     ///
     /// # Safety
     /// The local ranges are writable.

@@ -8,9 +8,8 @@
 //! 4096   slots of 256 bytes: tag, control, the record's content; at the end, revoked
 //! …      the bulk area
 //! ```
-//! Words that different processes write often are in cache lines of their own.
-//!
-//! The words for what the other end can do need no model: bits that are written once.
+//! Words that different processes write often are in cache lines of their own. Bits that are
+//! written once need no model.
 
 use std::fs::File;
 use std::io;
@@ -38,8 +37,7 @@ const CONTROL: usize = 8;
 /// At the end, so that all of a short message fits in the first cache line.
 const REVOKED: usize = SLOT - 8;
 
-/// The most bulk space of one record: the largest payload in as many cache-line aligned pieces as
-/// there are references, and the list of those.
+/// The most bulk space of a record: the largest payload in aligned pieces, and their list.
 pub(super) const MAX_BULK: usize = LARGEST + REFERENCES * (ALIGN + 16);
 /// Alignment of pieces in the bulk area.
 pub(super) const ALIGN: usize = 64;
@@ -111,7 +109,6 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Creates a ring, and the descriptor for the other end.
     pub(super) fn create(geometry: RingGeometry) -> io::Result<(Self, OwnedFd)> {
         let Some(size) = geometry.size() else {
             return Err(io::Error::new(
@@ -142,8 +139,7 @@ impl Mapping {
             )
         };
         let file = File::from(fd);
-        // The peer could shrink an unsealed file, which would be a SIGBUS here. Only memfds have
-        // seals.
+        // The peer could shrink an unsealed file: a SIGBUS here. Only memfds have seals.
         let sealed = SealFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GET_SEALS)?);
         if !sealed.contains(seals()) {
             return Err(invalid("it is not sealed"));
@@ -181,10 +177,9 @@ impl Mapping {
     /// A word by its offset: a multiple of 8, within the mapping.
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.size.get());
-        // SAFETY: the callers' offsets are constants below 4096, or in one of the slots, all of
-        // which the mapping has (`RingGeometry::size`); a page's start plus a multiple of 8 is
-        // aligned. The mapping lives as long as `self`; other accesses to these eight bytes, here
-        // or in the other process, are atomic.
+        // SAFETY: the callers' offsets are below 4096 or in one of the slots
+        // (`RingGeometry::size`), and multiples of 8 from a page's start. The mapping lives as long
+        // as `self`; other accesses to these eight bytes, here or in the other process, are atomic.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
@@ -218,16 +213,14 @@ impl Mapping {
     /// A range of the bulk area, if it is inside.
     pub(super) fn bulk(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let end = usize::try_from(offset).ok()?.checked_add(len)?;
-        // SAFETY: `end` is within the bulk area, so its start is too, and the bulk area within the
-        // mapping.
+        // SAFETY: the start is before `end`, within the bulk area and so the mapping.
         (end <= self.geometry.bulk).then(|| unsafe { self.start.as_ptr().add(self.geometry.bulk_start() + end - len) })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this size, and unmapped once; the borrows that this type
-        // gives end before it. It cannot fail for a whole mapping.
+        // SAFETY: mapped with this size, unmapped once; borrows of it have ended. It cannot fail.
         let _ = unsafe { munmap(self.start.cast(), self.size.get()) };
     }
 }

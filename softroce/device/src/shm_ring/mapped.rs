@@ -32,7 +32,6 @@ const POPULATE_MAX: usize = 64 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     mapped: Vec<Mapped>,
-    /// How many were announced, ever.
     tried: u64,
 }
 
@@ -67,8 +66,7 @@ impl Segments {
         if len.get() <= POPULATE_MAX {
             flags |= MapFlags::MAP_POPULATE;
         }
-        // SAFETY: a new mapping, wherever the kernel has space; no reference is ever made to its
-        // bytes, which their owner writes.
+        // SAFETY: a new mapping replaces nothing; there is no reference to bytes that others write.
         let start = unsafe { mmap(None, len, ProtFlags::PROT_READ, flags, &file, 0) };
         let start = start.map_err(|errno| failed(errno.into()))?.cast();
         self.mapped.push(Mapped { id, start, len });

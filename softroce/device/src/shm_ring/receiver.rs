@@ -13,7 +13,6 @@ use super::ring::{Consumer, slot};
 use super::segment::SegmentId;
 use super::{CorruptRing, HEADER, REFERENCES};
 
-/// Whose memory the references of a ring name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// Another process's, which this one can read.
@@ -29,9 +28,7 @@ pub(super) struct Capabilities(pub(super) u64);
 
 impl Capabilities {
     pub(super) const SEGMENTS: Self = Self(1);
-    /// It reads the sender's memory by address.
     pub(super) const PROCESS: Self = Self(2);
-    /// It copies from GPU memory that the sender shares.
     pub(super) const DEVICES: Self = Self(4);
 
     pub(super) fn contains(self, other: Self) -> bool {
@@ -143,7 +140,6 @@ impl Receiver {
         self.take(take).map(Some)
     }
 
-    /// Whether the next record is there, with all of its payload in its slot.
     #[inline]
     pub(crate) fn next_is_inline(&self) -> bool {
         self.ring.ready(&self.map) && {
@@ -200,8 +196,7 @@ impl Receiver {
         Ok(taken)
     }
 
-    /// Whether the oldest retained record was revoked: checked after its references have been read,
-    /// before that counts.
+    /// Whether the oldest retained record was revoked: checked after its references were read.
     #[must_use]
     pub(crate) fn was_revoked(&self) -> bool {
         Consumer::was_revoked(&self.map, self.ring.done())
@@ -212,7 +207,6 @@ impl Receiver {
         self.credit_wakeup_pending |= self.ring.release(&self.map);
     }
 
-    /// The bulk range at the offset in the slot.
     fn bulk(&self, offset: *const u8, len: usize) -> Result<*const u8, CorruptRing> {
         // SAFETY: the eight bytes at `offset` are in the slot's content (`Control::fits`).
         let offset = u64::from_ne_bytes(unsafe { offset.cast::<[u8; 8]>().read() });
@@ -252,15 +246,13 @@ impl Receiver {
         Ok(Source::Referred { revocable, bulk })
     }
 
-    /// Whether the sender waits for credits that were returned: it must be woken over the
-    /// connection of the two processes. Returned once for each wait.
+    /// Whether the sender waits for credits that were returned and must be woken: once per wait.
     #[must_use]
     pub fn credit_wakeup_pending(&mut self) -> bool {
         std::mem::take(&mut self.credit_wakeup_pending)
     }
 
-    /// Before sleeping until woken. `false` when a record is there, so that the caller must not
-    /// sleep.
+    /// Before sleeping until woken. `false` when a record is there: the caller must not sleep.
     #[must_use]
     pub fn sleep(&mut self) -> bool {
         self.ring.sleep(&self.map)
@@ -291,8 +283,7 @@ impl Receiver {
         self.map.set(Field::Capabilities, self.capabilities.0);
     }
 
-    /// GPU memory that the sender announced, in order among the segments, was imported; if not, it
-    /// is to share no more.
+    /// Announced GPU memory, in order among the segments, was imported; if not, no more is shared.
     pub(crate) fn add_device_memory(&mut self, imported: bool) {
         if !imported {
             self.capabilities.0 &= !Capabilities::DEVICES.0;
@@ -301,7 +292,6 @@ impl Receiver {
         self.map.set(Field::Mapped, self.segments.skip());
     }
 
-    /// Unmaps a segment that the sender has withdrawn.
     pub(crate) fn remove_segment(&mut self, id: SegmentId) {
         self.segments.remove(id);
     }

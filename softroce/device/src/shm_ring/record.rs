@@ -68,7 +68,6 @@ impl Reference {
         self.len() == 0
     }
 
-    /// The part from `skip` on, `len` long.
     pub(super) fn part(self, skip: usize, len: usize) -> Self {
         let (skip, len) = (skip as u64, len as u32);
         match self {
@@ -129,8 +128,7 @@ pub(super) const REFERENCE: usize = 16;
 pub enum Payload<'a> {
     /// These bytes are copied into the ring: [`LARGEST`] at most.
     Inline(&'a [u8]),
-    /// The receiver copies from there: `REFERENCES` at most, which together are [`LARGEST`] at
-    /// most.
+    /// The receiver copies from there: at most `REFERENCES`, together at most [`LARGEST`].
     Referred(&'a [Reference]),
 }
 
@@ -169,7 +167,6 @@ impl Control {
         self.header.next_multiple_of(8)
     }
 
-    /// Bytes in the slot behind the header.
     fn content(&self) -> usize {
         match self.location {
             PayloadLocation::Slot => self.payload,
@@ -197,8 +194,7 @@ impl Control {
         kind | location << 8 | header << 16 | references << 24 | payload << 32
     }
 
-    /// Decodes an untrusted control word: sizes are within their limits, and the content fits in a
-    /// slot.
+    /// Decodes an untrusted word: sizes are within their limits, and the content fits in a slot.
     pub(super) fn decode(word: u64) -> Result<Self, CorruptRing> {
         let [kind, location, header, references, payload @ ..] = word.to_le_bytes();
         let kind = match kind {

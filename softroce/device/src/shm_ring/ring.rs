@@ -1,13 +1,11 @@
-//! The protocol of a shm ring: what each end does to the shared words. Their layout is in `layout`.
+//! The protocol of a shm ring: what each end does to the shared words (layout in `layout`).
 //!
-//! Positions count records and never wrap (64 bits); a position's slot is its lower bits. A slot is
-//! full when its *tag* is its position + 1, which is stored last: a waiting consumer reads the
-//! first cache line of the next record and nothing else. Tags are in slots only, so that no byte of
-//! a message is ever taken for one.
+//! Positions count records and never wrap; a position's slot is its lower bits. A slot is full when
+//! its *tag*, stored last, is its position + 1: a waiting consumer reads one cache line. Tags are
+//! in slots only, so no byte of a message is taken for one. The consumer returns *credits* (free
+//! slots and bulk space) by advancing `head`.
 //!
-//! The consumer returns *credits* (free slots and bulk space) by advancing `head`.
-//!
-//! Records published, consumed and revoked, and both ends' sleep, are proved by the models in
+//! Publishing, consuming, revoking and both ends' sleep are proved by the models in
 //! `shm_ring/ring/model.rs`. Memory that a record refers to belongs to the sender's application and
 //! is treated as registered memory.
 
@@ -15,8 +13,7 @@ use crate::sync::{Ordering, fence};
 
 use super::CorruptRing;
 
-/// A word that both ends access. A trait because of the models: loom's atomics cannot be in shared
-/// memory.
+/// A trait because of the models: loom's atomics cannot be in shared memory.
 pub(super) trait SharedWord {
     fn load(&self, ordering: Ordering) -> u64;
     fn store(&self, value: u64, ordering: Ordering);
@@ -88,10 +85,7 @@ impl Producer {
         self.tail - self.head < words.slots()
     }
 
-    /// Reads the consumer's head: the slots before it may be written again.
-    ///
-    /// # Errors
-    /// When it is impossible.
+    /// Reads the head: slots before it may be written again. Fails when it is impossible.
     pub(super) fn refresh(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
         let head = words.head().load(Ordering::Acquire);
         if head.wrapping_sub(self.head) > self.tail - self.head {
@@ -101,7 +95,6 @@ impl Producer {
         Ok(())
     }
 
-    /// Publishes the record in the slot of [`tail`](Self::tail), which was free.
     pub(super) fn publish(&mut self, words: &impl RingWords) {
         let slot = slot(words, self.tail);
         self.tail += 1;
@@ -109,8 +102,7 @@ impl Producer {
         words.tag(slot).store(self.tail, Ordering::Release);
     }
 
-    /// After publishing: whether the consumer sleeps and must be woken. Returned once for each
-    /// sleep.
+    /// After publishing: whether the consumer must be woken. Once for each sleep.
     pub(super) fn must_wake(&self, words: &impl RingWords) -> bool {
         // With the fence in `Consumer::sleep`: either the flag is seen here, or the record there.
         fence(Ordering::SeqCst);
@@ -135,15 +127,13 @@ impl Producer {
             .store(position + 1, Ordering::Relaxed);
     }
 
-    /// Orders revocations before later writes to the memory, by this thread and those it
-    /// synchronizes with: a copy that reads such a write detects its revocation.
+    /// Orders revocations before later writes to the memory: a copy that reads those detects them.
     pub(super) fn revoke_fence(&self) {
         fence(Ordering::Release);
     }
 }
 
-/// Credits are returned after this many records: more often makes the producer's CPU fetch the word
-/// again and again.
+/// Records per return of credits: more often the producer's CPU fetches the word again and again.
 const BATCH: u64 = 32;
 
 #[derive(Debug, Default)]
@@ -174,8 +164,7 @@ impl Consumer {
         words.tag(slot(words, self.next)).load(Ordering::Acquire) == self.next + 1
     }
 
-    /// Consumes the next record; `used_bulk` if it used the bulk area. Whether the producer waits
-    /// for credits and must be woken.
+    /// Consumes the next record. Whether the producer waits for credits and must be woken.
     pub(super) fn consumed(&mut self, words: &impl RingWords, used_bulk: bool) -> bool {
         self.next += 1;
         self.used_bulk |= used_bulk;
@@ -225,11 +214,9 @@ impl Consumer {
         words.credit_wanted().load(Ordering::Relaxed) != 0 && words.credit_wanted().swap(0, Ordering::AcqRel) != 0
     }
 
-    /// After the copies from a record's references, before they count: whether it was revoked
-    /// meanwhile.
+    /// Whether it was revoked: checked after copies from its references, before they count.
     pub(super) fn was_revoked(words: &impl RingWords, position: u64) -> bool {
-        // With the fence in `Producer::revoke_fence`: a thread that has read a byte written after
-        // that one reads the flag after this one.
+        // With the fence in `Producer::revoke_fence`: who read a later byte also reads the flag.
         fence(Ordering::Acquire);
         words.revoked(slot(words, position)).load(Ordering::Relaxed) == position + 1
     }

@@ -1,11 +1,9 @@
 //! Memory of this process that others can map: segments.
 //!
-//! Any program that maps a memfd shared has such memory, with any allocator. [`find`] resolves an
-//! address range through /proc/self/maps, and its file among the descriptors in /proc/self/fd. The
-//! file must not be able to shrink (F_SEAL_SHRINK is set if permitted), as an access beyond its end
-//! would be a SIGBUS in another process. Other memory is no segment, and uses other copy modes.
-//!
-//! Its words need no model: numbers that only grow, and the probe, which is written once.
+//! Any program that maps a memfd shared has such memory (decision 023). [`find`] resolves an
+//! address range by /proc/self/maps, and its file by /proc/self/fd. The file must not be able to
+//! shrink (F_SEAL_SHRINK is set if permitted): a SIGBUS in another process. Numbers that only grow
+//! need no model.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -74,13 +72,11 @@ struct Inode {
 static SEGMENTS: Mutex<Vec<Weak<Segment>>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 
-/// A number that no other segment ever has.
 pub(crate) fn next_id() -> SegmentId {
     SegmentId(NEXT_ID.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The segment with all of a range of this process's memory, if there is one. Valid for as long as
-/// the range stays mapped as it is.
+/// The segment with all of a range of this process's memory; valid while that stays mapped.
 #[must_use]
 pub fn find(addr: usize, len: usize) -> Option<SegmentRange> {
     let maps = fs::read("/proc/self/maps").ok()?;
@@ -124,9 +120,8 @@ struct FileRange {
     offset: u64,
 }
 
-/// The part of a memfd that is mapped shared from `start` to `end`, according to text in the format
-/// of /proc/self/maps (proc_pid_maps(5)). Protection and advice may split a mapping into several
-/// lines.
+/// The part of a memfd mapped shared from `start` to `end` in /proc/self/maps (proc_pid_maps(5)),
+/// where protection and advice may split a mapping into several lines.
 fn mapped_file(maps: &[u8], start: usize, end: usize) -> Option<FileRange> {
     let mut found: Option<FileRange> = None;
     let mut reached = start;
@@ -240,8 +235,7 @@ fn seal(path: &Path, inode: Inode) -> bool {
         && fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).is_ok()
 }
 
-/// Whether a file cannot shrink and its pages can always be allocated: a sealed memfd of ordinary
-/// pages.
+/// Whether it is a sealed memfd of ordinary pages, which can always be allocated.
 pub(super) fn cannot_shrink(file: &impl AsFd) -> bool {
     // Reserved huge pages may run out when a hole is read, which is a SIGBUS.
     let ordinary = fstatfs(file).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC);

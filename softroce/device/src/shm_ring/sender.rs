@@ -36,10 +36,8 @@ pub struct Sender {
     sent: Box<[Sent]>,
     /// The position behind the last record that refers to memory.
     referred: u64,
-    /// The segments announced to the receiver and not withdrawn, each with its index: it maps them
-    /// in that order.
+    /// Announced to the receiver and not withdrawn, each with its index: it maps them in order.
     announced: Vec<(u64, SegmentId)>,
-    /// How many were announced, ever.
     announcements: u64,
     /// For the receiver to probe whether it can read this process; never moved.
     _probe: Box<AtomicU64>,
@@ -53,15 +51,13 @@ struct Sent {
     keys: Vec<u32>,
 }
 
-/// The bulk area: a ring of bytes. Positions count bytes and never wrap. One record's space is
-/// contiguous.
+/// A ring of bytes. Positions never wrap. One record's space is contiguous.
 #[derive(Debug)]
 struct Bulk {
     len: u64,
     /// The end of the space of sent records.
     sent: u64,
-    /// The start and end of the space of the record being written; both are `sent` when it has
-    /// none.
+    /// The space of the record being written; both are `sent` when it has none.
     start: u64,
     end: u64,
     /// The end of the space that was freed.
@@ -71,8 +67,7 @@ struct Bulk {
 impl Bulk {
     /// Where the next record's space begins: not so near the end that it could not be contiguous.
     fn start(&self) -> u64 {
-        // Nothing is in use: the beginning is likelier in the caches than what was used longest
-        // ago.
+        // Nothing is in use: the beginning is likelier in the caches.
         if self.sent == self.freed {
             return self.sent.next_multiple_of(self.len);
         }
@@ -117,11 +112,9 @@ impl Bulk {
     }
 }
 
-/// Bytes of a cache line; slots begin at one.
 const CACHE_LINE: usize = 64;
 
-/// When this much of the bulk area is in use, the sender reads the head though there is more space:
-/// so that it reuses what is in the caches.
+/// With more of the bulk area in use the sender reads the head, to reuse what is in the caches.
 const BULK_IN_CACHE: u64 = 128 << 10;
 
 impl Sender {
@@ -133,10 +126,7 @@ impl Sender {
         Self::with_geometry(RingGeometry::default())
     }
 
-    /// A ring of a given size.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create); or when the geometry is impossible.
+    /// Fails as [`create`](Self::create), or when the geometry is impossible.
     pub(crate) fn with_geometry(geometry: RingGeometry) -> io::Result<(Self, OwnedFd)> {
         let (map, fd) = Mapping::create(geometry)?;
         // Only a process that can really read this one finds the value.
@@ -175,8 +165,7 @@ impl Sender {
         Ok(self.has_known_space())
     }
 
-    /// Requests a wake-up when credits are returned, before waiting without polling. Whether there
-    /// is space already.
+    /// Requests a wake-up when credits are returned. Whether there is space already.
     ///
     /// # Errors
     /// As [`has_space`](Self::has_space).
@@ -230,8 +219,7 @@ impl Sender {
         self.bulk.discard();
     }
 
-    /// Sends a record. The receiver may have it at once; `needs_wake` returns
-    /// whether it must be woken for it.
+    /// Sends a record; `needs_wake` returns whether the receiver must be woken for it.
     ///
     /// # Errors
     /// When there is no [space](Self::has_space).
@@ -277,9 +265,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a record that fits in the slot's first cache line. It is assembled elsewhere: the
-    /// busy-polling receiver would fetch the line between the first byte and the last. False, and
-    /// nothing sent, where it is longer.
+    /// Sends a record that fits in the slot's first cache line, or returns false. It is assembled
+    /// elsewhere, as the polling receiver would fetch the line between the first byte and the last.
     fn push_cache_line(&mut self, slot: u64, record: &Record<'_>, bytes: &[u8]) -> bool {
         let control = Control {
             kind: record.kind,
@@ -297,8 +284,7 @@ impl Sender {
         self.bulk.discard();
         let sent = &mut self.sent[slot as usize];
         (sent.refers, sent.bulk_end) = (false, self.bulk.sent);
-        // SAFETY: a slot's content has as many bytes and more; the slot is ours until it is
-        // published.
+        // SAFETY: a slot's content has more bytes; the slot is ours until it is published.
         unsafe {
             self.map
                 .content(slot)
@@ -369,15 +355,13 @@ impl Sender {
         }
     }
 
-    /// After one record or several: whether the receiver sleeps and must be woken. Returned once
-    /// for each sleep.
+    /// Whether the receiver must be woken for published records. Once for each sleep.
     #[must_use]
     pub(crate) fn needs_wake(&mut self) -> bool {
         self.ring.must_wake(&self.map)
     }
 
-    /// Revokes the references to a region: when this returns, no content written to the memory from
-    /// then on is taken for a message.
+    /// Revokes references to a region: nothing written there from now on is taken for a message.
     ///
     /// # Errors
     /// As [`has_space`](Self::has_space). The references are revoked nevertheless.
@@ -385,8 +369,7 @@ impl Sender {
         self.revoke(|sent| sent.keys.contains(&key))
     }
 
-    /// Revokes the memory references of a queue pair's records, as
-    /// [`revoke_region`](Self::revoke_region) does.
+    /// As [`revoke_region`](Self::revoke_region), for a queue pair's records.
     pub fn revoke_qp(&mut self, qpn: u32) -> Result<(), CorruptRing> {
         self.revoke(|sent| sent.qpn == qpn)
     }
@@ -406,8 +389,7 @@ impl Sender {
         refreshed
     }
 
-    /// The segment was sent to the receiver over the connection of the two processes, after those
-    /// announced before.
+    /// The segment was sent to the receiver, after those announced before.
     pub fn announce(&mut self, id: SegmentId) {
         self.announcements += 1;
         self.announced.push((self.announcements, id));
@@ -420,7 +402,6 @@ impl Sender {
         self.announced.len() != before
     }
 
-    /// Whether the receiver was sent the segment.
     #[must_use]
     pub(crate) fn is_announced(&self, id: SegmentId) -> bool {
         self.announced.iter().any(|(_, known)| *known == id)
@@ -434,22 +415,19 @@ impl Sender {
             && self.capabilities().contains(Capabilities::SEGMENTS)
     }
 
-    /// Whether the receiver copies from GPU memory that is shared with it.
     #[must_use]
     pub(crate) fn peer_supports_devices(&self) -> bool {
         self.capabilities().contains(Capabilities::DEVICES)
     }
 
-    /// Whether records may refer to GPU memory that was [announced](Self::announce): the receiver
-    /// has imported it.
+    /// Whether the receiver has imported GPU memory that was [announced](Self::announce).
     #[must_use]
     pub(crate) fn can_reference_device(&self, id: SegmentId) -> bool {
         let place = self.announced.iter().find(|(_, known)| *known == id);
         place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped)) && self.peer_supports_devices()
     }
 
-    /// Whether records may refer to this process's memory by address: the receiver has probed that
-    /// it can read it.
+    /// Whether records may refer to memory by address: the receiver has probed that it can read it.
     #[must_use]
     pub(crate) fn peer_reads_memory(&self) -> bool {
         self.capabilities().contains(Capabilities::PROCESS)

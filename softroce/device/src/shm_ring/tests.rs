@@ -103,7 +103,6 @@ impl Shared {
         self.start.as_ptr().expose_provenance()
     }
 
-    /// Writes as the owner of registered memory does, while others read.
     fn fill(&mut self, byte: u8) {
         // SAFETY: all of the mapping, to which there is no reference.
         unsafe { self.start.write_bytes(byte, self.len.get()) };
@@ -115,7 +114,6 @@ impl Shared {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), bytes.len()) };
     }
 
-    /// Shares it with a receiver as a device does.
     fn give(&self, sender: &mut Sender, receiver: &mut Receiver) -> SegmentId {
         let place = segment::find(self.addr(), self.len.get()).unwrap();
         let id = place.segment.id();
@@ -377,7 +375,6 @@ fn revoked_records_are_lost() {
     ] {
         assert_eq!(take(&mut receiver).unwrap().2, expected);
     }
-    // The slots can be reused.
     for _ in 0..2 * RingGeometry::default().slots {
         assert_eq!(sender.has_space(), Ok(true));
         sender.push(&referred, of(1, &[10])).unwrap();

@@ -13,8 +13,7 @@ use crate::gpu::{Copies, StagedCopy};
 use crate::memory::Table;
 use crate::shm::is_response;
 
-/// The ticket for which a packet of a shm link is deferred: a response waits for the copies of its
-/// request.
+/// The ticket that a packet of a shm link waits for: a response waits for its request's copies.
 pub(super) fn defer_ticket(copies: &Copies, deferred: &DeferQueue, transmit: &Transmit, packet: &[u8]) -> Option<u64> {
     let ticket = deferred.ticket(copies, transmit.qpn)?;
     packet
@@ -40,7 +39,6 @@ pub(super) fn defer_packet(
 }
 
 impl Core {
-    /// The ticket for which completions of a queue pair are deferred.
     pub(super) fn defer_ticket(&self, qpn: Qpn) -> Option<u64> {
         self.deferred.ticket(&self.copies, qpn)
     }
@@ -50,8 +48,7 @@ impl Core {
         !self.copies.is_idle() || !self.deferred.is_empty()
     }
 
-    /// After datagrams, and before their completions are delivered: completes staged writes to GPU
-    /// memory. Queue pairs whose writes failed go to the error state.
+    /// Called before completions are delivered. Queue pairs whose writes failed go to ERR.
     pub(crate) fn finish_staged_writes(&mut self, now: impl Fn() -> Instant) {
         let writers = mem::take(&mut self.writers);
         if self.memory.end_write_behind().is_ok() {
@@ -99,8 +96,7 @@ impl Core {
         }
     }
 
-    /// Delivers deferred completions and responses whose copies are done, while the rings have
-    /// space.
+    /// Delivers what waited for finished copies, while the rings have space.
     pub(crate) fn deliver_deferred(&mut self, now: impl Fn() -> Instant) {
         let done = self.copies.done();
         loop {

@@ -82,7 +82,6 @@ impl Core {
         self.deferred.remove_qp(qpn);
     }
 
-    /// Drops what is deferred for a queue pair that was reset.
     pub(crate) fn drop_deferred(&mut self, qpn: Qpn) {
         self.deferred.remove_qp(qpn);
     }

@@ -43,7 +43,6 @@ fn socket_names(address: IpAddr) -> Vec<String> {
         .collect()
 }
 
-/// Waits until nothing is left of a group.
 fn assert_group_vanishes(address: IpAddr) {
     wait_until("a name is left", || socket_names(address).is_empty());
     wait_until("the port is taken", || UdpSocket::bind((address, 4791)).is_ok());
@@ -137,7 +136,6 @@ fn other_members_survive_a_killed_one() {
     // A new process joins the same group.
     members.push(Member::start(Start::at(address)).unwrap());
     assert_eq!(members[1].query("members"), [2]);
-    // All at once.
     members.iter().for_each(|member| signal(member.pid(), Signal::SIGKILL));
     assert_group_vanishes(address);
 }

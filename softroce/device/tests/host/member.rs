@@ -75,7 +75,6 @@ impl Member {
         }
     }
 
-    /// Waits until it has joined, or returns why it cannot.
     pub(crate) fn joined(mut self) -> Result<Self, String> {
         let reply = self.answer();
         let [slot, port] = numbers(&reply)[..] else {
@@ -113,7 +112,6 @@ impl Member {
         self.process.wait().unwrap();
     }
 
-    /// Makes it close its device and end.
     pub(crate) fn leave(mut self) {
         self.commands = None;
         assert!(self.process.wait().unwrap().success());

@@ -1,5 +1,4 @@
-//! Shm links between devices on one address: memory and queue pairs that are destroyed while peers
-//! copy from them, and processes that are killed or stopped.
+//! Shm links on one address, whose memory, queue pairs or processes end while peers copy.
 
 mod processes;
 mod races;
@@ -8,7 +7,6 @@ mod side;
 use doorbell_softroce::CopyMode;
 use side::{Side, device, own_address};
 
-/// A device without UDP refuses to connect to what it cannot reach by shm links.
 #[test]
 fn a_remote_peer_is_refused_without_udp() {
     let (local, remote) = (

@@ -1,5 +1,4 @@
-//! Processes that are killed or stopped while they copy, or are copied from. The peer is another
-//! process of this test program.
+//! Processes of this test program, killed or stopped while they copy, or are copied from.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -17,8 +16,7 @@ const LEN: usize = 1 << 20;
 const MESSAGES: usize = 16;
 const GOOD: u8 = 0x5a;
 const POISON: u8 = 0xee;
-/// 17 ms: with three retries a dead peer is detected after 70 ms, and a busy one is not taken for
-/// dead.
+/// 17 ms: with three retries a dead peer is detected after 70 ms; a busy one is not taken for dead.
 const TIMEOUT: u8 = 12;
 /// Half a second.
 const LONG_TIMEOUT: u8 = 17;
@@ -191,8 +189,7 @@ fn a_killed_receiver_affects_only_its_connection() {
     }
 }
 
-/// A peer that has died undetected since it sent its number can be connected to: what is sent then
-/// is not acknowledged.
+/// Dead since it sent its number: what is sent to it is not acknowledged.
 #[test]
 fn an_undetected_dead_peer_can_be_connected_to() {
     let address = own_address();
@@ -228,7 +225,6 @@ fn a_killed_sender_leaves_no_trace() {
         }
         doomed.signal(Signal::SIGKILL);
         drop(doomed);
-        // The device still works.
         let (a, b) = (Side::new(&device, LEN, copy_mode), Side::new(&device, LEN, copy_mode));
         a.connect(b.key(), TIMEOUT);
         b.connect(a.key(), TIMEOUT);
@@ -239,8 +235,7 @@ fn a_killed_sender_leaves_no_trace() {
     }
 }
 
-/// A peer stopped anywhere, also in the middle of a copy: the sender times out as configured, gets
-/// its memory back, and what is copied after that is no message.
+/// The sender times out as configured and gets its memory back; what is copied then is no message.
 #[test]
 fn a_stopped_receiver_does_not_block_the_sender() {
     for copy_mode in CopyMode::ALL {

@@ -1,5 +1,4 @@
-//! Memory and queue pairs that are destroyed while peers copy from them: what is copied afterwards
-//! is never a message.
+//! Memory and queue pairs destroyed while peers copy: what is copied then is never a message.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +31,6 @@ fn pattern(round: u64) -> u8 {
     (round % 200) as u8 + 1
 }
 
-/// Waits for a time that differs from round to round.
 fn delay(round: u64) {
     let (since, wait) = (Instant::now(), Duration::from_micros(round * 7 % 300));
     while since.elapsed() < wait {
@@ -56,8 +54,7 @@ impl Side {
     }
 }
 
-/// Each round `post` makes one side send from its memory, which then `end`s; `check` examines the
-/// other.
+/// `post` makes one side send from its memory, which then `end`s; `check` examines the other.
 fn rounds(copy_mode: CopyMode, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
     let address = own_address();
     let (local, remote) = (device(address, copy_mode), device(address, copy_mode));
@@ -137,7 +134,6 @@ fn the_last_bytes_of_a_write_appear_last() {
     }
 }
 
-/// The responder's memory is destroyed while the requester copies from it.
 #[test]
 fn reads_are_whole_or_fail() {
     for copy_mode in CopyMode::ALL {

@@ -26,7 +26,6 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) const DEPTH: u32 = 64;
 
-/// An address that no other test has.
 pub(crate) fn own_address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let pid = std::process::id();
@@ -75,8 +74,7 @@ impl Memory {
 
     pub(crate) fn fill(&self, at: usize, len: usize, byte: u8) {
         assert!(at + len <= self.len.get());
-        // SAFETY: inside the mapping, to which there is no reference; devices may access it
-        // concurrently.
+        // SAFETY: inside the mapping, without references to it; devices may access it concurrently.
         unsafe { self.start.as_ptr().add(at).write_bytes(byte, len) };
     }
 
@@ -177,8 +175,7 @@ impl Side {
             len: self.memory.len.get(),
             iova: self.memory.addr(),
         };
-        // SAFETY: the memory is dropped after the region, as the fields of a side are, and is
-        // accessed by raw copies only.
+        // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only.
         self.mr = Some(unsafe { self.pd.register(range, rights) }.unwrap());
     }
 

@@ -8,7 +8,6 @@ use loom::thread;
 use super::*;
 use crate::sync::AtomicU64;
 
-/// Packets that the engine has to send, and packets sent.
 struct Link {
     core: Mutex<u32>,
     tx: CombiningLock<u32>,
@@ -16,7 +15,6 @@ struct Link {
 }
 
 impl Link {
-    /// A thread that made the engine want to send.
     fn post(&self) {
         let mut core = self.core.lock();
         *core += 1;

@@ -60,8 +60,7 @@ impl Model {
     }
 }
 
-/// One thread goes to sleep while another sets a deadline of 5. Loom reports a thread that sleeps
-/// for ever.
+/// A deadline of 5 is set meanwhile. Loom reports a thread that sleeps for ever.
 fn sleep_beside(
     prepare: impl Fn(&Model) + Copy + Send + Sync + 'static,
     set: impl Fn(&Model) + Copy + Send + Sync + 'static,

@@ -6,7 +6,6 @@ use super::Copies;
 use crate::gpu::{Handle, Memory, local_allocation};
 use crate::shm_ring::segment::SegmentId;
 
-/// GPU memory shared by another process.
 #[derive(Debug)]
 pub(super) struct Import {
     handle: Handle,
@@ -16,8 +15,7 @@ pub(super) struct Import {
 }
 
 impl Copies {
-    /// Imports an allocation of `len` bytes that the peer of a link shares. Whether it can be
-    /// copied from.
+    /// Whether the `len` bytes can be copied from.
     pub(crate) fn add_import(&mut self, link: ShmLinkId, id: SegmentId, handle: Handle, len: usize) -> bool {
         match Memory::import(&handle, len, None) {
             Ok(Some(memory)) => {
@@ -49,7 +47,6 @@ impl Copies {
         true
     }
 
-    /// The peer withdrew an allocation.
     pub(crate) fn remove_import(&mut self, link: ShmLinkId, id: SegmentId) {
         self.imports.remove(&(link, id));
     }

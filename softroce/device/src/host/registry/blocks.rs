@@ -1,7 +1,5 @@
 //! The owners of the blocks of queue pair numbers, in memory that all members change at any time.
-//!
-//! Claiming, releasing and reclaiming blocks from dead members are proved by the models in
-//! `blocks/model.rs`.
+//! Claiming, releasing and reclaiming are proved by the models in `blocks/model.rs`.
 
 use super::MemberId;
 use crate::sync::{AtomicU64, Ordering};
@@ -31,8 +29,7 @@ impl<const COUNT: usize> Blocks<COUNT> {
         None
     }
 
-    /// The block for [`claim`](Self::claim), and its word. Releases the blocks of dead members on
-    /// the way.
+    /// The block for [`claim`](Self::claim), and its word. Releases the blocks of dead members.
     fn find(&self, start: usize, is_alive: impl Fn(MemberId) -> bool) -> Option<(u64, usize)> {
         let mut oldest = None;
         for index in (0..COUNT).map(|offset| (start + offset) % COUNT) {
@@ -49,8 +46,7 @@ impl<const COUNT: usize> Blocks<COUNT> {
         oldest
     }
 
-    /// The release number of a free block; `None` when it has an owner. Releases the block of a
-    /// dead one.
+    /// The release number of a block without owner, or of a dead one's, which is released.
     fn free(&self, index: usize, is_alive: impl Fn(MemberId) -> bool) -> Option<u64> {
         let word = &self.words[index];
         let mut found = word.load(Ordering::Acquire);

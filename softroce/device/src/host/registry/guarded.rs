@@ -1,9 +1,7 @@
-//! A value guarded by its owner's word, in memory that others read at any time: a reader gets the
-//! value of the owner that it expects, or nothing. A sequence lock with owners as sequence numbers.
-//!
-//! One process at a time writes: the holder of the slot's name, or of the services lock.
-//!
-//! Proved by the models in `guarded/model.rs`.
+//! A value guarded by its owner's word: a reader gets the value of the owner that it expects, or
+//! nothing. A sequence lock with owners as sequence numbers, proved by the models in
+//! `guarded/model.rs`. One process writes at a time: the holder of the slot's name, or of the
+//! services lock.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -18,7 +16,6 @@ impl Guarded {
         self.guard.load(Ordering::Acquire)
     }
 
-    /// The value while the guard is `guard`; `None` otherwise.
     pub(super) fn get(&self, guard: u64) -> Option<u64> {
         if self.guard.load(Ordering::Acquire) != guard {
             return None;
@@ -31,15 +28,13 @@ impl Guarded {
 
     /// Replaces the value and sets the guard; meanwhile it is `between`, which no reader expects.
     pub(super) fn set(&self, between: u64, value: u64, guard: u64) {
-        // Exchanged, not stored: another process may be changing the last owner's guard, and all
-        // three are totally ordered then.
+        // Exchanged: orders it with another process that changes the last owner's guard.
         self.guard.swap(between, Ordering::Relaxed);
         fence(Ordering::Release);
         self.value.store(value, Ordering::Relaxed);
         self.guard.swap(guard, Ordering::Release);
     }
 
-    /// Changes the guard, if it is `from`.
     pub(super) fn change(&self, from: u64, to: u64) {
         let _ = self
             .guard

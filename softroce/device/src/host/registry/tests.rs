@@ -10,7 +10,6 @@ fn again(registry: &Registry) -> Registry {
     Registry::attach(registry.fd().try_clone().unwrap()).unwrap()
 }
 
-/// Overwrites all of it but the first eight bytes.
 fn overwrite(registry: &Registry, bytes: &[u8]) {
     let mut file = File::from(registry.fd().try_clone().unwrap());
     file.seek(SeekFrom::Start(8)).unwrap();

@@ -1,5 +1,4 @@
-//! The configuration of fault injection, with a textual form for the command line and the
-//! environment.
+//! The configuration of fault injection, and its textual form.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -7,9 +6,8 @@ use std::time::Duration;
 
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// The faults of a link, e.g.
-/// `drop=0.05,duplicate=0.01,reorder=0.02,corrupt=0.01,delay=100us,seed=7`. Faults that are not
-/// named are off; the default, and the empty string, injects nothing.
+/// The faults of a link, such as `drop=0.05,reorder=0.02,delay=100us,seed=7`. Faults that are not
+/// named are off.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct FaultConfig {
     /// The fraction of packets that are lost, 0 to 1.

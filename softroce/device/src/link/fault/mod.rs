@@ -1,8 +1,7 @@
 //! Fault injection: a sending half that drops, duplicates, delays, reorders and corrupts packets.
 //!
-//! [`FaultModel`] decides as configured by [`FaultConfig`]; the half here applies the decisions to
-//! real datagrams. A packet is corrupted after it was sealed, so that the receiver sees a wrong
-//! ICRC and not a wrong message.
+//! [`FaultModel`] decides; the half here applies that to datagrams. A packet is corrupted after it
+//! was sealed: the receiver sees a wrong ICRC and not a wrong message.
 
 mod config;
 mod model;

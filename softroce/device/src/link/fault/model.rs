@@ -1,7 +1,5 @@
-//! The fault of each packet: a pure function of the seed and the packet's number.
-//!
-//! Without clock or I/O, so that the simulator and the link share it: a packet and the time go in,
-//! its arrival times come out.
+//! The fault of each packet: a pure function of the seed and the packet's number, without clock or
+//! I/O, so that the simulator and the link share it.
 
 use super::FaultConfig;
 use doorbell_roce_proto::Instant;
@@ -90,8 +88,7 @@ impl FaultModel {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014). Our own, so that a seed means the same faults in every
-/// version.
+/// SplitMix64 (Steele, Lea, Flood 2014); our own, so that seeds keep their meaning.
 struct Draw {
     state: u64,
 }

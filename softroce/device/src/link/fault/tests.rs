@@ -9,7 +9,6 @@ fn config(text: &str) -> FaultConfig {
 
 type Wire = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// A sending half that records at most `max_runs` runs per call.
 struct Recorder {
     wire: Wire,
     max_runs: usize,
@@ -25,7 +24,6 @@ impl Transmit for Recorder {
     }
 }
 
-/// A checksum that detects any single changed byte.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
     let (body, check) = packet.split_last_chunk_mut::<4>().unwrap();
     let sum = body.iter().fold(0, |sum, byte| sum ^ byte);

@@ -1,11 +1,8 @@
-//! Whether a thread sleeps, and whether it was notified: so that a waker makes a system call only
-//! when needed, and no wake-up is lost.
-//!
-//! Proved by the models in `link/park/wake_state/model.rs`.
+//! Whether a thread sleeps and was notified, so that a waker makes a system call only when needed.
+//! No wake-up is lost: proved by the models in `link/park/wake_state/model.rs`.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// Awake, and not notified.
 const AWAKE: u8 = 0;
 /// The thread sleeps or is about to: a notification needs a system call.
 const PARKED: u8 = 1;
@@ -23,8 +20,7 @@ impl WakeState {
         }
     }
 
-    /// Sleeper: before sleeping until woken. `false` when it was notified since it last slept, so
-    /// that it must not sleep.
+    /// `false` when it was notified since it last slept, so that it must not sleep.
     pub(super) fn begin_sleep(&self) -> bool {
         let parked = self
             .state
@@ -36,7 +32,6 @@ impl WakeState {
         parked
     }
 
-    /// Sleeper: awake.
     pub(super) fn end_sleep(&self) {
         // An exchange and not a store: what a waker did before it notified is visible afterwards.
         self.state.swap(AWAKE, Ordering::SeqCst);

@@ -10,8 +10,7 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes(bytes[at..at + 2].try_into().unwrap())
 }
 
-/// The records of a capture file: their time stamps and packets. Written from the format's
-/// specification, not from the code under test.
+/// From the format's specification, not from the code under test.
 fn parse(file: &[u8]) -> Vec<(Duration, Vec<u8>)> {
     assert_eq!(u32_at(file, 0), 0xa1b2_3c4d);
     assert_eq!(file[4..8], [2, 0, 4, 0]);
@@ -40,7 +39,6 @@ fn seal(packet: &mut [u8], _: &Envelope) {
     packet.last_chunk_mut::<4>().unwrap().fill(0xee);
 }
 
-/// Sends packets from a captured link to itself; returns the file.
 fn captured(ip: &str, sizes: &[usize]) -> (Vec<u8>, u16) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("link.pcap");

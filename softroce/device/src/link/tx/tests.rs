@@ -18,7 +18,6 @@ fn peer(number: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 10_000 + number))
 }
 
-/// Pushes a packet filled with `fill`; `false` when there is no space.
 fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: SocketAddr) -> bool {
     let Some(mut slot) = batch.slot() else {
         return false;

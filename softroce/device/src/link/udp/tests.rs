@@ -87,8 +87,7 @@ fn more_runs_than_one_call_takes_all_go() {
 fn a_kernel_that_refuses_gso_gets_single_datagrams() {
     let mut peer = open_any("127.0.0.1");
     let socket = Arc::new(Socket::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()).unwrap());
-    // GSO on a socket without checksums is EINVAL: the same error as from a kernel without
-    // UDP_SEGMENT.
+    // GSO on a socket without checksums is EINVAL, as from a kernel without UDP_SEGMENT.
     sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let mut tx = UdpTx {
         socket: Arc::clone(&socket),
@@ -124,8 +123,7 @@ fn a_refused_datagram_is_lost_and_the_others_go() {
     let mut rx = b.rx;
     let mut batch = TxBatch::new(a.local, seal);
     push(&mut batch, 100, 1, b.local);
-    // Broadcast without SO_BROADCAST is EACCES, and no route leads from a loopback address to
-    // 192.0.2.1 (RFC 5737).
+    // Broadcast without SO_BROADCAST is EACCES; loopback has no route to 192.0.2.1 (RFC 5737).
     push(&mut batch, 100, 2, SocketAddr::from(([255, 255, 255, 255], 4791)));
     push(&mut batch, 100, 3, SocketAddr::from(([192, 0, 2, 1], 4791)));
     push(&mut batch, 100, 4, b.local);

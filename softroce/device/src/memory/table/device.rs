@@ -8,8 +8,7 @@ use super::{Location, Object, Table};
 use crate::gpu::{self, Failed};
 
 impl Table {
-    /// From now on writes to GPU memory may be staged, until
-    /// [`end_write_behind`](Self::end_write_behind).
+    /// Stages writes to GPU memory until [`end_write_behind`](Self::end_write_behind).
     pub(crate) fn begin_write_behind(&mut self) {
         if self.has_device_memory {
             self.udp_staging.begin_write_behind();
@@ -20,13 +19,11 @@ impl Table {
         self.udp_staging.write_count()
     }
 
-    /// Completes the staged writes to GPU memory.
     pub(crate) fn end_write_behind(&mut self) -> Result<(), Failed> {
         self.udp_staging.end_write_behind()
     }
 
-    /// Completes staged writes before memory is read or written otherwise: writes become visible in
-    /// order (IBTA vol 1, 9.5), in whatever memory.
+    /// Called before other accesses: writes become visible in order (IBTA vol 1, 9.5).
     pub(super) fn flush_staged_writes(&mut self) -> Result<(), AccessError> {
         if !self.udp_staging.is_write_behind() {
             return Ok(());

@@ -47,8 +47,7 @@ impl Table {
         SharedBacking::default()
     }
 
-    /// Invalidates a region unless windows are bound to it. The slot stays taken until it is
-    /// [removed](Self::remove).
+    /// Fails while windows are bound. The slot stays taken until it is [removed](Self::remove).
     pub(in crate::memory) fn deregister(&mut self, key: u32) -> Result<(), WindowsBound> {
         let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
         if let Some(Slot {
@@ -82,8 +81,7 @@ impl Table {
         self.region_mut(key).map_or(Rights::default(), |region| region.rights)
     }
 
-    /// Re-registers a region unless windows are bound to it. Returns what others may have mapped of
-    /// its former memory, if that changed.
+    /// Fails while windows are bound. Returns what others may have mapped, if that changed.
     pub(in crate::memory) fn change(
         &mut self,
         key: u32,

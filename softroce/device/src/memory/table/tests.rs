@@ -18,7 +18,6 @@ const VIA: AccessContext = AccessContext {
     qpn: Qpn::new(5),
 };
 
-/// A table with `bytes` registered at `iova`, and its key.
 fn table_of(bytes: &mut [u8], iova: u64, rights: Rights) -> (Table, u32) {
     let mut table = Table::new();
     let region = Region::new(bytes.as_mut_ptr(), bytes.len() as u64, iova, PD, rights);

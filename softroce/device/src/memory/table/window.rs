@@ -1,9 +1,6 @@
-//! Memory windows in the table: binding, invalidating, and access through them (IBTA vol 1,
-//! 10.6.7.2).
-//!
-//! Windows share the table's slots with regions, so that no key is ever both. A region counts its
-//! bound windows and cannot be deregistered while there are some; a queue pair that is destroyed or
-//! reset unbinds its windows of type 2.
+//! Memory windows in the table: binding, invalidating and access (IBTA vol 1, 10.6.7.2). Windows
+//! share the table's slots with regions, so that no key is ever both; a bound region cannot be
+//! deregistered.
 
 use doorbell_roce_proto::memory::{AccessContext, AccessError, Bind, Invalidator, PdId, RemoteRight};
 use doorbell_roce_proto::qp::RemoteAccess;

@@ -1,6 +1,5 @@
-//! Loom models of a ring: records arrive whole and in order, slots are reused only when they are
-//! released, no record and no credit is slept through, and revoked memory is never taken for a
-//! message. Run by `cargo xtask sanitize loom`.
+//! Loom models of a ring: records, slots, credits, sleep and revocation. Run by `cargo xtask
+//! sanitize loom`.
 
 use std::sync::Arc;
 
@@ -89,7 +88,6 @@ impl RingWords for ModelRing {
     }
 }
 
-/// The consumer sleeps when there is no record.
 #[test]
 fn records_arrive_whole_and_in_order_and_none_is_slept_through() {
     const RECORDS: u64 = 2;
@@ -121,8 +119,7 @@ fn records_arrive_whole_and_in_order_and_none_is_slept_through() {
     });
 }
 
-/// One record more than there are slots; the producer sleeps while there are no credits, the
-/// consumer never.
+/// One record more than slots; the producer sleeps without credits, the consumer never.
 #[test]
 fn a_slot_is_reused_when_released_and_credits_are_not_slept_through() {
     const RECORDS: u64 = SLOTS as u64 + 1;
@@ -172,8 +169,7 @@ fn bulk_credits_are_returned_at_once() {
                         ring.events[1].wait();
                     }
                 }
-                // The slot stands for the bulk area: reused only when it is released. SAFETY: what
-                // is to be proved.
+                // The slot stands for the bulk area. SAFETY: what is to be proved.
                 ring.content[0].with_mut(|content| unsafe { *content = 2 });
             })
         };

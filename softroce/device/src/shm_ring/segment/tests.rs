@@ -57,7 +57,6 @@ fn a_shared_memfd_is_a_segment() {
     // The shared descriptor is read-only.
     let given = File::from(place.segment.fd().try_clone_to_owned().unwrap());
     assert!(std::os::unix::fs::FileExt::write_at(&given, b"x", 0).is_err());
-    // Beyond the mapping there is no segment.
     assert!(find(mapping.addr() + 6 * PAGE, 3 * PAGE).is_none());
 }
 

@@ -1,5 +1,4 @@
-//! A hostile peer: descriptors that are no rings, invalid records, impossible counts. They cause an
-//! error, or a wrong byte in what the peer sent itself.
+//! A hostile peer causes an error, or a wrong byte in what it sent itself.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -139,7 +138,6 @@ fn publish(raw: &Mapping, control: u64, content: &[u8]) {
     raw.tag(0).store(1, Ordering::Release);
 }
 
-/// Receives a record and copies all of it, if it is valid.
 fn receive_and_copy(receiver: &mut Receiver) -> Result<(), CorruptRing> {
     let copied = receiver.pop(|received| {
         assert!(received.header.len() <= HEADER && received.body.len() <= LARGEST);
@@ -216,7 +214,6 @@ fn impossible_records_break_the_ring() {
 }
 
 proptest! {
-    /// Any content of a slot is an error, or a record within its limits.
     #[test]
     fn any_slot_content_is_a_record_or_breaks_the_ring(
         kind in 0..4_u64,
@@ -244,8 +241,7 @@ proptest! {
         let inline = [1; 1000];
         let payload = if long { Payload::Inline(&inline) } else { Payload::Referred(&references) };
         sender.push(&packet(b"some header", payload), REFERRER).unwrap();
-        // SAFETY: a byte of the first slot, whose content begins 24 bytes after it; it is not being
-        // read yet.
+        // SAFETY: in the first slot, whose content begins 24 bytes after it; not being read yet.
         unsafe { *raw.content(0).sub(24).add(at) ^= flip };
         if raw.tag(0).load(Ordering::Relaxed) == 1 {
             let _ = receive_and_copy(&mut receiver);

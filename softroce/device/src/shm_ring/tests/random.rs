@@ -1,6 +1,5 @@
-//! Two threads in place of two processes: random records through a small ring arrive whole and in
-//! order while both ends sleep and wake; and memory that is revoked and rewritten is never taken
-//! for its former content.
+//! Two threads in place of two processes: random records arrive whole and in order while both ends
+//! sleep and wake, and revoked memory is never taken for its former content.
 
 use std::mem;
 use std::thread;
@@ -39,7 +38,6 @@ struct Sent {
     cuts: Vec<usize>,
 }
 
-/// Bytes of the memory that payloads are taken from.
 const MEMORY: usize = 64 << 10;
 
 fn piece() -> impl Strategy<Value = Piece> {

@@ -36,8 +36,7 @@ impl Model {
     }
 }
 
-/// A thread sleeps until it has seen the work of `callers` threads. Loom reports one that sleeps
-/// for ever.
+/// Sleeps until the work of `callers` threads is seen. Loom reports a thread that sleeps for ever.
 fn sleep_beside(callers: usize) {
     loom::model(move || {
         let model = Arc::new(Model {
