@@ -91,7 +91,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether another process of this program started this one and reports its failures.
+    /// Whether this process is a child that its parent reports for.
     pub(crate) fn is_child(&self) -> bool {
         match self {
             // Ranks report their own failures.
@@ -253,7 +253,6 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Operation::Write => "write",
@@ -304,7 +303,6 @@ pub(crate) struct BwArgs {
 }
 
 impl BwArgs {
-    /// The thresholds of the command line.
     pub(crate) fn thresholds(&self) -> Thresholds {
         Thresholds {
             min_bytes_per_s: self.min_bw,
@@ -325,7 +323,6 @@ pub(crate) struct LatArgs {
 }
 
 impl LatArgs {
-    /// The thresholds of the command line.
     pub(crate) fn thresholds(&self) -> Thresholds {
         Thresholds {
             max_p99: self.max_p99,

@@ -26,8 +26,6 @@ use crate::units::show_bytes;
 /// How long a child waits for its parent to connect.
 const PARENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs a test, in the role that the command line gives this process.
-///
 /// # Errors
 /// The test's, with its exit status.
 pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Result<(), Failure> {
@@ -58,7 +56,6 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
     }
 }
 
-/// Both ends here: starts the server as a child process.
 fn both(plan: &Plan, args: &TestArgs) -> Result<FinishedTest, Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::First, Reach::Here)?;
@@ -85,7 +82,6 @@ pub(crate) fn start_server(
     Server::start(arguments, interrupt)
 }
 
-/// Opens the devices of the command line, for this process's end.
 pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
     let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
     if let Some(MemoryPlace::Gpu(number)) = args.gpu.first() {
@@ -94,8 +90,7 @@ pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, 
     Ok(device)
 }
 
-/// The command line of the server's process: the same test and device, with its own address and
-/// fault seed.
+/// The same test and device, with the server's own address and fault seed.
 fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
     let mut line: Vec<String> = Plan::command(kind, args.operation.name())
         .split(' ')
@@ -142,7 +137,6 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
     line.into_iter().map(OsString::from).collect()
 }
 
-/// The client: runs the test and prints its results.
 fn client(
     plan: &Plan,
     args: &TestArgs,
@@ -223,14 +217,12 @@ fn client(
     })
 }
 
-/// A test that has been run and printed.
 struct FinishedTest {
     report: Report,
     outcome: Result<(), Failure>,
 }
 
 impl FinishedTest {
-    /// Writes the metrics, of what there is, and checks the thresholds.
     fn with_thresholds(self, metrics: Option<Metrics>, thresholds: Thresholds) -> Result<(), Failure> {
         let FinishedTest { report, outcome } = self;
         let written = match metrics {
@@ -311,7 +303,6 @@ pub(crate) fn line_rate(device: &Device, link: LinkKind) -> Option<f64> {
         .flatten()
 }
 
-/// The warnings before a test.
 pub(crate) fn warnings(
     sources: &Sources,
     plan: &Plan,
@@ -371,7 +362,6 @@ fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     serve(&listener, &device, args, &expected(kind, args, None), None, &interrupt)
 }
 
-/// Serves the process that started this one.
 fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let token = orchestrate::adopt()?;
     let interrupt = Interrupt::leave_to_parent()?;
@@ -397,8 +387,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     )
 }
 
-/// Serves the first valid client, or with `--forever` one after the other; then the failure of a
-/// test is reported and does not end the server.
+/// Serves the first valid client; with `--forever` one after the other, past failed tests.
 fn serve(
     listener: &Listener,
     device: &Device,

@@ -15,7 +15,6 @@ struct Listing {
     tool: &'static str,
     version: &'static str,
     devices: Vec<Entry>,
-    /// What could not be listed, and why.
     notes: Vec<String>,
 }
 
@@ -40,7 +39,6 @@ struct Entry {
     gpus: Option<Vec<NearGpu>>,
 }
 
-/// A GPU, with its distance from a device.
 #[derive(Debug, Serialize)]
 struct NearGpu {
     name: String,
@@ -146,7 +144,6 @@ fn gpus(host: &Host, name: &str) -> Option<Vec<NearGpu>> {
     Some(near.collect())
 }
 
-/// The nearest GPUs as text: by ordinal, or by PCI address.
 fn nearest(gpus: &[NearGpu]) -> Option<String> {
     let distance = gpus.first()?.distance;
     let nearest = gpus.iter().take_while(|gpu| gpu.distance == distance);

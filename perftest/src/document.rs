@@ -1,8 +1,7 @@
 //! Reads back the results of `--json` and `doorbell sweep`.
 //!
-//! A file may come from anywhere, so it is validated: anything but a result is refused in one line
-//! with the reason; text is made one line and shortened, and the exporters escape it; a number
-//! keeps the digits it was written with beside its value.
+//! A file may come from anywhere: anything but a result is refused with the reason, text is
+//! shortened to one line, and a number keeps the digits it was written with.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,14 +11,10 @@ use serde_json::{Map, Value};
 
 use crate::failure::{Failure, one_line};
 
-/// Size limit of a file.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// The most rows of a result.
 const MAX_ROWS: usize = 200_000;
-/// Length limit of a text in a result.
 const MAX_TEXT: usize = 300;
 
-/// The kind of a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// `doorbell bw`.
@@ -58,7 +53,6 @@ pub(crate) const PARAMETERS: [&str; 13] = [
     "coordinated_omission",
 ];
 
-/// A number, and the digits it was written with.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Metric {
     pub(crate) value: f64,
@@ -74,7 +68,6 @@ pub(crate) struct Limit {
     pub(crate) is_time: bool,
 }
 
-/// A row of metrics.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Row {
     /// Its index in the file.
@@ -83,7 +76,6 @@ pub(crate) struct Row {
     fields: Map<String, Value>,
 }
 
-/// A result.
 // fields: the fields of the published result schema.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Document {
@@ -99,7 +91,6 @@ pub(crate) struct Document {
     pub(crate) line_rate: Option<Metric>,
     pub(crate) limits: Vec<Limit>,
     pub(crate) warnings: Vec<String>,
-    /// The test parameters, as text.
     pub(crate) settings: Vec<(String, String)>,
     /// The points that could not be measured, with the reason, as text.
     pub(crate) skipped: Vec<String>,
@@ -107,8 +98,6 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// Reads a file.
-    ///
     /// # Errors
     /// [`Failure::Test`] when it cannot be read, [`Failure::Usage`] when it is no result.
     pub(crate) fn read(path: &Path) -> Result<Document, Failure> {
@@ -186,12 +175,10 @@ impl Document {
         })
     }
 
-    /// Whether the link is not hardware.
     pub(crate) fn is_software(&self) -> bool {
         self.link != "hardware"
     }
 
-    /// What carries the packets, as text.
     pub(crate) fn link_description(&self) -> &'static str {
         match self.link.as_str() {
             "hardware" => "an RDMA adapter",
@@ -229,7 +216,6 @@ impl Row {
         Ok(row)
     }
 
-    /// A metric, if the row has it.
     fn number(&self, key: &str) -> Result<Option<Metric>, String> {
         self.fields
             .get(key)
@@ -238,17 +224,14 @@ impl Row {
             .transpose()
     }
 
-    /// A metric, if the row has it.
     pub(crate) fn metric(&self, key: &str) -> Option<Metric> {
         self.number(key).ok().flatten()
     }
 
-    /// A parameter, as text.
     pub(crate) fn parameter(&self, key: &str) -> Option<String> {
         self.fields.get(key).map(to_text)
     }
 
-    /// A parameter, as a number.
     pub(crate) fn parameter_number(&self, key: &str) -> Option<f64> {
         self.fields.get(key).and_then(Value::as_f64)
     }
@@ -296,7 +279,6 @@ impl Row {
     }
 }
 
-/// Whether a row's field of this name is a metric.
 fn is_metric(key: &str) -> bool {
     [
         "bw_", "msg_rate", "lat_", "busbw_", "algbw_", "time_us", "cpu_", "raw_copy",
@@ -361,7 +343,6 @@ fn limit(value: &Value) -> Result<Option<Limit>, String> {
         .transpose()
 }
 
-/// Text of a result: one line, shortened, without characters that change the text direction.
 fn text_of(text: &str) -> String {
     let keeps_direction =
         |c: &char| !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -395,7 +376,6 @@ fn to_text(value: &Value) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// A document of rows, for tests.
     pub(crate) fn document(file: &str, link: &str, rows: &str) -> Document {
         let text = format!(
             r#"{{"tool":"doorbell","version":"0.1.0","test":"write_bw","device":"soft0","link":"{link}","memory":"host","results":[{rows}]}}"#

@@ -6,11 +6,9 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The request is invalid: a value out of range, contradicting options, an unknown device. Exit
-    /// status 2.
+    /// A value out of range, contradicting options, an unknown device. Exit status 2.
     #[error("{0}")]
     Usage(String),
     /// The test failed: peer lost, wrong data, an address in use. Exit status 1.
@@ -23,9 +21,7 @@ pub(crate) enum Failure {
     /// The connection to the peer broke, or the peer stopped sending. Exit status 1.
     #[error("peer {control} lost: {reason}")]
     Lost {
-        /// The peer's address.
         control: SocketAddr,
-        /// What happened to it.
         reason: String,
     },
     /// A command could not be run. Exit statuses as in env(1): 127 when there is no such command,
@@ -38,12 +34,10 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// A failed test, in one line.
     pub(crate) fn test(message: impl Into<String>) -> Self {
         Failure::Test(message.into())
     }
 
-    /// Bad usage, in one line with advice.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Failure::Usage(message.into())
     }
@@ -56,7 +50,6 @@ impl Failure {
         }
     }
 
-    /// The exit status.
     pub(crate) fn status(&self) -> u8 {
         match self {
             Failure::Test(_) | Failure::Refused(_) | Failure::Lost { .. } => 1,
@@ -66,14 +59,12 @@ impl Failure {
         }
     }
 
-    /// [`Failure::status`] as an `ExitCode`.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.status())
     }
 }
 
-/// Makes one line of a message of another program or library: control characters, such as line
-/// breaks, become spaces.
+/// Control characters of another program's message, such as line breaks, become spaces.
 pub(crate) fn one_line(message: &str) -> String {
     message
         .trim()

@@ -17,10 +17,8 @@ use crate::report::{self, LinkKind};
 struct Listing {
     tool: &'static str,
     version: &'static str,
-    /// The CUDA version of the driver.
     cuda: Option<String>,
     gpus: Vec<Entry>,
-    /// Each device with each GPU.
     paths: Vec<Pair>,
     /// What could not be checked, and why.
     notes: Vec<String>,
@@ -58,7 +56,6 @@ struct Pair {
     device: String,
     link: LinkKind,
     gpu: usize,
-    /// The best path that works.
     best: Option<&'static str>,
     paths: Vec<PathStatus>,
 }
@@ -136,7 +133,6 @@ fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failur
     Ok(())
 }
 
-/// All devices of the system, and the userspace ones.
 fn adapters(soft: Soft, notes: &mut Vec<String>) -> Result<Vec<(Context, LinkKind)>, Failure> {
     let mut adapters = Vec::new();
     match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {

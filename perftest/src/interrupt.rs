@@ -8,7 +8,6 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 
-/// Whether the user has requested a stop.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
@@ -43,7 +42,6 @@ impl Interrupt {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a stop was requested.
     #[inline]
     pub(crate) fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)

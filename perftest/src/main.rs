@@ -1,12 +1,10 @@
 //! The `doorbell` command: RDMA bandwidth, latency and collective tests, a list of devices, and the
 //! machine's own limits.
 //!
-//! `cli` is the command line, `plan` the test parameters, `command` runs `bw` and `lat`; `exchange`
-//! is the control connection, `orchestrate` runs both ends on one machine; `run` measures, `stats`
-//! computes, `report` exports. `diagnose` finds conditions that distort results. `sweep` runs many
-//! tests; `document` reads results back, for `html` (`doorbell report`, which draws with `chart`)
-//! and for `compare`. `classic` is `ib_write_bw` and the other tools of perftest, selected by
-//! `argv[0]`. `coll` is `doorbell coll`, `dropin` is `doorbell run` and `doorbell env`.
+//! `plan` has the parameters, `command` runs `bw` and `lat`, `orchestrate` both ends on one
+//! machine; `exchange` is the control connection, `run` measures, `stats` computes, `report`
+//! exports. `document` reads results back for `html` and `compare`. `classic` is `ib_write_bw` and
+//! the other tools of perftest, selected by `argv[0]`; `dropin` is `doorbell run` and `env`.
 #![forbid(unsafe_code)]
 
 mod chart;

@@ -1,10 +1,8 @@
 //! Both ends of a test on this machine: a child process of this program is the server.
 //!
-//! Two processes, as in real use of RDMA. The parent starts the child with pipes on its stdin and
-//! stdout. On stdin it sends a token that a client must present, so no other process of the machine
-//! can connect; the pipe stays open as long as the parent lives, and the child ends when it closes.
-//! On stdout the child announces, as one line of JSON, the TCP port where it listens, or why it
-//! cannot.
+//! The child's stdin carries a token that a client must present, so no other process can connect;
+//! the child ends when it closes. On stdout the child announces, as one line of JSON, the TCP port
+//! where it listens, or why it cannot.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,14 +17,12 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// Time limit for the child to start listening.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the child to exit by itself after the test.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Length limit of a line between the two.
 const MAX_LINE: u64 = 4096;
 
-/// The child's first message.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Announcement {
@@ -42,15 +38,11 @@ pub(crate) struct Server {
     child: Child,
     /// Closing it makes the child end.
     stdin_pipe: Option<ChildStdin>,
-    /// Its TCP port.
     pub(crate) port: u16,
-    /// The token that it expects.
     pub(crate) token: String,
 }
 
 impl Server {
-    /// Starts this program again with these arguments and waits until it listens.
-    ///
     /// # Errors
     /// The child's own failure when it announced one; [`Failure::Test`] when it could not be
     /// started or announced nothing in time; [`Failure::Interrupted`].
@@ -175,8 +167,6 @@ pub(crate) fn adopt_until(stop: Interrupt) -> Result<String, Failure> {
     Ok(token.to_owned())
 }
 
-/// The child's side: sends its announcement to the parent.
-///
 /// # Errors
 /// [`Failure::Test`] when the parent is gone.
 pub(crate) fn announce(announcement: &Announcement) -> Result<(), Failure> {

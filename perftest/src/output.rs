@@ -11,11 +11,9 @@ use std::process;
 
 use crate::failure::{Failure, one_line};
 
-/// An output that is not written yet. Unless it is [finished](Output::finish), nothing is left of
-/// it.
+/// Unless it is [finished](Output::finish), nothing is left of it.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// The path that the user gave.
     path: PathBuf,
     destination: Destination,
 }
@@ -41,12 +39,10 @@ impl Output {
         }
     }
 
-    /// Writes it and renames it.
     pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
         finish(self.destination, bytes).map_err(|e| cannot(&self.path, &e))
     }
 
-    /// Creates and writes a file.
     pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         Output::begin(path)?.finish(bytes)
     }

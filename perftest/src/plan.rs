@@ -1,8 +1,7 @@
 //! The test parameters: the operation, its sizes and depths, as one value that both ends share.
 //!
-//! The client makes a [`Plan`] from its command line and sends it to the server, so the server
-//! needs no options. [`Plan::check`] validates every plan before anything is allocated: to a server
-//! it is untrusted input.
+//! The client sends its [`Plan`] to the server, which needs no options. To a server it is untrusted
+//! input: [`Plan::check`] validates it before anything is allocated.
 
 use std::time::Duration;
 
@@ -12,7 +11,6 @@ use crate::cli::{AtomicOperation, BwArgs, LatArgs, Operation, TestArgs};
 use crate::failure::Failure;
 use crate::units::show_bytes;
 
-/// The largest message of a test.
 const MAX_SIZE: u64 = 1 << 30;
 /// The most data per size that a default number of iterations moves.
 const DEFAULT_VOLUME: u64 = 4 << 30;
@@ -23,12 +21,10 @@ pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 const MEMORY_LIMIT: u64 = 8 << 30;
 /// The most queue pairs with messages in shared memory: each takes a file descriptor.
 const MAX_SHARED_QPS: u32 = 64;
-/// The largest inline size.
 const MAX_INLINE: u32 = 4096;
 /// Default inline size of latency tests of write and send.
 const DEFAULT_LATENCY_INLINE: u32 = 220;
 
-/// Bandwidth or latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
@@ -47,21 +43,16 @@ impl Kind {
     }
 }
 
-/// The operation, including the atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verb {
-    /// RDMA WRITE.
     Write,
-    /// RDMA READ.
     Read,
     Send,
-    /// An 8-byte atomic.
     Atomic(AtomicOperation),
 }
 
 impl Verb {
-    /// Its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Verb::Write => "write",
@@ -84,7 +75,6 @@ pub(crate) enum TestLength {
     Seconds(f64),
 }
 
-/// The parameters of a test.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 // fields: the keys of the plan message, one per option
@@ -93,7 +83,6 @@ pub(crate) struct Plan {
     pub(crate) verb: Verb,
     /// Message sizes in bytes, in the order they run.
     pub(crate) sizes: Vec<u64>,
-    /// How long each size is measured.
     pub(crate) extent: TestLength,
     /// Warm-up messages per queue pair; `None` for the default of [`Plan::warmup`].
     pub(crate) warmup: Option<u64>,
@@ -119,7 +108,6 @@ pub(crate) struct Plan {
     /// of a ping-pong carry immediate data.
     #[serde(default)]
     pub(crate) gpu: bool,
-    /// Whether every byte is checked.
     pub(crate) verify: bool,
     pub(crate) seed: u64,
     pub(crate) timeout: u8,
@@ -141,8 +129,6 @@ fn is_once(repeat: &u32) -> bool {
 }
 
 impl Plan {
-    /// The plan of a `doorbell bw` command line.
-    ///
     /// # Errors
     /// [`Failure::Usage`] when values contradict each other.
     pub(crate) fn bw(args: &BwArgs) -> Result<Plan, Failure> {
@@ -180,8 +166,6 @@ impl Plan {
         plan.checked()
     }
 
-    /// The plan of a `doorbell lat` command line.
-    ///
     /// # Errors
     /// [`Failure::Usage`] when values contradict each other.
     pub(crate) fn lat(args: &LatArgs) -> Result<Plan, Failure> {
@@ -266,8 +250,6 @@ impl Plan {
         Ok(self)
     }
 
-    /// Validates a plan.
-    ///
     /// # Errors
     /// One line with the value that is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -340,12 +322,10 @@ impl Plan {
         format!("{}_{}", self.verb.name(), self.kind.name())
     }
 
-    /// The test's name on the command line: `bw write`.
     pub(crate) fn command_name(&self) -> String {
         Plan::command(self.kind, self.verb.name())
     }
 
-    /// A test's name on the command line.
     pub(crate) fn command(kind: Kind, verb: &str) -> String {
         format!("{} {verb}", kind.name())
     }
@@ -392,19 +372,16 @@ impl Plan {
         u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(depth)
     }
 
-    /// The most memory that one end registers for messages at a time.
     pub(crate) fn registers_bytes(&self) -> u64 {
         self.sizes.iter().map(|&size| self.memory(size)).max().unwrap_or(0)
     }
 
-    /// Memory of one end for messages of this size.
     fn memory(&self, size: u64) -> u64 {
         let slots = self.slots(size, self.tx_depth.max(self.rx_depth));
         size.saturating_mul(slots.into()).saturating_mul(self.qps.into())
     }
 }
 
-/// Whether the options go with messages in GPU memory.
 fn check_gpu(args: &TestArgs) -> Result<(), Failure> {
     let both = args.peer.is_none() && !args.server;
     let most = if both { 2 } else { 1 };

@@ -12,7 +12,6 @@ use crate::cli::TopoArgs;
 use crate::failure::Failure;
 use crate::report;
 
-/// sysfs of this host.
 const SYSFS: &str = "/sys";
 
 #[derive(Serialize)]
@@ -21,9 +20,7 @@ struct Listing<'a> {
     version: &'static str,
     #[serde(flatten)]
     host: &'a Host,
-    /// For each pair of devices.
     distances: Vec<Pair<'a>>,
-    /// For each GPU.
     affinity: Vec<Affinity<'a>>,
 }
 
@@ -73,8 +70,6 @@ pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The topology of this host.
-///
 /// # Errors
 /// [`TopologyError`] when it has no sysfs.
 pub(crate) fn this_host() -> Result<Host, TopologyError> {

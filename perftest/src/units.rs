@@ -22,7 +22,6 @@ fn expected_bytes(text: &str) -> String {
     format!("'{text}' is not a size: give bytes as 64, 4K, 1M or 1G (powers of 1024)")
 }
 
-/// Parses a number of bytes that fits in 32 bits, as [`parse_bytes`] does.
 pub(crate) fn parse_bytes_u32(text: &str) -> Result<u32, String> {
     u32::try_from(parse_bytes(text)?).map_err(|_| format!("'{text}' is too much: the limit is below 4G"))
 }

@@ -17,7 +17,6 @@ use nix::sys::signal::Signal;
 
 use self::tools::{Running, TIME_LIMIT, TOOLS, Tools, free_port};
 
-/// A fake peer on the control connection, message by message, up to where a test ends it.
 struct FakePeer {
     stream: TcpStream,
     is_client: bool,
@@ -50,7 +49,6 @@ impl FakePeer {
         }
     }
 
-    /// Exchanges the first `count` messages.
     fn exchange(&mut self, count: usize) {
         for index in 0..count {
             self.exchange_one(index, &FakePeer::message(index));
@@ -94,7 +92,6 @@ fn with_fake_client(tools: &Tools, line: &str) -> (Running, FakePeer) {
     (server, FakePeer::connect(port))
 }
 
-/// Connects a [`FakePeer`] to a tool.
 type ConnectFake = fn(&Tools, &str) -> (Running, FakePeer);
 
 const BOTH: [ConnectFake; 2] = [with_fake_server, with_fake_client];

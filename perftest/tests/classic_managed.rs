@@ -21,7 +21,6 @@ use self::tools::{Running, TIME_LIMIT, TOOLS, ToolOutput, Tools, free_port};
 /// of an address.
 const MANAGED: &str = "127.91.0.11";
 
-/// Tools whose device has that address.
 fn at_own_address() -> Tools {
     Tools::new().with("DOORBELL_SOFT_ADDR", MANAGED)
 }
@@ -126,7 +125,6 @@ fn an_rdma_cm_test_notices_a_killed_peer() {
 /// The address of the misbehaving peer's device.
 const FAKE_PEER: &str = "127.91.0.12";
 
-/// The device of the misbehaving peer, and its connection manager.
 struct FakePeer {
     context: Context,
     manager: ConnectionManager,
@@ -154,7 +152,6 @@ impl FakePeer {
         }
     }
 
-    /// Connects to a server, with two receives posted.
     fn connect(&self, port: u16) -> FakeChannel {
         let server = SocketAddr::new(MANAGED.parse().expect("an address"), port);
         let pd = self.context.protection_domain().expect("a protection domain");

@@ -14,7 +14,6 @@ use nix::sys::signal::Signal;
 
 use self::tools::{Running, ToolOutput, Tools, free_port};
 
-/// Both ends of a test.
 struct Bench {
     tools: Tools,
     /// The capture file of the client.
@@ -26,7 +25,6 @@ impl Bench {
         Bench::of(Tools::new())
     }
 
-    /// With the stand-in for two GPUs.
     fn with_gpus() -> Bench {
         let standin = environment(ExecutionMode::Prompt, 2);
         Bench::of(
@@ -54,12 +52,10 @@ impl Bench {
         }
     }
 
-    /// Runs one end that is refused before it connects.
     fn alone(&self, line: &str) -> ToolOutput {
         self.tools.start(line).end()
     }
 
-    /// Runs both ends with the same options. Returns the client's and the server's output.
     fn pair(&self, line: &str) -> (ToolOutput, ToolOutput) {
         self.ends(line, line, "127.0.0.1")
     }
@@ -76,7 +72,6 @@ impl Bench {
         (client, server.end())
     }
 
-    /// As [`Bench::pair`]; both have to succeed.
     #[track_caller]
     fn good(&self, line: &str) -> (ToolOutput, ToolOutput) {
         let (client, server) = self.pair(line);

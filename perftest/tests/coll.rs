@@ -23,7 +23,6 @@ fn coll(line: &str) -> Command {
     doorbell(&format!("coll {line}"))
 }
 
-/// There are `rows` rows, all without errors.
 fn right(report: &Value, rows: usize) {
     let results = report["results"].as_array().expect("rows");
     assert_eq!(results.len(), rows, "{report}");
@@ -284,7 +283,6 @@ fn rank_of(parent: u32, rank: u32) -> Option<Pid> {
     })
 }
 
-/// Waits until all of them have ended, zombies included.
 fn gone(ranks: &[Pid]) {
     let deadline = Instant::now() + TIME_LIMIT;
     let there = |pid: &Pid| {
@@ -372,7 +370,6 @@ fn an_interrupted_test_prints_what_it_has() {
     gone(&ranks);
 }
 
-/// With the stand-in GPUs.
 fn with_gpus(line: &str) -> Command {
     let mut command = coll(line);
     command.arg("--gpu");

@@ -20,7 +20,6 @@ fn run(line: &str) -> Output {
     doorbell(line).output().expect("the binary runs")
 }
 
-/// Runs a test that has to succeed, and returns its JSON object.
 fn json(line: &str) -> Value {
     json_of(doorbell(line))
 }

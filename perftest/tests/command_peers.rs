@@ -25,7 +25,6 @@ fn json(line: &str) -> Value {
     json_of(doorbell(line))
 }
 
-/// A server waiting for a client, and its port.
 struct Server {
     child: Child,
     port: u16,
@@ -73,7 +72,6 @@ impl Drop for Server {
     }
 }
 
-/// A client that runs until it is stopped.
 struct Client {
     child: Child,
     stderr: BufReader<ChildStderr>,
@@ -81,10 +79,7 @@ struct Client {
 }
 
 impl Client {
-    /// Starts one, and lets it measure for a moment. Its warnings are printed when the peer has
-    /// accepted the test; after that it sleeps until both are connected, and uses the CPU only when
-    /// it measures. So the moment is one of CPU time: in elapsed time it may be over on a busy
-    /// machine before anything is connected.
+    /// Returns while it measures, judged by its CPU time: until both ends are connected it sleeps.
     fn start(line: &str) -> Client {
         let mut child = doorbell(line).spawn().expect("the binary runs");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
@@ -128,7 +123,6 @@ fn ticks_of(pid: u32) -> u64 {
         .sum()
 }
 
-/// Waits for a process, with a time limit.
 fn wait(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -210,7 +204,6 @@ fn a_killed_client_is_named_and_ends_the_server() {
     }
 }
 
-/// The child processes of this one.
 fn children_of(parent: u32) -> Vec<i32> {
     let stat = |entry: std::fs::DirEntry| {
         let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
@@ -275,7 +268,6 @@ fn an_interrupted_test_prints_what_it_has_and_exits_130() {
     assert!(report["results"][0]["iterations"].as_u64() > Some(0), "{report}");
 }
 
-/// Sends these messages to a port, and returns the reply until the other side closes.
 fn send(port: u16, messages: &[&str]) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -32,7 +32,6 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// Runs a test that has to succeed, and returns its JSON object.
 fn json(line: &str) -> Value {
     json_of(doorbell(line))
 }
@@ -168,7 +167,6 @@ fn the_requested_clock_is_used() {
     }
 }
 
-/// The child process of this one.
 fn child_of(parent: u32) -> Option<u32> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -312,7 +310,6 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Names and values.
 type Labels = Vec<(String, String)>;
 
 /// The labels of a sample, and the rest of the text; or why they are invalid.

@@ -32,7 +32,6 @@ fn run(folder: &Path, line: &str) -> Output {
     doorbell(folder, line).output().expect("the binary runs")
 }
 
-/// Checks a result against the published schema.
 fn check_schema(result: &Value) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/result.schema.json");
     let schema: Value = serde_json::from_str(&fs::read_to_string(file).expect("the schema")).expect("JSON");
@@ -41,7 +40,6 @@ fn check_schema(result: &Value) {
     assert!(errors.is_empty(), "{errors:?}: {result}");
 }
 
-/// Runs a command that has to succeed.
 fn run_ok(folder: &Path, line: &str) -> Output {
     let output = run(folder, line);
     assert!(output.status.success(), "{line}: {}", stderr(&output));

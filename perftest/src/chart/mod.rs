@@ -1,10 +1,9 @@
 //! Charts as values, and as SVG and PNG.
 //!
-//! `pick` makes charts of results, `spread` those of how latencies are spread, `scale` says where
-//! values lie, `svg` draws and `png` makes pixels of what it drew. We draw ourselves because of
-//! what a chart has to carry: every point keeps the number it stands for, to the digit, with the
-//! file and row it came from, so that a program can read a chart back; and colours and sizes that a
-//! page's style can change.
+//! `pick` makes charts of results, `spread` those of distributions, `scale` has the axes, `svg`
+//! draws, `png` rasterises. No chart crate, because every point carries the number as written, with
+//! its file and row, for programs that read the chart, and a page's style can change colours and
+//! sizes.
 
 mod pick;
 #[cfg(feature = "png")]
@@ -24,10 +23,8 @@ pub(crate) use text::{Unit, escape};
 /// The most series that can be distinguished in one chart.
 pub(crate) const MAX_SERIES: usize = 8;
 
-/// A chart.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Chart {
-    /// Its name in links and files.
     pub(crate) id: String,
     /// Its kind, by the name of `--chart`.
     pub(crate) kind: &'static str,
@@ -37,7 +34,6 @@ pub(crate) struct Chart {
     pub(crate) x: Axis,
     pub(crate) y: Axis,
     pub(crate) series: Vec<Series>,
-    /// Horizontal lines.
     pub(crate) marks: Vec<Mark>,
     /// The warning shown with it: that a device is software.
     pub(crate) banner: Option<String>,
@@ -45,7 +41,6 @@ pub(crate) struct Chart {
     pub(crate) sources: Vec<String>,
 }
 
-/// An axis.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Axis {
     pub(crate) label: String,
@@ -53,7 +48,6 @@ pub(crate) struct Axis {
     pub(crate) unit: Unit,
 }
 
-/// Points that belong together.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
@@ -65,18 +59,14 @@ pub(crate) struct Series {
     pub(crate) points: Vec<Point>,
 }
 
-/// A point, and its source.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Point {
     pub(crate) x: f64,
     pub(crate) y: f64,
     /// Half width of the confidence interval of `y`.
     pub(crate) half_width: Option<f64>,
-    /// Index of the file.
     pub(crate) file: usize,
-    /// Index of the row in it.
     pub(crate) row: usize,
-    /// Metric of the row.
     pub(crate) metric: &'static str,
     /// The numbers as they were written in the file.
     pub(crate) written: (String, String),

@@ -7,12 +7,10 @@ use super::spread::{distribution, percentiles};
 use super::{Axis, Chart, MAX_SERIES, Mark, Point, Scale, Series, Unit};
 use crate::document::{Document, Kind, Metric, PARAMETERS, Row};
 
-/// The names for `--chart`.
 pub(crate) fn ids() -> [&'static str; 7] {
     ["bandwidth", "rate", "latency", "percentiles", "cdf", "busbw", "time"]
 }
 
-/// A chart of one metric of rows of one kind.
 struct ChartKind {
     id: &'static str,
     kind: Kind,
@@ -87,7 +85,6 @@ pub(super) struct Group<'a> {
     pub(super) rows: Vec<&'a Row>,
 }
 
-/// All charts of these results, in order.
 pub(crate) fn charts(documents: &[Document]) -> Vec<Chart> {
     let mut charts = Vec::new();
     for kind in &CHART_KINDS {

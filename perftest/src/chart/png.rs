@@ -1,5 +1,4 @@
-//! A chart as PNG: what `svg` drew, in pixels, with a font that is part of this program, as a
-//! server may have none.
+//! A chart as PNG: the drawing of `svg`, with a built-in font, as a server may have none.
 
 use std::sync::Arc;
 
@@ -10,8 +9,6 @@ use resvg::usvg::{Options, Tree};
 /// Pixels for each unit of the drawing: enough for a screen of fine pixels.
 const SCALE: f32 = 2.0;
 
-/// Makes pixels of a drawing.
-///
 /// # Errors
 /// One line, when it is no SVG or there is no memory for so many pixels.
 pub(crate) fn png(svg: &str) -> Result<Vec<u8>, String> {

@@ -1,32 +1,22 @@
 //! Scales of axes: positions of values, and ticks.
 
-/// A scale: from values to positions along the axis, from 0 to 1.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Scale {
     /// From 0.
     Linear {
-        /// The value at the end.
         max: f64,
-        /// Distance of ticks.
         step: f64,
     },
-    /// Logarithmic to base 2.
     Log2 {
-        /// The value at the start.
         min: f64,
-        /// The value at the end.
         max: f64,
     },
-    /// Logarithmic to base 10.
     Log10 {
-        /// The value at the start.
         min: f64,
-        /// The value at the end.
         max: f64,
     },
     /// Fractions by their number of nines: 0.9, 0.99 and 0.999 are equidistant. 1 lies at the end.
     Nines {
-        /// Number of nines at the end.
         max: f64,
     },
 }
@@ -95,7 +85,6 @@ impl Scale {
         Scale::Nines { max: most + 0.35 }
     }
 
-    /// The position of a value, between 0 and 1.
     pub(crate) fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Scale::Linear { max, .. } => value / max,
@@ -115,7 +104,6 @@ impl Scale {
         place.clamp(0.0, 1.0)
     }
 
-    /// The values of its ticks, about `most` at most.
     pub(crate) fn ticks(&self, most: usize) -> Vec<f64> {
         let most = most.max(2);
         match *self {
@@ -158,7 +146,6 @@ impl Scale {
         }
     }
 
-    /// Its name, for programs that read the chart.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Scale::Linear { .. } => "linear",
@@ -173,7 +160,6 @@ fn nines(fraction: f64) -> f64 {
     -(1.0 - fraction.clamp(0.0, 1.0 - 1e-12)).log10()
 }
 
-/// The step for at most `most` ticks.
 fn every(count: i32, most: usize) -> i32 {
     let most = i32::try_from(most).unwrap_or(i32::MAX);
     (1..).find(|every| (count - 1) / every < most).unwrap_or(1)

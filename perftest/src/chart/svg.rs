@@ -12,7 +12,6 @@ use super::{Chart, MAX_SERIES, Mark, Point, Series};
 const COLOURS: [&str; MAX_SERIES] = [
     "#0b63ce", "#d9480f", "#0a8a5f", "#8f3fbf", "#a87900", "#c2255c", "#0b7f9e", "#5c6470",
 ];
-/// The same on black.
 const DARK: [&str; MAX_SERIES] = [
     "#6cb0ff", "#ff9a5c", "#4fd1a1", "#cf9bff", "#f0c24b", "#ff8bb3", "#5fd0ea", "#aab4c0",
 ];
@@ -21,8 +20,7 @@ const MUTED: &str = "#5b6675";
 const GRID: &str = "#e3e7ec";
 const FONT: &str = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif";
 
-/// Style sheet rules for light and dark mode: the variables `--s0` etc. in light mode, in dark
-/// mode, and the rules that use them.
+/// Style sheet variables for light mode and for dark mode, and the rules that use them.
 pub(crate) const STYLES: fn() -> (String, String, String) = || {
     let variables = |colours: &[&str], ink: &str, muted: &str, grid: &str, paper: &str| {
         let mut text = format!("--ink:{ink};--muted:{muted};--grid:{grid};--paper:{paper};");
@@ -47,19 +45,14 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
     )
 };
 
-/// The layout of a chart.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Layout {
-    /// Its name.
     pub(crate) name: &'static str,
     width: f64,
-    /// Height of the plot.
     plot: f64,
     font: f64,
     left: f64,
-    /// The most ticks along each axis.
     ticks: (usize, usize),
-    /// Size of markers.
     marker: f64,
     /// Whether title, device and version are drawn, where the page does not have them.
     alone: bool,
@@ -69,7 +62,6 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// For a screen.
     pub(crate) const WIDE: Layout = Layout {
         name: "wide",
         width: 1000.0,
@@ -81,7 +73,6 @@ impl Layout {
         alone: false,
         styled: false,
     };
-    /// For a phone in portrait.
     pub(crate) const NARROW: Layout = Layout {
         name: "narrow",
         width: 360.0,
@@ -110,7 +101,6 @@ impl Layout {
     };
 }
 
-/// Draws a chart.
 pub(crate) fn draw(chart: &Chart, layout: &Layout) -> String {
     let mut canvas = Canvas {
         out: String::new(),
@@ -152,7 +142,6 @@ pub(crate) fn draw(chart: &Chart, layout: &Layout) -> String {
 struct Canvas {
     out: String,
     layout: Layout,
-    /// y coordinate where the next part starts.
     top: f64,
 }
 
@@ -170,7 +159,6 @@ impl Canvas {
         ));
     }
 
-    /// Title and sources.
     fn head(&mut self, chart: &Chart) {
         let Layout { width: w, font, .. } = self.layout;
         self.put(format_args!(
@@ -307,7 +295,6 @@ impl Canvas {
         self.top = bottom + 2.0 * font + 26.0;
     }
 
-    /// Horizontal lines.
     fn marks(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64) {
         let left = self.layout.left;
         for mark in &chart.marks {
@@ -323,8 +310,7 @@ impl Canvas {
         }
     }
 
-    /// The names of the lines, on top of everything: at the left, or at the right where two would
-    /// overlap.
+    /// The names of the lines, on top of everything; at the right where two would overlap.
     fn names(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64, top: f64) {
         let Layout { font, left, .. } = self.layout;
         let mut marks: Vec<&Mark> = chart.marks.iter().collect();

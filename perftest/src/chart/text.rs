@@ -1,6 +1,5 @@
 //! Text in charts and pages: escaping, width, and numbers with units.
 
-/// Escapes text for markup: between tags and in attributes.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -31,7 +30,6 @@ pub(super) fn width(text: &str) -> f64 {
         .sum()
 }
 
-/// The unit of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unit {
     /// A size, in powers of 1024.
@@ -65,7 +63,6 @@ impl Unit {
         }
     }
 
-    /// A short tick label.
     pub(super) fn tick(self, value: f64) -> String {
         match self {
             Unit::Bytes => size(value),

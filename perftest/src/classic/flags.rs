@@ -1,23 +1,17 @@
 //! The options of the classic tools as data: which tools have each, what it does, and how
 //! Doorbell's differs.
-//!
 //! The parser ([`super::getopt`]), `--help` and the table in docs/book/src/classic.md are generated
-//! from [`FLAGS`]. The names are the C tools' interface. Options of the C tools that are not
-//! supported are listed with the reason, so that the error message can give it.
+//! from [`FLAGS`]. Unsupported options of the C tools are listed with the reason for the error
+//! message.
 
 use super::tool::{Kind, Tool, Verb};
 
-/// The tools that have an option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ToolSet {
     All,
-    /// Bandwidth tools.
     Bw,
-    /// Latency tools.
     Lat,
-    /// WRITE, READ and SEND.
     NotAtomic,
-    /// READ, SEND and atomics.
     NotWrite,
     /// READ and atomics.
     Fetching,
@@ -45,7 +39,6 @@ impl ToolSet {
         }
     }
 
-    /// Their names, for the table.
     #[cfg(test)]
     pub(crate) fn names(self) -> &'static str {
         match self {
@@ -74,20 +67,15 @@ pub(crate) enum Support {
     Refused(&'static str),
 }
 
-/// An option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Flag {
-    /// `-s`.
     pub(crate) short: Option<char>,
     /// `--size`, without the dashes; identifies the option in the code.
     pub(crate) long: &'static str,
-    /// Another long name of the same option.
     pub(crate) alias: Option<&'static str>,
     /// The name of its value in the help; none where it takes none.
     pub(crate) value: Option<&'static str>,
-    /// The tools that have it.
     pub(crate) tools: ToolSet,
-    /// What it does.
     pub(crate) what: &'static str,
     pub(crate) support: Support,
 }
@@ -108,7 +96,6 @@ impl Flag {
         self
     }
 
-    /// Its shortest spelling.
     pub(crate) fn name(&self) -> String {
         match self.short {
             Some(short) => format!("-{short}"),
@@ -292,12 +279,10 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(Some('v'), "mac_fwd", ToolSet::NoTool, "forward").refused(RAW),
 ];
 
-/// The option of this long name, of any tool.
 pub(crate) fn by_long(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.long == name || flag.alias == Some(name))
 }
 
-/// The option `-LETTER`, of any tool.
 pub(crate) fn by_short(letter: char) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.short == Some(letter))
 }

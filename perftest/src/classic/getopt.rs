@@ -6,7 +6,6 @@ use super::flags::{self, FLAGS, Flag};
 use super::tool::Tool;
 use crate::failure::{Failure, one_line};
 
-/// An option of the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct GivenOption {
     pub(crate) flag: &'static Flag,
@@ -14,16 +13,12 @@ pub(crate) struct GivenOption {
     pub(crate) value: String,
 }
 
-/// A parsed command line.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ParsedArgs {
-    /// The options, in their order.
     pub(crate) options: Vec<GivenOption>,
     pub(crate) operands: Vec<String>,
 }
 
-/// Parses a command line.
-///
 /// # Errors
 /// [`Failure::Usage`] names the first option that the tool does not have, or that has a value too
 /// many or too few.
@@ -63,7 +58,6 @@ pub(crate) fn parse(tool: Tool, arguments: impl IntoIterator<Item = String>) -> 
     Ok(line)
 }
 
-/// Short options in one argument.
 fn bundle(
     tool: Tool,
     letters: &str,
@@ -91,7 +85,6 @@ fn bundle(
     Ok(())
 }
 
-/// The option of a long name, or of an unambiguous prefix.
 fn by_name(tool: Tool, name: &str) -> Result<&'static Flag, Failure> {
     let flag = match flags::by_long(name) {
         Some(flag) => flag,

@@ -6,7 +6,6 @@ use super::tool::{Tool, Verb};
 /// The version of the C tools whose protocol and layout are implemented.
 pub(crate) const SPEAKS: &str = "6.06";
 
-/// Width of the help.
 const WIDTH: usize = 100;
 /// Column where explanations begin.
 const INDENT: usize = 34;
@@ -15,8 +14,7 @@ pub(crate) fn version() -> String {
     format!("Version: {SPEAKS} (doorbell {})", env!("CARGO_PKG_VERSION"))
 }
 
-/// The text of `--help`: the options that the tool has, and those of the C tools that are not
-/// supported.
+/// `--help`: the options of the tool, and those of the C tools that are not supported.
 pub(crate) fn text(tool: Tool) -> String {
     let name = tool.name();
     let does = match tool.verb {

@@ -1,8 +1,7 @@
 //! The report of `--out_json`: that of the C tools, as valid JSON.
 //!
-//! Names and units are theirs, and so are `test_info` and `results`. Names that they spell with a
-//! space or in several ways have one spelling here, strings are quoted, `results` is an array that
-//! keeps every size of `-a`, and values that they leave out are there.
+//! Names and units are the C tools'. Names that they spell in several ways have one spelling here,
+//! strings are quoted, `results` has every size of `-a`, and no value is left out.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +12,6 @@ use super::tool::{Kind, Verb};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// The report of a run.
 pub(crate) fn report(settings: &Settings, header: &Header, lines: &[ResultRow], cycles_per_ns: f64) -> Value {
     let results: Vec<Value> = lines
         .iter()
@@ -147,8 +145,6 @@ fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64) -> Map<St
     result
 }
 
-/// Writes a report.
-///
 /// # Errors
 /// [`Failure::Test`] where the file cannot be written.
 pub(crate) fn write(output: Output, report: &Value) -> Result<(), Failure> {

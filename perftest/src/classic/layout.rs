@@ -1,15 +1,13 @@
 //! The output of the classic tools, to the column: pure functions from values to text.
 //!
-//! The column heads, widths and tabs are the C tools' interface, which scripts cut by position;
-//! each function here gives the text of one part of a run. docs/book/src/classic.md lists where the
-//! C tools' numbers differ.
+//! The C tools' column heads, widths and tabs are an interface: scripts cut by position.
+//! docs/book/src/classic.md lists where their numbers differ.
 
 use std::fmt::Write as _;
 
 use super::settings::{Atomic, Exchange, Output, Settings, Transport};
 use super::tool::{Kind, Verb};
 
-/// The line between the parts.
 pub(crate) const RULE: &str = "---------------------------------------------------------------------------------------";
 
 /// The facts of a run's header that are not on the command line.
@@ -32,7 +30,6 @@ pub(crate) struct Header {
     pub(crate) new_post: bool,
 }
 
-/// The address of one end's queue pair and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
     /// LID of the port; 0 on Ethernet.
@@ -43,20 +40,17 @@ pub(crate) struct Address {
     /// Outstanding READs or atomics that the end serves.
     pub(crate) outstanding: u32,
     pub(crate) rkey: u32,
-    /// Address of its memory.
     pub(crate) vaddr: u64,
     /// Its GID, if it sent one.
     pub(crate) gid: Option<[u8; 16]>,
 }
 
-/// The end an address belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
     Local,
     Remote,
 }
 
-/// A row of bandwidth.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Rates {
     pub(crate) bytes: u64,
@@ -64,9 +58,7 @@ pub(crate) struct Rates {
     pub(crate) iterations: u64,
     /// Peak bandwidth in bytes per second; none with `-N`.
     pub(crate) peak_bytes_per_s: Option<f64>,
-    /// Average bandwidth in bytes per second.
     pub(crate) average_bytes_per_s: f64,
-    /// Average message rate.
     pub(crate) messages_per_s: f64,
 }
 
@@ -80,7 +72,6 @@ pub(crate) struct Latencies {
     pub(crate) max_ns: f64,
     pub(crate) p50_ns: f64,
     pub(crate) avg_ns: f64,
-    /// Standard deviation, ns.
     pub(crate) stddev_ns: f64,
     pub(crate) p99_ns: f64,
     pub(crate) p999_ns: f64,
@@ -96,7 +87,6 @@ fn hex(value: u64, width: usize) -> String {
     }
 }
 
-/// The box of a waiting server.
 pub(crate) fn waiting() -> String {
     let stars = "*".repeat(36);
     format!("\n{stars}\n* Waiting for client to connect... *\n{stars}")
@@ -137,7 +127,6 @@ pub(crate) fn title(settings: &Settings) -> String {
     title
 }
 
-/// The header, from rule to rule.
 pub(crate) fn header(settings: &Settings, header: &Header) -> String {
     let mut text = format!("{RULE}\n{:20}{}\n", "", title(settings));
     for (name, value) in facts(settings, header) {
@@ -236,7 +225,6 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// The one or two lines of a queue pair's address.
 pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> String {
     let side = match side {
         Side::Local => "local",
@@ -263,7 +251,6 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     text
 }
 
-/// The column heads.
 pub(crate) fn column_heads(settings: &Settings) -> String {
     let output = &settings.output;
     let text = match settings.tool.kind {
@@ -280,7 +267,6 @@ pub(crate) fn column_heads(settings: &Settings) -> String {
     text + if output.cpu { "    CPU_Util[%]" } else { "" }
 }
 
-/// A bandwidth in the unit of the output.
 pub(crate) fn bandwidth(output: &Output, bytes_per_s: f64) -> f64 {
     if output.gbits {
         bytes_per_s * 8.0 / 1e9
@@ -289,7 +275,6 @@ pub(crate) fn bandwidth(output: &Output, bytes_per_s: f64) -> f64 {
     }
 }
 
-/// The column of `--cpu_util`.
 fn cpu(output: &Output, percent: f64) -> String {
     if output.cpu {
         format!("\t    {percent:<3.2}")
@@ -301,7 +286,6 @@ fn cpu(output: &Output, percent: f64) -> String {
 /// Averages below this many Gb/s have six decimals and other column widths.
 const FINE_GBITS: f64 = 0.1;
 
-/// A row of bandwidth.
 pub(crate) fn rates(output: &Output, row: &Rates, cpu_percent: f64) -> String {
     let average = bandwidth(output, row.average_bytes_per_s);
     if output.gbits && average < FINE_GBITS {
@@ -330,7 +314,6 @@ pub(crate) fn time(output: &Output, ns: f64, cycles_per_ns: f64) -> f64 {
     if output.cycles { ns * cycles_per_ns } else { ns / 1e3 }
 }
 
-/// A row of latency.
 pub(crate) fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64, cpu_percent: f64) -> String {
     let output = &settings.output;
     let time = |ns| time(output, ns, cycles_per_ns);

@@ -1,12 +1,10 @@
 //! The classic tools: `ib_write_bw` and its seven relatives, with their names, flags and layout,
 //! interoperable with the C tools (perftest) as the peer.
 //!
-//! `tool` has the names, `flags` the options of each, `settings` the test parameters; `wire` is the
-//! C tools' protocol on the control connection, `test_end` creates and connects the queue pairs,
-//! `bw` and `lat` are the measuring loops, and `printer` prints the results: `layout` as text,
-//! `json` as a report. Results are computed as in `doorbell bw` and `doorbell lat` (`stats`), so
-//! none of the C tools' values known to be wrong is reproduced; docs/book/src/classic.md lists
-//! each.
+//! `tool` has the names, `flags` the options, `settings` the parameters; `wire` is the C tools'
+//! protocol, `test_end` connects the queue pairs, `bw` and `lat` measure, `printer` prints:
+//! `layout` as text, `json` as a report. Results are computed by `stats`; docs/book/src/classic.md
+//! lists the differences.
 
 mod bw;
 mod control;

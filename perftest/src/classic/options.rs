@@ -18,14 +18,12 @@ use super::tool::{Kind, Tool, Verb};
 use crate::failure::{Failure, one_line};
 use crate::units::parse_bytes;
 
-/// Queue depths.
 const DEPTH: RangeInclusive<u32> = 1..=15_000;
 /// Messages longer than this complete one by one (cq_mod 1), unless `-Q` is given.
 const CQ_MOD_MAX_SIZE: u64 = 8192;
 /// Duration of each report of `--run_infinitely` without `-D`.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a command line requests.
 #[derive(Debug)]
 pub(crate) enum Request {
     Help,
@@ -104,8 +102,6 @@ struct RawOptions {
     json_file: Option<PathBuf>,
 }
 
-/// Interprets a command line.
-///
 /// # Errors
 /// [`Failure::Usage`] names the option that cannot be met, with advice.
 pub(crate) fn interpret(tool: Tool, line: ParsedArgs) -> Result<Request, Failure> {
@@ -133,7 +129,6 @@ pub(crate) fn interpret(tool: Tool, line: ParsedArgs) -> Result<Request, Failure
     defaults::with_defaults(raw, tool).map(|settings| Request::Test(Box::new(settings)))
 }
 
-/// Applies one option.
 fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Failure> {
     match given.flag.long {
         "all" => raw.all = true,
@@ -317,7 +312,6 @@ fn only(given: &GivenOption, tool: Tool) -> Result<SingleMetric, Failure> {
     }
 }
 
-/// Refuses options that do not go together.
 fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
     let timed = raw.duration.is_some() || raw.forever;
     let send = tool.verb == Verb::Send;

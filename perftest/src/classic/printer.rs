@@ -13,7 +13,6 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::report::print_line;
 
-/// Both directions of a bidirectional test.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Directions {
     /// What this end sent.
@@ -25,7 +24,6 @@ pub(crate) struct Directions {
 /// A row of results, with this end's CPU use.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum ResultRow {
-    /// Of a bandwidth test.
     Rates {
         /// Both directions together.
         total: Rates,
@@ -34,19 +32,15 @@ pub(crate) enum ResultRow {
         /// CPU use of this end in percent of one core.
         cpu_percent: f64,
     },
-    /// Of a latency test.
     Latencies {
         figures: Latencies,
-        /// CPU use of this end in percent of one core.
         cpu_percent: f64,
     },
 }
 
-/// A run as it is printed.
 #[derive(Debug)]
 pub(crate) struct Printer<'a> {
     settings: &'a Settings,
-    /// The file of the JSON report.
     report: Option<Output>,
     header: Option<Header>,
     lines: Vec<ResultRow>,
@@ -69,13 +63,11 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// Sets the rate of the clock, for `-C`.
     pub(crate) fn set_cycles_per_ns(&mut self, cycles_per_ns: f64) {
         self.cycles_per_ns = cycles_per_ns;
     }
 
-    /// Prints what precedes the header, after this end listens and before it accepts: the notice of
-    /// `-l`, and that this end waits.
+    /// Before the header, before this end accepts: the notice of `-l`, and that it waits.
     pub(crate) fn waiting(&self) -> Result<(), Failure> {
         if self.settings.list_moderates {
             self.print(&layout::post_list_notice())?;
@@ -88,19 +80,16 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// Prints that a server waits for the queue pairs of the test (`-R`).
     pub(crate) fn waiting_for_queue_pairs(&self) -> Result<(), Failure> {
         self.print(&layout::waiting_for_queue_pairs())
     }
 
-    /// Prints the header.
     pub(crate) fn header(&mut self, header: &Header) -> Result<(), Failure> {
         self.print(&layout::header(self.settings, header))?;
         self.header = Some(header.clone());
         Ok(())
     }
 
-    /// Prints the addresses of both ends' queue pairs.
     pub(crate) fn addresses(&self, local: &[Address], remote: &[Address]) -> Result<(), Failure> {
         for (side, addresses) in [(Side::Local, local), (Side::Remote, remote)] {
             for address in addresses {
@@ -116,7 +105,6 @@ impl<'a> Printer<'a> {
         self.print(&layout::column_heads(self.settings))
     }
 
-    /// Prints a row of bandwidth.
     pub(crate) fn rates(
         &mut self,
         total: Rates,
@@ -205,7 +193,6 @@ impl<'a> Printer<'a> {
         limits
     }
 
-    /// Whether every size met the limits of `-w` and `-y`.
     fn check_limits(&self) -> Result<(), Failure> {
         let (settings, output) = (self.settings, &self.settings.output);
         for line in &self.lines {

@@ -17,7 +17,6 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::report::{Code, Warning, print_line};
 
-/// Runs a tool with this process's arguments.
 pub(crate) fn main(tool: Tool) -> ExitCode {
     match run(tool) {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,7 +69,6 @@ fn open(settings: &Settings) -> Result<Device, Failure> {
         .ok_or_else(|| Failure::usage("there is no RDMA device: see doorbell devices"))
 }
 
-/// The GPU of `--use_cuda`.
 fn gpu(cuda: &Cuda, device: &Device) -> Result<Gpu, Failure> {
     let flag = match &cuda.gpu {
         GpuSelector::Number(number) => format!("--use_cuda {number}"),

@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::tool::Tool;
 use crate::device::GpuSelector;
 
-/// Transport of the queue pairs (`-c`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Rc,
@@ -94,7 +93,6 @@ pub(crate) enum SingleMetric {
     Latency,
 }
 
-/// The test parameters.
 #[derive(Clone, PartialEq, Debug)]
 // fields: one per option of the C tools
 pub(crate) struct Settings {

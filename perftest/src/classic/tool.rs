@@ -12,14 +12,12 @@ pub(crate) enum Verb {
     Atomic,
 }
 
-/// Bandwidth or latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Bw,
     Lat,
 }
 
-/// One of the eight tools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tool {
     pub(crate) verb: Verb,
@@ -43,7 +41,6 @@ impl Tool {
         ]
     };
 
-    /// The program name.
     pub(crate) fn name(self) -> &'static str {
         match (self.verb, self.kind) {
             (Verb::Write, Kind::Bw) => "ib_write_bw",
@@ -57,7 +54,6 @@ impl Tool {
         }
     }
 
-    /// The tool of a program path, by its last component.
     pub(crate) fn from_program_name(program: &Path) -> Option<Tool> {
         let name = program.file_name()?.to_str()?;
         Tool::ALL.into_iter().find(|tool| tool.name() == name)

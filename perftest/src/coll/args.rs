@@ -186,12 +186,10 @@ pub(crate) struct CollArgs {
 }
 
 impl CollArgs {
-    /// The root; none for operations without one.
     pub(crate) fn root(&self) -> Option<u32> {
         self.operation.has_root().then_some(self.root)
     }
 
-    /// The sizes in bytes, in order.
     pub(crate) fn sizes(&self) -> Vec<u64> {
         if self.operation == Collective::Barrier {
             return vec![0];
@@ -209,7 +207,6 @@ impl CollArgs {
         sizes
     }
 
-    /// The largest size.
     pub(crate) fn last_size(&self) -> u64 {
         self.max_bytes.unwrap_or(self.min_bytes.max(32 << 20))
     }

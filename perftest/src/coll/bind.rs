@@ -1,8 +1,7 @@
 //! CPU binding of ranks, as `mpirun` does: a rank that migrates loses its caches, and ranks that
 //! share a CPU wait for each other's time slice.
 //!
-//! Only the thread that runs the operations is bound, after the helper threads were started: these
-//! do little, and the kernel places them.
+//! Only the thread that runs the operations is bound: the helper threads do little.
 
 use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -10,7 +9,6 @@ use nix::unistd::Pid;
 
 use crate::limits::processors;
 
-/// This thread.
 const SELF: Pid = Pid::from_raw(0);
 
 /// What a rank is bound to.

@@ -33,7 +33,6 @@ struct Row {
     reason: String,
 }
 
-/// Explains every size, and draws the plan of the first.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let data = args.dtype.0[0];
     let root = Rank(args.root().unwrap_or(0));
@@ -86,7 +85,6 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     print_line(plan.trim_end())
 }
 
-/// Writes a drawing.
 pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {
     fs::write(file, text).map_err(|e| Failure::test(format!("cannot write {}: {e}", one_line(&file.to_string_lossy()))))
 }

@@ -68,8 +68,6 @@ pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
     }
 }
 
-/// The GPU of this rank: the ranks of a host take one after another.
-///
 /// # Errors
 /// [`Failure::Usage`] where there is none.
 pub(super) fn context(comm: &Communicator) -> Result<Context, Failure> {
@@ -84,7 +82,6 @@ pub(super) fn context(comm: &Communicator) -> Result<Context, Failure> {
     device.context().map_err(|e| failed(&e))
 }
 
-/// One size of a type and an operator.
 struct Job<'a> {
     args: &'a CollArgs,
     gpu: &'a GpuCommunicator,
@@ -96,8 +93,6 @@ struct Job<'a> {
     iterations: u32,
 }
 
-/// Measures all sizes; rank 0 prints.
-///
 /// # Errors
 /// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
 /// rank was requested to stop.
@@ -190,7 +185,6 @@ impl TypedJob for Job<'_> {
     }
 }
 
-/// Input and output of a rank.
 struct Operands<'a> {
     input: Option<Span<'a>>,
     output: Option<Span<'a>>,
@@ -306,7 +300,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// A graph of the operations, with `--graph`.
     fn graph<T: Number>(&self, in_place: bool) -> Result<Option<Graph>, Stop> {
         if !self.args.graph {
             return Ok(None);

@@ -1,9 +1,8 @@
 //! Starts the ranks of this host, a process each.
 //!
-//! A rank is this program again, with the same arguments and `--rank`. Its stdin is a pipe, which
-//! carries the id of the group, so that no other process can join, and stays open as long as this
-//! process lives: a rank whose stdin closes ends. Rank 0 prints the results to the common stdout;
-//! each rank reports its own failures.
+//! A rank is this program with the same arguments and `--rank`. Its stdin is a pipe, which carries
+//! the id of the group, so that no other process can join; the rank ends when it closes. Each rank
+//! reports its own failures; rank 0 prints the results.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,17 +17,13 @@ use crate::device::{self, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// Interval between two polls of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How much longer than the deadline ranks have to end when one has failed.
 const GRACE: Duration = Duration::from_secs(10);
 /// Time limit for ranks that are requested to stop, to finish a size and print.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit for ranks to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Starts the ranks and waits for them.
-///
 /// # Errors
 /// [`Failure::Usage`] when the device is invalid; [`Failure::Test`] when a rank fails, which it
 /// reports itself; [`Failure::Interrupted`].
@@ -84,7 +79,6 @@ impl RankProcess {
         Ok(rank_process)
     }
 
-    /// Whether it has ended.
     fn poll(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.ended.is_none() {
             let status = self.child.try_wait();
@@ -110,8 +104,7 @@ impl Drop for RankProcess {
     }
 }
 
-/// Waits for all of them. After a failure the others have the deadline, and [`GRACE`], to detect
-/// and report it.
+/// After a failure the others have the deadline, and [`GRACE`], to detect and report it.
 fn wait(all: &mut [RankProcess], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut until = None;
     let mut stopping: Option<Instant> = None;
@@ -145,7 +138,6 @@ fn wait(all: &mut [RankProcess], deadline: Duration, interrupt: &Interrupt) -> R
     }
 }
 
-/// The result of all ranks.
 fn outcome(all: &[RankProcess]) -> Result<(), Failure> {
     let failed: Vec<String> = all
         .iter()

@@ -22,7 +22,6 @@ const SECONDS: f64 = 0.2;
 /// Operations that are timed to choose the iterations.
 const TRIAL_OPERATIONS: u32 = 3;
 
-/// One size of a type and an operator.
 struct Job<'a> {
     args: &'a CollArgs,
     comm: &'a Communicator,
@@ -32,8 +31,6 @@ struct Job<'a> {
     iterations: u32,
 }
 
-/// Measures all sizes; rank 0 prints.
-///
 /// # Errors
 /// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
 /// rank was requested to stop, after printing what was measured until then.
@@ -123,7 +120,6 @@ pub(super) trait TypedJob {
     fn with<T: Number>(&mut self) -> Self::Out;
 }
 
-/// Runs a job with elements of this type.
 pub(super) fn dispatch<J: TypedJob>(data: DataType, job: &mut J) -> J::Out {
     match data {
         DataType::I8 => job.with::<i8>(),
@@ -237,14 +233,12 @@ impl Job<'_> {
     }
 }
 
-/// The values of all ranks.
 pub(super) fn all_values(comm: &Communicator, mine: f64) -> Result<Vec<f64>, CollectiveError> {
     let mut all = vec![0.0; comm.size() as usize];
     comm.all_gather_into(&[mine], &mut all).wait()?;
     Ok(all)
 }
 
-/// Forces the algorithm of a call.
 fn with_choice<'c, B>(call: Call<'c, B>, choice: Option<&Choice>) -> Call<'c, B> {
     match choice {
         None => call,
@@ -256,7 +250,6 @@ fn with_choice<'c, B>(call: Call<'c, B>, choice: Option<&Choice>) -> Call<'c, B>
     }
 }
 
-/// The memory of a rank's operation.
 pub(super) enum Buffers<T: Number> {
     OutOfPlace {
         input: CommBuffer<T>,
@@ -335,7 +328,6 @@ impl<T: Number> Buffers<T> {
         }
     }
 
-    /// Runs the operation once; `choice` forces its algorithm.
     pub(super) fn run(
         &mut self,
         comm: &Communicator,

@@ -1,10 +1,9 @@
 //! `doorbell coll`: collective tests in the style of nccl-tests.
 //!
-//! `args` is the command line; `launch` starts ranks of this host as processes; `rank` is one of
-//! them, or of a launcher's; `measure` times and checks on all ranks together; `gpu` does so in GPU
-//! memory; `traffic` has the formulas and `table` prints. `explain` shows the choice of the
-//! algorithm, `simulate` predicts times on a modeled fabric, and `model_check` compares predictions
-//! with measurements.
+//! `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's;
+//! `measure` and `gpu` time and check on all ranks; `traffic` has the formulas, `table` prints;
+//! `explain` shows the choice of the algorithm, `simulate` predicts times, `model_check` compares
+//! them with measurements.
 
 mod args;
 mod bind;
@@ -27,8 +26,6 @@ use crate::failure::Failure;
 /// The most ranks that are started here.
 const MAX_RANKS: u32 = 64;
 
-/// Runs the test, in the role given by the command line and the environment.
-///
 /// # Errors
 /// The test's, with its exit status.
 pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
@@ -48,7 +45,6 @@ pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
     }
 }
 
-/// Refuses options that do not go together.
 fn check_options(args: &CollArgs) -> Result<(), Failure> {
     gpu::check_options(args)?;
     let operation = args.operation;
@@ -97,7 +93,6 @@ fn check_options(args: &CollArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The names of the algorithms for an operation.
 fn names(operation: Collective, deterministic: bool) -> String {
     let all = doorbell_collectives::Algorithm::of(operation);
     let those = all.filter(|algorithm| !deterministic || algorithm.deterministic(operation));

@@ -1,11 +1,9 @@
-//! `--simulate --measure`: compares the cost model with measurements: for each algorithm and
-//! protocol the time predicted by the costs that the ranks calibrate, and the time measured in the
-//! same run.
+//! `--simulate --measure`: compares the times predicted from calibrated costs with those measured
+//! in the same run, for each algorithm and protocol.
 //!
-//! Predictions use only the costs of messages, copies and reductions. As a machine's speed varies,
-//! each round of a size calibrates the costs anew and then measures all choices in turn, so that
-//! disturbances affect all of them. The medians of the rounds count, for the times and their ratio;
-//! the tuner's choice is that of the first round. A round's time is that of the slowest rank.
+//! Each round of a size calibrates the costs anew and then measures all choices in turn, so that
+//! disturbances affect all of them. The medians of the rounds count; the tuner's choice is that of
+//! the first round, a round's time that of the slowest rank.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +19,6 @@ use super::{CollArgs, traffic};
 use crate::failure::{Failure, one_line};
 use crate::report::{print_json, print_line};
 
-/// Rounds per size.
 const ROUNDS: usize = 5;
 /// Duration of a choice in a round, seconds.
 const SECONDS: f64 = 0.002;
@@ -48,7 +45,6 @@ struct ModelCheck {
     sizes: usize,
 }
 
-/// One choice at one size.
 #[derive(Serialize)]
 struct ChoiceRow {
     bytes: u64,
@@ -72,8 +68,6 @@ impl ChoiceRow {
     }
 }
 
-/// Measures all sizes; rank 0 prints.
-///
 /// # Errors
 /// [`Failure::Test`] when an operation fails, or stdout cannot be written.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
@@ -157,14 +151,12 @@ fn print(row: &ChoiceRow) -> Result<(), Failure> {
     ))
 }
 
-/// One size.
 struct Job<'a> {
     args: &'a CollArgs,
     comm: &'a Communicator,
     bytes: u64,
 }
 
-/// A choice, and its rounds.
 struct CandidateChoice {
     choice: Choice,
     iterations: u32,

@@ -39,8 +39,6 @@ pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failur
     }
 }
 
-/// A rank of a launcher.
-///
 /// # Errors
 /// [`Failure::Usage`] without a launcher; else those of this rank.
 pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
@@ -125,7 +123,6 @@ fn begin(
     comm.destroy().map_err(|e| failed(&e))
 }
 
-/// The communicator's options: those of the command line, else of the environment.
 fn options(args: &CollArgs) -> Result<Options, Failure> {
     let from_env = Options::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
     let mine = Overrides {
@@ -172,7 +169,6 @@ fn agree_on_link(devices: &[Device], group: &mut Group) -> Result<LinkKind, Fail
     Ok(all.iter().map(|one| one.link).max().unwrap_or(mine.link))
 }
 
-/// Prints warnings on stderr.
 fn warn(devices: &[Device], link: LinkKind, group: &Group) {
     let host = group.members().first().map(|member| &member.host);
     let here = group

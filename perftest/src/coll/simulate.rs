@@ -42,8 +42,6 @@ struct AlgorithmRow<'a> {
     quickest: bool,
 }
 
-/// Simulates and prints.
-///
 /// # Errors
 /// [`Failure::Usage`] for what cannot be simulated; [`Failure::Test`] when stdout or a file cannot
 /// be written.

@@ -6,7 +6,6 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::report::{LinkKind, print_json, print_line};
 
-/// The result of a test, and what it was measured on.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     tool: &'static str,
@@ -43,7 +42,6 @@ pub(crate) struct Row {
     pub(crate) in_place: Option<Measurement>,
 }
 
-/// The measurements of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Measurement {
     /// The mean over all ranks.
@@ -63,7 +61,6 @@ impl Row {
         self
     }
 
-    /// Wrong elements, in and out of place.
     pub(crate) fn wrong(&self) -> u64 {
         let of = |measurement: &Measurement| measurement.wrong.unwrap_or(0);
         of(&self.measurement) + self.in_place.as_ref().map_or(0, of)
@@ -84,12 +81,10 @@ impl Report {
         }
     }
 
-    /// Prints the report as JSON.
     pub(crate) fn print(&self) -> Result<(), Failure> {
         print_json(self)
     }
 
-    /// Prints the table's head.
     pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
         print_line(&format!(
             "# doorbell coll {}: {ranks} ranks on {}, {}{}\n{}",
@@ -136,7 +131,6 @@ fn head() -> String {
 }
 
 impl Row {
-    /// A row of the table.
     pub(crate) fn line(&self) -> String {
         let Self {
             bytes,

@@ -14,7 +14,6 @@ pub(crate) fn case(collective: Collective, ranks: u32, root: Rank, bytes: u64, d
     }
 }
 
-/// The number of parts that the size is divided into.
 pub(crate) fn parts(collective: Collective, ranks: u32) -> u64 {
     match collective {
         Collective::AllReduce

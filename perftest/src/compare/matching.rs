@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::document::{Document, PARAMETERS, Row};
 
-/// Rows by point.
 pub(super) struct Matched<'a> {
     /// A point's name, and its row in each.
     pub(super) both: Vec<(String, &'a Row, &'a Row)>,

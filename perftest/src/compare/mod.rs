@@ -1,8 +1,7 @@
 //! `doorbell compare`: what changed between two results, and whether that is more than noise.
 //!
-//! Rows with the same size and parameters are compared. If both were repeated, the repeats give the
-//! noise of the difference by Welch's t-test, which requires neither equal numbers of repeats nor
-//! equal variances. Otherwise the noise is unknown, and a given percentage is taken for it.
+//! Rows with the same size and parameters are compared. The noise is that of the repeats, by
+//! Welch's t-test for unequal variances; without repeats a given percentage is taken.
 
 mod matching;
 mod table;
@@ -20,7 +19,6 @@ use crate::report::print_json;
 use matching::{Matched, matched};
 use welch::Interval;
 
-/// Notes at the end of the command's help.
 pub(crate) const NOTES: &str = "\
 Figures compared: average bandwidth of bw, latency of lat (the median, or what --figure names), time of coll.
 With repeats in both results (--repeat), a change is more than noise when 0 lies outside the confidence interval of the difference of the means (Welch's t). One row in
@@ -92,7 +90,6 @@ enum Verdict {
     Worse,
 }
 
-/// A point that is in both results.
 #[derive(Debug, Serialize)]
 struct Change {
     bytes: u64,
@@ -114,7 +111,6 @@ struct Change {
     failed: bool,
 }
 
-/// One of the two results.
 #[derive(Debug, Serialize)]
 struct Side {
     file: String,
@@ -124,7 +120,6 @@ struct Side {
     version: String,
 }
 
-/// The comparison of two results.
 #[derive(Debug, Serialize)]
 struct Comparison {
     tool: &'static str,
@@ -139,9 +134,7 @@ struct Comparison {
     #[serde(skip_serializing_if = "Option::is_none")]
     fail_over: Option<f64>,
     results: Vec<Change>,
-    /// Points that only the first has.
     only_before: Vec<String>,
-    /// Points that only the second has.
     only_after: Vec<String>,
 }
 
@@ -178,8 +171,6 @@ impl Metric {
     }
 }
 
-/// Compares and prints.
-///
 /// # Errors
 /// [`Failure::Usage`] when there is nothing to compare; [`Failure::Test`] when a row is worse by
 /// more than `--fail-over`, or a file cannot be read.
@@ -351,7 +342,6 @@ fn parse_confidence(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A fraction as a percentage.
 fn percent(part: f64) -> String {
     let text = format!("{:.2}", part * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))

@@ -5,7 +5,6 @@ use crate::chart::Unit;
 use crate::failure::Failure;
 use crate::report::print_line;
 
-/// Prints the comparison.
 pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
     for (name, side) in [("before", &comparison.before), ("after ", &comparison.after)] {
         print_line(&format!(
@@ -80,13 +79,11 @@ fn line(row: &Change) -> String {
     .to_owned()
 }
 
-/// The change, as text.
 pub(super) fn change(row: &Change) -> String {
     row.change
         .map_or_else(|| "from 0".to_owned(), |change| format!("{:+.2} %", change * 100.0))
 }
 
-/// The point, as text.
 pub(super) fn point(row: &Change) -> String {
     if row.point.is_empty() {
         format!("{} B", row.bytes)

@@ -1,13 +1,10 @@
 //! Welch's t-test: the confidence interval of the difference of two means.
 
-/// The confidence interval of a difference of means.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Interval {
-    /// The two means.
     pub(super) means: (f64, f64),
     /// Lower bound of the second mean less the first.
     pub(super) low: f64,
-    /// Upper bound.
     pub(super) high: f64,
 }
 

@@ -9,10 +9,8 @@ use doorbell_verbs::{Local, ProtectionDomain};
 
 use crate::failure::{Failure, one_line};
 
-/// The memory that one end's messages lie in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MemoryPlace {
-    /// Host memory.
     Host,
     /// Memory of the GPU with this ordinal.
     Gpu(usize),
@@ -39,7 +37,6 @@ impl fmt::Display for MemoryPlace {
     }
 }
 
-/// How a GPU is selected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum GpuSelector {
     /// By its ordinal in this process.
@@ -84,20 +81,15 @@ fn long_bus_id(id: &str) -> String {
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu {
     pub(crate) context: Context,
-    /// Its ordinal in this process.
     pub(crate) number: usize,
     pub(crate) uuid: String,
-    /// Its product name.
     pub(crate) name: String,
     /// The best path that works, or the forced one.
     pub(crate) path: Path,
-    /// Whether the command line forces the path.
     forced: bool,
 }
 
 impl Gpu {
-    /// Opens the GPU with this ordinal, and registers some of its memory to determine the path.
-    ///
     /// # Errors
     /// [`Failure::Usage`] when there is no such GPU, or the environment forces an unknown path;
     /// [`Failure::Test`] when no path works.
@@ -105,7 +97,6 @@ impl Gpu {
         Gpu::choose(&format!("--gpu {number}"), &GpuSelector::Number(number), None, device)
     }
 
-    /// As [`Gpu::open`], for the GPU of `flag`, with a forced path.
     pub(crate) fn choose(
         flag: &str,
         which: &GpuSelector,
@@ -142,7 +133,6 @@ impl Gpu {
         })
     }
 
-    /// A registration by the path of this GPU.
     pub(crate) fn registration<'a>(&self, pd: &'a ProtectionDomain) -> Result<GpuRegistration<'a>, Failure> {
         if self.forced {
             return Ok(GpuRegistration::new(pd).path(self.path));

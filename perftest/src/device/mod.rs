@@ -19,7 +19,6 @@ pub(crate) use soft::{Side, Soft, copy_mode_names, explain};
 /// The port a test uses.
 pub(crate) const PORT: u8 = 1;
 
-/// An open device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) context: Context,
@@ -31,11 +30,9 @@ pub(crate) struct Device {
     pub(crate) faults: Option<String>,
     /// The connection manager for it.
     pub(crate) manager: Manager,
-    /// The GPU in whose memory this end's messages lie.
     pub(crate) gpu: Option<Gpu>,
 }
 
-/// The connection manager of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manager {
     /// The system's.
@@ -53,12 +50,9 @@ impl Manager {
     }
 }
 
-/// Where the peer may be, which decides the default device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
-    /// Both ends run on this machine.
     Here,
-    /// The peer may be on another machine.
     Elsewhere,
 }
 
@@ -130,7 +124,6 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
         .collect()
 }
 
-/// The failure for options of userspace devices given with another device.
 pub(crate) fn not_userspace(name: &str) -> Failure {
     Failure::usage(format!(
         "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"

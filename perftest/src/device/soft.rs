@@ -24,7 +24,6 @@ pub(crate) enum Side {
     Every,
 }
 
-/// The userspace devices of this process, not yet opened.
 #[derive(Debug)]
 pub(crate) struct Soft {
     devices: Vec<DeviceConfig>,
@@ -45,8 +44,6 @@ impl SoftArgs {
 }
 
 impl Soft {
-    /// The devices of the environment and the options.
-    ///
     /// # Errors
     /// [`Failure::Usage`] when they are invalid or contradict each other.
     pub(crate) fn configured(args: &SoftArgs, seed: u64, side: Side) -> Result<Soft, Failure> {
@@ -116,14 +113,11 @@ impl Soft {
         self.devices.iter().map(|device| device.name.as_str()).collect()
     }
 
-    /// The faults they inject, if any.
     pub(crate) fn faults(&self) -> Option<String> {
         let faults = self.devices.first()?.faults;
         faults.is_active().then(|| faults.to_string())
     }
 
-    /// Configures them for this process, as a library of verbs.
-    ///
     /// # Errors
     /// [`Failure::Test`] when they are in use already, which is a bug of this program.
     pub(crate) fn library(self) -> Result<Library, Failure> {
@@ -139,8 +133,7 @@ pub(crate) fn copy_mode_names(name: &str) -> Vec<&'static str> {
     modes.into_iter().map(CopyMode::name).collect()
 }
 
-/// Why a userspace device could not be opened: the device's own reason, which is more precise than
-/// `errno`.
+/// The device's own reason, which is more precise than `errno`.
 pub(crate) fn explain(name: &str, error: &DeviceError) -> Failure {
     match last_open_error() {
         Some(reason) => Failure::test(one_line(&reason)),

@@ -1,9 +1,7 @@
 //! `doorbell diagnose`: the warnings that a test on a device would print, without a test.
 //!
-//! System devices are queried through the system's library; where that does not open one, and for
-//! the folder of another machine, sysfs is used instead. Without a device all of the system's
-//! devices are checked; userspace devices only by name, since all that concerns them concerns the
-//! machine.
+//! System devices are queried through the system's library, else through sysfs. Userspace devices
+//! are checked only by name, since all that concerns them concerns the machine.
 
 use std::thread;
 use std::time::Duration;
@@ -29,7 +27,6 @@ const MACHINE: &str = "machine";
 struct Diagnosis {
     tool: &'static str,
     version: &'static str,
-    /// The devices that were checked.
     devices: Vec<String>,
     warnings: Vec<Finding>,
 }
@@ -42,8 +39,6 @@ struct Finding {
     warning: ReportedWarning,
 }
 
-/// Checks, and prints the findings.
-///
 /// # Errors
 /// [`Failure::Usage`] when there is no such device or code; [`Failure::Test`] with `--strict` when
 /// there is a warning, and when stdout cannot be written.
@@ -125,7 +120,6 @@ fn text(diagnosis: &Diagnosis) -> String {
     lines.join("\n")
 }
 
-/// The devices to check: the given one, or all of the system.
 fn subjects(sources: &Sources, args: &DiagnoseArgs) -> Result<Vec<Subject>, Failure> {
     // This machine's library does not concern the folder of another machine.
     let library = match sources.fake() {

@@ -1,8 +1,7 @@
 //! Checks of the CPU: the frequency of its cores, and their number.
 //!
-//! Not checked, because they do not distort results: whether turbo is off (`no_turbo`, `boost`:
-//! steadier, and the maximum above is then the lower one), and idle states (both ends busy-poll, so
-//! no core sleeps).
+//! Not checked, because they do not distort results: turbo off (steadier, and the maximum above is
+//! then the lower one), and idle states (both ends busy-poll).
 
 use std::num::NonZero;
 use std::thread;
@@ -15,12 +14,10 @@ const MIN_OF_BASE_PERCENT: u64 = 95;
 /// The same of its maximum frequency, which all cores together may not reach.
 const MIN_OF_MAXIMUM_PERCENT: u64 = 67;
 
-/// The cores that this process may use.
 pub(super) fn allowed(sources: &Sources) -> Vec<usize> {
     status(sources, "Cpus_allowed_list").map_or_else(Vec::new, |text| list(&text))
 }
 
-/// A line of `/proc/self/status`, of the measuring thread.
 pub(super) fn status(sources: &Sources, key: &str) -> Option<String> {
     sources.lines("proc/self/status").into_iter().find_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix(':')?.trim();
@@ -28,7 +25,6 @@ pub(super) fn status(sources: &Sources, key: &str) -> Option<String> {
     })
 }
 
-/// The warnings about the settings and the number of cores, for so many busy-polling threads.
 pub(super) fn settings(sources: &Sources, spinning: usize) -> Vec<Warning> {
     let cores = allowed(sources);
     let mut warnings = Vec::new();
@@ -57,7 +53,6 @@ fn few(have: usize, want: usize) -> Option<Warning> {
     })
 }
 
-/// The sysfs path of a cpufreq attribute.
 fn attribute(core: usize, name: &str) -> String {
     format!("sys/devices/system/cpu/cpu{core}/cpufreq/{name}")
 }

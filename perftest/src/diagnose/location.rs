@@ -7,8 +7,7 @@ use crate::report::{Code, Warning};
 
 const NODES: &str = "sys/devices/system/node";
 
-/// Warnings about the location of a device; none for a device on no bus. `bits_per_s`: its port's
-/// rate.
+/// None for a device on no bus. `bits_per_s`: its port's rate.
 pub(super) fn of_device(sources: &Sources, name: &str, bits_per_s: Option<u64>) -> Vec<Warning> {
     let Some(folder) = sources.resolved(&format!("sys/class/infiniband/{name}/device")) else {
         return Vec::new();
@@ -87,7 +86,6 @@ fn numa_memory(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
     ))
 }
 
-/// A PCIe link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Link {
     /// Transfers per second of a PCIe lane, in units of 0.1 GT/s.
@@ -197,7 +195,6 @@ fn upstream(folder: &str) -> impl Iterator<Item = &str> {
         .take(32)
 }
 
-/// The name of the physical slot of a function.
 fn slot(sources: &Sources, address: &str) -> Option<String> {
     let (device, _) = address.rsplit_once('.')?;
     let is_it = |name: &String| sources.text(&format!("sys/bus/pci/slots/{name}/address")).as_deref() == Some(device);

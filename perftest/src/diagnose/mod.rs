@@ -31,14 +31,10 @@ pub(crate) use noise::{NoiseMonitor, Peer};
 pub(crate) use port::Port;
 pub(crate) use sources::Sources;
 
-/// What is to be measured, as far as warnings depend on it.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
-    /// The device's name.
     pub(crate) device: String,
-    /// What carries its packets.
     pub(crate) link: LinkKind,
-    /// Its port, if it can be queried.
     pub(crate) port: Option<Port>,
     /// The GID index given; `None` for the best.
     pub(crate) gid_index: Option<u32>,
@@ -46,7 +42,6 @@ pub(crate) struct Subject {
     pub(crate) mtu_bytes: Option<u32>,
     /// The most memory that the test registers at this end.
     pub(crate) registers_bytes: u64,
-    /// Busy-polling threads on this machine during the test, of both ends where both are here.
     pub(crate) spinning: usize,
 }
 
@@ -83,7 +78,6 @@ pub(crate) fn standing(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     warnings
 }
 
-/// The results of a test, as far as warnings depend on them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured<'a> {
     /// The fewest samples of a size whose percentiles are shown; `None` where none are.
@@ -112,7 +106,6 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// The warnings after a test.
 pub(crate) fn after(monitor: &NoiseMonitor, measured: &Measured<'_>) -> Vec<Warning> {
     let mut warnings = monitor.evaluate();
     let samples = measured.samples;
@@ -121,7 +114,6 @@ pub(crate) fn after(monitor: &NoiseMonitor, measured: &Measured<'_>) -> Vec<Warn
     warnings
 }
 
-/// The warnings about the build and the machine, for so many busy-polling threads.
 pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cfg!(debug_assertions) {
@@ -143,7 +135,6 @@ pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
     warnings
 }
 
-/// The warnings about a device, its port and its location.
 fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     let device = subject.device.as_str();
     // A userspace device may have the name of a device in sysfs.
@@ -166,7 +157,6 @@ fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     warnings
 }
 
-/// The warnings about the present load.
 fn of_present_load(sources: &Sources) -> Vec<Warning> {
     // A core reports its frequency under load only after it has worked.
     let jitter = noise::probe();

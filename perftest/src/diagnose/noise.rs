@@ -2,13 +2,10 @@
 //! the kernel's counters.
 //!
 //! - **Jitter** ([`probe`]): a thread that only reads the clock sees a gap when its core runs
-//!   something else: an interrupt, another program, the hypervisor. 20 ms are cheap and find
-//!   frequent disturbances; rarer ones show in the counters, or not at all, so no finding is no
-//!   proof.
-//! - **Preemption**: `nivcsw` of getrusage(2) counts involuntary context switches; a yield without
-//!   another runnable thread is not counted.
-//! - **Others**: time of the allowed cores that was neither idle nor ours. The kernel's resolution
-//!   is 10 ms, so short tests are not judged by it.
+//!   something else. 20 ms find frequent disturbances; no finding is no proof.
+//! - **Preemption**: `nivcsw` of getrusage(2); a yield without another runnable thread is not
+//!   counted.
+//! - **Others**: time of the allowed cores that was neither idle nor ours, in units of 10 ms.
 //! - **Steal**: time in which the hypervisor ran something else though one of these cores had work.
 
 use std::time::{Duration, Instant};
@@ -26,7 +23,6 @@ const PROBE: Duration = Duration::from_millis(20);
 const GAP: Duration = Duration::from_micros(10);
 /// A single gap of this length is a warning.
 const LONG_GAP: Duration = Duration::from_millis(1);
-/// Largest percentage of the time in gaps.
 const MAX_GAP_PERCENT: f64 = 1.0;
 /// Preemptions that a test may have: in total, and per second. The kernel's own threads cause some
 /// tens a second on a quiet machine; a hundred show in the 99.9th percentile.
@@ -77,7 +73,6 @@ impl Gaps {
     }
 }
 
-/// Reads the clock for [`PROBE`].
 pub(super) fn probe() -> Option<Warning> {
     let mut gaps = Gaps::default();
     let began = Instant::now();
@@ -101,20 +96,16 @@ pub(crate) enum Peer {
     Elsewhere,
 }
 
-/// A snapshot of the kernel's counters.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct Counters {
     /// CLOCK_MONOTONIC.
     at: Duration,
-    /// Involuntary context switches of this process.
     preemptions: u64,
     /// CPU time of both ends; `None` where the peer's is not known.
     ours: Option<Duration>,
     /// Busy time of the allowed cores, of all processes.
     worked: Duration,
-    /// Steal time of these cores.
     stolen: Duration,
-    /// Number of these cores.
     cores: usize,
 }
 
@@ -179,7 +170,6 @@ fn of_process(sources: &Sources, process: u32) -> Option<Duration> {
     ticks(fields.next())?.checked_add(ticks(fields.next())?)
 }
 
-/// Observes a test.
 #[derive(Debug)]
 pub(crate) struct NoiseMonitor {
     sources: Sources,
@@ -188,7 +178,6 @@ pub(crate) struct NoiseMonitor {
 }
 
 impl NoiseMonitor {
-    /// Takes the first snapshot; the test follows.
     pub(crate) fn begin(sources: &Sources, peer: Peer) -> NoiseMonitor {
         NoiseMonitor {
             sources: sources.clone(),
@@ -197,7 +186,6 @@ impl NoiseMonitor {
         }
     }
 
-    /// The disturbances until now.
     pub(super) fn evaluate(&self) -> Vec<Warning> {
         evaluate(&self.began, &Counters::read(&self.sources, self.peer))
     }

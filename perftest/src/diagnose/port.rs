@@ -12,21 +12,18 @@ use super::sources::Sources;
 use crate::device::PORT;
 use crate::report::{Code, Warning};
 
-/// Bytes of an Ethernet frame that are neither InfiniBand payload nor Ethernet's own header: what
-/// the kernel reserves for the GRH, UDP, BTH, the longest extended headers and the ICRC when it
-/// derives the port's MTU from the interface's.
+/// What the kernel reserves of an Ethernet frame for the GRH, UDP, BTH, the longest extended
+/// headers and the ICRC when it derives the port's MTU from the interface's.
 const HEADERS: u32 = 96;
 /// The usual interface MTU for the largest path MTU.
 const RECOMMENDED_MTU: u32 = 4200;
 /// The most GID table entries that are read from sysfs.
 const GIDS: u32 = 1024;
 
-/// The attributes of a port.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Port {
     /// Its state as a word, if it is not active.
     pub(super) inactive: Option<String>,
-    /// Whether it is RoCE.
     pub(super) is_ethernet: bool,
     /// The active MTU, and the largest possible one.
     pub(super) mtus_bytes: Option<(u32, u32)>,
@@ -34,7 +31,6 @@ pub(crate) struct Port {
     pub(super) gids: Vec<PortGid>,
 }
 
-/// An entry of the GID table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PortGid {
     pub(super) index: u32,
@@ -68,7 +64,6 @@ impl std::fmt::Display for PortGid {
 }
 
 impl Port {
-    /// The port of an open device; `None` where the library does not report it.
     pub(crate) fn of_context(context: &Context) -> Option<Port> {
         let port = context.port(PORT).ok()?;
         let gids = context.gids(PORT).unwrap_or_default();
@@ -119,7 +114,6 @@ impl Port {
         })
     }
 
-    /// The GID that a test uses: that of the index given, or the best.
     fn chosen(&self, index: Option<u32>) -> Option<PortGid> {
         match index {
             Some(index) => self.gids.iter().copied().find(|gid| gid.index == index),
@@ -132,19 +126,15 @@ impl Port {
     }
 }
 
-/// How a test uses a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortUse<'a> {
     pub(super) device: &'a str,
     /// Whether it is a system device, with network interfaces.
     pub(super) is_system: bool,
-    /// The GID index given.
     pub(super) gid_index: Option<u32>,
-    /// The path MTU given.
     pub(super) mtu_bytes: Option<u32>,
 }
 
-/// The warnings about a port, for how a test uses it.
 pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Vec<Warning> {
     let device = wanted.device;
     let mut warnings = Vec::new();
@@ -199,7 +189,6 @@ fn mtu(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Option<Warning> 
     Some(Warning::new(Code::Mtu, format!("{what}{advice}")))
 }
 
-/// The largest path MTU for an interface's MTU.
 fn fitting(interface_bytes: u32) -> Option<u32> {
     let fits = |mtu: &u32| mtu + HEADERS <= interface_bytes;
     [4096, 2048, 1024, 512, 256].into_iter().find(fits)
@@ -256,7 +245,6 @@ fn gid(port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
     })
 }
 
-/// A rate in Gbit/s.
 pub(super) fn show_gbit(bits_per_s: u64) -> String {
     format!("{:.1} Gbit/s", bits_per_s as f64 / 1e9)
 }

@@ -1,8 +1,7 @@
 //! Whether there are enough samples for percentiles, and whether repeats agree.
 //!
-//! Of n samples about n × (1 − q) lie above the true q-quantile. With one of them the percentile is
-//! a single outlier; with ten, whose number varies by about √10 from one test to the next, it is
-//! right within a third of what lies above it. So a percentile needs n ≥ 10 ÷ (1 − q) samples.
+//! Of n samples about n × (1 − q) lie above the true q-quantile. Ten of them vary by about √10 from
+//! test to test, a third, so a percentile needs n ≥ 10 ÷ (1 − q) samples.
 
 use crate::report::{Code, Warning};
 use crate::stats::samples_needed;
@@ -10,8 +9,7 @@ use crate::stats::samples_needed;
 /// Largest coefficient of variation of repeats that agree, in percent.
 const SPREAD: f64 = 5.0;
 
-/// A warning of the percentiles (names and quantiles in order) that have too few of `samples`
-/// samples.
+/// `percentiles`: names and quantiles in order.
 pub(super) fn few(samples: u64, percentiles: &[(&str, f64)]) -> Option<Warning> {
     let weak = percentiles
         .iter()

@@ -1,8 +1,7 @@
 //! The files that the diagnosis reads: `/sys` and `/proc`, of this machine or below a folder.
 //!
-//! Nothing read is trusted: containers hide files, hypervisors make up values, and a test's folder
-//! may contain anything. Files are read up to a limit and never block, an invalid value counts as
-//! missing, and text is made one line without control characters.
+//! Nothing read is trusted: files are read up to a limit and never block, an invalid value counts
+//! as missing, and text becomes one line without control characters.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -25,7 +24,6 @@ const FILE: u64 = 1 << 20;
 /// The most entries of a folder.
 const ENTRIES: usize = 4096;
 
-/// The files of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     root: PathBuf,
@@ -33,7 +31,6 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// This machine's, or those of `DOORBELL_DIAGNOSE_ROOT`.
     pub(crate) fn of_this_machine() -> Sources {
         match env::var_os(ROOT) {
             Some(root) => Sources::below(root),
@@ -44,7 +41,6 @@ impl Sources {
         }
     }
 
-    /// Those below a folder.
     pub(super) fn below(root: impl Into<PathBuf>) -> Sources {
         Sources {
             root: root.into(),
@@ -52,7 +48,6 @@ impl Sources {
         }
     }
 
-    /// The folder, if these are not this machine's files.
     pub(super) fn fake(&self) -> Option<&Path> {
         self.fake.then_some(self.root.as_path())
     }
@@ -63,18 +58,15 @@ impl Sources {
         (!text.is_empty()).then_some(text)
     }
 
-    /// A numeric attribute.
     pub(super) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// The lines of a file, cut at the size limit.
     pub(super) fn lines(&self, path: &str) -> Vec<String> {
         let text = self.read(path, FILE).unwrap_or_default();
         text.lines().map(one_line).collect()
     }
 
-    /// The names in a folder, in order.
     pub(super) fn names(&self, folder: &str) -> Vec<String> {
         let entries = fs::read_dir(self.root.join(folder)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -135,7 +127,6 @@ pub(super) fn list(text: &str) -> Vec<usize> {
     numbers
 }
 
-/// Formats the numbers as [`list`] parses them.
 pub(super) fn show_list(numbers: &[usize]) -> String {
     let mut parts = Vec::new();
     for run in numbers.chunk_by(|one, next| one + 1 == *next) {
@@ -148,7 +139,6 @@ pub(super) fn show_list(numbers: &[usize]) -> String {
     parts.join(",")
 }
 
-/// A machine made up by a test.
 #[cfg(test)]
 pub(super) mod fake {
     use super::*;
@@ -158,7 +148,6 @@ pub(super) mod fake {
     }
 
     impl FakeMachine {
-        /// A machine with these files.
         pub(crate) fn with<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> FakeMachine {
             let machine = FakeMachine {
                 folder: tempfile::tempdir().unwrap(),

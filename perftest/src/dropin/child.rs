@@ -1,7 +1,5 @@
-//! Runs a command in place of this program: signals are forwarded to it, and this program ends as
-//! it does.
-//!
-//! This program does not exec, as it has to remove the folder afterwards.
+//! Runs a command in place of this program: forwards signals, and ends as it does. No exec, as the
+//! folder has to be removed afterwards.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -26,12 +24,10 @@ use crate::failure::{Failure, one_line};
 /// The signals that are forwarded. The others cannot be caught, or stop and continue the whole job.
 const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// How a command ended.
 #[derive(Debug)]
 pub(crate) struct ExitedCommand(ExitStatus);
 
-/// Runs the command with these variables added to its environment, until it ends; passes its
-/// process id to `started`.
+/// Passes the command's process id to `started`.
 ///
 /// # Errors
 /// [`Failure::NotRun`] when it could not be started.
@@ -42,9 +38,8 @@ pub(crate) fn run(
     started: impl FnOnce(i32),
 ) -> Result<ExitedCommand, Failure> {
     let cannot = |what: &str, e: &dyn std::fmt::Display| own(format!("cannot {what}: {e}"));
-    // Caught before the command starts, so that none ends this program alone. Signals that this
-    // program ignores stay ignored in the command: execve(2) keeps that, and resets caught ones to
-    // the default.
+    // Caught before the command starts, so that none ends this program alone. Ignored signals stay
+    // ignored: execve(2) keeps that, and resets caught ones to the default.
     let ignored = ignored();
     let caught = SIGNALS.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(caught).map_err(|e| cannot("catch signals", &e))?;
@@ -103,8 +98,7 @@ impl ExitedCommand {
     }
 }
 
-/// The signals that this process ignores, as bits: what `nohup` and shells' background jobs leave
-/// to their children.
+/// As bits: what `nohup` and shells' background jobs leave to their children.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

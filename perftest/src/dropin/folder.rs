@@ -121,8 +121,7 @@ pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> i
     Ok(variables)
 }
 
-/// Writes the files into a folder named by their hash, unless it exists: so it never changes while
-/// it is read.
+/// The folder is named by the files' hash, so it never changes while it is read.
 fn write(folder: &Path, files: &[File]) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);

@@ -7,15 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::dropin::own;
 use crate::failure::Failure;
 
-/// The library's file.
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
 /// The library that presents the devices in sysfs.
 pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
 /// The names under which programs load it.
 pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
 
-/// The folder of the library, and of the one for sysfs if that is wanted.
-///
 /// # Errors
 /// [`Failure::NotRun`] when there is none.
 pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {

@@ -1,15 +1,9 @@
 //! `doorbell run` and `doorbell env`: unmodified libibverbs programs on the userspace device.
 //!
-//! A dynamically linked program loads `libibverbs.so.1` from the first folder of `LD_LIBRARY_PATH`
-//! that has one. So a folder is created with links to the drop-in library under the expected names,
-//! and variables configure the device. This needs no privilege, and is inherited by child
-//! processes.
-//!
-//! Programs also read sysfs: a second library, preloaded by `LD_PRELOAD`, presents files for the
-//! soft devices there.
-//!
-//! `library` finds the libraries, `folder` creates the folder, `owner` records its owners, `sysfs`
-//! has the files, `program` checks the program, `child` runs it.
+//! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
+//! (docs/decisions/031-doorbell-run.md). `library` finds the drop-in libraries, `folder` makes the
+//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents,
+//! `program` checks the program, `child` runs it.
 
 mod child;
 mod folder;
@@ -33,11 +27,8 @@ use sysfs::ShownDevice;
 /// The exit status of env(1) for its own failures.
 const OWN_FAILURE: u8 = 125;
 
-/// A variable and its value.
 type Variable = (&'static str, OsString);
 
-/// Runs the command until it ends, and ends as it did.
-///
 /// # Errors
 /// [`Failure::Usage`] when the device options are invalid; [`Failure::NotRun`] when the command was
 /// not started.
@@ -62,8 +53,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     ended.exit_alike()
 }
 
-/// Prints the variables.
-///
 /// # Errors
 /// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be created;
 /// [`Failure::Test`] when stdout cannot be written.
@@ -83,7 +72,6 @@ fn own(message: impl Into<String>) -> Failure {
     Failure::NotRun(message.into(), OWN_FAILURE)
 }
 
-/// Sets up the folder, and returns the variables that make programs use it.
 fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
@@ -163,7 +151,6 @@ fn after(name: &str, library: &Path) -> OsString {
     value
 }
 
-/// A line for a shell, or for a file of variables.
 fn line(name: &str, value: &OsStr, plain: bool) -> Result<String, Failure> {
     let value = value.to_str().filter(|value| !value.contains('\n')).ok_or_else(|| {
         own(format!(

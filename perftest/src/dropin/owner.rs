@@ -1,9 +1,8 @@
 //! The owners of a folder of `doorbell run`, recorded in it, so that the next `doorbell run`
 //! removes the folder of one that was killed.
 //!
-//! A folder is needed while the program that created it or its command lives: each has a line with
-//! its PID and start time, which together are unique. PIDs are valid in one PID namespace only, so
-//! that is recorded too: folders of other namespaces, or without a record, are left alone.
+//! Each owner has a line with its PID and start time, which together are unique, and its PID
+//! namespace: folders of other namespaces, or without a record, are left alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,13 +14,10 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, Uid};
 
-/// Prefix of the folders' names.
 pub(super) const PREFIX: &str = "doorbell-run-";
 
-/// The file in a folder.
 const FILE: &str = "owners";
 
-/// A process that needs the folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Owner {
     namespace: String,
@@ -48,7 +44,6 @@ impl Owner {
         words.next().is_none().then_some(owner)
     }
 
-    /// Whether it is certainly gone.
     fn is_gone(&self) -> bool {
         if namespace().as_ref() != Some(&self.namespace) {
             return false;
@@ -60,7 +55,6 @@ impl Owner {
     }
 }
 
-/// This process's PID namespace.
 fn namespace() -> Option<String> {
     let link = fs::read_link("/proc/self/ns/pid").ok()?;
     Some(link.to_string_lossy().into_owned())
@@ -76,7 +70,6 @@ fn life_of(pid: i32) -> Option<(bool, u64)> {
     Some((rest.starts_with(['Z', 'X']), start))
 }
 
-/// Records that a process needs the folder.
 pub(super) fn add(folder: &Path, pid: i32) -> io::Result<()> {
     // Without /proc owners cannot be identified, and no folder is removed.
     let Some(owner) = Owner::of(pid) else {
@@ -87,7 +80,6 @@ pub(super) fn add(folder: &Path, pid: i32) -> io::Result<()> {
     file.write_all(format!("{} {} {}\n", owner.namespace, owner.pid, owner.start).as_bytes())
 }
 
-/// Records this process.
 pub(super) fn add_self(folder: &Path) -> io::Result<()> {
     add(folder, process::id().cast_signed())
 }

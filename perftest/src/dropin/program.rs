@@ -1,5 +1,4 @@
-//! Checks of a program before it is run: whether the dynamic loader will load the drop-in library
-//! for it.
+//! Whether the dynamic loader will load the drop-in library for a program.
 
 use std::env;
 use std::ffi::OsStr;
@@ -78,7 +77,6 @@ fn why_elf_not_usable(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) 
 mod tests {
     use super::*;
 
-    /// An ELF header followed by one program header and a loader's name.
     fn elf(kind: u32, loader: &str) -> Vec<u8> {
         let own = std::fs::read("/proc/self/exe").unwrap();
         let mut file = own[..64].to_vec();

@@ -13,7 +13,6 @@ use nix::ifaddrs::getifaddrs;
 use crate::device::PORT;
 use crate::failure::one_line;
 
-/// The attributes of a device.
 #[derive(Debug)]
 pub(crate) struct ShownDevice {
     name: String,
@@ -126,19 +125,14 @@ impl Address {
     }
 }
 
-/// A file, by its path below `/`, and its content.
 pub(crate) type File = (String, Content);
 
-/// The content of a file.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Content {
-    /// A line of text.
     Line(String),
-    /// The target of a symbolic link.
     Link(&'static str),
 }
 
-/// The files of these devices.
 pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
     let mut files = Vec::new();
     put(&mut files, "sys/class/infiniband_verbs", "abi_version", "6");
@@ -155,7 +149,6 @@ pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
 }
 
 impl ShownDevice {
-    /// The address of its first GID.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.gids.first().map(|gid| gid.address)
     }

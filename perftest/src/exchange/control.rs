@@ -1,8 +1,7 @@
 //! The control connection (TCP) between the two ends of a test.
 //!
-//! A thread reads it all the time, so that a peer that fails or is gone is noticed during a
-//! measurement: hot loops check one flag ([`Control::attention`]) and call [`Control::poll`] only
-//! when it is set.
+//! A thread reads it, so that a peer that fails is noticed during a measurement: hot loops check
+//! one flag ([`Control::attention`]) and call [`Control::poll`] only when it is set.
 //!
 //! No model: the flags are reasons to read what a channel or the process knows.
 
@@ -24,18 +23,15 @@ use crate::interrupt::Interrupt;
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a client retries while the server refuses, as it may still be starting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Delay between attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time limit for the preamble of an accepted connection.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a wait checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The reason reported for a connection that ended.
 const CLOSED_REASON: &str = "it closed the connection, or its process ended";
 /// Messages received and not yet read; further ones wait in the socket.
 const BACKLOG: usize = 16;
 
-/// The control connection.
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: TcpStream,
@@ -87,7 +83,6 @@ impl Control {
         })
     }
 
-    /// The peer's address.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -98,8 +93,6 @@ impl Control {
         ours.is_some_and(|ours| ours.ip() == self.peer.ip())
     }
 
-    /// Sends a message.
-    ///
     /// # Errors
     /// [`Failure::Test`] that names the peer, with the failure it reported before it closed, if it
     /// did.
@@ -112,7 +105,6 @@ impl Control {
         })
     }
 
-    /// Reports a failure of this end to the peer, if it is still connected.
     pub(crate) fn send_failure(&self, failure: &Failure) {
         let reason = match failure {
             Failure::Interrupted => "it was interrupted".to_owned(),
@@ -173,7 +165,6 @@ impl Control {
         }
     }
 
-    /// The failure for a message out of sequence.
     pub(crate) fn unexpected(&self, received: &Message, awaited: &str) -> Failure {
         Failure::test(format!(
             "peer {} sent '{}' where '{awaited}' belongs: are both ends the same doorbell?",
@@ -197,7 +188,6 @@ impl Drop for Control {
     }
 }
 
-/// Exchanges the preambles.
 fn exchange_preambles(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_read_timeout(Some(PREAMBLE_TIMEOUT))?;
     (&mut &*stream).write_all(&frame::PREAMBLE)?;
@@ -219,8 +209,6 @@ fn exchange_preambles(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_read_timeout(None)
 }
 
-/// Connects to a server, retrying while it may still be starting.
-///
 /// # Errors
 /// [`Failure::Usage`] when the name cannot be resolved; [`Failure::Test`] when no server answers
 /// there.
@@ -256,7 +244,6 @@ pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Co
     }
 }
 
-/// A server's listening socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     listener: TcpListener,

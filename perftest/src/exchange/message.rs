@@ -10,25 +10,18 @@ use crate::report::LinkKind;
 /// The version of this protocol; ends of different versions do not test together.
 pub(crate) const PROTOCOL: u32 = 1;
 
-/// One message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Message {
-    /// Identifies the program.
     Hello(Hello),
-    /// The test that the client requests.
     Plan(Plan),
-    /// The server accepts it.
     Accepted(Accepted),
     /// One end's queue pairs and memory for the next size.
     Setup(Setup),
     /// The sender's queue pairs are connected and its receives posted.
     Ready,
-    /// The client has sent all messages of a size.
     Finish(Finish),
-    /// The server has received all messages of a size.
     Outcome(Outcome),
-    /// The client is done.
     Bye,
     /// The sender aborts, with the reason.
     Failed(String),
@@ -54,9 +47,7 @@ impl Message {
 /// Identifies the program. Later versions may add fields; these stay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// Version of this protocol.
     pub(crate) protocol: u32,
-    /// Version of the program.
     pub(crate) version: String,
     /// The secret of a server that serves only the process that started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,7 +55,6 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    /// This program's hello.
     pub(crate) fn ours(token: Option<String>) -> Hello {
         Hello {
             protocol: PROTOCOL,
@@ -74,8 +64,6 @@ impl Hello {
     }
 }
 
-/// Checks the peer's hello.
-///
 /// # Errors
 /// One line that names both versions.
 pub(crate) fn check_hello(theirs: &Hello) -> Result<(), String> {
@@ -90,35 +78,28 @@ pub(crate) fn check_hello(theirs: &Hello) -> Result<(), String> {
     ))
 }
 
-/// The server's device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Accepted {
     pub(crate) device: String,
-    /// What carries its packets.
     pub(crate) link: LinkKind,
     /// The process group that it reaches by the shared-memory link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<u64>,
-    /// The GPU in whose memory its messages lie.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gpu: Option<GpuEnd>,
 }
 
-/// One end's GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GpuEnd {
-    /// Its ordinal in its process.
     pub(crate) number: usize,
     pub(crate) uuid: String,
-    /// Its product name.
     pub(crate) name: String,
     /// How its memory is registered.
     pub(crate) memory: String,
 }
 
 impl GpuEnd {
-    /// The GPU that this end has opened.
     pub(crate) fn of(gpu: &Gpu) -> GpuEnd {
         GpuEnd {
             number: gpu.number,
@@ -140,7 +121,6 @@ impl Accepted {
     }
 }
 
-/// One end's queue pairs for one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Setup {
@@ -151,7 +131,6 @@ pub(crate) struct Setup {
     pub(crate) qps: Vec<QpSetup>,
 }
 
-/// The endpoint of a queue pair, and the memory that the peer may access.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QpSetup {
@@ -167,7 +146,6 @@ pub(crate) struct QpSetup {
     pub(crate) counter: Option<String>,
 }
 
-/// What the client has sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Finish {
@@ -175,7 +153,6 @@ pub(crate) struct Finish {
     pub(crate) messages: Vec<u64>,
 }
 
-/// What the server has received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outcome {

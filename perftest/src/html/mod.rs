@@ -1,10 +1,9 @@
 //! `doorbell report`: charts of results, as one page that needs nothing but itself, or one chart as
 //! SVG or PNG.
 //!
-//! The page has no script and loads nothing: its own policy forbids both, so it can be mailed,
-//! archived and opened anywhere. Each chart is in it twice, once drawn for a screen and once for a
-//! phone, as text in a drawing does not flow; the page's style shows one of them. Below each chart
-//! are its figures as a table.
+//! The page has no script and loads nothing, by its own policy, so it can be mailed and archived.
+//! Each chart is in it twice, for a screen and for a phone, as text in a drawing does not flow.
+//! Below each chart are its figures as a table.
 
 mod page;
 
@@ -18,7 +17,6 @@ use crate::failure::{Failure, one_line};
 use crate::output::Output;
 use crate::report::print_line;
 
-/// Examples at the end of the command's help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   doorbell report write.json -o report.html            all charts, for a browser
@@ -44,7 +42,6 @@ pub(crate) struct ReportArgs {
     pub(crate) chart: Option<String>,
 }
 
-/// How a report is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Format {
     Html,
@@ -53,8 +50,6 @@ enum Format {
     Png,
 }
 
-/// Reads, draws and writes.
-///
 /// # Errors
 /// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`]
 /// when a file cannot be read or written.

@@ -125,7 +125,6 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ("repeats", "Repeats", Unit::Count, "measurements of this row"),
 ];
 
-/// Settings, and their names.
 const SETTINGS: [(&str, &str); 11] = [
     ("bytes", "Sizes (bytes)"),
     ("qps", "Queue pairs"),
@@ -140,7 +139,6 @@ const SETTINGS: [(&str, &str); 11] = [
     ("mtu", "MTU (bytes)"),
 ];
 
-/// Renders the page.
 pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     let mut out = String::new();
     let (light, dark, rules) = STYLES();
@@ -265,7 +263,6 @@ fn warnings(out: &mut String, documents: &[Document]) {
     out.push_str("</section>\n");
 }
 
-/// The source of a file's results, and the best of them.
 fn source(out: &mut String, document: &Document, named: bool) {
     let class = if document.is_software() { "soft" } else { "hard" };
     put(out, format_args!("<article class=\"source {class}\">\n"));
@@ -318,7 +315,6 @@ fn source(out: &mut String, document: &Document, named: bool) {
     out.push_str("</article>\n");
 }
 
-/// Names and values.
 fn list(out: &mut String, facts: &[(String, String)]) {
     out.push_str("<dl>\n");
     for (name, value) in facts {
@@ -330,8 +326,7 @@ fn list(out: &mut String, facts: &[(String, String)]) {
     out.push_str("</dl>\n");
 }
 
-/// A setting as text. Of a long list, such as the sizes of a sweep, the first, the last and the
-/// number.
+/// Of a long list, such as the sizes of a sweep, the first, the last and the number.
 fn setting(name: &str, value: &str) -> (String, String) {
     let name = SETTINGS
         .iter()
@@ -388,7 +383,6 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
         .collect()
 }
 
-/// A chart, for a screen and for a phone, and its values.
 fn metric(out: &mut String, chart: &Chart) {
     put(
         out,
@@ -440,7 +434,6 @@ fn metric(out: &mut String, chart: &Chart) {
     out.push_str("</tbody></table></div>\n</details>\n</figure>\n");
 }
 
-/// All rows of a file, with every metric they have.
 fn table(out: &mut String, number: usize, document: &Document) {
     let columns: Vec<_> = COLUMNS
         .iter()

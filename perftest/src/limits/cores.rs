@@ -1,18 +1,15 @@
 //! A pair of CPUs for the two ends of a measurement.
 //!
 //! On a virtual machine one CPU may be a third slower than another, and which one changes from
-//! second to second. So two measurements that are compared use the same pair, and each round
-//! another one.
+//! second to second: measurements that are compared use the same pair, and each round another one.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// This thread.
 const SELF: Pid = Pid::from_raw(0);
 
 /// While it lives, this thread and the threads and processes it starts are bound to two CPUs.
 pub(super) struct CpuPair {
-    /// The previous affinity; `None` where nothing was changed.
     before: Option<CpuSet>,
 }
 

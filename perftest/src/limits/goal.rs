@@ -10,9 +10,7 @@ use serde::Serialize;
 pub(super) enum Goal {
     RatioAtLeast(f64),
     RatioAtMost(f64),
-    /// The value is at least this.
     AtLeast(f64),
-    /// The value is at most this.
     AtMost(f64),
 }
 

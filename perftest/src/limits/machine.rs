@@ -6,7 +6,6 @@ use doorbell_softroce::limits::{self, LimitError};
 
 use super::Measurement;
 
-/// A limit.
 pub(super) struct Limit {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
@@ -88,7 +87,6 @@ fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Measurem
     }
 }
 
-/// An error and its source.
 pub(super) fn reason(error: &LimitError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

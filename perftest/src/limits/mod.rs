@@ -1,10 +1,9 @@
 //! `doorbell limits`: the machine's own limits, and how close the userspace device comes to them.
 //!
-//! Both are measured in one run, alternately: a round measures each limit and right after it the
-//! device's test that is compared with it, so that disturbances affect both. Rounds are short and
-//! many, as the speed of a shared machine changes from second to second. A value is the median of
-//! its rounds, a ratio the median of the rounds' ratios, printed with the minimum and maximum:
-//! where those are far apart, the machine was not idle.
+//! A round measures each limit and right after it the test that is compared with it, so that
+//! disturbances affect both. Rounds are short and many, as the speed of a shared machine changes. A
+//! value is the median of its rounds, a ratio that of the rounds' ratios; a wide range shows a busy
+//! machine.
 
 mod cores;
 mod goal;
@@ -42,15 +41,11 @@ const CEILINGS: [&str; 5] = [
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_QUICK: Duration = Duration::from_secs(1);
 
-/// A measured value, by its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Measurement {
-    /// Bytes per second.
     BytesPerS(f64),
-    /// Nanoseconds.
     Ns(f64),
-    /// Messages per second.
     PerS(f64),
 }
 
@@ -78,7 +73,6 @@ impl Measurement {
     }
 }
 
-/// One line of the result: a limit of the machine, or a value of the device.
 #[derive(Debug, PartialEq, Serialize)]
 struct Entry {
     name: &'static str,
@@ -88,12 +82,10 @@ struct Entry {
     compared: Option<Comparison>,
 }
 
-/// The parts of a line that only a value of the device has.
 #[derive(Debug, PartialEq, Serialize)]
 struct Comparison {
     /// Message size; 0 where there are no messages.
     bytes: u64,
-    /// The limit that it is compared with.
     against: &'static str,
     #[serde(flatten)]
     ratio: Ratio,
@@ -101,7 +93,6 @@ struct Comparison {
     met: bool,
 }
 
-/// The ratio of a value to its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Ratio {
     /// The median of the rounds.
@@ -133,7 +124,6 @@ struct Report {
     results: Vec<Entry>,
 }
 
-/// One line while it is measured.
 #[derive(Debug)]
 struct Column {
     figures: Vec<Measurement>,
@@ -149,7 +139,6 @@ impl Column {
         refused: false,
     };
 
-    /// Adds a measurement. Returns its value, if it succeeded.
     fn record(&mut self, name: &str, measured: Result<Measurement, String>) -> Option<Measurement> {
         match measured {
             Ok(value) => {
@@ -343,7 +332,6 @@ fn line(entry: &Entry) -> String {
     }
 }
 
-/// The lines that are wanted.
 struct Selection<'a> {
     /// Names; empty for all.
     only: &'a [String],

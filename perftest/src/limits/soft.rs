@@ -12,25 +12,21 @@ use super::goal::Goal;
 use super::machine::reason;
 use crate::report::LinkKind;
 
-/// The name of the CPU use of an idle device.
 pub(super) const IDLE: &str = "idle_cpu";
 pub(super) const IDLE_WHAT: &str = "CPU time of a process with an idle device";
 /// A thousandth of a CPU: the resolution of the clock plus one poll of the port.
 pub(super) const IDLE_GOAL: Goal = Goal::RatioAtMost(0.001);
 
-/// A measurement of the device.
 pub(super) struct DeviceTest {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) bytes: u64,
-    /// The name of the limit that it is compared with.
     pub(super) against: &'static str,
     pub(super) goal: Goal,
     test: Test,
     path: MessagePath,
 }
 
-/// The test that measures it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Test {
     Bandwidth,
@@ -39,7 +35,6 @@ enum Test {
     Latency,
 }
 
-/// The path of the messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MessagePath {
     /// UDP over loopback.
@@ -84,7 +79,6 @@ const fn write_bw(path: MessagePath, bytes: u64, against: &'static str) -> Devic
     }
 }
 
-/// All of them.
 pub(super) const DEVICE_TESTS: [DeviceTest; 10] = [
     write_bw(MessagePath::Shared, 64 << 10, "memcpy"),
     write_bw(MessagePath::Shared, 256 << 10, "memcpy"),
@@ -131,7 +125,6 @@ impl DeviceTest {
         }
     }
 
-    /// Runs the test for about `duration`.
     pub(super) fn measure(&self, duration: Duration) -> Result<Measurement, String> {
         let (kind, key) = match self.test {
             Test::Bandwidth => ("bw", "bw_avg_bytes_per_s"),
@@ -196,7 +189,6 @@ impl DeviceTest {
     }
 }
 
-/// The CPU use of an idle device over `period`.
 pub(super) fn idle(period: Duration) -> Result<Measurement, String> {
     let devices = DeviceConfig::from_env().map_err(|e| e.to_string())?;
     let config = devices.first().ok_or("the environment configures no device")?;

@@ -8,7 +8,6 @@ use crate::plan::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The optional columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct OptionalColumns {
     /// Confidence interval of the mean over repeats.
@@ -16,7 +15,6 @@ pub(crate) struct OptionalColumns {
     pub(crate) cpu: bool,
 }
 
-/// When a column is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Visibility {
     Always,
@@ -43,18 +41,15 @@ impl Visibility {
     }
 }
 
-/// A column of rows of one kind.
 struct Column<R> {
     head: &'static str,
     width: usize,
     visibility: Visibility,
     cell: fn(&R) -> String,
-    /// Its key in JSON.
     key: &'static str,
     meaning: &'static str,
 }
 
-/// Each column: its head, width, visibility, key, value and meaning.
 macro_rules! columns {
     ($($head:literal $width:literal $visibility:ident $key:literal |$row:ident| $cell:expr => $meaning:literal;)*) => {
         &[$(Column {
@@ -127,7 +122,6 @@ fn interval(half_width: Option<f64>, unit: f64) -> String {
     half_width.map_or_else(|| "-".to_owned(), |half| format!("{:.2}", half / unit))
 }
 
-/// The line of column heads.
 pub(super) fn head(kind: Kind, extra: OptionalColumns) -> String {
     fn of<R>(columns: &[Column<R>], extra: OptionalColumns) -> String {
         join(columns, extra, |column| column.head.to_owned())
@@ -138,7 +132,6 @@ pub(super) fn head(kind: Kind, extra: OptionalColumns) -> String {
     }
 }
 
-/// A row of a bandwidth test.
 pub(super) fn bandwidth(row: &BandwidthRow, extra: OptionalColumns) -> String {
     let line = join(BANDWIDTH, extra, |column| (column.cell)(row));
     match row.raw_copy_bytes_per_s {
@@ -151,7 +144,6 @@ pub(super) fn bandwidth(row: &BandwidthRow, extra: OptionalColumns) -> String {
     }
 }
 
-/// A row of a latency test.
 pub(super) fn latency(row: &LatencyRow, extra: OptionalColumns) -> String {
     join(LATENCY, extra, |column| (column.cell)(row))
 }
@@ -164,7 +156,6 @@ fn join<R>(columns: &[Column<R>], extra: OptionalColumns, text: impl Fn(&Column<
     cells.join(" ")
 }
 
-/// The description of the columns in `--help`.
 pub(crate) fn help(kind: Kind) -> String {
     fn of<R>(columns: &[Column<R>]) -> Vec<String> {
         let line = |column: &Column<R>| {

@@ -1,8 +1,7 @@
 //! A measurement as a value: one [`Report`], and its exporters (text, JSON, Prometheus).
 //!
-//! The origin of a number is part of it: every report has the device, the link kind and the memory
-//! path, so a result of a software device cannot be mistaken for one of hardware. A caveat is a
-//! value too, a [`Warning`] with advice.
+//! Every report has the device, the link kind and the memory path, so a result of a software device
+//! cannot be mistaken for one of hardware.
 
 mod columns;
 mod json;
@@ -31,7 +30,6 @@ pub(crate) use warning::{Code, Warning, table as warning_table};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LinkKind {
-    /// An RDMA adapter.
     Hardware,
     /// A software device of the kernel: rxe, siw.
     KernelSoft,
@@ -42,7 +40,6 @@ pub(crate) enum LinkKind {
 }
 
 impl LinkKind {
-    /// The name in results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             LinkKind::Hardware => "hardware",
@@ -53,7 +50,6 @@ impl LinkKind {
     }
 }
 
-/// The result of a test, and what it was measured on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 // fields: the keys of the JSON object
 pub(crate) struct Report {
@@ -61,25 +57,20 @@ pub(crate) struct Report {
     pub(crate) version: String,
     /// Such as `write_bw`.
     pub(crate) test: String,
-    /// This end's device.
     pub(crate) device: String,
     /// What carries the packets: the softer of the two ends' links.
     pub(crate) link: LinkKind,
     /// Memory path of this end's messages: `host`, or how GPU memory is registered.
     pub(crate) memory: String,
-    /// The peer's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<String>,
-    /// The test parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) settings: Option<Settings>,
     /// The parameters of a sweep, in place of `settings`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sweep: Option<SweepSettings>,
-    /// The clock in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) clock: Option<ClockReport>,
-    /// Caveats of the results.
     #[serde(default)]
     pub(crate) warnings: Vec<ReportedWarning>,
     /// Line rate of the link in one direction, bytes per second, where it has one.
@@ -94,20 +85,17 @@ pub(crate) struct Report {
     /// The GPU in whose memory the peer's messages lie.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer_gpu: Option<GpuEnd>,
-    /// One row per size, in the order they ran.
     pub(crate) results: Vec<Row>,
     /// The points of a sweep that could not be measured, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) skipped: Vec<Skipped>,
 }
 
-/// The parameters of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) qps: u32,
     /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
-    /// Requests per doorbell.
     pub(crate) post_list: u32,
     /// CQ moderation: one request in so many is signaled.
     pub(crate) cq_mod: u32,
@@ -132,7 +120,6 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The settings of a plan.
     pub(crate) fn of(plan: &Plan) -> Settings {
         let (iterations, duration_s) = match plan.extent {
             TestLength::Iterations(n) | TestLength::DefaultIterations(n) => (Some(n), None),
@@ -154,10 +141,8 @@ impl Settings {
     }
 }
 
-/// A warning in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReportedWarning {
-    /// Its code, for programs.
     pub(crate) code: String,
     /// The message with advice.
     pub(crate) message: String,

@@ -120,7 +120,6 @@ fn cpu(user: f64, system: f64) -> Samples {
     ]
 }
 
-/// The exposition of a report finished at this time.
 pub(crate) fn exposition(report: &Report, finished: SystemTime) -> String {
     let of_all = format!(
         "test=\"{}\",device=\"{}\",link=\"{}\",memory=\"{}\"",
@@ -181,12 +180,10 @@ fn sample(text: &mut String, name: &str, labels: &str, value: f64) {
     let _ = writeln!(text, "{name}{{{labels}}} {value}");
 }
 
-/// Escapes a label value.
 fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
-/// Destination of `--prometheus`.
 #[derive(Debug)]
 pub(crate) enum Metrics {
     Stdout,
@@ -203,7 +200,6 @@ impl Metrics {
         }
     }
 
-    /// Writes an exposition.
     pub(crate) fn finish(self, text: &str) -> Result<(), Failure> {
         match self {
             Metrics::Stdout => super::print_line(text.trim_end()),

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::{Bandwidth, CpuUse, LatencySummary, Spread};
 
-/// The result of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Row {
@@ -16,7 +15,6 @@ pub(crate) enum Row {
     Latency(LatencyRow),
 }
 
-/// The parameters of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowParams {
     pub(crate) bytes: u64,
@@ -25,7 +23,6 @@ pub(crate) struct RowParams {
     pub(crate) tx_depth: u32,
     /// Messages of up to so many bytes were sent inline.
     pub(crate) inline_bytes: u32,
-    /// Requests per doorbell.
     pub(crate) post_list: u32,
 }
 
@@ -39,7 +36,6 @@ pub(crate) struct BandwidthRow {
     pub(crate) tx_depth: u32,
     /// Messages of up to so many bytes are sent inline; 0 where none are.
     pub(crate) inline_bytes: u32,
-    /// Requests per doorbell.
     pub(crate) post_list: u32,
     /// Messages measured, over all queue pairs and repeats.
     pub(crate) iterations: u64,
@@ -128,26 +124,19 @@ pub(crate) struct LatencyRow {
     pub(crate) tx_depth: u32,
     /// Messages of up to so many bytes are sent inline; 0 where none are.
     pub(crate) inline_bytes: u32,
-    /// Messages measured.
     pub(crate) iterations: u64,
     pub(crate) lat_min_ns: f64,
     pub(crate) lat_p50_ns: f64,
     pub(crate) lat_avg_ns: f64,
-    /// Standard deviation, ns.
     pub(crate) lat_stddev_ns: f64,
-    /// 90th percentile, ns.
     pub(crate) lat_p90_ns: f64,
-    /// 99th percentile, ns.
     pub(crate) lat_p99_ns: f64,
-    /// 99.9th percentile, ns.
     pub(crate) lat_p999_ns: f64,
-    /// 99.99th percentile, ns.
     pub(crate) lat_p9999_ns: f64,
     pub(crate) lat_max_ns: f64,
     pub(crate) repeats: u32,
     /// Each repeat's median, ns.
     pub(crate) lat_samples_ns: Vec<f64>,
-    /// Each repeat's 99th percentile, ns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) lat_p99_samples_ns: Vec<f64>,
     /// Half width of the 95 % confidence interval of the mean of the medians, ns.
@@ -218,7 +207,6 @@ pub(super) mod tests {
         post_list: 1,
     };
 
-    /// A sample row.
     pub(crate) fn bandwidth() -> BandwidthRow {
         let figures = Bandwidth {
             messages: 5000,
@@ -232,7 +220,6 @@ pub(super) mod tests {
         }
     }
 
-    /// A sample row.
     pub(crate) fn latency() -> LatencyRow {
         let mut latency = Latency::new(Trip::Half);
         (1..=1000).for_each(|ns| latency.record(2000 + ns));

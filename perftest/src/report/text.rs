@@ -7,7 +7,6 @@ use super::{OptionalColumns, Row, columns};
 use crate::failure::Failure;
 use crate::plan::Kind;
 
-/// A table that is being printed.
 #[derive(Debug)]
 pub(crate) struct Table {
     kind: Kind,
@@ -15,21 +14,17 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Prints the description of the test and the column heads.
     pub(crate) fn begin(kind: Kind, extra: OptionalColumns, about: &str) -> Result<Table, Failure> {
         print_line(&format!("# {about}\n{}", columns::head(kind, extra)))?;
         Ok(Table { kind, extra })
     }
 
-    /// Prints a row.
     pub(crate) fn row(&self, row: &Row) -> Result<(), Failure> {
         debug_assert_eq!(matches!(row, Row::Bandwidth(_)), self.kind == Kind::Bw);
         print_line(&line(row, self.extra))
     }
 }
 
-/// Prints a line on stdout.
-///
 /// # Errors
 /// [`Failure::Test`] when stdout cannot be written. A closed pipe is no error: the reader needs no
 /// more.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::{Report, Row};
 
-/// The thresholds of every size.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Thresholds {
     /// Least average, bytes per second.

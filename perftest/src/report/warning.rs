@@ -1,18 +1,15 @@
 //! Warnings: caveats of a result, as values with advice.
 //!
-//! A [`Warning`] has a stable code, for scripts, and a one-line message. [`Code`] is the table of
-//! the codes with their conditions, which `doorbell diagnose --codes` and
-//! docs/book/src/diagnosis.md show; [`crate::diagnose`] checks most of them.
+//! [`Code`] is the table of the codes with their conditions, for `doorbell diagnose --codes` and
+//! docs/book/src/diagnosis.md; [`crate::diagnose`] checks most of them.
 
 use std::fmt;
 
 use super::{LinkKind, ReportedWarning};
 use crate::failure::one_line;
 
-/// A caveat of a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Warning {
-    /// Its code, for scripts.
     pub(crate) code: Code,
     /// The finding and the advice, in one line.
     message: String,
@@ -28,7 +25,6 @@ impl Warning {
         }
     }
 
-    /// The device is not hardware.
     pub(crate) fn not_hardware(link: LinkKind) -> Warning {
         let what = match link {
             // Some tests warn before they know whether the peer is on this host.
@@ -42,7 +38,6 @@ impl Warning {
         )
     }
 
-    /// Faults are injected.
     pub(crate) fn faults(faults: &str) -> Warning {
         Warning::new(
             Code::Faults,
@@ -85,7 +80,6 @@ impl Warning {
         )
     }
 
-    /// Prints it on stderr.
     pub(crate) fn print(&self) {
         eprintln!("doorbell: warning: {self}");
     }
@@ -118,7 +112,6 @@ macro_rules! codes {
         impl Code {
             pub(crate) const ALL: &[Code] = &[$(Code::$code,)*];
 
-            /// The name in results.
             pub(crate) fn name(self) -> &'static str {
                 match self { $(Code::$code => $name,)* }
             }
@@ -132,152 +125,122 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The command was built without optimization.
     DebugBuild = "debug-build",
         "how the command was built",
         "without optimisation",
         "`cargo build --release`";
-    /// The machine's files are read from a folder.
     FakedMachine = "faked-machine",
         "`DOORBELL_DIAGNOSE_ROOT`",
         "it is set: /sys and /proc of a folder are read, for tests of the diagnosis itself",
         "unset it";
-    /// More threads busy-poll than there are cores.
     FewCores = "few-cores",
         "the cores that the process may use",
         "fewer than the busy-polling threads of the test on this machine",
         "more cores (`taskset`, the container's limit), or the ends on two machines";
-    /// The CPU does not always run at full speed.
     CpuGovernor = "cpu-governor",
         "`scaling_governor` of each core that the process may use",
         "any is not `performance`",
         "`cpupower frequency-set -g performance`";
-    /// The CPU frequency is capped.
     CpuFrequencyCapped = "cpu-frequency-capped",
         "`scaling_max_freq` and `cpuinfo_max_freq` of those cores",
         "a core's limit is below what it can do",
         "`cpupower frequency-set -u` with the frequency it names";
-    /// The CPU runs slowly now.
     CpuFrequency = "cpu-frequency",
         "`scaling_cur_freq` of the core that the test is on, after 20 ms of busy-polling, against `base_frequency`, or where there is none `cpuinfo_max_freq`",
         "below 95 % of the base, or 67 % of the maximum",
         "the governor; cooling and power limits (`turbostat`, the BMC)";
-    /// The load exceeds the cores.
     Load = "load",
         "the load average over a minute, before the test",
         "above the number of cores",
         "wait, or stop what `top` shows";
-    /// The test's core is interrupted.
     Jitter = "jitter",
         "gaps of more than 10 µs in 20 ms of reading the clock before the test",
         "they exceed 1 % of that time in total, or one is over 1 ms",
         "idle cores for the test (`isolcpus=`, `nohz_full=`, interrupts moved away); a hypervisor that does not share them";
-    /// The device is not hardware.
     NotHardware = "not-hardware",
         "what carries the packets",
         "it is no adapter",
         "`--device` with one of `doorbell devices`";
-    /// Faults are injected.
     Faults = "faults",
         "`--drop` and its like, `DOORBELL_FAULTS`",
         "any is set",
         "leave them out to measure speed";
-    /// The port cannot carry data.
     PortNotActive = "port-not-active",
         "the port's state",
         "it is not active",
         "the cable; `ip link set DEV up`; on InfiniBand the subnet manager (`sminfo`)";
-    /// The MTU in force is less than the port's largest.
     Mtu = "mtu",
         "`active_mtu` and `max_mtu` of the port; on RoCE the MTU of its interface",
         "the port could have a larger one",
         "`ip link set dev DEV mtu 4200` on both hosts, and on the switches; on InfiniBand the partition's MTU at the subnet manager";
-    /// The test uses less than the MTU in force.
     PathMtu = "path-mtu",
         "the requested path MTU",
         "it is below the port's",
         "leave `--mtu` (`-m`) out";
-    /// A RoCE v1 GID.
     GidRoceV1 = "gid-roce-v1",
         "the type of the GID that the test uses (`gid_attrs/types`)",
         "RoCE v1, which is not routed and is often slower in switches",
         "`--gid-index` (`-x`) with the RoCE v2 entry that it names, or an address for the interface";
-    /// A link-local GID.
     GidLinkLocal = "gid-link-local",
         "the address of that GID",
         "link-local, where the table has a routable one of the same type",
         "`--gid-index` (`-x`) with the entry that it names";
-    /// A loopback GID.
     GidLoopback = "gid-loopback",
         "the address of that GID, of a system device",
         "a loopback address",
         "an address for the interface, or another GID";
-    /// Threads may run on another NUMA node than the adapter's.
     NumaCpus = "numa-cpus",
         "`numa_node` of the adapter, and the nodes of the cores that the process may use",
         "any of these is another node's",
         "`numactl --cpunodebind=N --membind=N`, or `taskset -c` with the cores that it names";
-    /// Memory may lie on another NUMA node than the adapter's.
     NumaMemory = "numa-memory",
         "`Mems_allowed_list`, and policies in `/proc/self/numa_maps`",
         "memory may not come from the adapter's node, or is bound to another",
         "`numactl --membind=N`, or the container's `cpuset.mems`";
-    /// The adapter's PCIe link is slower than the adapter.
     PcieLink = "pcie-link",
         "`current_link_speed`, `current_link_width` of the adapter against `max_link_speed`, `max_link_width`",
         "either is less",
         "seat it again, or move it to a slot that is wide and fast enough; see the BIOS for bifurcation and link speed";
-    /// The PCIe path to the adapter is slower than its port.
     PcieBandwidth = "pcie-bandwidth",
         "the slowest PCIe link between the host bridge and the adapter (lanes × rate × line code) against the port's rate",
         "less than the port's rate: no test can reach it",
         "another slot";
-    /// The IOMMU translates the adapter's accesses.
     Iommu = "iommu",
         "`iommu_group/type` of the adapter",
         "`DMA` or `DMA-FQ`: every address that it uses is translated",
         "`iommu=pt` on the kernel's command line, where the host is trusted";
-    /// The memlock limit prevents registration.
     Memlock = "memlock",
         "`Max locked memory` in `/proc/self/limits`, for system devices, without `CAP_IPC_LOCK`",
         "less than the test registers (`doorbell diagnose`: than the largest default test, 256 MiB)",
         "`ulimit -l unlimited`, or `* - memlock unlimited` in /etc/security/limits.conf; `LimitMEMLOCK=infinity` of a service";
-    /// Copies through the host are in the results.
     Staged = "staged",
         "how GPU memory is reached",
         "by copies through the host",
         "`doorbell gpu` says what the better paths lack";
-    /// Verification is in the results.
     Verifying = "verifying",
         "`--verify`",
         "it is set",
         "leave it out to measure speed";
-    /// Percentiles with too few samples.
     FewSamples = "few-samples",
         "how many round trips each percentile rests on",
         "fewer than ten lie above it: n < 10 ÷ (1 − q)",
         "`-n` with the number it names, or `-D`";
-    /// The processor's counter drifted.
     ClockDrift = "clock-drift",
         "the processor's counter against `clock_gettime`, over each size",
         "they differ by more than 0.1 %",
         "`--clock system`";
-    /// The test's threads were preempted.
     Preempted = "preempted",
         "involuntary context switches during the test (`getrusage`), of this end's threads",
         "more than ten, and more than a hundred a second",
         "stop other programs; `taskset -c` with cores of its own, `chrt -f 1`";
-    /// Other processes were busy during the test.
     BusyMachine = "busy-machine",
         "processor time on the cores that the process may use (`/proc/stat`), less that of both ends, in tests of 0.2 s and more; not when the peer is another command of this host",
         "other programs used more than half a core and an eighth of these cores",
         "stop what `top` shows";
-    /// The hypervisor took CPU time away (steal time).
     Steal = "steal",
         "stolen time of those cores during the test (`/proc/stat`)",
         "over 1 % of the time that they worked, and 20 ms at least",
         "a host that is not shared, or cores that are the guest's alone";
-    /// The repeats differ.
     Spread = "spread",
         "the averages (medians of latencies) of `--repeat`, per size",
         "their coefficient of variation is over 5 %",

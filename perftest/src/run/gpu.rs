@@ -14,7 +14,6 @@ use super::test_end::refused;
 use crate::device::Gpu;
 use crate::failure::Failure;
 
-/// Registered GPU memory for messages.
 #[derive(Debug)]
 pub(crate) struct GpuMessages {
     region: GpuRegion,
@@ -26,8 +25,7 @@ pub(crate) struct GpuMessages {
 }
 
 impl GpuMessages {
-    /// Memory for `slots` messages of `len` bytes, and its buffers: one per message, or one for
-    /// all.
+    /// Memory for `slots` messages of `len` bytes; one buffer per message, or one for all.
     pub(crate) fn new<R: Rights>(
         gpu: &Gpu,
         pd: &ProtectionDomain,
@@ -59,7 +57,6 @@ impl GpuMessages {
         Ok((messages, chunks.collect()))
     }
 
-    /// Writes message `slot`, to be sent.
     pub(crate) fn write(&mut self, slot: usize, bytes: &[u8]) -> Result<(), Failure> {
         let at = slot * self.len;
         let copy = || {
@@ -71,7 +68,6 @@ impl GpuMessages {
         copy().map_err(refused)
     }
 
-    /// Reads message `slot` after it has arrived.
     pub(crate) fn read(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), Failure> {
         let at = slot * self.len;
         self.arrivals
@@ -86,8 +82,7 @@ impl GpuMessages {
         copy().map_err(refused)
     }
 
-    /// Prepares message `slot` for sending without changing it: copies it to the mirror if it is
-    /// staged.
+    /// Copies message `slot` to the mirror if it is staged.
     fn push(&self, slot: usize) -> Result<(), Failure> {
         if self.region.path().is_direct() {
             return Ok(());
@@ -114,10 +109,8 @@ impl GpuMessages {
     }
 }
 
-/// Buffers in a GPU's memory.
 pub(crate) type Buffers<R> = Vec<Buffer<Opaque<R>>>;
 
-/// How memory for messages is cut into buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Chunking {
     /// A buffer for each message.
@@ -126,7 +119,6 @@ pub(crate) enum Chunking {
     Whole,
 }
 
-/// The content of a message before it is posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
     /// Any content, to be sent as it is.
@@ -165,13 +157,11 @@ impl GpuPool {
         })
     }
 
-    /// Free buffers.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.free.len()
     }
 
-    /// Takes a buffer to be sent from or received into, with this content.
     #[inline]
     pub(crate) fn take(&mut self, content: Content) -> Option<Buffer<Opaque<Local>>> {
         let buffer = self.free.pop()?;
@@ -211,14 +201,12 @@ impl GpuPool {
         }
     }
 
-    /// Returns a buffer to the pool.
     #[inline]
     pub(crate) fn release(&mut self, buffer: Buffer<Opaque<Local>>) {
         self.free.push(buffer);
     }
 
-    /// Returns the buffer of a received message to the pool; an error of the GPU is kept for
-    /// [`GpuPool::take_error`].
+    /// An error of the GPU is kept for [`GpuPool::take_error`].
     #[inline]
     pub(crate) fn release_received(&mut self, buffer: Buffer<Opaque<Local>>) {
         let slot = self.messages.slot(&buffer);

@@ -8,7 +8,6 @@ pub(crate) struct Meter<'a, T> {
     pub(crate) clock: &'a Clock,
     /// Accumulates over the repeats of a size.
     pub(crate) cpu: &'a mut CpuMeter,
-    /// The recorded samples.
     pub(crate) figures: &'a mut T,
 }
 
@@ -21,23 +20,19 @@ impl Meter<'_, Timeline> {
         now
     }
 
-    /// The measurement is over, after `done` messages.
     pub(crate) fn finish(&mut self, done: u64) {
         self.figures.finish(self.clock.now(), done);
         self.cpu.stop();
     }
 }
 
-/// Measures one message after another.
-///
 /// Closed loop (no rate): a message begins when the previous one ends, at the same clock reading.
-/// Open loop (with a rate): it begins when it is due, and if the previous one ends later, its
-/// latency still counts from when it was due, which corrects coordinated omission.
+/// Open loop: it begins when it is due, and its latency counts from then, which corrects
+/// coordinated omission.
 #[derive(Debug)]
 pub(crate) struct LatencyMeter<'a, 'm> {
     meter: &'m mut Meter<'a, Latency>,
     rate_per_s: Option<f64>,
-    /// Schedule of the measured messages.
     pacer: Option<Pacer>,
     measured: u64,
     measuring: bool,
@@ -70,8 +65,7 @@ impl<'a, 'm> LatencyMeter<'a, 'm> {
         now
     }
 
-    /// Whether the next message is due; it begins when this returns true, and is to be polled until
-    /// then.
+    /// Polled until the next message is due, which begins when this returns true.
     #[inline]
     pub(crate) fn is_due(&mut self) -> bool {
         let Some(pacer) = &self.pacer else { return true };
@@ -138,8 +132,7 @@ mod tests {
     fn coordinated_omission_is_corrected_in_an_open_loop_only() {
         let hidden = with_a_stall(None);
         assert!(hidden.p999 < 11_000.0 && hidden.max == 1e8, "{hidden:?}");
-        // 1000 messages were due during the stall, and later ones waited for these: more than a
-        // tenth of all.
+        // 1000 messages were due during the stall, and later ones waited: over a tenth of all.
         let seen = with_a_stall(Some(10_000.0));
         assert!(seen.p99 > 8e7 && seen.p90 > 1e6 && seen.p50 < 12_000.0, "{seen:?}");
         assert_eq!(seen.max, 1e8);

@@ -13,7 +13,6 @@ const CHECK_INTERVAL: u32 = 256;
 /// once, and where threads outnumber cores it lets the peer's thread run.
 const YIELD_AFTER: u32 = 200;
 
-/// Polls the control connection and Ctrl-C.
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
     control: &'a Control,
@@ -45,8 +44,6 @@ impl<'a> LoopMonitor<'a> {
         }
     }
 
-    /// An iteration that made progress.
-    ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the peer failed or is gone.
     #[inline]
@@ -55,7 +52,6 @@ impl<'a> LoopMonitor<'a> {
         self.count()
     }
 
-    /// An iteration that found nothing.
     #[inline]
     pub(crate) fn idle(&mut self) -> Result<(), Failure> {
         if self.idle < self.yield_after {
@@ -101,7 +97,6 @@ fn is_oversubscribed() -> bool {
     std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4)
 }
 
-/// The end of a timed test.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     duration: Option<Duration>,

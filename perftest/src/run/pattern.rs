@@ -3,13 +3,11 @@
 
 use std::fmt;
 
-/// The payload of one message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
     base: u64,
 }
 
-/// A wrong byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mismatch {
     pub(crate) bytes: u64,
@@ -24,7 +22,6 @@ pub(crate) struct Mismatch {
 }
 
 impl Mismatch {
-    /// The result of [`Pattern::check`] for a message.
     pub(crate) fn at(
         bytes: u64,
         qp_index: usize,
@@ -53,7 +50,6 @@ impl fmt::Display for Mismatch {
 }
 
 impl Pattern {
-    /// The payload of message `iteration` on queue pair `qp`.
     pub(crate) fn new(seed: u64, qp_index: usize, iteration: u64) -> Pattern {
         Pattern {
             base: mix(mix(mix(seed) ^ qp_index as u64) ^ iteration),
@@ -65,7 +61,6 @@ impl Pattern {
         mix(self.base ^ index).to_le_bytes()
     }
 
-    /// Writes the payload.
     pub(crate) fn fill(self, payload: &mut [u8]) {
         for (index, word) in (0..).zip(payload.chunks_mut(8)) {
             word.copy_from_slice(&self.word(index)[..word.len()]);

@@ -14,30 +14,23 @@ use crate::plan::{Kind, Plan, Verb};
 use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 
-/// What a session needs besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionContext<'a> {
     pub(crate) control: &'a Control,
     pub(crate) device: &'a Device,
-    /// GID index, if one was given.
     pub(crate) gid_index: Option<u8>,
 }
 
-/// What a client's session reports while it runs.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The server has accepted the test.
     Accepted(Accepted),
-    /// The measurement of a size starts.
     SizeStarted(u64),
-    /// The result of a size.
     Row(Row),
     /// The clock drifted by this fraction during the last size, and is not used any more.
     ClockDrift(f64),
 }
 
-/// Runs the client's side. An interrupted size yields a row as well, of what was measured until
-/// then.
+/// An interrupted size yields a row as well.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
@@ -178,7 +171,6 @@ fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failu
     }
 }
 
-/// Sets up, runs, and waits for the server's outcome.
 fn with_test_end<O: QpMemory>(
     test: &Test<'_>,
     run: impl FnOnce(&mut TestEnd<O>) -> Result<Vec<u64>, Failure>,
@@ -198,7 +190,6 @@ fn with_test_end<O: QpMemory>(
     }
 }
 
-/// Compares the server's outcome with what was sent.
 fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(), Failure> {
     let seen_by_server = match (test.plan.verb, test.plan.kind) {
         (Verb::Atomic(_), _) | (Verb::Send, _) | (Verb::Write, Kind::Lat) => true,
@@ -225,11 +216,9 @@ fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(),
     Ok(())
 }
 
-/// What a server expects of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpectedTest<'a> {
     pub(crate) kind: Kind,
-    /// The name of the operation.
     pub(crate) verb: &'static str,
     /// The token that the client must send, if any.
     pub(crate) token: Option<&'a str>,
@@ -257,8 +246,6 @@ pub(crate) fn handshake(control: &Control, expected: &ExpectedTest<'_>) -> Resul
     greeted.inspect_err(|failure| control.send_failure(failure))
 }
 
-/// Serves a client after the handshake.
-///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
 pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
@@ -303,7 +290,6 @@ pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> R
     run().inspect_err(|failure| control.send_failure(failure))
 }
 
-/// Checks a client's plan.
 fn accept(plan: &Plan, expected: &ExpectedTest<'_>) -> Result<(), String> {
     if plan.kind != expected.kind || plan.verb.name() != expected.verb {
         let ours = Plan::command(expected.kind, expected.verb);

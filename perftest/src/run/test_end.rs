@@ -1,9 +1,7 @@
 //! One end of a test at one message size: queue pairs, connected to the peer's, with their memory.
 //!
-//! The memory of a queue pair differs by test and side, so [`TestEnd`] is generic over
-//! [`QpMemory`]: what is allocated, which keys of it the peer gets, and what the queue pair
-//! requires. All else, from the completion queue to the barrier before the first message, is the
-//! same for all tests and is here.
+//! Generic over [`QpMemory`], which differs by test and side: what is allocated, which keys of it
+//! the peer gets, and what the queue pair requires.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -26,13 +24,11 @@ const DEVICE_ERROR_WAIT: Duration = Duration::from_secs(5);
 /// RNR retry count: 7 is infinite, as credits ensure that a receive will be posted.
 const RNR_RETRY: u8 = 7;
 
-/// The parameters of a test at one message size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Test<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) bytes: u64,
     pub(crate) device: &'a Device,
-    /// GID index, if one was given.
     pub(crate) gid_index: Option<u8>,
     /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
@@ -40,13 +36,11 @@ pub(crate) struct Test<'a> {
 }
 
 impl Test<'_> {
-    /// The message size as `usize`.
     pub(crate) fn len(&self) -> usize {
         // Plans are checked: a size is at most 1 GiB.
         usize::try_from(self.bytes).unwrap_or(usize::MAX)
     }
 
-    /// Whether messages are sent inline from this end.
     pub(crate) fn is_inline(&self) -> bool {
         self.bytes <= u64::from(self.inline)
     }
@@ -63,26 +57,20 @@ impl Test<'_> {
         Memory::shared(len).map_err(|error| Failure::test(format!("{error} (--private-memory)")))
     }
 
-    /// The most messages that one queue pair has in flight.
     pub(crate) fn window(&self) -> u32 {
         self.plan.window(self.bytes)
     }
 }
 
-/// What a test requires of its queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct QpRequirements {
-    /// Send queue depth.
     pub(crate) send: u32,
-    /// Receive queue depth.
     pub(crate) receive: u32,
     /// Inline size that the test cannot do without.
     pub(crate) inline: u32,
-    /// What the peer may do.
     pub(crate) access: RemoteAccess,
 }
 
-/// Remote access rights of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RemoteAccess {
     /// None but SEND.
@@ -97,18 +85,13 @@ pub(crate) enum RemoteAccess {
 pub(crate) struct AdvertisedMemory {
     /// Messages that fit in it.
     pub(crate) slots: u32,
-    /// Key of the memory for messages.
     pub(crate) data: Option<[u8; 24]>,
-    /// Key of the counter.
     pub(crate) counter: Option<[u8; 24]>,
 }
 
-/// The memory of a queue pair, as one side of one test needs it.
 pub(crate) trait QpMemory: Sized {
-    /// The requirements on its queue pair.
     fn requirements(test: &Test<'_>) -> QpRequirements;
 
-    /// Allocates and registers.
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure>;
 
     /// What the peer may access.
@@ -122,29 +105,22 @@ pub(crate) trait QpMemory: Sized {
     }
 }
 
-/// The peer's end of a queue pair.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerQp {
-    /// Address of its device.
     pub(crate) address: IpAddr,
     pub(crate) qpn: Qpn,
-    /// Messages that fit in its memory.
     pub(crate) slots: u32,
     data: Option<String>,
     counter: Option<String>,
 }
 
 impl PeerQp {
-    /// Key of the memory for messages.
-    ///
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key, or it covers less than `bytes`.
     pub(crate) fn data<K: KeyAccess>(&self, bytes: u64) -> Result<Remote<K>, Failure> {
         self.key(self.data.as_deref(), bytes)
     }
 
-    /// Key of the counter.
-    ///
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key.
     pub(crate) fn counter<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
@@ -163,13 +139,11 @@ impl PeerQp {
         }
     }
 
-    /// The failure for a failed completion.
     #[cold]
     pub(crate) fn failed(&self, failure: &Completed) -> Failure {
         Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
     }
 
-    /// The failure for a refused batch.
     #[cold]
     pub(crate) fn refused(&self, refused: &PostError) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
@@ -182,18 +156,13 @@ impl std::fmt::Display for PeerQp {
     }
 }
 
-/// A queue pair of the test with its memory and its peer.
 #[derive(Debug)]
 pub(crate) struct TestQp<O> {
-    /// The connected queue pair.
     pub(crate) qp: QueuePair,
-    /// The peer's end.
     pub(crate) peer: PeerQp,
-    /// This end's memory.
     pub(crate) memory: O,
 }
 
-/// One end of a test at one size.
 #[derive(Debug)]
 pub(crate) struct TestEnd<O> {
     /// Receives all completions; the tag is the index of the queue pair.
@@ -202,8 +171,7 @@ pub(crate) struct TestEnd<O> {
 }
 
 impl<O: QpMemory> TestEnd<O> {
-    /// Creates the queue pairs, exchanges their setup with the peer, connects them, and waits at
-    /// the barrier.
+    /// From the queue pairs to the barrier at which both ends are connected.
     pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<O>, Failure> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
@@ -293,7 +261,6 @@ impl<O> TestEnd<O> {
     }
 }
 
-/// An error of the device or its library, as a failed test.
 pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::test(one_line(&error.to_string()))
 }

@@ -1,8 +1,7 @@
 //! Bandwidth from a timeline of completions.
 //!
-//! A [`Timeline`] keeps *(time, messages completed)* pairs in a fixed number of records. When they
-//! are used up, every second one is dropped and the distance between records doubles, so a test of
-//! any length fits, with constant memory and cost per message.
+//! A [`Timeline`] keeps *(time, messages completed)* pairs in a fixed number of records; when it is
+//! full, every second one is dropped, so a test of any length fits at constant cost per message.
 //!
 //! - **Average**: messages completed between the first and the last record, times their size, over
 //!   the time between the two. The first record is the start (the clock before the first post) or,
@@ -15,7 +14,6 @@
 
 use super::clock::Clock;
 
-/// The most records of a timeline.
 const RECORDS: usize = 4096;
 /// A peak is measured over at least this fraction of the messages.
 const WINDOW_SHARE: u64 = 16;
@@ -26,7 +24,6 @@ struct Record {
     done: u64,
 }
 
-/// When messages completed.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     records: Vec<Record>,
@@ -35,10 +32,8 @@ pub(crate) struct Timeline {
     in_flight: u64,
 }
 
-/// The result of a timeline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Bandwidth {
-    /// Messages measured.
     pub(crate) messages: u64,
     /// Messages per second over the whole measurement.
     pub(crate) average_per_s: f64,
@@ -94,7 +89,6 @@ impl Timeline {
         self.next = done + self.stride;
     }
 
-    /// The bandwidth, or `None` when nothing was measured.
     pub(crate) fn bandwidth(&self) -> Option<Bandwidth> {
         self.bandwidth_in(&mut 0)
     }

@@ -1,14 +1,13 @@
 //! The clock of all measurements.
 //!
-//! A processor's counter with a constant rate (the invariant TSC on x86-64, the system counter on
-//! aarch64) costs a third of clock_gettime(2) to read. Its rate is not reliably published, so it is
-//! calibrated against CLOCK_MONOTONIC when the clock is created, and checked against it at the end
-//! of each size: the two may differ by [`MAX_DRIFT`], twice the rate at which NTP slews. A counter
-//! that fails the check is not used again, and what it measured is marked by a warning.
+//! A counter with a constant rate (the invariant TSC on x86-64, the system counter on aarch64)
+//! costs a third of clock_gettime(2). Its rate is not reliably published, so it is calibrated
+//! against CLOCK_MONOTONIC, and checked at the end of each size: the two may differ by
+//! [`MAX_DRIFT`], twice the rate at which NTP slews. A counter that fails is not used again, and a
+//! warning marks what it measured.
 //!
-//! The counter is read without serializing instructions, so a reading may be off by some tens of
-//! cycles. It is read by the crate `quanta`, without that crate's own calibration, which cannot be
-//! checked.
+//! Readings are not serialized, so they may be off by some tens of cycles. The crate `quanta` reads
+//! the counter, without its own calibration, which cannot be checked.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__cpuid;
@@ -20,7 +19,6 @@ use serde::{Deserialize, Serialize};
 
 /// The largest accepted drift between the counter and CLOCK_MONOTONIC, as a fraction.
 const MAX_DRIFT: f64 = 1e-3;
-/// Duration of the calibration.
 const CALIBRATION: Duration = Duration::from_millis(10);
 /// Over less than this, the check measures the reading errors instead of the counter.
 const MIN_CHECKED: Duration = Duration::from_millis(5);
@@ -41,26 +39,21 @@ pub(crate) enum ClockChoice {
     System,
 }
 
-/// The clock in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ClockSource {
-    /// The processor's counter.
     Tsc,
     ClockGettime,
 }
 
-/// Properties of a clock.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct ClockReport {
     pub(crate) source: ClockSource,
     /// The smallest difference between two readings, ns.
     pub(crate) resolution_ns: f64,
-    /// Cost of a reading, ns.
     pub(crate) overhead_ns: f64,
 }
 
-/// A clock that counts ns from its creation.
 #[derive(Debug)]
 pub(crate) struct Clock {
     began: Instant,
@@ -75,7 +68,6 @@ enum Source {
     Fake(std::rc::Rc<std::cell::Cell<u64>>),
 }
 
-/// A counter and its rate.
 #[derive(Debug)]
 struct Counter {
     ticks: quanta::Clock,
@@ -92,8 +84,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Reads CLOCK_MONOTONIC between two readings of the counter, several times, and takes the
-    /// quickest.
+    /// CLOCK_MONOTONIC between two readings of the counter; the quickest of several.
     fn read(ticks: &quanta::Clock) -> Reading {
         let mut best = (u64::MAX, None);
         for _ in 0..READINGS {
@@ -118,7 +109,6 @@ impl Reading {
 }
 
 impl Counter {
-    /// Calibrates the counter.
     fn calibrate() -> Option<Counter> {
         let ticks = quanta::Clock::new();
         let from = Reading::read(&ticks);
@@ -161,9 +151,8 @@ fn no_counter(trusted: Option<&str>) -> Option<&'static str> {
 
 #[cfg(target_arch = "x86_64")]
 fn has_invariant_counter() -> bool {
-    // The condition under which quanta reads the counter; otherwise it silently reads
-    // CLOCK_MONOTONIC.
-    // CPUID 8000_0001H EDX bit 27 is RDTSCP, 8000_0007H EDX bit 8 the invariant TSC.
+    // Otherwise quanta would silently read CLOCK_MONOTONIC: CPUID 8000_0001H EDX bit 27 is RDTSCP,
+    // 8000_0007H EDX bit 8 the invariant TSC.
     let edx = |leaf| (__cpuid(0x8000_0000).eax >= leaf).then(|| __cpuid(leaf).edx);
     edx(0x8000_0001).is_some_and(|features| features & 1 << 27 != 0)
         && edx(0x8000_0007).is_some_and(|power| power & 1 << 8 != 0)
@@ -175,7 +164,6 @@ fn has_invariant_counter() -> bool {
 }
 
 impl Clock {
-    /// The clock that is requested.
     pub(crate) fn new(choice: ClockChoice) -> Result<Clock, &'static str> {
         let counter = || match no_counter(fs::read_to_string(TRUSTED).ok().as_deref()) {
             None => Counter::calibrate().ok_or("this processor's counter does not count"),
@@ -208,7 +196,6 @@ impl Clock {
         (Clock::of(Source::Fake(std::rc::Rc::clone(&time))), time)
     }
 
-    /// ns since its creation.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         match &self.source {
@@ -257,7 +244,6 @@ impl Clock {
         Some(drift)
     }
 
-    /// Measures resolution and overhead with some thousands of readings.
     pub(crate) fn report(&self) -> ClockReport {
         const BLOCK: u32 = 256;
         let (mut step, mut overhead) = (0, f64::INFINITY);
@@ -317,8 +303,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let (inner, to) = (began.elapsed(), clock.now());
-            // One clock is read within the other's interval, which scheduling may extend: only the
-            // lower bound is certain.
+            // Scheduling may extend the outer clock's interval: only the lower bound is certain.
             assert!(
                 to - from >= (inner.as_nanos() as f64 * (1.0 - MAX_DRIFT)) as u64,
                 "{to} {from} {inner:?}"

@@ -1,8 +1,7 @@
 //! The CPU time of this process during a measurement, in user mode and in the kernel.
 //!
-//! It counts all threads of the process, the userspace device's own among them, and divides by
-//! elapsed time: 1.0 is one core all the time. getrusage(2) may have the resolution of a scheduler
-//! tick (4 ms), so a measurement of a few milliseconds says little.
+//! All threads of the process count; 1.0 is one core all the time. getrusage(2) may have the
+//! resolution of a scheduler tick (4 ms).
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +11,10 @@ use nix::sys::time::TimeVal;
 /// CPU time over elapsed time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuUse {
-    /// In user mode.
     pub(crate) user_cores: f64,
-    /// In the kernel.
     pub(crate) system_cores: f64,
 }
 
-/// Accumulates CPU time over the measured stretches of a test.
 #[derive(Debug, Default)]
 pub(crate) struct CpuMeter {
     running: Option<Reading>,
@@ -53,7 +49,6 @@ fn duration(time: TimeVal) -> Duration {
 }
 
 impl CpuMeter {
-    /// Starts a stretch.
     pub(crate) fn start(&mut self) {
         self.running = Reading::now();
     }
@@ -68,7 +63,6 @@ impl CpuMeter {
         self.elapsed += to.at - from.at;
     }
 
-    /// The total of all stretches.
     pub(crate) fn used(&self) -> CpuUse {
         let elapsed = self.elapsed.as_secs_f64();
         if elapsed == 0.0 {
@@ -95,8 +89,7 @@ mod tests {
         assert_eq!(meter.used(), CpuUse::default());
     }
 
-    /// Repeats `work` until this process has used enough CPU time of the kind `of`, however busy
-    /// the machine is.
+    /// Until this process has used enough CPU time of the kind `of`, however busy the machine is.
     fn used_by(work: &mut dyn FnMut(), of: fn(&CpuMeter) -> Duration) -> CpuMeter {
         let mut meter = CpuMeter::default();
         while of(&meter) < Duration::from_millis(60) {

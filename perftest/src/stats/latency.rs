@@ -1,13 +1,11 @@
 //! Latency percentiles of round trips.
 //!
-//! Round trips are recorded in whole nanoseconds. Minimum, maximum, average and standard deviation
-//! are exact (Welford's algorithm); percentiles come from an HDR histogram with three significant
-//! digits, so they are within 0.1 %. The histogram covers 1 ns to one minute and is allocated at
-//! once: recording never allocates.
+//! Minimum, maximum, average and standard deviation are exact (Welford's algorithm); percentiles
+//! come from an HDR histogram with three significant digits, so they are within 0.1 %. It covers
+//! 1 ns to one minute and is allocated at once.
 //!
-//! A ping-pong (write, send) reports half round trips; a one-sided operation (read, atomic) whole
-//! ones. In an open loop ([`Pacer`](super::Pacer)) only the sender is late, so its lateness counts
-//! whole in both.
+//! A ping-pong reports half round trips, a one-sided operation whole ones. In an open loop
+//! ([`Pacer`](super::Pacer)) only the sender is late, so its lateness counts whole in both.
 
 use hdrhistogram::Histogram;
 
@@ -19,11 +17,9 @@ const LONGEST_NS: u64 = 60_000_000_000;
 pub(crate) enum Trip {
     /// Half round trip: the two directions of a ping-pong are alike.
     Half,
-    /// The whole round trip.
     Full,
 }
 
-/// Round trips, as they are recorded.
 #[derive(Debug)]
 pub(crate) struct Latency {
     histogram: Histogram<u64>,
@@ -44,7 +40,6 @@ pub(crate) fn samples_needed(quantile: f64) -> u64 {
 /// The result of the round trips; times in ns.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct LatencySummary {
-    /// Round trips measured.
     pub(crate) count: u64,
     pub(crate) min: f64,
     pub(crate) p50: f64,
@@ -84,7 +79,6 @@ impl Latency {
         self.record(whole.saturating_add(ns));
     }
 
-    /// Records a round trip.
     #[inline]
     pub(crate) fn record(&mut self, ns: u64) {
         self.histogram.saturating_record(ns.max(1));
@@ -114,7 +108,6 @@ impl Latency {
         self.max = self.max.max(other.max);
     }
 
-    /// Round trips recorded.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

@@ -1,13 +1,10 @@
 //! The schedule of an open loop: messages start at fixed intervals, independent of when earlier
 //! ones complete.
 //!
-//! A closed loop sends its next message when the previous one is answered, so during a stall of the
-//! peer it sends nothing, and the stall is one sample (coordinated omission). In an open loop the
-//! messages due during the stall are late, and their latency counts from when they were due.
-//! Message i is due i ÷ rate after the start; a late one starts at once and does not delay the
-//! next.
+//! In a closed loop a stall of the peer is one sample (coordinated omission). In an open loop the
+//! messages due during the stall are late, and their latency counts from when they were due:
+//! message i at i ÷ rate after the start. A late one starts at once and does not delay the next.
 
-/// When messages are due.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pacer {
     start_ns: u64,
@@ -23,13 +20,11 @@ impl Pacer {
         }
     }
 
-    /// When message `index` is due, counted from 0.
     #[inline]
     pub(crate) fn due_ns(&self, index: u64) -> u64 {
         self.start_ns.saturating_add((index as f64 * self.interval_ns) as u64)
     }
 
-    /// Messages due by `now_ns`.
     #[inline]
     pub(crate) fn due_by(&self, now_ns: u64) -> u64 {
         match now_ns.checked_sub(self.start_ns) {

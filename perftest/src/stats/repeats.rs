@@ -1,12 +1,10 @@
 //! The confidence of a result, from repeated measurements.
 //!
 //! Repeats are few, so Student's t distribution is used: the 95 % confidence interval of the mean
-//! of n samples is mean ± t(0.975, n − 1) · s ÷ √n, with s the standard deviation of the sample. It
-//! covers the variation between runs on this machine in its present state only.
+//! of n samples is mean ± t(0.975, n − 1) · s ÷ √n, with s the standard deviation of the sample.
 
 use std::f64::consts::FRAC_2_PI;
 
-/// The mean of repeats, with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) mean: f64,

@@ -8,7 +8,6 @@ use crate::cli::{AtomicOperation, ConnectionArgs, Operation, SoftArgs};
 use crate::stats::ClockChoice;
 use crate::units::{parse_bytes, parse_rate, parse_seconds};
 
-/// Examples at the end of the command's help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   doorbell sweep bw write -o write.json                           every size from 2 B to 8 MiB

@@ -1,10 +1,8 @@
 //! `doorbell sweep`: a test over message sizes, queue pairs, depths and inline sizes, as one
 //! result.
 //!
-//! Each point is a separate test, with its own control connection to a server that serves one after
-//! the other: a failure of a point, such as a refused queue pair, does not affect the next. The
-//! device is opened once. The machine's own limits are measured first, so that charts can show
-//! them.
+//! Each point is a separate test, with its own control connection, so its failure does not affect
+//! the next. The device is opened once. The machine's own limits are measured first, for charts.
 
 mod args;
 mod points;
@@ -115,7 +113,6 @@ fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The server.
 struct ServerEndpoint<'a> {
     host: &'a str,
     port: u16,
@@ -214,7 +211,6 @@ fn none(report: &Report) -> Failure {
     Failure::test(format!("no point could be measured: {first}"))
 }
 
-/// What a sweep needs.
 struct Sweep<'a> {
     plans: &'a [(Point, Result<Plan, Failure>)],
     test: &'a TestArgs,
@@ -225,9 +221,8 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Measures all points, one after the other; failures of single points are reported at the end.
-    ///
-    /// `monitor` is started with the first point.
+    /// Failures of single points are reported at the end. `monitor` is started with the first
+    /// point.
     fn measure(
         &self,
         clock: &mut Clock,
@@ -274,7 +269,6 @@ impl Sweep<'_> {
         }
     }
 
-    /// Measures one point.
     fn one(
         &self,
         plan: &Plan,
@@ -329,7 +323,6 @@ fn with_requested_params(row: &mut Row, point: &Point, plan: &Plan) {
     }
 }
 
-/// A point as text.
 fn describe(point: &Point) -> String {
     let mut words = format!("{} B", show_bytes(point.bytes));
     for (name, value) in [

@@ -89,8 +89,6 @@ fn each(name: &str, list: Option<&List>) -> Result<Vec<Option<u32>>, Failure> {
 }
 
 impl Point {
-    /// The test of this point, as on the command line of `doorbell bw` or `lat`.
-    ///
     /// # Errors
     /// [`Failure::Usage`] when its values contradict each other.
     pub(super) fn plan(&self, args: &SweepArgs) -> Result<Plan, Failure> {
@@ -113,7 +111,6 @@ impl Point {
     }
 }
 
-/// The command of one point, with what all points have in common.
 fn command(args: &SweepArgs) -> Result<Command, Failure> {
     let kind = match args.kind {
         SweepKind::Bw => "bw",
@@ -147,7 +144,6 @@ fn shared(args: &SweepArgs, test: &mut TestArgs) {
     test.soft = args.soft.clone();
 }
 
-/// The test arguments that all points have in common.
 pub(super) fn common(args: &SweepArgs) -> Result<TestArgs, Failure> {
     match command(args)? {
         Command::Bw(bw) => Ok(bw.test),

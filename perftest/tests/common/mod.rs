@@ -24,12 +24,10 @@ pub(crate) fn doorbell(line: &str) -> Command {
     command
 }
 
-/// Its stderr.
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The error lines on stderr, without warnings.
 pub(crate) fn complaint(output: &Output) -> Vec<String> {
     stderr(output)
         .lines()
@@ -38,7 +36,6 @@ pub(crate) fn complaint(output: &Output) -> Vec<String> {
         .collect()
 }
 
-/// Runs a test that has to succeed, and returns its JSON object.
 pub(crate) fn json_of(mut command: Command) -> Value {
     let output = command.arg("--json").output().expect("the binary runs");
     assert!(output.status.success(), "{command:?}: {}", stderr(&output));

@@ -20,7 +20,6 @@ use tempfile::TempDir;
 
 use self::variables::VARIABLES;
 
-/// All of them.
 pub(crate) const TOOLS: [&str; 8] = [
     "ib_write_bw",
     "ib_write_lat",
@@ -54,7 +53,6 @@ impl Tools {
         }
     }
 
-    /// Adds an environment variable.
     pub(crate) fn with(mut self, name: &str, value: impl Into<OsString>) -> Tools {
         self.environment.push((name.to_owned(), value.into()));
         self
@@ -64,12 +62,10 @@ impl Tools {
         self.folder.path().join(name)
     }
 
-    /// Starts a tool: `line` is its name and arguments.
     pub(crate) fn start(&self, line: &str) -> Running {
         self.start_with(line, [])
     }
 
-    /// As [`Tools::start`], with additional variables.
     pub(crate) fn start_with<const N: usize>(&self, line: &str, variables: [(&str, OsString); N]) -> Running {
         let mut words = line.split_whitespace();
         let mut command = Command::new(self.path(words.next().expect("a name")));
@@ -103,8 +99,7 @@ impl Tools {
         (server, port)
     }
 
-    /// Runs both ends of a test, each with a report in JSON; both have to succeed. Returns the
-    /// client's output, and the reports.
+    /// Runs both ends, each with a report in JSON; both have to succeed.
     pub(crate) fn pair(&self, line: &str) -> (ToolOutput, Value, Value) {
         let file = |end: &str| self.path(&format!("{}-{end}.json", line.replace([' ', '/'], "_")));
         let json = |end: &str| format!("--out_json --out_json_file={}", file(end).display());
@@ -125,7 +120,6 @@ impl Tools {
     }
 }
 
-/// A port that was free a moment ago.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
@@ -140,7 +134,6 @@ pub(crate) struct Running {
     received: String,
 }
 
-/// The output of a tool that has ended.
 #[derive(Debug)]
 pub(crate) struct ToolOutput {
     /// Exit status; none where a signal ended it.
@@ -177,7 +170,6 @@ impl Running {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it runs");
     }
 
-    /// Waits for its end, up to [`TIME_LIMIT`].
     pub(crate) fn end(mut self) -> ToolOutput {
         let deadline = Instant::now() + TIME_LIMIT;
         // Its output fits in the pipes.
@@ -223,7 +215,6 @@ impl ToolOutput {
         }
     }
 
-    /// The rows of results on stdout, as words.
     pub(crate) fn rows(&self) -> Vec<Vec<&str>> {
         self.stdout
             .lines()
@@ -241,7 +232,6 @@ impl ToolOutput {
         rest.split_whitespace().next().expect("a value")
     }
 
-    /// The values of the last row.
     pub(crate) fn row(&self) -> Vec<f64> {
         let rows = self.rows();
         let row = rows.last().unwrap_or_else(|| panic!("no figures: {self:?}"));

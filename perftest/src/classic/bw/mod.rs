@@ -1,10 +1,8 @@
 //! Bandwidth tests, wire-compatible with the C tools: `requester` is what each operation posts,
 //! `test_loop` the measuring loop; this module is the order of the test.
 //!
-//! Which barriers there are depends on the test; docs/CLASSIC.md has the table. In short: before
-//! each size where both ends work (SEND, and bidirectional tests), and after the last, or after
-//! each where a C tool has it. Then the reports are exchanged, where one end has measured what the
-//! other has not, and the control connection closes.
+//! docs/CLASSIC.md has the table of barriers: before each size where both ends work (SEND,
+//! bidirectional tests), and after the last. Then the ends exchange reports.
 
 mod requester;
 mod test_loop;
@@ -25,8 +23,6 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Bandwidth, Clock, ClockChoice};
 
-/// Runs a bandwidth test and prints it.
-///
 /// # Errors
 /// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
 /// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
@@ -110,7 +106,6 @@ fn run_test<T: TestTransport, F: Requester<T>>(
     Ok(())
 }
 
-/// Whether this end only provides its memory.
 fn is_passive(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && settings.receives() && !settings.bidirectional
 }
@@ -136,7 +131,6 @@ fn receivers<T: TestTransport>(settings: &Settings, test_end: &mut TestEnd<T>) -
     Ok(receivers)
 }
 
-/// A test from its first size to its last.
 struct BwTest<'a, 'p, T: TestTransport> {
     settings: &'a Settings,
     test_end: &'a mut TestEnd<T>,
@@ -147,7 +141,6 @@ struct BwTest<'a, 'p, T: TestTransport> {
 }
 
 impl<T: TestTransport> BwTest<'_, '_, T> {
-    /// Runs all sizes. Returns the report of the last.
     fn sizes<F: Requester<T>>(&mut self) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let sends = settings.tool.verb == Verb::Send;
@@ -169,7 +162,6 @@ impl<T: TestTransport> BwTest<'_, '_, T> {
         Ok(last)
     }
 
-    /// Runs one size and prints it.
     fn size<F: Requester<T>>(&mut self, bytes: u64) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let mut outcome = Outcome::default();
@@ -256,7 +248,6 @@ fn rates(settings: &Settings, bytes: u64, iterations: u64, figures: &Bandwidth) 
     }
 }
 
-/// The report that this end sends.
 fn figures(settings: &Settings, rates: &Rates) -> BwReport {
     let output: &Output = &settings.output;
     BwReport {
@@ -283,7 +274,6 @@ fn rates_of(theirs: &BwReport) -> Rates {
     }
 }
 
-/// Both directions together.
 fn sum(local: &Rates, remote: &Rates) -> Rates {
     Rates {
         bytes: local.bytes,

@@ -33,7 +33,6 @@ pub(super) trait Requester<T: TestTransport>: Sized {
         signal: bool,
     );
 
-    /// Reclaims the buffer of a completed request.
     fn retire(&mut self, done: Completion<'_>);
 
     /// The first error of the GPU, once, where messages lie in its memory.
@@ -59,7 +58,6 @@ impl<K: MemoryKind> FreeBuffers<K> {
 }
 
 impl FreeBuffers<Frozen> {
-    /// Reclaims a buffer that was sent.
     #[inline]
     fn reclaim(&mut self, mut done: Completion<'_>) {
         match self {
@@ -70,7 +68,6 @@ impl FreeBuffers<Frozen> {
 }
 
 impl FreeBuffers<Scratch> {
-    /// Reclaims a buffer that was received or read into.
     #[inline]
     fn reclaim_filled(&mut self, mut done: Completion<'_>) {
         match self {
@@ -345,7 +342,6 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Buffers for `count` messages of `bytes`.
     pub(super) fn new<T: TestTransport>(
         settings: &Settings,
         test_end: &TestEnd<T>,
@@ -368,7 +364,6 @@ impl Receiver {
         })
     }
 
-    /// Reclaims the buffer of a received message.
     #[inline]
     pub(super) fn retire(&mut self, done: Completion<'_>) {
         self.free.reclaim_filled(done);
@@ -379,7 +374,6 @@ impl Receiver {
         self.free.take_gpu_error()
     }
 
-    /// Posts the free buffers in whole lists.
     #[inline]
     pub(super) fn post<T: TestTransport>(
         &mut self,

@@ -26,7 +26,6 @@ const MISSING_TIMEOUT_NS: u64 = 2_000_000_000;
 /// Longest wait for a completion event before the control connection is polled.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The result of one message size.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// What this end sent, read or did atomics on.
@@ -66,7 +65,6 @@ impl PostParams {
     }
 }
 
-/// What one queue pair has sent.
 #[derive(Debug, Default)]
 struct SendProgress {
     posted: u64,
@@ -113,7 +111,6 @@ impl RateLimiter {
     }
 }
 
-/// One message size of a running test.
 // fields: the state of the hot loop, borrowed and counted separately
 pub(super) struct TestLoop<'a, T: TestTransport, F> {
     settings: &'a Settings,
@@ -148,7 +145,6 @@ struct Progress {
     peer_advanced: bool,
 }
 
-/// What is measured.
 struct Measurement {
     sent: Timeline,
     received: Timeline,
@@ -158,7 +154,6 @@ struct Measurement {
 }
 
 impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
-    /// Allocates what one size needs.
     pub(super) fn new(
         settings: &'a Settings,
         test_end: &'a mut TestEnd<T>,
@@ -258,7 +253,6 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         Ok(())
     }
 
-    /// Allows so many more messages on each queue pair.
     fn add_messages(&mut self, messages: u64) {
         for sent in &mut self.sent {
             sent.limit = sent.posted.saturating_add(messages);
@@ -360,7 +354,6 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         Ok(())
     }
 
-    /// Starts the measurement.
     fn start_measuring(&self, measurement: &mut Measurement, now: u64) {
         measurement.base = self.done;
         measurement.cpu.start();
@@ -424,7 +417,6 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         )))
     }
 
-    /// Fills the send queues, polls completions and the control connection.
     #[inline]
     fn poll_once(&mut self) -> Result<Progress, Failure> {
         self.post_sends()?;
@@ -440,7 +432,6 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         Ok(Progress { idle, peer_advanced })
     }
 
-    /// Posts lists until the send queues are full.
     #[inline]
     fn post_sends(&mut self) -> Result<(), Failure> {
         let PostParams {
@@ -487,7 +478,6 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         Ok(())
     }
 
-    /// Polls the completion queue, reclaims buffers and reposts receives.
     #[inline]
     fn poll_completions(&mut self) -> Result<(), Failure> {
         let TestEnd { cq, qps, shared, .. } = &mut *self.test_end;

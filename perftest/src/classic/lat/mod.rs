@@ -1,10 +1,9 @@
 //! Latency tests, wire-compatible with the C tools.
 //!
-//! `write` and `send` are the ends of a ping-pong, which `pingpong` runs; `one_sided` is the client
-//! of READs and atomics, whose loop is `single` and whose server is passive. Every message is timed
-//! by itself (`recorder`), so percentiles are of all messages; `monitor` polls for time-up, Ctrl-C
-//! and a lost peer while a loop waits. Barriers: one before the first size (before each, for SEND),
-//! one after the last followed by closing, except for WRITE.
+//! `write` and `send` are the ends of a ping-pong (`pingpong`); `one_sided` is the client of READs
+//! and atomics (`single`), whose server is passive. Every message is timed (`recorder`). Barriers:
+//! one before the first size (before each, for SEND), one after the last followed by closing,
+//! except for WRITE.
 
 mod monitor;
 mod one_sided;
@@ -38,8 +37,6 @@ use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 /// Requests of a round of `--perform_warm_up`.
 const WARM_UP: u32 = 100;
 
-/// Runs a latency test and prints it.
-///
 /// # Errors
 /// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
 /// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
@@ -129,7 +126,6 @@ impl<'a, 'p> LatSetup<'a, 'p> {
         lat_test.finish()
     }
 
-    /// Connects to the peer.
     fn connect<T: TestTransport>(self, receive: u32) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {
         let settings = self.settings;
         let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
@@ -161,7 +157,6 @@ impl<'a, 'p> LatSetup<'a, 'p> {
     }
 }
 
-/// A test from its first size to its last.
 struct LatTest<'a, 'p> {
     settings: &'a Settings,
     /// What this end sends at barriers.
@@ -171,13 +166,11 @@ struct LatTest<'a, 'p> {
     clock: Clock,
 }
 
-/// What the loop of one message size uses.
 struct SizeRun<'a> {
     bytes: usize,
     clock: &'a Clock,
     /// Delay between an answer and the next message.
     gap: Option<Duration>,
-    /// Receives the samples.
     recorder: &'a mut LatencyRecorder,
     /// Warm-up requests, where the peer does not count them.
     warm_up: u32,
@@ -190,8 +183,7 @@ impl LatTest<'_, '_> {
         self.sizes(|size, monitor| pingpong::run(role, pingpong, monitor, size))
     }
 
-    /// Measures all sizes with `measure` and prints their rows, also the partial row of an
-    /// interrupted one.
+    /// Also prints the partial row of an interrupted size.
     fn sizes(
         &mut self,
         mut measure: impl FnMut(SizeRun<'_>, &mut LoopMonitor<'_>) -> Result<(), Failure>,
@@ -236,7 +228,6 @@ impl LatTest<'_, '_> {
         Ok(())
     }
 
-    /// Barrier after the last size, without a deadline, then closes the control connection.
     fn finish(mut self) -> Result<(), Failure> {
         self.control.barrier_after_test(&self.qp_info)?;
         std::thread::sleep(self.settings.wait_destroy);

@@ -1,9 +1,8 @@
 //! What a waiting loop does: yields the CPU, and polls now and then for time-up, Ctrl-C and a lost
 //! peer.
 //!
-//! None of the C tools reports on the control connection that it has finished a latency test; some
-//! close it at once. So a connection that closes while messages still arrive is no failure; one
-//! that closes while nothing arrives is.
+//! None of the C tools reports the end of a latency test on the control connection; some close it
+//! at once. So a close is a failure only when no messages arrive.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -17,7 +16,6 @@ use crate::stats::Clock;
 
 /// A waiting loop reads the clock once in so many iterations.
 const CHECK_INTERVAL: u32 = 256;
-/// How often the control connection is polled.
 const POLL_INTERVAL_NS: u64 = 50_000_000;
 /// How far apart the two ends may be: messages may still arrive for so long from an end that has
 /// closed the connection, and an end that is done may be as late in closing it.
@@ -30,25 +28,20 @@ const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the next message may take on a reliable transport.
 const MESSAGE_TIMEOUT: Duration = wire::REPLY_TIMEOUT;
 
-/// Whether to continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LoopState {
     Continue,
-    /// The test time is over.
     TimeUp,
 }
 
-/// Polls for the events that end a loop.
 #[derive(Debug)]
 pub(super) struct LoopMonitor<'a> {
     peer: wire::PeerMonitor<'a>,
     address: SocketAddr,
     clock: &'a Clock,
-    /// When the time is up.
     end_ns: u64,
     /// How long to wait for one message.
     longest: Duration,
-    /// Whether the transport can lose messages.
     lossy: bool,
     /// Whether each iteration sleeps, so that every one may poll.
     sleeps: bool,
@@ -60,7 +53,6 @@ pub(super) struct LoopMonitor<'a> {
 }
 
 impl<'a> LoopMonitor<'a> {
-    /// For one size of a test.
     pub(super) fn new(control: &'a ControlConnection, clock: &'a Clock, settings: &Settings) -> LoopMonitor<'a> {
         let lossy = settings.transport != Transport::Rc;
         LoopMonitor {
@@ -78,13 +70,11 @@ impl<'a> LoopMonitor<'a> {
         }
     }
 
-    /// Starts a size, which ends by itself or at `end_ns`.
     pub(super) fn start(&mut self, end_ns: u64) {
         self.end_ns = end_ns;
         self.quiet_since_ns = None;
     }
 
-    /// An iteration that made progress.
     #[inline]
     pub(super) fn busy(&mut self) -> Result<(), Failure> {
         self.spin.progress();
@@ -98,8 +88,6 @@ impl<'a> LoopMonitor<'a> {
         Ok(())
     }
 
-    /// An iteration that found nothing.
-    ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone; [`Failure::Test`] when a
     /// message is lost.

@@ -17,31 +17,23 @@ const WORD: usize = 8;
 /// The operation, with the local buffer while no request uses it.
 #[derive(Debug)]
 enum Operation {
-    /// RDMA READ.
     Read {
-        /// The local buffer, as long as the longest message.
         into: Option<Buffer<Local>>,
-        /// The remote memory.
         from: Remote<ReadAccess>,
         bytes: usize,
     },
-    /// RDMA READ into a GPU's memory.
     GpuRead {
-        /// One buffer.
         into: GpuPool,
         from: Remote<ReadAccess>,
     },
-    /// An atomic on a remote word.
     Atomic {
         /// Receives the original value.
         into: Option<AtomicWord>,
-        /// The remote word.
         at: RemoteWord,
         operation: Atomic,
     },
 }
 
-/// One end.
 #[derive(Debug)]
 pub(super) struct OneSided {
     test_end: TestEnd<ReliableConnection>,
@@ -92,7 +84,6 @@ impl OneSided {
         })
     }
 
-    /// Sets the message size.
     pub(super) fn resize(&mut self, size: usize) {
         if let Operation::Read { bytes, .. } = &mut self.op {
             *bytes = size;

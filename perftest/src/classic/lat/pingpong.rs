@@ -1,10 +1,9 @@
 //! The ping-pong of `ib_write_lat` and `ib_send_lat`: one end sends first, and each answers every
 //! message.
 //!
-//! Both ends know the number of messages, or the duration, so neither reports that it has finished.
-//! A round trip is the time from a message to its answer; at the responder, from its answer to the
-//! peer's next message. A sample is recorded after the next message is posted, so that recording
-//! does not lengthen round trips.
+//! Both ends know the number of messages or the duration, so neither reports its end. The
+//! responder's round trip runs from its answer to the next message. A sample is recorded after the
+//! next message is posted, outside the round trip.
 
 use std::time::Duration;
 
@@ -30,14 +29,12 @@ pub(super) trait PingPong {
     /// [`Failure::Test`] when it is refused.
     fn send(&mut self, index: u64, last: bool) -> Result<(), Failure>;
 
-    /// Polls whether the peer's message `index` has arrived.
     fn has_arrived(&mut self, index: u64) -> Result<bool, Failure>;
 
     /// Polls whether all sends have completed: sent, or on a reliable transport acknowledged.
     fn is_drained(&mut self) -> Result<bool, Failure>;
 }
 
-/// Which end of the ping-pong this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     /// Sends first.
@@ -46,8 +43,7 @@ pub(super) enum Role {
     Responder,
 }
 
-/// Runs one size. The recorder holds what was measured and `count` the messages received, even when
-/// it fails.
+/// The recorder and `count` (messages received) are valid even when it fails.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
@@ -82,9 +78,8 @@ fn exchange(
     } = size;
     pingpong.resize(bytes);
     let total = recorder.total();
-    // The time starts with the first message: a C tool may take 250 ms from the barrier to its
-    // loop, and starts its clock there. The end that starts first ends first, and leaves the other
-    // waiting.
+    // The time starts with the first message: a C tool starts its clock up to 250 ms after the
+    // barrier.
     monitor.start(u64::MAX);
     if role == Role::Responder {
         if await_message(pingpong, monitor, 1)? == LoopState::TimeUp {
@@ -160,8 +155,7 @@ fn drain(pingpong: &mut impl PingPong, monitor: &mut LoopMonitor<'_>) -> Result<
         match pingpong.is_drained() {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            // The peer may have seen the last message and be gone before its device acknowledged
-            // it.
+            // The peer may be gone before its device has acknowledged the last message.
             Err(_) if monitor.peer_closes() => return Ok(()),
             Err(failure) => return Err(failure),
         }

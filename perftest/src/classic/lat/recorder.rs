@@ -9,7 +9,6 @@ use crate::stats::{Latency, LatencySummary, Trip};
 /// Samples reserved at once where their number is not known; more make the memory grow.
 const RESERVED_SAMPLES: u64 = 1 << 20;
 
-/// The samples, as they are recorded.
 #[derive(Debug)]
 pub(super) struct LatencyRecorder {
     trip: Trip,
@@ -19,7 +18,6 @@ pub(super) struct LatencyRecorder {
     length: TestLength,
     /// First and last instant at which samples count; ns of the test's clock.
     window: (u64, u64),
-    /// When the test time is over.
     end: u64,
     /// From the start of the first counted sample to the end of the last.
     span: Option<(u64, u64)>,
@@ -42,7 +40,6 @@ impl LatencyRecorder {
         }
     }
 
-    /// The test begins.
     pub(super) fn start(&mut self, now: u64) {
         if let TestLength::Duration { duration, margin } = self.length {
             let (duration, margin) = (duration.as_nanos() as u64, margin.as_nanos() as u64);
@@ -59,7 +56,6 @@ impl LatencyRecorder {
         }
     }
 
-    /// When the time is up, in ns of the test's clock.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -69,7 +65,6 @@ impl LatencyRecorder {
         now >= self.end
     }
 
-    /// Records a round trip.
     #[inline]
     pub(super) fn record(&mut self, began: u64, ended: u64) {
         if began < self.window.0 || ended > self.window.1 {
@@ -89,7 +84,6 @@ impl LatencyRecorder {
         self.latency.figures()
     }
 
-    /// Round trips per second, from the first counted to the last.
     pub(super) fn rate_per_s(&self) -> f64 {
         let count = self.latency.count() as f64;
         self.span.map_or(0.0, |(first, last)| {
@@ -97,8 +91,7 @@ impl LatencyRecorder {
         })
     }
 
-    /// Every sample in ns, in the order of measurement, where they were kept; half round trips in a
-    /// ping-pong.
+    /// Every sample in ns, where they were kept; half round trips in a ping-pong.
     pub(super) fn samples_ns(&self) -> Option<Vec<f64>> {
         let share = match self.trip {
             Trip::Half => 0.5,

@@ -15,24 +15,20 @@ use crate::run::gpu::{Content, GpuPool};
 /// Longest sleep on the completion channel, so that Ctrl-C and a lost peer are noticed.
 pub(super) const SLEEP: Duration = Duration::from_millis(50);
 
-/// One end.
 #[derive(Debug)]
 pub(super) struct SendPingPong<T: TestTransport> {
     test_end: TestEnd<T>,
-    /// Whether to sleep on the completion channel instead of polling.
     sleeps: bool,
     /// Free send queue slots of an idle queue pair.
     depth: u32,
     messages: SendBuffers,
     /// The buffer of a received message, to be posted again.
     spare: Option<Buffer<Local>>,
-    /// The buffers, where they lie in a GPU's memory.
     gpu: Option<GpuBuffers>,
     /// Messages that have arrived and are not consumed yet.
     arrived: u64,
 }
 
-/// Send and receive buffers in a GPU's memory.
 #[derive(Debug)]
 struct GpuBuffers {
     out: GpuPool,
@@ -49,7 +45,6 @@ impl GpuBuffers {
         Ok(both)
     }
 
-    /// Posts up to `count` receives.
     #[inline]
     fn receive<T: TestTransport>(&mut self, test_end: &mut TestEnd<T>, count: usize) -> Result<(), Failure> {
         let TestEnd { qps, shared, .. } = test_end;
@@ -88,7 +83,6 @@ impl<T: TestTransport> SendPingPong<T> {
         })
     }
 
-    /// Posts one receive.
     #[inline]
     fn receive(test_end: &mut TestEnd<T>, buffer: Buffer<Local>) -> Result<(), Failure> {
         let TestEnd { qps, shared, .. } = test_end;

@@ -14,15 +14,11 @@ const SIGNAL_EVERY: u64 = 4;
 const LARGE_MESSAGE: u64 = 1 << 20;
 const LARGE_BUFFERS: u32 = 2;
 
-/// The messages that one end sends.
 #[derive(Debug)]
 pub(super) struct SendBuffers {
-    /// Registered buffers that no request uses.
     pub(super) free: Vec<Buffer<Local>>,
-    /// The payload of inline messages, which needs no completion to be reused; as long as the queue
-    /// pair's inline limit.
+    /// Payload of inline messages, reusable at once; as long as the inline limit.
     pub(super) inline: Vec<u8>,
-    /// Current message size.
     pub(super) bytes: usize,
 }
 
@@ -57,19 +53,16 @@ impl SendBuffers {
         }
     }
 
-    /// Whether messages of the current size are sent inline.
     #[inline]
     pub(super) fn are_inline(&self) -> bool {
         self.bytes <= self.inline.len()
     }
 
-    /// Whether there is a buffer to send from.
     #[inline]
     pub(super) fn has_free(&self) -> bool {
         self.are_inline() || !self.free.is_empty()
     }
 
-    /// Whether message `index` is signaled: see [`needs_completion`].
     #[inline]
     pub(super) fn signals(&self, index: u64, last: bool) -> bool {
         let free = if self.are_inline() {

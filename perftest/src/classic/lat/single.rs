@@ -8,21 +8,16 @@ use crate::failure::Failure;
 
 /// A queue pair whose requests the peer's device completes by itself (READ, atomics).
 pub(super) trait LatRequester {
-    /// Posts a request.
-    ///
     /// # Errors
     /// [`Failure::Test`] when it is refused.
     fn post(&mut self) -> Result<(), Failure>;
 
-    /// Polls for the completion of the request.
-    ///
     /// # Errors
     /// [`Failure::Test`] when it has failed.
     fn is_complete(&mut self) -> Result<bool, Failure>;
 }
 
-/// Runs one size. The recorder holds what was measured and `count` the completed requests, even
-/// when it fails.
+/// The recorder and `count` (completed requests) are valid even when it fails.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the

@@ -17,7 +17,6 @@ const POLLS_PER_CALL: u32 = 16;
 /// anything then.
 const CALLS_PER_CQ_POLL: u32 = 1 << 12;
 
-/// One end.
 #[derive(Debug)]
 pub(super) struct WritePingPong<T: TestTransport> {
     test_end: TestEnd<T>,
@@ -25,7 +24,6 @@ pub(super) struct WritePingPong<T: TestTransport> {
     depth: u32,
     messages: SendBuffers,
     calls: u32,
-    /// The peer's buffer.
     target: Remote<WriteAccess>,
 }
 
@@ -53,7 +51,6 @@ impl<T: TestTransport + Connected> WritePingPong<T> {
     }
 }
 
-/// The buffer that the peer writes to.
 #[inline]
 fn recv_buffer<T: TestTransport>(test_qp: &TestQp<T>) -> Option<&Buffer<PeerWrite>> {
     match &test_qp.target {

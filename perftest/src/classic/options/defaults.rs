@@ -9,7 +9,6 @@ use crate::classic::tool::{Kind, Tool, Verb};
 use crate::device::GpuSelector;
 use crate::failure::Failure;
 
-/// Fills in the defaults, as the C tools do.
 pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Failure> {
     let bw = tool.kind == Kind::Bw;
     let length = length(&raw, tool)?;

@@ -12,15 +12,12 @@ use crate::interrupt::Interrupt;
 /// A queue pair while it is set up.
 #[derive(Debug)]
 pub(super) enum QpSetup<T: TestTransport> {
-    /// Not connected: the peer's QP information names the destination.
     NotConnected(T::Prepared),
-    /// Connected by the connection manager.
     Connected(Box<(QueuePair<T>, T::Destination)>),
 }
 
-/// Connects the queue pairs by the connection manager, if there is one: one after the other,
-/// between two barriers. The n-th of one end is connected to the n-th of the other; the control
-/// connection keeps the CM connections.
+/// Connects the queue pairs by the connection manager, one after the other between two barriers;
+/// n-th to n-th. The control connection keeps the CM connections.
 ///
 /// # Errors
 /// [`Failure::Test`] when one cannot be connected; as [`ControlConnection::barrier`] otherwise.

@@ -1,9 +1,8 @@
 //! The memory of a test in a GPU (`--use_cuda`): what the peer accesses, and the send and receive
 //! buffers.
 //!
-//! Unlike host buffers ([`super::memory`]), GPU buffers are not shared by several requests: each
-//! message in flight has its own, so a test takes as much memory as its window, and goes through
-//! all of it instead of one page.
+//! Unlike host buffers ([`super::memory`]), each message in flight has its own GPU buffer, so
+//! memory grows with the window.
 
 use doorbell_gpudirect::GpuMemory;
 use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, Rights};
@@ -44,7 +43,6 @@ pub(super) fn pieces<R: Rights>(
     Ok(pieces)
 }
 
-/// `count` buffers of `bytes` bytes.
 pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<GpuPool, Failure> {
     let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B exceed the address space")))?;
     GpuPool::new(gpu, pd, len, count as usize)

@@ -7,14 +7,12 @@ use super::super::wire::SharedParameters;
 use super::{Target, refused};
 use crate::failure::Failure;
 
-/// How messages of one size cycle through a buffer: each starts at a cache line behind the previous
-/// one until the page is full, then again at the start. Messages longer than half a page all use
-/// the same place.
+/// Cycling through a buffer: each message starts at a cache line behind the previous one until the
+/// page is full. Messages longer than half a page all use the same place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cycle {
     /// Message size, without the header.
     pub(crate) bytes: u64,
-    /// Bytes from the start of one message to that of the next.
     pub(crate) stride: u64,
     /// Messages until the buffer wraps around.
     pub(crate) slots: u64,
@@ -37,13 +35,11 @@ impl Cycle {
         }
     }
 
-    /// Offset of message `index`.
     #[inline]
     pub(crate) fn offset(&self, index: u64) -> u64 {
         index % self.slots * self.stride
     }
 
-    /// Length of the buffer.
     pub(crate) fn len(&self) -> u64 {
         self.slots * self.stride
     }
@@ -170,7 +166,6 @@ pub(crate) fn scratch(
     Ok(slots.iter().cycle().take(count).cloned().collect())
 }
 
-/// The first `bytes` of a slot.
 fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
     if (1..slot.len()).contains(&bytes) {
         slot.split_at(bytes).0

@@ -1,14 +1,12 @@
 //! One end of a test: its queue pairs, connected to the peer's, and the memory that the peer may
 //! access.
 //!
-//! [`TestEnd::establish`] exchanges parameters, creates everything, exchanges QP information,
-//! connects, and waits at the barrier that all tests have before their first size. The loops
-//! allocate the memory they send from and receive into, mostly with `memory`. `transport` is what
-//! differs between transports, so that each loop is written once.
+//! [`TestEnd::establish`] exchanges parameters and QP information, connects, and waits at the
+//! barrier before the first size. The loops allocate their memory, mostly with `memory`;
+//! `transport` is what differs between transports.
 //!
-//! A C tool as the peer chooses itself where it writes to or reads from: it goes through the first
-//! page at the address it was given, message by message, and wraps around ([`Cycle`]). So every
-//! queue pair has at least a page.
+//! A C tool as the peer cycles through the first page at the address it was given ([`Cycle`]), so
+//! every queue pair has at least a page.
 
 mod cm_connect;
 mod gpu;
@@ -59,24 +57,17 @@ const INLINE_VENDORS: [u32; 8] = [
     0x8086, // Intel
 ];
 
-/// The memory of a queue pair that the peer may access.
 #[derive(Debug)]
 pub(crate) enum Target {
     Nothing,
-    /// Remote write.
     Write(Buffer<PeerWrite>),
-    /// Remote read.
     Read(Buffer<PeerRead>),
-    /// Remote atomic.
     Atomic(Buffer<PeerAtomic>),
-    /// Remote write to a GPU's memory.
     GpuWrite(Buffer<Opaque<PeerWrite>>),
-    /// Remote read of a GPU's memory.
     GpuRead(Buffer<Opaque<PeerRead>>),
 }
 
 impl Target {
-    /// The rkey and the address to send to the peer.
     fn rkey_and_addr(&self) -> (u32, u64) {
         match self {
             Target::Nothing => (0, 0),
@@ -89,18 +80,14 @@ impl Target {
     }
 }
 
-/// A queue pair of the test, with its memory and both ends' QP information.
 #[derive(Debug)]
 pub(crate) struct TestQp<T: TestTransport> {
     /// The connected queue pair. The tag of its completions is its index.
     pub(crate) qp: QueuePair<T>,
     /// Destination of its datagrams (UD).
     pub(crate) to: T::Destination,
-    /// The QP information sent to the peer.
     pub(crate) ours: QpInfo,
-    /// The peer's QP information.
     pub(crate) theirs: QpInfo,
-    /// What the peer may access.
     pub(crate) target: Target,
 }
 
@@ -110,13 +97,11 @@ impl<T: TestTransport> TestQp<T> {
         Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
     }
 
-    /// The failure for a failed completion.
     #[cold]
     pub(crate) fn failed(&self, failure: &Completed) -> Failure {
         Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
     }
 
-    /// The failure for a refused request.
     #[cold]
     pub(crate) fn refused(&self, refused: &PostError) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
@@ -132,7 +117,6 @@ impl<T: TestTransport> std::fmt::Display for TestQp<T> {
     }
 }
 
-/// One end.
 #[derive(Debug)]
 pub(crate) struct TestEnd<T: TestTransport> {
     /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
@@ -142,18 +126,14 @@ pub(crate) struct TestEnd<T: TestTransport> {
     pub(crate) shared: Option<SharedReceiveQueue>,
     /// Messages of up to so many bytes are sent inline.
     pub(crate) inline: u32,
-    /// The parameters both ends agreed on.
     pub(crate) parameters: SharedParameters,
-    /// For the memory of the loops.
     pub(crate) pd: ProtectionDomain,
     /// The GPU whose memory messages lie in, with `--use_cuda`.
     pub(crate) gpu: Option<Gpu>,
 }
 
-/// The queue depths of each queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Depths {
-    /// Of the send queue.
     pub(crate) send: u32,
     /// Of the receive queue, or of the shared one.
     pub(crate) receive: u32,
@@ -172,7 +152,6 @@ impl Depths {
     }
 }
 
-/// Whether this end posts the test's requests.
 fn sends(settings: &Settings) -> bool {
     let answers = settings.tool.kind == Kind::Lat && matches!(settings.tool.verb, Verb::Write | Verb::Send);
     !settings.receives() || settings.bidirectional || answers
@@ -303,18 +282,15 @@ impl<T: TestTransport> TestEnd<T> {
         control.barrier_after_test(&self.qps[0].ours)
     }
 
-    /// Whether this end sends messages of `bytes` inline.
     pub(crate) fn is_inline(&self, bytes: u64) -> bool {
         bytes <= u64::from(self.inline)
     }
 
-    /// The cycle buffer of messages of `bytes`.
     pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
         Cycle::new(bytes, T::HEADER, &self.parameters)
     }
 }
 
-/// What the queue pairs are created from.
 struct EndBuilder<'a> {
     settings: &'a Settings,
     parameters: SharedParameters,
@@ -423,8 +399,7 @@ impl<'a> EndBuilder<'a> {
         self.gid.and_then(|gid| u8::try_from(gid.index).ok())
     }
 
-    /// Sets the inline size: the one given with `-I`, or the C tools' default if the device
-    /// supports it.
+    /// The size of `-I`, or the C tools' default if the device supports it.
     fn fit_inline<T: TestTransport>(
         &mut self,
         cq: &CompletionQueue,
@@ -460,7 +435,6 @@ impl<'a> EndBuilder<'a> {
         }
     }
 
-    /// The QP information sent to the peer.
     fn qp_info(&self, endpoint: &Endpoint, target: &Target) -> QpInfo {
         let (rkey, vaddr) = target.rkey_and_addr();
         QpInfo {
@@ -475,7 +449,6 @@ impl<'a> EndBuilder<'a> {
         }
     }
 
-    /// The peer's endpoint.
     fn endpoint_of(&self, theirs: &QpInfo) -> Result<Endpoint, Failure> {
         let verb = self.settings.tool.verb;
         if theirs.out_reads == 0 && matches!(verb, Verb::Read | Verb::Atomic) {
@@ -494,12 +467,10 @@ impl<'a> EndBuilder<'a> {
     }
 }
 
-/// An error of the device or its library, as a failed test.
 pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::test(one_line(&error.to_string()))
 }
 
-/// This end's path MTU.
 fn path_mtu(settings: &Settings, device: &str, active: Mtu) -> Result<Mtu, Failure> {
     match settings.mtu {
         None => Ok(active),
@@ -551,7 +522,6 @@ fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
     }
 }
 
-/// The inline size to try.
 fn inline(settings: &Settings, vendor: u32) -> u32 {
     if settings.cuda.is_some() {
         // Inline payload is copied by the CPU.

@@ -12,7 +12,6 @@ use doorbell_verbs::{
 
 use super::super::wire::PendingConnection;
 
-/// A transport that a test can run on.
 pub(crate) trait TestTransport: Transport + Sized {
     /// Bytes before every received message: the GRH of UD.
     const HEADER: u64 = 0;
@@ -21,13 +20,11 @@ pub(crate) trait TestTransport: Transport + Sized {
     /// The destination of a SEND, on an unconnected transport.
     type Destination: Debug;
 
-    /// Creates a queue pair.
     fn prepare(
         builder: QueuePairBuilder<'_>,
         shared: Option<&SharedReceiveQueue>,
     ) -> Result<Self::Prepared, QueuePairError>;
 
-    /// The endpoint to send to the peer.
     fn endpoint(prepared: &Self::Prepared) -> Endpoint;
 
     /// Connects it, or creates its address handle (UD).
@@ -47,10 +44,8 @@ pub(crate) trait TestTransport: Transport + Sized {
         pending: PendingConnection,
     ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String>;
 
-    /// Adds a SEND to a post list.
     fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
 
-    /// Adds an inline SEND.
     fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
 
     /// Posts receives with one call, to the queue pair or to its shared receive queue.
@@ -61,7 +56,6 @@ pub(crate) trait TestTransport: Transport + Sized {
     ) -> Result<(), PostError>;
 }
 
-/// The destination of datagrams.
 #[derive(Debug)]
 pub(crate) struct UdDestination {
     ah: AddressHandle,

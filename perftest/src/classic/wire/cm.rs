@@ -18,7 +18,6 @@ use crate::interrupt::Interrupt;
 
 /// How long a client retries while the server refuses, as it may still be starting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Delay between attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// How often a wait checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -30,15 +29,11 @@ const BACKLOG: u16 = 1024;
 /// One end's CM state.
 #[derive(Debug)]
 pub(crate) enum CmEndpoint {
-    /// The active side.
     Client {
         manager: ConnectionManager,
-        /// The server.
         peer: SocketAddr,
-        /// The source address, if it is given.
         source: Option<SocketAddr>,
     },
-    /// The passive side.
     Server {
         listener: CmListener,
         /// The client whose requests are accepted; all others are refused.
@@ -46,17 +41,13 @@ pub(crate) enum CmEndpoint {
     },
 }
 
-/// A connection that waits for its queue pair.
 #[derive(Debug)]
 pub(crate) enum PendingConnection {
-    /// The resolved route to the server.
     Route(Route),
-    /// A client's connection request.
     Request(ConnectionRequest),
 }
 
 impl PendingConnection {
-    /// Connects a queue pair.
     pub(crate) fn connect<T: Reliable>(self, qp: PreparedQueuePair<T>) -> Result<(QueuePair<T>, Connection), CmError> {
         match self {
             PendingConnection::Route(route) => route.connect(qp, &[], HANDSHAKE_TIMEOUT),
@@ -66,7 +57,6 @@ impl PendingConnection {
 }
 
 impl CmEndpoint {
-    /// Connects to a server, for the control connection.
     pub(crate) fn connect(
         manager: ConnectionManager,
         (host, port): (&str, u16),
@@ -139,8 +129,6 @@ impl CmEndpoint {
         Ok(CmEndpoint::Server { listener, peer: None })
     }
 
-    /// Waits for the client's control connection.
-    ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the connection manager fails.
     pub(crate) fn accept(
@@ -202,7 +190,6 @@ impl CmEndpoint {
     }
 }
 
-/// Why an attempt failed.
 enum AttemptError {
     Setup(Failure),
     Connect(CmError),

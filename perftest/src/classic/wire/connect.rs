@@ -19,13 +19,9 @@ use crate::interrupt::Interrupt;
 
 /// How long a client retries while the server refuses, as it may still be starting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Delay between attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// How often a server checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Connects to a server, from the address `source` if there is one.
-///
 /// # Errors
 /// [`Failure::Test`] when the name does not resolve, or no server answers there;
 /// [`Failure::Interrupted`].
@@ -59,8 +55,6 @@ pub(crate) fn connect(
     }
 }
 
-/// The addresses of a server's name, of the family of `source` if there is one.
-///
 /// # Errors
 /// [`Failure::Test`] when the name does not resolve.
 pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Result<Vec<SocketAddr>, Failure> {
@@ -109,8 +103,6 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens.
-    ///
     /// # Errors
     /// [`Failure::Test`] when the port is in use or the address is not this machine's.
     pub(crate) fn bind(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Listener, Failure> {

@@ -24,37 +24,28 @@ use nix::sys::socket::{MsgFlags, recv};
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a wait checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time limit for the peer's closing message, or for it to close the connection; little depends on
-/// it.
+/// For the peer's closing message, or for it to close the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The reason reported for a connection that ended.
 const CLOSED_REASON: &str = "it closed the connection, or its process ended";
 
-/// Which end this is: the client writes first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// It has connected.
     Client,
-    /// It has accepted.
     Server,
 }
 
-/// The control connection to the peer, on which the two ends write alternately.
-///
-/// Every message has a deadline, [`REPLY_TIMEOUT`], except where the peer may be measuring for as
-/// long as it likes: there the wait ends with the peer, and a TCP keepalive notices when its
-/// machine is gone. Ctrl-C ends any wait.
+/// The two ends write alternately. Every message has the deadline [`REPLY_TIMEOUT`], except where
+/// the peer may be measuring: there a TCP keepalive notices when its machine is gone. Ctrl-C ends
+/// any wait.
 #[derive(Debug)]
 pub(crate) struct ControlConnection {
     transport: ControlTransport,
     peer: SocketAddr,
     role: Role,
     interrupt: Interrupt,
-    /// The CM connections of the test's queue pairs, with `-R`.
     cm_connections: Vec<Connection>,
 }
 
-/// What carries the messages.
 #[derive(Debug)]
 enum ControlTransport {
     Tcp(TcpStream),
@@ -64,8 +55,6 @@ enum ControlTransport {
 }
 
 impl ControlConnection {
-    /// Over TCP.
-    ///
     /// # Errors
     /// [`Failure::Lost`] when the connection is gone already.
     pub(crate) fn new(
@@ -93,7 +82,6 @@ impl ControlConnection {
         }
     }
 
-    /// Over a queue pair.
     pub(crate) fn over(channel: QpChannel, peer: SocketAddr, role: Role, interrupt: &Interrupt) -> ControlConnection {
         ControlConnection {
             transport: ControlTransport::QueuePair(Box::new(RefCell::new(channel))),
@@ -104,12 +92,10 @@ impl ControlConnection {
         }
     }
 
-    /// Keeps a CM connection of the test as long as the control connection.
     pub(crate) fn keep_connected(&mut self, connection: Connection) {
         self.cm_connections.push(connection);
     }
 
-    /// The peer's address.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -172,9 +158,8 @@ impl ControlConnection {
         Ok(BwReport::from_words(theirs))
     }
 
-    /// Exchanges the closing message. The peer may already be gone.
-    ///
-    /// Over a queue pair there is no such message: each end disconnects when it is done.
+    /// The peer may already be gone. Over a queue pair there is no closing message: each end
+    /// disconnects.
     pub(crate) fn close(mut self) {
         if matches!(self.transport, ControlTransport::Tcp(_)) && self.write(&DONE).is_ok() {
             let mut theirs = [0; DONE.len()];
@@ -183,9 +168,8 @@ impl ControlConnection {
         }
     }
 
-    /// Waits up to [`CLOSE_TIMEOUT`] for the peer, which may still be measuring and does not report
-    /// when it is done: shuts down this end's half of the connection, and waits until the peer
-    /// closes.
+    /// Waits up to [`CLOSE_TIMEOUT`] for the peer, which may still be measuring: shuts down this
+    /// end's half of the connection, and waits until the peer closes.
     ///
     /// A queue pair cannot be closed by halves, so a byte is sent in place of the shutdown; only
     /// Doorbell expects it.
@@ -201,7 +185,6 @@ impl ControlConnection {
         let _ = self.read(&mut [0], Some(CLOSE_TIMEOUT), "the closing message");
     }
 
-    /// A monitor for a loop that measures.
     pub(crate) fn monitor(&self) -> PeerMonitor<'_> {
         PeerMonitor {
             control: self,
@@ -349,7 +332,6 @@ fn reason(error: &std::io::Error) -> String {
 /// A loop reads the clock once in so many iterations, and polls the connection when it is time.
 const CHECK_INTERVAL: u32 = 512;
 
-/// Polls the control connection and Ctrl-C while a loop measures.
 #[derive(Debug)]
 pub(crate) struct PeerMonitor<'a> {
     control: &'a ControlConnection,
@@ -358,8 +340,7 @@ pub(crate) struct PeerMonitor<'a> {
 }
 
 impl PeerMonitor<'_> {
-    /// One iteration of a loop. Returns whether the peer has sent its next message, which means
-    /// that it is done.
+    /// Returns whether the peer has sent its next message, which means that it is done.
     ///
     /// # Errors
     /// [`Failure::Lost`] when the peer is gone; [`Failure::Interrupted`].
@@ -386,7 +367,6 @@ impl PeerMonitor<'_> {
         self.poll_now()
     }
 
-    /// Polls at once.
     pub(crate) fn poll_now(&self) -> Result<bool, Failure> {
         let control = self.control;
         if control.interrupt.requested() {

@@ -11,7 +11,6 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 pub(super) const VERSION: usize = 16;
 /// Length of an MTU.
 pub(super) const MTU: usize = 2;
-/// The closing message.
 pub(super) const DONE: [u8; 5] = *b"done\0";
 
 /// The version of the C tools that is implemented. From 6.28 on there is a further message between
@@ -74,10 +73,8 @@ impl SharedParameters {
     }
 }
 
-/// The largest page size a peer may report. The memory of each queue pair is at least that long, so
-/// it is bounded.
+/// Bounds the memory of each queue pair, which is at least a peer's page long.
 pub(super) const LARGEST_PAGE: u32 = 1 << 20;
-/// The largest cache line a peer may report.
 pub(super) const LARGEST_CACHE_LINE: u32 = 4096;
 
 /// Decodes a power of two, up to `most`.
@@ -90,7 +87,6 @@ pub(super) fn parse_power(bytes: [u8; 4], most: u32, otherwise: Malformed) -> Re
     }
 }
 
-/// Encodes an MTU as the digit of its code.
 pub(super) fn format_mtu(mtu: Mtu) -> [u8; MTU] {
     [b'0' + mtu as u8, 0]
 }
@@ -106,7 +102,6 @@ pub(super) fn parse_mtu(bytes: [u8; MTU]) -> Result<Mtu, Malformed> {
 /// The report of a bandwidth test at one end; each field is a message of its own.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct BwReport {
-    /// Message size.
     pub(crate) size: u64,
     pub(crate) iterations: u64,
     /// Peak bandwidth, in the unit the sender prints: MiB/s, or Gb/s with `--report_gbits`.
@@ -118,7 +113,6 @@ pub(crate) struct BwReport {
 }
 
 impl BwReport {
-    /// Encodes the five messages.
     pub(super) fn to_words(self) -> [[u8; 8]; 5] {
         [
             self.size.to_be_bytes(),

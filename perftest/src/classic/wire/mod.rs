@@ -1,11 +1,9 @@
 //! The wire protocol of the C tools: what the two ends of a test exchange over the control
 //! connection.
 //!
-//! Both ends send the same messages in the same order, the client first, and each is answered by
-//! its counterpart before the next. `message` is the short messages as bytes, `qp_info` the longest
-//! of them, which describes a queue pair; `control_connection` exchanges them, and `connect` sets
-//! it up over TCP. `qp_channel` carries the messages over a queue pair instead, which `cm`
-//! connects. docs/CLASSIC.md is the reference.
+//! Both ends send the same messages in the same order, the client first. `message` is the short
+//! ones, `qp_info` the longest; `control_connection` exchanges them over TCP (`connect`) or over a
+//! queue pair (`qp_channel`, `cm`). docs/CLASSIC.md is the reference.
 
 mod cm;
 mod connect;

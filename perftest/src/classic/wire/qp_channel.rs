@@ -15,7 +15,6 @@ use crate::interrupt::Interrupt;
 
 /// Length of a receive; every message is shorter.
 const LONGEST: usize = 64;
-/// Receives posted at a time.
 const RECEIVES: u32 = 2;
 /// Busy-polls before a wait starts to sleep: a reply that is sent at once arrives within them.
 const BUSY_POLLS: u32 = 2_000;
@@ -24,25 +23,19 @@ const SLEEP: Duration = Duration::from_micros(200);
 /// RNR retry count: 7 is infinite.
 const RNR_RETRY: u8 = 7;
 
-/// Why nothing more arrives.
 #[derive(Debug)]
 pub(super) enum ChannelError {
-    /// The peer or the connection is gone: the reason as text.
     Lost(String),
-    /// The message did not arrive in time.
     TimedOut,
-    /// Ctrl-C.
     Interrupted,
 }
 
 impl QpChannel {
-    /// Creates a queue pair for messages, with its receives posted.
     pub(crate) fn prepare(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
         PreparedChannel::new(context, port)
     }
 }
 
-/// The queue pair before it is connected.
 #[derive(Debug)]
 pub(crate) struct PreparedChannel {
     qp: PreparedQueuePair,
@@ -75,7 +68,6 @@ impl PreparedChannel {
         Ok(PreparedChannel { qp, cq })
     }
 
-    /// Connects the queue pair with `connect`.
     pub(crate) fn connect<E>(
         self,
         connect: impl FnOnce(PreparedQueuePair) -> Result<(QueuePair, Connection), E>,
@@ -91,7 +83,6 @@ impl PreparedChannel {
     }
 }
 
-/// A connected channel.
 #[derive(Debug)]
 pub(crate) struct QpChannel {
     qp: QueuePair,
@@ -103,7 +94,6 @@ pub(crate) struct QpChannel {
 }
 
 impl QpChannel {
-    /// Sends a message and waits for its completion.
     pub(super) fn send(&mut self, message: &[u8], within: Duration, interrupt: &Interrupt) -> Result<(), ChannelError> {
         self.qp
             .post(|batch| {
@@ -141,7 +131,6 @@ impl QpChannel {
         }
     }
 
-    /// Whether a message has arrived.
     pub(super) fn has_received(&mut self) -> Result<bool, ChannelError> {
         self.poll()?;
         if self.received.is_none() {
@@ -184,7 +173,6 @@ impl QpChannel {
         }
     }
 
-    /// Polls the completion queue.
     fn poll(&mut self) -> Result<(), ChannelError> {
         let completions = self
             .cq
@@ -208,7 +196,6 @@ impl QpChannel {
         Ok(())
     }
 
-    /// Checks whether the peer has disconnected.
     fn check_connected(&mut self) -> Result<(), ChannelError> {
         let gone = "it closed the connection, or its process ended".to_owned();
         loop {

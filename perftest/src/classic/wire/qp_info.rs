@@ -7,7 +7,6 @@ use super::message::Malformed;
 
 /// Length with a GID, the terminating NUL included.
 const WITH_GID: usize = 108;
-/// Length without a GID.
 const WITHOUT_GID: usize = 59;
 
 /// The address of a queue pair and its memory. Without a GID the port is addressed by its LID alone
@@ -19,20 +18,16 @@ pub(crate) struct QpInfo {
     /// Outstanding READs and atomics that it serves.
     pub(crate) out_reads: u16,
     pub(crate) qpn: Qpn,
-    /// Its initial packet sequence number.
     pub(crate) psn: Psn,
-    /// The rkey of the memory at `vaddr`.
     pub(crate) rkey: u32,
     /// Where the peer writes to or reads from.
     pub(crate) vaddr: u64,
-    /// The port's GID.
     pub(crate) gid: Option<Gid>,
     /// The number of its shared receive queue; 0 but for transports that name one.
     pub(crate) srqn: u32,
 }
 
 impl QpInfo {
-    /// Length on the wire.
     pub(crate) fn len(has_gid: bool) -> usize {
         if has_gid { WITH_GID } else { WITHOUT_GID }
     }
@@ -164,7 +159,6 @@ fn narrow(value: u64) -> Option<u32> {
     u32::try_from(value).ok()
 }
 
-/// The fields that are still to be parsed.
 struct Fields<'a>(&'a str);
 
 impl Fields<'_> {

@@ -10,7 +10,6 @@ use crate::cli::AtomicOperation;
 use crate::failure::Failure;
 use crate::plan::Verb;
 
-/// The atomics of one queue pair.
 #[derive(Debug)]
 pub(crate) struct AtomicRequester {
     operation: AtomicOperation,

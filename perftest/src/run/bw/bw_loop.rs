@@ -1,9 +1,8 @@
 //! The client's loop of every bandwidth test.
 //!
-//! Each iteration posts a list to every queue pair that has room for a whole one, with one doorbell
-//! (doorbell batching), then polls completions. It never allocates, formats or makes a system call
-//! of its own; the clock is read when the timeline wants a record, and in timed tests once per
-//! iteration that finds completions.
+//! Each iteration posts a list, with one doorbell, to every queue pair that has room for a whole
+//! one, then polls completions. It never allocates, formats or makes a system call of its own; the
+//! clock is read when the timeline wants a record, and in timed tests when completions are found.
 //!
 //! Selective signaling: one request in [`PostParams::signal_every`] is signaled. The interval is
 //! short enough that a queue pair too full for another list always has a signaled request in
@@ -24,8 +23,6 @@ pub(crate) trait BwRequester: QpMemory {
     /// Requests that [`BwRequester::end_list`] adds to each list.
     fn requests_per_list(test: &Test<'_>) -> u32;
 
-    /// Takes the peer's keys and slots.
-    ///
     /// # Errors
     /// [`Failure::Test`] when the peer's keys are unusable.
     fn attach(&mut self, test: &Test<'_>, peer: &PeerQp) -> Result<(), Failure>;
@@ -52,14 +49,12 @@ pub(crate) trait BwRequester: QpMemory {
     /// The first wrong byte of a verified message.
     fn retire(&mut self, done: Completion<'_>) -> Result<(), DataError>;
 
-    /// Messages done, given how many requests have completed.
     fn done(&self, retired: u64) -> u64;
 }
 
 /// An error that a requester finds in the data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DataError {
-    /// A wrong byte.
     Mismatch(Mismatch),
     /// An atomic that returned a wrong value.
     Value {
@@ -100,11 +95,8 @@ const REPORT_WITHIN_S: f64 = 1e-3;
 pub(crate) struct PostParams {
     /// Messages per list.
     list: u32,
-    /// Requests per full list.
     requests: u32,
-    /// The most requests in flight.
     depth: u32,
-    /// One request in so many is signaled.
     signal_every: u32,
 }
 
@@ -141,7 +133,6 @@ impl PostParams {
         }
     }
 
-    /// Depth of the send queue.
     pub(crate) fn depth(&self) -> u32 {
         self.depth
     }
@@ -157,9 +148,8 @@ struct QpProgress {
     unsignaled: u32,
 }
 
-/// Runs the test at one size: the warm-up until its last message completes, then the measurement.
-/// The meter holds what was measured even when it fails. Returns the messages posted per queue
-/// pair.
+/// The warm-up ends with its last completion. The meter holds what was measured even when it fails.
+/// Returns the messages posted per queue pair.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
@@ -201,14 +191,12 @@ pub(crate) fn run<F: BwRequester>(
     result.map(|()| bw_loop.states.iter().map(|state| state.posted).collect())
 }
 
-/// A running test.
 struct BwLoop<'a, F> {
     test_end: &'a mut TestEnd<F>,
     states: Vec<QpProgress>,
     post_params: PostParams,
     inline: InlineList,
     monitor: LoopMonitor<'a>,
-    /// Messages done, on all queue pairs.
     done: u64,
     clock: &'a Clock,
     open_loop: Option<OpenLoop>,
@@ -313,14 +301,10 @@ fn qp_of<'a, F>(
     Some((qps.get_mut(index)?, states.get_mut(index)?))
 }
 
-/// The payloads of one list of inline messages.
 #[derive(Debug)]
 struct InlineList {
-    /// Empty where messages are not inline.
     bytes: Vec<u8>,
-    /// Message size.
     len: usize,
-    /// Whether the payloads differ.
     differ: bool,
 }
 
@@ -339,7 +323,6 @@ impl InlineList {
         }
     }
 
-    /// The payload of the n-th message of a list.
     #[inline]
     fn get(&self, nth: u64) -> Option<&[u8]> {
         let at = if self.differ {

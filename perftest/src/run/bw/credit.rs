@@ -12,7 +12,6 @@ use crate::failure::Failure;
 /// Send queue depth of a server: enough that the writes of the count never wait.
 pub(crate) const DEPTH: u32 = 16;
 
-/// The credits of one queue pair.
 #[derive(Debug)]
 pub(crate) struct CreditWriter {
     word: Remote<WriteAccess>,
@@ -23,8 +22,6 @@ pub(crate) struct CreditWriter {
 }
 
 impl CreditWriter {
-    /// For a queue pair with so many slots, advertised in the client's word.
-    ///
     /// # Errors
     /// [`Failure::Test`] when the client's key is unusable.
     pub(crate) fn new(peer: &PeerQp, slots: u32) -> Result<CreditWriter, Failure> {
@@ -36,12 +33,10 @@ impl CreditWriter {
         })
     }
 
-    /// Messages that the server is done with.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Adds a message.
     #[inline]
     pub(crate) fn add(&mut self) {
         self.done += 1;
@@ -66,16 +61,14 @@ impl CreditWriter {
     }
 }
 
-/// Waits for the last messages after the client has reported how many it sent: they may still be in
-/// flight.
+/// The last messages may still be in flight when the client has reported how many it sent.
 #[derive(Debug, Default)]
 pub(crate) struct DrainWait {
     since: Option<Instant>,
 }
 
 impl DrainWait {
-    /// Whether every queue pair is done with as many messages as were sent on it, and has
-    /// advertised that.
+    /// Whether every queue pair is done with, and has advertised, all messages sent on it.
     ///
     /// # Errors
     /// [`Failure::Test`] with the text of `missing` when they have not arrived within

@@ -12,7 +12,6 @@ use crate::device::Gpu;
 use crate::failure::Failure;
 use crate::plan::Verb;
 
-/// The memory of one queue pair that the peer accesses.
 #[derive(Debug)]
 pub(crate) enum PassiveMemory {
     /// One slot to be written to.

@@ -10,7 +10,6 @@ use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Tes
 use super::bw_loop::{BwRequester, DataError, PostParams};
 use crate::failure::Failure;
 
-/// The reads of one queue pair.
 #[derive(Debug)]
 pub(crate) struct ReadRequester {
     seed: u64,
@@ -22,7 +21,6 @@ pub(crate) struct ReadRequester {
     slots: u64,
 }
 
-/// The free buffers.
 #[derive(Debug)]
 enum FreeBuffers {
     Host(Vec<Buffer<Local>>),

@@ -12,14 +12,12 @@ use super::super::test_end::{
 use super::credit::{self, CreditWriter, DrainWait};
 use crate::failure::Failure;
 
-/// The receives of one queue pair.
 #[derive(Debug)]
 pub(crate) struct ReceiveRing {
     free: FreeReceives,
     slots: u32,
 }
 
-/// The receives to be posted.
 #[derive(Debug)]
 enum FreeReceives {
     Host(Vec<Buffer<Local>>),

@@ -16,7 +16,6 @@ use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteA
 use super::credit::{self, CreditWriter, DrainWait};
 use crate::failure::Failure;
 
-/// The slots of one queue pair.
 #[derive(Debug)]
 pub(crate) struct VerifiedSlots {
     memory: SlotMemory,
@@ -24,7 +23,6 @@ pub(crate) struct VerifiedSlots {
     slots: u32,
 }
 
-/// Their memory.
 #[derive(Debug)]
 enum SlotMemory {
     Host(Buffer<PeerWrite>),
@@ -80,8 +78,7 @@ impl QpMemory for VerifiedSlots {
     }
 }
 
-/// Serves until the client has finished and every message has been checked. Returns the messages
-/// per queue pair.
+/// Returns the messages per queue pair.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.

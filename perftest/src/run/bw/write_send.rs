@@ -1,9 +1,8 @@
 //! The client of `bw write` and `bw send`.
 //!
-//! Without `--verify` every message has the same source buffer, with one handle per message in
-//! flight, and a write always has the same target; a message is done when it is acknowledged. With
-//! `--verify` every message has its own payload, and a write its own slot at the peer until the
-//! peer has checked it; a message is done when the peer has advertised it.
+//! Without `--verify` all messages share a source buffer, writes a target, and a message is done
+//! when it is acknowledged. With `--verify` every message has its own payload, a write its own
+//! slot, and a message is done when the peer has advertised it.
 //!
 //! The peer advertises credits in a counter, a word of this end's memory that it writes: messages
 //! checked (verified write) or receives reposted (send). At most that many messages plus the number
@@ -22,7 +21,6 @@ use super::bw_loop::{BwRequester, DataError, PostParams};
 use crate::failure::Failure;
 use crate::plan::Verb;
 
-/// The writes or sends of one queue pair.
 #[derive(Debug)]
 pub(crate) struct WriteSendRequester {
     seed: u64,
@@ -32,14 +30,12 @@ pub(crate) struct WriteSendRequester {
     sources: Sources,
     /// The counter that the peer writes; without one only the window limits.
     counter: Option<Buffer<PeerWrite>>,
-    /// The target of a write.
     target: Option<Remote<WriteAccess>>,
     /// The peer's word for the message count of a verified write.
     notice: Option<Remote<WriteAccess>>,
     slots: u64,
 }
 
-/// The send buffers.
 #[derive(Debug)]
 enum Sources {
     /// Handles of the same buffer.
@@ -52,7 +48,6 @@ enum Sources {
     Inline,
 }
 
-/// Whether the peer advertises credits in this test.
 fn is_counted(test: &Test<'_>) -> bool {
     test.plan.verify || test.plan.verb == Verb::Send
 }

@@ -1,11 +1,10 @@
 //! `lat write` and `lat send`: a ping-pong; both ends send, wait for the peer's message, and send
 //! again.
 //!
-//! The receiver of a WRITE polls the last byte, which counts (modulo 256) and is written last; a
-//! SEND has arrived when its receive completes. The CPU cannot poll a byte in GPU memory: where
-//! messages lie there, at either end, a WRITE carries immediate data and its receive completion is
-//! polled. With `--verify` each end checks every byte of each message before it answers, and
-//! inverts the memory for the next.
+//! The receiver of a WRITE polls the last byte, which counts (modulo 256) and is written last. The
+//! CPU cannot poll GPU memory: where messages lie there, at either end, a WRITE carries immediate
+//! data and its receive completion is polled. With `--verify` each end checks every byte before it
+//! answers, and inverts the memory for the next message.
 
 use std::sync::atomic::Ordering;
 
@@ -32,12 +31,10 @@ const SIGNAL_EVERY: u64 = 4;
 /// Memory polls between two polls of the completion queue.
 const POLLS_PER_CHECK: u32 = 2;
 
-/// Which end of the ping-pong this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     /// Sends first, and measures.
     Client,
-    /// Answers.
     Server,
 }
 
@@ -58,13 +55,11 @@ impl Role {
     }
 }
 
-/// The memory of one end.
 #[derive(Debug)]
 pub(crate) struct PingPongMemory {
     bytes: u64,
     seed: u64,
     verify: bool,
-    /// Free send buffers.
     free: Vec<Buffer<Local>>,
     /// Send buffers in a GPU's memory; with `lat send` also receive buffers.
     pool: Option<Box<GpuPool>>,
@@ -76,11 +71,8 @@ pub(crate) struct PingPongMemory {
     inline: Vec<u8>,
     /// The buffer that the peer writes to, in `lat write`.
     recv_buffer: Option<Buffer<PeerWrite>>,
-    /// Receive buffers, in `lat send`.
     receives: Vec<Buffer<Local>>,
-    /// The peer's buffer, in `lat write`.
     target: Option<Remote<WriteAccess>>,
-    /// A message to be checked.
     scratch: Vec<u8>,
 }
 
@@ -182,7 +174,6 @@ impl QpMemory for PingPongMemory {
     }
 }
 
-/// Buffers in each direction.
 fn messages(test: &Test<'_>) -> u32 {
     test.window().min(BUFFERS)
 }
@@ -195,7 +186,6 @@ impl PingPongMemory {
         Ok(())
     }
 
-    /// Whether there is a free send buffer.
     #[inline]
     fn has_free_buffer(&self) -> bool {
         match &self.pool {
@@ -204,12 +194,10 @@ impl PingPongMemory {
         }
     }
 
-    /// Whether the last byte of a message is polled.
     fn polls_last_byte(&self) -> bool {
         self.recv_buffer.is_some() && !self.with_imm
     }
 
-    /// Writes the payload of a message.
     fn fill_message(&self, role: Role, index: u64, message: &mut [u8]) {
         if self.verify {
             Pattern::new(self.seed, role.direction(), index).fill(message);
@@ -223,8 +211,7 @@ impl PingPongMemory {
     fn check_message(&self, from: Role, index: u64, message: &mut [u8]) -> Option<Mismatch> {
         let pattern = Pattern::new(self.seed, from.direction(), index);
         if let (Some(last), true) = (message.last_mut(), self.polls_last_byte()) {
-            // The last byte holds the flag, which has been seen; the pattern's byte there is never
-            // sent.
+            // The last byte holds the flag, not the pattern.
             *last = pattern.last_byte(self.bytes);
         }
         pattern
@@ -306,7 +293,6 @@ pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<PingPongMemory>) -> 
     }
 }
 
-/// One end of a running ping-pong.
 struct PingPong<'a> {
     test_end: &'a mut TestEnd<PingPongMemory>,
     role: Role,
@@ -339,7 +325,6 @@ impl<'a> PingPong<'a> {
         })
     }
 
-    /// Sends message `index`, once a buffer is free.
     #[inline]
     fn send(&mut self, index: u64) -> Result<(), Failure> {
         while self.test_end.qps[0].qp.free_send_slots() == 0 || !self.test_end.qps[0].memory.has_free_buffer() {
@@ -369,8 +354,7 @@ impl<'a> PingPong<'a> {
         }
         let posted = match memory.free.pop() {
             Some(mut buffer) => {
-                // The message that takes the last free buffer is signaled, so that the buffer is
-                // reclaimed.
+                // A signal reclaims the buffer when the message takes the last free one.
                 let signal = signal || memory.free.is_empty();
                 memory.fill_message(self.role, index, &mut buffer);
                 qp.post(|batch| from_buffer(batch, buffer, target, imm, signal))
@@ -449,7 +433,6 @@ impl<'a> PingPong<'a> {
         wrong.map_or(Ok(()), |wrong| Err(Failure::test(format!("{peer}: {wrong}"))))
     }
 
-    /// Polls completions: reclaims send buffers and takes received messages.
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
         let TestEnd { cq, qps } = &mut *self.test_end;
