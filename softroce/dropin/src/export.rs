@@ -1,10 +1,7 @@
-//! Symbol names and versions: an assembly label that jumps to the implementation, with `.symver` on
-//! it.
-//!
-//! A jump keeps every argument in place, so the functions need not be declared again.
+//! Symbol names and versions: an assembly label with `.symver` that jumps to the implementation. A
+//! jump keeps every argument in place, so the functions need not be declared again.
 
-/// A symbol that is an entry of the [`Api`](doorbell_verbs_sys::Api) table: jumps to the entry's
-/// function.
+/// A symbol that jumps to its entry of the [`Api`](doorbell_verbs_sys::Api) table.
 macro_rules! table {
     ($label:literal, $symbol:literal, $field:ident) => {
         // An optional entry that is missing would be a jump to null.

@@ -47,7 +47,6 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// ibv_post_recv(3).
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
@@ -59,7 +58,6 @@ pub(crate) unsafe extern "C" fn post_recv(
     soft.post_receive(|posting| unsafe { each_receive(wr, bad_wr, |request| posting.receive(request)) })
 }
 
-/// ibv_post_srq_recv(3).
 pub(crate) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
@@ -104,8 +102,6 @@ pub(crate) fn errno_of(refused: PostError) -> c_int {
     }
 }
 
-/// The SGE list of a request.
-///
 /// # Safety
 /// `list` points to `count` elements when that is positive.
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], PostError> {
@@ -125,8 +121,7 @@ pub(crate) fn to_sge(element: &ibv_sge) -> Sge {
     }
 }
 
-/// Calls `post` with the engine's SGEs, on the stack; a single one, the common case, does not
-/// initialise the whole array.
+/// On the stack; a single SGE, the common case, does not initialise the whole array.
 fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
     match list {
         [] => post(&[]),
@@ -141,8 +136,6 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
     }
 }
 
-/// Queues one send request.
-///
 /// # Safety
 /// These are live: its SGE list, with IBV_SEND_INLINE the memory it names, for a bind its window
 /// and region (ours), the UD queue pair `datagrams`, if given, and the address handle of its SEND
@@ -182,8 +175,7 @@ unsafe fn send_one(
     if wr.send_flags & IBV_SEND_INLINE == 0 || operation.is_local() {
         return with_sges(list, |sges| post(Payload::Gather(sges)));
     }
-    // Inline data that is too long is refused before it is read: the engine checks only the queue
-    // pair's own limit.
+    // Refused before it is read: the engine checks only the queue pair's own limit.
     if list.iter().map(|element| u64::from(element.length)).sum::<u64>() > MAX_INLINE as u64 {
         return Err(PostError::Invalid);
     }
@@ -205,8 +197,6 @@ unsafe fn send_one(
     }
 }
 
-/// The memory that an inline SGE names.
-///
 /// # Safety
 /// It is readable and unchanged for as long as the reference is used.
 unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
@@ -219,8 +209,7 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
     unsafe { slice::from_raw_parts(start, element.length as usize) }
 }
 
-/// The destination of a datagram of a queue pair in `pd`. The path is copied: the handle may be
-/// destroyed once the request is posted.
+/// The path is copied: the handle may be destroyed once the request is posted.
 ///
 /// # Safety
 /// The request's address handle is null, or live and ours.
@@ -237,8 +226,6 @@ unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destinatio
     })
 }
 
-/// The operation of a request.
-///
 /// # Safety
 /// The window and the region of a bind are null, or live and ours.
 unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {

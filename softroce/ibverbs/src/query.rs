@@ -1,5 +1,4 @@
-//! Attributes of a device and its one port: ibv_query_device(3), ibv_query_port(3),
-//! ibv_query_gid(3), ibv_query_pkey(3).
+//! Attributes of a device and its one port.
 
 use core::ffi::{c_char, c_int};
 use std::mem::{MaybeUninit, offset_of};
@@ -31,7 +30,6 @@ const PHYSICAL_DISABLED: u8 = 3;
 /// `IBV_QPF_GRH_REQUIRED`: address vectors need a GID, as always under RoCE.
 const GRH_REQUIRED: u8 = 1;
 
-/// ibv_query_device(3).
 pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: `context` is live by contract.
     let attributes = device_attributes(unsafe { Context::from_ptr(context) });
@@ -40,8 +38,7 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
     0
 }
 
-/// The `query_device_ex` entry of `verbs_context`, ibv_query_device_ex(3): fills as much of the
-/// struct as the caller's version has.
+/// Fills as much of the struct as the caller's version has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
@@ -79,8 +76,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// The `query_rt_values` entry of `verbs_context`, ibv_query_rt_values_ex(3): the device's clock,
-/// in ticks, in `tv_nsec` as other devices do.
+/// The device's clock, in ticks, in `tv_nsec` as other devices do.
 pub(crate) unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: live by contract.
     let values = unsafe { &mut *values };
@@ -178,8 +174,7 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     attr
 }
 
-/// The `query_port` entry of `verbs_context`: fills as much of the struct as the caller's version
-/// has.
+/// Fills as much of the struct as the caller's version has.
 pub(crate) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -212,7 +207,6 @@ pub(crate) unsafe extern "C" fn query_port_compat(
     unsafe { query_port(context, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// ibv_query_gid(3).
 pub(crate) unsafe extern "C" fn query_gid(
     context: *mut ibv_context,
     port: u8,
@@ -262,7 +256,6 @@ unsafe fn write_entry(entry: &ibv_gid_entry, to: *mut ibv_gid_entry, size: usize
     };
 }
 
-/// ibv_query_gid_ex(3).
 pub(crate) unsafe extern "C" fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
@@ -309,7 +302,6 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     1
 }
 
-/// ibv_query_pkey(3).
 pub(crate) unsafe extern "C" fn query_pkey(
     _context: *mut ibv_context,
     port: u8,

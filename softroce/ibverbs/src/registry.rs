@@ -12,12 +12,10 @@ use parking_lot::Mutex;
 
 use crate::errno;
 
-/// A device as a C struct, and its configuration.
 #[repr(C)]
 pub(crate) struct SoftDevice {
     base: ibv_device,
-    /// Null driver pointer. rdma-core drivers linked into programs read this field of the devices
-    /// they are given, to find whether these are theirs.
+    /// Null: rdma-core drivers linked into programs read it to find whether a device is theirs.
     _driver: usize,
     config: DeviceConfig,
     guid: u64,
@@ -49,8 +47,7 @@ pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
     given.map_or(Ok(()), |_| Err(AlreadyInUse))
 }
 
-/// Why the last attempt to list or open a device failed, in one line; `None` if none did. More than
-/// `errno` can express.
+/// Why the last attempt to list or open a device failed, in one line; `None` if none did.
 pub fn last_open_error() -> Option<String> {
     LAST_OPEN_ERROR.lock().clone()
 }
@@ -127,8 +124,6 @@ impl SoftDevice {
         }
     }
 
-    /// The device behind a C pointer.
-    ///
     /// # Safety
     /// `device` came from [`get_device_list`].
     pub(crate) unsafe fn from_ptr(device: *mut ibv_device) -> &'static Self {
@@ -145,8 +140,7 @@ impl SoftDevice {
         self.guid
     }
 
-    /// Opens the device, or shares it if already open. An error is an errno value; its reason is
-    /// kept for [`last_open_error`].
+    /// Shared if already open. The reason of an error is kept for [`last_open_error`].
     pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
         let mut open = self.open.lock();
         if let Some(device) = &*open {
@@ -198,7 +192,6 @@ fn errno_of(error: &OpenError) -> c_int {
     }
 }
 
-/// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     let devices = match devices() {
         Ok(devices) => devices,
@@ -224,20 +217,18 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
     list
 }
 
-/// ibv_get_device_list(3): the devices in it stay valid.
+/// The devices in it stay valid.
 pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     // SAFETY: the list came from `get_device_list`, thus from calloc(3), or is null.
     unsafe { libc::free(list.cast()) };
 }
 
-/// ibv_get_device_name(3).
 pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: `device` is of our list by contract.
     let device = unsafe { SoftDevice::from_ptr(device) };
     device.base.name.as_ptr()
 }
 
-/// ibv_get_device_guid(3).
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: `device` is of our list by contract.
     unsafe { SoftDevice::from_ptr(device) }.guid().to_be()

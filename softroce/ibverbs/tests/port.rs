@@ -1,6 +1,5 @@
-//! Port events: the network interface of a device goes down, loses the device's address, and
-//! recovers. Runs itself again in a network namespace of its own, whose loopback interface it takes
-//! down.
+//! Port events: the loopback interface of a network namespace, in which the test runs itself again,
+//! goes down, loses the device's address, and recovers.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -111,7 +110,6 @@ fn port_state(context: *mut ibv_context) -> ibv_port_state {
     }
 }
 
-/// The number of GIDs, and the first.
 fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
     let mut gid = MaybeUninit::<ibv_gid>::uninit();
     let mut entry = MaybeUninit::<ibv_gid_entry>::uninit();

@@ -235,7 +235,6 @@ impl Load {
     }
 }
 
-/// Packets of a node in an arena, like a link's batch.
 struct Batch {
     arena: Vec<u8>,
     lens: Vec<usize>,
@@ -292,7 +291,6 @@ impl Batch {
     }
 }
 
-/// The measured parts of a round.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Send,
@@ -300,7 +298,6 @@ enum Part {
     Acknowledge,
 }
 
-/// Time that `rounds` rounds spend in one part.
 fn rounds(load: Load, part: Part, rounds: u64) -> Duration {
     let [mut left, mut right] = connected();
     let (mut there, mut back) = (Batch::new(), Batch::new());

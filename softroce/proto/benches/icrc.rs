@@ -56,7 +56,6 @@ fn parts(c: &mut Criterion) {
     group.finish();
 }
 
-/// Received packets of the three kinds of source.
 fn check(c: &mut Criterion) {
     let mut group = c.benchmark_group("check");
     for payload in [16, 4096] {
@@ -73,8 +72,8 @@ fn check(c: &mut Criterion) {
             let mut next = packets.iter().cycle();
             group.bench_function(BenchmarkId::new(name, payload), |b| {
                 b.iter(|| {
-                    // So far apart that a counting source may be anywhere, and the same few packets
-                    // can repeat.
+                    // So far apart that a counting source may be anywhere: the same few packets can
+                    // repeat.
                     now = now + Duration::from_secs(100);
                     let payload = next.next().expect("a cycle has no end");
                     let ident = Ident::Unknown { segment: 0 };

@@ -49,8 +49,7 @@ fn write_over_ipv6_to_oneself() {
     writes(&b, &a);
 }
 
-/// Two devices share an address, and a process group: packets are demultiplexed by QPN. Packets
-/// from elsewhere arrive at the UDP port holder, which forwards them.
+/// Packets are demultiplexed by QPN; the UDP port holder forwards those from elsewhere.
 #[test]
 fn write_between_two_on_one_address_and_a_third() {
     crate::setup();
@@ -66,8 +65,7 @@ fn write_between_two_on_one_address_and_a_third() {
     drop((a, b));
 }
 
-/// The UDP port holder exits: another member takes the port over, and lost packets are
-/// retransmitted.
+/// Another member takes the port over, and lost packets are retransmitted.
 #[test]
 fn write_during_udp_port_takeover() {
     crate::setup();

@@ -26,7 +26,6 @@ fn two(qp_type: ibv_qp_type, operations: u32) -> (Side, Side) {
     pair(("soft0", "soft1"), &setup_of(qp_type, operations))
 }
 
-/// The calls of one queue pair, as verbs.h makes them.
 struct Wr(*mut ibv_qp_ex);
 
 /// Makes each call a method that goes through its pointer.
@@ -63,7 +62,6 @@ impl Wr {
         ud_addr => wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32);
     }
 
-    /// Sets wr_id and flags of the following request.
     fn named(&self, wr_id: u64, flags: u32) -> &Self {
         // SAFETY: live.
         unsafe {

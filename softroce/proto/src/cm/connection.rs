@@ -8,8 +8,7 @@
 //! ```
 //!
 //! REQ, REP and DREQ are retransmitted until they are answered; RTU, REJ and DREP are resent when
-//! the message they answer is received again. A DREQ is answered here at once, and the owner gets
-//! an event. A destroyed connection continues until the peer has been answered, without events.
+//! their message is received again. A destroyed connection continues, without events, until then.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -31,7 +30,6 @@ const ACK_DELAY: u8 = 15;
 /// TTL or hop limit of paths whose requests carry none.
 pub(super) const HOP_LIMIT: u8 = 64;
 
-/// The state of a connection or of a SIDR exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     ReqSent,
@@ -113,7 +111,6 @@ impl Connection {
         }
     }
 
-    /// Sets retransmission interval and count of the following messages.
     pub(super) fn set_retry(&mut self, interval: Duration, max_retries: u8) {
         self.interval = interval;
         self.max_retries = max_retries.min(15);
@@ -133,8 +130,6 @@ impl Connection {
         let interval = timeout(req.local_timeout) + timeout(req.primary.ack_timeout);
         self.set_retry(interval, req.max_retries);
     }
-
-    // Sending
 
     fn send_once(&self, message: &Message, out: &mut Output) {
         out.transmit(self.peer, message.to_mad(self.transaction));
@@ -202,8 +197,6 @@ impl Connection {
         }
     }
 
-    // Termination
-
     pub(super) fn close(&mut self) {
         self.state = State::Closed;
         self.deadline = None;
@@ -211,7 +204,6 @@ impl Connection {
         self.sent = None;
     }
 
-    /// Sends a final reply and keeps it until the peer has stopped retransmitting.
     pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Output) {
         self.send_reply(message, out);
         self.state = State::Lingering;
@@ -304,7 +296,6 @@ impl Connection {
     pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Output) -> bool {
         match self.state {
             State::Established | State::RepSent => self.disconnect_request(now, private_data, out),
-            // Already disconnecting or disconnected.
             State::DreqSent | State::TimeWait => {}
             _ => return false,
         }
@@ -332,8 +323,6 @@ impl Connection {
             State::SidrSent | State::SidrReceived => self.release_sidr(now, out),
         }
     }
-
-    // Time
 
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Output) {
         if self.resends_left > 0 {
@@ -370,9 +359,6 @@ impl Connection {
         }
     }
 
-    // Messages
-
-    /// A duplicate of its REQ or SIDR_REQ was received.
     pub(super) fn duplicate_request(&self, out: &mut Output) {
         match self.state {
             State::ReqReceived => self.send_once(&self.mra_message(MessageKind::Request), out),
@@ -497,7 +483,6 @@ impl Connection {
         )
     }
 
-    /// The peer's process is gone and will not answer.
     pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Output) {
         match self.state {
             State::Established | State::DreqSent => self.enter_timewait(now, out),

@@ -24,7 +24,6 @@ fn mad(hex: &str) -> Mad {
     mad
 }
 
-/// Parses a datagram, and checks that it is written back unchanged.
 fn message(hex: &str) -> Message {
     let mad = mad(hex);
     let (transaction, message) = Message::parse(&mad).unwrap();
