@@ -28,8 +28,7 @@ pub use config::EndpointConfig;
 pub use fast_path::FastPathSend;
 pub use types::{AsyncEvent, Datagram, Ident, ShmPacket, Transmit};
 
-/// Packets that one queue pair sends before the next one is served (round-robin): long enough for
-/// the runs that a link batches (GSO).
+/// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
 const MAX_BURST: u32 = 16;
 
 /// [`Endpoint::has_only_acks`] examines at most this many queue pairs.
@@ -77,7 +76,6 @@ impl SendSchedule {
         }
     }
 
-    /// Ends the front queue pair's burst.
     fn end_burst(&mut self, requeue: bool) {
         self.burst_left = MAX_BURST;
         if let Some(index) = self.queue.pop_front() {
@@ -123,17 +121,14 @@ impl Endpoint {
         }
     }
 
-    // Objects
-
-    /// Adds a block of queue pair numbers. An endpoint that is given a block before its first queue
-    /// pair uses only given blocks, as other processes on its address use the rest; otherwise all
-    /// numbers are its own.
+    /// Adds a block of queue pair numbers. An endpoint without one before its first queue pair uses
+    /// all numbers; otherwise it leaves the rest to other processes on its address.
     pub fn add_qpn_block(&mut self, block: QpnBlock) {
         self.qps.qpns().add_block(block);
     }
 
-    /// Whether to add another block before the next queue pair is created: half of the numbers are
-    /// in use, so freed ones would be reused soon.
+    /// Whether to add a block before the next queue pair is created: half of the numbers are in
+    /// use.
     pub fn wants_qpn_block(&self) -> bool {
         self.qps.wants_qpn_block()
     }
@@ -231,8 +226,6 @@ impl Endpoint {
         self.out.srqs.remove(srq)
     }
 
-    // Work requests
-
     /// Queues a send request; its ACK timer starts with its first packet. In SQD it waits for the
     /// return to RTS, in ERR it is flushed at once.
     ///
@@ -267,8 +260,7 @@ impl Endpoint {
     }
 
     /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
-    /// `datagram`, would accept a request after `ahead` others, for callers that post a list of
-    /// requests or none of it.
+    /// `datagram`, would accept a request after `ahead` others.
     ///
     /// # Errors
     /// The reason for which it would be refused.
@@ -296,11 +288,8 @@ impl Endpoint {
         self.out.srqs.get_mut(srq).ok_or(PostError::UnknownQp)?.post(request)
     }
 
-    // Packets and time
-
-    /// Handles a datagram received from the network. Its content is not trusted: one that is
-    /// malformed, fails its ICRC or has no queue pair only increments a counter. The caller checks
-    /// the UDP port.
+    /// Handles a datagram from the network, whose UDP port the caller has checked. One that is
+    /// malformed, fails its ICRC or has no queue pair only increments a counter.
     pub fn handle_datagram<M: Memory>(&mut self, now: Instant, datagram: &Datagram<'_>, memory: &mut M) {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
@@ -396,8 +385,7 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// Back-pressure: queue pairs on this shm link wait until
-    /// [`shm_link_ready`](Self::shm_link_ready).
+    /// Queue pairs on this shm link wait until [`shm_link_ready`](Self::shm_link_ready).
     pub fn shm_link_full(&mut self, link: ShmLinkId) {
         self.full_shm_links.fill(link);
     }
@@ -411,8 +399,7 @@ impl Endpoint {
     }
 
     /// The next queue pair on a shm link that was reset, destroyed, or entered the error state:
-    /// memory that its packets reference must not be read any more, as its requests have completed
-    /// or were discarded. To be polled before completions are reported.
+    /// memory that its packets reference must not be read once its completions are reported.
     pub fn poll_revoked(&mut self) -> Option<Qpn> {
         self.out.revoked.pop_front()
     }
@@ -443,9 +430,9 @@ impl Endpoint {
         self.next_transmit(now, memory, buf, false)
     }
 
-    /// Fast path of [`poll_transmit`](Self::poll_transmit) for the bulk of long messages: writes
-    /// the next packet and returns its length when it is a MIDDLE packet of the queue pair that
-    /// sent the previous packet. `None` for any other packet, or none.
+    /// Fast path of [`poll_transmit`](Self::poll_transmit) for long messages: writes the next
+    /// packet if it is a MIDDLE packet of the queue pair that sent the previous one; returns its
+    /// length.
     pub fn poll_transmit_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
         if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
@@ -557,8 +544,6 @@ impl Endpoint {
     pub fn poll_event(&mut self) -> Option<AsyncEvent> {
         self.out.events.pop_front()
     }
-
-    // Getters
 
     /// The counters since creation.
     pub const fn counters(&self) -> &Counters {

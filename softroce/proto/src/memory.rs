@@ -57,9 +57,8 @@ pub enum RemoteRight {
     Atomic,
 }
 
-/// Access refused: unknown key, other protection domain, out of range, or missing right.
-///
-/// One value for all of them on purpose: neither the wire nor a work completion distinguishes them.
+/// Unknown key, other protection domain, out of range, or missing right: neither the wire nor a
+/// work completion distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessError;
 
@@ -225,9 +224,8 @@ pub trait Memory {
         false
     }
 
-    /// Whether copies of READ responses to this queue pair are still in progress: until they finish
-    /// no SEND, WRITE or atomic begins, nor a READ with a fence, as it might read the destination.
-    /// The owner then notifies the [`Endpoint`](crate::Endpoint).
+    /// Whether copies of READ responses to this queue pair are in progress: until they finish no
+    /// SEND, WRITE or atomic begins, nor a fenced READ, as it might read the destination.
     fn has_pending_copies(&self, _qpn: Qpn) -> bool {
         false
     }
@@ -257,8 +255,7 @@ pub trait Memory {
         Err(CopyError::Gone)
     }
 
-    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload (`len`
-    /// bytes).
+    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload.
     ///
     /// # Errors
     /// When the range may not be written remotely, or the payload cannot be read.

@@ -30,7 +30,6 @@ impl QpnBlock {
         self.0 as usize
     }
 
-    /// The offset of a number in its block.
     pub(crate) const fn offset(qpn: Qpn) -> usize {
         (qpn.get() % Self::LEN) as usize
     }
@@ -53,7 +52,6 @@ pub(crate) struct QpnAllocator {
     seed: u64,
 }
 
-/// The allocation state of a block.
 #[derive(Debug)]
 struct BlockCursor {
     block: QpnBlock,
@@ -96,7 +94,6 @@ impl QpnAllocator {
         2 * used >= self.cursors.len() * QpnBlock::LEN as usize
     }
 
-    /// Total allocatable numbers of the blocks.
     pub(crate) fn capacity(&self) -> usize {
         if self.owns_address {
             return QpnBlock::COUNT * QpnBlock::LEN as usize - 3;

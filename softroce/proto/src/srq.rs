@@ -43,7 +43,6 @@ pub enum SrqError {
     InUse,
 }
 
-/// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SharedQueue {
     init: SrqInit,
@@ -157,8 +156,7 @@ impl SrqTable {
 }
 
 impl Outbox {
-    /// Moves the oldest receive of an SRQ to a queue pair's one-slot queue; false when there is
-    /// none.
+    /// Into a queue pair's one-slot queue; false when there is none.
     pub(crate) fn take_receive(&mut self, id: SrqId, holding: &mut ReceiveQueue) -> bool {
         let Some(srq) = self.srqs.get_mut(id) else {
             return false;

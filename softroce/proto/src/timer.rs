@@ -9,7 +9,6 @@ use std::collections::BinaryHeap;
 
 use crate::Instant;
 
-/// Deadlines by slot number.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     slots: Vec<Slot>,
@@ -25,14 +24,12 @@ struct Slot {
 }
 
 impl Timers {
-    /// Grows to `count` slots.
     pub(crate) fn grow(&mut self, count: usize) {
         if self.slots.len() < count {
             self.slots.resize(count, Slot::default());
         }
     }
 
-    /// Sets or clears the deadline of a slot.
     pub(crate) fn set(&mut self, index: u32, deadline: Option<Instant>) {
         let Some(slot) = self.slots.get_mut(index as usize) else {
             return;
@@ -57,7 +54,6 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Pops a slot whose deadline has expired, and clears it.
     pub(crate) fn expired(&mut self, now: Instant) -> Option<u32> {
         while let Some(&Reverse((at, index))) = self.heap.peek()
             && at <= now
@@ -92,7 +88,6 @@ impl Timers {
         }
     }
 
-    /// Re-inserts the deadline of a slot whose first entry was dropped.
     fn requeue(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.entry.is_none()

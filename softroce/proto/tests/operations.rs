@@ -38,7 +38,6 @@ fn sizes(mtu: Mtu) -> [usize; 6] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu + 5]
 }
 
-/// A SEND, the operation, a SEND, all checked.
 struct Conversation {
     pair: Pair,
     kind: Kind,

@@ -17,8 +17,6 @@ use util::{
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
 
-// Loss
-
 #[test]
 fn one_nak_per_gap() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 20);
@@ -138,9 +136,6 @@ fn each_gap_is_reported() {
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
 }
 
-// Duplicate requests
-
-/// The opcodes and PSNs a node sends next.
 fn answers(pair: &mut Pair, at: usize) -> Vec<(Opcode, u32)> {
     pair.log.clear();
     pair.transmit(at, &mut drop_all);
@@ -289,8 +284,6 @@ fn duplicate_sends_and_writes_are_acknowledged_with_the_last_psn() {
     assert_eq!(pair.completed(1, RECV_CQ), success([10, 11]));
 }
 
-// Retries and timers
-
 #[test]
 fn ack_timeout_retries_retry_cnt_times_then_fails() {
     for retry_cnt in [0, 1, 3, 7] {
@@ -373,8 +366,6 @@ fn nothing_is_due_when_all_is_acknowledged() {
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
     assert_eq!(pair.nodes[1].endpoint.poll_timeout(), None);
 }
-
-// RNR NAK
 
 #[test]
 fn rnr_nak_delays_the_sender_by_the_rnr_timer() {

@@ -24,16 +24,13 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) const PORT: u8 = 1;
 
-/// A device that stays open.
 pub(crate) struct OpenDevice {
     /// The context of all its identifiers.
     pub(crate) context: *mut ibv_context,
     pub(crate) device: Arc<Device>,
     /// The default protection domain (rdma_create_qp(3)); null until needed.
     pd: Mutex<*mut ibv_pd>,
-    /// All events of its connection manager.
     pub(crate) events: Arc<EventQueue<(Token, CmEvent)>>,
-    /// The identifiers by connection and listener id.
     pub(crate) directory: Mutex<Directory>,
 }
 
@@ -56,8 +53,6 @@ impl OpenDevice {
         }
     }
 
-    /// Its default protection domain.
-    ///
     /// # Errors
     /// When it cannot be created.
     pub(crate) fn default_pd(&self) -> Result<*mut ibv_pd, Errno> {
@@ -142,8 +137,6 @@ fn open_all() -> Vec<OpenDevice> {
     opened
 }
 
-/// The device with this address.
-///
 /// # Errors
 /// `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a soft device.
 pub(crate) fn with_address(address: IpAddr) -> Result<&'static OpenDevice, Errno> {
@@ -171,7 +164,6 @@ pub(crate) fn device_for_peer(peer: IpAddr) -> Result<&'static OpenDevice, Errno
         .ok_or(libc::ENODEV)
 }
 
-/// The open device of a context of this library.
 pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static OpenDevice, Errno> {
     all()?
         .iter()

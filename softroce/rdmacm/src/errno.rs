@@ -26,8 +26,7 @@ pub(crate) fn null<T>(value: Errno) -> *mut T {
     ptr::null_mut()
 }
 
-/// The result of a verb that returns an `errno` value (ibv_modify_qp(3) and others; some set
-/// `errno` and return −1).
+/// For verbs that return an `errno` value; some set `errno` and return −1.
 pub(crate) fn of_verb(returned: c_int) -> Result<(), Errno> {
     match returned {
         0 => Ok(()),

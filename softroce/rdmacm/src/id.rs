@@ -1,8 +1,7 @@
-//! Identifiers: `rdma_cm_id`, their life cycle (rdma_create_id(3), rdma_destroy_id(3),
-//! rdma_migrate_id(3)) and options (rdma_set_option(3)).
+//! Identifiers: `rdma_cm_id`, their life cycle and options.
 //!
 //! An identifier is a C struct followed by its Rust state. The application reads the struct, which
-//! is modified only in calls on the identifier and when its events are taken; everything that other
+//! is modified only in calls on the identifier and when its events are taken; all that other
 //! threads modify is in [`Shared`], under a lock.
 
 use core::ffi::{c_int, c_void};
@@ -38,10 +37,8 @@ struct SoftId {
     shared: Arc<Shared>,
 }
 
-/// The Rust state of an identifier.
 pub(crate) struct Shared {
-    /// Its C struct; live until [`State::queue`] is `None`, and while one of its events is
-    /// unacknowledged.
+    /// Live until [`State::queue`] is `None`, and while one of its events is unacknowledged.
     id: *mut rdma_cm_id,
     pub(crate) space: rdma_port_space,
     state: Mutex<State>,
@@ -68,8 +65,7 @@ pub(crate) enum Phase {
     AddressResolved,
     RouteResolved,
     Listening,
-    /// It has an entry in the connection manager ([`CmLink`]): connecting, connected or
-    /// disconnected.
+    /// It has an entry in the connection manager: connecting, connected or disconnected.
     CmActive,
 }
 
@@ -91,7 +87,6 @@ pub(crate) struct State {
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) binding: Option<PortBinding>,
     pub(crate) opened: Option<&'static OpenDevice>,
-    /// Its state in the connection manager.
     pub(crate) link: CmLink,
     /// For queue pairs of its requests that the library creates (rdma_create_ep(3)).
     pub(crate) passive: Option<PassiveQpInit>,
@@ -134,7 +129,6 @@ impl Shared {
         self.acknowledged.notify_all();
     }
 
-    /// Waits until all taken events are acknowledged.
     fn wait_for_acknowledgements(&self) {
         let mut counts = self.counts.lock();
         while counts.acknowledged != counts.taken {
@@ -175,8 +169,6 @@ impl Shared {
     }
 }
 
-/// The Rust state of an identifier.
-///
 /// # Errors
 /// `EINVAL` for a null pointer.
 ///
@@ -198,7 +190,6 @@ pub(crate) struct UnownedId(*mut rdma_cm_id);
 unsafe impl Send for UnownedId {}
 
 impl UnownedId {
-    /// A new one on a channel, whose events go to `queue`.
     pub(crate) fn new(
         space: rdma_port_space,
         context: *mut c_void,
@@ -281,8 +272,6 @@ pub unsafe extern "C" fn rdma_create_id(
     errno::result(created.map(|unowned| unsafe { id.write(unowned.into_raw()) }))
 }
 
-/// A new identifier.
-///
 /// # Safety
 /// `channel` is null or live and ours.
 pub(crate) unsafe fn create(
@@ -353,8 +342,6 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
     }
 }
 
-/// Acknowledges the event stored in a synchronous identifier, if any.
-///
 /// # Safety
 /// `id` is live and ours, and in a call on it.
 pub(crate) unsafe fn ack_stored_event(id: *mut rdma_cm_id) {
@@ -391,8 +378,6 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
     unsafe { store_event(id, event) }
 }
 
-/// Stores an event in a synchronous identifier.
-///
 /// # Errors
 /// As for [`complete`].
 ///

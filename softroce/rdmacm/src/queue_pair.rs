@@ -1,5 +1,4 @@
-//! Queue pairs of identifiers: rdma_create_qp(3), rdma_create_srq(3), and their state transitions
-//! with the connection.
+//! Queue pairs of identifiers, and their state transitions with the connection.
 
 use core::ffi::{c_int, c_void};
 use std::net::IpAddr;
@@ -19,10 +18,7 @@ use crate::devices::{OpenDevice, PORT, of_context};
 use crate::errno::{self, Errno};
 use crate::id::shared;
 
-// Create and destroy
-
-/// Minimum inline capacity of a queue pair in bytes: what other adapters' smallest request has.
-/// Programs rely on it.
+/// Minimum inline capacity in bytes, as of other adapters' smallest request: programs rely on it.
 const INLINE: u32 = 64;
 
 /// rdma_create_qp(3): in INIT, or RTS for UD. The library creates a protection domain and
@@ -123,8 +119,7 @@ unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> R
     qp.filter(|qp| !qp.is_null()).ok_or_else(errno::last)
 }
 
-/// Creates the completion queues that were not given, each with a channel, and stores them in the
-/// identifier.
+/// Creates those not given, each with a channel, and stores them in the identifier.
 unsafe fn create_cqs(id: *mut rdma_cm_id, opened: &OpenDevice, init: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
     // SAFETY: by contract, in a call on the identifier. On failure the caller destroys a queue
     // already created.
@@ -303,8 +298,6 @@ pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-// States
-
 /// The state after rdma_create_qp(3): INIT, or RTS for UD.
 unsafe fn begin(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: by contract.
@@ -447,7 +440,6 @@ fn ready_to_send(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
     mask | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-/// The address vector of an address.
 pub(crate) fn address_vector(remote: IpAddr, traffic_class: u8, hop_limit: u8) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {

@@ -18,9 +18,8 @@ fn no_function() {
     unsafe { *libc::__errno_location() = libc::ENOSYS };
 }
 
-/// Defines functions that pass their arguments to the next function of the same name, with the path
-/// redirected. C's variadic argument, the mode of open(2), is in the next register on every
-/// supported processor, and is passed on whether given or not.
+/// Passes all arguments on, the path redirected. C's variadic one, the mode of open(2), is in the
+/// next register on every supported processor, and is passed on whether given or not.
 macro_rules! pass_on {
     ($( $name:ident [$($before:ident: $before_type:ty),*] path [$($after:ident: $after_type:ty),*] -> $result:ty = $failed:expr; )*) => { $(
         // SAFETY: replaces libc's function of this name, with the same arguments and effect.
@@ -114,8 +113,7 @@ resolve! {
     __readlinkat_chk [dir: c_int] path [buffer_size: size_t];
 }
 
-/// Functions that resolve a whole path, into the caller's buffer or one from malloc(3),
-/// NUL-terminated.
+/// Functions that resolve a whole path, NUL-terminated, into the caller's buffer or malloc(3)'s.
 macro_rules! canonical {
     ($( $name:ident [$($after:ident: $after_type:ty),*]; )*) => { $(
         // SAFETY: as above.

@@ -36,7 +36,6 @@ impl Next {
     }
 }
 
-/// The folder that stands for `/`.
 fn root() -> Option<&'static [u8]> {
     // SAFETY: getenv(3) takes a string and returns one, or null. Programs that modify their
     // environment while other threads read it are in error themselves.

@@ -40,7 +40,6 @@ const fn power(mut base: u32, mut exponent: u32) -> u32 {
 pub(super) struct FieldTable([[u32; 256]; 2]);
 
 impl FieldTable {
-    /// For a field followed by `bytes_after` bytes.
     pub(super) const fn new(bytes_after: usize) -> Self {
         let mut table = [[0; 256]; 2];
         let mut at = 0;

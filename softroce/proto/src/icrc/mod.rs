@@ -1,16 +1,14 @@
-//! The invariant CRC (ICRC): the last 4 bytes of every packet (IBTA annex A17.3.3, vol 1, 7.8.1).
+//! The invariant CRC (ICRC): the last 4 bytes of every packet, least significant first (IBTA annex
+//! A17.3.3, vol 1, 7.8.1).
 //!
 //! It is the CRC-32 of Ethernet over 8 bytes of ones, the IP header, the UDP header, and the packet
-//! from the BTH on, with everything that routers may change replaced by ones: IPv4 TOS, TTL and
-//! header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and byte 4 of
-//! the BTH. It is sent least significant byte first.
+//! from the BTH on, with ones for what routers may change: IPv4 TOS, TTL and header checksum, IPv6
+//! traffic class, flow label and hop limit, the UDP checksum, and byte 4 of the BTH.
 //!
-//! Without raw sockets the kernel builds the IP header, not the device; [`Flow`] computes its part
-//! of the CRC anyway. All but three fields are constant in a flow, so the CRC register after the
-//! headers is computed once for zero lengths and Identification. The variable fields are added by
-//! tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths. So is the
-//! BTH: the carry-less multiplication used for the rest has a cost per call and works in blocks, so
-//! it starts at the payload, which at full MTU is whole blocks.
+//! The kernel builds the IP header; [`Flow`] computes its part of the CRC once per flow, with zeros
+//! for lengths, Identification and BTH. These are added by tables, as the CRC is linear: crc(a ⊕ b)
+//! = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths. So the carry-less multiplication, which works in
+//! blocks, starts at the payload, which at full MTU is whole blocks.
 
 mod flows;
 mod gf2;
@@ -46,7 +44,6 @@ static IPV4_TOTAL_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN + IPV4_LEN
 static IPV4_IDENT: FieldTable = FieldTable::new(BTH_LEN + IDENT_TO_BTH);
 static IPV6_PAYLOAD_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN + IPV6_LEN - 6);
 static UDP_TOTAL_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN - 6);
-/// The six byte pairs of the BTH, in order.
 static BTH: [FieldTable; BTH_LEN / 2] = [
     FieldTable::new(10),
     FieldTable::new(8),
@@ -56,7 +53,6 @@ static BTH: [FieldTable; BTH_LEN / 2] = [
     FieldTable::new(0),
 ];
 
-/// Bytes between the IPv4 Identification and the BTH.
 const IDENT_TO_BTH: usize = UDP_LEN + IPV4_LEN - 6;
 
 /// The addresses and ports of a flow, prepared for computing ICRCs.
@@ -179,7 +175,6 @@ fn change_by(bth: &[u8; BTH_LEN]) -> u32 {
     change
 }
 
-/// A truncated BTH, padded with zeros.
 #[cold]
 fn padded(short: &[u8]) -> [u8; BTH_LEN] {
     let mut bth = [0; BTH_LEN];

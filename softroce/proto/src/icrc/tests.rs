@@ -74,7 +74,6 @@ fn unhex(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Checks an IPv4 packet, from the IP header on, by the fields it carries.
 fn check_captured(hex: &str) {
     let packet = unhex(hex);
     let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());

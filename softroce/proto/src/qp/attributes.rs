@@ -85,8 +85,7 @@ pub struct Path {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// The flow label of the address vector. Unused: packets leave by one UDP socket, so it selects
-    /// neither their source port nor their IPv6 flow label.
+    /// The flow label of the address vector. Unused: packets leave by one UDP socket.
     pub flow_label: u32,
     /// The shm link that packets take instead of UDP, chosen by the owner at both ends.
     pub shm_link: Option<ShmLinkId>,

@@ -25,7 +25,6 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// A ring for `max_wr` requests of `max_sge` SGEs.
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         let slots = (max_wr.max(1) as usize).next_power_of_two();
         let max_sge = max_sge as usize;

@@ -42,7 +42,6 @@ impl Wqe {
         packets: 0,
     };
 
-    /// The packet number after its last one.
     pub(crate) const fn end(&self) -> u64 {
         self.first + self.packets as u64
     }
@@ -85,7 +84,6 @@ pub(crate) struct SendQueue {
     max_inline: usize,
     /// The oldest request that has not completed.
     pub(crate) head: u64,
-    /// The number of the next request to be posted.
     pub(crate) tail: u64,
 }
 
@@ -124,7 +122,6 @@ impl SendQueue {
         &mut self.wqes[slot]
     }
 
-    /// Whether at least half of the slots are in use.
     pub(crate) const fn is_half_full(&self) -> bool {
         (self.tail - self.head) * 2 >= self.limit
     }
@@ -168,7 +165,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Whether [`post`](Self::post) would accept a request after `ahead` others.
     pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
         self.check(request)?;
         if self.tail - self.head + u64::from(ahead) >= self.limit {
@@ -220,7 +216,6 @@ impl SendQueue {
         &self.sges[start..start + self.wqes[slot].elements as usize]
     }
 
-    /// Copies `dst.len()` bytes at `offset` of a request's message.
     #[inline]
     pub(crate) fn gather<M: Memory>(
         &self,

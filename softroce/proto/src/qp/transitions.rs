@@ -159,7 +159,6 @@ const fn rows(transport: Transport) -> &'static [Row] {
 }
 
 impl Modify {
-    /// Its bits of `enum ibv_qp_attr_mask`.
     pub(crate) fn mask(&self) -> u32 {
         let bit = |given: bool, bit: u32| if given { bit } else { 0 };
         bit(self.state.is_some(), STATE)
@@ -201,7 +200,6 @@ impl Modify {
         bad.iter().find(|(bad, _)| *bad).map(|(_, bit)| *bit)
     }
 
-    /// The resulting state for a queue pair of `transport` in `from`, if the table allows it.
     pub(crate) fn target(&self, transport: Transport, from: State) -> Result<State, ModifyError> {
         let to = self.state.unwrap_or(from);
         let no_such = ModifyError::Transition { from, to };

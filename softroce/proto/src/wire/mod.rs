@@ -4,9 +4,8 @@
 //! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
 //! ```
 //!
-//! [`Packet::parse`] and [`write()`] are inverse. Neither handles the ICRC: [`crate::icrc`] does,
-//! as it covers the IP header too. A packet that does not parse is dropped without a reply: its
-//! headers cannot be trusted.
+//! [`Packet::parse`] and [`write()`] are inverse, without the ICRC ([`crate::icrc`]). A packet that
+//! does not parse is dropped without a reply: its headers cannot be trusted.
 
 mod aeth;
 mod atomic_ack_eth;
@@ -153,7 +152,6 @@ impl Extension {
         }
     }
 
-    /// The IETH, if any.
     pub(crate) const fn ieth(&self) -> Option<&Ieth> {
         match self {
             Self::Ieth(ieth) => Some(ieth),
@@ -169,7 +167,6 @@ impl Extension {
         }
     }
 
-    /// Parses the headers of `layout` at the front of `bytes`.
     #[inline]
     fn split_from(layout: Layout, bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = bytes;
@@ -298,8 +295,7 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
 /// of [`parse_headers`].
 ///
 /// # Errors
-/// When `buf` is too short, or the extension headers do not match the opcode; `buf` is unchanged
-/// then.
+/// When `buf` is too short, or the extension headers do not match; `buf` is unchanged then.
 #[inline]
 pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() {
@@ -325,7 +321,6 @@ pub const fn packet_len(opcode: Opcode, payload_len: usize) -> usize {
     header_len(opcode) + payload_len + pad_len(payload_len) + icrc::LEN
 }
 
-/// The bytes of pad after a payload of `payload_len` bytes.
 pub(crate) const fn pad_len(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
@@ -358,7 +353,6 @@ pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usiz
     Ok(start)
 }
 
-/// Takes the next `N` bytes off `rest`.
 fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
     let (chunk, after) = rest.split_first_chunk().ok_or(ParseError::Truncated(rest.len()))?;
     *rest = after;
@@ -370,7 +364,6 @@ fn be32<const AT: usize>(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[AT], bytes[AT + 1], bytes[AT + 2], bytes[AT + 3]])
 }
 
-/// The big-endian 64 bits at `AT`.
 fn be64<const AT: usize>(bytes: &[u8]) -> u64 {
     u64::from(be32::<AT>(bytes)) << 32 | u64::from(be32::<AT>(&bytes[4..]))
 }

@@ -327,7 +327,6 @@ impl Opcode {
         if imm { Self::UdSendOnlyImm } else { Self::UdSendOnly }
     }
 
-    /// The RC RDMA READ response opcode at `position`.
     pub(crate) const fn rc_read_response(position: Position) -> Self {
         match position {
             Position::First => Self::RcReadResponseFirst,

@@ -94,7 +94,6 @@ impl Net {
         self.cms[0].connect(self.now, &Self::request(qpn)).unwrap()
     }
 
-    /// Sends the managers' datagrams, and collects their events.
     pub(crate) fn collect(&mut self, fate: &mut dyn FnMut(usize, u16) -> Fate) {
         for side in 0..2 {
             while let Some(transmit) = self.cms[side].poll_transmit() {
@@ -176,7 +175,6 @@ impl Net {
     }
 }
 
-/// An application that accepts and establishes every connection.
 pub(crate) fn accept_all(cm: &mut Cm, now: Instant, _side: usize, event: &CmEvent) {
     match event {
         CmEvent::Request { id, request, .. } => cm.accept(now, *id, &Net::accept(request.qpn.get() + 1)).unwrap(),

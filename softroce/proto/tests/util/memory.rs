@@ -88,12 +88,10 @@ impl Regions {
         }
     }
 
-    /// The payload by reference of the packet that was written.
     pub(crate) fn take_by_ref(&mut self) -> Vec<u8> {
         mem::take(&mut self.by_ref)
     }
 
-    /// Sets the payload of the shm packet handled next.
     pub(crate) fn arrive(&mut self, payload: &[u8]) {
         let gone = self.unreadable_after == Some(0);
         self.unreadable_after = self.unreadable_after.and_then(|after| after.checked_sub(1));
@@ -129,7 +127,6 @@ impl Regions {
         }
     }
 
-    /// The whole region, by its number.
     pub(crate) fn region_of(&self, number: usize) -> Sge {
         let region = &self.regions[number];
         Sge {

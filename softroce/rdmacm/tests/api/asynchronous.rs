@@ -8,7 +8,6 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// Resolves address and route of an identifier to `to`.
 fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::net::SocketAddr) -> Id {
     let id = Id::new(channel, space);
     // SAFETY: live.
@@ -21,7 +20,6 @@ fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::n
     id
 }
 
-/// Connects a new identifier to a listener; returns both ends.
 fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, to: std::net::SocketAddr) -> [Id; 2] {
     let client = resolved(active, RDMA_PS_TCP, to);
     client.create_qp();

@@ -104,7 +104,6 @@ impl Id {
         unsafe { rdma_destroy_ep(self.0) };
     }
 
-    /// The state of its queue pair, queried from the device.
     pub(crate) fn state(self) -> ibv_qp_state {
         // SAFETY: its queue pair is live; both structs are integers and pointers.
         unsafe {
@@ -177,7 +176,6 @@ pub(crate) fn expect_event(channel: *mut rdma_event_channel, kind: rdma_cm_event
     }
 }
 
-/// The private data of an event for a connection.
 pub(crate) fn private_data_of(event: *mut rdma_cm_event) -> Vec<u8> {
     // SAFETY: live, and its data is as long as it says.
     unsafe {
@@ -186,7 +184,6 @@ pub(crate) fn private_data_of(event: *mut rdma_cm_event) -> Vec<u8> {
     }
 }
 
-/// Sends `message` between two connected queue pairs, and checks that it arrives.
 pub(crate) fn send_message(from: Id, to: Id, message: &[u8]) {
     let api = doorbell_softroce_ibverbs::api();
     let mut outbox = message.to_vec();
@@ -234,7 +231,6 @@ pub(crate) fn send_message(from: Id, to: Id, message: &[u8]) {
     assert_eq!(inbox, message);
 }
 
-/// Polls for one completion.
 unsafe fn completes(cq: *mut ibv_cq) {
     // SAFETY: live by contract; integers.
     unsafe {

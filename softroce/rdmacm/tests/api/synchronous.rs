@@ -47,7 +47,6 @@ impl Drop for Info {
     }
 }
 
-/// The next request of a listener, not yet accepted.
 fn request(listener: Id) -> Id {
     let mut id = ptr::null_mut();
     // SAFETY: live.

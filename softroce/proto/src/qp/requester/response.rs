@@ -11,8 +11,6 @@ use crate::wire::{Extension, Nak, Operation as Wire, RnrTimer, Syndrome};
 use crate::work::{Operation, Status};
 
 impl Requester {
-    /// Handles a response.
-    ///
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn handle_response<M: Memory>(

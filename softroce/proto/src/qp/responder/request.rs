@@ -14,10 +14,8 @@ use crate::work::{CompletionOpcode, Status};
 /// Maximum message length in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
 
-/// MSNs and PSNs have 24 bits.
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// The result of executing a request packet.
 pub(super) enum Executed {
     /// Part of a message that continues.
     Partial,
@@ -62,9 +60,9 @@ impl Responder {
         }
     }
 
-    /// Fast path: executes a WRITE ONLY with `len` bytes as
-    /// [`handle_request`](Self::handle_request) would. False, with nothing changed but bytes it may
-    /// write, when it is not the expected request, would be refused, or its payload cannot be read.
+    /// Fast path of [`handle_request`](Self::handle_request) for a WRITE ONLY of `len` bytes.
+    /// False, with nothing changed but bytes it may write, unless it is expected and all checks
+    /// pass.
     pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
         bth: &Bth,
@@ -91,7 +89,6 @@ impl Responder {
         true
     }
 
-    /// Executes the expected request.
     fn handle_next<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,

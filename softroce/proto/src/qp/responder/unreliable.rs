@@ -33,8 +33,7 @@ impl Responder {
         let gap = psn != self.expected;
         out.counters.out_of_sequence += u64::from(gap);
         self.expected = psn.add(1);
-        // A message that lacks a packet is dropped, and its receive reused. A new one may have any
-        // PSN.
+        // A message that lacks a packet is dropped, its receive reused; a new one may have any PSN.
         if (gap || starts) && self.message != InboundMessage::None {
             self.drop_message(out);
         }
