@@ -1,5 +1,4 @@
-//! ibv_fork_init(3) and its driver interface. No page is pinned, so none needs protection from
-//! fork(2).
+//! ibv_fork_init(3) and its driver interface: no page is pinned, so none needs protection.
 
 use core::ffi::{c_int, c_void};
 

@@ -28,8 +28,7 @@ struct SoftAh {
 /// # Safety
 /// `ah` is null, or live and came from [`create_ah`].
 pub(crate) unsafe fn path_of(ah: *mut ibv_ah, pd: *mut ibv_pd) -> Option<Path> {
-    // SAFETY: by contract; `base` is the first member of SoftAh, and the pointer derives from the
-    // whole.
+    // SAFETY: by contract; `base` is the first member, and the pointer derives from the whole.
     let soft = unsafe { ah.cast::<SoftAh>().as_ref() };
     soft.filter(|soft| soft.base.pd == pd).map(|soft| soft.path)
 }
@@ -66,8 +65,7 @@ unsafe fn reverse_path(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Opti
     if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || port != PORT {
         return None;
     }
-    // SAFETY: the completion's flag says that the 40 bytes are there; they are read without
-    // alignment.
+    // SAFETY: the completion's flag says that the 40 bytes are there; read without alignment.
     let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
     let (source, _) = ip_header_addresses(&header)?;
     // SAFETY: integers only.

@@ -42,11 +42,10 @@ impl SoftCq {
     /// Not a reference to the whole: other threads may write `base` (its acknowledged events).
     ///
     /// # Safety
-    /// `cq` is null, or came from [`create_cq`] and was not destroyed; the reference is not used
-    /// after it is.
+    /// `cq` is null, or came from [`create_cq`] and is not destroyed while the reference is used.
     pub(crate) unsafe fn handle<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
-        // SAFETY: not null, so ours by contract, `base` being its first member; the handle is
-        // written at creation and destruction only.
+        // SAFETY: ours by contract if not null, `base` first; written at creation and destruction
+        // only.
         (!cq.is_null()).then(|| unsafe { &(*cq.cast::<Self>()).cq })
     }
 }
@@ -104,8 +103,8 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     match soft.queue.wait(count) {
         Ok(token) => {
             let found = from_token(token);
-            // SAFETY: the queue is live until the event just counted is acknowledged; both pointers
-            // are writable by contract (man page).
+            // SAFETY: the queue is live until its event is acknowledged; both are writable (man
+            // page).
             unsafe {
                 *cq_context = (*found).base.cq_context;
                 *cq = found.cast();
@@ -156,8 +155,6 @@ pub(crate) struct CqParams {
     pub(crate) single_threaded: bool,
 }
 
-/// Creates a completion queue; null, with `errno` set, on failure.
-///
 /// # Safety
 /// `context` is live, and so is the channel, unless it is null.
 pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mut ibv_cq {

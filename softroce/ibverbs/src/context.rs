@@ -26,8 +26,7 @@ pub(crate) struct Context {
 
 impl Context {
     /// # Safety
-    /// `context` came from [`open_device`] and was not closed; the reference is not used after it
-    /// is.
+    /// `context` came from [`open_device`] and is not closed while the reference is used.
     pub(crate) unsafe fn from_ptr<'a>(context: *mut ibv_context) -> &'a Self {
         // SAFETY: `open_device` returns pointers to the `context` member of `verbs`, the first
         // member of Context, derived from the whole.
@@ -96,8 +95,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 
 /// Objects of the context that still exist keep the device itself open.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and the
-    // caller gives up ownership.
+    // SAFETY: `open_device` took it from a Box, and the caller gives up ownership.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
     let Context {
         device, soft, events, ..
@@ -164,7 +162,7 @@ pub(crate) fn next_handle() -> u32 {
 /// Adds to an object's count of acknowledged events, which its destruction waits for.
 ///
 /// # Safety
-/// `mutex` and `cond` are initialised and live, `acknowledged` is live and modified under the mutex
+/// `mutex` and `cond` are initialised and live; `acknowledged` is live, modified under `mutex`
 /// only.
 pub(crate) unsafe fn acknowledge(
     mutex: *mut libc::pthread_mutex_t,

@@ -149,15 +149,12 @@ fn set_calls(cq: &mut ibv_cq_ex, wc_flags: u64) {
 }
 
 /// # Safety
-/// `cq` is live and was created by [`create_cq_ex`]; the references are not used after it is
-/// destroyed.
+/// `cq` is live and was created by [`create_cq_ex`], for as long as the references are used.
 unsafe fn parts<'a>(cq: *mut ibv_cq_ex) -> (&'a Cq, &'a Poll) {
     // SAFETY: the base is its first member; the two are written at creation and destruction only.
     unsafe { (&(*cq.cast::<SoftCq>()).cq, &(*cq.cast::<SoftCq>()).poll) }
 }
 
-/// Makes `found` the current completion, or returns an error if there is none.
-///
 /// # Safety
 /// The poll of this live queue belongs to this thread.
 unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Completion, Timestamp)>, Overrun>) -> c_int {
@@ -220,8 +217,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 }
 
 /// # Safety
-/// `cq` is live and ours, its open poll belongs to this thread, and nothing advances it while the
-/// reference is used.
+/// `cq` is live and ours, its open poll this thread's and not advanced while the reference is used.
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Current {
     // SAFETY: by contract; before the first poll it is all zero.
     unsafe { &*parts(cq).1.current.get() }
@@ -231,7 +227,7 @@ macro_rules! reads {
     ($($name:ident -> $type:ty = $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             let value: fn(&Current) -> $type = $value;
-            // SAFETY: called between start and end of a poll, by the thread that polls
+            // SAFETY: called between start and end of a poll, by the polling thread
             // (ibv_create_cq_ex(3)).
             value(unsafe { current(cq) })
         })*

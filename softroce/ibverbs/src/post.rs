@@ -31,11 +31,9 @@ pub(crate) unsafe extern "C" fn post_send(
     let (soft, is_datagram) = unsafe { (SoftQp::handle(qp), SoftQp::is_datagram(qp)) };
     soft.post_send(|posting| {
         let mut next = wr;
-        // SAFETY: the list is well formed by contract: each request is live, the last one's `next`
-        // is null.
+        // SAFETY: well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: so are its SGE list, the inline memory it names, and the address handle of a
-            // datagram.
+            // SAFETY: so are its SGE list, its inline memory, and the address handle of a datagram.
             if let Err(refused) = unsafe { send_one(posting, request, is_datagram.then_some(qp)) } {
                 // SAFETY: writable by contract (man page).
                 unsafe { *bad_wr = next };
@@ -214,8 +212,7 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
 /// # Safety
 /// The request's address handle is null, or live and ours.
 unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destination, PostError> {
-    // SAFETY: the members of the union are plain data, and SENDs of a UD queue pair use this one
-    // (man page).
+    // SAFETY: the union's members are plain data; SENDs of a UD queue pair use this one (man page).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: by contract.
     let path = unsafe { address::path_of(ud.ah, pd) }.ok_or(PostError::Invalid)?;
@@ -229,8 +226,7 @@ unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destinatio
 /// # Safety
 /// The window and the region of a bind are null, or live and ours.
 unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
-    // SAFETY: called for the opcodes with immediate data only, for which the caller has filled it
-    // (man page).
+    // SAFETY: called for opcodes with immediate data only, for which the caller has filled it.
     let imm = || Some(u32::from_be(unsafe { wr.anon_1.imm_data }));
     // SAFETY: as above, for the opcodes that invalidate.
     let invalidated = || RKey(unsafe { wr.anon_1.invalidate_rkey });
@@ -256,8 +252,8 @@ unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
         IBV_WR_SEND_WITH_INV => Operation::SendInvalidate { rkey: invalidated() },
         IBV_WR_LOCAL_INV => Operation::Invalidate { rkey: invalidated() },
         IBV_WR_BIND_MW => {
-            // SAFETY: the caller has filled this member for the opcode (man page); window and
-            // region by contract.
+            // SAFETY: filled by the caller for the opcode (man page); window and region by
+            // contract.
             let bind = unsafe {
                 window::posted_bind(
                     wr.anon_2.bind_mw.mw,

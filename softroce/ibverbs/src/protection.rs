@@ -145,8 +145,6 @@ fn errno_of_register_error(error: RegisterError) -> c_int {
     }
 }
 
-/// Creates the C struct of a region, or returns null with `errno` set.
-///
 /// # Safety
 /// `pd` is live and ours.
 unsafe fn export_mr(
@@ -368,8 +366,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
 
 /// `EBUSY` while windows are bound to it. After 0, no copy to or from the memory is in flight.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: `mr` is live and ours by contract; the handle is written at creation and destruction
-    // only.
+    // SAFETY: `mr` is live and ours; the handle is written at creation and destruction only.
     if unsafe { &(*mr.cast::<SoftMr>()).mr }.deregister().is_err() {
         return libc::EBUSY;
     }

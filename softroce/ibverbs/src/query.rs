@@ -20,7 +20,6 @@ pub(crate) const PORT: u8 = 1;
 /// The only partition: the default one, with full membership (IBTA vol 1, 10.9.1).
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// `IBV_WIDTH` 4X, as `active_width` has it (ibv_query_port(3)).
 const WIDTH_4X: u8 = 2;
 /// 10 Gb/s per lane: with 4X a port of 40 Gb/s, the order of magnitude of loopback.
 const SPEED_QDR: u8 = 4;
@@ -51,8 +50,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         return libc::EINVAL;
     }
     // SAFETY: all-zero is a valid ibv_device_attr_ex: integers only. What a soft device lacks stays
-    // zero: on-demand paging, as no page is pinned; segmentation, hashing and pacing of raw
-    // packets, and tag matching.
+    // zero: on-demand paging, raw packets' segmentation, hashing and pacing, and tag matching.
     let mut attributes: ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: `context` is live by contract.
     attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
@@ -65,8 +63,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
     attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
     let len = attr_size.min(size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are plain
-    // integers.
+    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are integers.
     unsafe {
         attr.cast::<u8>().write_bytes(0, attr_size);
         (&raw const attributes)
@@ -187,8 +184,7 @@ pub(crate) unsafe extern "C" fn query_port(
     // SAFETY: `context` is live by contract.
     let attributes = port_attributes(unsafe { Context::from_ptr(context) });
     let len = len.min(size_of::<ibv_port_attr>());
-    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are plain
-    // integers.
+    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are integers.
     unsafe {
         (&raw const attributes)
             .cast::<u8>()

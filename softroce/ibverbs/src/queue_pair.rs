@@ -35,22 +35,19 @@ pub(crate) struct SoftQp {
 }
 
 impl SoftQp {
-    /// Not a reference to the whole: other threads may write `base` (its state, its acknowledged
-    /// events).
+    /// Not a reference to the whole: other threads may write `base` (state, acknowledged events).
     ///
     /// # Safety
     /// `qp` came from [`create_qp`] and was not destroyed; the reference is not used after it is.
     pub(crate) unsafe fn handle<'a>(qp: *mut ibv_qp) -> &'a Qp {
-        // SAFETY: ours by contract, `base` being its first member; the handle is written at
-        // creation and destruction only.
+        // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { &(*qp.cast::<Self>()).qp }
     }
 
     /// # Safety
     /// As for [`handle`](Self::handle).
     pub(crate) unsafe fn stage<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Stage> {
-        // SAFETY: ours by contract, `base` being its first member; the field is written at creation
-        // and destruction only.
+        // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { (*qp.cast::<Self>()).stage.as_ref() }
     }
 
@@ -131,8 +128,6 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// Creates a queue pair, with the calls of ibv_wr_post(3) for `operations` if given.
-///
 /// # Safety
 /// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
@@ -234,8 +229,7 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     }
     if mask & IBV_QP_STATE != 0 {
         let state = attr.qp_state;
-        // SAFETY: live; the library writes it in this call only, which the caller does not make
-        // concurrently for one queue pair.
+        // SAFETY: live; written in this call only, which is not concurrent for one queue pair.
         unsafe { (*qp).state = state };
     }
     0
@@ -274,8 +268,7 @@ pub(crate) unsafe extern "C" fn query_qp(
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let soft = qp.cast::<SoftQp>();
     let token = token_of(soft);
-    // SAFETY: `qp` is live and ours by contract, the caller gives up ownership, and nothing uses
-    // the handle after this.
+    // SAFETY: live and ours; the caller gives up ownership, and nothing uses the handle after this.
     unsafe { ManuallyDrop::drop(&mut (*soft).qp) };
     // From here on the device does not know it: no new event is reported. SAFETY: the rest of it is
     // still live; the mutex and condition were initialised with it.

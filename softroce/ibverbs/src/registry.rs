@@ -34,8 +34,7 @@ static DEVICES: OnceLock<Result<Box<[SoftDevice]>, ConfigError>> = OnceLock::new
 
 static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 
-/// Configures the devices of this process, before anything lists them; the default is the
-/// environment.
+/// Configures this process's devices, before they are listed; the default is the environment.
 ///
 /// # Errors
 /// When the devices have been listed or configured already.
@@ -160,7 +159,6 @@ impl SoftDevice {
 }
 
 impl SoftDevice {
-    /// Releases a context's reference: closes the device if nothing else uses it.
     pub(crate) fn close(&self, device: Arc<Device>) {
         let mut open = self.open.lock();
         drop(device);
@@ -206,8 +204,7 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
         return errno::null(libc::ENOMEM);
     }
     for (index, device) in devices.iter().enumerate() {
-        // SAFETY: `list` has space for one pointer per device, and for the null pointer that calloc
-        // left at its end.
+        // SAFETY: `list` has space for a pointer per device, and the null pointer that calloc left.
         unsafe { list.add(index).write(device.as_ptr()) };
     }
     if !num_devices.is_null() {

@@ -31,8 +31,7 @@ impl SoftSrq {
     /// # Safety
     /// `srq` came from [`create_srq`] and was not destroyed; the reference is not used after it is.
     pub(crate) unsafe fn handle<'a>(srq: *mut ibv_srq) -> &'a Srq {
-        // SAFETY: ours by contract, `base` being its first member; the handle is written at
-        // creation and destruction only.
+        // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { &(*srq.cast::<Self>()).srq }
     }
 }

@@ -103,8 +103,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
 unsafe fn bind_of(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<Bind, PostError> {
     const KNOWN: u32 =
         IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED;
-    // SAFETY: null, or live by contract; a reference to the handle only, as the caller may write
-    // the key.
+    // SAFETY: null, or live; a reference to the handle only, as the caller may write the key.
     let window = (!mw.is_null()).then(|| unsafe { &(*mw.cast::<SoftMw>()).mw });
     // SAFETY: null, or live by contract.
     let region = unsafe { info.mr.as_ref() };

@@ -149,12 +149,10 @@ impl Stage {
     /// A call outside of a batch cannot report an error, and has no effect.
     ///
     /// # Safety
-    /// An open batch belongs to this thread, as ibv_wr_post(3) demands, and `change` does not
-    /// reenter.
+    /// An open batch belongs to this thread (ibv_wr_post(3)), and `change` does not reenter.
     unsafe fn with(&self, change: impl FnOnce(&mut Batch)) {
         if self.open.load(Ordering::Relaxed) {
-            // SAFETY: it is open, so it belongs to this thread by contract until it is completed or
-            // aborted.
+            // SAFETY: open, so this thread's by contract until it is completed or aborted.
             change(unsafe { &mut *self.batch.get() });
         }
     }
@@ -336,8 +334,6 @@ unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
     }
 }
 
-/// Stages a request with the wr_id and flags that the caller has set in the queue pair.
-///
 /// # Safety
 /// As for [`change`].
 unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {

@@ -34,7 +34,6 @@ fn port_events() {
     assert!(passed, "the test in the namespace failed");
 }
 
-/// An ioctl(2) of netdevice(7) on the loopback interface.
 fn ioctl(request: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     // SAFETY: all-zero is an ifreq.

@@ -1,9 +1,7 @@
-//! Cost of the engine per packet sent and received: a stream of 4096-byte WRITE packets, and
-//! 16-byte SENDs.
+//! Cost of the engine per packet sent and received: 4096-byte WRITE packets, and 16-byte SENDs.
 //!
-//! Each side runs by itself against recorded packets of the other, so each result covers one
-//! direction. Receiving includes the ICRC check, sending excludes it, as the link seals. Memory is
-//! one vector per node: copies are included, a real device's checks are not.
+//! Each side runs against recorded packets of the other. Receiving includes the ICRC check, sending
+//! excludes it, as the link seals. Copies to a vector are included, a device's checks are not.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};

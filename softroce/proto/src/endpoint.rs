@@ -127,8 +127,7 @@ impl Endpoint {
         self.qps.qpns().add_block(block);
     }
 
-    /// Whether to add a block before the next queue pair is created: half of the numbers are in
-    /// use.
+    /// Whether to add a block before creating the next queue pair: half of the numbers are in use.
     pub fn wants_qpn_block(&self) -> bool {
         self.qps.wants_qpn_block()
     }
@@ -203,9 +202,9 @@ impl Endpoint {
         self.out.srqs.insert(init)
     }
 
-    /// Modifies a shared receive queue: resizes it to `max_wr`, arms `limit` (0 disarms). When
-    /// fewer receives than the limit are queued, [`AsyncEvent::SrqLimitReached`] is reported, at
-    /// once if that is so already, and the limit is disarmed (IBTA vol 1, 10.2.9.5 and 11.2.3).
+    /// Resizes a shared receive queue to `max_wr`, arms `limit` (0 disarms). When fewer receives
+    /// are queued, [`AsyncEvent::SrqLimitReached`] is reported, once (IBTA vol 1, 10.2.9.5 and
+    /// 11.2.3).
     ///
     /// # Errors
     /// When a value is out of range; nothing has changed then.
@@ -244,8 +243,7 @@ impl Endpoint {
     /// longer than the port's MTU completes without being sent (IBTA vol 1, 9.8.4: C10-93.1.1).
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. Queue pairs other than UD, and operations other than
-    /// SEND, are refused.
+    /// When it is refused, as all but SENDs of UD queue pairs are; nothing was queued.
     pub fn post_datagram(
         &mut self,
         _now: Instant,
@@ -272,8 +270,7 @@ impl Endpoint {
     /// Queues a receive request. In ERR it is flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. In RESET every receive request is refused, and
-    /// always on a queue pair with a shared receive queue.
+    /// When it is refused, as always in RESET or with a shared receive queue; nothing was queued.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
         qp.post_receive(request, &mut self.out)
@@ -345,8 +342,7 @@ impl Endpoint {
         self.gsi.send(path, mad)
     }
 
-    /// Handles a packet received on a shm link. Its content is not trusted. `now` is called only
-    /// for packets whose handling depends on the time.
+    /// Handles an untrusted packet of a shm link; `now` is called only if it depends on the time.
     pub fn handle_shm_packet<M: Memory>(
         &mut self,
         now: impl FnOnce() -> Instant,
@@ -390,8 +386,7 @@ impl Endpoint {
         self.full_shm_links.fill(link);
     }
 
-    /// The shm link has free slots again, or has failed and discards packets.
-    /// [`poll_transmit`](Self::poll_transmit) may have packets then.
+    /// The shm link has free slots, or discards packets: [`poll_transmit`](Self::poll_transmit).
     pub fn shm_link_ready(&mut self, link: ShmLinkId) {
         for index in self.full_shm_links.ready(link) {
             self.active.add(index);
@@ -430,9 +425,8 @@ impl Endpoint {
         self.next_transmit(now, memory, buf, false)
     }
 
-    /// Fast path of [`poll_transmit`](Self::poll_transmit) for long messages: writes the next
-    /// packet if it is a MIDDLE packet of the queue pair that sent the previous one; returns its
-    /// length.
+    /// Fast path of [`poll_transmit`](Self::poll_transmit): writes the next packet if it is a
+    /// MIDDLE packet of the queue pair that sent the previous one; returns its length.
     pub fn poll_transmit_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
         if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
@@ -512,8 +506,7 @@ impl Endpoint {
         None
     }
 
-    /// Whether all there is to send is ACKs, of a few queue pairs: the caller may delay them so
-    /// that they piggyback on the next request (delayed ACK).
+    /// Whether only ACKs of a few queue pairs are to be sent: the caller may delay them.
     pub fn has_only_acks(&self) -> bool {
         !self.gsi.has_more()
             && (1..=MAX_ACK_ONLY_QPS).contains(&self.active.queue.len())
@@ -550,7 +543,6 @@ impl Endpoint {
         &self.out.counters
     }
 
-    /// Updates the queue pair's timer, and queues it for transmission if it has packets.
     fn reschedule(&mut self, index: u32) {
         let Some(qp) = self.qps.get(index) else {
             return;

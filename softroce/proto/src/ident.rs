@@ -39,7 +39,6 @@ const MAX_SEGMENTS: u16 = 128;
 const MAX_AHEAD: u64 = 4096;
 /// How far behind it may be, by reordering.
 const MAX_BEHIND: u16 = 64;
-/// How far after an implausible Identification the next one confirms it.
 const MAX_CANDIDATE_GAP: u64 = 64;
 
 const SETS: usize = 256;
@@ -53,8 +52,7 @@ pub enum Verdict {
     Valid,
     /// Damaged: no Identification makes the ICRC right, or the known one does not.
     Corrupt,
-    /// The ICRC is right with an implausible Identification. The datagram is to be dropped; the
-    /// next one may confirm that the source counts from there.
+    /// Right with an implausible Identification: to be dropped, but the next one may confirm it.
     Unproven,
 }
 

@@ -107,8 +107,7 @@ pub enum AtomicOp {
 ///
 /// Every method checks the key, the protection domain (and the queue pair, for the key of a window
 /// bound to one), the range and the right at the time of the call, and copies nothing when a check
-/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3:
-/// no check for zero-length RDMA).
+/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3).
 pub trait Memory {
     /// Copies local memory into `dst` (gather).
     ///
@@ -185,9 +184,8 @@ pub trait Memory {
     /// When the range may not be written remotely.
     fn remote_write(&mut self, context: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
-    /// Executes a peer's atomic on the 8 bytes at `addr` and returns the original value. Atomic
-    /// with respect to the host's own 8-byte atomics. The caller has checked the alignment of
-    /// `addr`.
+    /// Executes a peer's atomic on the 8 aligned bytes at `addr`, atomic with respect to the host's
+    /// own, and returns the original value.
     ///
     /// # Errors
     /// When the right is missing.

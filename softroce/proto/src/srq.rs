@@ -66,7 +66,6 @@ impl SharedQueue {
         self.init.pd
     }
 
-    /// The one-slot queue in which a queue pair holds its receive.
     pub(crate) fn holding_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(1, self.init.max_sge)
     }

@@ -56,7 +56,6 @@ fn handle(pair: &mut Pair, to: usize, src: IpAddr, bytes: &[u8]) {
     node.endpoint.handle_datagram(pair.now, &datagram, &mut node.memory);
 }
 
-/// Changes, removes or adds some bytes, and seals the ICRC.
 fn mutate(random: &mut Random, sent: &Sent, flow: &Flow) -> Vec<u8> {
     let mut bytes = sent.bytes.clone();
     for _ in 0..random.next(4) {

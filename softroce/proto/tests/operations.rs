@@ -1,5 +1,4 @@
-//! Every operation at boundary sizes, over a lossless link and over one that drops, duplicates or
-//! delays each packet once.
+//! Every operation at boundary sizes, lossless and with each packet lost, repeated or delayed.
 
 mod util;
 

@@ -1,5 +1,4 @@
-//! Random programs in both directions over a link that drops, duplicates and reorders, compared
-//! with the result of a perfect link.
+//! Random programs in both directions over a lossy link, compared with a perfect link's result.
 
 mod util;
 

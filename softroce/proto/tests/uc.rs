@@ -1,5 +1,4 @@
-//! Unreliable connection: messages arrive whole and in order, or are dropped silently (IBTA vol 1,
-//! 9.8.2).
+//! Unreliable connection: messages arrive whole and in order, or not at all (IBTA vol 1, 9.8.2).
 
 mod util;
 

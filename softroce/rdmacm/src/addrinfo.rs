@@ -1,5 +1,4 @@
-//! Address resolution: rdma_getaddrinfo(3), by getaddrinfo(3). AF_INET and AF_INET6 only, one
-//! result, without route and connection data.
+//! rdma_getaddrinfo(3) by getaddrinfo(3): IPv4 and IPv6, one result, no route or connection data.
 
 use core::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;

@@ -38,7 +38,6 @@ pub(crate) struct EventInfo {
     pub(crate) status: c_int,
     pub(crate) param: Param,
     pub(crate) private_data: Vec<u8>,
-    /// The new identifier of a request.
     pub(crate) child: Option<UnownedId>,
 }
 
@@ -49,8 +48,7 @@ pub(crate) enum Param {
     Ud(rdma_ud_param),
 }
 
-// SAFETY: the pointers to private data in its parameters are null until the event is taken; the
-// rest may be sent.
+// SAFETY: pointers to private data are null until the event is taken; the rest may be sent.
 unsafe impl Send for Param {}
 
 impl EventInfo {
@@ -80,8 +78,7 @@ pub(crate) unsafe fn queue_of(channel: *mut rdma_event_channel) -> Arc<Queue> {
     Arc::clone(unsafe { &(*channel.cast::<Channel>()).queue })
 }
 
-/// rdma_create_event_channel(3). Its descriptor may be watched with poll(2) and made non-blocking
-/// with fcntl(2).
+/// rdma_create_event_channel(3). Its descriptor may be polled, and made non-blocking (fcntl(2)).
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     match EventQueue::new() {
         Ok(queue) => {

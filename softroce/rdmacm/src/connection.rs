@@ -82,8 +82,7 @@ fn cm_connection(state: &State) -> Result<(&'static OpenDevice, ConnectionId), E
     state.opened.zip(state.link.connection).ok_or(libc::EINVAL)
 }
 
-/// rdma_listen(3): on the device of its address, or on every device. `EADDRINUSE` when another
-/// process of the host listens there too.
+/// rdma_listen(3): on its device, or on all. `EADDRINUSE` when another process listens there too.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -406,8 +405,7 @@ unsafe fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     }
 }
 
-/// rdma_notify(3): `EISCONN` when the connection is established already. Events other than
-/// IBV_EVENT_COMM_EST are ignored.
+/// rdma_notify(3): `EISCONN` if already established; only IBV_EVENT_COMM_EST has an effect.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -437,7 +435,7 @@ pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
             }
         }
         RDMA_CM_EVENT_CONNECT_RESPONSE => {
-            // SAFETY: live until the event is acknowledged, and modified only where its events are
+            // SAFETY: live until the event is acknowledged; modified only where its events are
             // taken.
             let qp = unsafe { (*id).qp };
             if !qp.is_null() {
@@ -461,8 +459,7 @@ pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
 
 fn attach_child(listener: &Arc<Shared>, child: &UnownedId) {
     let (parent, id) = (listener.as_ptr(), child.shared().as_ptr());
-    // SAFETY: the listener is live until the event is acknowledged; the new identifier is not
-    // shared yet.
+    // SAFETY: the listener is live until the event is acknowledged; the child is not shared yet.
     unsafe {
         (*id).channel = (*parent).channel;
         (*id).context = (*parent).context;

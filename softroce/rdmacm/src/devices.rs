@@ -70,8 +70,7 @@ impl OpenDevice {
 
 static OPENED: Mutex<&'static [OpenDevice]> = Mutex::new(&[]);
 
-/// The process that opened the devices: after fork(2) a child has its memory, but none of its
-/// connections.
+/// Its owner: after fork(2) a child has the devices' memory, but none of their connections.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// All devices that could be opened.
@@ -186,8 +185,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         return errno::null(libc::ENOMEM);
     }
     for (index, device) in opened.iter().enumerate() {
-        // SAFETY: there is space for one pointer per device, and for the null pointer that calloc
-        // left at the end.
+        // SAFETY: there is space for a pointer per device, and the null pointer that calloc left.
         unsafe { list.add(index).write(device.context) };
     }
     if !count.is_null() {

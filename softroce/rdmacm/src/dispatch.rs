@@ -96,7 +96,6 @@ pub(crate) fn destroy(opened: &OpenDevice, connection: ConnectionId) {
     let _ = opened.device.cm().destroy(connection);
 }
 
-/// Destroys this process's connections at exit.
 pub(crate) fn destroy_all(opened: &OpenDevice, timeout: Duration) {
     let Some(mut directory) = opened.directory.try_lock_for(timeout) else {
         return;

@@ -158,7 +158,6 @@ impl Shared {
         unsafe { (*self.id).route.addr.anon_1.src_storage = address::to_storage(local) };
     }
 
-    /// Sets its peer's address, also in the C struct.
     pub(crate) fn set_peer(&self, state: &mut State, peer: SocketAddr) {
         state.peer = Some(peer);
         // SAFETY: as in `set_device`.
@@ -178,8 +177,7 @@ pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Result<Arc<Shared>, Errno> {
     if id.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: ours by contract, `base` being its first member; the handle is written at creation
-    // only.
+    // SAFETY: ours by contract, `base` first; the handle is written at creation only.
     Ok(Arc::clone(unsafe { &(*id.cast::<SoftId>()).shared }))
 }
 
@@ -396,8 +394,7 @@ pub(crate) unsafe fn store_event(id: *mut rdma_cm_id, event: *mut rdma_cm_event)
     }
 }
 
-/// rdma_migrate_id(3): waits until the taken events are acknowledged; queued ones move to the new
-/// channel.
+/// rdma_migrate_id(3): waits until taken events are acknowledged; queued ones move.
 ///
 /// # Safety
 /// `id` is null or live and ours; `channel` is null, or live and ours.

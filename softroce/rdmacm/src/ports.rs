@@ -25,7 +25,6 @@ type Key = (rdma_port_space, u16);
 
 static BOUND: LazyLock<Mutex<HashMap<Key, Vec<Bound>>>> = LazyLock::new(Mutex::default);
 
-/// A bound port, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PortBinding {
     key: Key,

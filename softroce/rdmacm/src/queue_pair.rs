@@ -21,8 +21,7 @@ use crate::id::shared;
 /// Minimum inline capacity in bytes, as of other adapters' smallest request: programs rely on it.
 const INLINE: u32 = 64;
 
-/// rdma_create_qp(3): in INIT, or RTS for UD. The library creates a protection domain and
-/// completion queues if not given.
+/// rdma_create_qp(3): in INIT, or RTS for UD; with a protection domain and CQs if not given.
 ///
 /// # Safety
 /// `id` is null or live and ours; `pd` and what `init` names are null, or live and ours; `init` is
@@ -121,8 +120,7 @@ unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> R
 
 /// Creates those not given, each with a channel, and stores them in the identifier.
 unsafe fn create_cqs(id: *mut rdma_cm_id, opened: &OpenDevice, init: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
-    // SAFETY: by contract, in a call on the identifier. On failure the caller destroys a queue
-    // already created.
+    // SAFETY: in a call on the identifier. On failure the caller destroys a queue already created.
     unsafe {
         if init.send_cq.is_null() {
             let made = create_cq(opened, init.cap.max_send_wr, id.cast())?;
@@ -162,8 +160,7 @@ unsafe fn create_cq(
 
 /// Destroys the completion queues that the library created: those with a channel in the identifier.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: by contract, in a call on the identifier; its objects are live, and nothing uses them
-    // any more.
+    // SAFETY: in a call on the identifier; its objects are live, and not used any more.
     unsafe {
         for (channel, cq) in [
             (&raw mut (*id).send_cq_channel, &raw mut (*id).send_cq),
@@ -350,8 +347,7 @@ unsafe fn to_state(id: *mut rdma_cm_id, qp: *mut ibv_qp, state: ibv_qp_state) ->
     }
 }
 
-/// rdma_init_qp_attr(3): the attributes for moving an external queue pair to `attr.qp_state`: INIT,
-/// and once the connection is known RTR and RTS.
+/// rdma_init_qp_attr(3), for an external queue pair: INIT, and once connected RTR and RTS.
 ///
 /// # Safety
 /// `id` is null or live and ours; `attr` and `mask` are null or writable.

@@ -49,8 +49,6 @@ fn root() -> Option<&'static [u8]> {
     root.starts_with(b"/").then_some(root)
 }
 
-/// Calls `next` with the redirected path, or with the path unchanged if it is not redirected.
-///
 /// # Safety
 /// `path` is null or a string.
 #[inline]

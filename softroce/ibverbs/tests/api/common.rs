@@ -1,5 +1,4 @@
-//! The verbs as a C program calls them, through the table and the inline functions, on soft devices
-//! with addresses unique to this process.
+//! The verbs as a C program calls them, on soft devices with addresses unique to this process.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -257,7 +256,6 @@ impl Side {
         assert_eq!(self.modify(&mut attr, mask), 0);
     }
 
-    /// INIT → RTR → RTS, connected to a queue pair at a GID.
     pub(crate) fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
         let mut attr = rtr_attr(setup, gid, qpn, psns.1);
         let (rtr, rts) = match setup.qp_type {

@@ -1,5 +1,4 @@
-//! Drop, duplication, reordering and corruption of 3 % each on real sockets: every message arrives
-//! once, in order, intact. And packet capture.
+//! Drop, duplication, reordering and corruption of 3 % each on real sockets; packet capture.
 
 use doorbell_verbs_sys::*;
 

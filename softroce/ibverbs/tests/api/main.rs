@@ -1,5 +1,4 @@
-//! The soft devices through the C calls of libibverbs: several devices in one process, over real
-//! sockets.
+//! libibverbs' C calls on several soft devices in one process, over real sockets.
 
 pub(crate) mod common;
 mod completion;

@@ -12,7 +12,6 @@ fn two() -> (Side, Side) {
 
 const SIZES: [usize; 9] = [0, 1, 7, 8, 1023, 1024, 1025, 3 * 1024 + 5, 1 << 15];
 
-/// WRITEs of every size, to an unaligned remote address.
 fn writes(a: &Side, b: &Side) {
     for (id, size) in (1..).zip(SIZES) {
         let sent = pattern(size, id as u32);

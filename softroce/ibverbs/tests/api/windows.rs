@@ -49,7 +49,6 @@ impl Drop for Window {
     }
 }
 
-/// `len` bytes at `at` of a side's buffer, with every right.
 fn range(of: &Side, at: usize, len: usize) -> ibv_mw_bind_info {
     ibv_mw_bind_info {
         mr: of.mr,

@@ -107,7 +107,6 @@ fn ud_batch_requires_an_address_handle_of_its_domain() {
     }
 }
 
-/// An invalid batch, and the result of completing it.
 type InvalidBatch = (fn(&Wr, &Side, &Side), i32);
 
 #[test]

@@ -1,6 +1,5 @@
 //! Messages of the CM as bytes (IBTA vol 1, 12.6 and 12.11). [`Message::parse`] and
-//! [`Message::to_mad`] are inverse, except for reserved fields, which are ignored when read and
-//! zero when written.
+//! [`Message::to_mad`] are inverse, but for reserved fields: ignored, and written as zero.
 //!
 //! Every message starts with its sender's communication id (in SIDR the request id), followed,
 //! except in requests, by the receiver's.

@@ -284,8 +284,7 @@ impl Cm {
         self.command(id, |connection, out| connection.establish(private_data, out))
     }
 
-    /// The queue pair has received (IBV_EVENT_COMM_EST): the connection is established, though no
-    /// RTU was received (rdma_notify(3)).
+    /// IBV_EVENT_COMM_EST: the connection is established, though no RTU arrived (rdma_notify(3)).
     ///
     /// # Errors
     /// When it was not accepted, or is closed.
@@ -381,8 +380,7 @@ impl Cm {
         self.out.events.pop_front()
     }
 
-    /// The parameters for connecting the queue pair: on the passive side from [`CmEvent::Request`]
-    /// on, on the active side from [`CmEvent::Reply`] on.
+    /// The queue pair's parameters, from [`CmEvent::Request`] or [`CmEvent::Reply`] on.
     pub fn parameters(&self, id: ConnectionId) -> Option<Parameters> {
         let connection = self.owned(id)?;
         connection.parameters.filter(|_| connection.state != State::ReqSent)

@@ -222,8 +222,7 @@ impl RejectReason {
     pub const CONSUMER: Self = Self(28);
 }
 
-/// A received REQ, from the local point of view: `responder_resources` bounds the peer's
-/// outstanding READs and atomics here.
+/// A received REQ; `responder_resources` bounds the peer's outstanding READs and atomics here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerRequest {
     /// The peer.

@@ -1,7 +1,5 @@
-//! Fast paths for the most frequent packets on a shm link: a short request transmitted while it is
-//! posted, and a received WRITE ONLY executed without the general dispatch.
-//!
-//! A fast path has the same effect as the general path, and declines what is not the common case.
+//! Fast paths on a shm link (decision 14): a short request transmitted while it is posted, and a
+//! received WRITE ONLY. Each equals the general path, and declines what is not the common case.
 
 use core::time::Duration;
 
@@ -57,9 +55,8 @@ impl Endpoint {
         Some(short)
     }
 
-    /// Fast path of [`handle_shm_packet`](Self::handle_shm_packet) for a WRITE ONLY that has the
-    /// expected PSN and passes all checks. If false, it must be called: only bytes that the packet
-    /// may write have changed.
+    /// Fast path of [`handle_shm_packet`](Self::handle_shm_packet) for a WRITE ONLY that is
+    /// expected and valid. If false, call that: only bytes that the packet may write have changed.
     pub fn handle_write_fast<M: Memory>(&mut self, packet: &ShmPacket<'_>, memory: &mut M) -> bool {
         let Ok(headers) = packet.headers.try_into() else {
             return false;

@@ -11,8 +11,7 @@ use crate::work::SrqId;
 pub enum Ident {
     /// Its value.
     Known(u16),
-    /// Not known: a UDP socket does not report it. The datagram is number `segment` of its
-    /// coalesced (GRO) receive, 0 unless coalesced.
+    /// Not known to a UDP socket; the datagram is number `segment` of its coalesced (GRO) receive.
     Unknown {
         /// Index in the coalesced receive.
         segment: u16,
@@ -111,8 +110,7 @@ pub enum AsyncEvent {
     CommunicationEstablished(Qpn),
     /// IBV_EVENT_SQ_DRAINED.
     SendQueueDrained(Qpn),
-    /// IBV_EVENT_QP_LAST_WQE_REACHED: the queue pair is in the error state and consumes no more
-    /// receives of its shared receive queue.
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: in ERR, it consumes no more of its shared receive queue.
     LastWqeReached(Qpn),
     /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives than the limit, which is now disarmed.
     SrqLimitReached(SrqId),

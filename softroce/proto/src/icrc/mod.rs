@@ -147,8 +147,7 @@ impl Flow {
         Some(self.compute(ident, packet) ^ u32::from_le_bytes(*icrc))
     }
 
-    /// The CRC of the masked headers and of a zero BTH, the first of `len` bytes (without the
-    /// ICRC). Lengths that no datagram can have wrap.
+    /// Of the masked headers and a zero BTH, the first of `len` bytes; impossible lengths wrap.
     fn after_headers(&self, ident: u16, len: usize) -> u32 {
         let udp_len = (len + LEN + UDP_LEN) as u16;
         let mut register = self.register ^ UDP_TOTAL_LEN.change(udp_len);

@@ -22,8 +22,8 @@ pub enum State {
     Rts = 3,
     /// Send queue drain: requests in flight finish, no request begins.
     Sqd = 4,
-    /// Send queue error: a send request of a UC or UD queue pair failed. Later ones are flushed;
-    /// receiving continues. RC enters ERR instead.
+    /// Send queue error: a UC or UD send request failed. Later ones are flushed, receiving
+    /// continues.
     Sqe = 5,
     /// Error: every request is flushed.
     Err = 6,

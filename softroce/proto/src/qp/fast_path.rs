@@ -1,5 +1,4 @@
-//! Fast paths on a shm link: a request sent while it is posted, behind the pending ACK, and a
-//! received WRITE ONLY.
+//! Fast paths of a queue pair on a shm link.
 
 use core::time::Duration;
 

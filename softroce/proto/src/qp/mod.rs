@@ -423,8 +423,7 @@ impl QueuePair {
         }
     }
 
-    /// Fast path of [`transmit`](Self::transmit) for a MIDDLE packet over UDP with no reply
-    /// pending.
+    /// Fast path of [`transmit`](Self::transmit): a MIDDLE packet over UDP, no reply pending.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
         memory: &mut M,

@@ -27,7 +27,6 @@ impl PayloadSource<'_> {
         }
     }
 
-    /// The bytes in `range`, which lies inside.
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
         match self {
             Self::Bytes(bytes) => PayloadSource::Bytes(&bytes[range]),
@@ -85,8 +84,7 @@ pub(crate) struct PacketLens {
 }
 
 impl Connection {
-    /// Leaves space for the payload unless it goes by reference. `None` when the buffer is too
-    /// short.
+    /// Leaves space for payload not passed by reference. `None` when the buffer is too short.
     pub(crate) fn write_packet_headers(
         &self,
         buf: &mut [u8],

@@ -191,7 +191,6 @@ impl SendQueue {
         self.destinations.get(self.slot(number)).copied().flatten()
     }
 
-    /// The message length, if the request is valid.
     fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
         let awaits_data = matches!(request.operation, Operation::Read { .. } | Operation::Atomic { .. });
         let len = match request.payload {

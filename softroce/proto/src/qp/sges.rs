@@ -6,7 +6,6 @@ use crate::LKey;
 use crate::memory::{AccessError, CopyError, Memory, PdId, Sge};
 use crate::qp::packet::PayloadSource;
 
-/// A piece of a message: its memory, and its byte range in the requested part.
 struct Piece {
     lkey: LKey,
     addr: u64,

@@ -1,5 +1,4 @@
-//! State transitions of a queue pair with their required and optional attributes, as rows per
-//! transport (IBTA vol 1, table 91; ibv_modify_qp(3)).
+//! State transitions and their attributes, per transport (IBTA table 91; ibv_modify_qp(3)).
 
 use crate::qp::{Modify, ModifyError, State};
 use crate::wire::Transport;

@@ -291,8 +291,7 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
     }
 }
 
-/// Writes the headers of a shm packet to the front of `buf` and returns their length; the inverse
-/// of [`parse_headers`].
+/// Writes the headers of a shm packet to `buf`; returns their length. Inverse: [`parse_headers`].
 ///
 /// # Errors
 /// When `buf` is too short, or the extension headers do not match; `buf` is unchanged then.
@@ -330,8 +329,7 @@ pub(crate) const fn pad_len(payload_len: usize) -> usize {
 /// the last 4 of the [`packet_len`] bytes.
 ///
 /// # Errors
-/// When `buf` is shorter than the packet, or the opcode has other extension headers or no payload;
-/// `buf` is unchanged then.
+/// When `buf` is too short, or extension headers or payload do not match; it is unchanged then.
 pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usize) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() || payload_len > 0 && !bth.opcode.has_payload() {
         return Err(WriteError::Layout(bth.opcode));

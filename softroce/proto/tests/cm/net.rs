@@ -25,7 +25,6 @@ pub(crate) enum Fate {
     Arrives,
     Lost,
     Twice,
-    /// Arrives this much later.
     Late(Duration),
 }
 

@@ -1,5 +1,4 @@
-//! Specific to shm links: payloads by reference that become unreadable, back-pressure, revoked
-//! references.
+//! Payloads by reference that become unreadable, back-pressure, revoked references.
 
 #[path = "../util/mod.rs"]
 mod util;

@@ -56,7 +56,6 @@ pub(crate) struct Regions {
     windows: Vec<Window>,
     /// The key of each bind and invalidation.
     pub(crate) log: Vec<RKey>,
-    /// The payload by reference of the packet being written.
     by_ref: Vec<u8>,
     /// The payload of the current shm packet; `None` when it is unreadable.
     arrived: Option<Vec<u8>>,

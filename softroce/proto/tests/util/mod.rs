@@ -272,7 +272,6 @@ impl Pair {
         node.endpoint.post_send(self.now, node.qpn, request).unwrap();
     }
 
-    /// The destination of a node's datagrams to the other one.
     pub(crate) fn destination(&self, at: usize) -> Destination {
         let (node, peer) = (&self.nodes[at], &self.nodes[1 - at]);
         Destination {

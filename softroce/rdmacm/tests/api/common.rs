@@ -152,7 +152,6 @@ pub(crate) fn channel() -> *mut rdma_event_channel {
     channel
 }
 
-/// The next event of a channel, which must be of this kind.
 #[track_caller]
 pub(crate) fn event(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> *mut rdma_cm_event {
     let mut event = ptr::null_mut();
@@ -188,8 +187,7 @@ pub(crate) fn send_message(from: Id, to: Id, message: &[u8]) {
     let api = doorbell_softroce_ibverbs::api();
     let mut outbox = message.to_vec();
     let mut inbox = vec![0_u8; message.len()];
-    // SAFETY: all is live; the memory is until its region is deregistered, which is after its
-    // completion.
+    // SAFETY: all is live; the memory until its region is deregistered, after its completion.
     unsafe {
         let register = |id: Id, memory: &mut [u8]| {
             let mr = (api.reg_mr)(

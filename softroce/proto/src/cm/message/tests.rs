@@ -1,5 +1,4 @@
-//! Datagrams of the Linux 6.1 kernel's rdma_cm on rxe as captured, without their trailing zeros;
-//! and their contents.
+//! Datagrams of Linux 6.1's rdma_cm on rxe as captured, without trailing zeros; their contents.
 
 use super::*;
 use crate::cm::{IpHeader, PortSpace};

@@ -88,8 +88,7 @@ impl Requester {
         Err(failed)
     }
 
-    /// RNR NAK: waits for the responder's RNR timer (IBTA vol 1, 9.7.5.2.8). The responder is
-    /// alive, so the transport retries are restored.
+    /// The responder is alive: transport retries are restored (IBTA vol 1, 9.7.5.2.8).
     fn handle_rnr_nak(&mut self, now: Instant, timer: RnrTimer, out: &mut Outbox) -> Result<(), Status> {
         out.counters.rnr_naks_received += 1;
         if matches!(self.timer, Timer::Rnr(_)) {
@@ -176,7 +175,6 @@ impl Requester {
         Ok(())
     }
 
-    /// The request in flight that contains packet `number`.
     fn find_wqe(&self, number: u64) -> Option<Wqe> {
         (self.queue.head..self.begun)
             .map(|request| self.queue.get(request))
@@ -194,9 +192,8 @@ impl Requester {
         self.restart_retries(now);
     }
 
-    /// Everything before packet `end` is acknowledged: completes SENDs and WRITEs. False at a READ
-    /// or atomic whose response has not arrived: the responder has sent it, so it was lost (implied
-    /// NAK, IBTA vol 1, 9.7.5.1.1).
+    /// Completes SENDs and WRITEs before packet `end`. False at a READ or atomic: its response was
+    /// lost, as the responder has sent it (implied NAK, IBTA vol 1, 9.7.5.1.1).
     fn advance_una(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
         let before = self.una;
         while self.una < end && self.queue.head < self.begun {

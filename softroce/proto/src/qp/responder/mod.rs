@@ -47,7 +47,6 @@ struct Limits {
     rnr_timer: u8,
 }
 
-/// The inbound message of several packets in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InboundMessage {
     None,

@@ -61,8 +61,7 @@ impl Responder {
     }
 
     /// Fast path of [`handle_request`](Self::handle_request) for a WRITE ONLY of `len` bytes.
-    /// False, with nothing changed but bytes it may write, unless it is expected and all checks
-    /// pass.
+    /// False, with only bytes it may write changed, unless it is expected and valid.
     pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
         bth: &Bth,
@@ -324,8 +323,7 @@ impl Responder {
         Ok(Executed::RdAtomic(1))
     }
 
-    /// READs and atomics: between messages, within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5,
-    /// 9.4.4).
+    /// Between messages, and within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5, 9.4.4).
     fn may_accept_rd_atomic(&self) -> bool {
         self.message == InboundMessage::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
     }

@@ -62,7 +62,6 @@ impl Responder {
         self.message = InboundMessage::None;
     }
 
-    /// Whether the oldest receive has space for this packet of a SEND.
     fn receive_fits(&mut self, packet: &InboundPacket<'_>, out: &mut Outbox) -> bool {
         let done = match self.message {
             InboundMessage::Send { done } => done,
