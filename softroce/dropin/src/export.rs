@@ -6,8 +6,7 @@ macro_rules! table {
     ($label:literal, $symbol:literal, $field:ident) => {
         // An optional entry that is missing would be a jump to null.
         const _: () = {
-            // SAFETY: an entry is a function pointer, or an optional one, of the same
-            // representation.
+            // SAFETY: an entry is a function pointer or an optional one: one representation.
             let entry: Option<unsafe extern "C" fn()> = unsafe { core::mem::transmute_copy(&doorbell_softroce_ibverbs::API.$field) };
             assert!(entry.is_some());
         };

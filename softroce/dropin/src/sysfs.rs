@@ -73,8 +73,7 @@ unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
         return failed(error);
     }
     let mut len = got as usize;
-    // SAFETY: `len` bytes were written; the NUL goes among them, or behind them where there is
-    // space.
+    // SAFETY: `len` bytes were written; the NUL goes among them, or behind if there is space.
     unsafe {
         if len > 0 && *buf.add(len - 1) == b'\n' as c_char {
             len -= 1;

@@ -44,8 +44,7 @@ impl SoftCq {
     /// # Safety
     /// `cq` is null, or came from [`create_cq`] and is not destroyed while the reference is used.
     pub(crate) unsafe fn handle<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
-        // SAFETY: ours by contract if not null, `base` first; written at creation and destruction
-        // only.
+        // SAFETY: ours if not null, `base` first; written at creation and destruction only.
         (!cq.is_null()).then(|| unsafe { &(*cq.cast::<Self>()).cq })
     }
 }
@@ -103,8 +102,7 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     match soft.queue.wait(count) {
         Ok(token) => {
             let found = from_token(token);
-            // SAFETY: the queue is live until its event is acknowledged; both are writable (man
-            // page).
+            // SAFETY: live until the event just counted is acknowledged; writable (man page).
             unsafe {
                 *cq_context = (*found).base.cq_context;
                 *cq = found.cast();

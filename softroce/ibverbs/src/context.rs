@@ -162,8 +162,7 @@ pub(crate) fn next_handle() -> u32 {
 /// Adds to an object's count of acknowledged events, which its destruction waits for.
 ///
 /// # Safety
-/// `mutex` and `cond` are initialised and live; `acknowledged` is live, modified under `mutex`
-/// only.
+/// All are live, `mutex` and `cond` initialised, `acknowledged` modified under the mutex only.
 pub(crate) unsafe fn acknowledge(
     mutex: *mut libc::pthread_mutex_t,
     cond: *mut libc::pthread_cond_t,

@@ -227,8 +227,7 @@ macro_rules! reads {
     ($($name:ident -> $type:ty = $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             let value: fn(&Current) -> $type = $value;
-            // SAFETY: called between start and end of a poll, by the polling thread
-            // (ibv_create_cq_ex(3)).
+            // SAFETY: called during a poll, by the polling thread (ibv_create_cq_ex(3)).
             value(unsafe { current(cq) })
         })*
     };

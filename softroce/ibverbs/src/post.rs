@@ -252,8 +252,7 @@ unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
         IBV_WR_SEND_WITH_INV => Operation::SendInvalidate { rkey: invalidated() },
         IBV_WR_LOCAL_INV => Operation::Invalidate { rkey: invalidated() },
         IBV_WR_BIND_MW => {
-            // SAFETY: filled by the caller for the opcode (man page); window and region by
-            // contract.
+            // SAFETY: filled by the caller for the opcode; window and region by contract.
             let bind = unsafe {
                 window::posted_bind(
                     wr.anon_2.bind_mw.mw,

@@ -364,7 +364,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     0
 }
 
-/// `EBUSY` while windows are bound to it. After 0, no copy to or from the memory is in flight.
+/// `EBUSY` while windows are bound to it. On return no copy to or from the memory is in flight.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: `mr` is live and ours; the handle is written at creation and destruction only.
     if unsafe { &(*mr.cast::<SoftMr>()).mr }.deregister().is_err() {

@@ -54,7 +54,6 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let mut attributes: ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: `context` is live by contract.
     attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
-    // Every bit of a time stamp is valid.
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
     attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
@@ -141,8 +140,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         max_srq_wr: capacity::WORK_REQUESTS as c_int,
         max_srq_sge: capacity::SGES as c_int,
         max_pkeys: 1,
-        // Under 8 µs on most machines. 4.096 µs · 2^15 is rxe's code, generous for a thread that
-        // may have to be woken.
+        // Under 8 µs on most machines; 4.096 µs · 2^15 is rxe's code, for threads to be woken.
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
     }
@@ -214,7 +212,6 @@ pub(crate) unsafe extern "C" fn query_gid(
     }
     // SAFETY: `context` is live by contract.
     let device = &unsafe { Context::from_ptr(context) }.device;
-    // An empty table entry is all zero.
     let raw = if device.port().addressed {
         device.info().gid.0
     } else {

@@ -51,14 +51,12 @@ pub fn last_open_error() -> Option<String> {
     LAST_OPEN_ERROR.lock().clone()
 }
 
-/// The process group that the open device of this name reaches without UDP: a globally unique
-/// number. `None` if it reaches all peers over UDP.
+/// This open device's globally unique process group; `None` if it reaches all peers over UDP.
 pub fn process_group(name: &str) -> Option<u64> {
     with_open_device(name, |device| device.shm_group()).flatten()
 }
 
-/// The copy modes of the open device of this name for payloads to other processes of this host, in
-/// order of preference; empty if all goes over UDP.
+/// This open device's copy modes to other processes, by preference; empty if all goes over UDP.
 pub fn copy_modes(name: &str) -> Vec<CopyMode> {
     with_open_device(name, |device| device.copy_modes()).unwrap_or_default()
 }

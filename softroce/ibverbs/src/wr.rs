@@ -255,7 +255,6 @@ impl Batch {
         });
     }
 
-    /// Posts all requests, or none.
     fn post(&self, posting: &mut Posting<'_>, is_datagram: bool) -> Result<(), PostError> {
         if let Some(why) = self.refused {
             return Err(why);

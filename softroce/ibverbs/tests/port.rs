@@ -171,7 +171,6 @@ fn inside() {
         assert_eq!(next_event(two), IBV_EVENT_PORT_ERR);
         assert_eq!((api().close_device)(two), 0);
     }
-    // A newly opened device reports its current port state.
     let three = open();
     assert_eq!(port_state(three), IBV_PORT_DOWN);
     // SAFETY: as above.

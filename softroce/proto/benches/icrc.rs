@@ -70,8 +70,7 @@ fn check(c: &mut Criterion) {
             let mut next = packets.iter().cycle();
             group.bench_function(BenchmarkId::new(name, payload), |b| {
                 b.iter(|| {
-                    // So far apart that a counting source may be anywhere: the same few packets can
-                    // repeat.
+                    // So far apart that a counting source may be anywhere: the packets can repeat.
                     now = now + Duration::from_secs(100);
                     let payload = next.next().expect("a cycle has no end");
                     let ident = Ident::Unknown { segment: 0 };

@@ -16,7 +16,7 @@ pub struct Counters {
     pub wrong_peer: u64,
     /// Refused: wrong Q_Key (UD).
     pub qkey_violations: u64,
-    /// UC and UD messages dropped: incomplete, too long (or at the sender), no receive or right.
+    /// UC and UD messages dropped: incomplete, too long (also at the sender), no receive or right.
     pub dropped_messages: u64,
     /// Refused: wrong ICRC.
     pub icrc_errors: u64,

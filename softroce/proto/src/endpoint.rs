@@ -56,7 +56,6 @@ pub struct Endpoint {
     out: Outbox,
 }
 
-/// Queue pairs that may have packets to send, served round-robin.
 #[derive(Debug, Default)]
 struct SendSchedule {
     queue: VecDeque<u32>,
@@ -202,8 +201,8 @@ impl Endpoint {
         self.out.srqs.insert(init)
     }
 
-    /// Resizes a shared receive queue to `max_wr`, arms `limit` (0 disarms). When fewer receives
-    /// are queued, [`AsyncEvent::SrqLimitReached`] is reported, once (IBTA vol 1, 10.2.9.5 and
+    /// Resizes a shared receive queue to `max_wr`, arms `limit` (0 disarms): fewer receives cause
+    /// one [`AsyncEvent::SrqLimitReached`], also if there are fewer now (IBTA vol 1, 10.2.9.5,
     /// 11.2.3).
     ///
     /// # Errors
@@ -386,7 +385,7 @@ impl Endpoint {
         self.full_shm_links.fill(link);
     }
 
-    /// The shm link has free slots, or discards packets: [`poll_transmit`](Self::poll_transmit).
+    /// The shm link has free slots, or discards packets: [`has_more`](Self::has_more) may be true.
     pub fn shm_link_ready(&mut self, link: ShmLinkId) {
         for index in self.full_shm_links.ready(link) {
             self.active.add(index);
@@ -399,9 +398,8 @@ impl Endpoint {
         self.out.revoked.pop_front()
     }
 
-    /// Handles expired timers at `now`: local ACK timeout (retransmission) and end of RNR waits.
-    ///
-    /// Handle received packets first: an ACK not yet read counts as lost and costs a retry.
+    /// Handles expired timers: local ACK timeout and end of RNR waits. Handle received packets
+    /// first: an ACK not yet read counts as lost and costs a retry.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {
@@ -411,11 +409,8 @@ impl Endpoint {
         }
     }
 
-    /// Writes the next packet into `buf` (at least 4096 + 128 bytes), up to the ICRC; `None` when
-    /// there is nothing to send.
-    ///
-    /// Consecutive packets of one message are returned one after another, so that runs of equal
-    /// size can be batched (GSO).
+    /// Writes the next packet into `buf` (at least 4096 + 128 bytes), up to the ICRC. Packets of
+    /// one message follow one another, so that runs of equal size can be batched (GSO).
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((len, path)) = self.gsi.transmit(buf) {
             self.last_sent = None;

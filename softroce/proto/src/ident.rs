@@ -146,7 +146,6 @@ impl AddressPair {
         }
     }
 
-    /// Decides on a packet whose ICRC is right with `ident`, and updates the state.
     fn evaluate(&mut self, ident: u16, segment: u16, now: Instant) -> Verdict {
         let ahead = ident.wrapping_sub(self.last);
         if self.counting && u64::from(ahead) < MAX_AHEAD + ticks(now.since(self.at)) {

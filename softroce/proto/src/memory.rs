@@ -211,8 +211,7 @@ pub trait Memory {
 
     // Payloads by reference, on shm links. An implementor without shm links keeps the defaults.
 
-    /// Whether any of `sges` is memory that the CPU does not address, such as a GPU's: packets on a
-    /// shm link reference it, however short their payload is.
+    /// Whether some of `sges` is memory that the CPU cannot address: always passed by reference.
     fn is_device_memory(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
         false
     }

@@ -107,7 +107,6 @@ impl QpnAllocator {
         self.cursors.iter().map(all).sum()
     }
 
-    /// Allocates the next number for which `is_free` holds; `None` when there is none.
     pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
         if self.owns_address && self.is_low(used) && self.cursors.len() < QpnBlock::COUNT {
             self.push_block(QpnBlock(

@@ -1,8 +1,7 @@
 //! Shared receive queues (SRQ): one receive queue for many queue pairs (IBTA vol 1, 10.2.9).
 //!
-//! A queue pair takes the oldest receive when a message that needs one begins, and holds it in a
-//! one-slot queue until it completes. The held receive follows the queue pair: flushed in the error
-//! state, discarded at reset.
+//! A queue pair takes the oldest receive when a message needs one, and holds it in a one-slot queue
+//! until it completes: flushed in the error state, discarded at reset.
 
 use crate::AsyncEvent;
 use crate::memory::PdId;

@@ -1,8 +1,7 @@
 //! Timers: one deadline per queue pair, in a heap with lazy entries.
 //!
-//! An ACK moves its queue pair's deadline, thousands of times before one expires. So a deadline
-//! that moves later leaves its heap entry in place, which is corrected when it is popped. Hence
-//! [`Timers::next`] may be early, never late.
+//! An ACK moves its queue pair's deadline. One that moves later leaves its heap entry in place, to
+//! be corrected when popped: [`Timers::next`] may be early, never late.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;

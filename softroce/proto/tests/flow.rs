@@ -99,7 +99,6 @@ fn read_responses_acknowledge_what_was_before() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.post(0, &write_to(1, &[local], remote));
     pair.post(0, &read_from(2, &[local], remote));
-    // The ACK of the WRITE is lost.
     pair.run_with(|_, sent| {
         if sent.opcode() == Opcode::RcAcknowledge {
             Fate::Drop

@@ -134,7 +134,6 @@ fn a_flood_is_bounded() {
     }
     assert!((1..flood).contains(&taken));
     assert_eq!(taken + endpoint.counters().dropped_messages, flood);
-    // The send queue is bounded too.
     let sent = (0..flood).filter(|_| endpoint.send_mad(path(), mad(0))).count();
     assert!((1..flood as usize).contains(&sent));
 }

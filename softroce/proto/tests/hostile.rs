@@ -192,7 +192,6 @@ fn packets_of_other_peers_leave_no_trace() {
                 Flow::new(peer, pair.nodes[to].address, PORT, PORT).seal(0, &mut bytes);
                 (peer, bytes)
             }
-            // Damaged.
             2 => {
                 let mut bytes = sent.bytes.clone();
                 let at = random.next(bytes.len());
@@ -200,7 +199,6 @@ fn packets_of_other_peers_leave_no_trace() {
                 bytes[if at == 4 { 5 } else { at }] ^= 1 << random.next(8);
                 (peer, bytes)
             }
-            // Noise.
             _ => (peer, pattern(random.next(200), number)),
         };
         handle(&mut pair, to, src, &bytes);

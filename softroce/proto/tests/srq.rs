@@ -105,7 +105,6 @@ fn a_message_holds_its_receive() {
         pair.deliver(packet);
     }
     assert!(pair.nodes[1].completions.is_empty());
-    // The second one ends first.
     pair.deliver(&packets[5]);
     pair.deliver(&packets[4]);
     assert_eq!(pair.completed(1, RECV_CQ), success([1, 0]));

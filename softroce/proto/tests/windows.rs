@@ -29,7 +29,6 @@ fn bind(rkey: RKey, region: Sge, access: RemoteAccess) -> Operation {
     })
 }
 
-/// The region by the key of a window over it.
 fn through(rkey: RKey, region: Sge) -> Sge {
     Sge {
         lkey: LKey(rkey.0),

@@ -65,8 +65,7 @@ pub(crate) fn route_to(peer: IpAddr) -> Result<IpAddr, Errno> {
 /// Whether packets from the local address `from` can be routed to `peer`.
 ///
 /// # Errors
-/// Those of bind(2) or connect(2) on a datagram socket; `EINVAL` from loopback to any other
-/// address.
+/// Those of bind(2) or connect(2) on a datagram socket; `EINVAL` from loopback to elsewhere.
 pub(crate) fn route_from(from: IpAddr, peer: IpAddr) -> Result<(), Errno> {
     if from.is_ipv4() != peer.is_ipv4() {
         return Err(libc::EAFNOSUPPORT);

@@ -119,7 +119,6 @@ fn from_hints(hints: Option<&rdma_addrinfo>) -> Result<PartialInfo, c_int> {
         (IBV_QPT_RC, RDMA_PS_TCP | RDMA_PS_IB) | (IBV_QPT_UC, RDMA_PS_IB) | (IBV_QPT_UD, RDMA_PS_UDP) => {
             (hints.ai_qp_type, hints.ai_port_space)
         }
-        // The code for an unsupported socket type.
         _ => return Err(libc::EAI_SOCKTYPE),
     };
     Ok(PartialInfo(info))

@@ -32,7 +32,6 @@ use crate::{dispatch, queue_pair, route};
 #[derive(Default)]
 pub(crate) struct CmLink {
     listeners: Vec<(&'static OpenDevice, ListenerId)>,
-    /// Its connection or SIDR exchange.
     pub(crate) connection: Option<ConnectionId>,
     /// Responder resources and initiator depth that this side has accepted.
     accepted: Option<(u8, u8)>,
@@ -41,7 +40,6 @@ pub(crate) struct CmLink {
 }
 
 impl CmLink {
-    /// For a received request: the responder resources and initiator depth that the peer requests.
     pub(crate) fn of_request(connection: ConnectionId, requested: (u8, u8)) -> Self {
         Self {
             connection: Some(connection),
@@ -425,7 +423,6 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
     errno::result(notify())
 }
 
-/// Performs what a just taken event requires of the queue pair and the new identifier.
 pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
     let id = shared.as_ptr();
     match info.kind {
@@ -435,8 +432,7 @@ pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
             }
         }
         RDMA_CM_EVENT_CONNECT_RESPONSE => {
-            // SAFETY: live until the event is acknowledged; modified only where its events are
-            // taken.
+            // SAFETY: live until the event is acknowledged; modified only where events are taken.
             let qp = unsafe { (*id).qp };
             if !qp.is_null() {
                 match establish(shared) {

@@ -25,7 +25,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 pub(crate) const PORT: u8 = 1;
 
 pub(crate) struct OpenDevice {
-    /// The context of all its identifiers.
     pub(crate) context: *mut ibv_context,
     pub(crate) device: Arc<Device>,
     /// The default protection domain (rdma_create_qp(3)); null until needed.
@@ -70,7 +69,7 @@ impl OpenDevice {
 
 static OPENED: Mutex<&'static [OpenDevice]> = Mutex::new(&[]);
 
-/// Its owner: after fork(2) a child has the devices' memory, but none of their connections.
+/// The process that opened the devices: a child of fork(2) has none of its connections.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// All devices that could be opened.

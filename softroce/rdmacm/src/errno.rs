@@ -10,7 +10,6 @@ pub(crate) fn set(value: Errno) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// 0 for success, −1 with `errno` otherwise.
 pub(crate) fn result(result: Result<(), Errno>) -> c_int {
     match result {
         Ok(()) => 0,

@@ -250,8 +250,7 @@ impl Drop for UnownedId {
     }
 }
 
-/// rdma_create_id(3): synchronous without a channel. Supported port spaces: RDMA_PS_TCP, RDMA_PS_IB
-/// (RC only) and RDMA_PS_UDP.
+/// rdma_create_id(3): synchronous without a channel. Port spaces: TCP, UDP, and IB (RC only).
 ///
 /// # Safety
 /// `channel` is null or live and ours; `id` is writable.
@@ -428,7 +427,6 @@ pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_chann
     Ok(())
 }
 
-/// Moves its queued events, and directs later ones, to another queue.
 pub(crate) fn move_events(shared: &Arc<Shared>, queue: Arc<Queue>) {
     let mut state = shared.state();
     if let Some(old) = state.queue.replace(Arc::clone(&queue)) {
@@ -484,7 +482,6 @@ unsafe fn set_option(
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) => {
             let set = int()? != 0;
-            // Not after it has an address.
             if state.phase != Phase::Idle {
                 return Err(libc::EINVAL);
             }

@@ -1,7 +1,5 @@
-//! Binding and routing of identifiers.
-//!
-//! Under RoCE the path follows from the addresses: resolution is immediate, yet reported by an
-//! event.
+//! Binding and routing of identifiers. Under RoCE the path follows from the addresses: resolution
+//! is immediate, yet reported by an event.
 
 use core::ffi::c_int;
 use std::net::SocketAddr;

@@ -94,8 +94,7 @@ macro_rules! resolve {
             type Resolve = unsafe extern "C" fn($($before_type,)* *const c_char, *mut c_char, size_t, $($after_type),*) -> ssize_t;
             // SAFETY: libc's function of this name has this type.
             let next = unsafe { transmute::<*mut c_void, Resolve>(next) };
-            // SAFETY: by the caller's contract; the next function filled as many bytes as it
-            // returns.
+            // SAFETY: by the caller's contract; as many bytes are filled as `next` returns.
             unsafe {
                 match with_path(path, |path| next($($before,)* path, buffer, size, $($after),*)) {
                     len @ 1.. => restore_name(buffer, len as usize) as ssize_t,
@@ -127,8 +126,7 @@ macro_rules! canonical {
             }
             // SAFETY: libc's function of this name has this type.
             let next = unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, $($after_type),*) -> *mut c_char>(next) };
-            // SAFETY: by the caller's contract; the result is a string or null, the restored name
-            // no longer.
+            // SAFETY: by the caller's contract; a string or null, the restored name no longer.
             unsafe {
                 let resolved = with_path(path, |path| next(path, $($after),*));
                 if !resolved.is_null() {

@@ -8,8 +8,7 @@
 //!
 //! It is loaded into every process of a job: so it starts no thread, keeps no state, allocates and
 //! prints nothing, and other paths cost a check of five bytes. Not covered: static programs,
-//! programs with their own system calls (Go), and names relative to a descriptor of `/sys/class`
-//! itself.
+//! programs with their own system calls (Go), names relative to a descriptor of `/sys/class`.
 
 #[cfg(not(test))]
 mod calls;

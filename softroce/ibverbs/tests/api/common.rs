@@ -34,7 +34,6 @@ pub(crate) fn capture_file() -> PathBuf {
     std::env::temp_dir().join(format!("doorbell-test-{}.pcap", std::process::id()))
 }
 
-/// Whether this is the test program that uses UDP only.
 pub(crate) fn over_udp() -> bool {
     module_path!().starts_with("over_udp")
 }
@@ -356,7 +355,6 @@ impl Side {
 }
 
 impl Side {
-    /// The buffer of a side that the test destroys itself.
     pub(crate) fn into_memory(self) -> *mut [u64] {
         let memory = self.memory;
         std::mem::forget(self);

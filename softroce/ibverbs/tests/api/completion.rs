@@ -9,7 +9,6 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// Waits for the channel's next event, which must be of `cq`.
 fn event_of(channel: *mut ibv_comp_channel, cq: *mut ibv_cq) {
     let (mut named, mut context) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: a live channel; both are written on success.

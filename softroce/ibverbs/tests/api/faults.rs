@@ -14,8 +14,7 @@ fn size_of(message: u64) -> usize {
 fn nothing_is_lost_under_faults() {
     crate::setup();
     let setup = Setup {
-        // 134 ms, the cost of a loss at the end of a message. Eight times this must outlast the
-        // time for which a thread is descheduled on a busy machine.
+        // 134 ms, the cost of a loss at a message's end; eight times this outlasts descheduling.
         timeout: 15,
         ..Setup::default()
     };

@@ -35,7 +35,6 @@ impl Ah {
         Self(ah)
     }
 
-    /// The address handle to the sender of a datagram received at `at`.
     fn back(side: &Side, wc: &ibv_wc, at: usize) -> Self {
         let mut wc = *wc;
         let grh = std::ptr::with_exposed_provenance_mut::<ibv_grh>((side.addr() + at as u64) as usize);

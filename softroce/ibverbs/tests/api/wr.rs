@@ -168,7 +168,6 @@ fn any_error_refuses_the_whole_batch() {
         wr.signaled(2).send();
         assert_eq!(wr.complete(), expected, "mistake {number}");
     }
-    // A setter without a request.
     wr.start();
     wr.sge(&a, 0, 8);
     assert_eq!(wr.complete(), libc::EINVAL);
@@ -190,7 +189,6 @@ fn batches_end_once() {
     let wr = Wr::of(&a);
     assert_eq!(wr.complete(), libc::EINVAL, "there is no batch");
     wr.abort();
-    // Outside of a batch nothing is staged.
     wr.signaled(9).write(b.rkey(), b.addr());
     wr.inline(b"lost");
     wr.start();

@@ -7,8 +7,8 @@
 //! both:    TimeWait ─timeout▶ Closed
 //! ```
 //!
-//! REQ, REP and DREQ are retransmitted until they are answered; RTU, REJ and DREP are resent when
-//! their message is received again. A destroyed connection continues, without events, until then.
+//! REQ, REP and DREQ are retransmitted until answered; RTU, REJ and DREP are resent when what they
+//! answer is repeated. A destroyed connection lasts, without events, until the peer is answered.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -144,7 +144,6 @@ impl Connection {
         self.deadline = None;
     }
 
-    /// Sends a message that is retransmitted until it is answered.
     pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Output) {
         self.send_reply(message, out);
         self.resends_left = self.max_retries;
@@ -354,7 +353,6 @@ impl Connection {
                 self.push_event(CmEvent::TimewaitExit { id: self.id }, out);
             }
             State::Lingering => self.close(),
-            // No deadline in these states.
             State::ReqReceived | State::RepReceived | State::Established | State::SidrReceived | State::Closed => {}
         }
     }

@@ -6,8 +6,7 @@
 //! pair 1 ([`Endpoint::send_mad`](crate::Endpoint::send_mad),
 //! [`Endpoint::poll_mad`](crate::Endpoint::poll_mad)).
 //!
-//! - [`mad`]: the common header; `message` and `path`: the messages; [`IpHeader`]: the private
-//!   data's;
+//! - [`mad`], [`IpHeader`]: the headers; `message` and `path`: the messages of the class;
 //! - `connection` and `sidr`: state machines; `handle`: dispatch of messages.
 //!
 //! The upper bits of a communication id are the number (`slot`) of its process, as many may share
@@ -292,8 +291,7 @@ impl Cm {
         self.command(id, Connection::notify)
     }
 
-    /// Sends a DREQ; [`CmEvent::Disconnected`] is reported at the DREP or after all retries. No
-    /// effect when already disconnected.
+    /// Sends a DREQ, if connected; [`CmEvent::Disconnected`] follows the DREP or all retries.
     ///
     /// # Errors
     /// When it was never connected, or the private data does not fit.

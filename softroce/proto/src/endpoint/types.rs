@@ -35,8 +35,7 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// A packet received on a shm link: a copy of its headers. The payload is accessed through the
-/// caller's [`Memory`](crate::memory::Memory).
+/// A packet received on a shm link: its headers; [`Memory`](crate::memory::Memory) has the payload.
 #[derive(Clone, Copy, Debug)]
 pub struct ShmPacket<'a> {
     /// The shm link.
@@ -68,8 +67,7 @@ pub struct Transmit {
     pub shm_link: Option<ShmLinkId>,
     /// shm link: length of the headers in front of the payload in the buffer.
     pub header_len: usize,
-    /// shm link: bytes of payload that are not in the buffer but passed by reference, as given to
-    /// the [`Memory`](crate::memory::Memory).
+    /// shm link: bytes of payload passed by reference ([`Memory`](crate::memory::Memory)).
     pub by_ref_len: u32,
     /// shm link: the referenced memory may change as soon as the completion is reported (UC, UD),
     /// so the payload must be copied before. Otherwise (RC) it is stable until acknowledged.

@@ -55,9 +55,7 @@ static BTH: [FieldTable; BTH_LEN / 2] = [
 
 const IDENT_TO_BTH: usize = UDP_LEN + IPV4_LEN - 6;
 
-/// The addresses and ports of a flow, prepared for computing ICRCs.
-///
-/// The IPv4 Identification is given with each packet; over IPv6 it is ignored.
+/// The addresses and ports of a flow, for computing ICRCs; over IPv6 Identifications are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// The CRC register after the masked headers and BTH, with all variable fields zero.
@@ -66,11 +64,8 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A flow between these addresses and UDP ports.
-    ///
-    /// IPv4-mapped IPv6 addresses, as a dual-stack socket returns them, count as IPv4. One address
-    /// of each family is not a valid packet; the ICRC is then that of an IPv6 packet with the IPv4
-    /// address mapped.
+    /// A flow between these addresses and UDP ports. IPv4-mapped IPv6 addresses count as IPv4. With
+    /// one address of each family, which is no valid packet, the IPv4 address is mapped.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Self {
         let mut udp = [0xff; UDP_LEN];
         udp[0..2].copy_from_slice(&src_port.to_be_bytes());
@@ -116,8 +111,7 @@ impl Flow {
         self.is_ipv4
     }
 
-    /// The ICRC of a packet from the BTH up to, but without, the ICRC. One too short for a BTH is
-    /// not a valid packet, and is padded with zeros.
+    /// The ICRC of a packet without its ICRC; one too short for a BTH is zero-padded.
     pub fn compute(&self, ident: u16, packet: &[u8]) -> u32 {
         let register = self.after_headers(ident, packet.len());
         let (change, rest) = match packet.split_first_chunk::<BTH_LEN>() {

@@ -22,8 +22,7 @@ pub enum State {
     Rts = 3,
     /// Send queue drain: requests in flight finish, no request begins.
     Sqd = 4,
-    /// Send queue error: a UC or UD send request failed. Later ones are flushed, receiving
-    /// continues.
+    /// UC and UD: a send request failed. Later ones are flushed; receiving continues. RC: ERR.
     Sqe = 5,
     /// Error: every request is flushed.
     Err = 6,

@@ -186,7 +186,6 @@ impl QueuePair {
         self.responder.has_only_ack() && !self.requester.has_more()
     }
 
-    /// Whether there is something to send, now or after a wait.
     pub(crate) fn has_more(&self) -> bool {
         self.responder.has_replies() || self.requester.has_more()
     }
@@ -410,8 +409,7 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<PacketLens> {
-        // Over UDP an ACK behind a request can be the last segment of the same GSO run. A shm link
-        // has no runs: there the ACK goes before the request, as from an adapter.
+        // Over UDP an ACK can end a request's GSO run; on a shm link it goes first, as in hardware.
         let in_order = self.connection.shm_link.is_some() || self.init.ack_before_requests;
         let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
         if self.burst.requests_first || defer_acks {

@@ -8,7 +8,6 @@ use crate::work::{PostError, ReceiveRequest};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// Total bytes of its SGEs.
     pub(crate) capacity: u64,
     elements: u32,
 }

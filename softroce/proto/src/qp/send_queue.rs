@@ -82,7 +82,6 @@ pub(crate) struct SendQueue {
     limit: u64,
     max_sge: usize,
     max_inline: usize,
-    /// The oldest request that has not completed.
     pub(crate) head: u64,
     pub(crate) tail: u64,
 }

@@ -57,7 +57,6 @@ pub(crate) fn gather<M: Memory>(
     Ok(())
 }
 
-/// Adds the `len` bytes at `offset` of the message to the packet, by reference.
 pub(crate) fn add_refs<M: Memory>(
     memory: &mut M,
     pd: PdId,

@@ -28,8 +28,7 @@ impl Credits {
         self.0
     }
 
-    /// The number of messages granted (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, … 32768), `None` if
-    /// unlimited.
+    /// The number of messages granted: 0, 1, 2, 3, 4, 6, 8, 12, 16, … 32768; `None`: unlimited.
     pub const fn count(self) -> Option<u32> {
         match self.0 {
             31 => None,

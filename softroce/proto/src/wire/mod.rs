@@ -188,7 +188,6 @@ impl Extension {
         Ok((extension, rest))
     }
 
-    /// Writes the headers to `buf`, which has their length.
     fn write_to(&self, buf: &mut [u8]) {
         match self {
             Self::Bare => {}
@@ -226,8 +225,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Parses a UDP payload, BTH to ICRC. The ICRC is not checked; pad and reserved bits may have
-    /// any value, as receivers ignore them.
+    /// Parses a UDP payload, BTH to ICRC, without checking the ICRC, pad and reserved bits.
     ///
     /// # Errors
     /// When a length, version, opcode, partition key, pad count or syndrome is wrong. Never panics,
@@ -324,9 +322,8 @@ pub(crate) const fn pad_len(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 
-/// Writes the headers and the pad of a packet with `payload_len` bytes of payload to the front of
-/// `buf`, and returns the offset of the payload. The caller writes the payload, and [`icrc`] seals
-/// the last 4 of the [`packet_len`] bytes.
+/// Writes headers and pad of a packet with `payload_len` bytes of payload to `buf`, and returns the
+/// offset of the payload, which the caller writes; [`icrc`] seals the last 4 of [`packet_len`].
 ///
 /// # Errors
 /// When `buf` is too short, or extension headers or payload do not match; it is unchanged then.

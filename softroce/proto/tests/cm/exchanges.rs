@@ -224,7 +224,6 @@ fn rejected_by_either() {
         assert_eq!(private_data.starts_with(b"not today\0"), says_so);
         assert_eq!(net.cms[1].connections(), 0);
     }
-    // The active side rejects the reply.
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     net.connect(0x11);
@@ -296,7 +295,6 @@ fn mra_extends_the_timeout() {
         assert!(net.step());
         net.collect(&mut fate);
     }
-    // The MRA arrives.
     assert!(net.step());
     let sent = net.sent(0).len();
     // Far longer than all retries: the MRA has extended the timeout by more than a minute.

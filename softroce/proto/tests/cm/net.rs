@@ -138,7 +138,6 @@ impl Net {
         }
     }
 
-    /// Runs until idle; `apps` handles the events.
     pub(crate) fn run_with(
         &mut self,
         mut fate: impl FnMut(usize, u16) -> Fate,

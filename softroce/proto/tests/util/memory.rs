@@ -43,7 +43,6 @@ struct Region {
     bytes: Vec<u8>,
 }
 
-/// A memory window of type 2B.
 struct Window {
     rkey: RKey,
     bound: Option<(AccessContext, Bind)>,

@@ -136,7 +136,6 @@ impl Default for Setup {
     }
 }
 
-/// Two endpoints with one queue pair each, connected to each other, and the link between them.
 pub(crate) struct Pair {
     pub(crate) nodes: [Node; 2],
     pub(crate) now: Instant,

@@ -77,7 +77,6 @@ impl Pair {
         Ok(true)
     }
 
-    /// Delivers the packets in flight, without replies.
     pub(crate) fn arrive(&mut self) {
         while let Some((_, sent)) = self.flight.pop_front() {
             self.deliver(&sent);

@@ -168,8 +168,7 @@ fn an_identifier_moves_with_its_events() {
     unsafe {
         ok(rdma_disconnect(client.0));
         expect_event(active, RDMA_CM_EVENT_DISCONNECTED);
-        // Queued by the same thread as the client's event, before or after it: in flight, or
-        // already queued.
+        // Queued by the thread of the client's event, before or after it: in flight, or queued.
         ok(rdma_migrate_id(server.0, other));
         assert_eq!(server.get().channel, other);
     }

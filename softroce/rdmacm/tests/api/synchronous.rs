@@ -11,7 +11,6 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// The result of rdma_getaddrinfo(3) for an address.
 struct Info(*mut rdma_addrinfo);
 
 impl Info {

@@ -1,8 +1,7 @@
 //! The requester: sends requests, completes them by their responses (IBTA vol 1, 9.7.2 to 9.7.8).
 //!
-//! Packets are numbered in 64 bits from the first PSN on, so nothing here wraps: the PSN on the
-//! wire is the low 24 bits of the starting PSN plus that number. Three numbers are the whole
-//! transmission state:
+//! Packets are numbered in 64 bits from the first PSN on, so nothing here wraps; a PSN is the low
+//! 24 bits of the starting PSN plus that number. Three numbers are the state:
 //!
 //! ```text
 //!            head            cursor          begun            tail      requests, oldest first
@@ -137,7 +136,6 @@ impl Requester {
         }
     }
 
-    /// RTR to RTS: the PSN of the first packet.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.start = psn;
     }

@@ -64,8 +64,7 @@ impl Requester {
         connection: &Connection,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // A NAK acknowledges all before its PSN, a coalesced ACK its PSN too (IBTA vol 1,
-        // 9.7.5.1.1).
+        // A NAK acknowledges all before its PSN, a coalesced ACK that too (IBTA vol 1, 9.7.5.1.1).
         let (end, nak) = match syndrome {
             Syndrome::Ack(_) => (number + 1, None),
             Syndrome::RnrNak(_) | Syndrome::Nak(_) => (number, Some(syndrome)),

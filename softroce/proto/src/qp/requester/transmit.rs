@@ -199,7 +199,6 @@ impl Requester {
                 };
                 (opcode, Extension::Atomic(atomic), false, 1)
             }
-            // Local operations have no packets.
             Operation::Bind(_) | Operation::Invalidate { .. } => return Ok(None),
         };
         let len = if payload {
@@ -239,7 +238,6 @@ impl Requester {
         PayloadLocation::registered(device_memory)
     }
 
-    /// Adds the payload to a packet: `len` bytes at `offset` of the message at the cursor.
     pub(super) fn fill<M: Memory>(
         &self,
         written: &PacketLens,

@@ -150,7 +150,6 @@ impl Responder {
         };
     }
 
-    /// INIT to RTR: the PSN of the first request.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.expected = psn;
     }
@@ -209,7 +208,6 @@ impl Responder {
         self.replies.nak(self.expected, self.msn, ReplyKind::Nak(nak));
     }
 
-    /// Queues an RNR NAK: the peer retries after the RNR timer.
     fn queue_rnr_nak(&mut self, out: &mut Outbox) {
         out.counters.rnr_naks_sent += 1;
         self.nak_sent = true;
@@ -217,7 +215,6 @@ impl Responder {
         self.replies.nak(self.expected, self.msn, ReplyKind::Rnr(timer));
     }
 
-    /// Completes the oldest receive; false when there is none.
     fn complete(&mut self, connection: &Connection, outcome: Outcome, out: &mut Outbox) -> bool {
         let Some(receive) = self.queue.pop() else {
             return false;

@@ -1,6 +1,5 @@
-//! Receiving over UC and UD: packets that cannot be received are dropped silently (IBTA vol 1,
-//! 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that cannot be written ends
-//! the queue pair (class A).
+//! Receiving over UC and UD: what cannot be received is dropped silently (IBTA vol 1, 9.8.2.2 and
+//! 9.8.4; 9.9.3: class D). Only a receive that cannot be written ends the queue pair (class A).
 
 use core::net::IpAddr;
 
