@@ -1,10 +1,8 @@
-//! Generates symbol versions from the lists in `exports/`: a version script with every node and
-//! symbol for the linker, and one line of `exports.rs` for each version of each symbol, which
-//! `export.rs` turns into assembly.
+//! Generates symbol versions from the lists in `exports/`: a version script for the linker, and the
+//! lines of `exports.rs`, which `export.rs` turns into assembly.
 //!
-//! rustc passes the linker a version script of its own, which makes everything local that no Rust
-//! item exports. A symbol whose version is set by `.symver` and named in its node by a second
-//! script is not affected.
+//! The script is the linker's second: rustc's own makes local what no Rust item exports, but not a
+//! symbol whose version is set by `.symver` and named in its node.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,12 +11,10 @@ use std::{env, fs};
 
 const LISTS: [&str; 3] = ["libibverbs", "private", "librdmacm"];
 
-/// The content of the lists.
 #[derive(Default)]
 struct Exports {
     /// Each node with its parent node, in order.
     nodes: Vec<(String, Option<String>)>,
-    /// The symbols of each node.
     symbols: BTreeMap<String, Vec<String>>,
     /// The lines of `exports.rs`.
     lines: String,

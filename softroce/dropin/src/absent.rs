@@ -1,7 +1,5 @@
-//! Verbs that the device does not support, each failing as its man page allows.
-//!
-//! They ignore their arguments, so one function serves all that fail alike, whatever their
-//! parameters.
+//! Verbs that the device does not support, each failing as its man page allows. They ignore their
+//! arguments, so one function serves all that fail alike.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -11,8 +9,7 @@ fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Verbs that create an object: ibv_import_device(3), ibv_import_pd(3), ibv_import_mr(3) and
-/// ibv_import_dm(3), as no kernel holds other processes' objects; ibv_reg_mr_ex.
+/// `ibv_import_*`, as no kernel holds other processes' objects, and `ibv_reg_mr_ex`.
 pub(crate) unsafe extern "C" fn object() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()
@@ -21,8 +18,7 @@ pub(crate) unsafe extern "C" fn object() -> *mut c_void {
 /// ibv_unimport_mr(3) and others: nothing was ever imported.
 pub(crate) unsafe extern "C" fn unimport() {}
 
-/// ibv_attach_mcast(3) and ibv_detach_mcast(3): the device has no multicast groups, as its
-/// attributes say.
+/// ibv_attach_mcast(3), ibv_detach_mcast(3): no multicast groups, as the attributes say.
 pub(crate) unsafe extern "C" fn multicast() -> c_int {
     libc::EOPNOTSUPP
 }

@@ -1,16 +1,12 @@
-//! Symbol names and versions: an assembly label that jumps to the implementation, with `.symver` on
-//! it.
-//!
-//! A jump keeps every argument in place, so the functions need not be declared again.
+//! Symbol names and versions: an assembly label with `.symver` that jumps to the implementation. A
+//! jump keeps every argument in place, so the functions need not be declared again.
 
-/// A symbol that is an entry of the [`Api`](doorbell_verbs_sys::Api) table: jumps to the entry's
-/// function.
+/// A symbol that jumps to its entry of the [`Api`](doorbell_verbs_sys::Api) table.
 macro_rules! table {
     ($label:literal, $symbol:literal, $field:ident) => {
         // An optional entry that is missing would be a jump to null.
         const _: () = {
-            // SAFETY: an entry is a function pointer, or an optional one, which has the same
-            // representation.
+            // SAFETY: an entry is a function pointer or an optional one: one representation.
             let entry: Option<unsafe extern "C" fn()> = unsafe { core::mem::transmute_copy(&doorbell_softroce_ibverbs::API.$field) };
             assert!(entry.is_some());
         };

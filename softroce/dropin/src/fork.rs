@@ -1,21 +1,17 @@
-//! ibv_fork_init(3) and its driver interface. No page is pinned, so none needs protection from
-//! fork(2).
+//! ibv_fork_init(3) and its driver interface: no page is pinned, so none needs protection.
 
 use core::ffi::{c_int, c_void};
 
 use doorbell_verbs_sys::{IBV_FORK_UNNEEDED, ibv_fork_status};
 
-/// `ibv_dontfork_range`.
 pub(crate) unsafe extern "C" fn dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
 
-/// `ibv_dofork_range`.
 pub(crate) unsafe extern "C" fn dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
 
-/// ibv_is_fork_initialized(3).
 pub(crate) unsafe extern "C" fn is_fork_initialized() -> ibv_fork_status {
     IBV_FORK_UNNEEDED
 }

@@ -1,10 +1,9 @@
-//! `libibverbs.so.1` and `librdmacm.so.1` over the userspace RoCEv2 device, which `doorbell run`
-//! substitutes for the system's libraries. One file is both.
+//! `libibverbs.so.1` and `librdmacm.so.1`, in one file, over the userspace RoCEv2 device; `doorbell
+//! run` substitutes it for the system's libraries.
 //!
-//! The lists in `exports/` name every symbol with its versions. Most are entries of the
-//! [`Api`](doorbell_verbs_sys::Api) table of softroce/ibverbs, or functions of softroce/rdmacm; the
-//! rest is here: names and rates, unsupported verbs, and symbols that only rdma-core's drivers
-//! import. `build.rs` and `export` generate the symbols.
+//! The lists in `exports/` name every symbol with its versions; `build.rs` and `export` generate
+//! them. Most are entries of the [`Api`](doorbell_verbs_sys::Api) table of softroce/ibverbs or
+//! functions of softroce/rdmacm.
 //!
 //! The library prints nothing by default; `DOORBELL_LOG` enables logging to stderr.
 

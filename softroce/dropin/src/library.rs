@@ -9,7 +9,6 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     static LOG: Once = Once::new();
     LOG.call_once(log);
@@ -17,8 +16,7 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     unsafe { (API.get_device_list)(count) }
 }
 
-/// Logs to stderr at the level of `DOORBELL_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
-/// Unset or empty, nothing is logged.
+/// To stderr, at the level of `DOORBELL_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
 fn log() {
     let Ok(wanted) = std::env::var("DOORBELL_LOG") else {
         return;

@@ -1,28 +1,24 @@
 //! Private symbols that only rdma-core's drivers and tools import. Drivers linked into programs
-//! register themselves when loaded; as none is offered a device, the other functions are not
-//! called.
-//!
-//! As in [`absent`](crate::absent), the functions ignore their arguments.
+//! register themselves when loaded; as none is offered a device, nothing else is called. Arguments
+//! are ignored, as in [`absent`](crate::absent).
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 
-/// Functions without a result: `verbs_register_driver_*`, `verbs_set_ops`, `verbs_uninit_context`,
-/// `__verbs_log`; and those that convert the kernel connection manager's structures for a librdmacm
-/// that uses it.
+/// `verbs_register_driver_*`, `verbs_set_ops`, `verbs_uninit_context`, `__verbs_log`, and the
+/// conversions for a librdmacm that uses the kernel's connection manager.
 pub(crate) unsafe extern "C" fn nothing() {}
 
-/// Functions that return a count: `__ioctl_final_num_attrs`.
+/// `__ioctl_final_num_attrs`.
 pub(crate) unsafe extern "C" fn zero() -> c_uint {
     0
 }
 
-/// Functions that return an object: null.
 pub(crate) unsafe extern "C" fn none() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Commands to the kernel, `ibv_cmd_*` and `execute_ioctl`, which return an errno value.
+/// `ibv_cmd_*` and `execute_ioctl`, which return an errno value.
 pub(crate) unsafe extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
 }

@@ -6,8 +6,7 @@ use core::mem::{MaybeUninit, size_of};
 use doorbell_softroce_ibverbs::API;
 use doorbell_verbs_sys::{IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 
-/// `IBV_GID_TYPE_SYSFS_IB_ROCE_V1` and `IBV_GID_TYPE_SYSFS_ROCE_V2`: sysfs does not distinguish
-/// InfiniBand and RoCE v1.
+/// `IBV_GID_TYPE_SYSFS_*`: sysfs does not distinguish InfiniBand and RoCE v1.
 const SYSFS_IB_ROCE_V1: c_uint = 0;
 const SYSFS_ROCE_V2: c_uint = 1;
 

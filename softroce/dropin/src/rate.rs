@@ -45,22 +45,18 @@ fn rate(number: c_int, of: fn(&Rate) -> c_int) -> ibv_rate {
         .map_or(IBV_RATE_MAX, |known| known.0)
 }
 
-/// ibv_rate_to_mult(3).
 pub(crate) unsafe extern "C" fn rate_to_mult(rate: ibv_rate) -> c_int {
     number(rate, |known| known.1)
 }
 
-/// ibv_rate_to_mult(3).
 pub(crate) unsafe extern "C" fn mult_to_rate(mult: c_int) -> ibv_rate {
     rate(mult, |known| known.1)
 }
 
-/// ibv_rate_to_mbps(3).
 pub(crate) unsafe extern "C" fn rate_to_mbps(rate: ibv_rate) -> c_int {
     number(rate, |known| known.2)
 }
 
-/// ibv_rate_to_mbps(3).
 pub(crate) unsafe extern "C" fn mbps_to_rate(mbps: c_int) -> ibv_rate {
     rate(mbps, |known| known.2)
 }

@@ -1,5 +1,4 @@
-//! Human-readable names: ibv_node_type_str(3), ibv_port_state_str(3), ibv_event_type_str(3),
-//! ibv_wc_status_str. Scripts match rdma-core's words, so these are identical; tests/dropin
+//! Human-readable names. Scripts match rdma-core's words, so these are identical; tests/dropin
 //! compares them.
 
 use core::ffi::{CStr, c_char, c_int};
@@ -82,22 +81,18 @@ fn name(names: &[&'static CStr], value: c_int) -> *const c_char {
         .as_ptr()
 }
 
-/// ibv_node_type_str(3).
 pub(crate) unsafe extern "C" fn node_type(value: c_int) -> *const c_char {
     name(&NODE_TYPES, value)
 }
 
-/// ibv_port_state_str(3).
 pub(crate) unsafe extern "C" fn port_state(value: c_int) -> *const c_char {
     name(&PORT_STATES, value)
 }
 
-/// ibv_event_type_str(3).
 pub(crate) unsafe extern "C" fn event_type(value: c_int) -> *const c_char {
     name(&EVENT_TYPES, value)
 }
 
-/// `ibv_wc_status_str`.
 pub(crate) unsafe extern "C" fn wc_status(value: c_int) -> *const c_char {
     name(&WC_STATUSES, value)
 }

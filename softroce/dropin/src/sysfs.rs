@@ -1,7 +1,4 @@
-//! sysfs access for programs: `ibv_get_sysfs_path`, `ibv_read_sysfs_file`,
-//! `ibv_read_ibdev_sysfs_file`.
-//!
-//! The files are opened with open(2), so that `doorbell run` redirects them to the soft devices.
+//! sysfs access for programs, by open(2), so that `doorbell run` redirects it to the soft devices.
 
 use core::ffi::{CStr, c_char, c_int};
 use std::ffi::CString;
@@ -10,13 +7,12 @@ use doorbell_verbs_sys::ibv_device;
 
 const MOUNTED: &CStr = c"/sys";
 
-/// `ibv_get_sysfs_path`: the mount point of sysfs.
 pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     MOUNTED.as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, with a NUL in place of the newline;
-/// returns the length, or −1 and `errno`, also if there is no space for the NUL.
+/// Reads `dir`/`file` into `buf`, with a NUL in place of the newline; returns the length, or −1 and
+/// `errno`, also if there is no space for the NUL.
 pub(crate) unsafe extern "C" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -30,11 +26,8 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
     unsafe { read(path, buf, size) }
 }
 
-/// `ibv_read_ibdev_sysfs_file`: as `ibv_read_sysfs_file`, of a device; `file` is a printf(3)
-/// format.
-///
-/// Only rdma-core's own tools and drivers call it. Formats with arguments need variadic arguments:
-/// they are refused.
+/// As `ibv_read_sysfs_file`, of a device. Only rdma-core's own tools and drivers call it. A
+/// printf(3) format with arguments is refused: they would be variadic.
 pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     buf: *mut c_char,
     size: usize,
@@ -80,8 +73,7 @@ unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
         return failed(error);
     }
     let mut len = got as usize;
-    // SAFETY: the first `len` bytes were written, and the NUL goes among them or behind them where
-    // there is space.
+    // SAFETY: `len` bytes were written; the NUL goes among them, or behind if there is space.
     unsafe {
         if len > 0 && *buf.add(len - 1) == b'\n' as c_char {
             len -= 1;

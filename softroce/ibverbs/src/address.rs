@@ -20,23 +20,19 @@ const HOP_LIMIT: u8 = 255;
 struct SoftAh {
     base: ibv_ah,
     path: Path,
-    /// Keeps the protection domain in use.
     _pd: Pd,
 }
 
-/// The path of an address handle; `None` for a null pointer, or one of another protection domain
-/// than `pd` (IBTA vol 1, 10.2.2).
+/// `None` for a null pointer, or one of another protection domain than `pd` (IBTA vol 1, 10.2.2).
 ///
 /// # Safety
 /// `ah` is null, or live and came from [`create_ah`].
 pub(crate) unsafe fn path_of(ah: *mut ibv_ah, pd: *mut ibv_pd) -> Option<Path> {
-    // SAFETY: by contract; `base` is the first member of SoftAh, and the pointer derives from the
-    // whole.
+    // SAFETY: by contract; `base` is the first member, and the pointer derives from the whole.
     let soft = unsafe { ah.cast::<SoftAh>().as_ref() };
     soft.filter(|soft| soft.base.pd == pd).map(|soft| soft.path)
 }
 
-/// ibv_create_ah(3).
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: both are live by contract, and `pd` is ours.
     let (soft, attr) = unsafe { (&*pd.cast::<SoftPd>(), &*attr) };
@@ -60,8 +56,7 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     Box::into_raw(Box::new(ah)).cast()
 }
 
-/// The address vector back to the sender of a datagram, by its receive completion and the GRH, the
-/// first 40 bytes received; `None` if these are not valid.
+/// The address vector back to a datagram's sender; `None` if completion or GRH is not valid.
 ///
 /// # Safety
 /// `wc` is live, and `grh` points to the first 40 bytes of the receive that it completes.
@@ -70,8 +65,7 @@ unsafe fn reverse_path(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Opti
     if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || port != PORT {
         return None;
     }
-    // SAFETY: the completion's flag says that the 40 bytes are there; they are read without
-    // alignment.
+    // SAFETY: the completion's flag says that the 40 bytes are there; read without alignment.
     let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
     let (source, _) = ip_header_addresses(&header)?;
     // SAFETY: integers only.
@@ -83,7 +77,6 @@ unsafe fn reverse_path(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Opti
     Some(attr)
 }
 
-/// ibv_create_ah_from_wc(3).
 pub(crate) unsafe extern "C" fn create_ah_from_wc(
     pd: *mut ibv_pd,
     wc: *mut ibv_wc,
@@ -121,7 +114,7 @@ pub unsafe extern "C" fn init_ah_from_wc(
     }
 }
 
-/// ibv_create_ah(3). Requests already posted with it are not affected.
+/// Requests already posted with it are not affected.
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: it came from a Box in `create_ah`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(ah.cast::<SoftAh>()) });

@@ -10,8 +10,7 @@ use crate::query::PORT;
 /// Hop limit (TTL) of packets whose address vector has 0.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The supported attributes. The others are not supported by a soft device (IBV_QP_ALT_PATH,
-/// IBV_QP_CAP, IBV_QP_RATE_LIMIT), or are none of ibv_modify_qp(3).
+/// Without IBV_QP_ALT_PATH, IBV_QP_CAP and IBV_QP_RATE_LIMIT, which a soft device lacks.
 const SUPPORTED: u32 = IBV_QP_STATE
     | IBV_QP_CUR_STATE
     | IBV_QP_EN_SQD_ASYNC_NOTIFY
@@ -32,7 +31,6 @@ const SUPPORTED: u32 = IBV_QP_STATE
     | IBV_QP_PATH_MIG_STATE
     | IBV_QP_DEST_QPN;
 
-/// Why attributes were refused before reaching the engine (`EINVAL`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum AttributeError {
     #[error("attributes {0:#x} are not supported on a soft device")]
@@ -57,7 +55,6 @@ pub(crate) enum AttributeError {
     Migration,
 }
 
-/// Converts ibv_modify_qp(3)'s attributes.
 pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, AttributeError> {
     let given = |bit: u32| mask & bit != 0;
     if given(!SUPPORTED) {
@@ -161,7 +158,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
     })
 }
 
-/// Converts the attributes of ibv_query_qp(3). Those never set are 0.
+/// Attributes never set are 0.
 pub(crate) fn to_attr(found: &Attributes) -> ibv_qp_attr {
     let set = &found.set;
     let state = found.state as ibv_qp_state;

@@ -1,7 +1,5 @@
-//! Completion queues and completion channels.
-//!
-//! Event counts need no model: counted and read under the lock of the event queue. Users of a
-//! channel and an open batch or poll are changed and read by the holder of a lock only.
+//! Completion queues and channels. No loom model: event counts are changed and read under the event
+//! queue's lock; users of a channel and an open batch or poll, by the holder of a lock only.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -28,35 +26,29 @@ struct SoftChannel {
     users: AtomicU32,
 }
 
-/// A completion queue: the C struct and the Rust object behind it. Each is laid out as an extended
-/// one; only those created as such have its function pointers.
+/// Laid out as an extended queue; only those created as such have its function pointers.
 #[repr(C)]
 pub(crate) struct SoftCq {
     base: ibv_cq_ex,
     pub(crate) cq: Cq,
     pub(crate) poll: Poll,
     events: Arc<EventQueue<Event>>,
-    /// Completion events reported to the application.
+    /// Events reported to the application.
     completion_events: AtomicU32,
-    /// Asynchronous events reported to the application.
     async_events: AtomicU32,
 }
 
 impl SoftCq {
-    /// The queue behind a C pointer, `None` for null. Not a reference to the whole: other threads
-    /// may write `base` meanwhile (its acknowledged events).
+    /// Not a reference to the whole: other threads may write `base` (its acknowledged events).
     ///
     /// # Safety
-    /// `cq` is null, or came from [`create_cq`] and was not destroyed; the reference is not used
-    /// after it is.
+    /// `cq` is null, or came from [`create_cq`] and is not destroyed while the reference is used.
     pub(crate) unsafe fn handle<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
-        // SAFETY: not null, so ours by contract, `base` being its first member; the handle is
-        // written at creation and destruction only.
+        // SAFETY: ours if not null, `base` first; written at creation and destruction only.
         (!cq.is_null()).then(|| unsafe { &(*cq.cast::<Self>()).cq })
     }
 }
 
-/// A queue's event token: its address.
 fn token_of(cq: *mut SoftCq) -> Token {
     cq.expose_provenance() as Token
 }
@@ -66,9 +58,6 @@ fn from_token(token: Token) -> *mut SoftCq {
     ptr::with_exposed_provenance_mut(token as usize)
 }
 
-// Channels
-
-/// ibv_create_comp_channel(3).
 pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     match EventQueue::new() {
         Ok(queue) => Box::into_raw(Box::new(SoftChannel {
@@ -97,7 +86,6 @@ pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
     0
 }
 
-/// ibv_get_cq_event(3).
 pub(crate) unsafe extern "C" fn get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
@@ -114,8 +102,7 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     match soft.queue.wait(count) {
         Ok(token) => {
             let found = from_token(token);
-            // SAFETY: the queue is live until the event just counted is acknowledged; both pointers
-            // are writable by contract (man page).
+            // SAFETY: live until the event just counted is acknowledged; writable (man page).
             unsafe {
                 *cq_context = (*found).base.cq_context;
                 *cq = found.cast();
@@ -126,7 +113,6 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     }
 }
 
-/// ibv_get_cq_event(3).
 pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: `cq` is live by contract, its mutex and condition were initialised with it.
     unsafe {
@@ -139,9 +125,6 @@ pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     };
 }
 
-// Queues
-
-/// ibv_create_cq(3).
 pub(crate) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     cqe: c_int,
@@ -170,8 +153,6 @@ pub(crate) struct CqParams {
     pub(crate) single_threaded: bool,
 }
 
-/// Creates a completion queue; null, with `errno` set, on failure.
-///
 /// # Safety
 /// `context` is live, and so is the channel, unless it is null.
 pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mut ibv_cq {
@@ -233,7 +214,6 @@ pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mu
     allocation.cast()
 }
 
-/// ibv_resize_cq(3).
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     let Ok(entries) = u32::try_from(cqe) else {
         return libc::EINVAL;
@@ -250,7 +230,6 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     }
 }
 
-/// ibv_modify_cq(3).
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     // SAFETY: both are live and `cq` ours by contract.
     let (cq, attr) = unsafe { (&(*cq.cast::<SoftCq>()).cq, &*attr) };
@@ -262,8 +241,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     0
 }
 
-/// ibv_create_cq(3): `EBUSY` while queue pairs use it; waits until its events are acknowledged
-/// (ibv_get_cq_event(3)).
+/// `EBUSY` while queue pairs use it; waits until its events are acknowledged.
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let soft = cq.cast::<SoftCq>();
     let token = token_of(soft);
@@ -296,8 +274,6 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Counts an asynchronous event reported to the application.
-///
 /// # Safety
 /// The event was just taken from the context's event queue, under its lock.
 pub(crate) unsafe fn count_async_event(token: Token) {
@@ -309,9 +285,6 @@ pub(crate) fn of_event(token: Token) -> *mut ibv_cq {
     from_token(token).cast()
 }
 
-// Polling
-
-/// ibv_poll_cq(3).
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: `cq` is live and ours by contract.
     let cq = unsafe { &(*cq.cast::<SoftCq>()).cq };
@@ -330,15 +303,13 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     }
 }
 
-/// ibv_req_notify_cq(3).
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: `cq` is live and ours by contract.
     unsafe { &(*cq.cast::<SoftCq>()).cq }.arm(solicited_only != 0);
     0
 }
 
-/// Converts a completion. For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid;
-/// the rest is zero.
+/// For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid; the rest is zero.
 pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,

@@ -20,16 +20,13 @@ pub(crate) struct Context {
     verbs: verbs_context,
     pub(crate) device: Arc<Device>,
     pub(crate) soft: &'static SoftDevice,
-    /// Asynchronous events of this context's objects; its descriptor is `async_fd`.
+    /// Its descriptor is `async_fd`.
     pub(crate) events: Arc<EventQueue<Event>>,
 }
 
 impl Context {
-    /// The context behind a C pointer.
-    ///
     /// # Safety
-    /// `context` came from [`open_device`] and was not closed; the reference is not used after it
-    /// is.
+    /// `context` came from [`open_device`] and is not closed while the reference is used.
     pub(crate) unsafe fn from_ptr<'a>(context: *mut ibv_context) -> &'a Self {
         // SAFETY: `open_device` returns pointers to the `context` member of `verbs`, the first
         // member of Context, derived from the whole.
@@ -46,7 +43,6 @@ pub unsafe fn device_of(context: *mut ibv_context) -> Arc<Device> {
     Arc::clone(unsafe { &Context::from_ptr(context).device })
 }
 
-/// ibv_open_device(3).
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: `device` is of our list by contract.
     let soft = unsafe { SoftDevice::from_ptr(device) };
@@ -97,10 +93,9 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     unsafe { &raw mut (*context).verbs.context }
 }
 
-/// ibv_open_device(3). Objects of the context that still exist keep the device itself open.
+/// Objects of the context that still exist keep the device itself open.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and the
-    // caller gives up ownership.
+    // SAFETY: `open_device` took it from a Box, and the caller gives up ownership.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
     let Context {
         device, soft, events, ..
@@ -110,14 +105,12 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// ibv_fork_init(3): no effect, as no page is pinned. A device opened before fork(2) serves the
-/// parent only.
+/// No effect, as no page is pinned. A device opened before fork(2) serves the parent only.
 pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     0
 }
 
-/// The function pointers of a context. Those that C calls without a check are not null: they fail
-/// with `ENOSYS`.
+/// Those that C calls without a check are not null: they fail with `ENOSYS`.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         _compat_query_device: Some(query::query_device),
@@ -159,20 +152,17 @@ unsafe extern "C" fn unsupported() -> *mut c_void {
     errno::null(libc::ENOSYS)
 }
 
-/// A number for the `handle` of the next object, which rdma-core gets from the kernel. Programs
-/// print it.
+/// For an object's `handle`, which rdma-core gets from the kernel and programs print.
 pub(crate) fn next_handle() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Adds to an object's count of acknowledged events, which its destruction waits for
-/// (ibv_ack_async_event(3), ibv_ack_cq_events(3)).
+/// Adds to an object's count of acknowledged events, which its destruction waits for.
 ///
 /// # Safety
-/// `mutex` and `cond` are initialised and live, `acknowledged` is live and modified under the mutex
-/// only.
+/// All are live, `mutex` and `cond` initialised, `acknowledged` modified under the mutex only.
 pub(crate) unsafe fn acknowledge(
     mutex: *mut libc::pthread_mutex_t,
     cond: *mut libc::pthread_cond_t,
@@ -189,8 +179,6 @@ pub(crate) unsafe fn acknowledge(
     }
 }
 
-/// Waits until `acknowledged` is `wanted`.
-///
 /// # Safety
 /// As for [`acknowledge`].
 pub(crate) unsafe fn await_acknowledged(

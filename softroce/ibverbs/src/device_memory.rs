@@ -16,8 +16,6 @@ struct SoftDm {
     dm: Dm,
 }
 
-/// The allocation behind a C pointer.
-///
 /// # Safety
 /// `dm` came from [`alloc_dm`] and was not freed; the reference is not used after it is.
 pub(crate) unsafe fn handle<'a>(dm: *mut ibv_dm) -> &'a Dm {
@@ -25,7 +23,6 @@ pub(crate) unsafe fn handle<'a>(dm: *mut ibv_dm) -> &'a Dm {
     unsafe { &(*dm.cast::<SoftDm>()).dm }
 }
 
-/// The `alloc_dm` entry of `verbs_context`, ibv_alloc_dm(3).
 pub(crate) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     // SAFETY: both are live by contract.
     let (opened, attr) = unsafe { (Context::from_ptr(context), &*attr) };
@@ -48,8 +45,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut i
     }
 }
 
-/// The `free_dm` entry of `verbs_context`, ibv_alloc_dm(3): `EBUSY` while a region is registered on
-/// it.
+/// `EBUSY` while a region is registered on it.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: live and ours by contract.
     if unsafe { handle(dm) }.is_shared() {
@@ -67,7 +63,7 @@ fn errno_of(copied: Result<(), OutOfRange>) -> c_int {
     }
 }
 
-/// `ibv_memcpy_to_dm`: `EFAULT` beyond the end.
+/// `EFAULT` beyond the end.
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host_addr: *const c_void, length: usize) -> c_int {
     if length == 0 {
         return 0;
@@ -77,7 +73,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host_addr: *cons
     errno_of(dm.write(offset, bytes))
 }
 
-/// `ibv_memcpy_from_dm`: `EFAULT` beyond the end.
+/// `EFAULT` beyond the end.
 unsafe extern "C" fn memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     if length == 0 {
         return 0;

@@ -14,7 +14,6 @@ use crate::context::{Context, acknowledge};
 use crate::query::PORT;
 use crate::{completion, errno, queue_pair, shared_receive};
 
-/// ibv_get_async_event(3).
 pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     // SAFETY: `context` is live by contract.
     let context = unsafe { Context::from_ptr(context) };
@@ -82,7 +81,6 @@ fn of_port(event_type: ibv_event_type) -> ibv_async_event {
     }
 }
 
-/// ibv_get_async_event(3).
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: an event that `get_async_event` filled: its type determines the element, and that
     // object is live until this acknowledges.

@@ -1,11 +1,9 @@
-//! Extended completion queues: polled by function calls, one completion at a time, with time stamps
-//! (ibv_create_cq_ex(3)).
+//! Extended completion queues, with time stamps (ibv_create_cq_ex(3)): a completion is removed from
+//! the queue when a poll reaches it.
 //!
-//! Each completion is removed from the queue when a poll reaches it. The device's lock of the queue
-//! is not held between the calls; a separate lock serialises polling threads from `ibv_start_poll`
-//! to `ibv_end_poll`, unless the queue was created single-threaded.
-//!
-//! Calls that read fields not requested at creation are null pointers, as with other providers.
+//! The device's lock of the queue is not held between the calls; a separate lock serialises polling
+//! threads, unless the queue was created single-threaded. Calls that read fields not requested at
+//! creation are null pointers, as with other providers.
 
 use core::ffi::{c_int, c_uint};
 use std::cell::UnsafeCell;
@@ -36,14 +34,12 @@ const FIELDS: u64 = (IBV_WC_STANDARD_FLAGS
 
 pub(crate) struct Poll {
     lock: RawMutex,
-    /// One thread polls: no lock is needed.
     single_threaded: bool,
     /// Set between a successful start and the end: `current` then belongs to the polling thread.
     open: AtomicBool,
     current: UnsafeCell<Current>,
 }
 
-/// The completion that the calls read.
 struct Current {
     wc: ibv_wc,
     stamp: Timestamp,
@@ -76,8 +72,7 @@ impl Poll {
     }
 }
 
-/// ibv_create_cq_ex(3): `EOPNOTSUPP` for known features that the device lacks, `EINVAL` for unknown
-/// ones.
+/// `EOPNOTSUPP` for known features that the device lacks, `EINVAL` for unknown ones.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -97,8 +92,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if attr.comp_mask & !KNOWN != 0 || flags & !FLAGS != 0 || attr.wc_flags & !KNOWN_FIELDS != 0 {
         return errno::null(libc::EINVAL);
     }
-    // Parent domains cannot be created here, and an overrun is never ignored: completions would be
-    // lost silently.
+    // Parent domains cannot be created here; an ignored overrun would lose completions silently.
     if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
         || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
         || attr.wc_flags & !FIELDS != 0
@@ -126,7 +120,6 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     cq
 }
 
-/// Sets the polling calls, and those for the requested fields.
 fn set_calls(cq: &mut ibv_cq_ex, wc_flags: u64) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);
@@ -155,18 +148,13 @@ fn set_calls(cq: &mut ibv_cq_ex, wc_flags: u64) {
     );
 }
 
-/// The queue and its poll state.
-///
 /// # Safety
-/// `cq` is live and was created by [`create_cq_ex`]; the references are not used after it is
-/// destroyed.
+/// `cq` is live and was created by [`create_cq_ex`], for as long as the references are used.
 unsafe fn parts<'a>(cq: *mut ibv_cq_ex) -> (&'a Cq, &'a Poll) {
     // SAFETY: the base is its first member; the two are written at creation and destruction only.
     unsafe { (&(*cq.cast::<SoftCq>()).cq, &(*cq.cast::<SoftCq>()).poll) }
 }
 
-/// Makes `found` the current completion, or returns an error if there is none.
-///
 /// # Safety
 /// The poll of this live queue belongs to this thread.
 unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Completion, Timestamp)>, Overrun>) -> c_int {
@@ -206,8 +194,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     result
 }
 
-/// `ibv_next_poll`: `ENOENT` when the queue is empty; the poll must still be ended. `EINVAL`
-/// outside of a poll.
+/// `ENOENT` when the queue is empty: the poll must still be ended; `EINVAL` outside of one.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as above.
     let (queue, poll) = unsafe { parts(cq) };
@@ -229,11 +216,8 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The current completion of a poll.
-///
 /// # Safety
-/// `cq` is live and ours, its open poll belongs to this thread, and nothing advances it while the
-/// reference is used.
+/// `cq` is live and ours, its open poll this thread's and not advanced while the reference is used.
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Current {
     // SAFETY: by contract; before the first poll it is all zero.
     unsafe { &*parts(cq).1.current.get() }
@@ -243,8 +227,7 @@ macro_rules! reads {
     ($($name:ident -> $type:ty = $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             let value: fn(&Current) -> $type = $value;
-            // SAFETY: called between start and end of a poll, by the thread that polls
-            // (ibv_create_cq_ex(3)).
+            // SAFETY: called during a poll, by the polling thread (ibv_create_cq_ex(3)).
             value(unsafe { current(cq) })
         })*
     };

@@ -3,10 +3,9 @@
 //! [`api`] replaces the system's library in the safe API. The devices are those given to
 //! [`configure`], or by the environment ([`DeviceConfig::from_env`]).
 //!
-//! Every function here is `extern "C"` with the contract of its man page: pointers are to live
-//! objects that these functions created ("ours" in safety comments), and memory posted or
-//! registered stays valid. No function unwinds into C: a panic, which would be a bug here, aborts
-//! the process, as the language defines for this ABI.
+//! Every function is `extern "C"` with the contract of its man page: pointers are to live objects
+//! that these functions created ("ours" in safety comments), posted and registered memory stays
+//! valid. A panic, which would be a bug here, aborts the process, as this ABI defines.
 //!
 //! Each object is a C struct in rdma-core's layout, followed by its Rust handle; C gets a pointer
 //! to the former. An object's memory is freed by its destroying function only.

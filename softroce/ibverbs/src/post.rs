@@ -31,11 +31,9 @@ pub(crate) unsafe extern "C" fn post_send(
     let (soft, is_datagram) = unsafe { (SoftQp::handle(qp), SoftQp::is_datagram(qp)) };
     soft.post_send(|posting| {
         let mut next = wr;
-        // SAFETY: the list is well formed by contract: each request is live, the last one's `next`
-        // is null.
+        // SAFETY: well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: so are its SGE list, the inline memory it names, and the address handle of a
-            // datagram.
+            // SAFETY: so are its SGE list, its inline memory, and the address handle of a datagram.
             if let Err(refused) = unsafe { send_one(posting, request, is_datagram.then_some(qp)) } {
                 // SAFETY: writable by contract (man page).
                 unsafe { *bad_wr = next };
@@ -47,7 +45,6 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// ibv_post_recv(3).
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
@@ -59,7 +56,6 @@ pub(crate) unsafe extern "C" fn post_recv(
     soft.post_receive(|posting| unsafe { each_receive(wr, bad_wr, |request| posting.receive(request)) })
 }
 
-/// ibv_post_srq_recv(3).
 pub(crate) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
@@ -104,8 +100,6 @@ pub(crate) fn errno_of(refused: PostError) -> c_int {
     }
 }
 
-/// The SGE list of a request.
-///
 /// # Safety
 /// `list` points to `count` elements when that is positive.
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], PostError> {
@@ -125,8 +119,7 @@ pub(crate) fn to_sge(element: &ibv_sge) -> Sge {
     }
 }
 
-/// Calls `post` with the engine's SGEs, on the stack; a single one, the common case, does not
-/// initialise the whole array.
+/// On the stack; a single SGE, the common case, does not initialise the whole array.
 fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
     match list {
         [] => post(&[]),
@@ -141,8 +134,6 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
     }
 }
 
-/// Queues one send request.
-///
 /// # Safety
 /// These are live: its SGE list, with IBV_SEND_INLINE the memory it names, for a bind its window
 /// and region (ours), the UD queue pair `datagrams`, if given, and the address handle of its SEND
@@ -182,8 +173,7 @@ unsafe fn send_one(
     if wr.send_flags & IBV_SEND_INLINE == 0 || operation.is_local() {
         return with_sges(list, |sges| post(Payload::Gather(sges)));
     }
-    // Inline data that is too long is refused before it is read: the engine checks only the queue
-    // pair's own limit.
+    // Refused before it is read: the engine checks only the queue pair's own limit.
     if list.iter().map(|element| u64::from(element.length)).sum::<u64>() > MAX_INLINE as u64 {
         return Err(PostError::Invalid);
     }
@@ -205,8 +195,6 @@ unsafe fn send_one(
     }
 }
 
-/// The memory that an inline SGE names.
-///
 /// # Safety
 /// It is readable and unchanged for as long as the reference is used.
 unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
@@ -219,14 +207,12 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
     unsafe { slice::from_raw_parts(start, element.length as usize) }
 }
 
-/// The destination of a datagram of a queue pair in `pd`. The path is copied: the handle may be
-/// destroyed once the request is posted.
+/// The path is copied: the handle may be destroyed once the request is posted.
 ///
 /// # Safety
 /// The request's address handle is null, or live and ours.
 unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destination, PostError> {
-    // SAFETY: the members of the union are plain data, and SENDs of a UD queue pair use this one
-    // (man page).
+    // SAFETY: the union's members are plain data; SENDs of a UD queue pair use this one (man page).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: by contract.
     let path = unsafe { address::path_of(ud.ah, pd) }.ok_or(PostError::Invalid)?;
@@ -237,13 +223,10 @@ unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destinatio
     })
 }
 
-/// The operation of a request.
-///
 /// # Safety
 /// The window and the region of a bind are null, or live and ours.
 unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
-    // SAFETY: called for the opcodes with immediate data only, for which the caller has filled it
-    // (man page).
+    // SAFETY: called for opcodes with immediate data only, for which the caller has filled it.
     let imm = || Some(u32::from_be(unsafe { wr.anon_1.imm_data }));
     // SAFETY: as above, for the opcodes that invalidate.
     let invalidated = || RKey(unsafe { wr.anon_1.invalidate_rkey });
@@ -269,8 +252,7 @@ unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
         IBV_WR_SEND_WITH_INV => Operation::SendInvalidate { rkey: invalidated() },
         IBV_WR_LOCAL_INV => Operation::Invalidate { rkey: invalidated() },
         IBV_WR_BIND_MW => {
-            // SAFETY: the caller has filled this member for the opcode (man page); window and
-            // region by contract.
+            // SAFETY: filled by the caller for the opcode; window and region by contract.
             let bind = unsafe {
                 window::posted_bind(
                     wr.anon_2.bind_mw.mw,

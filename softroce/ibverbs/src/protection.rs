@@ -26,7 +26,6 @@ pub(crate) struct SoftPd {
 #[repr(C)]
 struct SoftMr {
     base: ibv_mr,
-    /// Its addresses begin at 0 (IBV_ACCESS_ZERO_BASED).
     zero_based: bool,
     mr: Mr,
 }
@@ -34,7 +33,6 @@ struct SoftMr {
 /// Optional access flags, which may be ignored if unknown (ibv_reg_mr(3)): bits 20 to 29.
 const OPTIONAL: u32 = 0x3ff * IBV_ACCESS_OPTIONAL_FIRST;
 
-/// The errno value of a failed creation.
 pub(crate) fn errno_of_limit(error: LimitError) -> c_int {
     match error {
         LimitError::Size => libc::EINVAL,
@@ -42,7 +40,6 @@ pub(crate) fn errno_of_limit(error: LimitError) -> c_int {
     }
 }
 
-/// ibv_alloc_pd(3).
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: `context` is live by contract.
     let device = &unsafe { Context::from_ptr(context) }.device;
@@ -59,7 +56,7 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     }
 }
 
-/// ibv_alloc_pd(3): `EBUSY` while regions, windows or queue pairs use it.
+/// `EBUSY` while regions, windows or queue pairs use it.
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let soft = pd.cast::<SoftPd>();
     // SAFETY: `pd` is live and ours by contract.
@@ -71,7 +68,6 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     0
 }
 
-/// ibv_reg_mr(3).
 pub(crate) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -82,7 +78,6 @@ pub(crate) unsafe extern "C" fn reg_mr(
     unsafe { register(pd, addr, length, addr.addr() as u64, access as u32) }
 }
 
-/// ibv_reg_mr_iova(3).
 pub(crate) unsafe extern "C" fn reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -150,8 +145,6 @@ fn errno_of_register_error(error: RegisterError) -> c_int {
     }
 }
 
-/// Creates the C struct of a region, or returns null with `errno` set.
-///
 /// # Safety
 /// `pd` is live and ours.
 unsafe fn export_mr(
@@ -181,8 +174,6 @@ unsafe fn export_mr(
     }
 }
 
-/// Registers memory.
-///
 /// # Safety
 /// `pd` is live and ours; the memory stays mapped until the region is deregistered (ibv_reg_mr(3)).
 unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> *mut ibv_mr {
@@ -204,9 +195,8 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
     unsafe { export_mr(pd, addr, len, access.zero_based, registered) }
 }
 
-/// ibv_reg_dmabuf_mr(3), for GPU memory. A process cannot copy from the dma-buf itself, but by
-/// convention of all callers `iova` is the memory's address, which CUDA confirms. Otherwise, or
-/// without CUDA, `EOPNOTSUPP`.
+/// For GPU memory: a process cannot copy from the dma-buf itself, but by convention of all callers
+/// `iova` is the memory's address, which CUDA confirms. Otherwise `EOPNOTSUPP`.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
@@ -253,8 +243,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     }
 }
 
-/// The `reg_dm_mr` entry of `verbs_context`, ibv_alloc_dm(3): always zero-based, which the flags
-/// must say.
+/// Always zero-based, which the flags must say (ibv_alloc_dm(3)).
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -274,7 +263,6 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     unsafe { export_mr(pd, ptr::null_mut(), length, true, registered) }
 }
 
-/// The `alloc_null_mr` entry of `verbs_context`, ibv_alloc_null_mr(3).
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: live and ours by contract.
     let registered = unsafe { &*pd.cast::<SoftPd>() }.pd.null_region();
@@ -282,9 +270,8 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     unsafe { export_mr(pd, ptr::null_mut(), usize::MAX, false, registered) }
 }
 
-/// ibv_rereg_mr(3): the region keeps its keys, and changes atomically with respect to packets. On
-/// failure the region is unchanged: `IBV_REREG_MR_ERR_INPUT`, with the reason in `errno`, such as
-/// `EBUSY` while windows are bound to it.
+/// The region keeps its keys, and changes atomically with respect to packets. On failure it is
+/// unchanged, with the reason in `errno`, such as `EBUSY` while windows are bound to it.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -344,8 +331,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     0
 }
 
-/// The `advise_mr` entry of `verbs_context`, ibv_advise_mr(3). The pages of a region are always
-/// present, so prefetching has no effect.
+/// The pages of a region are always present, so prefetching has no effect.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: ib_uverbs_advise_mr_advice,
@@ -378,11 +364,9 @@ pub(crate) unsafe extern "C" fn advise_mr(
     0
 }
 
-/// ibv_reg_mr(3): `EBUSY` while windows are bound to it. When it returns 0, no copy to or from the
-/// memory is in flight.
+/// `EBUSY` while windows are bound to it. On return no copy to or from the memory is in flight.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: `mr` is live and ours by contract; the handle is written at creation and destruction
-    // only.
+    // SAFETY: `mr` is live and ours; the handle is written at creation and destruction only.
     if unsafe { &(*mr.cast::<SoftMr>()).mr }.deregister().is_err() {
         return libc::EBUSY;
     }

@@ -1,5 +1,4 @@
-//! Attributes of a device and its one port: ibv_query_device(3), ibv_query_port(3),
-//! ibv_query_gid(3), ibv_query_pkey(3).
+//! Attributes of a device and its one port.
 
 use core::ffi::{c_char, c_int};
 use std::mem::{MaybeUninit, offset_of};
@@ -21,7 +20,6 @@ pub(crate) const PORT: u8 = 1;
 /// The only partition: the default one, with full membership (IBTA vol 1, 10.9.1).
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// `IBV_WIDTH` 4X, as `active_width` has it (ibv_query_port(3)).
 const WIDTH_4X: u8 = 2;
 /// 10 Gb/s per lane: with 4X a port of 40 Gb/s, the order of magnitude of loopback.
 const SPEED_QDR: u8 = 4;
@@ -31,7 +29,6 @@ const PHYSICAL_DISABLED: u8 = 3;
 /// `IBV_QPF_GRH_REQUIRED`: address vectors need a GID, as always under RoCE.
 const GRH_REQUIRED: u8 = 1;
 
-/// ibv_query_device(3).
 pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: `context` is live by contract.
     let attributes = device_attributes(unsafe { Context::from_ptr(context) });
@@ -40,8 +37,7 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
     0
 }
 
-/// The `query_device_ex` entry of `verbs_context`, ibv_query_device_ex(3): fills as much of the
-/// struct as the caller's version has.
+/// Fills as much of the struct as the caller's version has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
@@ -54,12 +50,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         return libc::EINVAL;
     }
     // SAFETY: all-zero is a valid ibv_device_attr_ex: integers only. What a soft device lacks stays
-    // zero: on-demand paging, as no page is pinned; segmentation, hashing and pacing of raw
-    // packets, and tag matching.
+    // zero: on-demand paging, raw packets' segmentation, hashing and pacing, and tag matching.
     let mut attributes: ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: `context` is live by contract.
     attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
-    // Every bit of a time stamp is valid.
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
     attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
@@ -68,8 +62,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
     attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
     let len = attr_size.min(size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are plain
-    // integers.
+    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are integers.
     unsafe {
         attr.cast::<u8>().write_bytes(0, attr_size);
         (&raw const attributes)
@@ -79,8 +72,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// The `query_rt_values` entry of `verbs_context`, ibv_query_rt_values_ex(3): the device's clock,
-/// in ticks, in `tv_nsec` as other devices do.
+/// The device's clock, in ticks, in `tv_nsec` as other devices do.
 pub(crate) unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: live by contract.
     let values = unsafe { &mut *values };
@@ -148,8 +140,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         max_srq_wr: capacity::WORK_REQUESTS as c_int,
         max_srq_sge: capacity::SGES as c_int,
         max_pkeys: 1,
-        // Under 8 µs on most machines. 4.096 µs · 2^15 is rxe's code, generous for a thread that
-        // may have to be woken.
+        // Under 8 µs on most machines; 4.096 µs · 2^15 is rxe's code, for threads to be woken.
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
     }
@@ -178,8 +169,7 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     attr
 }
 
-/// The `query_port` entry of `verbs_context`: fills as much of the struct as the caller's version
-/// has.
+/// Fills as much of the struct as the caller's version has.
 pub(crate) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -192,8 +182,7 @@ pub(crate) unsafe extern "C" fn query_port(
     // SAFETY: `context` is live by contract.
     let attributes = port_attributes(unsafe { Context::from_ptr(context) });
     let len = len.min(size_of::<ibv_port_attr>());
-    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are plain
-    // integers.
+    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are integers.
     unsafe {
         (&raw const attributes)
             .cast::<u8>()
@@ -212,7 +201,6 @@ pub(crate) unsafe extern "C" fn query_port_compat(
     unsafe { query_port(context, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// ibv_query_gid(3).
 pub(crate) unsafe extern "C" fn query_gid(
     context: *mut ibv_context,
     port: u8,
@@ -224,7 +212,6 @@ pub(crate) unsafe extern "C" fn query_gid(
     }
     // SAFETY: `context` is live by contract.
     let device = &unsafe { Context::from_ptr(context) }.device;
-    // An empty table entry is all zero.
     let raw = if device.port().addressed {
         device.info().gid.0
     } else {
@@ -262,7 +249,6 @@ unsafe fn write_entry(entry: &ibv_gid_entry, to: *mut ibv_gid_entry, size: usize
     };
 }
 
-/// ibv_query_gid_ex(3).
 pub(crate) unsafe extern "C" fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
@@ -309,7 +295,6 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     1
 }
 
-/// ibv_query_pkey(3).
 pub(crate) unsafe extern "C" fn query_pkey(
     _context: *mut ibv_context,
     port: u8,

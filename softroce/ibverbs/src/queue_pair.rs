@@ -25,11 +25,9 @@ use crate::{attributes, errno};
 #[repr(C)]
 pub(crate) struct SoftQp {
     base: ibv_qp_ex,
-    /// Requests between `ibv_wr_start` and `ibv_wr_complete`, if created for these calls.
     stage: Option<Stage>,
     /// Dropped before the rest, which must stay allocated until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
-    /// UD: each send has a destination.
     is_datagram: bool,
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
@@ -37,29 +35,22 @@ pub(crate) struct SoftQp {
 }
 
 impl SoftQp {
-    /// The queue pair behind a C pointer. Not a reference to the whole: other threads may write
-    /// `base` meanwhile (its state, its acknowledged events).
+    /// Not a reference to the whole: other threads may write `base` (state, acknowledged events).
     ///
     /// # Safety
     /// `qp` came from [`create_qp`] and was not destroyed; the reference is not used after it is.
     pub(crate) unsafe fn handle<'a>(qp: *mut ibv_qp) -> &'a Qp {
-        // SAFETY: ours by contract, `base` being its first member; the handle is written at
-        // creation and destruction only.
+        // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { &(*qp.cast::<Self>()).qp }
     }
 
-    /// The staging buffer of `ibv_wr_*`, if created for these calls.
-    ///
     /// # Safety
     /// As for [`handle`](Self::handle).
     pub(crate) unsafe fn stage<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Stage> {
-        // SAFETY: ours by contract, `base` being its first member; the field is written at creation
-        // and destruction only.
+        // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { (*qp.cast::<Self>()).stage.as_ref() }
     }
 
-    /// Whether it is UD.
-    ///
     /// # Safety
     /// As for [`handle`](Self::handle).
     pub(crate) unsafe fn is_datagram(qp: *mut ibv_qp) -> bool {
@@ -68,7 +59,6 @@ impl SoftQp {
     }
 }
 
-/// A queue pair's event token: its address.
 fn token_of(qp: *mut SoftQp) -> Token {
     qp.expose_provenance() as Token
 }
@@ -78,8 +68,6 @@ fn from_token(token: Token) -> *mut SoftQp {
     ptr::with_exposed_provenance_mut(token as usize)
 }
 
-/// Counts an asynchronous event handed to the application.
-///
 /// # Safety
 /// The event was just taken from the context's event queue, under its lock.
 pub(crate) unsafe fn count_async_event(token: Token) {
@@ -91,14 +79,12 @@ pub(crate) fn of_event(token: Token) -> *mut ibv_qp {
     from_token(token).cast()
 }
 
-/// ibv_create_qp(3).
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the same contract.
     unsafe { create(pd, &*init, None) }
 }
 
-/// ibv_create_qp_ex(3): a protection domain is required; `EOPNOTSUPP` for known features that the
-/// device lacks (XRC, TSO, hashing), `EINVAL` for unknown ones.
+/// `EOPNOTSUPP` for known features that the device lacks (XRC, TSO, hashing), else `EINVAL`.
 pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     const SUPPORTED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     const KNOWN: u32 = SUPPORTED
@@ -132,8 +118,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     unsafe { create(attr.pd, &classic, operations) }
 }
 
-/// ibv_qp_to_qp_ex, see ibv_wr_post(3): null for a queue pair that was created without send
-/// operations.
+/// Null for a queue pair that was created without send operations (ibv_wr_post(3)).
 pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let extended = qp.cast::<ibv_qp_ex>();
     // SAFETY: live and ours by contract.
@@ -143,8 +128,6 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// Creates a queue pair, with the calls of ibv_wr_post(3) for `operations` if given.
-///
 /// # Safety
 /// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
@@ -229,7 +212,6 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
     allocation.cast()
 }
 
-/// ibv_modify_qp(3).
 pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let mask = mask as u32;
     // SAFETY: both are live and `qp` ours by contract.
@@ -247,14 +229,12 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     }
     if mask & IBV_QP_STATE != 0 {
         let state = attr.qp_state;
-        // SAFETY: live; the library writes it in this call only, which the caller does not make
-        // concurrently for one queue pair.
+        // SAFETY: live; written in this call only, which is not concurrent for one queue pair.
         unsafe { (*qp).state = state };
     }
     0
 }
 
-/// ibv_query_qp(3).
 pub(crate) unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -284,12 +264,11 @@ pub(crate) unsafe extern "C" fn query_qp(
     0
 }
 
-/// ibv_create_qp(3): waits until its events are acknowledged (ibv_get_async_event(3)).
+/// Waits until its events are acknowledged (ibv_get_async_event(3)).
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let soft = qp.cast::<SoftQp>();
     let token = token_of(soft);
-    // SAFETY: `qp` is live and ours by contract, the caller gives up ownership, and nothing uses
-    // the handle after this.
+    // SAFETY: live and ours; the caller gives up ownership, and nothing uses the handle after this.
     unsafe { ManuallyDrop::drop(&mut (*soft).qp) };
     // From here on the device does not know it: no new event is reported. SAFETY: the rest of it is
     // still live; the mutex and condition were initialised with it.

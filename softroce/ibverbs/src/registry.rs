@@ -12,12 +12,10 @@ use parking_lot::Mutex;
 
 use crate::errno;
 
-/// A device as a C struct, and its configuration.
 #[repr(C)]
 pub(crate) struct SoftDevice {
     base: ibv_device,
-    /// Null driver pointer. rdma-core drivers linked into programs read this field of the devices
-    /// they are given, to find whether these are theirs.
+    /// Null: rdma-core drivers linked into programs read it to find whether a device is theirs.
     _driver: usize,
     config: DeviceConfig,
     guid: u64,
@@ -36,8 +34,7 @@ static DEVICES: OnceLock<Result<Box<[SoftDevice]>, ConfigError>> = OnceLock::new
 
 static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 
-/// Configures the devices of this process, before anything lists them; the default is the
-/// environment.
+/// Configures this process's devices, before they are listed; the default is the environment.
 ///
 /// # Errors
 /// When the devices have been listed or configured already.
@@ -49,20 +46,17 @@ pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
     given.map_or(Ok(()), |_| Err(AlreadyInUse))
 }
 
-/// Why the last attempt to list or open a device failed, in one line; `None` if none did. More than
-/// `errno` can express.
+/// Why the last attempt to list or open a device failed, in one line; `None` if none did.
 pub fn last_open_error() -> Option<String> {
     LAST_OPEN_ERROR.lock().clone()
 }
 
-/// The process group that the open device of this name reaches without UDP: a globally unique
-/// number. `None` if it reaches all peers over UDP.
+/// This open device's globally unique process group; `None` if it reaches all peers over UDP.
 pub fn process_group(name: &str) -> Option<u64> {
     with_open_device(name, |device| device.shm_group()).flatten()
 }
 
-/// The copy modes of the open device of this name for payloads to other processes of this host, in
-/// order of preference; empty if all goes over UDP.
+/// This open device's copy modes to other processes, by preference; empty if all goes over UDP.
 pub fn copy_modes(name: &str) -> Vec<CopyMode> {
     with_open_device(name, |device| device.copy_modes()).unwrap_or_default()
 }
@@ -127,8 +121,6 @@ impl SoftDevice {
         }
     }
 
-    /// The device behind a C pointer.
-    ///
     /// # Safety
     /// `device` came from [`get_device_list`].
     pub(crate) unsafe fn from_ptr(device: *mut ibv_device) -> &'static Self {
@@ -145,8 +137,7 @@ impl SoftDevice {
         self.guid
     }
 
-    /// Opens the device, or shares it if already open. An error is an errno value; its reason is
-    /// kept for [`last_open_error`].
+    /// Shared if already open. The reason of an error is kept for [`last_open_error`].
     pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
         let mut open = self.open.lock();
         if let Some(device) = &*open {
@@ -166,7 +157,6 @@ impl SoftDevice {
 }
 
 impl SoftDevice {
-    /// Releases a context's reference: closes the device if nothing else uses it.
     pub(crate) fn close(&self, device: Arc<Device>) {
         let mut open = self.open.lock();
         drop(device);
@@ -198,7 +188,6 @@ fn errno_of(error: &OpenError) -> c_int {
     }
 }
 
-/// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     let devices = match devices() {
         Ok(devices) => devices,
@@ -213,8 +202,7 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
         return errno::null(libc::ENOMEM);
     }
     for (index, device) in devices.iter().enumerate() {
-        // SAFETY: `list` has space for one pointer per device, and for the null pointer that calloc
-        // left at its end.
+        // SAFETY: `list` has space for a pointer per device, and the null pointer that calloc left.
         unsafe { list.add(index).write(device.as_ptr()) };
     }
     if !num_devices.is_null() {
@@ -224,20 +212,18 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
     list
 }
 
-/// ibv_get_device_list(3): the devices in it stay valid.
+/// The devices in it stay valid.
 pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     // SAFETY: the list came from `get_device_list`, thus from calloc(3), or is null.
     unsafe { libc::free(list.cast()) };
 }
 
-/// ibv_get_device_name(3).
 pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: `device` is of our list by contract.
     let device = unsafe { SoftDevice::from_ptr(device) };
     device.base.name.as_ptr()
 }
 
-/// ibv_get_device_guid(3).
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: `device` is of our list by contract.
     unsafe { SoftDevice::from_ptr(device) }.guid().to_be()

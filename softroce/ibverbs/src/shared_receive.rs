@@ -26,19 +26,16 @@ pub(crate) struct SoftSrq {
 }
 
 impl SoftSrq {
-    /// The queue behind a C pointer. Not a reference to the whole: other threads may write `base`
-    /// meanwhile (its acknowledged events).
+    /// Not a reference to the whole: other threads may write `base` (its acknowledged events).
     ///
     /// # Safety
     /// `srq` came from [`create_srq`] and was not destroyed; the reference is not used after it is.
     pub(crate) unsafe fn handle<'a>(srq: *mut ibv_srq) -> &'a Srq {
-        // SAFETY: ours by contract, `base` being its first member; the handle is written at
-        // creation and destruction only.
+        // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { &(*srq.cast::<Self>()).srq }
     }
 }
 
-/// A queue's event token: its address.
 fn token_of(srq: *mut SoftSrq) -> Token {
     srq.expose_provenance() as Token
 }
@@ -48,8 +45,6 @@ fn from_token(token: Token) -> *mut SoftSrq {
     ptr::with_exposed_provenance_mut(token as usize)
 }
 
-/// Counts an asynchronous event handed to the application.
-///
 /// # Safety
 /// The event was just taken from the context's event queue, under its lock.
 pub(crate) unsafe fn count_async_event(token: Token) {
@@ -61,7 +56,7 @@ pub(crate) fn of_event(token: Token) -> *mut ibv_srq {
     from_token(token).cast()
 }
 
-/// ibv_create_srq(3). The limit is not armed, whatever `srq_limit` is (man page).
+/// The limit is not armed, whatever `srq_limit` is (man page).
 pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: both are live by contract, and `pd` is ours.
     let (soft_pd, init) = unsafe { (&*pd.cast::<SoftPd>(), &*init) };
@@ -130,7 +125,6 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     unsafe { create_srq(init.pd, &mut basic) }
 }
 
-/// ibv_modify_srq(3).
 pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     let mask = mask as u32;
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
@@ -149,7 +143,6 @@ pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq
     }
 }
 
-/// ibv_query_srq(3).
 pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: `srq` is live and ours by contract.
     let Some(found) = unsafe { SoftSrq::handle(srq) }.query() else {
@@ -166,8 +159,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     0
 }
 
-/// ibv_create_srq(3): `EBUSY` while queue pairs use it; waits until its events are acknowledged
-/// (ibv_get_async_event(3)).
+/// `EBUSY` while queue pairs use it; waits until its events are acknowledged.
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     let soft = srq.cast::<SoftSrq>();
     let token = token_of(soft);

@@ -25,7 +25,6 @@ struct SoftMw {
     mw: Mw,
 }
 
-/// ibv_alloc_mw(3).
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     let window_kind = match kind {
         IBV_MW_TYPE_1 => WindowKind::One,
@@ -50,15 +49,14 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     }
 }
 
-/// ibv_dealloc_mw(3): unbinds it too.
+/// Unbinds it too.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: it came from a Box in `alloc_mw`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(mw.cast::<SoftMw>()) });
     0
 }
 
-/// ibv_bind_mw(3), for type 1 windows: the window has the new key on return; the key becomes valid
-/// when the request has been executed.
+/// For type 1: the window has the new key on return, valid when the request has been executed.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: all are live by contract, and no other thread binds the window during the call.
     let (soft, window, request) = unsafe { (SoftQp::handle(qp), *mw, &*mw_bind) };
@@ -105,8 +103,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
 unsafe fn bind_of(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<Bind, PostError> {
     const KNOWN: u32 =
         IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED;
-    // SAFETY: null, or live by contract; a reference to the handle only, as the caller may write
-    // the key.
+    // SAFETY: null, or live; a reference to the handle only, as the caller may write the key.
     let window = (!mw.is_null()).then(|| unsafe { &(*mw.cast::<SoftMw>()).mw });
     // SAFETY: null, or live by contract.
     let region = unsafe { info.mr.as_ref() };

@@ -1,16 +1,12 @@
 //! The extended posting API, one call per request: ibv_wr_post(3).
 //!
-//! A hardware provider writes each request directly into its send queue. Here the engine is behind
-//! the device's lock, which an application must not hold for an unbounded time; so requests are
-//! staged in memory of the queue pair, allocated at creation, and `ibv_wr_complete` posts all of
-//! them under the lock, or none: each is checked before the first is queued. An error in between (a
-//! setter before its request, too many SGEs, a full queue) is kept and returned by
-//! `ibv_wr_complete`.
+//! Requests are staged in memory of the queue pair, allocated at creation, as an application must
+//! not hold the device's lock for an unbounded time. `ibv_wr_complete` posts all of them under the
+//! lock, or none, and returns the first error since `ibv_wr_start` (a setter before its request,
+//! too many SGEs, a full queue).
 //!
-//! `ibv_wr_start` takes a lock of the queue pair until the batch is completed or aborted, which
-//! serialises threads; a thread that starts twice deadlocks. A thread may have batches open on
-//! several queue pairs. Calls of operations not requested at creation are null pointers, as with
-//! rxe.
+//! `ibv_wr_start` takes a lock of the queue pair until the batch ends: a thread that starts twice
+//! deadlocks. Calls of operations not requested at creation are null pointers, as with rxe.
 //!
 //! To add an operation: a row in [`operations_of`], a pointer in [`with_calls`], and its function
 //! beside [`send`].
@@ -54,7 +50,6 @@ pub(crate) fn operations_of(transport: Transport) -> u64 {
     })
 }
 
-/// The C struct of a queue pair, with the function pointers of its requested operations, if any.
 pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex {
     // SAFETY: all-zero is a valid ibv_qp_ex: integers, null pointers and function pointers that are
     // `None`. The mutex and condition are overwritten by those of `qp_base`.
@@ -130,7 +125,6 @@ enum Bytes {
 }
 
 impl Stage {
-    /// Space for as many requests as the queue pair takes.
     pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
         let (max_requests, max_sge, max_inline) = (
             cap.max_send_wr as usize,
@@ -152,16 +146,13 @@ impl Stage {
         }
     }
 
-    /// Runs `change` on the batch, if one is open. A call outside of a batch cannot report an
-    /// error, and has no effect.
+    /// A call outside of a batch cannot report an error, and has no effect.
     ///
     /// # Safety
-    /// An open batch belongs to this thread, as ibv_wr_post(3) demands, and `change` does not
-    /// reenter.
+    /// An open batch belongs to this thread (ibv_wr_post(3)), and `change` does not reenter.
     unsafe fn with(&self, change: impl FnOnce(&mut Batch)) {
         if self.open.load(Ordering::Relaxed) {
-            // SAFETY: it is open, so it belongs to this thread by contract until it is completed or
-            // aborted.
+            // SAFETY: open, so this thread's by contract until it is completed or aborted.
             change(unsafe { &mut *self.batch.get() });
         }
     }
@@ -210,8 +201,7 @@ impl Batch {
         });
     }
 
-    /// Modifies the request begun last. After an error nothing more is staged: it might belong to a
-    /// request that was refused.
+    /// After an error nothing more is staged: it might belong to a request that was refused.
     fn set(&mut self, change: impl FnOnce(&mut Staged, &mut Vec<Sge>, &mut Vec<u8>) -> Result<(), PostError>) {
         if self.refused.is_some() {
             return;
@@ -265,7 +255,6 @@ impl Batch {
         });
     }
 
-    /// Posts all requests, or none.
     fn post(&self, posting: &mut Posting<'_>, is_datagram: bool) -> Result<(), PostError> {
         if let Some(why) = self.refused {
             return Err(why);
@@ -300,8 +289,6 @@ impl Batch {
     }
 }
 
-// Batches
-
 /// `ibv_wr_start`: waits while another thread has a batch open on this queue pair.
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: live and ours by contract, as for every call here; one with these calls has a stage.
@@ -313,8 +300,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// `ibv_wr_complete`: posts what was staged since `ibv_wr_start`; on an error (an errno value) none
-/// of it. `EINVAL` without a batch.
+/// On an error (an errno value) none of the batch is posted; `EINVAL` without one.
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as in `start`; the base is the extended struct's first member.
     let (stage, soft, is_datagram) = unsafe {
@@ -329,7 +315,6 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     posted.map_or_else(errno_of, |()| 0)
 }
 
-/// `ibv_wr_abort`: discards what was staged since `ibv_wr_start`.
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `complete`.
     if let Some(stage) = unsafe { SoftQp::stage(qp) } {
@@ -338,8 +323,6 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Runs `change` on the open batch of a queue pair.
-///
 /// # Safety
 /// `qp` is live and ours, and its open batch, if any, belongs to this thread.
 unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
@@ -350,10 +333,6 @@ unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
     }
 }
 
-// Requests
-
-/// Stages a request with the wr_id and flags that the caller has set in the queue pair.
-///
 /// # Safety
 /// As for [`change`].
 unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
@@ -426,8 +405,6 @@ unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, 
     unsafe { begin(qp, Operation::Atomic { addr, rkey, op }) };
 }
 
-// Setters
-
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let element = ibv_sge { addr, length, lkey };
     // SAFETY: as above.
@@ -473,8 +450,6 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn
     unsafe { change(qp, set) };
 }
 
-/// A C array as a slice.
-///
 /// # Safety
 /// `first` points to `count` live elements, unless `count` is 0.
 unsafe fn list<'a, T>(first: *const T, count: usize) -> &'a [T] {

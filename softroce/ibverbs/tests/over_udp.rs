@@ -1,5 +1,4 @@
-//! The tests of `api` over UDP only, as between hosts. There, both ends of a test are on one host
-//! and use the shm link.
+//! The tests of `api` over UDP only, as between hosts; there, both ends use the shm link.
 
 #[path = "api/main.rs"]
 mod api;

@@ -1,6 +1,5 @@
-//! Port events: the network interface of a device goes down, loses the device's address, and
-//! recovers. Runs itself again in a network namespace of its own, whose loopback interface it takes
-//! down.
+//! Port events: the loopback interface of a network namespace, in which the test runs itself again,
+//! goes down, loses the device's address, and recovers.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -35,7 +34,6 @@ fn port_events() {
     assert!(passed, "the test in the namespace failed");
 }
 
-/// An ioctl(2) of netdevice(7) on the loopback interface.
 fn ioctl(request: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     // SAFETY: all-zero is an ifreq.
@@ -111,7 +109,6 @@ fn port_state(context: *mut ibv_context) -> ibv_port_state {
     }
 }
 
-/// The number of GIDs, and the first.
 fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
     let mut gid = MaybeUninit::<ibv_gid>::uninit();
     let mut entry = MaybeUninit::<ibv_gid_entry>::uninit();
@@ -174,7 +171,6 @@ fn inside() {
         assert_eq!(next_event(two), IBV_EVENT_PORT_ERR);
         assert_eq!((api().close_device)(two), 0);
     }
-    // A newly opened device reports its current port state.
     let three = open();
     assert_eq!(port_state(three), IBV_PORT_DOWN);
     // SAFETY: as above.

@@ -1,9 +1,7 @@
-//! Cost of the engine per packet sent and received: a stream of 4096-byte WRITE packets, and
-//! 16-byte SENDs.
+//! Cost of the engine per packet sent and received: 4096-byte WRITE packets, and 16-byte SENDs.
 //!
-//! Each side runs by itself against recorded packets of the other, so each result covers one
-//! direction. Receiving includes the ICRC check, sending excludes it, as the link seals. Memory is
-//! one vector per node: copies are included, a real device's checks are not.
+//! Each side runs against recorded packets of the other. Receiving includes the ICRC check, sending
+//! excludes it, as the link seals. Copies to a vector are included, a device's checks are not.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -235,7 +233,6 @@ impl Load {
     }
 }
 
-/// Packets of a node in an arena, like a link's batch.
 struct Batch {
     arena: Vec<u8>,
     lens: Vec<usize>,
@@ -292,7 +289,6 @@ impl Batch {
     }
 }
 
-/// The measured parts of a round.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Send,
@@ -300,7 +296,6 @@ enum Part {
     Acknowledge,
 }
 
-/// Time that `rounds` rounds spend in one part.
 fn rounds(load: Load, part: Part, rounds: u64) -> Duration {
     let [mut left, mut right] = connected();
     let (mut there, mut back) = (Batch::new(), Batch::new());

@@ -1,5 +1,4 @@
-//! Cost of the ICRC, compared with a plain CRC-32 over the same bytes, and of solving for the
-//! Identification.
+//! Cost of the ICRC, compared with a plain CRC-32, and of solving for the Identification.
 
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
@@ -13,7 +12,6 @@ use doorbell_roce_proto::{Datagram, Ident, Instant};
 const SRC: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
 const DST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
 
-/// A WRITE Only of `payload` bytes, without ICRC.
 fn packet(payload: usize) -> Vec<u8> {
     let mut packet: Vec<u8> = (0..28 + payload).map(|n| n as u8).collect();
     packet[0] = 0x0a;
@@ -56,7 +54,6 @@ fn parts(c: &mut Criterion) {
     group.finish();
 }
 
-/// Received packets of the three kinds of source.
 fn check(c: &mut Criterion) {
     let mut group = c.benchmark_group("check");
     for payload in [16, 4096] {
@@ -73,8 +70,7 @@ fn check(c: &mut Criterion) {
             let mut next = packets.iter().cycle();
             group.bench_function(BenchmarkId::new(name, payload), |b| {
                 b.iter(|| {
-                    // So far apart that a counting source may be anywhere, and the same few packets
-                    // can repeat.
+                    // So far apart that a counting source may be anywhere: the packets can repeat.
                     now = now + Duration::from_secs(100);
                     let payload = next.next().expect("a cycle has no end");
                     let ident = Ident::Unknown { segment: 0 };

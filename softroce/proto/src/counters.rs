@@ -16,8 +16,7 @@ pub struct Counters {
     pub wrong_peer: u64,
     /// Refused: wrong Q_Key (UD).
     pub qkey_violations: u64,
-    /// UC and UD messages dropped silently: incomplete, too long, without a receive or a right, or
-    /// (at the sender) longer than a datagram.
+    /// UC and UD messages dropped: incomplete, too long (also at the sender), no receive or right.
     pub dropped_messages: u64,
     /// Refused: wrong ICRC.
     pub icrc_errors: u64,

@@ -28,8 +28,7 @@ pub use config::EndpointConfig;
 pub use fast_path::FastPathSend;
 pub use types::{AsyncEvent, Datagram, Ident, ShmPacket, Transmit};
 
-/// Packets that one queue pair sends before the next one is served (round-robin): long enough for
-/// the runs that a link batches (GSO).
+/// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
 const MAX_BURST: u32 = 16;
 
 /// [`Endpoint::has_only_acks`] examines at most this many queue pairs.
@@ -57,7 +56,6 @@ pub struct Endpoint {
     out: Outbox,
 }
 
-/// Queue pairs that may have packets to send, served round-robin.
 #[derive(Debug, Default)]
 struct SendSchedule {
     queue: VecDeque<u32>,
@@ -77,7 +75,6 @@ impl SendSchedule {
         }
     }
 
-    /// Ends the front queue pair's burst.
     fn end_burst(&mut self, requeue: bool) {
         self.burst_left = MAX_BURST;
         if let Some(index) = self.queue.pop_front() {
@@ -123,17 +120,13 @@ impl Endpoint {
         }
     }
 
-    // Objects
-
-    /// Adds a block of queue pair numbers. An endpoint that is given a block before its first queue
-    /// pair uses only given blocks, as other processes on its address use the rest; otherwise all
-    /// numbers are its own.
+    /// Adds a block of queue pair numbers. An endpoint without one before its first queue pair uses
+    /// all numbers; otherwise it leaves the rest to other processes on its address.
     pub fn add_qpn_block(&mut self, block: QpnBlock) {
         self.qps.qpns().add_block(block);
     }
 
-    /// Whether to add another block before the next queue pair is created: half of the numbers are
-    /// in use, so freed ones would be reused soon.
+    /// Whether to add a block before creating the next queue pair: half of the numbers are in use.
     pub fn wants_qpn_block(&self) -> bool {
         self.qps.wants_qpn_block()
     }
@@ -208,9 +201,9 @@ impl Endpoint {
         self.out.srqs.insert(init)
     }
 
-    /// Modifies a shared receive queue: resizes it to `max_wr`, arms `limit` (0 disarms). When
-    /// fewer receives than the limit are queued, [`AsyncEvent::SrqLimitReached`] is reported, at
-    /// once if that is so already, and the limit is disarmed (IBTA vol 1, 10.2.9.5 and 11.2.3).
+    /// Resizes a shared receive queue to `max_wr`, arms `limit` (0 disarms): fewer receives cause
+    /// one [`AsyncEvent::SrqLimitReached`], also if there are fewer now (IBTA vol 1, 10.2.9.5,
+    /// 11.2.3).
     ///
     /// # Errors
     /// When a value is out of range; nothing has changed then.
@@ -231,8 +224,6 @@ impl Endpoint {
         self.out.srqs.remove(srq)
     }
 
-    // Work requests
-
     /// Queues a send request; its ACK timer starts with its first packet. In SQD it waits for the
     /// return to RTS, in ERR it is flushed at once.
     ///
@@ -251,8 +242,7 @@ impl Endpoint {
     /// longer than the port's MTU completes without being sent (IBTA vol 1, 9.8.4: C10-93.1.1).
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. Queue pairs other than UD, and operations other than
-    /// SEND, are refused.
+    /// When it is refused, as all but SENDs of UD queue pairs are; nothing was queued.
     pub fn post_datagram(
         &mut self,
         _now: Instant,
@@ -267,8 +257,7 @@ impl Endpoint {
     }
 
     /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
-    /// `datagram`, would accept a request after `ahead` others, for callers that post a list of
-    /// requests or none of it.
+    /// `datagram`, would accept a request after `ahead` others.
     ///
     /// # Errors
     /// The reason for which it would be refused.
@@ -280,8 +269,7 @@ impl Endpoint {
     /// Queues a receive request. In ERR it is flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. In RESET every receive request is refused, and
-    /// always on a queue pair with a shared receive queue.
+    /// When it is refused, as always in RESET or with a shared receive queue; nothing was queued.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
         qp.post_receive(request, &mut self.out)
@@ -296,11 +284,8 @@ impl Endpoint {
         self.out.srqs.get_mut(srq).ok_or(PostError::UnknownQp)?.post(request)
     }
 
-    // Packets and time
-
-    /// Handles a datagram received from the network. Its content is not trusted: one that is
-    /// malformed, fails its ICRC or has no queue pair only increments a counter. The caller checks
-    /// the UDP port.
+    /// Handles a datagram from the network, whose UDP port the caller has checked. One that is
+    /// malformed, fails its ICRC or has no queue pair only increments a counter.
     pub fn handle_datagram<M: Memory>(&mut self, now: Instant, datagram: &Datagram<'_>, memory: &mut M) {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
@@ -356,8 +341,7 @@ impl Endpoint {
         self.gsi.send(path, mad)
     }
 
-    /// Handles a packet received on a shm link. Its content is not trusted. `now` is called only
-    /// for packets whose handling depends on the time.
+    /// Handles an untrusted packet of a shm link; `now` is called only if it depends on the time.
     pub fn handle_shm_packet<M: Memory>(
         &mut self,
         now: impl FnOnce() -> Instant,
@@ -396,14 +380,12 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// Back-pressure: queue pairs on this shm link wait until
-    /// [`shm_link_ready`](Self::shm_link_ready).
+    /// Queue pairs on this shm link wait until [`shm_link_ready`](Self::shm_link_ready).
     pub fn shm_link_full(&mut self, link: ShmLinkId) {
         self.full_shm_links.fill(link);
     }
 
-    /// The shm link has free slots again, or has failed and discards packets.
-    /// [`poll_transmit`](Self::poll_transmit) may have packets then.
+    /// The shm link has free slots, or discards packets: [`has_more`](Self::has_more) may be true.
     pub fn shm_link_ready(&mut self, link: ShmLinkId) {
         for index in self.full_shm_links.ready(link) {
             self.active.add(index);
@@ -411,15 +393,13 @@ impl Endpoint {
     }
 
     /// The next queue pair on a shm link that was reset, destroyed, or entered the error state:
-    /// memory that its packets reference must not be read any more, as its requests have completed
-    /// or were discarded. To be polled before completions are reported.
+    /// memory that its packets reference must not be read once its completions are reported.
     pub fn poll_revoked(&mut self) -> Option<Qpn> {
         self.out.revoked.pop_front()
     }
 
-    /// Handles expired timers at `now`: local ACK timeout (retransmission) and end of RNR waits.
-    ///
-    /// Handle received packets first: an ACK not yet read counts as lost and costs a retry.
+    /// Handles expired timers: local ACK timeout and end of RNR waits. Handle received packets
+    /// first: an ACK not yet read counts as lost and costs a retry.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {
@@ -429,11 +409,8 @@ impl Endpoint {
         }
     }
 
-    /// Writes the next packet into `buf` (at least 4096 + 128 bytes), up to the ICRC; `None` when
-    /// there is nothing to send.
-    ///
-    /// Consecutive packets of one message are returned one after another, so that runs of equal
-    /// size can be batched (GSO).
+    /// Writes the next packet into `buf` (at least 4096 + 128 bytes), up to the ICRC. Packets of
+    /// one message follow one another, so that runs of equal size can be batched (GSO).
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((len, path)) = self.gsi.transmit(buf) {
             self.last_sent = None;
@@ -443,9 +420,8 @@ impl Endpoint {
         self.next_transmit(now, memory, buf, false)
     }
 
-    /// Fast path of [`poll_transmit`](Self::poll_transmit) for the bulk of long messages: writes
-    /// the next packet and returns its length when it is a MIDDLE packet of the queue pair that
-    /// sent the previous packet. `None` for any other packet, or none.
+    /// Fast path of [`poll_transmit`](Self::poll_transmit): writes the next packet if it is a
+    /// MIDDLE packet of the queue pair that sent the previous one; returns its length.
     pub fn poll_transmit_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
         if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
@@ -525,8 +501,7 @@ impl Endpoint {
         None
     }
 
-    /// Whether all there is to send is ACKs, of a few queue pairs: the caller may delay them so
-    /// that they piggyback on the next request (delayed ACK).
+    /// Whether only ACKs of a few queue pairs are to be sent: the caller may delay them.
     pub fn has_only_acks(&self) -> bool {
         !self.gsi.has_more()
             && (1..=MAX_ACK_ONLY_QPS).contains(&self.active.queue.len())
@@ -558,14 +533,11 @@ impl Endpoint {
         self.out.events.pop_front()
     }
 
-    // Getters
-
     /// The counters since creation.
     pub const fn counters(&self) -> &Counters {
         &self.out.counters
     }
 
-    /// Updates the queue pair's timer, and queues it for transmission if it has packets.
     fn reschedule(&mut self, index: u32) {
         let Some(qp) = self.qps.get(index) else {
             return;

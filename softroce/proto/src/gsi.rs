@@ -1,9 +1,6 @@
-//! Queue pair 1, the general services interface (GSI): management datagrams (MADs) to and from
-//! other hosts' managers (IBTA vol 1, 3.9.3 and 9.8.4). It is not in the queue pair table and has
-//! no work queues.
-//!
-//! Only whole datagrams of communication management are accepted, up to a fixed queue depth;
-//! anything else is counted and dropped.
+//! Queue pair 1, the general services interface (GSI): management datagrams (MADs) of connection
+//! management (IBTA vol 1, 3.9.3 and 9.8.4), up to a fixed queue depth; anything else is counted
+//! and dropped. It is not in the queue pair table and has no work queues.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -82,7 +79,6 @@ impl Gsi {
         self.received.pop_front()
     }
 
-    /// Queues a datagram; false when the queue is full.
     pub(crate) fn send(&mut self, path: Path, mad: Box<Mad>) -> bool {
         let free = self.sending.len() < QUEUE_DEPTH;
         if free {
@@ -95,7 +91,6 @@ impl Gsi {
         !self.sending.is_empty()
     }
 
-    /// Writes the next packet; returns its length and path.
     pub(crate) fn transmit(&mut self, buf: &mut [u8]) -> Option<(usize, Path)> {
         let (path, mad) = self.sending.pop_front()?;
         let opcode = Opcode::ud_send(false);

@@ -1,35 +1,27 @@
-//! Receive side of the IPv4 Identification, which the ICRC covers and a UDP socket does not report.
+//! Receive side of the IPv4 Identification, which the ICRC covers and a UDP socket does not report
+//! (decision 15).
 //!
-//! The CRC is linear, so the ICRC of a packet determines the Identification that would make it
-//! right ([`icrc::solve_ident`]): every intact packet has one, and so does one in 2^16 damaged
-//! packets. Accepting any would give up 16 bits of the check. So [`IdentTracker`] remembers, per
-//! pair of IPv4 addresses, which Identifications are plausible:
+//! Every intact packet has an Identification that makes its ICRC right ([`icrc::solve_ident`]), and
+//! so does one in 2^16 damaged packets. So [`IdentTracker`] remembers, per pair of IPv4 addresses,
+//! which Identifications are plausible:
 //!
-//! - *Exact* sources, such as this crate's device: a socket that forbids fragmentation sends 0, and
-//!   segment *i* of a segmented (GSO) send has *i*. Plausible are 0, the datagram's index in its
-//!   coalesced receive, and all below `MAX_SEGMENTS`, as a network may deliver segments in other
-//!   groups than they were sent in.
+//! - *Exact* sources, such as this crate's device: 0, the datagram's index in its coalesced
+//!   receive, and all below `MAX_SEGMENTS`, as a network may deliver segments in other groups.
 //! - *Counting* sources, such as Linux' rxe: the kernel counts per source, destination and
-//!   protocol, and after *t* ticks without a packet first adds a random number below *t*, to hide
-//!   the traffic volume. A tick is at least 1 ms. Plausible are 0, the index, the `MAX_AHEAD` + *t*
-//!   after the last one and the `MAX_BEHIND` before it. `MAX_AHEAD` allows for 4095 packets lost in
-//!   one burst: READ responses are not bound by a window, and those that overflow the socket buffer
-//!   are lost together. `MAX_BEHIND` allows for reordering.
-//! - The first packet of a pair is accepted with any Identification: refusing it would cost each
-//!   new peer a retransmission timeout.
-//! - An implausible one is refused, but the next packet is accepted if its Identification lies
-//!   within `MAX_CANDIDATE_GAP` + *t* after it. So a source that changes its counting (a reboot,
-//!   another device behind the address) loses one packet, which is retransmitted.
+//!   protocol, and after *t* ticks of at least 1 ms without a packet first adds a random number
+//!   below *t*. Plausible are 0, the index, the `MAX_AHEAD` + *t* after the last one and the
+//!   `MAX_BEHIND` before it.
+//! - The first packet of a pair: any, as refusing it would cost a retransmission timeout.
+//! - An implausible one is refused, but the next packet is accepted within `MAX_CANDIDATE_GAP` +
+//!   *t* after it: a source that changes its counting (a reboot) loses one packet.
 //!
-//! Cost: random damage to a packet passes with probability 2^-25 from an exact source, (4162 + *t*
-//! in ms) · 2^-32 ≈ 2^-20 from a counting one (at most 2^-16, after a minute's silence), 2^-16 in
-//! the first packet of a pair, and (64 + *t*) · 2^-48 by two implausible packets in a row. A check
-//! with a known Identification, or over IPv6, has 2^-32. Neither this nor the ICRC is a defence
-//! against forgery.
+//! Random damage to a packet passes with probability 2^-25 from an exact source, (4162 + *t* in ms)
+//! · 2^-32 ≈ 2^-20 from a counting one (at most 2^-16, after a minute's silence), 2^-16 in the
+//! first packet of a pair, (64 + *t*) · 2^-48 by two implausible packets in a row, and 2^-32 with a
+//! known Identification. This is no defence against forgery.
 //!
 //! The table has a fixed size and evicts the least recently used pair, those with a single packet
-//! first: a flood of sources weakens the check of others to that of a first packet, but costs no
-//! memory.
+//! first: a flood of sources weakens the check of others to that of a first packet.
 
 #[cfg(test)]
 mod tests;
@@ -42,11 +34,11 @@ use crate::{Datagram, Ident, Instant};
 
 /// More segments than the kernel accepts in one send (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: u16 = 128;
-/// How far ahead of the last Identification a counting source may be, in packets, at once.
+/// How far ahead a counting source may be at once: READ responses, which no window bounds, are lost
+/// together when they overflow the socket buffer.
 const MAX_AHEAD: u64 = 4096;
-/// How far behind it, in packets.
+/// How far behind it may be, by reordering.
 const MAX_BEHIND: u16 = 64;
-/// How far after an implausible Identification the next one confirms it.
 const MAX_CANDIDATE_GAP: u64 = 64;
 
 const SETS: usize = 256;
@@ -60,8 +52,7 @@ pub enum Verdict {
     Valid,
     /// Damaged: no Identification makes the ICRC right, or the known one does not.
     Corrupt,
-    /// The ICRC is right with an implausible Identification. The datagram is to be dropped; the
-    /// next one may confirm that the source counts from there.
+    /// Right with an implausible Identification: to be dropped, but the next one may confirm it.
     Unproven,
 }
 
@@ -72,14 +63,12 @@ pub struct IdentTracker {
     sets: Box<[[Option<AddressPair>; WAYS]; SETS]>,
 }
 
-/// State of a pair of addresses.
 #[derive(Clone, Debug)]
 struct AddressPair {
     /// Source and destination address.
     pair: u64,
     /// The Identification accepted last; late packets do not lower it.
     last: u16,
-    /// The time of that.
     at: Instant,
     /// A counting source, as opposed to an exact one.
     counting: bool,
@@ -149,7 +138,6 @@ impl AddressPair {
         }
     }
 
-    /// The most likely Identification of the next packet.
     fn guess(&self, segment: u16) -> u16 {
         if self.counting {
             self.last.wrapping_add(1)
@@ -158,7 +146,6 @@ impl AddressPair {
         }
     }
 
-    /// Decides on a packet whose ICRC is right with `ident`, and updates the state.
     fn evaluate(&mut self, ident: u16, segment: u16, now: Instant) -> Verdict {
         let ahead = ident.wrapping_sub(self.last);
         if self.counting && u64::from(ahead) < MAX_AHEAD + ticks(now.since(self.at)) {

@@ -57,9 +57,8 @@ pub enum RemoteRight {
     Atomic,
 }
 
-/// Access refused: unknown key, other protection domain, out of range, or missing right.
-///
-/// One value for all of them on purpose: neither the wire nor a work completion distinguishes them.
+/// Unknown key, other protection domain, out of range, or missing right: neither the wire nor a
+/// work completion distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessError;
 
@@ -108,8 +107,7 @@ pub enum AtomicOp {
 ///
 /// Every method checks the key, the protection domain (and the queue pair, for the key of a window
 /// bound to one), the range and the right at the time of the call, and copies nothing when a check
-/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3:
-/// no check for zero-length RDMA).
+/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3).
 pub trait Memory {
     /// Copies local memory into `dst` (gather).
     ///
@@ -186,9 +184,8 @@ pub trait Memory {
     /// When the range may not be written remotely.
     fn remote_write(&mut self, context: AccessContext, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
-    /// Executes a peer's atomic on the 8 bytes at `addr` and returns the original value. Atomic
-    /// with respect to the host's own 8-byte atomics. The caller has checked the alignment of
-    /// `addr`.
+    /// Executes a peer's atomic on the 8 aligned bytes at `addr`, atomic with respect to the host's
+    /// own, and returns the original value.
     ///
     /// # Errors
     /// When the right is missing.
@@ -214,8 +211,7 @@ pub trait Memory {
 
     // Payloads by reference, on shm links. An implementor without shm links keeps the defaults.
 
-    /// Whether any of `sges` is memory that the CPU does not address, such as a GPU's: packets on a
-    /// shm link reference it, however short their payload is.
+    /// Whether some of `sges` is memory that the CPU cannot address: always passed by reference.
     fn is_device_memory(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
         false
     }
@@ -225,9 +221,8 @@ pub trait Memory {
         false
     }
 
-    /// Whether copies of READ responses to this queue pair are still in progress: until they finish
-    /// no SEND, WRITE or atomic begins, nor a READ with a fence, as it might read the destination.
-    /// The owner then notifies the [`Endpoint`](crate::Endpoint).
+    /// Whether copies of READ responses to this queue pair are in progress: until they finish no
+    /// SEND, WRITE or atomic begins, nor a fenced READ, as it might read the destination.
     fn has_pending_copies(&self, _qpn: Qpn) -> bool {
         false
     }
@@ -257,8 +252,7 @@ pub trait Memory {
         Err(CopyError::Gone)
     }
 
-    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload (`len`
-    /// bytes).
+    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload.
     ///
     /// # Errors
     /// When the range may not be written remotely, or the payload cannot be read.

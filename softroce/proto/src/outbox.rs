@@ -12,7 +12,6 @@ use crate::{AsyncEvent, Qpn};
 pub(crate) struct Outbox {
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: VecDeque<AsyncEvent>,
-    /// Queue pairs whose memory references on shm links were revoked.
     pub(crate) revoked: VecDeque<Qpn>,
     pub(crate) counters: Counters,
     pub(crate) srqs: SrqTable,

@@ -30,7 +30,6 @@ impl QpnBlock {
         self.0 as usize
     }
 
-    /// The offset of a number in its block.
     pub(crate) const fn offset(qpn: Qpn) -> usize {
         (qpn.get() % Self::LEN) as usize
     }
@@ -53,7 +52,6 @@ pub(crate) struct QpnAllocator {
     seed: u64,
 }
 
-/// The allocation state of a block.
 #[derive(Debug)]
 struct BlockCursor {
     block: QpnBlock,
@@ -96,7 +94,6 @@ impl QpnAllocator {
         2 * used >= self.cursors.len() * QpnBlock::LEN as usize
     }
 
-    /// Total allocatable numbers of the blocks.
     pub(crate) fn capacity(&self) -> usize {
         if self.owns_address {
             return QpnBlock::COUNT * QpnBlock::LEN as usize - 3;
@@ -110,7 +107,6 @@ impl QpnAllocator {
         self.cursors.iter().map(all).sum()
     }
 
-    /// Allocates the next number for which `is_free` holds; `None` when there is none.
     pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
         if self.owns_address && self.is_low(used) && self.cursors.len() < QpnBlock::COUNT {
             self.push_block(QpnBlock(

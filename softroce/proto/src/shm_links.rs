@@ -12,14 +12,12 @@ pub(crate) struct FullShmLinks {
 }
 
 impl FullShmLinks {
-    /// Grows to this number of slots.
     pub(crate) fn grow(&mut self, slots: usize) {
         if slots > self.waits.len() {
             self.waits.resize(slots, None);
         }
     }
 
-    /// The link is full until [`ready`](Self::ready).
     pub(crate) fn fill(&mut self, link: ShmLinkId) {
         if !self.contains(link) {
             self.full.push((link, Vec::new()));
@@ -48,8 +46,7 @@ impl FullShmLinks {
         true
     }
 
-    /// The link has free slots again: returns the slots that waited. One may hold another queue
-    /// pair by now, which then has nothing to send.
+    /// Returns the slots that waited. One may hold another queue pair by now, with nothing to send.
     pub(crate) fn ready(&mut self, link: ShmLinkId) -> Vec<u32> {
         let Some(position) = self.full.iter().position(|(full, _)| *full == link) else {
             return Vec::new();

@@ -1,8 +1,7 @@
 //! Shared receive queues (SRQ): one receive queue for many queue pairs (IBTA vol 1, 10.2.9).
 //!
-//! A queue pair takes the oldest receive when a message that needs one begins, and holds it in a
-//! one-slot queue until it completes. The held receive follows the queue pair: flushed in the error
-//! state, discarded at reset.
+//! A queue pair takes the oldest receive when a message needs one, and holds it in a one-slot queue
+//! until it completes: flushed in the error state, discarded at reset.
 
 use crate::AsyncEvent;
 use crate::memory::PdId;
@@ -43,7 +42,6 @@ pub enum SrqError {
     InUse,
 }
 
-/// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SharedQueue {
     init: SrqInit,
@@ -67,7 +65,6 @@ impl SharedQueue {
         self.init.pd
     }
 
-    /// The one-slot queue in which a queue pair holds its receive.
     pub(crate) fn holding_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(1, self.init.max_sge)
     }
@@ -157,8 +154,7 @@ impl SrqTable {
 }
 
 impl Outbox {
-    /// Moves the oldest receive of an SRQ to a queue pair's one-slot queue; false when there is
-    /// none.
+    /// Into a queue pair's one-slot queue; false when there is none.
     pub(crate) fn take_receive(&mut self, id: SrqId, holding: &mut ReceiveQueue) -> bool {
         let Some(srq) = self.srqs.get_mut(id) else {
             return false;

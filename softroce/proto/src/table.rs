@@ -18,7 +18,6 @@ pub(crate) struct QpTable {
 }
 
 impl QpTable {
-    /// Maximum number of queue pairs.
     pub(crate) const MAX: usize = 1 << 16;
 
     pub(crate) fn new(seed: u64) -> Self {
@@ -35,12 +34,10 @@ impl QpTable {
         &mut self.qpns
     }
 
-    /// Whether few numbers are left for another queue pair.
     pub(crate) fn wants_qpn_block(&self) -> bool {
         self.qpns.is_low(self.len())
     }
 
-    /// Whether there is a number for another queue pair.
     pub(crate) fn has_free_qpns(&self) -> bool {
         self.qpns.capacity() > self.len()
     }
@@ -81,7 +78,6 @@ impl QpTable {
         true
     }
 
-    /// The slot of an existing queue pair.
     pub(crate) fn find(&self, qpn: Qpn) -> Option<u32> {
         entry(&self.page_index, &self.pages, qpn).checked_sub(1)
     }

@@ -1,15 +1,13 @@
 //! Timers: one deadline per queue pair, in a heap with lazy entries.
 //!
-//! An ACK moves its queue pair's deadline, thousands of times before one expires. So a deadline
-//! that moves later leaves its heap entry in place, which is corrected when it is popped. Hence
-//! [`Timers::next`] may be early, never late.
+//! An ACK moves its queue pair's deadline. One that moves later leaves its heap entry in place, to
+//! be corrected when popped: [`Timers::next`] may be early, never late.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::Instant;
 
-/// Deadlines by slot number.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     slots: Vec<Slot>,
@@ -25,14 +23,12 @@ struct Slot {
 }
 
 impl Timers {
-    /// Grows to `count` slots.
     pub(crate) fn grow(&mut self, count: usize) {
         if self.slots.len() < count {
             self.slots.resize(count, Slot::default());
         }
     }
 
-    /// Sets or clears the deadline of a slot.
     pub(crate) fn set(&mut self, index: u32, deadline: Option<Instant>) {
         let Some(slot) = self.slots.get_mut(index as usize) else {
             return;
@@ -57,7 +53,6 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Pops a slot whose deadline has expired, and clears it.
     pub(crate) fn expired(&mut self, now: Instant) -> Option<u32> {
         while let Some(&Reverse((at, index))) = self.heap.peek()
             && at <= now
@@ -92,7 +87,6 @@ impl Timers {
         }
     }
 
-    /// Re-inserts the deadline of a slot whose first entry was dropped.
     fn requeue(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.entry.is_none()

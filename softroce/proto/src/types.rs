@@ -106,8 +106,7 @@ impl Mtu {
         })
     }
 
-    /// The largest path MTU for a network interface with an MTU of `netdev_mtu` bytes, less the
-    /// RoCEv2 headers; `None` if not even 256 bytes fit.
+    /// The largest path MTU for an interface's MTU, less the RoCEv2 headers; `None` below 256.
     pub const fn for_netdev(netdev_mtu: u32) -> Option<Self> {
         match netdev_mtu.saturating_sub(80) {
             4096.. => Some(Self::Mtu4096),

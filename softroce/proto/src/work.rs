@@ -121,10 +121,9 @@ pub enum PostError {
     State,
     /// The queue is full (`ENOMEM`).
     Full,
-    /// `EINVAL`: an operation that the transport does not offer, too many SGEs, too much inline
-    /// data or inline where not allowed, a message over 2^31 bytes, an atomic whose SGE list is not
-    /// one of 8 bytes, a payload for a local operation, or a receive for a queue pair that has a
-    /// shared receive queue.
+    /// `EINVAL`: an operation that the transport lacks, too many SGEs, inline data too long or not
+    /// allowed, a message over 2^31 bytes, an atomic not of one 8-byte SGE, a payload for a local
+    /// operation, or a receive for a queue pair with a shared receive queue.
     Invalid,
 }
 

@@ -15,8 +15,6 @@ use util::{
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
 
-// Window and ACKs
-
 #[test]
 fn window_is_kept_and_its_last_packet_requests_an_ack() {
     for window in [1, 2, 5, 100] {
@@ -101,7 +99,6 @@ fn read_responses_acknowledge_what_was_before() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.post(0, &write_to(1, &[local], remote));
     pair.post(0, &read_from(2, &[local], remote));
-    // The ACK of the WRITE is lost.
     pair.run_with(|_, sent| {
         if sent.opcode() == Opcode::RcAcknowledge {
             Fate::Drop
@@ -159,8 +156,6 @@ fn inline_bytes_are_those_at_posting() {
     pair.run_with(|number, _| if number < 3 { Fate::Drop } else { Fate::Deliver });
     assert_eq!(pair.bytes(1, remote), pattern(600, 5));
 }
-
-// Order and limits
 
 #[test]
 fn a_fenced_request_waits_for_reads_and_atomics() {
@@ -376,8 +371,6 @@ fn bursts_alternate_round_robin_between_qps() {
         chunk.iter().all(|qpn| *qpn == expected)
     }));
 }
-
-// ACKs and the consumer's answers
 
 /// The packets of the second node when it answers a SEND before it has transmitted the ACK.
 fn answered(setup: Setup) -> Vec<Opcode> {

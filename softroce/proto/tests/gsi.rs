@@ -36,7 +36,6 @@ fn mad(byte: u8) -> Box<Mad> {
     Box::new([byte; MAD_LEN])
 }
 
-/// Seals a packet and passes it to an endpoint.
 fn handle(endpoint: &mut Endpoint, mut packet: Vec<u8>, ident: u16) {
     Flow::new(ENDS[0], ENDS[1], PORT, PORT).seal(0, &mut packet);
     let datagram = Datagram {
@@ -118,7 +117,6 @@ fn other_datagrams_are_refused() {
     }
 }
 
-/// A flood fills the queue and is counted.
 #[test]
 fn a_flood_is_bounded() {
     let mut endpoint = Endpoint::new(1);
@@ -136,7 +134,6 @@ fn a_flood_is_bounded() {
     }
     assert!((1..flood).contains(&taken));
     assert_eq!(taken + endpoint.counters().dropped_messages, flood);
-    // The send queue is bounded too.
     let sent = (0..flood).filter(|_| endpoint.send_mad(path(), mad(0))).count();
     assert!((1..flood as usize).contains(&sent));
 }

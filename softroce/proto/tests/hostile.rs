@@ -56,7 +56,6 @@ fn handle(pair: &mut Pair, to: usize, src: IpAddr, bytes: &[u8]) {
     node.endpoint.handle_datagram(pair.now, &datagram, &mut node.memory);
 }
 
-/// Changes, removes or adds some bytes, and seals the ICRC.
 fn mutate(random: &mut Random, sent: &Sent, flow: &Flow) -> Vec<u8> {
     let mut bytes = sent.bytes.clone();
     for _ in 0..random.next(4) {
@@ -193,7 +192,6 @@ fn packets_of_other_peers_leave_no_trace() {
                 Flow::new(peer, pair.nodes[to].address, PORT, PORT).seal(0, &mut bytes);
                 (peer, bytes)
             }
-            // Damaged.
             2 => {
                 let mut bytes = sent.bytes.clone();
                 let at = random.next(bytes.len());
@@ -201,7 +199,6 @@ fn packets_of_other_peers_leave_no_trace() {
                 bytes[if at == 4 { 5 } else { at }] ^= 1 << random.next(8);
                 (peer, bytes)
             }
-            // Noise.
             _ => (peer, pattern(random.next(200), number)),
         };
         handle(&mut pair, to, src, &bytes);

@@ -1,5 +1,4 @@
-//! Every operation at boundary sizes, over a lossless link and over one that drops, duplicates or
-//! delays each packet once.
+//! Every operation at boundary sizes, lossless and with each packet lost, repeated or delayed.
 
 mod util;
 
@@ -38,7 +37,6 @@ fn sizes(mtu: Mtu) -> [usize; 6] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu + 5]
 }
 
-/// A SEND, the operation, a SEND, all checked.
 struct Conversation {
     pair: Pair,
     kind: Kind,

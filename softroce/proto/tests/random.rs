@@ -1,5 +1,4 @@
-//! Random programs in both directions over a link that drops, duplicates and reorders, compared
-//! with the result of a perfect link.
+//! Random programs in both directions over a lossy link, compared with a perfect link's result.
 
 mod util;
 
@@ -11,10 +10,8 @@ use proptest::prelude::*;
 use util::memory::rkey;
 use util::{Fate, Pair, RECV_CQ, SEND_CQ, Setup, pattern, write_operation};
 
-/// Words for atomics, per node.
 const WORDS: usize = 2;
 
-/// A random request.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     kind: Kind,
@@ -113,7 +110,6 @@ fn setup() -> impl Strategy<Value = Setup> {
     )
 }
 
-/// A request's memory and its expected final contents.
 struct Placed {
     step: Step,
     local: Sge,
@@ -122,7 +118,6 @@ struct Placed {
     theirs: Vec<u8>,
 }
 
-/// One direction: the program of a node, and the words of the other that it uses.
 struct Program {
     from: usize,
     placed: Vec<Placed>,
@@ -211,7 +206,6 @@ impl Program {
         }
     }
 
-    /// The value of the word before request `at`.
     fn word_before(&self, at: usize) -> u64 {
         let earlier = self.placed[..at]
             .iter()
@@ -228,7 +222,6 @@ impl Program {
         self.placed.iter().filter(|placed| placed.step.kind.receives())
     }
 
-    /// Posts all or some of the receives for the requests.
     fn receive(&mut self, pair: &mut Pair, count: usize) {
         let to = 1 - self.from;
         let posted = self.inboxes.len();
@@ -309,7 +302,6 @@ impl Program {
     }
 }
 
-/// Runs both programs and checks the results; returns every packet sent.
 fn converse(setup: Setup, wire: Wire, steps: &[Vec<Step>; 2], late: [usize; 2]) -> Vec<(usize, Vec<u8>)> {
     let mut pair = Pair::connected(setup);
     let [left, right] = steps;

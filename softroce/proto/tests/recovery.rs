@@ -17,8 +17,6 @@ use util::{
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
 
-// Loss
-
 #[test]
 fn one_nak_per_gap() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 20);
@@ -82,7 +80,6 @@ fn duplicate_atomic_is_replayed() {
         };
         pair.post(0, &atomic_on(wr_id, &[result], remote, ADD));
     }
-    // Every response is lost twice.
     let mut answers = 0;
     pair.run_with(|_, sent| {
         answers += usize::from(sent.from == 1);
@@ -113,7 +110,6 @@ fn duplicate_send_is_acknowledged_and_not_executed() {
     pair.receive(1, 10, &[remote]);
     pair.receive(1, 11, &[remote]);
     pair.post(0, &send(1, &[local]));
-    // The first ACK is lost.
     pair.run_with(|number, _| if number == 1 { Fate::Drop } else { Fate::Deliver });
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
     assert_eq!(pair.completed(1, RECV_CQ), success([10]));
@@ -138,9 +134,6 @@ fn each_gap_is_reported() {
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
 }
 
-// Duplicate requests
-
-/// The opcodes and PSNs a node sends next.
 fn answers(pair: &mut Pair, at: usize) -> Vec<(Opcode, u32)> {
     pair.log.clear();
     pair.transmit(at, &mut drop_all);
@@ -289,8 +282,6 @@ fn duplicate_sends_and_writes_are_acknowledged_with_the_last_psn() {
     assert_eq!(pair.completed(1, RECV_CQ), success([10, 11]));
 }
 
-// Retries and timers
-
 #[test]
 fn ack_timeout_retries_retry_cnt_times_then_fails() {
     for retry_cnt in [0, 1, 3, 7] {
@@ -374,8 +365,6 @@ fn nothing_is_due_when_all_is_acknowledged() {
     assert_eq!(pair.nodes[1].endpoint.poll_timeout(), None);
 }
 
-// RNR NAK
-
 #[test]
 fn rnr_nak_delays_the_sender_by_the_rnr_timer() {
     for imm in [false, true] {
@@ -397,7 +386,6 @@ fn rnr_nak_delays_the_sender_by_the_rnr_timer() {
         let wait = RnrTimer::from_code(14);
         assert_eq!(pair.syndromes(1), [Syndrome::RnrNak(wait)]);
         assert_eq!(pair.nodes[0].endpoint.poll_timeout(), Some(start + wait.duration()));
-        // Later requests wait too.
         pair.post(0, &write_to(2, &[local], remote));
         pair.exchange(&mut |_, _| Fate::Deliver);
         let sent = pair.opcodes(0).len();
@@ -426,7 +414,6 @@ fn rnr_retries_are_counted() {
         assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RnrRetryExceeded)]);
         assert_eq!(pair.opcodes(0).len(), usize::from(rnr_retry) + 1);
         assert_eq!(pair.state(0), State::Err);
-        // The receiver is not affected.
         assert_eq!(pair.state(1), State::Rts);
     }
 }

@@ -1,5 +1,4 @@
-//! Requests that must be refused: the right NAK, the right statuses at both ends, and memory
-//! unchanged.
+//! Requests that must be refused: the right NAK, the right statuses, and memory unchanged.
 
 mod util;
 
@@ -14,8 +13,7 @@ use util::{Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, pattern, read_from, request
 
 const LEN: usize = 600;
 
-/// Runs a SEND that succeeds, the request that `make` builds from local SGEs and a remote region,
-/// and a SEND that is flushed.
+/// A SEND that succeeds, what `make` builds from local SGEs and a remote region, a flushed SEND.
 fn refused(
     setup: Setup,
     rights: Rights,

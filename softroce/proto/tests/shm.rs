@@ -1,5 +1,4 @@
-//! All transport tests over a shm link, both ends on one host; and tests of what is specific to shm
-//! links.
+//! All transport tests over a shm link, and tests of what is specific to it.
 #![expect(
     clippy::duplicate_mod,
     reason = "each file of tests brings its own frame, which finds out by its path that it is here"

@@ -34,14 +34,12 @@ fn connected(transport: Transport) -> Pair {
     pair
 }
 
-/// Posts a shared receive of `len` bytes.
 fn receive(pair: &mut Pair, wr_id: u64, len: usize) -> Sge {
     let into = pair.region(1, vec![0; len]);
     pair.receive_shared(wr_id, &[into]).unwrap();
     into
 }
 
-/// Posts a shared receive of `len` bytes for each `wr_id`.
 fn fill(pair: &mut Pair, wr_ids: std::ops::Range<u64>, len: usize) {
     for wr_id in wr_ids {
         receive(pair, wr_id, len);
@@ -52,7 +50,6 @@ fn query(pair: &Pair) -> SrqAttributes {
     pair.nodes[1].endpoint.query_srq(pair.nodes[1].srq.unwrap()).unwrap()
 }
 
-/// Arms the limit; returns the events.
 fn arm(pair: &mut Pair, limit: u32) -> Result<Vec<AsyncEvent>, SrqError> {
     let node = &mut pair.nodes[1];
     node.endpoint.modify_srq(node.srq.unwrap(), None, Some(limit))?;
@@ -72,8 +69,7 @@ fn messages_of_two_queue_pairs_side_by_side() {
             pair.post(0, &send(wr_id, &from[1..]));
             pair.swap();
         }
-        // Bursts are 16 packets; delaying each packet by its number makes the queue pairs' packets
-        // alternate.
+        // Bursts are 16 packets; delaying each by its number makes the queue pairs alternate.
         pair.run_with(|number, _| Fate::Delay(number % 3 * usize::from(transport == Transport::Rc)));
         let mut done: Vec<_> = pair.nodes[1].completions.iter().map(|(_, done)| *done).collect();
         done.sort_by_key(|done| done.wr_id);
@@ -109,7 +105,6 @@ fn a_message_holds_its_receive() {
         pair.deliver(packet);
     }
     assert!(pair.nodes[1].completions.is_empty());
-    // The second one ends first.
     pair.deliver(&packets[5]);
     pair.deliver(&packets[4]);
     assert_eq!(pair.completed(1, RECV_CQ), success([1, 0]));
@@ -238,7 +233,6 @@ fn err_flushes_the_held_receive() {
     }
 }
 
-/// A message that is too long ends its own queue pair only, and flushes its receive.
 #[test]
 fn a_message_too_long_ends_its_queue_pair_only() {
     let mut pair = connected(Transport::Rc);
@@ -257,7 +251,6 @@ fn a_message_too_long_ends_its_queue_pair_only() {
     assert_eq!(pair.completed(1, RECV_CQ)[1..], success([1]));
 }
 
-/// The receive of a dropped unreliable message serves the same queue pair's next one.
 #[test]
 fn dropped_unreliable_message_keeps_its_receive() {
     let mut pair = connected(Transport::Uc);
@@ -272,8 +265,7 @@ fn dropped_unreliable_message_keeps_its_receive() {
     assert_eq!(pair.bytes(1, into[0]), pattern(600, 2));
 }
 
-/// The limit is armed once: the event is reported when fewer receives are left, and not again (IBTA
-/// vol 1, 10.2.9.5).
+/// Reported when fewer receives are left, and not again (IBTA vol 1, 10.2.9.5).
 #[test]
 fn the_limit_event_comes_once() {
     let mut pair = connected(Transport::Rc);

@@ -141,7 +141,6 @@ fn merge(into: &mut Modify, from: &Modify) {
         min_rnr_timer sq_psn max_dest_rd_atomic dest_qpn qkey);
 }
 
-/// A new pair whose first queue pair is in `state`.
 fn in_state(transport: Transport, state: State) -> Pair {
     let mut pair = Pair::connected(Setup {
         transport,
@@ -168,7 +167,6 @@ fn attempt(from: State, modify: &Modify) -> Result<(), ModifyError> {
     attempt_over(Transport::Rc, from, modify)
 }
 
-/// Modifies a queue pair in `from`; returns the result.
 fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<(), ModifyError> {
     let mut pair = in_state(transport, from);
     let (node, now) = (&mut pair.nodes[0], pair.now);
@@ -404,8 +402,7 @@ fn requests_that_are_refused() {
     );
 }
 
-/// A pair with work of every kind in flight: two unsignaled WRITEs, a READ, and three receives of
-/// which one is half filled.
+/// Two unsignaled WRITEs, a READ, and three receives of which one is half filled.
 fn busy() -> Pair {
     let mut pair = Pair::connected(Setup::default());
     let (local, remote) = (pair.region(0, pattern(600, 1)), pair.region(1, pattern(600, 2)));

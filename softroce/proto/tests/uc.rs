@@ -1,5 +1,4 @@
-//! Unreliable connection: messages arrive whole and in order, or are dropped silently (IBTA vol 1,
-//! 9.8.2).
+//! Unreliable connection: messages arrive whole and in order, or not at all (IBTA vol 1, 9.8.2).
 
 mod util;
 
@@ -203,7 +202,6 @@ fn a_request_that_fails_stops_sending_only() {
     assert_eq!(pair.completed(1, RECV_CQ), success([5]));
 }
 
-/// SGEs are checked before the first packet is sent.
 #[test]
 fn elements_are_checked_before_the_first_packet() {
     let (mut pair, local, _) = with_regions(SETUP(), 600);

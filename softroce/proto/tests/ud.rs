@@ -77,7 +77,6 @@ fn datagram_completes_when_transmitted() {
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
 }
 
-/// Each request has its own path, traffic class and hop limit.
 #[test]
 fn every_request_has_its_destination() {
     let (mut pair, local, _) = connected();

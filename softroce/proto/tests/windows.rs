@@ -29,7 +29,6 @@ fn bind(rkey: RKey, region: Sge, access: RemoteAccess) -> Operation {
     })
 }
 
-/// The region by the key of a window over it.
 fn through(rkey: RKey, region: Sge) -> Sge {
     Sge {
         lkey: LKey(rkey.0),
@@ -37,8 +36,7 @@ fn through(rkey: RKey, region: Sge) -> Sge {
     }
 }
 
-/// A pair with a window of the second node bound to a region without remote rights; both as the
-/// peer uses them.
+/// A window bound to a region without remote rights; both as the peer uses them.
 fn with_window(setup: Setup, len: usize) -> (Pair, Sge, Sge, RKey) {
     let mut pair = Pair::connected(setup);
     let local = pair.region(0, pattern(len, 1));

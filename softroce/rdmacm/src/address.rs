@@ -8,8 +8,6 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use crate::errno::{self, Errno};
 
-/// The address behind a C pointer; `None` for the null pointer.
-///
 /// # Errors
 /// `EAFNOSUPPORT` for another family than IPv4 and IPv6.
 ///
@@ -26,7 +24,6 @@ pub(crate) unsafe fn read(address: *const sockaddr) -> Result<Option<SocketAddr>
     found.map(Some).ok_or(libc::EAFNOSUPPORT)
 }
 
-/// The address as a C struct.
 pub(crate) fn to_storage(address: SocketAddr) -> sockaddr_storage {
     let from = SockaddrStorage::from(address);
     // SAFETY: all-zero is a valid sockaddr_storage: integers only.
@@ -40,7 +37,6 @@ pub(crate) fn to_storage(address: SocketAddr) -> sockaddr_storage {
     storage
 }
 
-/// The unspecified address of the same family.
 pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -48,7 +44,6 @@ pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether an interface of this host has the address.
 pub(crate) fn is_local(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
@@ -70,8 +65,7 @@ pub(crate) fn route_to(peer: IpAddr) -> Result<IpAddr, Errno> {
 /// Whether packets from the local address `from` can be routed to `peer`.
 ///
 /// # Errors
-/// Those of bind(2) or connect(2) on a datagram socket; `EINVAL` from loopback to any other
-/// address.
+/// Those of bind(2) or connect(2) on a datagram socket; `EINVAL` from loopback to elsewhere.
 pub(crate) fn route_from(from: IpAddr, peer: IpAddr) -> Result<(), Errno> {
     if from.is_ipv4() != peer.is_ipv4() {
         return Err(libc::EAFNOSUPPORT);

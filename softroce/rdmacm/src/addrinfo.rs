@@ -1,5 +1,4 @@
-//! Address resolution: rdma_getaddrinfo(3), by getaddrinfo(3). AF_INET and AF_INET6 only, one
-//! result, without route and connection data.
+//! rdma_getaddrinfo(3) by getaddrinfo(3): IPv4 and IPv6, one result, no route or connection data.
 
 use core::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
@@ -120,7 +119,6 @@ fn from_hints(hints: Option<&rdma_addrinfo>) -> Result<PartialInfo, c_int> {
         (IBV_QPT_RC, RDMA_PS_TCP | RDMA_PS_IB) | (IBV_QPT_UC, RDMA_PS_IB) | (IBV_QPT_UD, RDMA_PS_UDP) => {
             (hints.ai_qp_type, hints.ai_port_space)
         }
-        // The code for an unsupported socket type.
         _ => return Err(libc::EAI_SOCKTYPE),
     };
     Ok(PartialInfo(info))

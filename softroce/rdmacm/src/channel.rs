@@ -1,9 +1,7 @@
-//! Event channels and their events: rdma_create_event_channel(3), rdma_get_cm_event(3),
-//! rdma_ack_cm_event(3).
+//! Event channels and their events: rdma_create_event_channel(3), rdma_get_cm_event(3).
 //!
-//! Events are queued by calls on an identifier and by the device's dispatch thread. Their effects,
-//! such as queue pair transitions, happen in the thread that takes the event, as the man pages
-//! require.
+//! The effects of events, such as queue pair transitions, happen in the thread that takes the
+//! event, as the man pages require.
 
 use core::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -19,8 +17,7 @@ use crate::connection;
 use crate::errno::{self, Errno};
 use crate::id::{Shared, UnownedId};
 
-/// The event queue of a channel. Identifiers share it: events queued after the channel is destroyed
-/// are dropped.
+/// Identifiers share it: events queued after the channel is destroyed are dropped.
 pub(crate) type Queue = EventQueue<Pending>;
 
 #[repr(C)]
@@ -41,7 +38,6 @@ pub(crate) struct EventInfo {
     pub(crate) status: c_int,
     pub(crate) param: Param,
     pub(crate) private_data: Vec<u8>,
-    /// The new identifier of a request.
     pub(crate) child: Option<UnownedId>,
 }
 
@@ -52,12 +48,10 @@ pub(crate) enum Param {
     Ud(rdma_ud_param),
 }
 
-// SAFETY: the pointers to private data in its parameters are null until the event is taken; the
-// rest may be sent.
+// SAFETY: pointers to private data are null until the event is taken; the rest may be sent.
 unsafe impl Send for Param {}
 
 impl EventInfo {
-    /// An event with a status only.
     pub(crate) fn plain(kind: rdma_cm_event_type, status: c_int) -> Self {
         Self {
             kind,
@@ -69,7 +63,6 @@ impl EventInfo {
     }
 }
 
-/// A taken event: the C struct and the Rust data it points to.
 #[repr(C)]
 struct SoftEvent {
     base: rdma_cm_event,
@@ -78,8 +71,6 @@ struct SoftEvent {
     private_data: Vec<u8>,
 }
 
-/// The event queue of a channel.
-///
 /// # Safety
 /// `channel` came from [`rdma_create_event_channel`] and is live.
 pub(crate) unsafe fn queue_of(channel: *mut rdma_event_channel) -> Arc<Queue> {
@@ -87,8 +78,7 @@ pub(crate) unsafe fn queue_of(channel: *mut rdma_event_channel) -> Arc<Queue> {
     Arc::clone(unsafe { &(*channel.cast::<Channel>()).queue })
 }
 
-/// rdma_create_event_channel(3). Its descriptor may be watched with poll(2) and made non-blocking
-/// with fcntl(2).
+/// rdma_create_event_channel(3). Its descriptor may be polled, and made non-blocking (fcntl(2)).
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     match EventQueue::new() {
         Ok(queue) => {
@@ -123,7 +113,6 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
     errno::result(take(&queue).map(|taken| unsafe { event.write(taken) }))
 }
 
-/// Waits for the next event of the queue.
 pub(crate) fn take(queue: &Queue) -> Result<*mut rdma_cm_event, Errno> {
     let pending = queue.wait(|pending| pending.to.count_taken());
     let Pending { to, mut info } = pending.map_err(|error| errno::of(&error))?;

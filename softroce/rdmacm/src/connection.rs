@@ -1,5 +1,4 @@
-//! Listening and connecting: rdma_listen(3), rdma_connect(3), rdma_accept(3), rdma_reject(3),
-//! rdma_disconnect(3).
+//! Listening and connecting: rdma_listen(3), rdma_connect(3), rdma_accept(3).
 //!
 //! The device's connection manager implements the protocol; `dispatch` routes its events to the
 //! identifier, and [`apply_event`] performs the queue pair transitions when the application takes
@@ -30,12 +29,9 @@ use crate::errno::{self, Errno};
 use crate::id::{Phase, Shared, State, UnownedId, complete, shared};
 use crate::{dispatch, queue_pair, route};
 
-/// State of an identifier in the connection manager.
 #[derive(Default)]
 pub(crate) struct CmLink {
-    /// Its listeners, by device.
     listeners: Vec<(&'static OpenDevice, ListenerId)>,
-    /// Its connection or SIDR exchange.
     pub(crate) connection: Option<ConnectionId>,
     /// Responder resources and initiator depth that this side has accepted.
     accepted: Option<(u8, u8)>,
@@ -44,7 +40,6 @@ pub(crate) struct CmLink {
 }
 
 impl CmLink {
-    /// For a received request: the responder resources and initiator depth that the peer requests.
     pub(crate) fn of_request(connection: ConnectionId, requested: (u8, u8)) -> Self {
         Self {
             connection: Some(connection),
@@ -54,7 +49,6 @@ impl CmLink {
     }
 }
 
-/// The `errno` value of an error.
 pub(crate) fn errno_of(error: CmError) -> Errno {
     tracing::debug!("connection manager: {error}");
     match error {
@@ -68,8 +62,7 @@ fn service(space: rdma_port_space, port: u16) -> ServiceId {
     ServiceId(u64::from(space) << 16 | u64::from(port))
 }
 
-/// Parameters for connecting the queue pair of a connection; `None` before the peer has sent its
-/// own.
+/// `None` before the peer has sent its own.
 pub(crate) fn parameters(shared: &Shared) -> Option<Parameters> {
     let (opened, connection, accepted) = {
         let state = shared.state();
@@ -83,15 +76,11 @@ pub(crate) fn parameters(shared: &Shared) -> Option<Parameters> {
     Some(parameters)
 }
 
-/// The device and the connection of an identifier that has one.
 fn cm_connection(state: &State) -> Result<(&'static OpenDevice, ConnectionId), Errno> {
     state.opened.zip(state.link.connection).ok_or(libc::EINVAL)
 }
 
-// Listening
-
-/// rdma_listen(3): on the device of its address, or on every device. `EADDRINUSE` when another
-/// process of the host listens there too.
+/// rdma_listen(3): on its device, or on all. `EADDRINUSE` when another process listens there too.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -143,7 +132,6 @@ fn unlisten(link: &mut CmLink) {
     }
 }
 
-/// Ends an identifier's listeners and connection when it is destroyed.
 pub(crate) fn destroy_cm(shared: &Arc<Shared>) {
     let mut state = shared.state();
     unlisten(&mut state.link);
@@ -153,9 +141,6 @@ pub(crate) fn destroy_cm(shared: &Arc<Shared>) {
     }
 }
 
-// Connecting
-
-/// Parameters of a request or accept.
 struct ConnectParams {
     qpn: Qpn,
     srq: bool,
@@ -418,8 +403,7 @@ unsafe fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     }
 }
 
-/// rdma_notify(3): `EISCONN` when the connection is established already. Events other than
-/// IBV_EVENT_COMM_EST are ignored.
+/// rdma_notify(3): `EISCONN` if already established; only IBV_EVENT_COMM_EST has an effect.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -439,9 +423,6 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
     errno::result(notify())
 }
 
-// Effects of events
-
-/// Performs what a just taken event requires of the queue pair and the new identifier.
 pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
     let id = shared.as_ptr();
     match info.kind {
@@ -451,8 +432,7 @@ pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
             }
         }
         RDMA_CM_EVENT_CONNECT_RESPONSE => {
-            // SAFETY: live until the event is acknowledged, and modified only where its events are
-            // taken.
+            // SAFETY: live until the event is acknowledged; modified only where events are taken.
             let qp = unsafe { (*id).qp };
             if !qp.is_null() {
                 match establish(shared) {
@@ -473,11 +453,9 @@ pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
     }
 }
 
-/// Attaches a request's identifier to its listener's channel and context.
 fn attach_child(listener: &Arc<Shared>, child: &UnownedId) {
     let (parent, id) = (listener.as_ptr(), child.shared().as_ptr());
-    // SAFETY: the listener is live until the event is acknowledged; the new identifier is not
-    // shared yet.
+    // SAFETY: the listener is live until the event is acknowledged; the child is not shared yet.
     unsafe {
         (*id).channel = (*parent).channel;
         (*id).context = (*parent).context;

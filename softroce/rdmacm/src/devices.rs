@@ -24,16 +24,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) const PORT: u8 = 1;
 
-/// A device that stays open.
 pub(crate) struct OpenDevice {
-    /// The context of all its identifiers.
     pub(crate) context: *mut ibv_context,
     pub(crate) device: Arc<Device>,
     /// The default protection domain (rdma_create_qp(3)); null until needed.
     pd: Mutex<*mut ibv_pd>,
-    /// All events of its connection manager.
     pub(crate) events: Arc<EventQueue<(Token, CmEvent)>>,
-    /// The identifiers by connection and listener id.
     pub(crate) directory: Mutex<Directory>,
 }
 
@@ -56,8 +52,6 @@ impl OpenDevice {
         }
     }
 
-    /// Its default protection domain.
-    ///
     /// # Errors
     /// When it cannot be created.
     pub(crate) fn default_pd(&self) -> Result<*mut ibv_pd, Errno> {
@@ -75,8 +69,7 @@ impl OpenDevice {
 
 static OPENED: Mutex<&'static [OpenDevice]> = Mutex::new(&[]);
 
-/// The process that opened the devices: after fork(2) a child has its memory, but none of its
-/// connections.
+/// The process that opened the devices: a child of fork(2) has none of its connections.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// All devices that could be opened.
@@ -142,8 +135,6 @@ fn open_all() -> Vec<OpenDevice> {
     opened
 }
 
-/// The device with this address.
-///
 /// # Errors
 /// `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a soft device.
 pub(crate) fn with_address(address: IpAddr) -> Result<&'static OpenDevice, Errno> {
@@ -171,7 +162,6 @@ pub(crate) fn device_for_peer(peer: IpAddr) -> Result<&'static OpenDevice, Errno
         .ok_or(libc::ENODEV)
 }
 
-/// The open device of a context of this library.
 pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static OpenDevice, Errno> {
     all()?
         .iter()
@@ -194,8 +184,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         return errno::null(libc::ENOMEM);
     }
     for (index, device) in opened.iter().enumerate() {
-        // SAFETY: there is space for one pointer per device, and for the null pointer that calloc
-        // left at the end.
+        // SAFETY: there is space for a pointer per device, and the null pointer that calloc left.
         unsafe { list.add(index).write(device.context) };
     }
     if !count.is_null() {

@@ -32,7 +32,6 @@ use crate::queue_pair::address_vector;
 /// TTL or hop limit of datagrams to a peer resolved by SIDR.
 const HOP_LIMIT: u8 = 64;
 
-/// The identifiers of the manager's listeners and connections.
 #[derive(Default)]
 pub(crate) struct Directory {
     listeners: HashMap<ListenerId, Arc<Shared>>,
@@ -97,7 +96,6 @@ pub(crate) fn destroy(opened: &OpenDevice, connection: ConnectionId) {
     let _ = opened.device.cm().destroy(connection);
 }
 
-/// Destroys this process's connections at exit.
 pub(crate) fn destroy_all(opened: &OpenDevice, timeout: Duration) {
     let Some(mut directory) = opened.directory.try_lock_for(timeout) else {
         return;
@@ -107,10 +105,6 @@ pub(crate) fn destroy_all(opened: &OpenDevice, timeout: Duration) {
     }
 }
 
-// Events
-
-/// Starts the thread of a device.
-///
 /// # Errors
 /// When the thread cannot be created.
 pub(crate) fn start_thread(opened: &'static OpenDevice) -> std::io::Result<()> {
@@ -206,7 +200,6 @@ fn replied(reply: PeerReply) -> EventInfo {
     }
 }
 
-/// A REQ arrived.
 fn connect_requested(opened: &'static OpenDevice, listener: ListenerId, id: ConnectionId, request: &PeerRequest) {
     let param = rdma_conn_param {
         responder_resources: request.responder_resources,
@@ -230,7 +223,6 @@ fn connect_requested(opened: &'static OpenDevice, listener: ListenerId, id: Conn
     );
 }
 
-/// A SIDR_REQ arrived.
 fn sidr_requested(
     opened: &'static OpenDevice,
     listener: ListenerId,
@@ -251,8 +243,7 @@ fn sidr_requested(
     );
 }
 
-/// Creates the identifier of a request, and notifies the listener's. Rejects the request if the
-/// listener or the IP CM header is missing.
+/// Rejects the request if the listener or the IP CM header is missing.
 fn report_request(
     opened: &'static OpenDevice,
     listener: ListenerId,
@@ -314,7 +305,6 @@ fn sidr_replied(opened: &OpenDevice, id: ConnectionId, reply: SidrReply) {
     });
 }
 
-/// The destination of datagrams to a peer.
 fn datagrams(peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
     rdma_ud_param {
         private_data: ptr::null(),

@@ -1,5 +1,4 @@
-//! Endpoints (identifier, route and queue pair in one call) and synchronous requests:
-//! rdma_create_ep(3), rdma_get_request(3).
+//! Endpoints (identifier, route and queue pair in one call), and rdma_get_request(3).
 
 use core::ffi::c_int;
 use std::ptr;
@@ -16,7 +15,6 @@ use crate::id::{self, ack_stored_event, migrate, rdma_destroy_id, shared};
 use crate::queue_pair::{create_qp, rdma_destroy_qp, rdma_destroy_srq};
 use crate::route::{bind_addr, resolve_addr, resolve_route};
 
-/// Creation attributes of the queue pairs of a listener's requests.
 #[derive(Clone, Copy)]
 pub(crate) struct PassiveQpInit {
     pd: *mut ibv_pd,

@@ -10,7 +10,6 @@ pub(crate) fn set(value: Errno) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// 0 for success, −1 with `errno` otherwise.
 pub(crate) fn result(result: Result<(), Errno>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -26,8 +25,7 @@ pub(crate) fn null<T>(value: Errno) -> *mut T {
     ptr::null_mut()
 }
 
-/// The result of a verb that returns an `errno` value (ibv_modify_qp(3) and others; some set
-/// `errno` and return −1).
+/// For verbs that return an `errno` value; some set `errno` and return −1.
 pub(crate) fn of_verb(returned: c_int) -> Result<(), Errno> {
     match returned {
         0 => Ok(()),

@@ -1,8 +1,7 @@
-//! Identifiers: `rdma_cm_id`, their life cycle (rdma_create_id(3), rdma_destroy_id(3),
-//! rdma_migrate_id(3)) and options (rdma_set_option(3)).
+//! Identifiers: `rdma_cm_id`, their life cycle and options.
 //!
 //! An identifier is a C struct followed by its Rust state. The application reads the struct, which
-//! is modified only in calls on the identifier and when its events are taken; everything that other
+//! is modified only in calls on the identifier and when its events are taken; all that other
 //! threads modify is in [`Shared`], under a lock.
 
 use core::ffi::{c_int, c_void};
@@ -38,10 +37,8 @@ struct SoftId {
     shared: Arc<Shared>,
 }
 
-/// The Rust state of an identifier.
 pub(crate) struct Shared {
-    /// Its C struct; live until [`State::queue`] is `None`, and while one of its events is
-    /// unacknowledged.
+    /// Live until [`State::queue`] is `None`, and while one of its events is unacknowledged.
     id: *mut rdma_cm_id,
     pub(crate) space: rdma_port_space,
     state: Mutex<State>,
@@ -68,8 +65,7 @@ pub(crate) enum Phase {
     AddressResolved,
     RouteResolved,
     Listening,
-    /// It has an entry in the connection manager ([`CmLink`]): connecting, connected or
-    /// disconnected.
+    /// It has an entry in the connection manager: connecting, connected or disconnected.
     CmActive,
 }
 
@@ -91,7 +87,6 @@ pub(crate) struct State {
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) binding: Option<PortBinding>,
     pub(crate) opened: Option<&'static OpenDevice>,
-    /// Its state in the connection manager.
     pub(crate) link: CmLink,
     /// For queue pairs of its requests that the library creates (rdma_create_ep(3)).
     pub(crate) passive: Option<PassiveQpInit>,
@@ -134,7 +129,6 @@ impl Shared {
         self.acknowledged.notify_all();
     }
 
-    /// Waits until all taken events are acknowledged.
     fn wait_for_acknowledgements(&self) {
         let mut counts = self.counts.lock();
         while counts.acknowledged != counts.taken {
@@ -164,7 +158,6 @@ impl Shared {
         unsafe { (*self.id).route.addr.anon_1.src_storage = address::to_storage(local) };
     }
 
-    /// Sets its peer's address, also in the C struct.
     pub(crate) fn set_peer(&self, state: &mut State, peer: SocketAddr) {
         state.peer = Some(peer);
         // SAFETY: as in `set_device`.
@@ -175,8 +168,6 @@ impl Shared {
     }
 }
 
-/// The Rust state of an identifier.
-///
 /// # Errors
 /// `EINVAL` for a null pointer.
 ///
@@ -186,8 +177,7 @@ pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Result<Arc<Shared>, Errno> {
     if id.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: ours by contract, `base` being its first member; the handle is written at creation
-    // only.
+    // SAFETY: ours by contract, `base` first; the handle is written at creation only.
     Ok(Arc::clone(unsafe { &(*id.cast::<SoftId>()).shared }))
 }
 
@@ -198,7 +188,6 @@ pub(crate) struct UnownedId(*mut rdma_cm_id);
 unsafe impl Send for UnownedId {}
 
 impl UnownedId {
-    /// A new one on a channel, whose events go to `queue`.
     pub(crate) fn new(
         space: rdma_port_space,
         context: *mut c_void,
@@ -261,8 +250,7 @@ impl Drop for UnownedId {
     }
 }
 
-/// rdma_create_id(3): synchronous without a channel. Supported port spaces: RDMA_PS_TCP, RDMA_PS_IB
-/// (RC only) and RDMA_PS_UDP.
+/// rdma_create_id(3): synchronous without a channel. Port spaces: TCP, UDP, and IB (RC only).
 ///
 /// # Safety
 /// `channel` is null or live and ours; `id` is writable.
@@ -281,8 +269,6 @@ pub unsafe extern "C" fn rdma_create_id(
     errno::result(created.map(|unowned| unsafe { id.write(unowned.into_raw()) }))
 }
 
-/// A new identifier.
-///
 /// # Safety
 /// `channel` is null or live and ours.
 pub(crate) unsafe fn create(
@@ -353,8 +339,6 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
     }
 }
 
-/// Acknowledges the event stored in a synchronous identifier, if any.
-///
 /// # Safety
 /// `id` is live and ours, and in a call on it.
 pub(crate) unsafe fn ack_stored_event(id: *mut rdma_cm_id) {
@@ -391,8 +375,6 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
     unsafe { store_event(id, event) }
 }
 
-/// Stores an event in a synchronous identifier.
-///
 /// # Errors
 /// As for [`complete`].
 ///
@@ -411,8 +393,7 @@ pub(crate) unsafe fn store_event(id: *mut rdma_cm_id, event: *mut rdma_cm_event)
     }
 }
 
-/// rdma_migrate_id(3): waits until the taken events are acknowledged; queued ones move to the new
-/// channel.
+/// rdma_migrate_id(3): waits until taken events are acknowledged; queued ones move.
 ///
 /// # Safety
 /// `id` is null or live and ours; `channel` is null, or live and ours.
@@ -446,7 +427,6 @@ pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_chann
     Ok(())
 }
 
-/// Moves its queued events, and directs later ones, to another queue.
 pub(crate) fn move_events(shared: &Arc<Shared>, queue: Arc<Queue>) {
     let mut state = shared.state();
     if let Some(old) = state.queue.replace(Arc::clone(&queue)) {
@@ -502,7 +482,6 @@ unsafe fn set_option(
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) => {
             let set = int()? != 0;
-            // Not after it has an address.
             if state.phase != Phase::Idle {
                 return Err(libc::EINVAL);
             }

@@ -1,21 +1,17 @@
 //! The functions of librdmacm over the userspace RoCEv2 device: connecting by IP address
 //! (rdma_cm(7)), with real management datagrams on queue pair 1.
 //!
-//! Every function here has C's name, the prototype of `<rdma/rdma_cma.h>`, `<rdma/rdma_verbs.h>` or
-//! `<rdma/rsocket.h>`, and the contract of its man page: pointers are to live objects that these
-//! functions created ("ours" in safety comments). softroce/dropin exports them with symbol
-//! versions. They work on the contexts of [`doorbell_softroce_ibverbs`], which this library opens
-//! itself and keeps open.
+//! Every function has C's name and prototype, and the contract of its man page: pointers are to
+//! live objects that these functions created ("ours" in safety comments). softroce/dropin exports
+//! them with symbol versions. They work on contexts of [`doorbell_softroce_ibverbs`], which this
+//! library opens itself and keeps open.
 //!
-//! - `devices`: the devices and their selection; `address`, `ports` and `addrinfo`: IP addresses;
 //! - `id`: the identifier, `route`: its binding and route, `queue_pair`: its queue pair,
 //!   `endpoint`: all in one call;
 //! - `connection`: commands to the device's connection manager, `dispatch`: its events to
-//!   identifiers, `channel`: events to the application;
-//! - `multicast` and `rsocket`: unsupported.
+//!   identifiers, `channel`: events to the application.
 //!
-//! No function unwinds into C: a panic, which would be a bug here, aborts the process, as the
-//! language defines for this ABI.
+//! A panic, which would be a bug here, aborts the process, as this ABI defines.
 
 mod address;
 mod addrinfo;

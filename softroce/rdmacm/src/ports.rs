@@ -25,7 +25,6 @@ type Key = (rdma_port_space, u16);
 
 static BOUND: LazyLock<Mutex<HashMap<Key, Vec<Bound>>>> = LazyLock::new(Mutex::default);
 
-/// A bound port, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PortBinding {
     key: Key,
@@ -34,8 +33,7 @@ pub(crate) struct PortBinding {
 }
 
 impl PortBinding {
-    /// Binds the port of `address`, or a free one if it is 0. A port is shared only if all its
-    /// users allow it (RDMA_OPTION_ID_REUSEADDR).
+    /// Port 0 is any free one. Shared only if all users allow it (RDMA_OPTION_ID_REUSEADDR).
     ///
     /// # Errors
     /// `EADDRINUSE` when it is bound at an overlapping address, `EADDRNOTAVAIL` when none is free.

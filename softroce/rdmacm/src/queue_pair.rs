@@ -1,5 +1,4 @@
-//! Queue pairs of identifiers: rdma_create_qp(3), rdma_create_srq(3), and their state transitions
-//! with the connection.
+//! Queue pairs of identifiers, and their state transitions with the connection.
 
 use core::ffi::{c_int, c_void};
 use std::net::IpAddr;
@@ -19,14 +18,10 @@ use crate::devices::{OpenDevice, PORT, of_context};
 use crate::errno::{self, Errno};
 use crate::id::shared;
 
-// Create and destroy
-
-/// Minimum inline capacity of a queue pair in bytes: what other adapters' smallest request has.
-/// Programs rely on it.
+/// Minimum inline capacity in bytes, as of other adapters' smallest request: programs rely on it.
 const INLINE: u32 = 64;
 
-/// rdma_create_qp(3): in INIT, or RTS for UD. The library creates a protection domain and
-/// completion queues if not given.
+/// rdma_create_qp(3): in INIT, or RTS for UD; with a protection domain and CQs if not given.
 ///
 /// # Safety
 /// `id` is null or live and ours; `pd` and what `init` names are null, or live and ours; `init` is
@@ -123,11 +118,9 @@ unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> R
     qp.filter(|qp| !qp.is_null()).ok_or_else(errno::last)
 }
 
-/// Creates the completion queues that were not given, each with a channel, and stores them in the
-/// identifier.
+/// Creates those not given, each with a channel, and stores them in the identifier.
 unsafe fn create_cqs(id: *mut rdma_cm_id, opened: &OpenDevice, init: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
-    // SAFETY: by contract, in a call on the identifier. On failure the caller destroys a queue
-    // already created.
+    // SAFETY: in a call on the identifier. On failure the caller destroys a queue already created.
     unsafe {
         if init.send_cq.is_null() {
             let made = create_cq(opened, init.cap.max_send_wr, id.cast())?;
@@ -167,8 +160,7 @@ unsafe fn create_cq(
 
 /// Destroys the completion queues that the library created: those with a channel in the identifier.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: by contract, in a call on the identifier; its objects are live, and nothing uses them
-    // any more.
+    // SAFETY: in a call on the identifier; its objects are live, and not used any more.
     unsafe {
         for (channel, cq) in [
             (&raw mut (*id).send_cq_channel, &raw mut (*id).send_cq),
@@ -303,8 +295,6 @@ pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-// States
-
 /// The state after rdma_create_qp(3): INIT, or RTS for UD.
 unsafe fn begin(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: by contract.
@@ -357,8 +347,7 @@ unsafe fn to_state(id: *mut rdma_cm_id, qp: *mut ibv_qp, state: ibv_qp_state) ->
     }
 }
 
-/// rdma_init_qp_attr(3): the attributes for moving an external queue pair to `attr.qp_state`: INIT,
-/// and once the connection is known RTR and RTS.
+/// rdma_init_qp_attr(3), for an external queue pair: INIT, and once connected RTR and RTS.
 ///
 /// # Safety
 /// `id` is null or live and ours; `attr` and `mask` are null or writable.
@@ -447,7 +436,6 @@ fn ready_to_send(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
     mask | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-/// The address vector of an address.
 pub(crate) fn address_vector(remote: IpAddr, traffic_class: u8, hop_limit: u8) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {

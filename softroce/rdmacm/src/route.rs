@@ -1,8 +1,5 @@
-//! Binding and routing of identifiers: rdma_bind_addr(3), rdma_resolve_addr(3),
-//! rdma_resolve_route(3).
-//!
-//! Under RoCE the path follows from the addresses, so resolution is immediate, and reported as an
-//! event nevertheless.
+//! Binding and routing of identifiers. Under RoCE the path follows from the addresses: resolution
+//! is immediate, yet reported by an event.
 
 use core::ffi::c_int;
 use std::net::SocketAddr;
@@ -21,7 +18,6 @@ use crate::errno::{self, Errno};
 use crate::id::{PKEY, Phase, Shared, State, complete, shared};
 use crate::ports::PortBinding;
 
-/// TTL or hop limit of packets.
 const HOP_LIMIT: u8 = 64;
 /// Selector value "exactly" (IBTA vol 1, 15.2.5.16).
 const EXACTLY: u8 = 2;
@@ -183,8 +179,6 @@ pub(crate) unsafe fn resolve_route(id: *mut rdma_cm_id) -> Result<(), Errno> {
     unsafe { complete(id) }
 }
 
-/// Frees the path, when the identifier is destroyed.
-///
 /// # Safety
 /// `id` is live and ours, and in a call on it.
 pub(crate) unsafe fn free_path(id: *mut rdma_cm_id) {

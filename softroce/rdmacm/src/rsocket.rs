@@ -7,7 +7,6 @@ use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ti
 
 use crate::errno;
 
-/// Defines the functions, which differ in their prototypes only.
 macro_rules! refused {
     ($( fn $name:ident($($argument:ident: $ty:ty),*) -> $result:ty; )*) => { $(
         #[doc = concat!("`", stringify!($name), "` of rsocket(7): `EOPNOTSUPP`.")]

@@ -18,9 +18,8 @@ fn no_function() {
     unsafe { *libc::__errno_location() = libc::ENOSYS };
 }
 
-/// Defines functions that pass their arguments to the next function of the same name, with the path
-/// redirected. C's variadic argument, the mode of open(2), is in the next register on every
-/// supported processor, and is passed on whether given or not.
+/// Passes all arguments on, the path redirected. C's variadic one, the mode of open(2), is in the
+/// next register on every supported processor, and is passed on whether given or not.
 macro_rules! pass_on {
     ($( $name:ident [$($before:ident: $before_type:ty),*] path [$($after:ident: $after_type:ty),*] -> $result:ty = $failed:expr; )*) => { $(
         // SAFETY: replaces libc's function of this name, with the same arguments and effect.
@@ -95,8 +94,7 @@ macro_rules! resolve {
             type Resolve = unsafe extern "C" fn($($before_type,)* *const c_char, *mut c_char, size_t, $($after_type),*) -> ssize_t;
             // SAFETY: libc's function of this name has this type.
             let next = unsafe { transmute::<*mut c_void, Resolve>(next) };
-            // SAFETY: the caller's contract is that of the next function, which has filled as many
-            // bytes as it returns.
+            // SAFETY: by the caller's contract; as many bytes are filled as `next` returns.
             unsafe {
                 match with_path(path, |path| next($($before,)* path, buffer, size, $($after),*)) {
                     len @ 1.. => restore_name(buffer, len as usize) as ssize_t,
@@ -114,8 +112,7 @@ resolve! {
     __readlinkat_chk [dir: c_int] path [buffer_size: size_t];
 }
 
-/// Functions that resolve a whole path, into the caller's buffer or one from malloc(3),
-/// NUL-terminated.
+/// Functions that resolve a whole path, NUL-terminated, into the caller's buffer or malloc(3)'s.
 macro_rules! canonical {
     ($( $name:ident [$($after:ident: $after_type:ty),*]; )*) => { $(
         // SAFETY: as above.
@@ -129,8 +126,7 @@ macro_rules! canonical {
             }
             // SAFETY: libc's function of this name has this type.
             let next = unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, $($after_type),*) -> *mut c_char>(next) };
-            // SAFETY: the caller's contract is that of the next function, which returns a string or
-            // null; the restored name is not longer.
+            // SAFETY: by the caller's contract; a string or null, the restored name no longer.
             unsafe {
                 let resolved = with_path(path, |path| next(path, $($after),*));
                 if !resolved.is_null() {

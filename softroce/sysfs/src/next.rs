@@ -36,7 +36,6 @@ impl Next {
     }
 }
 
-/// The folder that stands for `/`.
 fn root() -> Option<&'static [u8]> {
     // SAFETY: getenv(3) takes a string and returns one, or null. Programs that modify their
     // environment while other threads read it are in error themselves.
@@ -50,8 +49,6 @@ fn root() -> Option<&'static [u8]> {
     root.starts_with(b"/").then_some(root)
 }
 
-/// Calls `next` with the redirected path, or with the path unchanged if it is not redirected.
-///
 /// # Safety
 /// `path` is null or a string.
 #[inline]

@@ -9,7 +9,6 @@ const FOLDERS: [&[u8]; 3] = [
     b"/dev/infiniband",
 ];
 
-/// Maximum path length in bytes (PATH_MAX).
 pub(crate) const LONGEST: usize = libc::PATH_MAX as usize;
 
 /// Whether a path that begins with these bytes may be redirected: few may.
@@ -17,8 +16,7 @@ pub(crate) const fn may_be_redirected(first: [u8; 5]) -> bool {
     matches!(&first, b"/sys/" | b"/dev/")
 }
 
-/// The redirected folder that `path` is in, and the rest of the path, which is empty or begins with
-/// a slash.
+/// The redirected folder, and the rest of the path: empty, or beginning with a slash.
 pub(crate) fn redirected(path: &CStr) -> Option<(&'static [u8], &[u8])> {
     let path = path.to_bytes();
     FOLDERS
@@ -53,8 +51,7 @@ pub(crate) fn build_path<'a>(
     CStr::from_bytes_with_nul(&buffer[..len]).ok()
 }
 
-/// The length of the original name at the end of a resolved path, if it is in a redirected folder
-/// under `root`.
+/// `None` if the path is in no redirected folder under `root`.
 pub(crate) fn original_len(root: &[u8], path: &[u8]) -> Option<usize> {
     let rest = path.strip_prefix(root)?;
     FOLDERS

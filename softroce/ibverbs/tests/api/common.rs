@@ -1,5 +1,4 @@
-//! The verbs as a C program calls them, through the table and the inline functions, on soft devices
-//! with addresses unique to this process.
+//! The verbs as a C program calls them, on soft devices with addresses unique to this process.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -31,17 +30,14 @@ pub(crate) fn own_port() -> u16 {
     20_000 + (std::process::id() % 40_000) as u16
 }
 
-/// Capture file of the device `captured`.
 pub(crate) fn capture_file() -> PathBuf {
     std::env::temp_dir().join(format!("doorbell-test-{}.pcap", std::process::id()))
 }
 
-/// Whether this is the test program that uses UDP only.
 pub(crate) fn over_udp() -> bool {
     module_path!().starts_with("over_udp")
 }
 
-/// A device at one of this process's own addresses.
 pub(crate) fn device(name: &str, last: u8) -> DeviceConfig {
     DeviceConfig {
         address: Some(own_address(last)),
@@ -54,7 +50,6 @@ pub(crate) fn device(name: &str, last: u8) -> DeviceConfig {
     }
 }
 
-/// Configures the devices of this test program, once.
 pub(crate) fn devices(configs: impl FnOnce() -> Vec<DeviceConfig>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| configure(configs()).unwrap());
@@ -86,11 +81,9 @@ pub(crate) fn errno() -> c_int {
 #[derive(Clone, Copy, Debug)]
 // fields: one per independent attribute of a test's objects
 pub(crate) struct Setup {
-    /// Length of the registered buffer in bytes.
     pub(crate) bytes: usize,
     pub(crate) rights: u32,
     pub(crate) access: u32,
-    /// Entries of each queue.
     pub(crate) depth: u32,
     pub(crate) mtu: ibv_mtu,
     pub(crate) timeout: u8,
@@ -125,8 +118,7 @@ impl Default for Setup {
     }
 }
 
-/// One side: context, PD, CQ, QP and a registered buffer; all are destroyed on drop, and each
-/// result checked.
+/// Context, PD, CQ, QP and a registered buffer; destroyed on drop, with each result checked.
 pub(crate) struct Side {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
@@ -135,7 +127,6 @@ pub(crate) struct Side {
     pub(crate) mr: *mut ibv_mr,
     /// Of u64, for alignment. Behind a raw pointer, as the device writes it concurrently.
     memory: *mut [u64],
-    /// The test itself has destroyed the queue pair.
     pub(crate) qp_gone: bool,
 }
 
@@ -219,7 +210,6 @@ impl Side {
         self.memory.len() * 8
     }
 
-    /// A byte of the buffer, by a volatile read.
     pub(crate) fn byte(&self, index: usize) -> u8 {
         assert!(index < self.len());
         // SAFETY: in the buffer.
@@ -265,7 +255,6 @@ impl Side {
         assert_eq!(self.modify(&mut attr, mask), 0);
     }
 
-    /// INIT → RTR → RTS, connected to a queue pair at a GID.
     pub(crate) fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
         let mut attr = rtr_attr(setup, gid, qpn, psns.1);
         let (rtr, rts) = match setup.qp_type {
@@ -296,7 +285,6 @@ impl Side {
         }
     }
 
-    /// Posts one request with these SGEs.
     pub(crate) fn post(&self, mut wr: ibv_send_wr, sges: &mut [ibv_sge]) -> c_int {
         wr.sg_list = sges.as_mut_ptr();
         wr.num_sge = sges.len() as c_int;
@@ -367,7 +355,6 @@ impl Side {
 }
 
 impl Side {
-    /// The buffer of a side that the test destroys itself.
     pub(crate) fn into_memory(self) -> *mut [u64] {
         let memory = self.memory;
         std::mem::forget(self);
@@ -424,8 +411,6 @@ pub(crate) fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ib
     attr
 }
 
-/// ibv_create_qp_ex(3).
-///
 /// # Safety
 /// All objects named are live.
 pub(crate) unsafe fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
@@ -433,8 +418,6 @@ pub(crate) unsafe fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_i
     unsafe { (*inline::verbs_get_ctx(context)).create_qp_ex.unwrap()(context, attr) }
 }
 
-/// ibv_create_cq_ex(3).
-///
 /// # Safety
 /// All objects named are live.
 pub(crate) unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
@@ -442,7 +425,6 @@ pub(crate) unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_i
     unsafe { (*inline::verbs_get_ctx(context)).create_cq_ex.unwrap()(context, attr) }
 }
 
-/// Attributes of an extended completion queue with these fields.
 pub(crate) fn extended_cq_attr(cqe: u32, fields: u32, channel: *mut ibv_comp_channel) -> ibv_cq_init_attr_ex {
     ibv_cq_init_attr_ex {
         cqe,
@@ -456,7 +438,6 @@ pub(crate) fn extended_cq_attr(cqe: u32, fields: u32, channel: *mut ibv_comp_cha
     }
 }
 
-/// Attributes of a queue pair with the calls of ibv_wr_post(3).
 pub(crate) fn extended_attr(pd: *mut ibv_pd, init: &ibv_qp_init_attr, operations: u32) -> ibv_qp_init_attr_ex {
     // SAFETY: integers and pointers.
     let mut attr: ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -525,7 +506,6 @@ pub(crate) fn connect(a: &Side, b: &Side, setup: &Setup) {
     b.connect_to(setup, a.gid(), a.qpn(), (from_b, from_a));
 }
 
-/// Bytes that differ by position and seed.
 pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
     (0..len as u32)
         .map(|index| (index.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(0x9e37)).to_be_bytes()[1])

@@ -9,7 +9,6 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// Waits for the channel's next event, which must be of `cq`.
 fn event_of(channel: *mut ibv_comp_channel, cq: *mut ibv_cq) {
     let (mut named, mut context) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: a live channel; both are written on success.
@@ -121,7 +120,6 @@ fn cq_overrun() {
     assert!(unsafe { inline::poll_cq(a.cq, 1, wc.as_mut_ptr()) } < 0);
 }
 
-/// ibv_modify_cq(3) with these bits.
 fn modify_cq(cq: *mut ibv_cq, attr_mask: u32, cq_count: u16, cq_period: u16) -> i32 {
     let moderate = ibv_moderate_cq { cq_count, cq_period };
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate };
@@ -144,8 +142,7 @@ fn cq_moderation_coalesces_events() {
         assert_eq!(unsafe { inline::req_notify_cq(b.cq, 0) }, 0)
     };
     let mut next = 0;
-    // Sends another message; returns whether the channel was notified when it completes: the event
-    // is queued before the message is acknowledged.
+    // Whether the channel was notified: the event is queued before the message is acknowledged.
     let mut notified = || {
         next += 1;
         assert_eq!(b.receive(next, &mut [b.sge(0, 8)]), 0);
@@ -186,8 +183,7 @@ fn cq_moderation_coalesces_events() {
         take(messages);
         assert!(since.elapsed() >= micros(PERIOD));
     }
-    // No moderation without a period, or with a count of at most one; unknown attributes have no
-    // effect.
+    // No moderation without a period, or with a count of at most one; unknown bits are ignored.
     for (count, period) in [(0, 0), (1, u16::MAX), (1000, 0)] {
         assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, count, period), 0);
         arm();

@@ -18,7 +18,6 @@ fn setup_with(fields: u32) -> Setup {
     }
 }
 
-/// The calls of one completion queue, as verbs.h makes them.
 #[derive(Clone, Copy)]
 struct Poll(*mut ibv_cq_ex);
 

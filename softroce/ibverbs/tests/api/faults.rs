@@ -1,5 +1,4 @@
-//! Drop, duplication, reordering and corruption of 3 % each on real sockets: every message arrives
-//! once, in order, intact. And packet capture.
+//! Drop, duplication, reordering and corruption of 3 % each on real sockets; packet capture.
 
 use doorbell_verbs_sys::*;
 
@@ -15,9 +14,7 @@ fn size_of(message: u64) -> usize {
 fn nothing_is_lost_under_faults() {
     crate::setup();
     let setup = Setup {
-        // 134 ms: the cost of a loss at the end of a message. On a busy machine a thread may be
-        // descheduled for a tenth of a second; eight times this must outlast that, whatever is lost
-        // meanwhile.
+        // 134 ms, the cost of a loss at a message's end; eight times this outlasts descheduling.
         timeout: 15,
         ..Setup::default()
     };
@@ -57,7 +54,6 @@ fn nothing_is_lost_under_faults() {
             completed += 1;
         }
     }
-    // The other operations in the other direction, several times.
     for round in 0..20_u64 {
         let bytes = pattern(20_000, round as u32);
         b.fill(0, &bytes);

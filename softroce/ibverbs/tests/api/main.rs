@@ -1,5 +1,4 @@
-//! The soft devices through the C calls of libibverbs: several devices in one process, over real
-//! sockets.
+//! libibverbs' C calls on several soft devices in one process, over real sockets.
 
 pub(crate) mod common;
 mod completion;
@@ -20,8 +19,7 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 /// The devices of this test program. The first test configures them for all.
 pub(crate) fn setup() {
     devices(|| {
-        // A retry fails if either of two packets is dropped or corrupted, one time in nine; seven
-        // retries in a row practically never all fail.
+        // A retry fails if either packet is lost, one time in nine: practically never seven times.
         let faulty = |name: &str, last: u8, seed: u64| {
             let mut config = device(name, last);
             config.faults = format!("drop=0.03,duplicate=0.03,reorder=0.03,corrupt=0.03,seed={seed}")
@@ -36,8 +34,7 @@ pub(crate) fn setup() {
         v6.port = own_port();
         vec![
             device("soft0", 1),
-            // Two devices at one address are two members of its process group, connected by a shm
-            // link.
+            // Two devices at one address are of one process group, connected by a shm link.
             device("soft1", if over_udp() { 2 } else { 1 }),
             faulty("faulty0", 3, 1),
             faulty("faulty1", 4, 2),

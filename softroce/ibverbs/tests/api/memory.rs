@@ -14,13 +14,11 @@ fn two() -> (Side, Side) {
     pair(("soft0", "soft1"), &Setup::default())
 }
 
-/// The extended context of a side.
 fn extended(side: &Side) -> &verbs_context {
     // SAFETY: live, and not changed after it was opened.
     unsafe { &*inline::verbs_get_ctx(side.context) }
 }
 
-/// A region, deregistered on drop.
 struct Region(*mut ibv_mr);
 
 impl Region {

@@ -281,7 +281,6 @@ fn attributes_that_are_refused_change_nothing() {
     refused(|attr| attr.path_mtu = 6, RTR_MASK);
     refused(|attr| attr.max_dest_rd_atomic = 129, RTR_MASK);
     refused(|attr| attr.qp_state = 9, RTR_MASK);
-    // Valid attributes can be read back.
     a.connect_to(&setup, gid, qpn, (5, 6));
     let (mut attr, mut init) = (attr(), MaybeUninit::uninit());
     // SAFETY: live; both are filled on success.

@@ -12,7 +12,6 @@ fn two() -> (Side, Side) {
 
 const SIZES: [usize; 9] = [0, 1, 7, 8, 1023, 1024, 1025, 3 * 1024 + 5, 1 << 15];
 
-/// WRITEs of every size, to an unaligned remote address.
 fn writes(a: &Side, b: &Side) {
     for (id, size) in (1..).zip(SIZES) {
         let sent = pattern(size, id as u32);
@@ -49,8 +48,7 @@ fn write_over_ipv6_to_oneself() {
     writes(&b, &a);
 }
 
-/// Two devices share an address, and a process group: packets are demultiplexed by QPN. Packets
-/// from elsewhere arrive at the UDP port holder, which forwards them.
+/// Packets are demultiplexed by QPN; the UDP port holder forwards those from elsewhere.
 #[test]
 fn write_between_two_on_one_address_and_a_third() {
     crate::setup();
@@ -66,8 +64,7 @@ fn write_between_two_on_one_address_and_a_third() {
     drop((a, b));
 }
 
-/// The UDP port holder exits: another member takes the port over, and lost packets are
-/// retransmitted.
+/// Another member takes the port over, and lost packets are retransmitted.
 #[test]
 fn write_during_udp_port_takeover() {
     crate::setup();

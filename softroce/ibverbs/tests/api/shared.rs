@@ -1,5 +1,4 @@
-//! Shared receive queues: ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3),
-//! ibv_post_srq_recv(3).
+//! Shared receive queues: ibv_create_srq(3), ibv_modify_srq(3), ibv_post_srq_recv(3).
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -51,7 +50,6 @@ fn destroy(srq: *mut ibv_srq) -> c_int {
     unsafe { (api().destroy_srq.unwrap())(srq) }
 }
 
-/// Posts a list of receives with one SGE each; returns the errno value and the wr_id refused.
 fn post(srq: *mut ibv_srq, receives: &mut [(u64, ibv_sge)]) -> Result<(), (c_int, u64)> {
     let mut list: Vec<_> = receives
         .iter_mut()
@@ -75,8 +73,7 @@ fn post(srq: *mut ibv_srq, receives: &mut [(u64, ibv_sge)]) -> Result<(), (c_int
     }
 }
 
-/// A receiving side with two queue pairs on one shared receive queue; `side.qp` is the selected
-/// one, and its own before and after.
+/// `side.qp` is the selected one of the two, and its own before and after.
 struct Shared {
     side: Side,
     srq: *mut ibv_srq,
@@ -129,8 +126,7 @@ fn posting_to_the_wrong_queue_and_too_much() {
     crate::setup();
     let mut shared = Shared::new("soft0", &Setup::default());
     let sge = shared.side.sge(0, 8);
-    // In every state, including RESET, the shared queue accepts receives and the queue pair does
-    // not.
+    // In every state, RESET included, only the shared queue accepts receives.
     assert_eq!(shared.select(0).receive(1, &mut [sge]), libc::EINVAL);
     shared.select(1).init(&Setup::default());
     assert_eq!(shared.side.receive(1, &mut [sge]), libc::EINVAL);

@@ -20,7 +20,6 @@ fn of_type(names: (&str, &str), qp_type: ibv_qp_type) -> (Side, Side) {
     pair(names, &setup)
 }
 
-/// An address handle of a PD, destroyed on drop.
 pub(crate) struct Ah(pub(crate) *mut ibv_ah);
 
 impl Ah {
@@ -36,7 +35,6 @@ impl Ah {
         Self(ah)
     }
 
-    /// The address handle to the sender of a datagram received at `at`.
     fn back(side: &Side, wc: &ibv_wc, at: usize) -> Self {
         let mut wc = *wc;
         let grh = std::ptr::with_exposed_provenance_mut::<ibv_grh>((side.addr() + at as u64) as usize);
@@ -99,8 +97,7 @@ fn uc_messages_are_whole_or_lost() {
         true
     };
     let began = Instant::now();
-    // At least until one has arrived: the progress thread may be descheduled for as long as many
-    // messages take.
+    // Until one has arrived: the progress thread may be descheduled for many messages.
     let (mut message, mut some) = (0, false);
     while message < MESSAGES || !some {
         a.fill(0, &pattern(size(message), message as u32));
@@ -133,7 +130,6 @@ fn ud_both_ways(names: (&str, &str)) {
         );
         assert_eq!(b.bytes(4096 + GRH..4096 + GRH + size), sent);
         assert_eq!(a.done(id).opcode, IBV_WC_SEND);
-        // And back, inline, to the sender's address.
         let back = Ah::back(&b, &wc, 4096);
         assert_eq!(a.receive(300 + id, &mut [a.sge(8192, GRH + 16)]), 0);
         let mut answer = datagram(id, IBV_WR_SEND, &back, wc.src_qp);

@@ -21,7 +21,6 @@ fn two() -> (Side, Side) {
     pair(("soft0", "soft1"), &setup)
 }
 
-/// A window, deallocated on drop.
 struct Window(*mut ibv_mw);
 
 impl Window {
@@ -37,7 +36,6 @@ impl Window {
         unsafe { (*self.0).rkey }
     }
 
-    /// Sets the key of a posted bind.
     fn rename(&self, rkey: u32) {
         // SAFETY: live, and writable by the application (ibv_bind_mw(3)).
         unsafe { (*self.0).rkey = rkey };
@@ -51,7 +49,6 @@ impl Drop for Window {
     }
 }
 
-/// `len` bytes at `at` of a side's buffer, with every right.
 fn range(of: &Side, at: usize, len: usize) -> ibv_mw_bind_info {
     ibv_mw_bind_info {
         mr: of.mr,
@@ -81,7 +78,6 @@ fn binding(window: &Window, wr_id: u64, rkey: u32, bind_info: ibv_mw_bind_info) 
     wr
 }
 
-/// Binds a window of type 2, with the next key.
 fn bind_2(of: &Side, window: &Window, bind_info: ibv_mw_bind_info) {
     let rkey = inline::inc_rkey(window.rkey());
     assert_eq!(of.post(binding(window, 90, rkey, bind_info), &mut []), 0);

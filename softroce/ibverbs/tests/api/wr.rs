@@ -26,7 +26,6 @@ fn two(qp_type: ibv_qp_type, operations: u32) -> (Side, Side) {
     pair(("soft0", "soft1"), &setup_of(qp_type, operations))
 }
 
-/// The calls of one queue pair, as verbs.h makes them.
 struct Wr(*mut ibv_qp_ex);
 
 /// Makes each call a method that goes through its pointer.
@@ -63,7 +62,6 @@ impl Wr {
         ud_addr => wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32);
     }
 
-    /// Sets wr_id and flags of the following request.
     fn named(&self, wr_id: u64, flags: u32) -> &Self {
         // SAFETY: live.
         unsafe {
@@ -109,7 +107,6 @@ fn ud_batch_requires_an_address_handle_of_its_domain() {
     }
 }
 
-/// An invalid batch, and the result of completing it.
 type InvalidBatch = (fn(&Wr, &Side, &Side), i32);
 
 #[test]
@@ -171,7 +168,6 @@ fn any_error_refuses_the_whole_batch() {
         wr.signaled(2).send();
         assert_eq!(wr.complete(), expected, "mistake {number}");
     }
-    // A setter without a request.
     wr.start();
     wr.sge(&a, 0, 8);
     assert_eq!(wr.complete(), libc::EINVAL);
@@ -193,7 +189,6 @@ fn batches_end_once() {
     let wr = Wr::of(&a);
     assert_eq!(wr.complete(), libc::EINVAL, "there is no batch");
     wr.abort();
-    // Outside of a batch nothing is staged.
     wr.signaled(9).write(b.rkey(), b.addr());
     wr.inline(b"lost");
     wr.start();

@@ -7,9 +7,8 @@
 //! both:    TimeWait ─timeout▶ Closed
 //! ```
 //!
-//! REQ, REP and DREQ are retransmitted until they are answered; RTU, REJ and DREP are resent when
-//! the message they answer is received again. A DREQ is answered here at once, and the owner gets
-//! an event. A destroyed connection continues until the peer has been answered, without events.
+//! REQ, REP and DREQ are retransmitted until answered; RTU, REJ and DREP are resent when what they
+//! answer is repeated. A destroyed connection lasts, without events, until the peer is answered.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -31,7 +30,6 @@ const ACK_DELAY: u8 = 15;
 /// TTL or hop limit of paths whose requests carry none.
 pub(super) const HOP_LIMIT: u8 = 64;
 
-/// The state of a connection or of a SIDR exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     ReqSent,
@@ -113,7 +111,6 @@ impl Connection {
         }
     }
 
-    /// Sets retransmission interval and count of the following messages.
     pub(super) fn set_retry(&mut self, interval: Duration, max_retries: u8) {
         self.interval = interval;
         self.max_retries = max_retries.min(15);
@@ -134,8 +131,6 @@ impl Connection {
         self.set_retry(interval, req.max_retries);
     }
 
-    // Sending
-
     fn send_once(&self, message: &Message, out: &mut Output) {
         out.transmit(self.peer, message.to_mad(self.transaction));
     }
@@ -149,7 +144,6 @@ impl Connection {
         self.deadline = None;
     }
 
-    /// Sends a message that is retransmitted until it is answered.
     pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Output) {
         self.send_reply(message, out);
         self.resends_left = self.max_retries;
@@ -202,8 +196,6 @@ impl Connection {
         }
     }
 
-    // Termination
-
     pub(super) fn close(&mut self) {
         self.state = State::Closed;
         self.deadline = None;
@@ -211,7 +203,6 @@ impl Connection {
         self.sent = None;
     }
 
-    /// Sends a final reply and keeps it until the peer has stopped retransmitting.
     pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Output) {
         self.send_reply(message, out);
         self.state = State::Lingering;
@@ -304,7 +295,6 @@ impl Connection {
     pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Output) -> bool {
         match self.state {
             State::Established | State::RepSent => self.disconnect_request(now, private_data, out),
-            // Already disconnecting or disconnected.
             State::DreqSent | State::TimeWait => {}
             _ => return false,
         }
@@ -332,8 +322,6 @@ impl Connection {
             State::SidrSent | State::SidrReceived => self.release_sidr(now, out),
         }
     }
-
-    // Time
 
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Output) {
         if self.resends_left > 0 {
@@ -365,14 +353,10 @@ impl Connection {
                 self.push_event(CmEvent::TimewaitExit { id: self.id }, out);
             }
             State::Lingering => self.close(),
-            // No deadline in these states.
             State::ReqReceived | State::RepReceived | State::Established | State::SidrReceived | State::Closed => {}
         }
     }
 
-    // Messages
-
-    /// A duplicate of its REQ or SIDR_REQ was received.
     pub(super) fn duplicate_request(&self, out: &mut Output) {
         match self.state {
             State::ReqReceived => self.send_once(&self.mra_message(MessageKind::Request), out),
@@ -497,7 +481,6 @@ impl Connection {
         )
     }
 
-    /// The peer's process is gone and will not answer.
     pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Output) {
         match self.state {
             State::Established | State::DreqSent => self.enter_timewait(now, out),

@@ -68,7 +68,6 @@ impl Cm {
         (connection.peer == from && same).then_some(ours)
     }
 
-    /// Rejects a message that matches no connection.
     fn send_rej(
         &mut self,
         to: IpAddr,

@@ -10,7 +10,6 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::ServiceId;
 
-/// Length of the header at the front of a request's private data.
 pub(crate) const IP_HEADER_LEN: usize = 36;
 
 /// A port space: services with ports of their own (`enum rdma_port_space`).

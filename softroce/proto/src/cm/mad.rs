@@ -10,7 +10,6 @@
 /// Length of a management datagram in bytes.
 pub const MAD_LEN: usize = 256;
 
-/// Length of a message, after the common header.
 pub(crate) const MESSAGE_LEN: usize = MAD_LEN - HEADER_LEN;
 
 /// A management datagram.
@@ -24,7 +23,6 @@ const CLASS_VERSION: u8 = 2;
 /// The only method of communication management, Send() (IBTA vol 1, 16.7.2).
 const SEND: u8 = 0x03;
 
-/// The fields of the common header that vary within the class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     /// Transaction id: a reply carries that of its request.
@@ -47,7 +45,6 @@ impl Header {
         Some((header, message.first_chunk()?))
     }
 
-    /// A datagram with this header and the message that `write` writes into zeros.
     pub(super) fn datagram(self, write: impl FnOnce(&mut [u8; MESSAGE_LEN])) -> Mad {
         let mut message = [0; MESSAGE_LEN];
         write(&mut message);

@@ -1,6 +1,5 @@
 //! Messages of the CM as bytes (IBTA vol 1, 12.6 and 12.11). [`Message::parse`] and
-//! [`Message::to_mad`] are inverse, except for reserved fields, which are ignored when read and
-//! zero when written.
+//! [`Message::to_mad`] are inverse, but for reserved fields: ignored, and written as zero.
 //!
 //! Every message starts with its sender's communication id (in SIDR the request id), followed,
 //! except in requests, by the receiver's.
@@ -30,7 +29,6 @@ pub mod private_data_len {
     pub const SIDR_REQ: usize = 216;
     /// SIDR_REP.
     pub const SIDR_REP: usize = 136;
-    /// Additional reject information (ARI) of a REJ.
     pub(crate) const ADDITIONAL_REJ_INFO: usize = 72;
 }
 
@@ -38,11 +36,8 @@ pub mod private_data_len {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum MessageKind {
-    /// REQ.
     Request = 0,
-    /// REP.
     Reply = 1,
-    /// Neither.
     Other = 2,
 }
 
@@ -486,7 +481,6 @@ fn be64(from: &Bytes, at: usize) -> u64 {
     u64::from(be32(from, at)) << 32 | u64::from(be32(from, at + 4))
 }
 
-/// Writes at an offset, which is a constant of the message.
 pub(super) fn put<const N: usize>(to: &mut Bytes, at: usize, bytes: [u8; N]) {
     to[at..at + N].copy_from_slice(&bytes);
 }

@@ -1,20 +1,16 @@
 //! Communication management (CM): connects two queue pairs by address and service id, and resolves
-//! datagram services (SIDR) (IBTA vol 1, chapter 12; annex A11 for IP addresses and ports).
-//! Compatible with the Linux kernel's rdma_cm over RoCEv2: no subnet administrator, a path is two
-//! addresses.
+//! datagram services (SIDR) (IBTA vol 1, chapter 12, annex A11). Compatible with the Linux kernel's
+//! rdma_cm over RoCEv2: no subnet administrator, a path is two addresses.
 //!
-//! [`Cm`] is sans-IO and independent of the engine: management datagrams and time go in; management
-//! datagrams, [`CmEvent`]s and deadlines come out. Its owner passes the datagrams to and from queue
+//! [`Cm`] is sans-IO and independent of the engine; its owner passes datagrams to and from queue
 //! pair 1 ([`Endpoint::send_mad`](crate::Endpoint::send_mad),
 //! [`Endpoint::poll_mad`](crate::Endpoint::poll_mad)).
 //!
-//! - [`mad`]: the common header; `message` and `path`: the messages of the class; [`IpHeader`]: the
-//!   header in the private data;
-//! - `connection`: the state machine of a connection, `sidr`: of a SIDR exchange; `handle`:
-//!   dispatch of messages.
+//! - [`mad`], [`IpHeader`]: the headers; `message` and `path`: the messages of the class;
+//! - `connection` and `sidr`: state machines; `handle`: dispatch of messages.
 //!
-//! The upper bits of a communication id are the number (`slot`) of its process: many processes may
-//! share an address, and [`route()`] resolves which one a message is for.
+//! The upper bits of a communication id are the number (`slot`) of its process, as many may share
+//! an address; [`route()`] resolves which one a message is for.
 
 mod connection;
 mod handle;
@@ -114,9 +110,7 @@ pub struct Cm {
     config: CmConfig,
     connections: HashMap<u32, Connection>,
     listeners: HashMap<ServiceId, Listener>,
-    /// Connections by the peer's request.
     requests: HashMap<RequestKey, u32>,
-    /// Connections by the peer's queue pair.
     peers: HashMap<PeerKey, u32>,
     timers: BTreeSet<(Instant, u32)>,
     out: Output,
@@ -143,8 +137,6 @@ impl Cm {
             dropped: 0,
         }
     }
-
-    // Listening
 
     /// Listens for requests to a service. At most `backlog` of them (1 to [`MAX_BACKLOG`]) wait to
     /// be answered; more are dropped, and retransmitted by the peer.
@@ -178,8 +170,6 @@ impl Cm {
         }
         Ok(())
     }
-
-    // Connecting
 
     /// Sends a REQ. Reports [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
     ///
@@ -293,8 +283,7 @@ impl Cm {
         self.command(id, |connection, out| connection.establish(private_data, out))
     }
 
-    /// The queue pair has received (IBV_EVENT_COMM_EST): the connection is established, though no
-    /// RTU was received (rdma_notify(3)).
+    /// IBV_EVENT_COMM_EST: the connection is established, though no RTU arrived (rdma_notify(3)).
     ///
     /// # Errors
     /// When it was not accepted, or is closed.
@@ -302,8 +291,7 @@ impl Cm {
         self.command(id, Connection::notify)
     }
 
-    /// Sends a DREQ; [`CmEvent::Disconnected`] is reported at the DREP or after all retries. No
-    /// effect when already disconnected.
+    /// Sends a DREQ, if connected; [`CmEvent::Disconnected`] follows the DREP or all retries.
     ///
     /// # Errors
     /// When it was never connected, or the private data does not fit.
@@ -323,8 +311,6 @@ impl Cm {
             true
         })
     }
-
-    // Datagram services (SIDR)
 
     /// Sends a SIDR_REQ. The result is [`CmEvent::SidrReply`] or [`CmEvent::Unreachable`].
     ///
@@ -349,8 +335,6 @@ impl Cm {
         check_private_data(&reply.private_data, private_data_len::SIDR_REP)?;
         self.command(id, |exchange, out| exchange.sidr_reply(now, reply, out))
     }
-
-    // Time and output
 
     /// Handles expired timers at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
@@ -394,10 +378,7 @@ impl Cm {
         self.out.events.pop_front()
     }
 
-    // Getters
-
-    /// The parameters for connecting the queue pair: on the passive side from [`CmEvent::Request`]
-    /// on, on the active side from [`CmEvent::Reply`] on.
+    /// The queue pair's parameters, from [`CmEvent::Request`] or [`CmEvent::Reply`] on.
     pub fn parameters(&self, id: ConnectionId) -> Option<Parameters> {
         let connection = self.owned(id)?;
         connection.parameters.filter(|_| connection.state != State::ReqSent)
@@ -412,8 +393,6 @@ impl Cm {
     pub const fn dropped(&self) -> u64 {
         self.dropped
     }
-
-    // Internal
 
     fn owned(&self, id: ConnectionId) -> Option<&Connection> {
         self.connections.get(&id.0).filter(|connection| !connection.released)
@@ -502,8 +481,7 @@ impl Cm {
         }
     }
 
-    /// A starting PSN, not predictable from the previous one, so that late packets of an old
-    /// connection do not match a new one.
+    /// Not predictable from the previous one: late packets of an old connection match no new one.
     fn psn(&self) -> Psn {
         let mixed = (self.config.seed ^ u64::from(self.next_id)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // The upper half depends on every bit.

@@ -7,7 +7,6 @@ use super::types::{CmEvent, SidrReply, SidrStatus};
 use crate::wire::DEFAULT_PKEY;
 use crate::{Instant, Qpn};
 
-/// A SIDR_REP with an error status.
 pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
     Message::SidrRep(SidrRep {
         request_id: req.request_id,
@@ -65,7 +64,6 @@ impl Connection {
         }
     }
 
-    /// Destroyed by its owner.
     pub(super) fn release_sidr(&mut self, now: Instant, out: &mut Output) {
         if self.state == State::SidrReceived {
             let reply = SidrReply {

@@ -7,8 +7,7 @@ use crate::qp::Path;
 use crate::wire::Transport;
 use crate::{Mtu, Psn, Qpn};
 
-/// The service id of a listener and of a request (IBTA vol 1, 12.7).
-/// [`PortSpace`](super::PortSpace) maps ports to service ids.
+/// Service id (IBTA vol 1, 12.7); [`PortSpace`](super::PortSpace) maps ports to service ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ServiceId(pub u64);
 
@@ -208,7 +207,6 @@ impl RejectReason {
     pub const NO_RESOURCES: Self = Self(3);
     /// Timeout: a reply was not received in time.
     pub const TIMEOUT: Self = Self(4);
-    /// Invalid communication id.
     pub(crate) const INVALID_COMMUNICATION_ID: Self = Self(6);
     /// Invalid service id: no listener.
     pub const INVALID_SERVICE_ID: Self = Self(8);
@@ -224,8 +222,7 @@ impl RejectReason {
     pub const CONSUMER: Self = Self(28);
 }
 
-/// A received REQ, from the local point of view: `responder_resources` bounds the peer's
-/// outstanding READs and atomics here.
+/// A received REQ; `responder_resources` bounds the peer's outstanding READs and atomics here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerRequest {
     /// The peer.
@@ -339,8 +336,7 @@ pub enum CmEvent {
     SidrReply {
         /// The exchange, which ends with it.
         id: ConnectionId,
-        /// The reply; its private data is always
-        /// [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes.
+        /// Its private data is always [`SIDR_REP`](super::private_data_len::SIDR_REP) bytes.
         reply: Box<SidrReply>,
     },
 }

@@ -5,8 +5,7 @@ use crate::Mtu;
 /// Configuration of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndpointConfig {
-    /// Selects the queue pair numbers, or their order within a block, so that a
-    /// restarted device does not reuse the old ones.
+    /// Selects the queue pair numbers, so that a restarted device does not reuse the old ones.
     pub seed: u64,
     /// Send window: unacknowledged PSNs per queue pair, 1 to 2^22 (clamped). A larger one is faster
     /// over long paths, and is retransmitted as a whole after a loss (go-back-N).

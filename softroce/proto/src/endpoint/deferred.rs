@@ -4,16 +4,14 @@ use crate::Qpn;
 use crate::endpoint::Endpoint;
 
 impl Endpoint {
-    /// Undoes the count of the last packet of a shm link, which changed nothing because the
-    /// [`Memory`](crate::memory::Memory) could not copy its payload yet: the caller handles it
-    /// again later.
+    /// Undoes the count of the last packet of a shm link, which changed nothing, as its payload
+    /// cannot be copied yet: the caller handles it again later.
     pub fn defer(&mut self) {
         self.out.counters.rx_packets -= 1;
     }
 
-    /// The deferred copies of a queue pair have finished
-    /// ([`has_pending_copies`](crate::memory::Memory::has_pending_copies)): it may have packets to
-    /// send.
+    /// The deferred copies of a queue pair have finished: it may have packets to send. See
+    /// [`has_pending_copies`](crate::memory::Memory::has_pending_copies).
     pub fn handle_copies_complete(&mut self, qpn: Qpn) {
         if let Some(index) = self.qps.find(qpn) {
             self.reschedule(index);

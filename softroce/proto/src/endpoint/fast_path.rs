@@ -1,7 +1,5 @@
-//! Fast paths for the most frequent packets on a shm link: a short request transmitted while it is
-//! posted, and a received WRITE ONLY executed without the general dispatch.
-//!
-//! A fast path has the same effect as the general path, and declines what is not the common case.
+//! Fast paths on a shm link (decision 14): a short request transmitted while it is posted, and a
+//! received WRITE ONLY. Each equals the general path, and declines what is not the common case.
 
 use core::time::Duration;
 
@@ -27,14 +25,12 @@ pub struct FastPathSend {
 
 impl Endpoint {
     /// Fast path of [`post_send`](Self::post_send) and
-    /// [`poll_transmit_shm`](Self::poll_transmit_shm): queues a send request and writes its packet
-    /// into `buf`, when it is a short SEND or WRITE of an RC queue pair on a shm link with free
-    /// slots, and nothing is to be sent before it except an ACK of the same queue pair, which is
-    /// returned with it.
+    /// [`poll_transmit_shm`](Self::poll_transmit_shm), for a short SEND or WRITE of an RC queue
+    /// pair on a shm link with free slots: writes its packet into `buf`. Nothing else is to be sent
+    /// before it but an ACK of the same queue pair, which is returned with it.
     ///
-    /// `None` when the request is any other, or would be refused; nothing has changed then. `now`
-    /// is called when the local ACK timer starts, with the timeout: the time it returns may be late
-    /// in proportion to that.
+    /// `None`, with nothing changed, for any other request. `now` is called when the local ACK
+    /// timer starts, with the timeout: the time it returns may be late in proportion to that.
     pub fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -59,10 +55,8 @@ impl Endpoint {
         Some(short)
     }
 
-    /// Fast path of [`handle_shm_packet`](Self::handle_shm_packet): executes a WRITE ONLY that has
-    /// the expected PSN and passes all checks. When it returns false nothing but bytes that the
-    /// packet may write has changed, and [`handle_shm_packet`](Self::handle_shm_packet) must be
-    /// called, which gives the same result.
+    /// Fast path of [`handle_shm_packet`](Self::handle_shm_packet) for a WRITE ONLY that is
+    /// expected and valid. If false, call that: only bytes that the packet may write have changed.
     pub fn handle_write_fast<M: Memory>(&mut self, packet: &ShmPacket<'_>, memory: &mut M) -> bool {
         let Ok(headers) = packet.headers.try_into() else {
             return false;

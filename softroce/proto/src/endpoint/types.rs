@@ -11,8 +11,7 @@ use crate::work::SrqId;
 pub enum Ident {
     /// Its value.
     Known(u16),
-    /// Not known: a UDP socket does not report it. The datagram is number `segment` of its
-    /// coalesced (GRO) receive, 0 unless coalesced.
+    /// Not known to a UDP socket; the datagram is number `segment` of its coalesced (GRO) receive.
     Unknown {
         /// Index in the coalesced receive.
         segment: u16,
@@ -36,8 +35,7 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// A packet received on a shm link: a copy of its headers. The payload is accessed through the
-/// caller's [`Memory`](crate::memory::Memory).
+/// A packet received on a shm link: its headers; [`Memory`](crate::memory::Memory) has the payload.
 #[derive(Clone, Copy, Debug)]
 pub struct ShmPacket<'a> {
     /// The shm link.
@@ -69,8 +67,7 @@ pub struct Transmit {
     pub shm_link: Option<ShmLinkId>,
     /// shm link: length of the headers in front of the payload in the buffer.
     pub header_len: usize,
-    /// shm link: bytes of payload that are not in the buffer but passed by reference, as given to
-    /// the [`Memory`](crate::memory::Memory).
+    /// shm link: bytes of payload passed by reference ([`Memory`](crate::memory::Memory)).
     pub by_ref_len: u32,
     /// shm link: the referenced memory may change as soon as the completion is reported (UC, UD),
     /// so the payload must be copied before. Otherwise (RC) it is stable until acknowledged.
@@ -111,8 +108,7 @@ pub enum AsyncEvent {
     CommunicationEstablished(Qpn),
     /// IBV_EVENT_SQ_DRAINED.
     SendQueueDrained(Qpn),
-    /// IBV_EVENT_QP_LAST_WQE_REACHED: the queue pair is in the error state and consumes no more
-    /// receives of its shared receive queue.
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: in ERR, it consumes no more of its shared receive queue.
     LastWqeReached(Qpn),
     /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives than the limit, which is now disarmed.
     SrqLimitReached(SrqId),

@@ -40,7 +40,6 @@ const fn power(mut base: u32, mut exponent: u32) -> u32 {
 pub(super) struct FieldTable([[u32; 256]; 2]);
 
 impl FieldTable {
-    /// For a field followed by `bytes_after` bytes.
     pub(super) const fn new(bytes_after: usize) -> Self {
         let mut table = [[0; 256]; 2];
         let mut at = 0;
@@ -81,11 +80,8 @@ static STEPS_BACK: [[u32; 256]; 2] = {
     table
 };
 
-/// The change of the IPv4 Identification that changes the ICRC by `syndrome`, in a packet of `len`
-/// bytes from the BTH up to, but without, the ICRC.
-///
-/// The Identification has 16 bits: one in 65536 syndromes has such a change. `len` above 65535
-/// counts modulo 65536.
+/// The change of the IPv4 Identification that changes the ICRC by `syndrome`: one syndrome in 65536
+/// has one. `len` counts modulo 65536, from the BTH up to, but without, the ICRC.
 pub fn solve_ident(syndrome: u32, len: usize) -> Option<u16> {
     let bytes = (len + super::IDENT_TO_BTH + 2) & 0xffff;
     let back = multiply(STEPS_BACK[0][bytes & 0xff], STEPS_BACK[1][bytes >> 8]);

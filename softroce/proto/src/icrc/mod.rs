@@ -1,16 +1,14 @@
-//! The invariant CRC (ICRC): the last 4 bytes of every packet (IBTA annex A17.3.3, vol 1, 7.8.1).
+//! The invariant CRC (ICRC): the last 4 bytes of every packet, least significant first (IBTA annex
+//! A17.3.3, vol 1, 7.8.1).
 //!
 //! It is the CRC-32 of Ethernet over 8 bytes of ones, the IP header, the UDP header, and the packet
-//! from the BTH on, with everything that routers may change replaced by ones: IPv4 TOS, TTL and
-//! header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and byte 4 of
-//! the BTH. It is sent least significant byte first.
+//! from the BTH on, with ones for what routers may change: IPv4 TOS, TTL and header checksum, IPv6
+//! traffic class, flow label and hop limit, the UDP checksum, and byte 4 of the BTH.
 //!
-//! Without raw sockets the kernel builds the IP header, not the device; [`Flow`] computes its part
-//! of the CRC anyway. All but three fields are constant in a flow, so the CRC register after the
-//! headers is computed once for zero lengths and Identification. The variable fields are added by
-//! tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths. So is the
-//! BTH: the carry-less multiplication used for the rest has a cost per call and works in blocks, so
-//! it starts at the payload, which at full MTU is whole blocks.
+//! The kernel builds the IP header; [`Flow`] computes its part of the CRC once per flow, with zeros
+//! for lengths, Identification and BTH. These are added by tables, as the CRC is linear: crc(a ⊕ b)
+//! = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths. So the carry-less multiplication, which works in
+//! blocks, starts at the payload, which at full MTU is whole blocks.
 
 mod flows;
 mod gf2;
@@ -48,7 +46,6 @@ static IPV4_TOTAL_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN + IPV4_LEN
 static IPV4_IDENT: FieldTable = FieldTable::new(BTH_LEN + IDENT_TO_BTH);
 static IPV6_PAYLOAD_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN + IPV6_LEN - 6);
 static UDP_TOTAL_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN - 6);
-/// The six byte pairs of the BTH, in order.
 static BTH: [FieldTable; BTH_LEN / 2] = [
     FieldTable::new(10),
     FieldTable::new(8),
@@ -58,12 +55,9 @@ static BTH: [FieldTable; BTH_LEN / 2] = [
     FieldTable::new(0),
 ];
 
-/// Bytes between the IPv4 Identification and the BTH.
 const IDENT_TO_BTH: usize = UDP_LEN + IPV4_LEN - 6;
 
-/// The addresses and ports of a flow, prepared for computing ICRCs.
-///
-/// The IPv4 Identification is given with each packet; over IPv6 it is ignored.
+/// The addresses and ports of a flow, for computing ICRCs; over IPv6 Identifications are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// The CRC register after the masked headers and BTH, with all variable fields zero.
@@ -72,11 +66,8 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A flow between these addresses and UDP ports.
-    ///
-    /// IPv4-mapped IPv6 addresses, as a dual-stack socket returns them, count as IPv4. One address
-    /// of each family is not a valid packet; the ICRC is then that of an IPv6 packet with the IPv4
-    /// address mapped.
+    /// A flow between these addresses and UDP ports. IPv4-mapped IPv6 addresses count as IPv4. With
+    /// one address of each family, which is no valid packet, the IPv4 address is mapped.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Self {
         let mut udp = [0xff; UDP_LEN];
         udp[0..2].copy_from_slice(&src_port.to_be_bytes());
@@ -122,8 +113,7 @@ impl Flow {
         self.is_ipv4
     }
 
-    /// The ICRC of a packet from the BTH up to, but without, the ICRC. One too short for a BTH is
-    /// not a valid packet, and is padded with zeros.
+    /// The ICRC of a packet without its ICRC; one too short for a BTH is zero-padded.
     pub fn compute(&self, ident: u16, packet: &[u8]) -> u32 {
         let register = self.after_headers(ident, packet.len());
         let (change, rest) = match packet.split_first_chunk::<BTH_LEN>() {
@@ -153,8 +143,7 @@ impl Flow {
         Some(self.compute(ident, packet) ^ u32::from_le_bytes(*icrc))
     }
 
-    /// The CRC of the masked headers and of a zero BTH, the first of `len` bytes (without the
-    /// ICRC). Lengths that no datagram can have wrap.
+    /// Of the masked headers and a zero BTH, the first of `len` bytes; impossible lengths wrap.
     fn after_headers(&self, ident: u16, len: usize) -> u32 {
         let udp_len = (len + LEN + UDP_LEN) as u16;
         let mut register = self.register ^ UDP_TOTAL_LEN.change(udp_len);
@@ -181,7 +170,6 @@ fn change_by(bth: &[u8; BTH_LEN]) -> u32 {
     change
 }
 
-/// A truncated BTH, padded with zeros.
 #[cold]
 fn padded(short: &[u8]) -> [u8; BTH_LEN] {
     let mut bth = [0; BTH_LEN];

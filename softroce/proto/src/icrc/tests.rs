@@ -36,7 +36,6 @@ fn reference(ip_packet: &[u8]) -> u32 {
     !crc
 }
 
-/// An IP packet of such a flow, with arbitrary values in the masked fields.
 fn ip_packet(src: IpAddr, dst: IpAddr, ports: (u16, u16), ident: u16, noise: u8, ib: &[u8]) -> Vec<u8> {
     let udp_len = u16::try_from(8 + ib.len() + 4).unwrap();
     let mut packet = Vec::new();
@@ -74,7 +73,6 @@ fn unhex(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Checks an IPv4 packet, from the IP header on, by the fields it carries.
 fn check_captured(hex: &str) {
     let packet = unhex(hex);
     let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());

@@ -13,7 +13,6 @@ fn peer(n: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x0a0a_0000 + n).into()
 }
 
-/// Seeded random numbers (SplitMix64).
 struct Rng(u64);
 
 impl Rng {
@@ -41,7 +40,6 @@ fn datagram(src: IpAddr, segment: u16, payload: &[u8]) -> Datagram<'_> {
     }
 }
 
-/// An ACK sealed with `ident`.
 fn packet(src: IpAddr, ident: u16, psn: u32) -> [u8; 20] {
     let mut packet = [0; 20];
     packet[..4].copy_from_slice(&[0x11, 0x40, 0xff, 0xff]);

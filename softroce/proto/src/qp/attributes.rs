@@ -22,8 +22,7 @@ pub enum State {
     Rts = 3,
     /// Send queue drain: requests in flight finish, no request begins.
     Sqd = 4,
-    /// Send queue error: a send request of a UC or UD queue pair failed. Later ones are flushed;
-    /// receiving continues. RC enters ERR instead.
+    /// UC and UD: a send request failed. Later ones are flushed; receiving continues. RC: ERR.
     Sqe = 5,
     /// Error: every request is flushed.
     Err = 6,
@@ -85,8 +84,7 @@ pub struct Path {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// The flow label of the address vector. Unused: packets leave by one UDP socket, so it selects
-    /// neither their source port nor their IPv6 flow label.
+    /// The flow label of the address vector. Unused: packets leave by one UDP socket.
     pub flow_label: u32,
     /// The shm link that packets take instead of UDP, chosen by the owner at both ends.
     pub shm_link: Option<ShmLinkId>,

@@ -1,6 +1,4 @@
-//! Fast paths on a shm link: a request sent while it is posted, with the pending ACK in front of
-//! it; and a received WRITE ONLY. Each equals the general path for what it accepts, and declines
-//! the rest.
+//! Fast paths of a queue pair on a shm link.
 
 use core::time::Duration;
 
@@ -12,8 +10,7 @@ use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
 
 impl QueuePair {
-    /// Executes a WRITE ONLY with `len` bytes of payload: see
-    /// [`Endpoint::handle_write_fast`](crate::Endpoint::handle_write_fast).
+    /// See [`Endpoint::handle_write_fast`](crate::Endpoint::handle_write_fast).
     pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
         link: ShmLinkId,
@@ -31,9 +28,8 @@ impl QueuePair {
                 .handle_write_fast(bth, reth, len, &self.connection, memory)
     }
 
-    /// Queues a request and writes its packet: see
-    /// [`Endpoint::post_send_fast`](crate::Endpoint::post_send_fast). `has_ack`: the queue pair has
-    /// something to send, which must be a single ACK.
+    /// See [`Endpoint::post_send_fast`](crate::Endpoint::post_send_fast). `has_ack`: the queue pair
+    /// has something to send, which must be a single ACK.
     pub(crate) fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,

@@ -40,7 +40,6 @@ struct Connection {
 }
 
 impl Connection {
-    /// The context of its memory accesses.
     const fn access_context(&self) -> AccessContext {
         AccessContext {
             pd: self.pd,
@@ -59,10 +58,8 @@ impl Connection {
 pub(crate) struct QueuePair {
     init: QpInit,
     state: State,
-    /// Every attribute as it was last set.
     set: Modify,
     connection: Connection,
-    /// Maximum payload of a packet on a shm link.
     shm_mtu: usize,
     /// Send windows in PSNs: over UDP, and over a shm link.
     windows: (u32, u32),
@@ -77,10 +74,9 @@ pub(crate) struct QueuePair {
     datagram_path: Option<Path>,
 }
 
-/// Order of requests and replies in a burst. Replies go first, unless they had the whole previous
-/// burst. ACKs yield to requests (they piggyback behind), unless they waited for the whole previous
-/// burst: an ACK and the consumer's answer then leave together, the longer one first, as one GSO
-/// run.
+/// Replies go first, unless they had the whole previous burst. ACKs go behind requests, unless they
+/// waited for the whole previous burst: an ACK and the consumer's answer then leave together, the
+/// longer one first, as one GSO run.
 #[derive(Clone, Copy, Debug, Default)]
 struct BurstState {
     requests_first: bool,
@@ -89,7 +85,6 @@ struct BurstState {
 }
 
 impl QueuePair {
-    /// A queue pair in RESET, using the shared receive queue `srq` if given.
     pub(crate) fn new(qpn: Qpn, init: QpInit, config: &EndpointConfig, srq: Option<&SharedQueue>) -> Self {
         // UD uses the port's MTU; the others are configured by modify.
         let mtu = match init.transport {
@@ -118,8 +113,6 @@ impl QueuePair {
             datagram_path: None,
         }
     }
-
-    // Getters
 
     pub(crate) fn attributes(&self) -> Attributes {
         let mut set = self.set;
@@ -173,7 +166,6 @@ impl QueuePair {
         self.init.transport == Transport::Ud || self.connection.shm_link == Some(link)
     }
 
-    /// The shm link of the next packet to send, if it takes one.
     pub(crate) fn next_shm_link(&self) -> Option<ShmLinkId> {
         match self.init.transport {
             Transport::Ud => self.requester.next_destination().and_then(|to| to.path.shm_link),
@@ -181,13 +173,11 @@ impl QueuePair {
         }
     }
 
-    /// Whether memory that its packets reference may change as soon as they are written, because
-    /// its requests complete then (UC, UD).
+    /// Whether memory that its packets reference may change as soon as they are written (UC, UD).
     pub(crate) fn is_unreliable(&self) -> bool {
         self.init.transport != Transport::Rc
     }
 
-    /// Whether its ACKs keep their order with the requests posted after them.
     pub(crate) const fn ack_before_requests(&self) -> bool {
         self.init.ack_before_requests
     }
@@ -196,7 +186,6 @@ impl QueuePair {
         self.responder.has_only_ack() && !self.requester.has_more()
     }
 
-    /// Whether there is something to send, now or after a wait.
     pub(crate) fn has_more(&self) -> bool {
         self.responder.has_replies() || self.requester.has_more()
     }
@@ -204,8 +193,6 @@ impl QueuePair {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.requester.deadline()
     }
-
-    // State
 
     pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
         let (from, to) = (self.state, modify.target(self.init.transport, self.state)?);
@@ -265,15 +252,13 @@ impl QueuePair {
         self.draining = false;
     }
 
-    /// Revokes the memory references of its packets on a shm link.
     pub(crate) fn revoke_refs(&self, out: &mut Outbox) {
         if self.connection.shm_link.is_some() {
             out.revoked.push_back(self.connection.qpn);
         }
     }
 
-    /// Flushes both queues, send queue first. The responder's replies stay queued: a NAK that
-    /// explains the error may be among them.
+    /// The replies stay queued: a NAK that explains the error may be among them.
     fn enter_error(&mut self, out: &mut Outbox) {
         let fresh = self.state != State::Err;
         self.state = State::Err;
@@ -315,8 +300,6 @@ impl QueuePair {
         }
     }
 
-    // Work requests
-
     pub(crate) fn post_send(&mut self, request: &SendRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
         if self.state < State::Rts {
             return Err(PostError::State);
@@ -331,8 +314,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
-    /// `datagram`, would accept a request after `ahead` others.
+    /// See [`Endpoint::check_send`](crate::Endpoint::check_send).
     pub(crate) fn check_post(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
         if self.state < State::Rts {
             return Err(PostError::State);
@@ -362,10 +344,7 @@ impl QueuePair {
         Ok(())
     }
 
-    // Packets and time
-
-    /// Handles a valid packet for this queue pair, which [`receives`](Self::receives); `ends` are
-    /// its source and destination address.
+    /// `ends`: source and destination address; the queue pair [`receives`](Self::receives).
     pub(crate) fn handle<M: Memory>(
         &mut self,
         now: Instant,
@@ -381,7 +360,6 @@ impl QueuePair {
         }
     }
 
-    /// Whether [`handle`](Self::handle) needs the time for this packet.
     pub(crate) fn needs_time(&self, packet: &InboundPacket<'_>) -> bool {
         packet.bth.opcode.is_response() && !self.requester.is_final_ack(packet)
     }
@@ -431,8 +409,7 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<PacketLens> {
-        // Over UDP an ACK behind a request can be the last segment of the same GSO run. A shm link
-        // has no runs: there the ACK goes before the request, as from an adapter.
+        // Over UDP an ACK can end a request's GSO run; on a shm link it goes first, as in hardware.
         let in_order = self.connection.shm_link.is_some() || self.init.ack_before_requests;
         let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
         if self.burst.requests_first || defer_acks {
@@ -444,8 +421,7 @@ impl QueuePair {
         }
     }
 
-    /// Fast path of [`transmit`](Self::transmit): writes the next packet if it is a MIDDLE packet
-    /// over UDP and no reply is pending, and returns its length. `None` otherwise.
+    /// Fast path of [`transmit`](Self::transmit): a MIDDLE packet over UDP, no reply pending.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
         memory: &mut M,
@@ -504,7 +480,6 @@ impl QueuePair {
 }
 
 impl Modify {
-    /// Overwrites the attributes that `newer` sets.
     fn overlay(&mut self, newer: &Self) {
         *self = Self {
             state: newer.state.or(self.state),

@@ -1,16 +1,14 @@
 //! Packets of a queue pair: payload in the datagram (UDP), or by reference (shm link).
 //!
 //! On a shm link a packet has no pad and no ICRC, as nothing can corrupt it. A short payload
-//! follows the headers in the buffer; a long one is passed by reference, and the receiver copies it
-//! from the sender's memory. The payload of a received shm packet is accessed through
-//! [`Memory`](crate::memory::Memory) only.
+//! follows the headers in the buffer; the receiver copies a long one from the sender's memory,
+//! through [`Memory`](crate::memory::Memory) only.
 
 use core::ops::Range;
 
 use crate::qp::Connection;
 use crate::wire::{self, Bth, Extension, Packet};
 
-/// The payload of an inbound packet, or a slice of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PayloadSource<'a> {
     Bytes(&'a [u8]),
@@ -29,7 +27,6 @@ impl PayloadSource<'_> {
         }
     }
 
-    /// The bytes in `range`, which lies inside.
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
         match self {
             Self::Bytes(bytes) => PayloadSource::Bytes(&bytes[range]),
@@ -41,7 +38,6 @@ impl PayloadSource<'_> {
     }
 }
 
-/// A received packet, over UDP or a shm link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InboundPacket<'a> {
     pub(crate) bth: Bth,
@@ -59,7 +55,6 @@ impl<'a> From<Packet<'a>> for InboundPacket<'a> {
     }
 }
 
-/// Where the payload of an outbound packet is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PayloadLocation {
     /// In the queue pair (inline data): always copied into the packet.
@@ -89,8 +84,7 @@ pub(crate) struct PacketLens {
 }
 
 impl Connection {
-    /// Writes the headers of a packet with `len` bytes of payload, and leaves space for the payload
-    /// unless it goes by reference. `None` when the buffer is too short.
+    /// Leaves space for payload not passed by reference. `None` when the buffer is too short.
     pub(crate) fn write_packet_headers(
         &self,
         buf: &mut [u8],

@@ -8,7 +8,6 @@ use crate::work::{PostError, ReceiveRequest};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// Total bytes of its SGEs.
     pub(crate) capacity: u64,
     elements: u32,
 }
@@ -25,7 +24,6 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// A ring for `max_wr` requests of `max_sge` SGEs.
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         let slots = (max_wr.max(1) as usize).next_power_of_two();
         let max_sge = max_sge as usize;

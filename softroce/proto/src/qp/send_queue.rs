@@ -42,7 +42,6 @@ impl Wqe {
         packets: 0,
     };
 
-    /// The packet number after its last one.
     pub(crate) const fn end(&self) -> u64 {
         self.first + self.packets as u64
     }
@@ -83,9 +82,7 @@ pub(crate) struct SendQueue {
     limit: u64,
     max_sge: usize,
     max_inline: usize,
-    /// The oldest request that has not completed.
     pub(crate) head: u64,
-    /// The number of the next request to be posted.
     pub(crate) tail: u64,
 }
 
@@ -124,7 +121,6 @@ impl SendQueue {
         &mut self.wqes[slot]
     }
 
-    /// Whether at least half of the slots are in use.
     pub(crate) const fn is_half_full(&self) -> bool {
         (self.tail - self.head) * 2 >= self.limit
     }
@@ -168,7 +164,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Whether [`post`](Self::post) would accept a request after `ahead` others.
     pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
         self.check(request)?;
         if self.tail - self.head + u64::from(ahead) >= self.limit {
@@ -195,7 +190,6 @@ impl SendQueue {
         self.destinations.get(self.slot(number)).copied().flatten()
     }
 
-    /// The message length, if the request is valid.
     fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
         let awaits_data = matches!(request.operation, Operation::Read { .. } | Operation::Atomic { .. });
         let len = match request.payload {
@@ -220,7 +214,6 @@ impl SendQueue {
         &self.sges[start..start + self.wqes[slot].elements as usize]
     }
 
-    /// Copies `dst.len()` bytes at `offset` of a request's message.
     #[inline]
     pub(crate) fn gather<M: Memory>(
         &self,

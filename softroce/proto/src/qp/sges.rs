@@ -6,7 +6,6 @@ use crate::LKey;
 use crate::memory::{AccessError, CopyError, Memory, PdId, Sge};
 use crate::qp::packet::PayloadSource;
 
-/// A piece of a message: its memory, and its byte range in the requested part.
 struct Piece {
     lkey: LKey,
     addr: u64,
@@ -58,7 +57,6 @@ pub(crate) fn gather<M: Memory>(
     Ok(())
 }
 
-/// Adds the `len` bytes at `offset` of the message to the packet, by reference.
 pub(crate) fn add_refs<M: Memory>(
     memory: &mut M,
     pd: PdId,

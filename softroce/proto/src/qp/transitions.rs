@@ -1,5 +1,4 @@
-//! State transitions of a queue pair with their required and optional attributes, as rows per
-//! transport (IBTA vol 1, table 91; ibv_modify_qp(3)).
+//! State transitions and their attributes, per transport (IBTA table 91; ibv_modify_qp(3)).
 
 use crate::qp::{Modify, ModifyError, State};
 use crate::wire::Transport;
@@ -159,7 +158,6 @@ const fn rows(transport: Transport) -> &'static [Row] {
 }
 
 impl Modify {
-    /// Its bits of `enum ibv_qp_attr_mask`.
     pub(crate) fn mask(&self) -> u32 {
         let bit = |given: bool, bit: u32| if given { bit } else { 0 };
         bit(self.state.is_some(), STATE)
@@ -201,7 +199,6 @@ impl Modify {
         bad.iter().find(|(bad, _)| *bad).map(|(_, bit)| *bit)
     }
 
-    /// The resulting state for a queue pair of `transport` in `from`, if the table allows it.
     pub(crate) fn target(&self, transport: Transport, from: State) -> Result<State, ModifyError> {
         let to = self.state.unwrap_or(from);
         let no_such = ModifyError::Transition { from, to };

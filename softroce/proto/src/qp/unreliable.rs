@@ -45,7 +45,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Handles a valid packet from the peer of this UC queue pair.
     pub(super) fn handle_unreliable<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -62,8 +61,7 @@ impl QueuePair {
         }
     }
 
-    /// Handles a valid packet from any sender (`ends`: source and destination address) for this UD
-    /// queue pair, which [`receives`](Self::receives).
+    /// From any sender; `ends`: source and destination address.
     pub(super) fn handle_datagram<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -80,7 +78,6 @@ impl QueuePair {
         }
     }
 
-    /// Writes the next packet of a UC or UD queue pair and returns its lengths.
     pub(super) fn transmit_unreliable<M: Memory>(
         &mut self,
         memory: &mut M,

@@ -28,9 +28,7 @@ impl Credits {
         self.0
     }
 
-    /// The number of messages granted, `None` if unlimited.
-    ///
-    /// The steps are 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, … 32768.
+    /// The number of messages granted: 0, 1, 2, 3, 4, 6, 8, 12, 16, … 32768; `None`: unlimited.
     pub const fn count(self) -> Option<u32> {
         match self.0 {
             31 => None,
@@ -42,8 +40,7 @@ impl Credits {
     }
 }
 
-/// RNR timer: the wait after an RNR NAK, as its 5-bit code (IBTA vol 1, 9.7.5.2.8, table 46). Code
-/// 0 is the longest time, not the shortest.
+/// RNR timer: the 5-bit code of the wait (IBTA vol 1, 9.7.5.2.8, table 46). Code 0 is the longest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RnrTimer(u8);
 

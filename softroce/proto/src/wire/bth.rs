@@ -66,7 +66,6 @@ impl Bth {
         Some(Qpn::new(u32::from_be_bytes([0, header[5], header[6], header[7]])))
     }
 
-    /// Sets AckReq in a written packet.
     pub(crate) fn set_ack_req(packet: &mut [u8]) {
         if let Some(header) = packet.first_chunk_mut::<{ Self::LEN }>() {
             header[8] |= 0x80;

@@ -6,9 +6,8 @@
 //! IPv4:  0..20 zero, 20..40 the header
 //! ```
 //!
-//! A UDP socket strips the IP header, so it is rebuilt. Fields that the socket does not report are
-//! fixed: traffic class, flow label and Identification 0, TTL 64. The IPv4 checksum is correct, as
-//! readers distinguish IPv4 from IPv6 by it.
+//! A UDP socket strips the IP header: it is rebuilt, with traffic class, flow label and
+//! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6.
 
 use core::net::IpAddr;
 
@@ -51,8 +50,7 @@ pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] 
     grh
 }
 
-/// Source and destination address of such a header: IPv4 if there is one with a correct checksum
-/// after 20 bytes, otherwise IPv6; `None` if neither.
+/// Source and destination of such a header: IPv4 if its checksum is correct, else IPv6 or `None`.
 pub fn ip_header_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let ip = &grh[GRH_LEN - IPV4_HEADER..];
     if ip[0] == 0x45 && checksum(ip) == 0 {

@@ -4,9 +4,8 @@
 //! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
 //! ```
 //!
-//! [`Packet::parse`] and [`write()`] are inverse. Neither handles the ICRC: [`crate::icrc`] does,
-//! as it covers the IP header too. A packet that does not parse is dropped without a reply: its
-//! headers cannot be trusted.
+//! [`Packet::parse`] and [`write()`] are inverse, without the ICRC ([`crate::icrc`]). A packet that
+//! does not parse is dropped without a reply: its headers cannot be trusted.
 
 mod aeth;
 mod atomic_ack_eth;
@@ -153,7 +152,6 @@ impl Extension {
         }
     }
 
-    /// The IETH, if any.
     pub(crate) const fn ieth(&self) -> Option<&Ieth> {
         match self {
             Self::Ieth(ieth) => Some(ieth),
@@ -169,7 +167,6 @@ impl Extension {
         }
     }
 
-    /// Parses the headers of `layout` at the front of `bytes`.
     #[inline]
     fn split_from(layout: Layout, bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = bytes;
@@ -191,7 +188,6 @@ impl Extension {
         Ok((extension, rest))
     }
 
-    /// Writes the headers to `buf`, which has their length.
     fn write_to(&self, buf: &mut [u8]) {
         match self {
             Self::Bare => {}
@@ -229,8 +225,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Parses a UDP payload, BTH to ICRC. The ICRC is not checked; pad and reserved bits may have
-    /// any value, as receivers ignore them.
+    /// Parses a UDP payload, BTH to ICRC, without checking the ICRC, pad and reserved bits.
     ///
     /// # Errors
     /// When a length, version, opcode, partition key, pad count or syndrome is wrong. Never panics,
@@ -294,12 +289,10 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
     }
 }
 
-/// Writes the headers of a shm packet to the front of `buf` and returns their length; the inverse
-/// of [`parse_headers`].
+/// Writes the headers of a shm packet to `buf`; returns their length. Inverse: [`parse_headers`].
 ///
 /// # Errors
-/// When `buf` is too short, or the extension headers do not match the opcode; `buf` is unchanged
-/// then.
+/// When `buf` is too short, or the extension headers do not match; `buf` is unchanged then.
 #[inline]
 pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() {
@@ -325,18 +318,15 @@ pub const fn packet_len(opcode: Opcode, payload_len: usize) -> usize {
     header_len(opcode) + payload_len + pad_len(payload_len) + icrc::LEN
 }
 
-/// The bytes of pad after a payload of `payload_len` bytes.
 pub(crate) const fn pad_len(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 
-/// Writes the headers and the pad of a packet with `payload_len` bytes of payload to the front of
-/// `buf`, and returns the offset of the payload. The caller writes the payload, and [`icrc`] seals
-/// the last 4 of the [`packet_len`] bytes.
+/// Writes headers and pad of a packet with `payload_len` bytes of payload to `buf`, and returns the
+/// offset of the payload, which the caller writes; [`icrc`] seals the last 4 of [`packet_len`].
 ///
 /// # Errors
-/// When `buf` is shorter than the packet, or the opcode has other extension headers or no payload;
-/// `buf` is unchanged then.
+/// When `buf` is too short, or extension headers or payload do not match; it is unchanged then.
 pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usize) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() || payload_len > 0 && !bth.opcode.has_payload() {
         return Err(WriteError::Layout(bth.opcode));
@@ -358,7 +348,6 @@ pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usiz
     Ok(start)
 }
 
-/// Takes the next `N` bytes off `rest`.
 fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
     let (chunk, after) = rest.split_first_chunk().ok_or(ParseError::Truncated(rest.len()))?;
     *rest = after;
@@ -370,7 +359,6 @@ fn be32<const AT: usize>(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[AT], bytes[AT + 1], bytes[AT + 2], bytes[AT + 3]])
 }
 
-/// The big-endian 64 bits at `AT`.
 fn be64<const AT: usize>(bytes: &[u8]) -> u64 {
     u64::from(be32::<AT>(bytes)) << 32 | u64::from(be32::<AT>(&bytes[4..]))
 }

@@ -1,7 +1,6 @@
 //! The opcodes of the BTH (IBTA vol 1, 9.2.1, table 38) and their properties.
 //!
-//! One row per opcode: number, operation, position in the message, extension headers, and whether
-//! payload follows. The engine uses these properties instead of comparing numbers.
+//! One row per opcode; the engine uses these properties instead of comparing numbers.
 
 /// The transport service, the top three bits of an opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -327,7 +326,6 @@ impl Opcode {
         if imm { Self::UdSendOnlyImm } else { Self::UdSendOnly }
     }
 
-    /// The RC RDMA READ response opcode at `position`.
     pub(crate) const fn rc_read_response(position: Position) -> Self {
         match position {
             Position::First => Self::RcReadResponseFirst,

@@ -14,7 +14,6 @@ const RTU: u16 = 0x14;
 const DREQ: u16 = 0x15;
 const DREP: u16 = 0x16;
 
-/// A connection from side 0 to side 1, and its ids.
 fn connected() -> (Net, ConnectionId, ConnectionId) {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
@@ -109,7 +108,6 @@ fn three_messages_connect() {
     assert_eq!((passive.responder_resources, passive.initiator_depth), (3, 4));
 }
 
-/// Any one lost message is retransmitted.
 #[test]
 fn one_message_is_lost() {
     for lost in [REQ, REP, RTU, DREQ, DREP] {
@@ -172,8 +170,7 @@ fn both_disconnect_at_once() {
     }
 }
 
-/// Destroying sends a DREQ to the peer and reports no local events; the connection is removed at
-/// the DREP.
+/// The peer gets a DREQ, the owner no events; the connection is removed at the DREP.
 #[test]
 fn a_connection_is_destroyed() {
     let (mut net, ours, theirs) = connected();
@@ -227,7 +224,6 @@ fn rejected_by_either() {
         assert_eq!(private_data.starts_with(b"not today\0"), says_so);
         assert_eq!(net.cms[1].connections(), 0);
     }
-    // The active side rejects the reply.
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     net.connect(0x11);
@@ -299,7 +295,6 @@ fn mra_extends_the_timeout() {
         assert!(net.step());
         net.collect(&mut fate);
     }
-    // The MRA arrives.
     assert!(net.step());
     let sent = net.sent(0).len();
     // Far longer than all retries: the MRA has extended the timeout by more than a minute.
@@ -323,7 +318,6 @@ fn mra_extends_the_timeout() {
     assert!(matches!(net.events[1][..], [_, CmEvent::Established { .. }]));
 }
 
-/// Data arrived before the RTU: the connection is established.
 #[test]
 fn notify_establishes_without_rtu() {
     let mut net = Net::new();
@@ -355,8 +349,7 @@ fn unanswered_request_is_retried_then_unreachable() {
     assert_eq!(net.events[0], [CmEvent::Unreachable { id }]);
 }
 
-/// A restarted peer connects a queue pair that is still connected here: it is rejected, and the old
-/// connection ends.
+/// A restarted peer reuses its queue pair: it is rejected, and the old connection ends.
 #[test]
 fn a_stale_connection() {
     let (mut net, _, theirs) = connected();

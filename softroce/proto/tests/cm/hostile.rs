@@ -5,7 +5,6 @@ use proptest::prelude::*;
 
 use crate::net::{Fate, Net, SERVICE, accept_all, address};
 
-/// The messages of two managers from connect to disconnect.
 fn recorded() -> Vec<Mad> {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
@@ -79,7 +78,6 @@ proptest! {
     }
 }
 
-/// A flood is bounded by the backlog.
 #[test]
 fn a_flood_of_requests() {
     let mut net = Net::new();

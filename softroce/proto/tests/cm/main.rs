@@ -1,5 +1,4 @@
-//! Connection management: two managers in virtual time over a lossy, duplicating and reordering
-//! network.
+//! Two managers in virtual time over a lossy, duplicating and reordering network.
 
 mod exchanges;
 mod hostile;

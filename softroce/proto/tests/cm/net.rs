@@ -25,7 +25,6 @@ pub(crate) enum Fate {
     Arrives,
     Lost,
     Twice,
-    /// Arrives this much later.
     Late(Duration),
 }
 
@@ -94,7 +93,6 @@ impl Net {
         self.cms[0].connect(self.now, &Self::request(qpn)).unwrap()
     }
 
-    /// Sends the managers' datagrams, and collects their events.
     pub(crate) fn collect(&mut self, fate: &mut dyn FnMut(usize, u16) -> Fate) {
         for side in 0..2 {
             while let Some(transmit) = self.cms[side].poll_transmit() {
@@ -140,7 +138,6 @@ impl Net {
         }
     }
 
-    /// Runs until idle; `apps` handles the events.
     pub(crate) fn run_with(
         &mut self,
         mut fate: impl FnMut(usize, u16) -> Fate,
@@ -176,7 +173,6 @@ impl Net {
     }
 }
 
-/// An application that accepts and establishes every connection.
 pub(crate) fn accept_all(cm: &mut Cm, now: Instant, _side: usize, event: &CmEvent) {
     match event {
         CmEvent::Request { id, request, .. } => cm.accept(now, *id, &Net::accept(request.qpn.get() + 1)).unwrap(),

@@ -21,7 +21,6 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
     prop::collection::vec(fate, 0..60)
 }
 
-/// The final state of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Connected,
@@ -42,8 +41,7 @@ fn end(events: &[CmEvent], side: usize) -> Option<End> {
 }
 
 proptest! {
-    /// With fewer losses than retransmissions, a connection is established once, and ends at both
-    /// sides when either disconnects.
+    /// With fewer losses than retransmissions it is established once, and ends at both sides.
     #[test]
     fn connects_despite_some_losses(fates in fates(), who in 0_usize..2, accepts in any::<bool>()) {
         let mut net = Net::new();
@@ -87,8 +85,7 @@ proptest! {
         }
     }
 
-    /// The network fails permanently at some message, in one or both directions. Nothing waits
-    /// forever; the passive side reports no connection that the active side has not made.
+    /// Nothing waits forever; the passive side reports no connection that the active one lacks.
     #[test]
     fn connection_ends_despite_losses(fates in fates(), fails_after in 0_usize..8, dead in 1_u8..4) {
         let mut net = Net::new();

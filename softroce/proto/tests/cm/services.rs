@@ -73,7 +73,6 @@ fn refused_and_unanswered() {
     assert!(
         matches!(&net.events[0][..], [CmEvent::SidrReply { reply, .. }] if reply.status == SidrStatus::UNSUPPORTED)
     );
-    // Destroyed by the listener's owner.
     net.cms[1].listen(UD, 4).unwrap();
     net.cms[0].sidr_request(net.now, &Net::sidr_request(UD)).unwrap();
     net.run_with(

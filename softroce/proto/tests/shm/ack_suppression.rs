@@ -1,5 +1,4 @@
-//! ACK suppression on shm links: unsignaled requests are sent without AckReq, which is requested
-//! later when something waits.
+//! Unsignaled requests on shm links: sent without AckReq, which follows when something waits.
 
 #[path = "../util/mod.rs"]
 mod util;

@@ -14,7 +14,6 @@ use util::{
     success, with_regions, write_operation, write_to,
 };
 
-/// Length of each region.
 const LEN: usize = 2 * SHM_INLINE;
 
 fn deliver(_: usize, _: &util::Sent) -> Fate {
@@ -25,9 +24,7 @@ fn deliver(_: usize, _: &util::Sent) -> Fate {
 enum Kind {
     Send(Option<u32>),
     Write(Option<u32>),
-    /// Beyond the end of the peer's region.
     WriteBeyond,
-    /// From memory that is not registered.
     WriteFromNowhere,
     Read,
     Add,
@@ -49,10 +46,8 @@ enum Act {
     Arrive,
     Exchange,
     Modify(usize, State),
-    /// A link becomes full, and has free slots again.
     Full(usize),
     Ready(usize),
-    /// All deadlines expire.
     Wait,
 }
 
@@ -92,7 +87,6 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Everything observable of a run.
 fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize) {
     let mut pair = Pair::connected(setup);
     let memories: [[Sge; 3]; 2] = [0, 1].map(|at| [0, 1, 2].map(|seed| pair.region(at, pattern(LEN, seed))));

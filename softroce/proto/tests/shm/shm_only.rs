@@ -1,5 +1,4 @@
-//! Specific to shm links: payloads by reference that become unreadable, back-pressure, revoked
-//! references.
+//! Payloads by reference that become unreadable, back-pressure, revoked references.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -20,8 +19,7 @@ fn part(sge: Sge, len: usize) -> Sge {
     Sge { len: len as u32, ..sge }
 }
 
-/// Writes the next packet of the first node; returns its payload bytes in the buffer and by
-/// reference.
+/// The next packet's payload bytes in the buffer and by reference.
 fn next(pair: &mut Pair) -> (usize, u32) {
     let mut buf = [0; 4096 + 128];
     let node = &mut pair.nodes[0];

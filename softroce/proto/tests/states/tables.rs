@@ -12,8 +12,7 @@ pub(super) const STATES: [State; 7] = [
     State::Err,
 ];
 
-/// ibv_modify_qp(3) and IBTA table 91: (from, to, required, optional), bits of
-/// `enum ibv_qp_attr_mask`.
+/// IBTA table 91: (from, to, required, optional), bits of `enum ibv_qp_attr_mask`.
 pub(super) type Row = (State, State, u32, u32);
 
 pub(super) const RC: [Row; 19] = [

@@ -43,7 +43,6 @@ struct Region {
     bytes: Vec<u8>,
 }
 
-/// A memory window of type 2B.
 struct Window {
     rkey: RKey,
     bound: Option<(AccessContext, Bind)>,
@@ -56,7 +55,6 @@ pub(crate) struct Regions {
     windows: Vec<Window>,
     /// The key of each bind and invalidation.
     pub(crate) log: Vec<RKey>,
-    /// The payload by reference of the packet being written.
     by_ref: Vec<u8>,
     /// The payload of the current shm packet; `None` when it is unreadable.
     arrived: Option<Vec<u8>>,
@@ -88,12 +86,10 @@ impl Regions {
         }
     }
 
-    /// The payload by reference of the packet that was written.
     pub(crate) fn take_by_ref(&mut self) -> Vec<u8> {
         mem::take(&mut self.by_ref)
     }
 
-    /// Sets the payload of the shm packet handled next.
     pub(crate) fn arrive(&mut self, payload: &[u8]) {
         let gone = self.unreadable_after == Some(0);
         self.unreadable_after = self.unreadable_after.and_then(|after| after.checked_sub(1));
@@ -129,7 +125,6 @@ impl Regions {
         }
     }
 
-    /// The whole region, by its number.
     pub(crate) fn region_of(&self, number: usize) -> Sge {
         let region = &self.regions[number];
         Sge {

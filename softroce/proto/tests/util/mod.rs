@@ -31,12 +31,10 @@ pub(crate) use requests::{atomic_on, pattern, read_from, request, send, write_op
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
 pub(crate) const RECV_CQ: CqId = CqId(2);
-/// The Q_Key of both ends of a UD pair.
 pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
-/// Whether the two are connected by a shm link: so in the test binary `shm`, which includes the
-/// others' tests.
+/// True in the test binary `shm`, which includes the others' tests.
 pub(crate) fn over_shm() -> bool {
     module_path!().starts_with("shm::")
 }
@@ -76,7 +74,6 @@ pub(crate) struct Node {
     pub(crate) qpn: Qpn,
     /// The queue pair that [`Pair::swap`] exchanges with `qpn`, if any.
     pub(crate) second: Option<Qpn>,
-    /// The shared receive queue of its queue pairs.
     pub(crate) srq: Option<SrqId>,
     pub(crate) completions: Vec<(CqId, Completion)>,
     pub(crate) events: Vec<AsyncEvent>,
@@ -103,10 +100,8 @@ pub(crate) struct Setup {
     pub(crate) transport: Transport,
     /// The second node's queue pairs use a shared receive queue.
     pub(crate) srq: Option<SrqInit>,
-    /// Maximum payload of a shm packet; the path MTU for `None`, so that tests are independent of
-    /// the link.
+    /// `None` is the path MTU, so that tests are independent of the link.
     pub(crate) shm_mtu: Option<usize>,
-    /// Try the fast paths first.
     pub(crate) fast_path: bool,
     pub(crate) ack_before_requests: bool,
 }
@@ -141,7 +136,6 @@ impl Default for Setup {
     }
 }
 
-/// Two endpoints with one queue pair each, connected to each other, and the link between them.
 pub(crate) struct Pair {
     pub(crate) nodes: [Node; 2],
     pub(crate) now: Instant,
@@ -151,7 +145,6 @@ pub(crate) struct Pair {
     /// Packets in flight, each with the number of deliveries that it waits for.
     flight: VecDeque<(usize, Sent)>,
     delivered: usize,
-    /// Packets received on the fast path.
     pub(crate) fast_path_hits: usize,
 }
 
@@ -255,7 +248,6 @@ impl Pair {
         self.enter_rts(1);
     }
 
-    /// Switches to the other queue pair of each node.
     pub(crate) fn swap(&mut self) {
         for node in &mut self.nodes {
             let second = node.second.replace(node.qpn);
@@ -263,7 +255,6 @@ impl Pair {
         }
     }
 
-    /// Posts a receive to the shared receive queue of the second node.
     pub(crate) fn receive_shared(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let node = &mut self.nodes[1];
         let srq = node.srq.expect("the setup has a shared receive queue");
@@ -280,7 +271,6 @@ impl Pair {
         node.endpoint.post_send(self.now, node.qpn, request).unwrap();
     }
 
-    /// The destination of a node's datagrams to the other one.
     pub(crate) fn destination(&self, at: usize) -> Destination {
         let (node, peer) = (&self.nodes[at], &self.nodes[1 - at]);
         Destination {
@@ -317,8 +307,7 @@ impl Pair {
         self.run_with(|_, _| Fate::Deliver);
     }
 
-    /// Runs until idle, at most 120 s of virtual time; `fate` is called with each packet and its
-    /// number in the log.
+    /// At most 120 s of virtual time; `fate` gets each packet and its number in the log.
     pub(crate) fn run_with(&mut self, mut fate: impl FnMut(usize, &Sent) -> Fate) {
         let end = self.now + Duration::from_secs(120);
         loop {
@@ -384,7 +373,6 @@ impl Pair {
         Some(sent)
     }
 
-    /// Polls the next packet of a node on the fast path for MIDDLE packets.
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
         let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
         let len = node.endpoint.poll_transmit_middle(&mut node.memory, buf)?;
@@ -399,7 +387,6 @@ impl Pair {
         Some(sent)
     }
 
-    /// Delivers a packet to the other node.
     pub(crate) fn deliver(&mut self, sent: &Sent) {
         let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
         let node = &mut self.nodes[to];
@@ -435,7 +422,6 @@ impl Pair {
         drain(node);
     }
 
-    /// Delivers a forged packet to a node.
     pub(crate) fn forge(&mut self, to: usize, opcode: Opcode, psn: u32, extension: &Extension, payload: &[u8]) {
         let mut bth = Bth::new(opcode, self.nodes[to].qpn, Psn::new(psn));
         bth.ack_req = true;
@@ -447,7 +433,6 @@ impl Pair {
         self.deliver(&Sent { from, bytes });
     }
 
-    /// The syndromes of the ACKs and NAKs that a node has sent.
     pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {
         let sent = self
             .log
@@ -462,7 +447,6 @@ impl Pair {
         node.endpoint.query_qp(node.qpn).unwrap().set.rq_psn.unwrap().get()
     }
 
-    /// The completions of a CQ so far: (wr_id, status).
     pub(crate) fn completed(&self, at: usize, cq: CqId) -> Vec<(u64, Status)> {
         let of_cq = self.nodes[at].completions.iter().filter(|(of, _)| *of == cq);
         of_cq
@@ -483,12 +467,10 @@ impl Pair {
     }
 }
 
-/// The shm link to or from node `at`.
 pub(crate) fn shm_link_to(at: usize) -> Option<ShmLinkId> {
     over_shm().then_some(ShmLinkId(at as u32))
 }
 
-/// Converts a shm packet to the UDP format.
 fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> {
     let (headers, here) = written.split_at(transmit.header_len);
     assert_eq!(by_ref.len(), transmit.by_ref_len as usize);
@@ -507,12 +489,10 @@ fn drain(node: &mut Node) {
     node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));
 }
 
-/// The opcode, length and immediate data of a receive completion.
 pub(crate) fn receive_of(completion: &Completion) -> (CompletionOpcode, u32, Option<u32>) {
     (completion.opcode, completion.byte_len, completion.imm)
 }
 
-/// A connected pair with a region of `len` bytes at each end.
 pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
     let mut pair = Pair::connected(setup);
     let local = pair.region(0, pattern(len, 1));
@@ -520,7 +500,6 @@ pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
     (pair, local, remote)
 }
 
-/// Makes the first queue pair of a UC or UD pair fail a send request.
 pub(crate) fn fail_sending(pair: &mut Pair) {
     let nowhere = Sge {
         addr: 0,
@@ -544,7 +523,6 @@ pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {
     Fate::Drop
 }
 
-/// These requests, completed successfully.
 pub(crate) fn success(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, Status)> {
     wr_ids.into_iter().map(|wr_id| (wr_id, Status::Success)).collect()
 }

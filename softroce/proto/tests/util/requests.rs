@@ -49,7 +49,6 @@ pub(crate) fn atomic_on<'a>(wr_id: u64, result: &'a [Sge], target: Sge, op: Atom
     request(wr_id, operation, result)
 }
 
-/// `len` pseudo-random bytes.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let byte = |_| {

@@ -7,7 +7,6 @@ use doorbell_roce_proto::work::{PostError, SendRequest};
 use super::{Fate, PORT, Pair, Sent, drain, on_the_wire};
 
 impl Pair {
-    /// Sends all pending packets of a node.
     pub(crate) fn transmit(&mut self, at: usize, fate: &mut impl FnMut(usize, &Sent) -> Fate) -> bool {
         let mut moved = false;
         while let Some(sent) = self.transmit_one(at) {
@@ -17,7 +16,6 @@ impl Pair {
         moved
     }
 
-    /// Puts the last logged packet in flight.
     fn leave(&mut self, sent: Sent, fate: &mut impl FnMut(usize, &Sent) -> Fate) {
         match fate(self.log.len() - 1, &sent) {
             Fate::Deliver => self.flight.push_back((self.delivered, sent)),
@@ -30,8 +28,7 @@ impl Pair {
         }
     }
 
-    /// Posts a request and sends all pending packets. `Ok(true)` when it took the fast path, which
-    /// the setup must enable.
+    /// `Ok(true)` when it took the fast path, which the setup must enable.
     pub(crate) fn post_now(
         &mut self,
         at: usize,
@@ -80,7 +77,6 @@ impl Pair {
         Ok(true)
     }
 
-    /// Delivers the packets in flight, without replies.
     pub(crate) fn arrive(&mut self) {
         while let Some((_, sent)) = self.flight.pop_front() {
             self.deliver(&sent);

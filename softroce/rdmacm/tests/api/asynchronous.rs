@@ -8,7 +8,6 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// Resolves address and route of an identifier to `to`.
 fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::net::SocketAddr) -> Id {
     let id = Id::new(channel, space);
     // SAFETY: live.
@@ -21,7 +20,6 @@ fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::n
     id
 }
 
-/// Connects a new identifier to a listener; returns both ends.
 fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, to: std::net::SocketAddr) -> [Id; 2] {
     let client = resolved(active, RDMA_PS_TCP, to);
     client.create_qp();
@@ -170,8 +168,7 @@ fn an_identifier_moves_with_its_events() {
     unsafe {
         ok(rdma_disconnect(client.0));
         expect_event(active, RDMA_CM_EVENT_DISCONNECTED);
-        // Queued by the same thread as the client's event, before or after it: in flight, or
-        // already queued.
+        // Queued by the thread of the client's event, before or after it: in flight, or queued.
         ok(rdma_migrate_id(server.0, other));
         assert_eq!(server.get().channel, other);
     }

@@ -104,7 +104,6 @@ impl Id {
         unsafe { rdma_destroy_ep(self.0) };
     }
 
-    /// The state of its queue pair, queried from the device.
     pub(crate) fn state(self) -> ibv_qp_state {
         // SAFETY: its queue pair is live; both structs are integers and pointers.
         unsafe {
@@ -153,7 +152,6 @@ pub(crate) fn channel() -> *mut rdma_event_channel {
     channel
 }
 
-/// The next event of a channel, which must be of this kind.
 #[track_caller]
 pub(crate) fn event(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> *mut rdma_cm_event {
     let mut event = ptr::null_mut();
@@ -177,7 +175,6 @@ pub(crate) fn expect_event(channel: *mut rdma_event_channel, kind: rdma_cm_event
     }
 }
 
-/// The private data of an event for a connection.
 pub(crate) fn private_data_of(event: *mut rdma_cm_event) -> Vec<u8> {
     // SAFETY: live, and its data is as long as it says.
     unsafe {
@@ -186,13 +183,11 @@ pub(crate) fn private_data_of(event: *mut rdma_cm_event) -> Vec<u8> {
     }
 }
 
-/// Sends `message` between two connected queue pairs, and checks that it arrives.
 pub(crate) fn send_message(from: Id, to: Id, message: &[u8]) {
     let api = doorbell_softroce_ibverbs::api();
     let mut outbox = message.to_vec();
     let mut inbox = vec![0_u8; message.len()];
-    // SAFETY: all is live; the memory is until its region is deregistered, which is after its
-    // completion.
+    // SAFETY: all is live; the memory until its region is deregistered, after its completion.
     unsafe {
         let register = |id: Id, memory: &mut [u8]| {
             let mr = (api.reg_mr)(
@@ -234,7 +229,6 @@ pub(crate) fn send_message(from: Id, to: Id, message: &[u8]) {
     assert_eq!(inbox, message);
 }
 
-/// Polls for one completion.
 unsafe fn completes(cq: *mut ibv_cq) {
     // SAFETY: live by contract; integers.
     unsafe {

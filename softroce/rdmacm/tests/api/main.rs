@@ -1,5 +1,4 @@
-//! The functions of librdmacm as a C program calls them, on soft devices with addresses unique to
-//! this process. Both ends are in this process.
+//! librdmacm's functions as a C program calls them, both ends in this process.
 
 mod asynchronous;
 mod common;

@@ -52,7 +52,6 @@ fn no_route() {
         assert_eq!(rdma_resolve_addr(id.0, at(&own), at(&unassigned), 1000), -1);
         assert_eq!((*id.get().event).event, RDMA_CM_EVENT_ADDR_ERROR);
         assert_eq!((*id.get().event).status, -errno());
-        // It may then be resolved to another address.
         ok(rdma_resolve_addr(id.0, ptr::null_mut(), at(&sys(fresh(2))), 1000));
     }
     id.destroy();

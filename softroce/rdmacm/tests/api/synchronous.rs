@@ -11,7 +11,6 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// The result of rdma_getaddrinfo(3) for an address.
 struct Info(*mut rdma_addrinfo);
 
 impl Info {
@@ -47,7 +46,6 @@ impl Drop for Info {
     }
 }
 
-/// The next request of a listener, not yet accepted.
 fn request(listener: Id) -> Id {
     let mut id = ptr::null_mut();
     // SAFETY: live.

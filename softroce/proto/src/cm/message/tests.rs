@@ -1,5 +1,4 @@
-//! Datagrams of the Linux 6.1 kernel's rdma_cm on rxe as captured, without their trailing zeros;
-//! and their contents.
+//! Datagrams of Linux 6.1's rdma_cm on rxe as captured, without trailing zeros; their contents.
 
 use super::*;
 use crate::cm::{IpHeader, PortSpace};
@@ -24,7 +23,6 @@ fn mad(hex: &str) -> Mad {
     mad
 }
 
-/// Parses a datagram, and checks that it is written back unchanged.
 fn message(hex: &str) -> Message {
     let mad = mad(hex);
     let (transaction, message) = Message::parse(&mad).unwrap();

@@ -10,10 +10,9 @@ use crate::wire::{Bth, Extension, ImmDt, Opcode, Position, Reth, write_headers};
 use crate::work::{Operation, Payload, SendRequest};
 
 impl Requester {
-    /// Queues a SEND or WRITE and writes its packet, as [`post`](Self::post) followed by
-    /// [`transmit`](Self::transmit) would; returns the length of the headers, and that with the
-    /// payload. `None`, with nothing changed, when something is to be sent before it, when it must
-    /// wait or be refused, or is not inlined in a shm packet.
+    /// As [`post`](Self::post) followed by [`transmit`](Self::transmit); returns the length of the
+    /// headers, and that with the payload. `None`, with nothing changed, unless the request can be
+    /// sent at once, inlined in a shm packet.
     pub(crate) fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,

@@ -1,9 +1,8 @@
-//! Local operations of the send queue, which send no packets: bind memory window and local
+//! Local operations, which send no packets and take no PSNs: bind memory window and local
 //! invalidate (IBTA vol 1, 10.6.7.2 and 10.8.3).
 //!
-//! They take no PSNs. Each is executed once, when it begins: before any later request begins, so
-//! that a key is valid when the peer learns it, and after earlier READs and atomics if fenced. It
-//! completes in queue order.
+//! Each is executed when it begins: before any later request, so that a key is valid when the peer
+//! learns it, and after earlier READs and atomics if fenced. It completes in queue order.
 
 use crate::memory::{AccessError, Invalidator, Memory};
 use crate::outbox::Outbox;
@@ -61,7 +60,6 @@ impl Requester {
         Ok(true)
     }
 
-    /// Completes local requests at the head of the queue.
     pub(super) fn complete_local(&mut self, connection: &Connection, out: &mut Outbox) {
         while self.queue.head < self.begun && self.queue.get(self.queue.head).packets == 0 {
             self.complete(Status::Success, connection, out);

@@ -1,8 +1,7 @@
 //! The requester: sends requests, completes them by their responses (IBTA vol 1, 9.7.2 to 9.7.8).
 //!
-//! Packets are numbered in 64 bits from the first PSN on, so nothing here wraps: the PSN on the
-//! wire is the low 24 bits of the starting PSN plus that number. Three numbers are the whole
-//! transmission state:
+//! Packets are numbered in 64 bits from the first PSN on, so nothing here wraps; a PSN is the low
+//! 24 bits of the starting PSN plus that number. Three numbers are the state:
 //!
 //! ```text
 //!            head            cursor          begun            tail      requests, oldest first
@@ -11,11 +10,10 @@
 //! ```
 //!
 //! `una` is the oldest unacknowledged packet, `next` the next to send, `max` the first never sent.
-//! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone. Up to
-//! `window` packets are in flight. [`transmit`] writes packets and sets AckReq, [`fast_path`] the
-//! most frequent ones while they are posted; [`response`] handles ACKs, NAKs, RNR NAKs, READ
-//! responses and implied NAKs; [`unreliable`] sends for UC and UD, which have no responses;
-//! [`local`] executes local operations.
+//! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone.
+//!
+//! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
+//! handles responses; [`unreliable`] sends for UC and UD; [`local`] executes local operations.
 
 mod fast_path;
 mod local;
@@ -34,8 +32,7 @@ use crate::{Instant, Psn};
 /// `rnr_retry` 7 retries indefinitely (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
 const RNR_RETRY_INFINITE: u8 = 7;
 
-/// Interval of ACK requests (AckReq bit) in packets: at most this, and at least four per window, so
-/// that ACKs arrive before the window is used up.
+/// Packets between AckReq bits: at most this, and a quarter of the window, so that it never fills.
 const ACK_REQ_INTERVAL: u32 = 64;
 const ACK_REQS_PER_WINDOW: u32 = 4;
 
@@ -57,16 +54,13 @@ pub(crate) struct Requester {
     cursor: u64,
     /// The first request that has no PSNs yet.
     begun: u64,
-    /// Maximum packets of the response to one READ request. A responder sends all of them at once,
-    /// so a longer READ is requested in parts, each after the previous one has arrived: this is its
-    /// flow control, and bounds what the link must buffer.
+    /// Maximum packets of the response to one READ request. A longer READ is requested in parts,
+    /// each after the previous one: its flow control, which bounds what the link must buffer.
     read_part: u64,
     /// READ requests (parts of READs) and atomics in flight, retransmissions not counted.
     rd_atomic_outstanding: u32,
-    /// Packets sent since the last one with AckReq.
     unacked_since_req: u32,
-    /// The last packet of a request was sent without AckReq, and none since had it: see
-    /// [`may_suppress_ack`](Self::may_suppress_ack).
+    /// The last packet of a request had no AckReq: [`may_suppress_ack`](Self::may_suppress_ack).
     ack_suppressed: bool,
     /// One past the last local request executed; it completes after those before it.
     local_end: u64,
@@ -78,7 +72,6 @@ pub(crate) struct Requester {
     timer: Timer,
 }
 
-/// The requester's timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Timer {
     Idle,
@@ -143,7 +136,6 @@ impl Requester {
         }
     }
 
-    /// RTR to RTS: the PSN of the first packet.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.start = psn;
     }
@@ -167,7 +159,6 @@ impl Requester {
         self.queue.post(request, self.signal_all)
     }
 
-    /// Whether a request would be accepted after `ahead` others.
     pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
         self.queue.check_post(request, ahead)
     }
@@ -180,7 +171,6 @@ impl Requester {
         self.queue.head < self.begun
     }
 
-    /// Whether there are packets to send, now or after a wait.
     pub(crate) fn has_more(&self) -> bool {
         self.cursor < self.queue.tail
     }
@@ -221,12 +211,9 @@ impl Requester {
         }
     }
 
-    /// Whether the last packet of a request may go without AckReq: on a shm link, which is
-    /// lossless, for an unsignaled request that nothing waits for. An ACK costs as much as a short
-    /// message.
-    ///
-    /// The ACK is requested later: when something waits, when the send queue is half full, or at
-    /// the local ACK timeout, so that a dead peer is detected.
+    /// On a shm link, which is lossless, an unsignaled request that nothing waits for goes without
+    /// AckReq, as an ACK costs as much as a short message. The ACK is requested when something
+    /// waits, when the send queue is half full, or at the local ACK timeout, to detect a dead peer.
     fn may_suppress_ack(&self, wqe: &Wqe, connection: &Connection) -> bool {
         let waited_for = wqe.signaled || wqe.awaits_data() || self.local_end > self.queue.head;
         connection.shm_link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
@@ -267,8 +254,7 @@ impl Requester {
         self.timer = Timer::Idle;
     }
 
-    /// Completes the oldest request. Selective signaling: success is reported only if signaled
-    /// (IBTA vol 1, 10.7.3.1).
+    /// Selective signaling: success is reported only if signaled (IBTA vol 1, 10.7.3.1).
     fn complete(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
         let wqe = self.queue.get(self.queue.head);
         if wqe.signaled || status != Status::Success {

@@ -11,8 +11,6 @@ use crate::wire::{Extension, Nak, Operation as Wire, RnrTimer, Syndrome};
 use crate::work::{Operation, Status};
 
 impl Requester {
-    /// Handles a response.
-    ///
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn handle_response<M: Memory>(
@@ -66,8 +64,7 @@ impl Requester {
         connection: &Connection,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // A NAK acknowledges all before its PSN, a coalesced ACK its PSN too (IBTA vol 1,
-        // 9.7.5.1.1).
+        // A NAK acknowledges all before its PSN, a coalesced ACK that too (IBTA vol 1, 9.7.5.1.1).
         let (end, nak) = match syndrome {
             Syndrome::Ack(_) => (number + 1, None),
             Syndrome::RnrNak(_) | Syndrome::Nak(_) => (number, Some(syndrome)),
@@ -90,8 +87,7 @@ impl Requester {
         Err(failed)
     }
 
-    /// RNR NAK: waits for the responder's RNR timer (IBTA vol 1, 9.7.5.2.8). The responder is
-    /// alive, so the transport retries are restored.
+    /// The responder is alive: transport retries are restored (IBTA vol 1, 9.7.5.2.8).
     fn handle_rnr_nak(&mut self, now: Instant, timer: RnrTimer, out: &mut Outbox) -> Result<(), Status> {
         out.counters.rnr_naks_received += 1;
         if matches!(self.timer, Timer::Rnr(_)) {
@@ -178,7 +174,6 @@ impl Requester {
         Ok(())
     }
 
-    /// The request in flight that contains packet `number`.
     fn find_wqe(&self, number: u64) -> Option<Wqe> {
         (self.queue.head..self.begun)
             .map(|request| self.queue.get(request))
@@ -196,9 +191,8 @@ impl Requester {
         self.restart_retries(now);
     }
 
-    /// Everything before packet `end` is acknowledged: completes SENDs and WRITEs. False at a READ
-    /// or atomic whose response has not arrived: the responder has sent it, so it was lost (implied
-    /// NAK, IBTA vol 1, 9.7.5.1.1).
+    /// Completes SENDs and WRITEs before packet `end`. False at a READ or atomic: its response was
+    /// lost, as the responder has sent it (implied NAK, IBTA vol 1, 9.7.5.1.1).
     fn advance_una(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
         let before = self.una;
         while self.una < end && self.queue.head < self.begun {

@@ -11,8 +11,7 @@ use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
 impl Requester {
-    /// Writes the next packet and returns its lengths; `Ok(None)` when none may be sent now. When
-    /// `draining` (SQD), no request begins.
+    /// `Ok(None)` when none may be sent now. When `draining` (SQD), no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -64,9 +63,8 @@ impl Requester {
         Ok(Some(written))
     }
 
-    /// Fast path of [`transmit`](Self::transmit): writes the next packet if it is the MIDDLE packet
-    /// of a SEND or WRITE in flight, and returns its length; `None` otherwise. The packet is the
-    /// same; no deadline changes.
+    /// Fast path of [`transmit`](Self::transmit) for the MIDDLE packet of a SEND or WRITE in
+    /// flight; returns its length. The packet is the same; no deadline changes.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
         connection: &Connection,
@@ -147,8 +145,7 @@ impl Requester {
         Ok(true)
     }
 
-    /// The request at the cursor cannot be sent: it stalls the queue, and fails when it is the
-    /// oldest.
+    /// The request at the cursor stalls the queue, and fails when it is the oldest.
     pub(super) fn fail_or_stall(&self, status: Status) -> Result<(), Status> {
         if self.cursor == self.queue.head {
             Err(status)
@@ -202,7 +199,6 @@ impl Requester {
                 };
                 (opcode, Extension::Atomic(atomic), false, 1)
             }
-            // Local operations have no packets.
             Operation::Bind(_) | Operation::Invalidate { .. } => return Ok(None),
         };
         let len = if payload {
@@ -242,7 +238,6 @@ impl Requester {
         PayloadLocation::registered(device_memory)
     }
 
-    /// Adds the payload to a packet: `len` bytes at `offset` of the message at the cursor.
     pub(super) fn fill<M: Memory>(
         &self,
         written: &PacketLens,
@@ -260,13 +255,11 @@ impl Requester {
     }
 }
 
-/// RC opcode and extension headers of packet `index` of a SEND.
 pub(super) fn send_headers(wqe: &Wqe, index: u64, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_send(position(wqe, index), imm.is_some());
     (opcode, with_imm(opcode, None, imm))
 }
 
-/// Opcode and extension headers of packet `index` of a SEND with invalidate.
 fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extension) {
     match position(wqe, index) {
         Position::Last => (Opcode::RcSendLastInvalidate, Extension::Ieth(Ieth { rkey })),
@@ -275,7 +268,6 @@ fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extens
     }
 }
 
-/// RC opcode and extension headers of packet `index` of a WRITE.
 pub(super) fn write_headers(wqe: &Wqe, index: u64, addr: u64, rkey: RKey, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
     let len = wqe.len;

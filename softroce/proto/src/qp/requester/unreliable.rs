@@ -18,8 +18,7 @@ impl Requester {
         self.queue.post_datagram(request, to, self.signal_all)
     }
 
-    /// Writes the next packet of a UC queue pair and returns its lengths; `Ok(None)` when there is
-    /// none. When `draining`, no request begins.
+    /// `Ok(None)` when there is none. When `draining`, no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -52,8 +51,6 @@ impl Requester {
         self.write_unreliable(&bth, &extension, (offset, len), connection, memory, buf, out)
     }
 
-    /// Writes the next packet of a UD queue pair; returns its lengths and path.
-    ///
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn transmit_datagram<M: Memory>(

@@ -1,8 +1,7 @@
 //! The responder: executes requests in PSN order, each once (IBTA vol 1, 9.7.3 to 9.7.5).
 //!
-//! [`request`] classifies a packet by its PSN (expected, out of sequence, duplicate) and executes
-//! it; [`replies`] queues ACKs, NAKs, RNR NAKs and READ responses; [`transmit`] writes them.
-//! [`unreliable`] is the responder of UC and UD.
+//! [`request`] classifies a packet by its PSN and executes it; [`replies`] queues ACKs, NAKs, RNR
+//! NAKs and READ responses; [`transmit`] writes them; [`unreliable`] serves UC and UD.
 
 mod replies;
 mod request;
@@ -48,10 +47,8 @@ struct Limits {
     rnr_timer: u8,
 }
 
-/// The inbound message of several packets in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InboundMessage {
-    /// None: the next packet starts one.
     None,
     /// A SEND, of which `done` bytes are in the oldest receive.
     Send {
@@ -60,11 +57,9 @@ enum InboundMessage {
     Write(WriteTarget),
 }
 
-/// The remainder of a WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct WriteTarget {
     rkey: RKey,
-    /// Destination of the next packet's payload.
     addr: u64,
     left: u32,
     len: u32,
@@ -89,8 +84,7 @@ impl FatalNak {
     };
 }
 
-/// Results of the most recent atomics, for the replay of duplicate requests (IBTA vol 1, 9.4.5 and
-/// 9.7.5.1.4): as many as the peer may have outstanding.
+/// Results for duplicates (IBTA vol 1, 9.4.5 and 9.7.5.1.4), as many as may be outstanding.
 #[derive(Debug, Default)]
 struct AtomicReplay {
     results: Vec<(Psn, u64)>,
@@ -156,7 +150,6 @@ impl Responder {
         };
     }
 
-    /// INIT to RTR: the PSN of the first request.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.expected = psn;
     }
@@ -185,7 +178,6 @@ impl Responder {
         self.queue.len() > 0
     }
 
-    /// Whether a single ACK is all it has to send.
     pub(crate) fn has_only_ack(&self) -> bool {
         self.replies.has_only_ack()
     }
@@ -206,7 +198,6 @@ impl Responder {
         self.replies.clear();
     }
 
-    /// Queues the NAK that precedes the error state.
     pub(crate) fn queue_fatal_nak(&mut self, nak: Nak, out: &mut Outbox) {
         let counter = match nak {
             Nak::RemoteAccess => &mut out.counters.remote_access_naks_sent,
@@ -217,7 +208,6 @@ impl Responder {
         self.replies.nak(self.expected, self.msn, ReplyKind::Nak(nak));
     }
 
-    /// Queues an RNR NAK: the peer retries after the RNR timer.
     fn queue_rnr_nak(&mut self, out: &mut Outbox) {
         out.counters.rnr_naks_sent += 1;
         self.nak_sent = true;
@@ -225,7 +215,6 @@ impl Responder {
         self.replies.nak(self.expected, self.msn, ReplyKind::Rnr(timer));
     }
 
-    /// Completes the oldest receive; false when there is none.
     fn complete(&mut self, connection: &Connection, outcome: Outcome, out: &mut Outbox) -> bool {
         let Some(receive) = self.queue.pop() else {
             return false;
@@ -247,7 +236,6 @@ impl Responder {
     }
 }
 
-/// The result of a receive.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     status: Status,

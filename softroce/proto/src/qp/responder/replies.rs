@@ -13,7 +13,6 @@ use crate::{Psn, RKey};
 pub(crate) struct Reply {
     /// Its PSN; of a READ, that of the next response.
     pub(crate) psn: Psn,
-    /// The MSN it carries.
     pub(crate) msn: u32,
     pub(crate) kind: ReplyKind,
     /// For a duplicate request: a failure causes no NAK.
@@ -29,7 +28,6 @@ pub(crate) enum ReplyKind {
     Read(ReadStream),
 }
 
-/// The remaining responses of a READ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadStream {
     /// Source of the next response's payload.
@@ -38,7 +36,6 @@ pub(crate) struct ReadStream {
     pub(crate) left: u32,
     /// Packets left, at least one.
     pub(crate) packets: u32,
-    /// No response was sent yet.
     pub(crate) unsent: bool,
 }
 
@@ -47,7 +44,6 @@ impl Reply {
         matches!(self.kind, ReplyKind::Atomic { .. } | ReplyKind::Read(_))
     }
 
-    /// The PSN after its last one.
     const fn end(&self) -> Psn {
         match self.kind {
             ReplyKind::Read(stream) => self.psn.add(stream.packets),
@@ -80,7 +76,6 @@ impl Replies {
         self.queue.is_empty()
     }
 
-    /// Whether a single ACK is all there is.
     pub(crate) fn has_only_ack(&self) -> bool {
         self.queue.len() == 1
             && self
@@ -139,7 +134,6 @@ impl Replies {
         });
     }
 
-    /// Queues the reply to a first-time READ or atomic.
     pub(crate) fn data(&mut self, psn: Psn, msn: u32, kind: ReplyKind) {
         self.first_time += 1;
         let duplicate = false;
@@ -151,8 +145,7 @@ impl Replies {
         });
     }
 
-    /// Queues the reply to a duplicate READ or atomic, at most `depth` of them, so that a peer
-    /// cannot fill the queue; the peer retries what is dropped here.
+    /// At most `depth`, so that a peer cannot fill the queue; it retries what is dropped here.
     pub(crate) fn duplicate_data(&mut self, psn: Psn, msn: u32, kind: ReplyKind, depth: usize) {
         let duplicate = true;
         let reply = Reply {

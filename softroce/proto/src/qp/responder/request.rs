@@ -14,10 +14,8 @@ use crate::work::{CompletionOpcode, Status};
 /// Maximum message length in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
 
-/// MSNs and PSNs have 24 bits.
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// The result of executing a request packet.
 pub(super) enum Executed {
     /// Part of a message that continues.
     Partial,
@@ -62,9 +60,8 @@ impl Responder {
         }
     }
 
-    /// Fast path: executes a WRITE ONLY with `len` bytes as
-    /// [`handle_request`](Self::handle_request) would. False, with nothing changed but bytes it may
-    /// write, when it is not the expected request, would be refused, or its payload cannot be read.
+    /// Fast path of [`handle_request`](Self::handle_request) for a WRITE ONLY of `len` bytes.
+    /// False, with only bytes it may write changed, unless it is expected and valid.
     pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
         bth: &Bth,
@@ -91,7 +88,6 @@ impl Responder {
         true
     }
 
-    /// Executes the expected request.
     fn handle_next<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -327,8 +323,7 @@ impl Responder {
         Ok(Executed::RdAtomic(1))
     }
 
-    /// READs and atomics: between messages, within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5,
-    /// 9.4.4).
+    /// Between messages, and within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5, 9.4.4).
     fn may_accept_rd_atomic(&self) -> bool {
         self.message == InboundMessage::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
     }

@@ -1,6 +1,5 @@
-//! Receiving over UC and UD: packets that cannot be received are dropped silently (IBTA vol 1,
-//! 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that cannot be written ends
-//! the queue pair (class A).
+//! Receiving over UC and UD: what cannot be received is dropped silently (IBTA vol 1, 9.8.2.2 and
+//! 9.8.4; 9.9.3: class D). Only a receive that cannot be written ends the queue pair (class A).
 
 use core::net::IpAddr;
 
@@ -33,8 +32,7 @@ impl Responder {
         let gap = psn != self.expected;
         out.counters.out_of_sequence += u64::from(gap);
         self.expected = psn.add(1);
-        // A message that lacks a packet is dropped, and its receive reused. A new one may have any
-        // PSN.
+        // A message that lacks a packet is dropped, its receive reused; a new one may have any PSN.
         if (gap || starts) && self.message != InboundMessage::None {
             self.drop_message(out);
         }
@@ -63,7 +61,6 @@ impl Responder {
         self.message = InboundMessage::None;
     }
 
-    /// Whether the oldest receive has space for this packet of a SEND.
     fn receive_fits(&mut self, packet: &InboundPacket<'_>, out: &mut Outbox) -> bool {
         let done = match self.message {
             InboundMessage::Send { done } => done,
