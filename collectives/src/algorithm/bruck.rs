@@ -1,6 +1,6 @@
-//! Bruck's algorithm: ⌈log₂ p⌉ rounds for any number of ranks. In round i each exchanges with the
-//! ranks at distance 2^i, and forwards other ranks' data. (J. Bruck et al.: Efficient algorithms
-//! for all-to-all communications in multiport message-passing systems, 1997.)
+//! Bruck's algorithm: ⌈log₂ p⌉ rounds; in round i each exchanges with the ranks at distance 2^i.
+//! (J. Bruck et al.: Efficient algorithms for all-to-all communications in multiport
+//! message-passing systems, 1997.)
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
 use crate::plan::{PlanMemory, Span, Step};
@@ -10,10 +10,8 @@ fn rounds(p: u32) -> std::ops::Range<u32> {
     0..u32::BITS - (p - 1).leading_zeros()
 }
 
-/// All-gather: each sends all its data to the rank 2^i before it; parts are stored in order of
-/// arrival, the own one first, and sorted at the end.
-///
-/// ⌈log₂ p⌉ steps, (p−1)/p·n sent and received by each rank, and n copied.
+/// Each sends all its data to the rank 2^i before it; parts are stored in order of arrival, the own
+/// one first, and sorted at the end. ⌈log₂ p⌉ steps, (p−1)/p·n sent and received, n copied.
 pub(super) const ALL_GATHER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -41,11 +39,9 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// All-to-all: a part for the rank at distance d travels by the bits of d, in round i by 2^i if bit
-/// i is set; the parts of a round are packed into one message.
-///
-/// ⌈log₂ p⌉ steps; each rank sends and receives about ⌈log₂ p⌉/2·n, and copies it once more. Not
-/// for all-to-all-v, as all parts have one length.
+/// A part for the rank at distance d travels in round i if bit i of d is set; the parts of a round
+/// are packed into one message. ⌈log₂ p⌉ steps; about ⌈log₂ p⌉/2·n sent, received and copied. Not
+/// for all-to-all-v: all parts have one length.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -84,19 +80,18 @@ const fn parts_in_round(p: u32, round: u32) -> u32 {
     (p >> (round + 1) << round) + (p & (2 * distance - 1)).saturating_sub(distance)
 }
 
-/// The first block of `Scratch` for the arrivals of a round.
+/// First block of `Scratch` for the arrivals of a round.
 fn arrivals_begin(p: u32, round: u32) -> u32 {
     (0..round).map(|before| parts_in_round(p, before)).sum()
 }
 
-/// The first block of `Scratch` for the packed parts of a round: two areas, used alternately,
-/// behind all arrivals.
+/// First block of a round's packed parts, behind all arrivals: two areas, used alternately.
 fn packed_area(p: u32, round: u32) -> u32 {
     arrivals_begin(p, rounds(p).end) + round % 2 * parts_in_round(p, 0)
 }
 
-/// The location, before `round`, of the part that the member at position `v` holds and that travels
-/// `part` in total: its input, or where it arrived in the last round in which it travelled.
+/// The location, before `round`, of the part that travels `part` in total: the input, or where it
+/// arrived last.
 fn location_of(members: &Members, v: u32, part: u32, round: u32) -> Span {
     let travelled = part & (1u32.checked_shl(round).unwrap_or(0).wrapping_sub(1));
     match travelled.checked_ilog2() {

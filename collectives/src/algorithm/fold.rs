@@ -7,17 +7,15 @@
 use super::Members;
 use crate::types::Rank;
 
-/// The assignment of folded ranks to cores.
 #[derive(Clone, Copy)]
 pub(super) struct Fold {
     /// log₂ of the number of cores.
     pub(super) rounds: u32,
-    /// Number of cores with a folded rank: the first ones.
+    /// Cores with a folded rank: the first ones.
     pub(super) folded: u32,
 }
 
 pub(super) enum Role {
-    /// The core of this number.
     Core(u32),
     /// Folded into the previous member.
     Folded,
@@ -48,7 +46,7 @@ impl Fold {
         core < self.folded
     }
 
-    /// The position of a core; for the number of cores, the number of ranks.
+    /// For the number of cores, the number of ranks.
     pub(super) const fn position(self, core: u32) -> u32 {
         core + if core < self.folded { core } else { self.folded }
     }

@@ -53,16 +53,13 @@ pub enum RendezvousPoint {
 /// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK` | one host: loopback; several: `MASTER_ADDR`, to be given with `-x` |
 /// | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 ///
-/// The first row whose rank and number of ranks are set applies: torchrun may run under srun, and
-/// so may mpirun. `DOORBELL_ID` names the rendezvous under any launcher; the process that made the
-/// id listens. Without one, rank 0 listens at the first free one of eight ports, and the others try
-/// all of them: those after `MASTER_PORT`, or eight below the ephemeral range that the job number
-/// selects.
+/// The first row whose rank and number of ranks are set applies, as launchers may be nested.
+/// `DOORBELL_ID` names the rendezvous under any launcher; the process that made the id listens.
+/// Without one, rank 0 listens at the first free one of eight ports, and the others try all: those
+/// after `MASTER_PORT`, or eight below the ephemeral range that the job number selects.
 ///
-/// Authentication: an id has a random nonce. Open MPI gives each job a random key, which is
-/// equivalent. The other nonces can be guessed from the job's number or address, so they separate
-/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into every
-/// nonce that is not random.
+/// An id, and Open MPI's key of the job, are random. Other nonces can be guessed, so they separate
+/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into these.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
     /// The launcher.
@@ -145,7 +142,7 @@ impl Launch {
     }
 }
 
-/// All addresses of a derived rendezvous: every port of the first address, then of the next.
+/// Every port of the first address, then of the next.
 fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
     let mut found = match bind {
         Some(ip) => vec![SocketAddr::new(ip, port)],
@@ -182,7 +179,6 @@ fn serve(
     }))
 }
 
-/// A view of the environment.
 struct Variables<'a>(&'a dyn Fn(&'static str) -> Option<String>);
 
 impl Variables<'_> {
@@ -220,7 +216,6 @@ impl Variables<'_> {
             })
     }
 
-    /// The launcher and its variables for rank, ranks and local rank.
     fn launcher(&self) -> Option<(Launcher, [&'static str; 3])> {
         let slurm_ranks = if self.get("SLURM_STEP_NUM_TASKS").is_some() {
             "SLURM_STEP_NUM_TASKS"
@@ -243,8 +238,7 @@ impl Variables<'_> {
             ),
             (Launcher::Slurm, ["SLURM_PROCID", slurm_ranks, "SLURM_LOCALID"]),
         ];
-        // Half of the pair is an error in our own variables, and ignored in those of other
-        // launchers.
+        // Half of the pair is an error in our own variables only.
         let is_set = |launcher, [rank, ranks, _]: [&'static str; 3]| {
             self.get(rank).is_some() && (launcher == Launcher::Doorbell || self.get(ranks).is_some())
         };
@@ -312,7 +306,7 @@ impl Variables<'_> {
         }
     }
 
-    /// At the ports after `MASTER_PORT`, which the job's own rendezvous uses.
+    /// Behind `MASTER_PORT`, which the job's own rendezvous uses.
     fn at_master(&self, words: &[&str]) -> Result<RendezvousPoint, BootstrapError> {
         let host: String = self.required("MASTER_ADDR", "it should name the host of rank 0")?;
         let port: u16 = self.required("MASTER_PORT", "it should be a port below 65535")?;
@@ -332,7 +326,7 @@ impl Variables<'_> {
         Ok(RendezvousPoint::Derived { host, port, nonce })
     }
 
-    /// At ports that the job number selects: 10240 to 28671, below the ephemeral range.
+    /// Ports 10240 to 28671, below the ephemeral range.
     fn derived(&self, host: String, words: &[&str]) -> RendezvousPoint {
         let nonce = self.nonce(words);
         let [low, high, ..] = *nonce.bytes();
@@ -347,7 +341,7 @@ impl Variables<'_> {
     }
 }
 
-/// The first host of Slurm's notation: `a[01-04,7]b,c` begins with `a01b`.
+/// Slurm's notation: `a[01-04,7]b,c` begins with `a01b`.
 fn first_host(nodes: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = nodes;

@@ -1,10 +1,9 @@
-//! The hello listener: a listening TCP socket and the accepted connections that have not completed
-//! their hello (first message).
+//! The hello listener: a listening socket and the connections without a complete hello (first
+//! message).
 //!
-//! Any host can connect to a TCP port. The listener polls all pending connections at once, so a
-//! peer that sends nothing, or sends slowly, blocks no other peer. A connection has
-//! [`HELLO_TIMEOUT`] to send a hello of at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes. At
-//! most [`MAX_PENDING`] unauthenticated connections are kept; the oldest is dropped first.
+//! It polls all pending connections at once, so a peer that sends nothing blocks no other. A
+//! connection has [`HELLO_TIMEOUT`] to send at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes; of
+//! more than [`MAX_PENDING`] the oldest is dropped.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -21,7 +20,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pending connections beyond the expected ranks.
 const MAX_PENDING: usize = 256;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after accept(2) failed for want of a descriptor or memory.
+/// After accept(2) failed for want of a descriptor or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -37,17 +36,14 @@ pub(super) struct HelloListener {
     listener: TcpListener,
     address: SocketAddr,
     pending: VecDeque<PendingConnection>,
-    /// accept(2) is paused until then: no descriptor or memory was available.
     accept_paused_until: Option<Instant>,
     max_pending: usize,
 }
 
-/// A connection whose hello is complete or invalid.
 #[derive(Debug)]
 pub(super) struct Accepted {
     pub(super) stream: TcpStream,
     pub(super) peer_addr: SocketAddr,
-    /// The hello, or the reason why it is invalid.
     pub(super) hello: Result<BootstrapMessage, &'static str>,
 }
 
@@ -156,8 +152,7 @@ impl HelloListener {
                     Ok(())
                 }
                 Errno::EBADF | Errno::EINVAL | Errno::ENOTSOCK | Errno::EOPNOTSUPP | Errno::EFAULT => Err(e),
-                // accept(2): the connection is gone, or the network reported an error of this
-                // connection only.
+                // accept(2): the connection is gone, or the error is of this connection only.
                 _ => Ok(()),
             },
         }
@@ -165,7 +160,7 @@ impl HelloListener {
 }
 
 impl PendingConnection {
-    /// Reads available bytes. Returns `None` while the hello is incomplete.
+    /// `None` while the hello is incomplete.
     fn read_hello(&mut self) -> Option<Result<BootstrapMessage, &'static str>> {
         loop {
             let missing_bytes = match self.missing_bytes() {
@@ -194,7 +189,7 @@ impl PendingConnection {
     }
 }
 
-/// A poll(2) timeout: whole milliseconds, rounded up.
+/// Whole milliseconds, rounded up.
 pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     let ms = left.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
@@ -205,7 +200,7 @@ pub(super) fn send_message(mut stream: &TcpStream, message: &BootstrapMessage) -
     stream.write_all(&message.encode())
 }
 
-/// Reads a message; an authenticated peer may send a long one.
+/// An authenticated peer may send a long message.
 pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::Result<BootstrapMessage> {
     let mut read = |buffer: &mut [u8]| -> io::Result<()> {
         let mut done = 0;
@@ -232,7 +227,6 @@ pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::
     BootstrapMessage::decode(&body).ok_or_else(nonsense)
 }
 
-/// Describes the error in the terms of this protocol where it has some.
 pub(super) fn describe_io_error(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::UnexpectedEof => "it hung up".to_owned(),
@@ -241,7 +235,7 @@ pub(super) fn describe_io_error(e: &io::Error) -> String {
     }
 }
 
-/// Whether other ranks can connect to `ip`: the wildcard address is not for the table.
+/// The wildcard address is not for the table.
 pub(super) fn is_connectable(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast()
 }

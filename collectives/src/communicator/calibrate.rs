@@ -1,13 +1,10 @@
-//! Calibration of the cost model (alpha, beta): measures messages by each protocol, between all
-//! ranks of a host and between two ranks of different hosts, and the ranks' own reductions and
-//! copies.
+//! Calibration of the cost model (alpha, beta): messages by each protocol, between all ranks of a
+//! host and between two ranks of different hosts, and the ranks' own reductions and copies.
 //!
-//! The measured operations are executor plans that consist of hops only: each participating rank
-//! sends to the next and receives from the previous one, so a measurement includes all costs of
-//! operations. All ranks begin the same operations; the others have nothing to do in them. Machines
-//! are shared, so the median of each kind counts. Calibration takes some 50 ms, most of it for the
-//! longest messages, which must exceed the caches; these are left out where ranks outnumber
-//! processors.
+//! Measured operations are executor plans of hops only, so a measurement includes all costs of
+//! operations; idle ranks begin them too. Machines are shared, so the median of each kind counts.
+//! Calibration takes some 50 ms, most of it for the longest messages, which must exceed the caches;
+//! these are left out where ranks outnumber processors.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -25,31 +22,27 @@ use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span,
 use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// Message bytes for the latency measurement (alpha).
+/// For alpha.
 const SHORT_BYTES: u64 = 8;
 /// Maximum bytes of a message of Simple; longer marks consist of several.
 const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
-/// The longest mark of LL and LL128.
 const MAX_LINE_MARK: u64 = 32 << 10;
 /// The longest mark where ranks outnumber processors.
 const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;
-/// Warm-up rounds; measured rounds; measured rounds of long operations.
+/// The last is of long operations.
 const WARMUP_ROUNDS: usize = 2;
 const ROUNDS: usize = 11;
 const LONG_ROUNDS: usize = 3;
-/// Time limits of the warm-up rounds, of short and of medium operations, for longer ones to be
-/// measured too; and the number of rounds otherwise, as on a lossy network.
+/// Limits of the warm-up rounds, of short and medium operations, for longer ones to be measured
+/// too; else `SLOW_ROUNDS`, as on a lossy network.
 const QUICK_LIMITS: [Duration; WARMUP_ROUNDS] = [Duration::from_millis(50), Duration::from_millis(30)];
 const SLOW_ROUNDS: usize = 1;
-/// Repetitions of a short operation per sample.
+/// Per sample of a short operation.
 const REPEATS: u32 = 8;
-/// Repetitions of a tiny operation per sample, so that branch predictors are trained; and its
-/// maximum bytes.
+/// Per sample of a tiny operation, so that branch predictors are trained.
 const TINY_REPEATS: u32 = 48;
 const TINY_BYTES: u64 = 2 << 10;
-/// The longest mark that is measured with several messages because it is short.
 const MAX_MULTI_MESSAGE_MARK: u64 = 16 << 10;
-/// A mark of granted messages, of which two are measured at that mark.
 const GRANTED_MARK: u64 = MARKS[4];
 /// Bounds of short and long operations, in bytes.
 const SHORT_OPERATION: u64 = 16 << 10;
@@ -81,7 +74,7 @@ pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     })
 }
 
-/// Duration of a local action, ns.
+/// ns.
 fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut samples = Vec::new();
     for _ in 0..=ROUNDS {
@@ -97,18 +90,17 @@ fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
-    /// So many hops of messages from the input, which is in memory already.
+    /// Hops from the input, which is in memory already.
     Resident(u32),
-    /// So many hops that each forward the message of the previous hop.
+    /// Hops that forward the previous hop's message.
     Forwarded(u32),
-    /// So many messages from the input, reduced as they arrive.
+    /// Messages from the input, reduced as they arrive.
     Reduced(u32),
-    /// So many messages from the first rank to the second; the others are idle.
+    /// Messages from the first rank to the second; the others are idle.
     Isolated(u32),
-    /// So many ping-pong exchanges between the first two ranks; the others are idle.
+    /// Exchanges between the first two ranks; the others are idle.
     PingPong(u32),
-    /// A burst of so many messages, to different ranks if there are several others, and then as
-    /// many receives.
+    /// Messages to different ranks, if there are several others, and then as many receives.
     Burst(u32),
 }
 
@@ -213,13 +205,12 @@ struct Calibrator<'a> {
     function: Function,
     memory: Arc<Segment>,
     repeated: Option<((PlanId, Protocol, u64), CachedProgram)>,
-    /// The longest mark: the length of input and output.
     longest: u64,
     shared: &'a Shared,
     options: &'a Options,
 }
 
-/// A measured operation and its samples, ns.
+/// Samples are in ns.
 struct Measurement {
     protocol: Protocol,
     pattern: Pattern,
@@ -272,7 +263,6 @@ impl<'a> Calibrator<'a> {
         Ok(shortest(|| self.run(plan, Protocol::Ll, 0))?)
     }
 
-    /// Replaces the tuner's costs by measured ones.
     fn costs(&mut self, tuner: &mut Tuner, hosts: &[u32]) -> Result<(), CollectiveError> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
@@ -298,7 +288,7 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// Rank 0's measurement, if it is in the ring; those of other ranks are not used.
+    /// `None` on ranks outside the ring.
     fn calibrate(&mut self, ring: &[Rank]) -> Result<Calibration, CollectiveError> {
         let mut measurements = Vec::new();
         let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
@@ -338,9 +328,8 @@ impl<'a> Calibrator<'a> {
                 }
             }
         }
-        // Each round has some of each kind, so that a disturbance affects all alike. The warm-up
-        // rounds allocate memory and wake the ranks, and show whether there is time for long
-        // messages.
+        // Each round has some of each kind, so that a disturbance affects all alike. Warm-up rounds
+        // allocate memory, wake the ranks, and show whether there is time for long messages.
         let (mut reach, mut rounds, mut quick) = (SHORT_OPERATION, WARMUP_ROUNDS + ROUNDS, true);
         let mut round = 0;
         while round < rounds {
@@ -470,7 +459,7 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Runs an operation as a communicator does: from the program cache if possible.
+    /// From the program cache if possible, as a communicator does.
     fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let way = (plan, protocol, bytes);
         let start = self.memory.start();
@@ -502,7 +491,7 @@ impl<'a> Calibrator<'a> {
         Ok(self.engine.wait(ticket)?)
     }
 
-    /// Costs of a rank's own work, measured by all ranks at about the same time, as in operations.
+    /// Measured by all ranks at about the same time, as in operations.
     fn own_work(&self, otherwise: Compute) -> Result<Compute, CollectiveError> {
         let function = Function::new(DataType::F32, ReduceOp::Sum, 2)?;
         let (input, output) = (
@@ -541,7 +530,6 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Cost per byte by size, for work done piece by piece.
     fn scale(&self, work: impl Fn(usize, usize)) -> Option<Scale> {
         let mut rates = Vec::new();
         for mark in MARKS.into_iter().filter(|&mark| mark <= self.longest) {

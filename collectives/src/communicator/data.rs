@@ -11,22 +11,19 @@ use crate::memory::Segment;
 use crate::types::DataType;
 
 /// Elements in registered memory, for zero-copy operations; initially zero. Allocated by
-/// [`Communicator::alloc`](super::Communicator::alloc).
-///
-/// Another communicator accepts it too, and copies it like any slice. The ranks of a communicator
-/// trust one another: the protocol determines what they may write, and the device enforces only
-/// that it is this communicator's memory.
+/// [`Communicator::alloc`](super::Communicator::alloc); other communicators copy it like any slice.
+/// Ranks trust one another: a device enforces only that a peer writes to this communicator's
+/// memory.
 #[doc(alias = "ncclMemAlloc")]
 pub struct CommBuffer<T: Element> {
     segment: Arc<Segment>,
     len: usize,
-    /// The communicator for which it is registered.
     communicator: u64,
     element: PhantomData<T>,
 }
 
 impl<T: Element> CommBuffer<T> {
-    /// `len` elements at the beginning of `segment`, which has no other owner.
+    /// `segment` has no other owner.
     pub(super) fn new(segment: Arc<Segment>, len: usize, communicator: u64) -> Self {
         debug_assert!(len * size_of::<T>() <= segment.len());
         Self {
@@ -49,13 +46,13 @@ impl<T: Element> CommBuffer<T> {
     }
 }
 
-/// A reference to the memory of a call's buffers, valid as long as these. Unlike [`Data`] it holds
-/// no reference count, which would cost a fifth of the shortest operations.
+/// Memory of a call's buffers, valid as long as these. Unlike [`Data`] it holds no reference count,
+/// which would cost a fifth of the shortest operations.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferRef {
     /// Null if there is none.
     start: *mut u8,
-    /// Its segment, from an `Arc` that the buffers hold; null for plain memory.
+    /// From an `Arc` that the buffers hold; null for plain memory.
     segment: *const Segment,
 }
 
@@ -78,7 +75,7 @@ impl BufferRef {
         }
     }
 
-    /// A segment, which the caller keeps alive.
+    /// The caller keeps the segment alive.
     pub(super) fn segment(segment: &Arc<Segment>) -> Self {
         Self {
             start: segment.start(),
@@ -94,7 +91,7 @@ impl BufferRef {
         self.start
     }
 
-    /// The part that begins so many elements behind its start; none if there is none.
+    /// `elements` behind its start; none if there is none.
     pub(super) fn offset_by(self, elements: usize, element: DataType) -> Self {
         if !self.is_some() {
             return self;
@@ -105,7 +102,7 @@ impl BufferRef {
         }
     }
 
-    /// For an engine: takes a reference to the segment.
+    /// Takes a reference to the segment.
     ///
     /// # Safety
     /// The buffers are alive.
@@ -158,7 +155,7 @@ mod sealed {
 
     /// Address and length of memory.
     pub trait AsRegion {
-        /// The memory, for the communicator of this number, and its number of elements.
+        /// With the number of elements; `user` is the number of the communicator.
         fn region(&mut self, user: u64) -> (BufferRef, usize);
     }
 

@@ -15,18 +15,10 @@
 //! ```
 //!
 //! All ranks make the same calls in the same order, with the same counts, operators and settings.
-//! Algorithm and protocol are chosen once for each collective, root, type and size class, by costs
-//! that all ranks share, and cached.
+//! Algorithm and protocol are chosen once per collective, root, type and size class.
 //!
 //! Failures are values: an operation ends within its deadline, on all ranks, and the error names
 //! the culprit and this rank's wait. [`shrink`](Communicator::shrink) then creates a communicator
-//! of the survivors.
-//!
-//! - `call`: operations before and while they are in flight; `data`: their memory; `collectives`:
-//!   the methods; `p2p`: point-to-point messages.
-//! - `state`: state under the lock, and chosen plans; `drive`: progress, waits, deadlines and
-//!   failure handling.
-//! - `create`: creation; `calibrate`: measuring the cost model.
 
 mod calibrate;
 mod call;
@@ -62,17 +54,14 @@ use crate::topology;
 use crate::tune::{Decision, Overrides, Tuner};
 use crate::types::{DataType, Rank};
 
-/// Maximum wait for the other ranks when a communicator is dropped.
+/// For the other ranks, when a communicator is dropped.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// An upper bound of timeouts that clocks can represent.
+/// Clocks can represent it.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// One rank of a communicator. Created from a group by [`new`](Self::new), or from another
-/// communicator.
-///
-/// It may be shared between threads; operations run in the order of the calls, which has to be the
-/// same on all ranks.
+/// One rank of a communicator. It may be shared between threads; operations run in the order of the
+/// calls, which has to be the same on all ranks.
 #[doc(alias("ncclComm_t", "MPI_Comm"))]
 pub struct Communicator {
     shared: Arc<Shared>,
@@ -82,7 +71,6 @@ pub struct Communicator {
     members: Box<[Member]>,
     devices: Box<[Context]>,
     options: Options,
-    /// Unique in this process.
     number: u64,
 }
 
@@ -137,23 +125,22 @@ impl Communicator {
         self.shared.with(|state| state.hosts.clone())
     }
 
-    /// By rank: its location ([`Options::location`]);
-    /// [`least_nvlink`](crate::topology::least_nvlink) returns whether all GPUs are connected.
+    /// By rank: its location ([`Options::location`]), for
+    /// [`least_nvlink`](crate::topology::least_nvlink).
     #[must_use]
     pub fn locations(&self) -> Vec<topology::Member> {
         self.shared.with(|state| state.locations.clone())
     }
 
     /// The number of ranks whose mailboxes are mapped
-    /// ([`Config::mapped`](crate::executor::Config::mapped)): short messages are stored there
-    /// without a device.
+    /// ([`Config::mapped`](crate::executor::Config::mapped)).
     #[must_use]
     pub fn mapped(&self) -> usize {
         self.shared.with(|state| state.engine.mapped())
     }
 
-    /// The default algorithm and protocol for an operation of so many bytes, and why. Bytes are
-    /// counted as in [`Question::bytes`](crate::tune::TuningRequest::bytes).
+    /// The default algorithm and protocol for so many [bytes](crate::tune::TuningRequest::bytes),
+    /// and why.
     ///
     /// # Errors
     /// When no algorithm fits.
@@ -200,8 +187,8 @@ impl Communicator {
         Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
     }
 
-    /// Runs operations as a group: `build` adds them, and they are waited for when it returns. They
-    /// run concurrently, as far as they use different channels.
+    /// Runs the operations that `build` adds as a group, and waits for them; they run concurrently,
+    /// as far as they use different channels.
     ///
     /// # Errors
     /// The error of `build`, or else the first error of an operation. All operations have ended in
@@ -217,8 +204,8 @@ impl Communicator {
         built.and(done)
     }
 
-    /// Fails all operations in flight on any rank, and all later ones, with this rank and reason.
-    /// Returns at once; may be called while another thread waits.
+    /// Fails all operations on all ranks, with this rank and reason. Returns at once; may be called
+    /// while another thread waits.
     #[doc(alias("ncclCommAbort", "ncclCommRevoke", "MPI_Abort"))]
     pub fn abort(&self, reason: &str) {
         self.shared.group().control().give_up(reason);
@@ -244,11 +231,10 @@ impl Communicator {
     }
 
     /// Finalises the communicator collectively: completes everything in flight, and returns when
-    /// all ranks have called it, so that no rank is left with unsent messages. Dropping does the
-    /// same, ignoring errors.
+    /// all ranks have called it. Dropping does the same, ignoring errors.
     ///
     /// # Errors
-    /// When a rank is missing at the deadline, or the communicator has failed. It is gone all the
+    /// When a rank is missing at the deadline, or the communicator has failed; it is gone all the
     /// same.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy", "MPI_Comm_free", "MPI_Finalize"))]
     pub fn destroy(mut self) -> Result<(), CollectiveError> {
@@ -271,7 +257,7 @@ impl Communicator {
         };
         if let Some(thread) = self.progress.take() {
             self.shared.end();
-            // If it panicked, the engine has failed, and there is nothing to drive.
+            // If it panicked, the engine has failed.
             let _ = thread.join();
         }
         goodbye
@@ -284,7 +270,6 @@ impl Drop for Communicator {
             true => Duration::ZERO,
             false => GOODBYE.min(self.options.deadline),
         };
-        // Ranks that have not left by then are not waited for.
         let _ = self.leave(timeout);
     }
 }

@@ -1,5 +1,4 @@
-//! State under a communicator's lock: the engine, and the plans chosen for each collective and size
-//! class.
+//! State under a communicator's lock: the engine, and plans by collective and size class.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ struct ChoiceKey {
     collective: Collective,
     root: Rank,
     data: DataType,
-    /// Operations of more than 2^(n-1) and at most 2^n bytes share a choice.
+    /// Class n has more than 2^(n-1) and at most 2^n bytes.
     size_class: u32,
     deterministic: bool,
     forced: Overrides,
@@ -33,9 +32,7 @@ struct ChosenPlan {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
-    /// No stall, or a short one.
     None,
-    /// Half of an operation's timeout has passed, and the members were queried.
     Investigated,
 }
 
@@ -43,18 +40,18 @@ pub(super) enum Stall {
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,
-    /// By rank: the index of its host.
+    /// Index, by rank.
     pub(super) hosts: Vec<u32>,
-    /// The order of rings and trees.
+    /// For rings and trees.
     pub(super) order: Vec<Rank>,
     pub(super) locations: Vec<topology::Member>,
     chosen: Vec<ChosenPlan>,
     last: usize,
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
-    /// Operations whose requests were dropped, and the segments that must outlive them.
+    /// With the segments that must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
-    /// Keys of the engine's cached programs, and the index of the last one used.
+    /// With the index of the last one used.
     repeated: Vec<(CacheKey, CachedProgram)>,
     latest: usize,
     pub(super) failed: Option<Box<GroupFailed>>,
@@ -85,14 +82,14 @@ impl State {
         }
     }
 
-    /// Replaces the tuner and discards all choices.
+    /// Discards all choices.
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
         self.chosen.clear();
         self.repeated.clear();
     }
 
-    /// The cached program of an operation, if it can run at once.
+    /// `None` if it cannot run at once.
     #[inline]
     pub(super) fn cached(&mut self, cache_key: &CacheKey) -> Option<CachedProgram> {
         if self.repeated.get(self.latest).is_none_or(|(last, _)| last != cache_key) {
@@ -102,7 +99,7 @@ impl State {
         self.engine.can_run_cached(cached).then_some(cached)
     }
 
-    /// Has the engine cache the program of an operation that has just begun.
+    /// For an operation that has just begun.
     pub(super) fn cache_program(&mut self, cache_key: CacheKey, ticket: Ticket) {
         let known = self.repeated.iter().position(|(one, _)| *one == cache_key);
         let Some(cached) = self.engine.cache_program(ticket) else {
@@ -120,7 +117,6 @@ impl State {
         }
     }
 
-    /// The plan and tuning for an operation of so many bytes.
     #[inline]
     pub(super) fn plan_for(
         &mut self,
@@ -176,7 +172,6 @@ impl State {
             ..
         } = key;
         if let Some(algorithm) = forced.algorithm {
-            // The call selects the algorithm: no other may be used.
             algorithm.schedule(collective, &self.order, root)?;
             if deterministic && !algorithm.deterministic(collective) {
                 return Err(CollectiveError::Misuse {
@@ -186,7 +181,7 @@ impl State {
             }
         }
         if collective == Collective::AllToAllV {
-            // Each pair of ranks has other lengths, so no common size is known to choose by.
+            // Each pair has other lengths: no common size to choose by.
             forced.protocol = forced.protocol.or(Some(Protocol::Simple));
         }
         let question = TuningRequest {
@@ -197,8 +192,7 @@ impl State {
             deterministic,
         };
         if deterministic && forced.algorithm.is_none() {
-            // The reduction order depends on the algorithm, so it must not depend on measurements,
-            // slices or channels.
+            // The reduction order depends on the algorithm: it must not depend on measurements.
             let mut standard = Tuner::new(Link::soft_local(), Link::soft_local(), Compute::default(), 1);
             standard.overrides.algorithm = self.tuner.overrides.algorithm;
             let decision = standard.choose(&question, &vec![0; self.hosts.len()], &self.order)?;
@@ -243,14 +237,12 @@ impl State {
         Ok(plan)
     }
 
-    /// Drops abandoned operations that are complete.
     pub(super) fn drop_completed(&mut self) {
         let Self { engine, abandoned, .. } = self;
         abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.has(*ticket));
     }
 }
 
-/// The size class: its maximum is 2^class bytes.
 fn size_class(bytes: u64) -> u32 {
     bytes.max(1).checked_next_power_of_two().map_or(63, u64::trailing_zeros)
 }

@@ -2,13 +2,12 @@
 //!
 //! Of one slice: the *path* is the time from the first step to the last; the *load* is the time for
 //! which it occupies the busiest rank's processor and adapter. Consecutive slices of a channel are
-//! a path apart if a rank must know the end of a slice before it begins the next one (collectives
-//! whose result all ranks receive), or else a load. Channels overlap until the load of all of them
-//! exceeds the path of one. So S slices, k of them per channel, take about
+//! a path apart if all ranks receive the result, else a load. Channels overlap until the load of
+//! all exceeds the path of one. So S slices, k of them per channel, take about
 //!
 //! > path + max((k − 1)·(path or load), (S − 1)·load)
 //!
-//! All links are taken to be equal and not shared. `simulate` models more; the tests compare both.
+//! Links are equal and not shared. `simulate` models more; the tests compare both.
 
 mod trees;
 
@@ -51,7 +50,6 @@ pub fn predict_ns(
     Some(around + slice.path + one_after_another.max((slices - 1.0) * slice.load))
 }
 
-/// The number of blocks into which the bytes are divided.
 pub(crate) fn blocks(algorithm: Algorithm, collective: Collective, ranks: u32) -> u32 {
     use Algorithm as A;
     use Collective as C;
@@ -77,17 +75,17 @@ struct Rates {
     send: f64,
     receive: f64,
     latency: f64,
-    /// Per byte of the link.
+    /// Of the link, per byte.
     wire: f64,
-    /// Per byte of the receiver's processor.
+    /// Of the receiver's processor, per byte.
     take: f64,
     gamma: f64,
     copy: f64,
-    /// Bytes of a partial result relative to those of an element.
+    /// A partial result's bytes relative to an element's.
     wide: f64,
 }
 
-/// Messages that ranks exchange concurrently: some are sent by one rank, some received by one.
+/// Concurrent messages of one sender, and of one receiver.
 #[derive(Clone, Copy)]
 struct Stage {
     sends: f64,
@@ -106,7 +104,7 @@ struct RankWork {
 }
 
 impl Rates {
-    /// For messages of about so many bytes, in an operation of so many.
+    /// `whole` is the bytes of the operation.
     fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
         let cost = link.cost(work.protocol);
         let (wire, take) = match link.data_mover {
@@ -128,8 +126,7 @@ impl Rates {
         }
     }
 
-    /// Until the last message of a stage is received: the slowest of the sender's processor, its
-    /// link, the receiver's link and its processor.
+    /// The slowest of the sender's processor, its link, the receiver's link and its processor.
     fn stage(&self, stage: Stage) -> f64 {
         let Stage { sends, receives, bytes } = stage;
         let (wire, take) = (bytes * self.wire, self.receive + bytes * self.take);
@@ -157,8 +154,7 @@ impl Rates {
         processor.max(duty.out.max(duty.into) * self.wire)
     }
 
-    /// Consecutive exchanges in which all ranks do the same: each is (bytes, whether they are
-    /// reduced).
+    /// All ranks do the same in each: (bytes, whether they are reduced).
     fn exchanges(&self, exchanges: impl IntoIterator<Item = (f64, bool)>, copied: f64) -> Slice {
         let mut duty = RankWork {
             copied,
@@ -263,7 +259,7 @@ impl Rates {
         }
     }
 
-    /// From a root to others: the root also copies its own part, after it has sent the others.
+    /// The root copies its own part after it has sent the others.
     fn rooted(&self, path: f64, other: RankWork, root: RankWork) -> Slice {
         let copied = root.sends * self.send + root.copied * self.copy;
         Slice {
@@ -273,8 +269,8 @@ impl Rates {
         }
     }
 
-    /// Pairwise algorithms: if the number of ranks is not a power of two, the folded ranks send
-    /// their data to another rank, and receive the result.
+    /// If the number of ranks is not a power of two, folded ranks send their data to another rank,
+    /// and receive the result.
     fn folded(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
         let rounds = ranks.ilog2();
         let cores = f64::from(1u32 << rounds);
@@ -417,7 +413,7 @@ impl Rates {
 }
 
 impl Slice {
-    /// With a copy that a rank does while it waits in one of its exchanges.
+    /// Of a rank that copies while it waits in an exchange.
     fn overlap_copy(mut self, copying: f64, waits: f64) -> Self {
         self.load += copying;
         self.path += (copying - waits).max(0.0);

@@ -1,18 +1,16 @@
 //! Cost model of collectives: the α-β-γ model.
 //!
 //! A message of *b* bytes takes α + bβ from the beginning of its `Send` to the end of its `Recv`,
-//! and reducing it bγ more. For a part of α the processors of sender and receiver are busy, which
-//! bounds a rank with many messages; the rest is latency and overlaps (LogGP's L, o and G).
-//! [`Link`] has these parameters per protocol, [`Compute`] those of local work. They come from a
-//! calibration ([`tune`](crate::tune)), a tuning file, or a preset.
+//! and reducing it bγ more. For a part of α the processors of sender and receiver are busy; the
+//! rest is latency and overlaps (LogGP's L, o and G). [`Link`] has these parameters per protocol,
+//! [`Compute`] those of local work, from a calibration ([`tune`](crate::tune)), a tuning file, or a
+//! preset.
 //!
-//! Where processors move the bytes, α and β do not suffice. A long message of Simple waits for its
-//! receiver's grant, and its operation for the acknowledgement. The cost of a byte depends on the
-//! message length ([`Scale`]), on whether it was just written and is reduced on arrival, and on how
-//! many ranks move bytes concurrently ([`ByteCosts`]).
+//! Where processors move the bytes, a long message of Simple also waits for its receiver's grant,
+//! and its operation for the acknowledgement; a byte's cost depends on length ([`Scale`]), origin
+//! and concurrent ranks ([`ByteCosts`]).
 //!
-//! [`predict_ns`] evaluates each algorithm in closed form; [`simulate`](crate::simulate) runs the
-//! plan itself, also on non-uniform fabrics.
+//! [`predict_ns`] is in closed form; [`simulate`](crate::simulate) runs the plan itself.
 
 mod closed;
 mod scale;
@@ -30,8 +28,8 @@ pub use scale::{MARKS, NEAR, Scale};
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MessageCost {
-    /// α, ns: a message without payload, from the beginning of the send to the end of the receive.
-    /// Half a round trip.
+    /// α, ns: half a round trip of a message without payload, from the send's beginning to the
+    /// receive's end.
     pub alpha_ns: f64,
     /// The part of α in which the sender's processor is busy, ns.
     pub send_ns: f64,
@@ -42,19 +40,18 @@ pub struct MessageCost {
     /// ns added to a hop if the receiver also sends a message at the same time.
     #[serde(default, rename = "both_ns")]
     pub bidirectional_ns: f64,
-    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 where slots
-    /// exist already, as for short messages of Simple.
+    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 for slots.
     #[serde(default)]
     pub grant_ns: f64,
-    /// ns added to receiving for a rank that sends nothing: it waits for the transfer of each cache
-    /// line, with nothing to overlap.
+    /// ns added to receiving for a rank that sends nothing: no work overlaps the transfers of
+    /// lines.
     #[serde(default, rename = "lone_ns")]
     pub receive_only_ns: f64,
     /// Of Simple: whether short messages are stored by the sender, and so need no acknowledgement.
     #[serde(default)]
     pub stored: bool,
-    /// ns from the receipt of a message until its sender's operation may end; 0 where no
-    /// acknowledgement is needed.
+    /// ns from the receipt of a message until its sender's operation may end; 0 without
+    /// acknowledgement.
     #[serde(default)]
     pub confirm_ns: f64,
     /// ns added if the sender receives nothing: no reverse traffic carries the acknowledgement.
@@ -72,24 +69,21 @@ pub struct ByteCosts {
     /// Of data that was in memory before the operation.
     #[serde(rename = "settled")]
     pub resident: Scale,
-    /// Of data that the sender has just received or computed: its lines are modified in that
-    /// processor's cache.
+    /// Of data that the sender has just received or computed: modified lines of its cache.
     #[serde(rename = "fresh")]
     pub forwarded: Scale,
     /// Of data that the receiver reduces on arrival, including γ and staging.
     pub reduced: Scale,
-    /// Of data in memory, while no other rank of the host moves data: they share the memory
-    /// bandwidth.
+    /// Of data in memory, while no other rank of the host uses the memory bandwidth.
     #[serde(rename = "alone")]
     pub isolated: Scale,
 }
 
-/// Message length above which its first bytes have left the sender's cache.
+/// Of longer messages, the first bytes have left the sender's cache.
 const EVICTED_BYTES: f64 = 2.0 * NEAR as f64;
 
 impl MessageCost {
-    /// A message with α (with the given parts busy at sender and receiver) and β, without grants or
-    /// acknowledgements.
+    /// A message with α, of which parts are busy at sender and receiver, and β, without grants.
     #[must_use]
     pub const fn simple(alpha_ns: f64, send_ns: f64, receive_ns: f64, beta_ns_per_byte: f64) -> Self {
         Self {
@@ -107,8 +101,7 @@ impl MessageCost {
         }
     }
 
-    /// The wait of a message of so many bytes for its grant, ns, if its receiver begins when the
-    /// sender does.
+    /// The wait of so many bytes for their grant, ns, if the receiver begins when the sender does.
     #[must_use]
     pub fn grant_ns(&self, bytes: f64) -> f64 {
         if bytes > EAGER_BYTES as f64 { self.grant_ns } else { 0.0 }
@@ -133,8 +126,8 @@ impl MessageCost {
         Some((moves.reduced.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
     }
 
-    /// β of messages of so many bytes, in an operation with so many per rank, ns per byte; `others`
-    /// is the fraction of other ranks that move data concurrently.
+    /// β of messages of so many bytes, `whole` per rank, ns per byte; `others` is the fraction of
+    /// other ranks that move data concurrently.
     #[must_use]
     pub fn beta(&self, bytes: f64, whole: f64, forwarded: bool, others: f64) -> f64 {
         let Some(moves) = &self.bytes else {
@@ -143,8 +136,7 @@ impl MessageCost {
         let resident = moves.resident.ns_per_byte(bytes, whole);
         let all = match forwarded {
             false => resident,
-            // The first part of a longer message has left the sender's cache when the last is
-            // written.
+            // The first part has left the sender's cache when the last is written.
             true if bytes > EVICTED_BYTES => resident.max(moves.forwarded.ns_per_byte(bytes, whole)),
             true => moves.forwarded.ns_per_byte(bytes, whole),
         };
@@ -203,8 +195,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link of which only Simple's cost is known: the others have their share of the bandwidth,
-    /// and `flagged_alpha_ns` for α, as they need no second message for the flag.
+    /// Of a link whose cost is known for Simple only: the others share its bandwidth, and have
+    /// `flagged_alpha_ns` for α, as they need no second message for the flag.
     #[must_use]
     pub fn derived(data_mover: DataMover, simple: MessageCost, flagged_alpha_ns: f64) -> Self {
         let scale = flagged_alpha_ns / simple.alpha_ns.max(f64::MIN_POSITIVE);

@@ -1,5 +1,4 @@
-//! Connection setup of an engine: a queue pair to each other rank per connection, and the
-//! mailboxes.
+//! Connection setup of an engine: queue pairs to each other rank, and the mailboxes.
 
 use std::sync::Arc;
 
@@ -20,18 +19,18 @@ pub(super) struct Rail {
     pub(super) context: Context,
     pub(super) domain: ProtectionDomain,
     pub(super) cq: CompletionQueue,
-    /// Mailboxes and staging buffers of the rail's connections.
+    /// Mailboxes and staging buffers of all connections.
     pub(super) mailboxes: Option<Segment>,
 }
 
-/// The first bytes of an address: version of the format and of the mailbox.
+/// Version of the address format and of the mailbox.
 const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
 const ADDRESS_BYTES: usize = 32 + 24;
-/// Completion queue entries that every device supports.
+/// That every device supports.
 const CQ_ENTRIES: u32 = 24_000;
 
-/// Bytes of a connection's mailbox and of its staging buffer. The last connection, for
-/// point-to-point messages, has no LL rings.
+/// Of the mailbox and the staging buffer, in bytes. The last connection, for point-to-point
+/// messages, has no LL rings.
 fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     if connection + 1 == connections {
         (mailbox::LINE_RINGS[0].next_multiple_of(64), 0)
@@ -40,7 +39,6 @@ fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     }
 }
 
-/// Send queue depth of each of so many queue pairs of a device.
 fn send_depth(queue_pairs: u32) -> u32 {
     (CQ_ENTRIES / queue_pairs.max(1)).clamp(48, SEND_DEPTH)
 }
@@ -54,7 +52,6 @@ pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result
         let connections_here = || connections_on(index, devices.len(), connections);
         let queue_pairs = (connections_here().count() as u32 * (ranks - 1)).max(1);
         let domain = device.protection_domain()?;
-        // One receive each, which queue pairs have even if none is posted.
         let cq = device.completion_queue(queue_pairs * (send_depth(queue_pairs) + 1))?;
         let to_each: usize = connections_here()
             .map(|connection| mailbox_sizes(connection, connections))
@@ -78,7 +75,7 @@ struct PendingLink {
     peer: Rank,
     connection: u32,
     rail: usize,
-    /// Offset of its memory in the rail's, and the lengths of its mailbox and staging buffer.
+    /// In the rail's memory.
     offset: usize,
     mailbox_sizes: (usize, usize),
     prepared: PreparedQueuePair,
@@ -217,7 +214,7 @@ impl<'a> PeerAddresses<'a> {
         Offer::from_bytes(self.offers.get(rail * OFFER..)?.first_chunk()?)
     }
 
-    /// The peer's endpoint and mailbox of a connection; the mailbox has this length.
+    /// `mailbox` is the mailbox's length.
     fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<WriteAccess>)> {
         let (endpoint, range) = self
             .addresses
@@ -229,7 +226,7 @@ impl<'a> PeerAddresses<'a> {
     }
 }
 
-/// The peers' mapped segments, each mapped once: by rank and device.
+/// By rank and device: each is mapped once.
 struct Mappings {
     rails: usize,
     tried: Vec<Option<Option<Arc<MappedSegment>>>>,

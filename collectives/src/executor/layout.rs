@@ -2,25 +2,23 @@
 //!
 //! An operation is cut into *slices*, and the plan runs for each. Of all-reduce, broadcast and
 //! reduce a slice is a window of the whole, which the plan's blocks divide; of the others, a part
-//! of each block. Slices have equal lengths except the last, and a block has the same offset from
-//! its window's start in each, so scratch memory is laid out once for all slices.
+//! of each block. A block has the same offset in each slice, so scratch memory is laid out once.
 //!
 //! Both ends of a message cut it alike into *pieces* of elements that are consecutive on both
-//! sides: this depends on the data blocks alone, which both ends know.
+//! sides: this depends on the data blocks alone.
 
 use crate::plan::{Collective, PlanMemory, Shape, Span};
 use crate::types::Rank;
 
-/// Alignment of block and slice boundaries, in elements, where there are many times as many.
+/// In elements, where there are many times as many.
 const BOUNDARY_ALIGN: u64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// All ranks have the same data, in one window per slice.
+    /// The same data on all ranks, in one window per slice.
     Window,
-    /// Each block belongs to a part, all of one length.
+    /// All parts have one length.
     Parts,
-    /// Parts have different lengths.
     Varied,
 }
 
@@ -33,19 +31,18 @@ pub struct Parts {
     pub send: Vec<(u64, u64)>,
     /// Of the output, by source rank: displacement and length.
     pub receive: Vec<(u64, u64)>,
-    /// The root, if all parts are sent to or by one rank: other pairs then neither exchange
-    /// messages nor lengths. The same on all ranks.
+    /// The root, if all parts are sent to or by one rank: other pairs exchange nothing. The same on
+    /// all ranks.
     pub root: Option<Rank>,
 }
 
-/// The sizes that determine a layout, beside the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OperationExtent {
-    /// Elements of the whole, or of each part.
+    /// Of the whole, or of each part.
     pub(crate) count: u64,
-    /// The parts, if their lengths differ.
+    /// If their lengths differ.
     pub(crate) parts: Option<Parts>,
-    /// Number of slices, at least one.
+    /// At least one.
     pub(crate) slices: u32,
 }
 
@@ -53,17 +50,16 @@ pub(crate) struct OperationExtent {
 pub(crate) struct Layout {
     kind: Kind,
     pub(crate) extent: OperationExtent,
-    /// Blocks of the whole, or of a part.
+    /// Of the whole, or of a part.
     blocks: u32,
-    /// Elements of a window.
+    /// In elements.
     window: u64,
-    /// Where blocks begin in a window or part, and where the last one ends.
+    /// In a window or part, with the end of the last block.
     starts: Vec<u64>,
-    /// Offsets of the blocks of scratch, and their data blocks.
+    /// Offsets and data blocks, by block.
     scratch: Vec<(u64, u32)>,
-    /// The same of partial results.
     partial: Vec<(u64, u32)>,
-    /// Elements of scratch, and of partial results.
+    /// In elements.
     pub(crate) scratch_len: u64,
     pub(crate) partial_len: u64,
 }
@@ -85,7 +81,7 @@ pub(crate) fn part_begin(total: u64, parts: u32, index: u32) -> u64 {
     (unit as u64 * granule).min(total)
 }
 
-/// The length of slices if `slices` of them make up `total`; the last one may be shorter.
+/// The last slice may be shorter.
 fn slice_len(total: u64, slices: u32) -> u64 {
     let len = total.div_ceil(u64::from(slices));
     if len >= 8 * BOUNDARY_ALIGN {
@@ -123,7 +119,7 @@ impl Layout {
         layout
     }
 
-    /// Packs blocks of the lengths of these data blocks.
+    /// Packs blocks of these lengths.
     fn lay_out(&self, data: &[u32]) -> (Vec<(u64, u32)>, u64) {
         let mut end = 0;
         let mut lay = |&data: &u32| {
@@ -143,7 +139,6 @@ impl Layout {
         }
     }
 
-    /// Which adjacent blocks of a span are adjacent in memory too.
     pub(crate) fn joins(&self) -> Coalescing {
         match self.kind {
             Kind::Window => Coalescing::Neighbours,
@@ -152,8 +147,7 @@ impl Layout {
         }
     }
 
-    /// The elements of `blocks` blocks of `place` from `first` on, which form one piece, in a
-    /// slice.
+    /// The elements of a slice of these blocks, which form one piece.
     #[inline]
     pub(crate) fn element_range(&self, place: PlanMemory, first: u32, blocks: u32, slice: u32) -> ElementRange {
         match (self.kind, place) {
@@ -199,7 +193,7 @@ impl Layout {
         }
     }
 
-    /// Blocks of the window that begins at `begin`, relative to it.
+    /// Relative to `begin`.
     #[inline]
     fn in_window(&self, first: u32, blocks: u32, begin: u64) -> ElementRange {
         let window = self.window.min(self.extent.count.saturating_sub(begin));
@@ -211,12 +205,12 @@ impl Layout {
         }
     }
 
-    /// The bounds of a data block in its part.
+    /// Of a data block, in its part.
     fn starts_of(&self, data: u32) -> (u64, u64) {
         let block = data % self.blocks;
         if let Some(parts) = &self.extent.parts {
-            // Of reduce-scatter, which alone has scratch memory for them: the parts of the input
-            // are those of the data.
+            // Of reduce-scatter, which alone has scratch memory here: parts of the input are those
+            // of the data.
             let len = parts.send.get((data / self.blocks) as usize).map_or(0, |(_, len)| *len);
             return (
                 part_begin(len, self.blocks, block),
@@ -235,7 +229,6 @@ impl Layout {
         }
     }
 
-    /// A slice of the block at `position` of the input or output.
     fn of_part(&self, place: PlanMemory, position: u32, slice: u32) -> ElementRange {
         let (part, block) = (position / self.blocks, position % self.blocks);
         let Some(parts) = &self.extent.parts else {
@@ -265,11 +258,9 @@ impl Layout {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Coalescing {
-    /// All.
     All,
     /// Those whose data blocks are adjacent.
     Neighbours,
-    /// None.
     None,
 }
 
@@ -290,7 +281,7 @@ impl MemoryContents {
         }
     }
 
-    /// The data blocks of a span; `None` if it is out of bounds.
+    /// `None` if out of bounds.
     pub(crate) fn of(&self, span: Span) -> Option<&[u32]> {
         let place = match span.place {
             PlanMemory::Input => &self.input,
@@ -302,8 +293,7 @@ impl MemoryContents {
     }
 }
 
-/// Cuts a span of these data blocks into pieces: first block relative to the span, and number of
-/// blocks.
+/// Each piece: its first block, relative to the span, and its number of blocks.
 pub(crate) fn cut_into_pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! One end of a connection: a queue pair, the peer's and the local mailbox, and the sequence
-//! numbers of all protocols.
+//! One end of a connection: a queue pair, both mailboxes, and the sequence numbers of all
+//! protocols.
 //!
 //! Nothing here waits: an action that lacks a grant, a credit or a send queue slot returns so and
-//! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
-//! message, or when the strand runner yields: doorbell batching.
+//! changes nothing. Control writes (grants, credits, lengths) are posted with the next message, or
+//! when the strand runner yields: doorbell batching.
 //!
 //! No model is possible: the other side is a device, or a process that has mapped the mailbox and
 //! stores with Release. Each word is loaded once with Acquire and orders what was written before
@@ -25,13 +25,13 @@ use crate::protocol::{
 };
 use crate::types::Rank;
 
-/// Maximum inline bytes of a send: covers short LL messages and all control writes.
+/// Covers short LL messages and all control writes.
 pub(super) const INLINE: usize = 256;
-/// Maximum queued control writes: each takes a send queue slot.
+/// Each takes a send queue slot.
 const MAX_CONTROL_WRITES: usize = 24;
 pub(super) const SEND_DEPTH: u32 = 128;
 
-/// A WRITE to the peer's mailbox beside messages: a grant, credits, or lengths.
+/// A WRITE beside messages: a grant, credits, or lengths.
 #[derive(Clone, Copy)]
 struct ControlWrite {
     bytes: [u8; GRANT_BYTES],
@@ -39,8 +39,7 @@ struct ControlWrite {
     offset: usize,
 }
 
-/// `len` bytes of a mailbox. Offsets are those of [`mailbox`]; the peer's device rejects accesses
-/// beyond its memory.
+/// Offsets are those of [`mailbox`]; the peer's device rejects accesses beyond its memory.
 #[inline]
 fn mailbox_range(mailbox: Remote<WriteAccess>, offset: usize, len: usize) -> Remote<WriteAccess> {
     Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
@@ -64,31 +63,29 @@ fn post_control_writes<'d>(
 struct Ring {
     /// Slots filled at the peer.
     sent: u64,
-    /// Slots released here, and those of them that the peer has been credited.
+    /// Slots released here, and those of which the peer was notified.
     consumed: u64,
     credited: u64,
 }
 
-/// The memory of a link, in a segment that outlives its queue pair.
+/// In a segment that outlives the queue pair.
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
     pub(super) remote: Remote<WriteAccess>,
-    /// Staging buffer for LL and LL128 data that is too long to be sent inline: rings as in the
-    /// mailbox, slot by slot.
+    /// For LL and LL128 data too long to be sent inline: rings as in the mailbox.
     pub(super) staging: *mut u8,
     pub(super) staging_alias: BufferAlias,
 }
 
-/// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
+/// The peer's mailbox for this side: a store replaces the WRITE.
 pub(super) struct MappedMailbox {
     start: NonNull<u8>,
-    /// The mapping that it lies in.
     _mapped: Arc<MappedSegment>,
 }
 
 impl MappedMailbox {
-    /// The mailbox `remote`, if it lies in the mapping and is a full one: the mailbox for
-    /// point-to-point messages has no LL rings and is not mapped.
+    /// `None` unless `remote` is in the mapping and full: the mailbox for point-to-point messages
+    /// has no LL rings and is not mapped.
     pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<WriteAccess>) -> Option<Self> {
         let start = mapped.translate(remote.addr(), usize::try_from(remote.len()).ok()?)?;
         (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
@@ -101,7 +98,6 @@ impl MappedMailbox {
         unsafe { self.start.add(offset) }.as_ptr()
     }
 
-    /// Stores a word with release ordering.
     fn store_word(&self, offset: usize, word: u64) {
         // SAFETY: in the mapping, by `at`, and aligned: a mailbox begins at a multiple of 64
         // (`MappedSegment::translate`), and `mailbox` has words at multiples of 8. Both processes
@@ -116,10 +112,9 @@ impl MappedMailbox {
     }
 }
 
-/// LL flags wrap around after this many.
 const LL_FLAGS: u64 = 1 << 31;
 
-/// The LL flag of a message: never 0, the initial content of a mailbox.
+/// Never 0, the initial content of a mailbox.
 #[inline]
 fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
@@ -135,15 +130,15 @@ pub(super) struct Link {
     qp: QueuePair<ReliableConnection>,
     memory: MailboxMemory,
     mapped: Option<MappedMailbox>,
-    /// The peer's mailbox may hold stores only once these requests have completed: no message of
-    /// Simple is in flight on the queue pair.
+    /// Stores are allowed only once these requests have completed: no message of Simple is in
+    /// flight.
     posted: u64,
-    /// Completed requests of the send queue.
+    /// Of the send queue.
     pub(super) completed: u64,
-    /// Sequence numbers of messages of Simple: sent; received.
+    /// Of messages of Simple.
     sent: u64,
     received: u64,
-    /// Grants: used of the peer's; given to the peer, and those of them whose message has arrived.
+    /// Used of the peer's; given to the peer, and those of them whose message has arrived.
     used: u64,
     granted: u64,
     filled: u64,
@@ -187,8 +182,7 @@ impl Link {
         self.mapped.is_some()
     }
 
-    /// Posts a link probe, a WRITE without effect. Returns the number of requests whose completion
-    /// confirms it; `None` if it cannot be posted.
+    /// A WRITE without effect. Returns the number of requests whose completion confirms it.
     pub(super) fn send_probe(&mut self) -> Option<u64> {
         let peer_range = self.peer_range(mailbox::PROBE, 8);
         let posted = self.has_queue_slots(1).then(|| {
@@ -204,7 +198,7 @@ impl Link {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
 
-    /// Breaks the queue pair and drops the mapping (fault injection).
+    /// Also drops the mapping (fault injection).
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
         self.mapped = None;
         self.qp.flush()
@@ -228,7 +222,7 @@ impl Link {
         mailbox_range(self.memory.remote, offset, len)
     }
 
-    /// Whether the send queue has slots for `requests` requests besides the control writes.
+    /// Beside the control writes.
     #[inline]
     fn has_queue_slots(&self, requests: usize) -> bool {
         self.qp.free_send_slots() as usize >= requests + self.control_writes.len()
@@ -244,8 +238,7 @@ impl Link {
         self.control_writes.push(write);
     }
 
-    /// Whether another grant may be given: the peer has used the one whose slot it takes, and a
-    /// control write can be queued.
+    /// The peer must have used the grant whose slot it takes, and a control write must fit.
     #[inline]
     pub(super) fn may_grant(&self) -> bool {
         self.granted - self.filled < GRANTS && self.control_writes.len() < MAX_CONTROL_WRITES / 2
@@ -255,8 +248,7 @@ impl Link {
         self.grant_rest(addr, rkey, len, 0);
     }
 
-    /// Grants memory for a part of a message; `rest` bytes of the message remain, this part
-    /// included.
+    /// `rest` bytes of the message remain, this part included.
     pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = mailbox::GRANT_RING + (self.granted % GRANTS) as usize * GRANT_BYTES;
         self.granted += 1;
@@ -274,7 +266,7 @@ impl Link {
         !self.control_writes.is_empty()
     }
 
-    /// Flushes queued control writes, if the send queue has slots for them.
+    /// If the send queue has slots for them.
     #[inline]
     pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
         if self.control_writes.is_empty() {
@@ -297,14 +289,13 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Whether the peer has credited a slot of a ring of `slots`.
     #[inline]
     fn has_slot(&self, ring: usize, slots: u64) -> bool {
         let sent = self.rings[ring].sent;
         sent - self.word(mailbox::CREDITS[ring]).min(sent) < slots
     }
 
-    /// Releases a slot. The peer is credited every half ring, with or before the next message.
+    /// The peer is credited every half ring, with or before the next message.
     #[inline]
     fn release_slot(&mut self, ring: usize, slots: u64) {
         let Ring { consumed, credited, .. } = &mut self.rings[ring];
@@ -316,14 +307,12 @@ impl Link {
         }
     }
 
-    /// Whether a lengths record can be sent: the ring has a credit, and a control write can be
-    /// queued.
+    /// Needs a credit of the ring, and room for a control write.
     pub(super) fn may_send_lengths(&self) -> bool {
         self.has_slot(LENGTHS, LENGTHS_SLOTS) && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Sends the lengths of an operation: bytes that this side sends to the peer, and bytes that it
-    /// expects. Requires `may_send_lengths`.
+    /// Bytes that this side sends, and that it expects. Requires `may_send_lengths`.
     pub(super) fn send_lengths(&mut self, sends: u64, expects: u64) {
         let lengths_sent = &mut self.rings[LENGTHS].sent;
         let place = mailbox::LENGTHS_RING + (*lengths_sent % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -335,8 +324,7 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Takes the peer's lengths of an operation, if they have arrived: bytes that it sends, and
-    /// bytes that it expects.
+    /// Bytes that the peer sends, and that it expects; `None` until they arrive.
     pub(super) fn receive_lengths(&mut self) -> Option<(u64, u64)> {
         let consumed = self.rings[LENGTHS].consumed;
         let place = mailbox::LENGTHS_RING + (consumed % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -348,7 +336,7 @@ impl Link {
         Some(lengths)
     }
 
-    /// The peer's grant for the next rendezvous message of Simple; `None` if it has not arrived.
+    /// For the next rendezvous message of Simple.
     #[inline]
     fn next_grant(&self, len: usize) -> Option<Remote<WriteAccess>> {
         let place = mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES;
@@ -358,8 +346,7 @@ impl Link {
         let (addr, second) = (self.word(place), self.word(place + 8).to_ne_bytes());
         let rkey = u32::from_ne_bytes([second[0], second[1], second[2], second[3]]);
         let room = u32::from_ne_bytes([second[4], second[5], second[6], second[7]]);
-        // A grant that is too short makes the peer's device reject the request, as does an access
-        // beyond the granted memory.
+        // The peer's device rejects requests beyond a grant that is too short.
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
@@ -377,13 +364,13 @@ impl Link {
         self.next_grant(0).is_some() && self.has_queue_slots(2)
     }
 
-    /// Bytes of the message that the peer expects from the granted part on. Requires `is_granted`.
+    /// Bytes that the peer expects from the granted part on. Requires `is_granted`.
     pub(super) fn granted_rest(&self) -> u64 {
         self.word(mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES + 16)
     }
 
-    /// Sends a message of Simple that `may_send`; `None` is an empty message. Returns the number of
-    /// requests whose completion frees the message's memory.
+    /// Requires `may_send`; `None` is an empty message. Returns the number of requests whose
+    /// completion frees the message's memory.
     pub(super) fn send(&mut self, message: Option<(BufferAlias, usize)>, eager: bool) -> Result<u64, Failed> {
         if !eager {
             return self.send_granted(message);
@@ -395,14 +382,13 @@ impl Link {
         self.send_to(self.peer_range(place, len), message)
     }
 
-    /// Whether an eager message can be stored into the peer's mapped mailbox: it has a credit, and
-    /// no earlier message that it would overtake is in flight on the queue pair.
+    /// Needs a credit, and no message in flight on the queue pair that a store would overtake.
     #[inline]
     pub(super) fn may_store(&self) -> bool {
         self.mapped.is_some() && self.completed >= self.posted && self.has_slot(EAGER, EAGER_SLOTS)
     }
 
-    /// Stores an eager message that `may_store`. Its memory is free at once.
+    /// Requires `may_store`. The message's memory is free at once.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
@@ -421,7 +407,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a message to the memory that the peer has granted; requires `is_granted`.
+    /// Requires `is_granted`.
     pub(super) fn send_granted(&mut self, message: Option<(BufferAlias, usize)>) -> Result<u64, Failed> {
         let Some(peer_range) = self.next_grant(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
@@ -439,8 +425,8 @@ impl Link {
         message: Option<(BufferAlias, usize)>,
     ) -> Result<u64, Failed> {
         if self.mapped.is_some() {
-            // Posted on the queue pair, control writes could arrive behind later stores: a credit
-            // count would decrease, and the peer wait for slots that it has.
+            // On the queue pair, control writes could arrive behind later stores: a credit count
+            // would decrease, and the peer wait for slots that it has.
             self.flush_control_writes()?;
         }
         self.sent += 1;
@@ -472,8 +458,8 @@ impl Link {
         self.filled += 1;
     }
 
-    /// Consumes an arrived message. Returns the slot of an eager one, valid until something is sent
-    /// or queued to the peer; others are in the granted memory.
+    /// Returns an eager message's slot, valid until something is sent or queued to the peer; others
+    /// are in the granted memory.
     #[inline]
     pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
         if !eager {
@@ -487,14 +473,13 @@ impl Link {
         Some(unsafe { self.memory.local.add(mailbox::EAGER_RING + slot * EAGER_BYTES) })
     }
 
-    /// Whether an LL or LL128 message can be sent: the ring has a credit.
     #[inline]
     pub(super) fn may_send_lines(&self, lines: LineProtocol) -> bool {
         self.has_slot(lines.index(), lines.slots()) && (self.mapped.is_some() || self.has_queue_slots(1))
     }
 
-    /// Sends `len` bytes by LL or LL128, at most the capacity of a slot; requires `may_send_lines`.
-    /// The source may be changed at once.
+    /// At most the capacity of a slot; requires `may_send_lines`. The source may be changed at
+    /// once.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, not written meanwhile.
@@ -557,7 +542,7 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Receives `len` bytes by LL or LL128, if all flags have arrived.
+    /// Whether all flags had arrived.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.

@@ -1,8 +1,8 @@
 //! Frames of the control mesh.
 //!
-//! A frame is a length of four bytes, a kind of one, the group, and the payload, little endian. The
-//! peer is authenticated but may be faulty: a frame is never longer than [`MAX_FRAME`], nothing is
-//! allocated before it has arrived, and an invalid frame ends the connection.
+//! A frame is a length (4 bytes), a kind (1), the group, and the payload, little endian. The peer
+//! is authenticated but may be faulty: nothing is allocated before it has arrived, and a frame that
+//! is invalid or longer than [`MAX_FRAME`] ends the connection.
 
 use crate::bootstrap::wire::Reader;
 use crate::failure::{Message, ShrinkMessage};
@@ -12,11 +12,10 @@ pub const MAX_MESSAGE: usize = 16 << 20;
 const HEADER: usize = 1 + 8 + 8;
 const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 
-/// Receive buffer that a connection retains, in bytes.
+/// Capacity that a receive buffer retains, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// Identifies a group among those that share a mesh: the process that created it, by its rank in
-/// the mesh, and that process' counter. Ids are unique.
+/// A group among those of a mesh, unique: its creator's mesh rank, and the creator's counter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct GroupId {
     pub(crate) creator: u32,
@@ -39,11 +38,9 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
-    /// To a member of a group: failure detection.
+    /// To a member of a group.
     Failure { group: GroupId, message: Message },
-    /// To a member of a group: agreement on the group of survivors.
     Shrink { group: GroupId, message: ShrinkMessage },
-    /// To a member of a group: the sender has left it.
     Leave { group: GroupId },
     /// The sender closes its mesh.
     Goodbye,
@@ -109,11 +106,10 @@ impl Frame {
     }
 }
 
-/// Received bytes and the frames in them.
 #[derive(Debug, Default)]
 pub(crate) struct Inbound {
     bytes: Vec<u8>,
-    /// Bytes that have been parsed.
+    /// Bytes parsed.
     taken: usize,
 }
 
@@ -124,7 +120,6 @@ impl Inbound {
             self.taken = 0;
         }
         self.bytes.extend_from_slice(bytes);
-        // Shrink the buffer after a long message.
         if self.bytes.len() * 4 < self.bytes.capacity() && self.bytes.capacity() > KEPT {
             self.bytes.shrink_to(KEPT);
         }
@@ -198,7 +193,6 @@ mod tests {
         bytes
     }
 
-    /// All frames of a stream that arrives piece by piece.
     fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Frame>, &'static str> {
         let mut inbound = Inbound::default();
         let mut frames = Vec::new();

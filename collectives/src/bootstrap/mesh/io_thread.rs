@@ -14,22 +14,20 @@ use super::frame::{Frame, Inbound};
 use super::state::{PeerState, Shared, State};
 use crate::bootstrap::listener::poll_timeout;
 
-/// Time that a closing mesh tries to send goodbye to peers that do not read.
+/// For goodbye to peers that do not read.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 const READ_CHUNK: usize = 64 << 10;
-/// Reads from one peer before the next peer is served (round-robin).
+/// Before the next peer is served (round-robin).
 const READS_PER_PEER: usize = 16;
-/// TCP keepalive idle time and interval, in seconds.
+/// In seconds.
 const KEEPALIVE_INTERVAL_S: u32 = 10;
-/// Unanswered TCP keepalive probes before the connection fails.
 const KEEPALIVE_PROBES: u32 = 3;
 /// TCP_USER_TIMEOUT: how long data may stay unacknowledged, in ms.
 const USER_TIMEOUT_MS: u32 = 40_000;
-/// How a peer's ended process appears.
 const CLOSED: &str = "its connection closed";
 
-/// Describes how a connection ended, alike on all peers: whether it was closed or reset depends on
-/// what the process had not read.
+/// Alike on all peers: whether a connection was closed or reset depends on what the process had not
+/// read.
 fn describe_end(error: &io::Error) -> String {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     match error.kind() {
@@ -111,7 +109,7 @@ impl IoThread {
         state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
     }
 
-    /// Waits in poll(2) and returns the peers with input.
+    /// Returns the peers with input.
     fn wait(&self, peers_with_output: &[bool], due: Option<Instant>) -> Vec<bool> {
         let mut ready = vec![false; self.links.len()];
         let mut fds = vec![PollFd::new(self.shared.wakeup.as_fd(), PollFlags::POLLIN)];
@@ -166,7 +164,7 @@ impl IoThread {
         None
     }
 
-    /// Processes complete frames, and then the end of the connection.
+    /// Frames first, then the end of the connection.
     fn process_frames(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
@@ -192,7 +190,6 @@ impl IoThread {
         }
     }
 
-    /// Writes queued output until it would block.
     fn flush_peer(&mut self, state: &mut State, peer: usize) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
@@ -214,8 +211,7 @@ impl IoThread {
         if out.is_empty() {
             *out = Vec::new();
         }
-        // The peer's last frames may still be unread: the end is taken from the reading side, in
-        // order.
+        // The reading side takes the end, after the peer's last frames.
         if let Some(how) = end {
             out.clear();
             let read_end = self.read_peer(peer);
