@@ -13,8 +13,7 @@ use crate::plan::Collective;
 use crate::types::Rank;
 
 impl Engine {
-    /// The waits after a connection to `first` has failed, and perhaps others: from these peers
-    /// nothing can arrive.
+    /// Of a link failure, of `first` and perhaps others: from these peers nothing can arrive.
     pub(super) fn waits_with_failed_links(&self, first: Rank) -> Vec<Wait> {
         let mut waits = self.report();
         for (connection, links) in self.links.iter().enumerate() {
@@ -40,8 +39,7 @@ impl Engine {
         waits
     }
 
-    /// What the first operation in flight waits for; of a failed engine, the wait at the time of
-    /// the failure. `None` without an operation in flight.
+    /// What the first operation in flight waits for; of a failed engine, the wait when it failed.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
         if let Some(broken) = &self.failed {
@@ -67,7 +65,6 @@ impl Engine {
             .or_else(messages)
     }
 
-    /// The wait of each strand runner.
     fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &StrandRunner)> {
         self.runners
             .iter()
@@ -91,8 +88,7 @@ impl Engine {
             })
     }
 
-    /// All waits, the first of each connection, for failure detection; of a failed engine, those at
-    /// the time of the failure.
+    /// All waits, the first of each connection; of a failed engine, those when it failed.
     #[must_use]
     pub fn report(&self) -> Vec<Wait> {
         if let Some(broken) = &self.failed {
@@ -119,7 +115,7 @@ impl Engine {
     }
 
     /// Of the operations in flight, or failed and not taken, the one that expires first: when it
-    /// was first seen in flight (to about a millisecond), and its timeout.
+    /// was first seen (to about a millisecond), and its timeout.
     #[must_use]
     pub fn expiring(&mut self) -> Option<(Instant, Duration)> {
         let open = self

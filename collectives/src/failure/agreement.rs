@@ -1,16 +1,14 @@
 //! Agreement of the survivors of a group on its members (shrink), sans-IO.
 //!
-//! Each member that wants to continue *joins* and lists the members that it excludes: dead, left,
-//! or found stopped. Exclusions accumulate and are forwarded. The *coordinator* is the lowest rank
-//! that is not excluded. When all others have joined, it *proposes* them as the new group; each
-//! acknowledges, and accepts the group's frames from then on; when all have acknowledged, it
-//! *commits*. A member that dies meanwhile is excluded and a new round begins; one that does not
-//! reply in time is excluded too. When the coordinator fails, the next rank takes over. A member
-//! that has committed already replies with that commit, so the decision stands even if its
-//! coordinator is dead: the new group then begins with a dead member, which all its members know.
+//! Each member that wants to continue *joins* and lists the members that it excludes; exclusions
+//! accumulate and are forwarded. The *coordinator*, the lowest rank not excluded, *proposes* those
+//! that have joined; when all have acknowledged, it *commits*. A member that dies or does not reply
+//! meanwhile is excluded and a new round begins; the next rank takes over from a failed
+//! coordinator. A member that has committed replies with that commit, so the decision stands even
+//! if its coordinator is dead.
 //!
-//! A member acknowledges no proposal of a member that it excludes, and accepts no commit from it.
-//! So no two groups can both be committed by their common members.
+//! A member acknowledges no proposal of a member that it excludes, and accepts no commit from it,
+//! so no two groups can both be committed by their common members.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,27 +16,22 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::{GroupId, Reader};
 use crate::types::Rank;
 
-/// A proposed group. Ranks are those of the old group.
+/// Ranks are those of the old group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Proposal {
     /// Counts the proposals of one coordinator.
     pub(crate) epoch: u32,
-    /// The new group.
     pub(crate) group: GroupId,
-    /// Its members in order; the first is the coordinator.
+    /// In order; the first is the coordinator.
     pub(crate) members: Vec<Rank>,
 }
 
-/// A message of the agreement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ShrinkMessage {
-    /// The sender wants to continue without these members.
+    /// To continue without these members.
     Join { excluded: Vec<Rank> },
-    /// The coordinator's proposal.
     Propose(Proposal),
-    /// Acknowledges the proposal.
     Ready { epoch: u32 },
-    /// The coordinator's commit.
     Commit(Proposal),
 }
 
@@ -46,11 +39,8 @@ pub(crate) type AddressedMessage = (Rank, ShrinkMessage);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// The committed group.
     Agreed(Proposal),
-    /// The others continue without this member.
     Excluded,
-    /// The deadline has passed.
     TimedOut,
 }
 
@@ -77,23 +67,18 @@ pub enum ShrinkError {
     },
 }
 
-/// One member's side of an agreement.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     me: Rank,
     ranks: u32,
-    /// The deadline, and the timeout it was derived from.
     deadline: Option<(Instant, Duration)>,
-    /// The end of the round for members that have not replied.
+    /// For members that have not replied.
     round_deadline: Option<Instant>,
     joined: BTreeSet<Rank>,
     excluded: BTreeSet<Rank>,
-    /// Proposals that this member has made.
     epoch: u32,
-    /// The last acknowledged proposal: coordinator and epoch. Coordinators only increase, as
-    /// exclusions are never revoked.
+    /// Coordinator and epoch. Coordinators only increase, as exclusions are never revoked.
     last_acked: Option<(Rank, u32)>,
-    /// The proposal that this member has made or acknowledged.
     proposal: Option<Proposal>,
     ready: BTreeSet<Rank>,
     outcome: Option<Outcome>,
@@ -120,12 +105,12 @@ impl Agreement {
         self.outcome.as_ref()
     }
 
-    /// The group whose frames this member has to accept.
+    /// Its frames have to be accepted.
     pub(crate) fn proposal(&self) -> Option<&Proposal> {
         self.proposal.as_ref()
     }
 
-    /// Joins, without `excluded`. `next` numbers groups that this member creates.
+    /// `next` numbers groups that this member creates.
     pub(crate) fn join(
         &mut self,
         excluded: impl IntoIterator<Item = Rank>,
@@ -153,7 +138,7 @@ impl Agreement {
         self.advance(now, next, out);
     }
 
-    /// A member has left the old group. One that has joined leaves it for the new one.
+    /// A member that has joined leaves the old group for the new one.
     pub(crate) fn member_left(
         &mut self,
         rank: Rank,
@@ -175,7 +160,6 @@ impl Agreement {
         out: &mut Vec<AddressedMessage>,
     ) {
         if let Some(Outcome::Agreed(committed)) = &self.outcome {
-            // The sender has missed the commit.
             if matches!(message, ShrinkMessage::Join { .. } | ShrinkMessage::Propose(_)) {
                 out.push((from, ShrinkMessage::Commit(committed.clone())));
             }
@@ -230,7 +214,7 @@ impl Agreement {
         }
     }
 
-    /// The length of a round: a coordinator excludes silent members sooner than they exclude it.
+    /// A coordinator excludes silent members sooner than they exclude it.
     fn round_length(&self, timeout: Duration) -> Duration {
         if self.coordinator() == Some(self.me) {
             timeout / 16
@@ -251,14 +235,13 @@ impl Agreement {
         self.candidates().all(|rank| self.joined.contains(&rank))
     }
 
-    /// Whether the current proposal is this member's own.
     fn owns_proposal(&self) -> bool {
         self.proposal
             .as_ref()
             .is_some_and(|proposal| proposal.members.first() == Some(&self.me))
     }
 
-    /// Members are ranks of this group, in order and distinct.
+    /// Members are in order and distinct.
     fn valid(&self, proposal: &Proposal) -> bool {
         let members = &proposal.members;
         members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
@@ -309,7 +292,7 @@ impl Agreement {
 
     fn handle_commit(&mut self, proposal: Proposal, out: &mut Vec<AddressedMessage>) {
         if self.owns_proposal() {
-            // This member took over from the coordinator that decided this, and others wait for its
+            // This member took over from the coordinator that decided, and others wait for its
             // commit.
             self.send_commit(&proposal, out);
         }
@@ -350,7 +333,6 @@ impl Agreement {
             out.extend(others.map(|rank| (*rank, ShrinkMessage::Propose(proposal.clone()))));
             self.proposal = Some(proposal);
         } else if self.proposal.is_none() && self.all_joined() {
-            // Wait for the coordinator's proposal.
             let round_length = now + self.round_length(timeout);
             self.round_deadline = self.round_deadline.map(|deadline| deadline.max(round_length));
         }

@@ -1,5 +1,4 @@
-//! Selection of executor, algorithm and launch shape by message size and number of ranks, as
-//! measured on four H200 (docs/RESULTS.md).
+//! Executor, algorithm and launch shape by size and ranks, measured on four H200 (docs/RESULTS.md).
 
 use super::options::{Executor, GpuOptions};
 use super::program::LaunchShape;
@@ -9,29 +8,25 @@ use crate::plan::Collective;
 use crate::types::DataType;
 
 const MAX_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
-/// The maximum message size for the LL protocol (flags within the data words); above, separate
-/// flags are faster.
+/// LL has flags within the data words; above, separate flags are faster.
 const LL_MAX_BYTES: u64 = 64 << 10;
-/// The maximum bytes of a short operation (of the whole; twice as many in two steps).
+/// Of the whole; twice as many in two steps.
 const SHORT_MAX_BYTES: u64 = 512 << 10;
-/// Above this size, a short all-reduce among three or more ranks, or a broadcast, takes two steps.
+/// For all-reduce among three or more ranks, and broadcast.
 const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
 const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
-    /// By the kernel for short operations.
     Small(small::LaunchShape),
-    /// By plan-executing kernels.
     Kernel(Algorithm, LaunchShape),
-    /// By copy engines, with this slice size in bytes of the whole.
+    /// With this slice size in bytes of the whole.
     Copies(Algorithm, u64),
-    /// Elements before this index by copy engines, the others by kernels concurrently.
+    /// Elements before this index by copy engines, the others by kernels.
     Split(u64, (Algorithm, u64), (Algorithm, LaunchShape)),
 }
 
 impl Choice {
-    /// For an operation among `ranks` ranks, with registered outputs or not.
     pub(super) fn new(
         options: &GpuOptions,
         ranks: u32,
@@ -92,8 +87,7 @@ fn short(
         Collective::Reduce => bytes.saturating_mul(ranks.saturating_sub(1).into()),
         _ => whole,
     };
-    // In two steps a root sends its message once; with two ranks each sends half of the whole, or
-    // all at once.
+    // In two steps a root sends its message once; two ranks each send half, or all at once.
     let most = match (collective, ranks) {
         (Collective::Broadcast, 3..) => 2 * SHORT_MAX_BYTES,
         (Collective::Broadcast | Collective::SendRecv, _) => SHORT_MAX_BYTES,
@@ -109,7 +103,6 @@ fn short(
     small::LaunchShape::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
-/// An operation divided between both executors; `None` if one of them would get nothing.
 fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataType, count: usize) -> Option<Choice> {
     let unit = data.bytes() as u64;
     let share = match collective {
@@ -132,8 +125,8 @@ fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataTyp
     Some(Choice::Split(at, (algorithm, slice), (beside, cut)))
 }
 
-/// The element index at which to split, for `share` percent in the first part: a multiple of 2 MiB,
-/// the largest device page, for long operations, and of less for short ones.
+/// For `share` percent in the first part: a multiple of 2 MiB, the largest device page, for long
+/// operations, of less for short ones.
 fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     let bytes = (count as u64).saturating_mul(unit);
     let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit;
@@ -141,9 +134,8 @@ fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     at / granule * granule
 }
 
-/// Copy engines move more bytes between two GPUs than kernel stores, but have a higher start-up
-/// latency, and collide if three or more GPUs send to each other: kernels fill the gaps of the
-/// longest operations.
+/// Copy engines move more bytes between two GPUs than kernel stores, but start later, and collide
+/// if three or more GPUs send to each other: kernels fill the gaps of the longest operations.
 fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
     let (from, executor) = match collective {
         // Unregistered outputs need another copy, which multiprocessors do concurrently.
@@ -162,12 +154,11 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MAX_SOURCES => {
             (Algorithm::Ring, 64 << 20)
         }
-        // Copies to one GPU from two others slow each other down, the more so the more often they
-        // coincide: so a single slice, subdivided only next to the reduction.
+        // Copies to one GPU from two others slow each other down: so a single slice, subdivided
+        // only next to the reduction.
         Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (Algorithm::FullMesh, u64::MAX),
         Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
-        // A copy with its flag word takes some 6 µs of overhead: the number of slices balances this
-        // against filling the pipeline.
+        // A copy with its flag word takes some 6 µs, against which slices fill the pipeline.
         Collective::Broadcast | Collective::Reduce if ranks > 2 => {
             (Algorithm::Ring, whole / (whole >> 20).isqrt().max(1))
         }
@@ -193,7 +184,6 @@ fn kernel(
         Collective::Broadcast | Collective::Reduce if ranks > 2 && whole > 2 * LL_MAX_BYTES => Algorithm::Ring,
         _ => Algorithm::FullMesh,
     };
-    // Bytes per message.
     let message = match (algorithm, collective) {
         (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
         _ => bytes,
@@ -215,8 +205,8 @@ fn kernel(
             64
         };
         let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
-        // The next rank of a chain starts one slice later, but signaling a slice takes until all
-        // its stores have arrived.
+        // The next rank of a chain starts one slice later, but a slice's signal waits for its
+        // stores.
         let slice = match is_chain {
             true => (message / u64::from(blocks) / 4)
                 .clamp(32 << 10, 64 << 10)

@@ -1,8 +1,6 @@
-//! The description of memory that peers are to map: its attributes go over the control mesh, its
-//! file descriptor through [`descriptors`](super::descriptors).
-//!
-//! The descriptor is the memory's own; for memory shared by CUDA IPC handle it is a memfd that
-//! contains the handle, so that only processes that receive the descriptor get access.
+//! The description of memory that peers are to map: attributes go over the control mesh, the file
+//! descriptor through [`descriptors`](super::descriptors). For memory shared by CUDA IPC handle the
+//! descriptor is a memfd that contains the handle, so only its receivers get access.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use doorbell_cuda::{ExportedRange, IpcHandle, MemoryHandle, Shareable};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// Bytes of the attributes: the kind of handle, and three numbers.
+/// The kind of handle, and three numbers.
 const ATTRIBUTE_BYTES: usize = 1 + 3 * 8;
 const DESCRIPTOR: u8 = 0;
 const IPC: u8 = 1;
@@ -22,7 +20,7 @@ pub(super) struct MemoryOffer {
 }
 
 impl MemoryOffer {
-    /// The error says why it cannot be shared.
+    /// The error is the reason why it cannot be shared.
     pub(super) fn new(memory: &dyn Shareable) -> Result<Self, String> {
         let shared = memory
             .share()
@@ -45,30 +43,26 @@ impl MemoryOffer {
         Ok(Self { attributes, descriptor })
     }
 
-    /// The attributes sent to all ranks.
     pub(super) fn attributes(&self) -> [u8; ATTRIBUTE_BYTES] {
         self.attributes
     }
 
-    /// The descriptor passed to ranks of this host.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// Whether the owning rank must keep the memory as long as others have it open.
+/// Then the owner must keep the memory as long as others have it open.
 pub(super) fn is_ipc_shared(attributes: &[u8]) -> bool {
     attributes.first() == Some(&IPC)
 }
 
-/// A memfd that contains the handle.
 fn file(handle: &IpcHandle) -> std::io::Result<OwnedFd> {
     let file = File::from(memfd_create(c"doorbell-ipc", MFdFlags::MFD_CLOEXEC)?);
     file.write_all_at(&handle.0, 0)?;
     Ok(file.into())
 }
 
-/// Parses another rank's description; `None` if it is invalid.
 pub(super) fn parse(descriptor: OwnedFd, attributes: &[u8]) -> Option<ExportedRange> {
     let (&kind, numbers) = attributes.split_first()?;
     let (numbers, []) = numbers.as_chunks::<8>() else {

@@ -1,15 +1,14 @@
-//! Arithmetic of the accumulator types per element, and the loops over it. All is inlined into the
-//! functions of [`versions`](super::versions), which are compiled once per instruction set.
+//! Arithmetic of the accumulator types, inlined into the functions of
+//! [`versions`](super::versions).
 
-/// An accumulator type.
 pub(super) trait Wide: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
-    /// The average, if `self` is the sum of `ranks` numbers.
+    /// `self` is a sum of `ranks` numbers.
     fn divide(self, ranks: u32) -> Self;
-    /// The canonical NaN without a payload, if NaN.
+    /// Without a payload, if NaN.
     fn canonical(self) -> Self;
 }
 
@@ -104,12 +103,11 @@ float! {
     f64: 63;
 }
 
-/// An operator on two operands.
 pub(super) trait Binary {
     fn apply<W: Wide>(a: W, b: W) -> W;
 }
 
-/// Converts a sum of all contributions to an element.
+/// From a sum of all contributions.
 pub(super) trait Finish {
     fn apply<W: Wide>(value: W, ranks: u32) -> W;
 }

@@ -8,10 +8,10 @@ use super::versions::{Fused, Loops, Narrow, Version};
 use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// Bytes of a tile: two of them stay in the L1 cache beside the streamed data.
+/// In bytes: two tiles stay in the L1 cache beside the streamed data.
 const TILE: usize = 4096;
 
-/// Stack memory for partial results of a few elements, aligned for every type and vector.
+/// For partial results, aligned for every type and vector.
 #[repr(align(64))]
 struct Tile([core::mem::MaybeUninit<u8>; TILE]);
 
@@ -25,19 +25,16 @@ impl Tile {
     }
 }
 
-/// A reduction of one type by one operator. Created once per operation: it holds the loops for the
-/// best instruction set of the machine.
+/// A reduction of one type by one operator, with loops for the machine's best instruction set.
 #[derive(Clone)]
 pub struct Function {
     data: DataType,
     op: Op,
     pub(super) ranks: u32,
-    /// The built-in loops; for a user-defined operator those of `Sum`, which only convert and
-    /// scale.
+    /// For a user-defined operator those of `Sum`, which only convert and scale.
     loops: Loops,
     narrow: Option<Narrow>,
-    /// The whole reduction in one pass, where there is such a loop; unused for a user-defined
-    /// operator.
+    /// In one pass, if there is such a loop; unused for a user-defined operator.
     fused: Option<Fused>,
 }
 
@@ -98,8 +95,8 @@ impl Function {
         }
     }
 
-    /// Reduces the `sources`, in order, `into` a memory: as partial results, or as elements,
-    /// rounded once, with `Avg`'s division done. Does nothing without sources.
+    /// Reduces the `sources`, in order; elements are rounded once, with `Avg`'s division done. Does
+    /// nothing without sources.
     ///
     /// # Safety
     /// Each source is valid for reads of `elements` of its form, and `into` for writes, at any
@@ -142,8 +139,7 @@ impl Function {
         }
     }
 
-    /// Multiplies `elements` at `from` by `scalar` in the accumulator type and rounds once, for
-    /// [`ReduceOp::PreMulSum`].
+    /// Multiplies `elements` at `from` by `scalar` and rounds once, for [`ReduceOp::PreMulSum`].
     ///
     /// # Errors
     /// The scalar is of another type than the accumulator of the data. Nothing was written.
@@ -182,7 +178,7 @@ impl Function {
         Ok(())
     }
 
-    /// Calls `work` with the first element and the number of elements of each tile.
+    /// With the first element and the number of elements of each.
     fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
         let most = TILE / self.bytes(BlockForm::Partial);
         let mut at = elements.start;
@@ -193,8 +189,6 @@ impl Function {
         }
     }
 
-    /// One source.
-    ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
     unsafe fn single(&self, form: BlockForm, from: *const u8, into: (BlockForm, *mut u8), elements: usize) {
@@ -224,8 +218,6 @@ impl Function {
         }
     }
 
-    /// Two or more sources, tile by tile.
-    ///
     /// # Safety
     /// As [`reduce`](Self::reduce); there are two sources or more.
     unsafe fn reduce_by_tiles(
@@ -237,7 +229,7 @@ impl Function {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         let last = sources.len() - 1;
         self.for_tiles(elements, |begin, count| {
-            // The accumulator: the first source itself, until another was added to it.
+            // The first source itself, until another was added to it.
             let mut sum = core::ptr::null();
             for (index, &(form, from)) in sources.iter().enumerate() {
                 // SAFETY: by contract; a tile has room for `count` of the accumulator type. `into`
@@ -274,8 +266,7 @@ impl Function {
         });
     }
 
-    /// Any number of sources by the user-defined operator, which only accesses tiles, never the
-    /// operation's memory.
+    /// The operator only accesses tiles, never the operation's memory.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).

@@ -1,10 +1,10 @@
-//! Fused reductions in `f32` of any number of sources in one pass, with the partial results in
-//! registers: as the loops over tiles, without their traffic through the L1 cache.
+//! Fused reductions in `f32` of any number of sources in one pass, with partial results in
+//! registers instead of tiles in the L1 cache.
 //!
-//! The compiler does not vectorise binary16, and keeps several sources of several forms out of
-//! registers, so these are written with intrinsics, for x86-64 only. Each processes whole blocks of
-//! elements and leaves the rest to the tiles. Floats of 8 bits are not fused: most of their work is
-//! the conversion, which the compiler vectorises.
+//! The compiler vectorises neither binary16 nor several sources of several forms, so these are
+//! written with intrinsics, for x86-64 only. The rest after whole blocks is left to the tiles.
+//! Floats of 8 bits are not fused: most of their work is the conversion, which the compiler
+//! vectorises.
 
 use core::arch::x86_64::*;
 
@@ -14,8 +14,8 @@ use super::versions::Fused;
 use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// A vector of `f32`. Its functions are sound where the machine has the instruction set, and
-/// pointers are valid for a vector at any alignment.
+/// Sound where the machine has the instruction set, and pointers are valid for a vector, at any
+/// alignment.
 trait Vector: Copy {
     const LANES: usize;
     unsafe fn splat(value: f32) -> Self;
@@ -23,12 +23,11 @@ trait Vector: Copy {
     unsafe fn store(self, into: *mut u8);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn multiply(self, other: Self) -> Self;
-    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload.
+    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload; so is `maximum`.
     unsafe fn minimum(self, other: Self) -> Self;
-    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload.
     unsafe fn maximum(self, other: Self) -> Self;
     unsafe fn divide(self, by: Self) -> Self;
-    /// Canonical NaNs, without payloads.
+    /// Without payloads.
     unsafe fn canonical(self) -> Self;
     unsafe fn load_f16(from: *const u8) -> Self;
     unsafe fn store_f16(self, into: *mut u8);
@@ -74,7 +73,7 @@ codec! {
     F32: 4, load, store;
 }
 
-/// An operator on two vectors. Sound where the vectors are.
+/// Sound where the vectors are.
 trait Operation {
     unsafe fn apply<V: Vector>(a: V, b: V) -> V;
 }
@@ -103,11 +102,9 @@ operation! {
     Max: maximum;
 }
 
-/// Vectors of a block: the number of independent dependency chains.
+/// Independent dependency chains.
 const BLOCK: usize = 4;
 
-/// See [`Fused`].
-///
 /// # Safety
 /// As [`Fused`].
 #[inline(always)]
@@ -204,9 +201,8 @@ impl Vector for Avx2 {
         unsafe { Self(_mm256_mul_ps(self.0, other.0)) }
     }
 
-    // The instruction returns the second operand if both are zeros or one is NaN, so the results
-    // for both operand orders differ only there: of two zeros OR-ing gives the one with the sign,
-    // and NaN bits OR-ed with any others a NaN.
+    // The instruction returns the second operand if both are zeros or one is NaN: OR-ing the
+    // results of both orders gives, of two zeros, the one with the sign, and of NaN bits a NaN.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
         unsafe {
@@ -272,7 +268,7 @@ impl Vector for Avx2 {
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let words =
                 _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))));
-            // Packing works per half of the register; the results of the halves are then joined.
+            // Packing works per half of the register.
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
             _mm_storeu_si128(into.cast(), _mm256_castsi256_si128(packed));
         }
@@ -313,9 +309,7 @@ impl Vector for Avx512 {
         unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
     }
 
-    // The instruction returns the second operand if both are zeros or one is NaN, so the results
-    // for both operand orders differ only there: of two zeros OR-ing gives the one with the sign,
-    // and NaN bits OR-ed with any others a NaN.
+    // As of `Avx2`.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
         unsafe {
@@ -415,7 +409,6 @@ macro_rules! version {
                 }
             }
 
-            /// The reduction of `data` by `op`, if there is one.
             pub(in super::super) fn fused(data: DataType, op: ReduceOp) -> Option<Fused> {
                 match data {
                     DataType::F16 => Some(of_operator::<F16>(op)),
@@ -425,7 +418,7 @@ macro_rules! version {
                 }
             }
 
-            /// Binary16 as `f32`: a [`Convert`](super::super::versions::Convert).
+            /// A [`Convert`](super::super::versions::Convert).
             pub(in super::super) unsafe fn decode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: the caller's contract is the same. The rest begins after the processed
                 // elements, in both.
@@ -445,7 +438,7 @@ macro_rules! version {
                 }
             }
 
-            /// `f32` as binary16: a [`Convert`](super::super::versions::Convert).
+            /// A [`Convert`](super::super::versions::Convert).
             pub(in super::super) unsafe fn encode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: as above.
                 unsafe {

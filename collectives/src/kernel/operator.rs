@@ -38,14 +38,13 @@ impl From<UserOperator> for Op {
     }
 }
 
-/// Combines `elements` at the second pointer into those at the first.
+/// Of the elements at the second pointer into those at the first.
 type Combine = dyn Fn(*mut u8, *const u8, usize) + Send + Sync;
 
 /// A user-defined operator: a function of two slices that combines each element of the second into
 /// that of the first.
 ///
-/// It is over the accumulator type: `f32` for the floats of 16 and 8 bits. So one over `f32` serves
-/// `f16` too, and its results are rounded once.
+/// It is over the accumulator type: `f32` for the floats of 16 and 8 bits, rounded once.
 ///
 /// ```
 /// # use doorbell_collectives::kernel::UserOperator;
@@ -60,8 +59,8 @@ pub struct UserOperator {
 }
 
 impl UserOperator {
-    /// The operator that `combine` computes. Both slices have one length, which varies between
-    /// calls and is unrelated to the operation's; neither is memory of the operation itself.
+    /// The operator that `combine` computes. Both slices have one length, unrelated to the
+    /// operation's.
     ///
     /// `combine` must be associative (but for rounding) and commutative, and treat each element
     /// alike: algorithms differ in order and cuts. A panic in it propagates to the thread that
@@ -97,8 +96,6 @@ impl UserOperator {
         self.over
     }
 
-    /// Combines `elements` at `from` into those at `into`.
-    ///
     /// # Safety
     /// Both are aligned for the operator's type, hold that many elements of it, are disjoint, and
     /// not accessed by others meanwhile.
@@ -116,8 +113,7 @@ impl fmt::Debug for UserOperator {
     }
 }
 
-/// The scalar by which [`ReduceOp::PreMulSum`] multiplies a rank's contribution, in the accumulator
-/// type.
+/// The scalar of [`ReduceOp::PreMulSum`], in the accumulator type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scalar {
     over: DataType,
@@ -142,7 +138,6 @@ impl Scalar {
     }
 
     pub(crate) fn bits(self) -> u64 {
-        // It was written at the beginning.
         let bits = u64::from_le_bytes(self.bits.to_ne_bytes());
         match self.over.bytes() {
             8 => self.bits,

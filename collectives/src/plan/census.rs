@@ -1,8 +1,5 @@
-//! Counted costs of a plan: steps, messages and blocks of each rank, and the critical path.
-//!
-//! Every block counts as one, whatever its form and length. Times of this model are in blocks: each
-//! strand of a rank sends one block per unit of time and receives one concurrently; everything else
-//! is free.
+//! Counted costs of a plan: steps, messages and blocks of each rank, and the critical path. Every
+//! block counts as one; each strand sends one block per unit of time and receives one concurrently.
 
 use core::fmt;
 
@@ -102,8 +99,7 @@ pub struct PlanStatistics {
 }
 
 impl PlanStatistics {
-    /// Counts all of `schedule`, in time proportional to its steps and memory proportional to its
-    /// ranks.
+    /// Counts all of `schedule`, in memory proportional to its ranks.
     #[must_use]
     pub fn of(schedule: &dyn Schedule) -> Self {
         let ranks = schedule.shape().ranks() as usize;
@@ -174,7 +170,7 @@ impl Counting {
     }
 }
 
-/// A message in flight: the messages before it, and when its transmission began.
+/// The messages before it, and when its transmission began.
 struct Sent {
     hops: u64,
     at: u64,
@@ -236,7 +232,7 @@ mod tests {
         census
     }
 
-    /// Hops, and as multiples of n: the blocks of the busiest rank, and the critical path.
+    /// Costs are multiples of n.
     fn check(algorithm: Algorithm, collective: Collective, ranks: u32, hops: u32, busiest: f64, length: f64) {
         let census = census(algorithm, collective, ranks);
         let name = format!("{algorithm} {collective} of {ranks}: {census}");
@@ -299,8 +295,7 @@ mod tests {
                 (Algorithm::HalvingDoubling, Collective::AllReduce, 2 * rounds + 2),
                 (Algorithm::HalvingDoubling, Collective::ReduceScatter, rounds + 2),
             ] {
-                // With few folded ranks, none of the longest chains of messages begins and ends
-                // with one.
+                // With few folded ranks, no longest chain of messages begins and ends with one.
                 let census = census(algorithm, collective, p);
                 let name = format!("{algorithm} {collective} of {p}: {census}");
                 assert!(census.hops <= hops && census.hops > hops - 2, "{name}");
@@ -328,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Steps are generated lazily: the first ones of ten thousand ranks are available at once.
+    /// The first steps of ten thousand ranks are available at once.
     #[test]
     fn sixteen_thousand_ranks_are_counted_one_at_a_time() {
         let p = 16_384;
@@ -344,7 +339,7 @@ mod tests {
         }
     }
 
-    /// Every message sent is received, in the same form.
+    /// In the same form.
     #[test]
     fn what_is_sent_is_received() {
         for &collective in Collective::ALL {
@@ -372,7 +367,7 @@ mod tests {
         assert_eq!((census.whole, census.multiple(3)), (0, 0.0));
     }
 
-    /// A schedule in which a rank waits for a message that is never sent is counted up to there.
+    /// It is counted up to a wait for a message that is never sent.
     #[test]
     fn a_plan_that_is_wrong_is_counted_as_far_as_it_goes() {
         struct Stuck(Shape);

@@ -1,12 +1,10 @@
-//! The fast path of short operations: each message of a strand takes one slot, of LL or LL128 or of
-//! stored eager messages, and slots suffice for all. So a step completes at once or waits for its
-//! peer, nothing is granted, acknowledged or cut, and everything can be computed once for all
-//! operations of the same length.
+//! The fast path of short operations: each message takes one slot, of LL, LL128 or stored eager
+//! messages, and slots suffice for all. So a step completes at once or waits for its peer, and
+//! everything is computed once for all operations of the same length.
 //!
-//! No cycle of ranks waits for slots. Consider, of those that wait for one, a rank in the earliest
-//! operation: its receiver is in the same operation or a later one, so it has received all earlier
-//! operations; it holds back credits for less than half a ring of what it has received, and this
-//! operation has at most the other half.
+//! No cycle of ranks waits for slots. Of those that wait for one, consider a rank in the earliest
+//! operation: its receiver has received all earlier operations, and holds back credits for less
+//! than half a ring of these; this operation has at most the other half.
 
 use super::cursor::{self, MessageCursor};
 use super::{DriveResult, StrandRunner, link};
@@ -58,22 +56,19 @@ enum Action {
     },
 }
 
-/// Transport of the messages of a short operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::executor) enum SlotTransport {
-    /// LL or LL128.
     LineProtocol(LineProtocol),
-    /// Simple, stored into mapped mailboxes. Messages are cut as usual, and none exceeds the eager
-    /// limit.
+    /// Simple, into mapped mailboxes; no message exceeds the eager limit.
     Store {
-        /// Maximum bytes of an eager message, and of a fragment.
+        /// Maximum, in bytes.
         eager: usize,
         fragment: usize,
     },
 }
 
 impl SlotTransport {
-    /// Bytes into which messages are cut, bytes that a slot holds, and slots of a ring.
+    /// Bytes of a message, bytes of a slot, and slots of a ring.
     fn slots(self) -> (usize, usize, u64) {
         match self {
             Self::LineProtocol(lines) => (lines.capacity(), lines.capacity(), lines.slots()),
@@ -82,16 +77,14 @@ impl SlotTransport {
     }
 }
 
-/// A strand's actions for operations of one length.
 #[derive(Debug, Default)]
 pub(in crate::executor) struct FastPath {
-    /// Each with the number of its step.
+    /// With the numbers of their steps.
     actions: Box<[(u32, Action)]>,
 }
 
 impl FastPath {
-    /// The fast paths of all strands of operations with this layout, of one slice; `None` where
-    /// some need more slots than there are.
+    /// By strand, for operations of one slice; `None` where one needs more slots than there are.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,
@@ -100,7 +93,7 @@ impl FastPath {
     ) -> Option<Box<[Self]>> {
         (layout.extent.slices == 1).then_some(())?;
         let (cut, room, slots) = transport.slots();
-        // Messages to one rank: together with those not yet credited they fill at most a ring.
+        // Together with those not yet credited they fill at most a ring.
         let messages = slots as usize / 2;
         let strand = |strand: &crate::executor::program::StrandProgram| {
             let mut actions = Vec::new();
@@ -184,14 +177,14 @@ impl FastPath {
 }
 
 trait SlotProtocol {
-    /// Sends a message; false if it would block.
+    /// False if it would block.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, not written meanwhile.
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed>;
 
-    /// Receives a message. Returns its address, valid until something is sent to the peer; `None`
-    /// if it has not arrived.
+    /// Returns the message's address, valid until something is sent to the peer; `None` if it has
+    /// not arrived.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.
@@ -243,7 +236,6 @@ impl SlotProtocol for StoreSlots {
 }
 
 impl StrandRunner {
-    /// Drives a short operation until it would block.
     pub(super) fn drive_fast_path(
         &mut self,
         op: &ActiveOperation,
@@ -348,8 +340,8 @@ impl StrandRunner {
             self.control_writes_pending = false;
             for to in links.iter_mut().flatten() {
                 to.flush_control_writes()?;
-                // Otherwise the peer would wait for the credits in them, and this rank for the
-                // peer's next message.
+                // Otherwise the peer would wait for these credits, and this rank for its next
+                // message.
                 self.control_writes_pending |= to.has_control_writes();
             }
         }

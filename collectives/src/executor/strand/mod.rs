@@ -1,9 +1,9 @@
-//! A strand runner executes one strand of the operations on one channel: their slices in order,
-//! step by step, until it would block.
+//! A strand runner executes one strand of the operations on one channel, step by step, until it
+//! would block.
 //!
-//! Three activities proceed independently: *execution* runs the steps in order; *sends* are only
-//! begun by execution, and leave as the peer grants memory or credits slots; *grants* run ahead of
-//! execution as far as memory is free. A send blocks only steps that write the memory it reads.
+//! *Execution* runs the steps in order; *sends* are begun by execution, and leave as the peer
+//! grants memory or credits slots; *grants* run ahead as far as memory is free. A send blocks only
+//! steps that write the memory it reads.
 
 mod cursor;
 mod fast_path;
@@ -29,7 +29,6 @@ use crate::types::Rank;
 
 const NOT_SENT: u64 = u64::MAX;
 
-/// A position in a runner's slices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 struct Position {
     slice_index: u32,
@@ -41,19 +40,17 @@ struct PendingSend {
     at: Position,
     to: Rank,
     cursor: MessageCursor,
-    /// The number of requests whose completion frees what has been sent of it.
+    /// Requests whose completion frees what has been sent.
     last: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DriveResult {
-    /// It made progress and waits now.
     Moved,
     Idle,
     Done,
 }
 
-/// Runs one strand on one channel.
 // fields: position, grants, sends, and memory of one runner
 pub(super) struct StrandRunner {
     pub(super) channel: u32,
@@ -63,30 +60,26 @@ pub(super) struct StrandRunner {
     running: bool,
     execution: Position,
     next_action: usize,
-    /// Control writes are queued that did not fit in the send queue.
+    /// They did not fit in the send queue.
     control_writes_pending: bool,
-    /// Number of peers to which lengths have been sent, and the lengths still awaited from peers.
+    /// Peers to which lengths were sent, and the lengths still awaited.
     lengths_sent: usize,
     awaited_lengths: Vec<ExpectedLengths>,
     cursor: MessageCursor,
-    /// The position of grants, at the `receive`th receiving step of a slice.
+    /// Of grants, at the `receive`th receiving step of a slice.
     grants: Position,
     receive: usize,
     grant_cursor: MessageCursor,
     sends: Vec<PendingSend>,
-    /// For each step, the number of requests whose completion frees its message; [`NOT_SENT`] while
-    /// it is pending.
+    /// By step, requests whose completion frees the message; [`NOT_SENT`] while pending.
     sent: Vec<u64>,
-    /// Scratch, then partial results.
     scratch_memory: Option<Segment>,
     partial_offset: usize,
-    /// Staging buffers of received messages that are reduced or copied.
+    /// Of received messages that are reduced or copied.
     receive_staging: StagingSlots,
-    /// Staging buffers of messages sent from plain memory, their targets, and the requests that
-    /// free them.
+    /// Of messages from plain memory, with their targets, and the requests that free them.
     send_staging: StagingSlots,
     send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
-    /// Buffer for unpacked LL and LL128 messages.
     lines: Vec<u64>,
     operands: Vec<(BlockForm, *const u8)>,
 }
@@ -94,13 +87,12 @@ pub(super) struct StrandRunner {
 // SAFETY: its pointers are into segments of its own; operands are cleared after use.
 unsafe impl Send for StrandRunner {}
 
-/// The operation, and this connection's links by rank.
 struct DriveContext<'a> {
     op: &'a ActiveOperation,
     links: &'a mut [Option<Link>],
 }
 
-/// The link to a rank: checked plans name no other.
+/// Checked plans name no other rank.
 fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
     links
         .get_mut(rank.index())
@@ -150,7 +142,7 @@ impl StrandRunner {
         }
     }
 
-    /// Begins an operation and allocates its memory; nothing of an earlier one is in flight.
+    /// Nothing of an earlier operation is in flight.
     fn begin(&mut self, op: &ActiveOperation, domain: &ProtectionDomain) -> Result<(), MemoryError> {
         self.running = true;
         (self.execution, self.next_action, self.cursor) = (Position::default(), 0, MessageCursor::default());
@@ -187,8 +179,6 @@ impl StrandRunner {
         Ok(())
     }
 
-    /// Runs the operation until it would block.
-    ///
     /// # Errors
     /// Device errors, as the engine's failure.
     pub(super) fn drive(
@@ -233,8 +223,7 @@ impl StrandRunner {
             && self.unconfirmed(op, context.links).is_none()
         {
             self.running = false;
-            // A fast path that follows flushes control writes only as it receives, and relies on
-            // this flag.
+            // A fast path flushes control writes only as it receives, and relies on this flag.
             self.control_writes_pending = context.links.iter().flatten().any(Link::has_control_writes);
             return Ok(DriveResult::Done);
         }
@@ -254,7 +243,6 @@ impl StrandRunner {
         self.channel + slice_index * op.channels
     }
 
-    /// A rank with unacknowledged requests.
     fn unconfirmed(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<Rank> {
         let strand = &op.ready.program.strands[self.strand as usize];
         let send_staging = (self.send_staging.released..self.send_staging.acquired)
@@ -273,7 +261,6 @@ impl StrandRunner {
             .map(|(to, _)| to)
     }
 
-    /// The current wait: slice, step, peer, and what it is for.
     pub(super) fn waits_for(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<(u32, u32, Rank, Awaited)> {
         if !self.running {
             return None;
@@ -326,7 +313,6 @@ impl StrandRunner {
         Some((self.slice(op, slice_index), self.execution.step, peer, awaited))
     }
 
-    /// Whether the message of an earlier send has completed.
     fn is_sent(&self, edge: StepRef, slice_index: u32, strand: &StrandProgram, links: &[Option<Link>]) -> bool {
         if edge.slices_back > slice_index {
             return true;
@@ -339,9 +325,9 @@ impl StrandRunner {
         sent != NOT_SENT && to.is_some_and(|to| has_confirmed(links, to, sent))
     }
 
-    /// Whether a part of a step's target is free of all sends that read it. It also is if a pending
-    /// send has exactly the same span, and the part has been sent and acknowledged: two ranks that
-    /// exchange more than the staging memory would otherwise wait for each other.
+    /// Of all sends that read it. A pending send with the same span does not count where it is
+    /// acknowledged: two ranks that exchange more than the staging memory would wait for each
+    /// other.
     fn is_free(
         &self,
         op: &ActiveOperation,
@@ -377,8 +363,7 @@ impl StrandRunner {
         })
     }
 
-    /// Whether a part of a step's target is the same memory as that part of an earlier send. In
-    /// place, different buffers share memory.
+    /// In place, different buffers share memory.
     fn is_same_memory(
         &self,
         op: &ActiveOperation,
@@ -420,8 +405,7 @@ impl StrandRunner {
         }
     }
 
-    /// The segment of a memory, the index of this runner's device in it, and the offset; `None` for
-    /// plain memory.
+    /// With the index of this runner's device and the offset; `None` for plain memory.
     fn registered<'s>(&'s self, op: &'s ActiveOperation, place: PlanMemory) -> Option<(&'s Segment, usize, usize)> {
         let of = |data: &'s Data| data.segment().map(|(segment, offset)| (segment, self.rail, offset));
         match place {
@@ -444,7 +428,6 @@ impl StrandRunner {
             }
     }
 
-    /// Executes steps until one would block.
     fn execute(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];

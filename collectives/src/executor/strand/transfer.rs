@@ -11,7 +11,7 @@ use crate::plan::{PlanMemory, Step};
 use crate::types::Rank;
 
 impl StrandRunner {
-    /// Grants memory for receives, as far ahead as memory is free.
+    /// As far ahead as memory is free.
     pub(super) fn grant(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];
@@ -93,8 +93,7 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Begins a send and sends as much as possible. False if the send of this step in the previous
-    /// slice has not left.
+    /// False if the send of this step in the previous slice has not left.
     pub(super) fn begin_send(&mut self, context: &mut DriveContext<'_>, to: Rank) -> Result<bool, Failed> {
         let step = self.execution.step as usize;
         if self.sent[step] == NOT_SENT {
@@ -114,7 +113,7 @@ impl StrandRunner {
         Ok(true)
     }
 
-    /// Continues the sends in flight; those to one rank in order.
+    /// Those to one rank in order.
     pub(super) fn send_pending(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let mut moved = false;
         let mut index = 0;
@@ -136,8 +135,7 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Sends as much of a message as possible. Returns whether there was progress, and whether it
-    /// is complete.
+    /// Returns whether there was progress, and whether the message is complete.
     pub(super) fn send(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -200,8 +198,7 @@ impl StrandRunner {
         Ok((true, true))
     }
 
-    /// The source of a message of Simple: the data itself, or a copy in the send staging buffer.
-    /// `None` while no slot is free.
+    /// The data itself, or a copy in the send staging buffer; `None` while no slot is free.
     pub(super) fn source(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -241,7 +238,7 @@ impl StrandRunner {
         Some(alias)
     }
 
-    /// Receives what has arrived of a message. True when it is complete.
+    /// True when the message is complete.
     pub(super) fn receive_message(
         &mut self,
         context: &mut DriveContext<'_>,

@@ -1,5 +1,4 @@
-//! A plan for the copy engines: its messages, their placement at the receivers, and the division
-//! into slices.
+//! A plan for the copy engines: messages, their placement at the receivers, and slices.
 
 use super::script::{DoesNotFit, READY, ScriptParams};
 use super::tasks::{ALIGN, Access, MemorySpace, Task, TaskKind};
@@ -10,25 +9,23 @@ use crate::types::Rank;
 
 const MAX_SLICES: u64 = 512;
 
-/// A message, with both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) from: Rank,
     pub(super) to: Rank,
-    /// Its number between the two ranks within a slice: that of its first part.
+    /// Within a slice, between the two ranks: that of its first part.
     pub(super) number: u32,
-    /// The number of parts, each with a flag word of its own.
+    /// Each with a flag word of its own.
     pub(super) parts: u32,
     pub(super) strand: u32,
     pub(super) send: u32,
     pub(super) receive: u32,
-    /// Its offset in the receiver's staging memory, unless it goes directly to its destination.
+    /// In the receiver's staging memory; `None` for the destination itself.
     pub(super) staged: Option<u64>,
-    /// Whether it overwrites other data of the same slice.
+    /// Of the same slice.
     pub(super) replaces: bool,
 }
 
-/// A plan with its derived data.
 // fields: a table of the plan each; both this module and `tasks` read most of them.
 pub(super) struct Plan {
     pub(super) params: ScriptParams,
@@ -38,16 +35,16 @@ pub(super) struct Plan {
     /// By rank, strand and step.
     pub(super) depths: Vec<Vec<Vec<u32>>>,
     pub(super) messages: Vec<Message>,
-    /// The message of each step, by rank and strand.
+    /// By rank, strand and step.
     pub(super) message_of_step: Vec<Vec<Vec<Option<u32>>>>,
-    /// Messages per slice, by sender and receiver.
+    /// Per slice, by sender and receiver.
     pub(super) counts: Vec<Vec<u32>>,
     pub(super) is_barrier: bool,
     pub(super) slices: u64,
-    /// The number of slices with staging memory of their own, and its length for each.
+    /// Slices with staging memory of their own, and its length for each.
     pub(super) staging_slots: u64,
     pub(super) staging_slot_bytes: u64,
-    /// In place: by rank, the shifts that map bytes of input and of output to the same memory.
+    /// By rank: map bytes of input and of output, in place, to the same memory.
     pub(super) shifts: Vec<(u64, u64)>,
 }
 
@@ -188,8 +185,8 @@ impl Plan {
         }
     }
 
-    /// Whether a message is the last one received before a reduction, or the first one sent of its
-    /// result: if both are divided alike they hide most of the reduction.
+    /// The last received before a reduction, or the first sent of its result: if both are divided
+    /// alike they hide most of the reduction.
     fn is_beside_reduction(&self, (from, send): (usize, u32), (to, receive): (usize, u32), strand: usize) -> bool {
         let (sent, received) = (&self.programs[from].strands[strand], &self.programs[to].strands[strand]);
         let (Step::Send { span, .. }, Step::Recv { into, .. }) = (&sent[send as usize], &received[receive as usize])
@@ -202,7 +199,6 @@ impl Plan {
         is_reduced_next || matches!(before, Some(Step::Reduce { into, .. }) if into == span)
     }
 
-    /// Computes the layout for this many slices.
     fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
         let shape = schedule.shape();
         let extent = || OperationExtent {
@@ -240,8 +236,7 @@ impl Plan {
         self.find_replaced();
     }
 
-    /// Finds messages that overwrite data whose last use the sender cannot infer, and how long
-    /// staging memory is in use.
+    /// Also finds how long staging memory is in use.
     fn find_replaced(&mut self) {
         let mut replaced = Vec::new();
         let mut staging_slots = 1;
@@ -274,9 +269,8 @@ impl Plan {
         self.staging_slots = staging_slots;
     }
 
-    /// Whether the sender of what `rank` receives sends it only after receiving, from this rank,
-    /// what was sent `before`: in an in-place all-reduce each rank gets the results of what it has
-    /// sent.
+    /// The sender sends it only after receiving, from this rank, what was sent `before`: in an
+    /// in-place all-reduce each rank gets the results of what it has sent.
     fn is_implied(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
         let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
         let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))
@@ -296,7 +290,7 @@ impl Plan {
         };
         let mut comes_before = vec![false; sender.len()];
         comes_before[sent] = true;
-        // Predecessors of a task precede it in the plan's order.
+        // Predecessors precede a task in the plan's order.
         for later in (came..=sent).rev() {
             if comes_before[later] {
                 for earlier in came..later {

@@ -1,6 +1,5 @@
-//! Scripts of all ranks, run by a scheduler that executes any stream's next enabled operation:
-//! results are correct, no word is written twice before it was read, and there is no deadlock, even
-//! if each rank has only one stream.
+//! Scripts of all ranks, run by a scheduler in any enabled order: correct results, no word written
+//! twice before it was read, and no deadlock, even with one stream per rank.
 
 use std::collections::VecDeque;
 
@@ -11,8 +10,7 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::reference::{Case, Origin};
 
-/// A rank's memory. Elements are 16-bit words and partial results 32-bit, as for `f16`, but added
-/// as integers.
+/// Elements are 16-bit words and partial results 32-bit, added as integers.
 struct Memory {
     user: Vec<u8>,
     input: usize,
@@ -108,7 +106,7 @@ impl World {
     }
 }
 
-/// Offsets of input and output in a rank's memory, and its length, in elements.
+/// In elements, with the memory's length.
 fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
     let (input, output) = (case.input(rank) as usize, case.output(rank) as usize);
     if !in_place {
@@ -129,7 +127,7 @@ fn given(rank: Rank, index: u64, round: u64) -> u16 {
     (u64::from(rank.0) * 7919 + index * 31 + round * 104_729 + 5) as u16
 }
 
-/// Runs it `turns` times back to back and compares the results.
+/// Back to back.
 fn runs(schedule: &dyn Schedule, case: &Case, params: ScriptParams, single_stream: bool, seed: u64, rounds: u64) {
     let ranks = case.ranks as usize;
     let all = || (0..case.ranks).map(Rank);
@@ -323,7 +321,7 @@ fn staging_memory_that_is_too_small_is_an_error() {
     );
 }
 
-/// The script of rank 1 for an operation among 4 ranks on 4-byte elements.
+/// Of rank 1, among 4 ranks on 4-byte elements.
 fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail_parts: u32, in_place: bool) -> Script {
     let case = Case {
         collective,

@@ -1,12 +1,10 @@
 //! Long messages (rendezvous): whether all ranks complete if no message leaves its sender's memory
 //! before its receiver takes it.
 //!
-//! The first run of the checker lets a message that is to be reduced leave its sender's memory as
-//! soon as it is staged. But staging memory is limited: the rest of a longer message stays at the
-//! sender until its receiver is at the step that takes it and has consumed the earlier parts. If a
-//! rank writes memory that it is still sending, as in place, two ranks may deadlock that would not
-//! with short messages. So the plan is executed once more, as the executor does it, with messages
-//! of which nothing is staged in advance:
+//! The first run lets a message that is to be reduced leave its sender's memory as soon as it is
+//! staged. But staging memory is limited, and if a rank writes memory that it is still sending, two
+//! ranks may deadlock that would not with short messages. So the plan is executed once more with
+//! messages of which nothing is staged in advance:
 //!
 //! - `Send` only begins a message; execution continues. Messages to one rank leave in order.
 //! - A message *flows* while its receiver is at the step that takes it, part after part. Its target
@@ -22,18 +20,14 @@
 //! of an executor, for messages of any lengths and numbers of parts:
 //!
 //! 1. *There is an order that completes.* Let messages that flow together proceed part by part:
-//!    part *j* of all is granted, then sent, then received, before part *j* + 1 of any. It needs
-//!    memory for one part of a message per strand, staged when its receiver is at that step, and
-//!    one slot in each queue. Slices and later operations start from the initial state.
-//! 2. *So every order completes.* Everything that an executor waits for (an earlier message or
-//!    grant, a part in a queue, memory whose turn it is, an acknowledgement, a completed step)
-//!    remains true until the waiting strand continues; grants, sends and receives are in program
-//!    order. So no action takes anything from another: a strand that is not at the end can act as
-//!    long as the order of 1 has a first event that has not happened.
-//! 3. More memory only lets more happen, and earlier. Messages in slots (LL, LL128, and eager ones
-//!    of Simple) are staged on arrival, and a ring has a free slot whenever all earlier ones have
-//!    been consumed. On the fast path a send does wait for its slot before execution continues, and
-//!    always gets one: see `executor::strand::fast_path`.
+//! part *j* of all is granted, then sent, then received, before part *j* + 1 of any. It needs
+//! memory for one part per strand, and one slot in each queue.
+//! 2. *So every order completes.* Everything that an executor waits for remains true until the
+//! waiting strand continues; grants, sends and receives are in program order. So a strand that is
+//! not at the end can act as long as the order of 1 has a first event that has not happened.
+//! 3. More memory only lets more happen, and earlier. Messages in slots (LL, LL128, eager) are
+//! staged on arrival, and a ring has a free slot whenever all earlier ones have been consumed. On
+//! the fast path a send always gets its slot: see `executor::strand::fast_path`.
 //!
 //! Assumptions: devices acknowledge what arrives, both ends cut a message alike, staging memory is
 //! granted in the order of the receives, and each strand has its own. Time, and missing ranks, are
@@ -46,18 +40,15 @@ use super::{At, Fault, Flaw, StrandState, Why, wait_cycle};
 use crate::plan::{Plan, Span, Step};
 use crate::types::Rank;
 
-/// The executor's capabilities.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
-    /// Messages staged before their receiver is at them, if they are next and reduced.
+    /// If they are next and reduced.
     pub(super) ahead: usize,
-    /// Whether a part of a step's target is free once the same part of a message of the same
-    /// memory, perhaps of another span, has left.
+    /// Whether a part is free once the same part of a message of the same memory has left.
     pub(super) by_parts: fn(sent: Span, written: Span) -> bool,
 }
 
 impl Rules {
-    /// The minimal executor.
     pub(super) const LEAST: Self = Self {
         ahead: 0,
         by_parts: |_, _| true,
@@ -72,7 +63,6 @@ struct Message {
 
 type Number = usize;
 
-/// The next receive of a strand.
 struct Receive {
     strand: u32,
     rank: Rank,
@@ -82,14 +72,13 @@ struct Receive {
     cells: Vec<usize>,
 }
 
-/// A plan being executed with long messages.
 pub(super) struct Run<'a> {
     plan: &'a Plan,
     rules: Rules,
     ranks: u32,
     memories: Vec<Memory>,
     messages: Vec<Message>,
-    /// Messages begun and not ended, by strand, sender and receiver.
+    /// By strand, sender and receiver.
     queues: HashMap<(u32, Rank, Rank), VecDeque<Number>>,
     /// By rank and cell: the messages that have not left it.
     pending: Vec<HashMap<usize, Vec<Number>>>,
@@ -98,7 +87,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// For a plan that has no other flaw.
+    /// The plan has no other flaw.
     pub(super) fn new(plan: &'a Plan, in_place: bool, rules: Rules) -> Self {
         let ranks = plan.shape.ranks();
         let strands = plan.programs.first().map_or(0, |program| program.strands.len());
@@ -158,7 +147,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Advances a strand up to its next receive, which is returned if its message was begun.
+    /// Returns the next receive if its message was begun.
     fn advance(&mut self, at: usize, strand: u32, rank: Rank) -> Result<Option<Receive>, Fault> {
         let steps = &self.plan.programs[rank.index()].strands[strand as usize];
         loop {
@@ -191,7 +180,7 @@ impl<'a> Run<'a> {
                         .queues
                         .get(&(strand, *from, rank))
                         .and_then(|queue| queue.front().copied());
-                    // What it waits for, unless its message flows.
+                    // Unless the message flows.
                     let overwrites = self
                         .pending_messages_on(rank, &cells)
                         .first()
@@ -233,7 +222,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Messages of the rank that have not left these cells.
     fn pending_messages_on(&self, rank: Rank, cells: &[usize]) -> Vec<Number> {
         let pending = &self.pending[rank.index()];
         let mut pending_messages_on: Vec<_> = cells
@@ -247,14 +235,13 @@ impl<'a> Run<'a> {
         pending_messages_on
     }
 
-    /// Whether a step that writes these cells has to wait for a message to leave them.
     fn waits_for_cells(&mut self, at: usize, rank: Rank, cells: &[usize]) -> bool {
         let first = self.pending_messages_on(rank, cells).first().copied();
         self.strand_states[at].waits = first.map(|tie| (self.messages[tie].to, Why::Overwrite));
         first.is_some()
     }
 
-    /// Short messages that are next and reduced leave in advance.
+    /// Those that are next and reduced.
     fn stage(&mut self, strand: u32, rank: Rank, steps: &[Step], next: usize) {
         let receives = steps[next..]
             .iter()
@@ -268,8 +255,8 @@ impl<'a> Run<'a> {
                 .get(&(strand, *from, rank))
                 .and_then(|queue| queue.get(*place))
             else {
-                // Memory is granted in the order of the receives, but its users need not wait for
-                // one another.
+                // Memory is granted in the order of the receives; its users need not wait for one
+                // another.
                 continue;
             };
             *place += 1;
@@ -277,7 +264,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The receives whose messages flow.
     fn flowing(&self, mut receives: Vec<Receive>) -> Vec<Receive> {
         loop {
             let before = receives.len();
@@ -295,8 +281,7 @@ impl<'a> Run<'a> {
                 .zip(&pending_messages_on)
                 .map(|(one, pending_messages_on)| pending_messages_on.iter().all(|tie| tied(one, tie)))
                 .collect();
-            // Of those that go straight to their destination, each part leaves after the data that
-            // it overwrites.
+            // Straight to the destination, each part leaves after the data that it overwrites.
             let mut leaves: Vec<bool> = receives
                 .iter()
                 .zip(&may)

@@ -10,23 +10,19 @@ pub(super) type RankSet = Rc<[u64]>;
 
 #[derive(Clone)]
 pub(super) struct Value {
-    /// The data block.
     pub(super) data: u32,
-    /// Its contributions.
     pub(super) part: Part,
 }
 
 #[derive(Clone)]
 pub(super) enum Part {
-    /// One rank's input.
     One(Rank),
-    /// Several ranks', accumulated.
+    /// Accumulated.
     Some(RankSet),
     /// All: a complete result. Data that is not reduced is always complete.
     Whole,
 }
 
-/// A reduction in progress: its data block and contributions.
 pub(super) struct Accumulation {
     data: Option<u32>,
     set: Vec<u64>,
@@ -70,7 +66,7 @@ impl Accumulation {
         Ok(())
     }
 
-    /// The value for `place`: complete for the output.
+    /// Complete, for the output.
     pub(super) fn finish(self, place: PlanMemory, ranks: u32) -> Result<Value, Fault> {
         let data = self.data.ok_or(Fault::NoSources)?;
         let part = match place {
@@ -90,7 +86,6 @@ impl Accumulation {
     }
 }
 
-/// The first of `ranks` that is not in `set`.
 pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
     (0..ranks)
         .map(Rank)
@@ -100,18 +95,18 @@ pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
 struct Cell {
     value: Option<Value>,
     length_of: u32,
-    /// Messages that have not left it, and the receiver of the last one.
+    /// With the receiver of the last one.
     pending: u32,
     pending_receiver: Rank,
     readers: [Option<u32>; 2],
     writer: Option<u32>,
-    /// The last step that wrote it, and the index of the block in that step.
+    /// With the index of the block in that step.
     stamp: (u64, u32),
 }
 
 pub(super) struct Memory {
     cells: Vec<Cell>,
-    /// The first cell of each memory, and the end of the last one.
+    /// And the end of the last one.
     bases: [usize; 5],
     shared: Option<Shared>,
     stamp: u64,
@@ -188,7 +183,6 @@ impl Memory {
         (span.first..end).map(|block| self.cell(span.place, block)).collect()
     }
 
-    /// The content of `cells`, those of `span`, read by `strand`.
     pub(super) fn read(&mut self, strand: u32, span: Span, cells: &[usize]) -> Result<Vec<Value>, Fault> {
         let blocks = span.first..;
         blocks
@@ -214,7 +208,6 @@ impl Memory {
         cell.value.clone().ok_or(Fault::Undefined { place, block })
     }
 
-    /// The receiver of a message that has not left one of `cells`.
     pub(super) fn pending(&self, cells: &[usize]) -> Option<Rank> {
         cells
             .iter()
@@ -223,7 +216,6 @@ impl Memory {
             .map(|cell| cell.pending_receiver)
     }
 
-    /// A message to `to` will leave `cells` later.
     pub(super) fn add_pending(&mut self, cells: &[usize], to: Rank) {
         for &at in cells {
             self.cells[at].pending += 1;
@@ -231,7 +223,6 @@ impl Memory {
         }
     }
 
-    /// The message has left them.
     pub(super) fn release(&mut self, cells: &[usize]) {
         for &at in cells {
             self.cells[at].pending -= 1;
@@ -290,7 +281,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether each of `sources` equals `into`, cell by cell, or is disjoint from it.
+    /// Equal or disjoint, cell by cell.
     pub(super) fn check_disjoint(&mut self, into: &[usize], sources: &[Vec<usize>]) -> Result<(), Fault> {
         self.stamp += 1;
         for (index, &at) in into.iter().enumerate() {
