@@ -8,7 +8,7 @@ use doorbell_collectives::kernel::{Function, lines};
 use doorbell_collectives::plan::BlockForm::{Element, Partial};
 use doorbell_collectives::{DataType, ReduceOp};
 
-/// Page-aligned and touched; the bytes are ordinary numbers in every type.
+/// Page-aligned memory, touched, with bytes that are ordinary numbers in every type.
 struct Memory {
     bytes: Vec<u8>,
     offset: usize,

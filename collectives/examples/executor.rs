@@ -22,7 +22,7 @@ use doorbell_verbs::Library;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// `ID RANK RANKS`, for a child.
+/// Passes a child its rank, as `ID RANK RANKS`.
 const CHILD: &str = "DOORBELL_EXECUTOR_RANK";
 
 const LIST: &[&str] = &[

@@ -1,9 +1,9 @@
 //! Collectives built directly on RC queue pairs.
 //!
-//! An algorithm is a pure function from a [`Shape`](plan::Shape) to a [`Plan`](plan::Plan): sends,
-//! receives and reductions of each rank, in blocks, so that one plan serves every count. A checker
-//! proves plans, a simulator runs them over modelled fabrics, and one executor runs them on queue
-//! pairs.
+//! An algorithm is a pure function from a [`Shape`](plan::Shape) to a [`Plan`](plan::Plan): the
+//! sends, receives and reductions of each rank, in blocks and not in bytes, so that one plan serves
+//! every count. A checker proves a plan by symbolic execution, a simulator runs it over modelled
+//! fabrics, and one executor, independent of the algorithm, runs it on queue pairs.
 //!
 //! Programs use the [`Communicator`], on any device of `doorbell-verbs`: an adapter, the kernel's
 //! rxe, or a soft device in this process, as here, where three ranks are threads of one program:

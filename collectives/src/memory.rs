@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use doorbell_verbs::{Buffer, BufferAlias, Memory, MemoryError, PeerWrite, ProtectionDomain};
 
-/// Shared memory registered on each device of a communicator: zeroed, page-aligned, remotely
-/// writable.
+/// Shared memory registered on each device of a communicator, remotely writable by its peers.
+/// Initially zero and page-aligned.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
@@ -72,12 +72,11 @@ impl Segment {
         self.len
     }
 
-    /// Valid as long as the segment.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.descriptor
     }
 
-    /// For requests on the device `rail`; `None` out of bounds.
+    /// The `len` bytes at `offset`, for requests on the device `rail`; `None` out of bounds.
     #[inline]
     pub(crate) fn alias(&self, rail: usize, offset: usize, len: usize) -> Option<BufferAlias> {
         self.rails.get(rail)?.whole.slice(offset, len)

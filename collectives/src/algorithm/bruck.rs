@@ -1,6 +1,6 @@
-//! Bruck's algorithm: ⌈log₂ p⌉ rounds; in round i each exchanges with the ranks at distance 2^i.
-//! (J. Bruck et al.: Efficient algorithms for all-to-all communications in multiport
-//! message-passing systems, 1997.)
+//! Bruck's algorithm: ⌈log₂ p⌉ rounds for any number of ranks. In round i each exchanges with the
+//! ranks at distance 2^i, and forwards other ranks' data. (J. Bruck et al.: Efficient algorithms
+//! for all-to-all communications in multiport message-passing systems, 1997.)
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
 use crate::plan::{PlanMemory, Span, Step};
@@ -80,7 +80,6 @@ const fn parts_in_round(p: u32, round: u32) -> u32 {
     (p >> (round + 1) << round) + (p & (2 * distance - 1)).saturating_sub(distance)
 }
 
-/// First block of `Scratch` for the arrivals of a round.
 fn arrivals_begin(p: u32, round: u32) -> u32 {
     (0..round).map(|before| parts_in_round(p, before)).sum()
 }
@@ -90,8 +89,8 @@ fn packed_area(p: u32, round: u32) -> u32 {
     arrivals_begin(p, rounds(p).end) + round % 2 * parts_in_round(p, 0)
 }
 
-/// The location, before `round`, of the part that travels `part` in total: the input, or where it
-/// arrived last.
+/// The location, before `round`, of the part that the member at position `v` holds and that travels
+/// `part` in total: its input, or where it arrived in the last round in which it travelled.
 fn location_of(members: &Members, v: u32, part: u32, round: u32) -> Span {
     let travelled = part & (1u32.checked_shl(round).unwrap_or(0).wrapping_sub(1));
     match travelled.checked_ilog2() {

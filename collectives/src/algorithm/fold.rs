@@ -11,7 +11,7 @@ use crate::types::Rank;
 pub(super) struct Fold {
     /// log₂ of the number of cores.
     pub(super) rounds: u32,
-    /// Cores with a folded rank: the first ones.
+    /// Number of cores with a folded rank: the first ones.
     pub(super) folded: u32,
 }
 
@@ -46,7 +46,7 @@ impl Fold {
         core < self.folded
     }
 
-    /// For the number of cores, the number of ranks.
+    /// The position of a core; for the number of cores, the number of ranks.
     pub(super) const fn position(self, core: u32) -> u32 {
         core + if core < self.folded { core } else { self.folded }
     }

@@ -90,8 +90,8 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     },
 };
 
-/// The cores whose blocks a core has partial results of: all if it has a folded rank, else its half
-/// after the first round; none if that is the last.
+/// The cores whose blocks a core has partial results of: all if it has a folded rank, else those of
+/// its half after the first round; none if that is the last.
 fn kept(members: &Members, core: u32) -> core::ops::Range<u32> {
     let fold = Fold::new(members.ranks());
     let half = fold.cores() / 2;

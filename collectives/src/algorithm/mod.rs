@@ -1,10 +1,10 @@
 //! Algorithms of collectives and the schedules that they generate.
 //!
-//! An algorithm for a collective is a *recipe*: the numbers of blocks and strands, and the lazily
-//! generated steps of the member at a *position* of the shape's order. A recipe's header states
-//! costs and order of reduction: p is the number of ranks and n the size in nccl-tests (all of
-//! all-reduce, broadcast and reduce, all ranks' parts together of the others, one rank's part of
-//! send and receive).
+//! An algorithm for a collective is a *recipe*: the number of blocks, the number of strands, and
+//! the steps of the member at a *position* of the shape's order, generated lazily. Each family has
+//! a file; each recipe's header there states its costs and order of reduction. p is the number of
+//! ranks and n the size in nccl-tests: all of all-reduce, broadcast and reduce, all ranks' parts
+//! together of the others, one rank's part of send and receive.
 //!
 //! A single rank copies, for any algorithm, so recipes have at least two members.
 
@@ -165,7 +165,7 @@ type Steps<'a> = Box<dyn Iterator<Item = Step> + Send + 'a>;
 
 #[derive(Clone, Copy)]
 struct Recipe {
-    /// [`Shape::blocks`], by number of ranks.
+    /// The number of blocks for a number of ranks: [`Shape::blocks`].
     blocks: fn(u32) -> u32,
     strands: u32,
     in_place: bool,
@@ -206,9 +206,9 @@ const SINGLE_RANK: Recipe = Recipe {
 
 struct Members {
     shape: Shape,
-    /// By rank.
+    /// By rank: its position in the order.
     positions: Box<[u32]>,
-    /// 0 if the collective has no root.
+    /// The root's position; 0 if the collective has no root.
     root_position: u32,
     sorted: bool,
 }

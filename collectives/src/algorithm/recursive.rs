@@ -1,8 +1,8 @@
 //! Recursive doubling: pairs at distances 1, 2, 4 … exchange all their data, so the amount doubles
 //! with every round.
 //!
-//! If p is not a power of two, ranks are folded ([`Fold`]): two steps more. Barrier needs no
-//! folding, as information may reach a rank twice.
+//! If p is not a power of two, ranks are folded ([`Fold`]), which takes two steps more. Barrier
+//! needs no folding, as information may reach a rank twice.
 
 use super::fold::{Fold, Role};
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};

@@ -126,7 +126,7 @@ impl<'a> Binomial<'a> {
         if u == 0 { p } else { (p - u).min(lowest_bit(u)) }
     }
 
-    /// Smallest subtrees first.
+    /// The children, the smallest subtrees first.
     fn children(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
         let (u, size) = (self.u, self.size(self.u));
         (0..u32::BITS - (size - 1).leading_zeros()).map(move |bit| u + (1 << bit))
@@ -173,7 +173,7 @@ impl<'a> Binomial<'a> {
         Span::new(PlanMemory::Scratch, before, self.size(child))
     }
 
-    /// For each run: its place in the root's scratch, and in `place`.
+    /// For each run of the parts of `child`'s subtree: in the root's scratch, and in its `place`.
     fn sorted(&self, child: u32, place: PlanMemory) -> impl Iterator<Item = (Span, Span)> {
         let parts = self.parts(child);
         let runs = self.members.runs(self.members.root_position + child, parts.blocks);
@@ -247,7 +247,7 @@ pub(super) const fn lowest_bit(u: u32) -> u32 {
 
 pub(super) struct Node {
     pub(super) parent: Option<Rank>,
-    /// Smallest subtrees first, with the form of what they send.
+    /// Its children, the smallest subtrees first, and the form of what they send.
     pub(super) children: Vec<(Rank, BlockForm)>,
     pub(super) block: u32,
 }

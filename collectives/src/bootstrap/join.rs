@@ -18,7 +18,7 @@ use super::{Member, Options};
 use crate::types::Rank;
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// Per candidate address, if there are several; includes the rendezvous' reply.
+/// Timeout per candidate address, if there are several, with the rendezvous' reply.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ pub(super) struct JoinRequest {
     pub(super) ranks: u32,
 }
 
-/// By rank; `None` for this rank's stream.
+/// All members and the connections to them; `None` for this rank.
 #[derive(Debug)]
 pub(super) struct PeerStreams {
     pub(super) members: Vec<Member>,

@@ -142,7 +142,7 @@ impl Launch {
     }
 }
 
-/// Every port of the first address, then of the next.
+/// All addresses of a derived rendezvous: every port of the first address, then of the next.
 fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
     let mut found = match bind {
         Some(ip) => vec![SocketAddr::new(ip, port)],
@@ -306,7 +306,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Behind `MASTER_PORT`, which the job's own rendezvous uses.
+    /// At the ports after `MASTER_PORT`, which the job's own rendezvous uses.
     fn at_master(&self, words: &[&str]) -> Result<RendezvousPoint, BootstrapError> {
         let host: String = self.required("MASTER_ADDR", "it should name the host of rank 0")?;
         let port: u16 = self.required("MASTER_PORT", "it should be a port below 65535")?;
@@ -326,7 +326,7 @@ impl Variables<'_> {
         Ok(RendezvousPoint::Derived { host, port, nonce })
     }
 
-    /// Ports 10240 to 28671, below the ephemeral range.
+    /// At ports that the job number selects: 10240 to 28671, below the ephemeral range.
     fn derived(&self, host: String, words: &[&str]) -> RendezvousPoint {
         let nonce = self.nonce(words);
         let [low, high, ..] = *nonce.bytes();
@@ -341,7 +341,7 @@ impl Variables<'_> {
     }
 }
 
-/// Slurm's notation: `a[01-04,7]b,c` begins with `a01b`.
+/// The first host of Slurm's notation: `a[01-04,7]b,c` begins with `a01b`.
 fn first_host(nodes: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = nodes;

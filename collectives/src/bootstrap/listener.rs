@@ -20,7 +20,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pending connections beyond the expected ranks.
 const MAX_PENDING: usize = 256;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After accept(2) failed for want of a descriptor or memory.
+/// Pause after accept(2) failed for want of a descriptor or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -160,7 +160,7 @@ impl HelloListener {
 }
 
 impl PendingConnection {
-    /// `None` while the hello is incomplete.
+    /// Reads available bytes. Returns `None` while the hello is incomplete.
     fn read_hello(&mut self) -> Option<Result<BootstrapMessage, &'static str>> {
         loop {
             let missing_bytes = match self.missing_bytes() {
@@ -189,7 +189,7 @@ impl PendingConnection {
     }
 }
 
-/// Whole milliseconds, rounded up.
+/// A poll(2) timeout: whole milliseconds, rounded up.
 pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     let ms = left.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
@@ -200,7 +200,7 @@ pub(super) fn send_message(mut stream: &TcpStream, message: &BootstrapMessage) -
     stream.write_all(&message.encode())
 }
 
-/// An authenticated peer may send a long message.
+/// Reads a message; an authenticated peer may send a long one.
 pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::Result<BootstrapMessage> {
     let mut read = |buffer: &mut [u8]| -> io::Result<()> {
         let mut done = 0;
@@ -235,7 +235,7 @@ pub(super) fn describe_io_error(e: &io::Error) -> String {
     }
 }
 
-/// The wildcard address is not for the table.
+/// Whether other ranks can connect to `ip`: the wildcard address is not for the table.
 pub(super) fn is_connectable(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast()
 }

@@ -42,7 +42,7 @@ impl Rendezvous {
         Self::at(SocketAddr::new(address, 0), nonce, ranks)
     }
 
-    /// With a nonce that the ranks have already.
+    /// Listens at a known address, with a nonce that the ranks have already.
     pub(super) fn at(address: SocketAddr, nonce: Nonce, ranks: u32) -> Result<Self, BootstrapError> {
         if ranks == 0 || ranks > MAX_RANKS {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
@@ -124,7 +124,7 @@ impl Rendezvous {
         let table = BootstrapMessage::Table(table);
         for (stream, entry) in self.registered.iter().flatten() {
             if let Err(e) = send_message(stream, &table) {
-                // Its peers find that it does not connect.
+                // Its peers notice by themselves that it does not connect.
                 tracing::warn!("{} left the rendezvous: {e}", entry.member);
             }
         }
@@ -222,7 +222,7 @@ impl Rendezvous {
     }
 }
 
-/// For a peer that sends nothing more.
+/// Whether a peer that sends nothing more still holds its connection.
 fn is_connected(stream: &TcpStream) -> bool {
     let was = stream.set_nonblocking(true);
     let peeked = stream.peek(&mut [0]);

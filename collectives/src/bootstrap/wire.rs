@@ -1,8 +1,8 @@
 //! Wire format of the bootstrap messages.
 //!
 //! A message is eight bytes of magic, a length, and a body of at most [`MAX_BODY`] bytes, little
-//! endian. Lengths are checked before allocation; truncated, overlong or out-of-range input gives
-//! `None`.
+//! endian. The parser trusts nothing: a length is checked before anything is allocated, and
+//! truncated, overlong or out-of-range input gives `None`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -10,14 +10,14 @@ use super::Member;
 use super::id::{MAX_HOST, Nonce};
 use crate::types::Rank;
 
-/// The last byte is the version.
+/// The first bytes of each message; the last one is the version.
 pub(super) const MAGIC: [u8; 8] = *b"doorbel\x01";
 pub(super) const HEADER: usize = MAGIC.len() + 4;
 /// Maximum number of ranks: each has a connection to each other.
 pub(super) const MAX_RANKS: u32 = 4096;
-/// Of a member in the table, in bytes.
+/// Maximum length of a member's entry in the table.
 const MAX_ENTRY: usize = 18 + 4 + 2 + MAX_HOST;
-/// Before authentication.
+/// Maximum body length before authentication.
 pub(super) const MAX_HELLO: usize = 1 + 16 + 4 + 4 + MAX_ENTRY;
 pub(super) const MAX_BODY: usize = 1 + 4 + MAX_RANKS as usize * MAX_ENTRY;
 const MAX_REASON: usize = 1024;
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Truncated to `max` bytes.
+/// Writes a text behind its length, truncated to `max` bytes.
 pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, max: usize) {
     let text = &text[..text.floor_char_boundary(max)];
     to.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -120,7 +120,7 @@ pub(super) enum BootstrapMessage {
         ranks: u32,
         entry: Entry,
     },
-    /// From the rendezvous, by rank.
+    /// From the rendezvous: all members, by rank.
     Table(Vec<Entry>),
     /// To a member: the hello of the connection from `from` to `to`.
     Connect { nonce: Nonce, from: Rank, to: Rank },

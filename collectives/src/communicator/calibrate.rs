@@ -22,24 +22,23 @@ use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span,
 use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// For alpha.
 const SHORT_BYTES: u64 = 8;
 /// Maximum bytes of a message of Simple; longer marks consist of several.
 const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
 const MAX_LINE_MARK: u64 = 32 << 10;
 /// The longest mark where ranks outnumber processors.
 const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;
-/// The last is of long operations.
+/// Warm-up rounds; measured rounds; those of long operations.
 const WARMUP_ROUNDS: usize = 2;
 const ROUNDS: usize = 11;
 const LONG_ROUNDS: usize = 3;
-/// Limits of the warm-up rounds, of short and medium operations, for longer ones to be measured
-/// too; else `SLOW_ROUNDS`, as on a lossy network.
+/// Time limits of the warm-up rounds, of short and of medium operations, for longer ones to be
+/// measured too; and the number of rounds otherwise, as on a lossy network.
 const QUICK_LIMITS: [Duration; WARMUP_ROUNDS] = [Duration::from_millis(50), Duration::from_millis(30)];
 const SLOW_ROUNDS: usize = 1;
-/// Per sample of a short operation.
+/// Repetitions of a short operation per sample.
 const REPEATS: u32 = 8;
-/// Per sample of a tiny operation, so that branch predictors are trained.
+/// Repetitions per sample of a tiny operation, which train branch predictors.
 const TINY_REPEATS: u32 = 48;
 const TINY_BYTES: u64 = 2 << 10;
 const MAX_MULTI_MESSAGE_MARK: u64 = 16 << 10;
@@ -74,7 +73,7 @@ pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     })
 }
 
-/// ns.
+/// Duration of a local action, ns.
 fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut samples = Vec::new();
     for _ in 0..=ROUNDS {
@@ -90,15 +89,15 @@ fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
-    /// Hops from the input, which is in memory already.
+    /// So many hops of messages from the input, which is in memory already.
     Resident(u32),
-    /// Hops that forward the previous hop's message.
+    /// So many hops that each forward the message of the previous hop.
     Forwarded(u32),
-    /// Messages from the input, reduced as they arrive.
+    /// So many messages from the input, reduced as they arrive.
     Reduced(u32),
-    /// Messages from the first rank to the second; the others are idle.
+    /// So many messages from the first rank to the second; the others are idle.
     Isolated(u32),
-    /// Exchanges between the first two ranks; the others are idle.
+    /// So many ping-pong exchanges between the first two ranks; the others are idle.
     PingPong(u32),
     /// Messages to different ranks, if there are several others, and then as many receives.
     Burst(u32),
@@ -210,7 +209,6 @@ struct Calibrator<'a> {
     options: &'a Options,
 }
 
-/// Samples are in ns.
 struct Measurement {
     protocol: Protocol,
     pattern: Pattern,
@@ -288,7 +286,7 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// `None` on ranks outside the ring.
+    /// Rank 0's measurement, if it is in the ring; those of other ranks are not used.
     fn calibrate(&mut self, ring: &[Rank]) -> Result<Calibration, CollectiveError> {
         let mut measurements = Vec::new();
         let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
@@ -459,7 +457,6 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// From the program cache if possible, as a communicator does.
     fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let way = (plan, protocol, bytes);
         let start = self.memory.start();
@@ -491,7 +488,7 @@ impl<'a> Calibrator<'a> {
         Ok(self.engine.wait(ticket)?)
     }
 
-    /// Measured by all ranks at about the same time, as in operations.
+    /// Costs of a rank's own work, measured by all ranks at about the same time, as in operations.
     fn own_work(&self, otherwise: Compute) -> Result<Compute, CollectiveError> {
         let function = Function::new(DataType::F32, ReduceOp::Sum, 2)?;
         let (input, output) = (

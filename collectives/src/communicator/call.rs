@@ -76,7 +76,7 @@ pub(super) struct OperationSpec {
     pub(super) data: DataType,
     /// Elements of the whole of all-reduce, broadcast and reduce; else of each rank's part.
     pub(super) count: u64,
-    /// As the cost model counts them.
+    /// Bytes, as the cost model counts them.
     pub(super) bytes: u64,
     pub(super) parts: Option<Parts>,
     pub(super) message: Option<(Rank, Direction)>,
@@ -100,7 +100,7 @@ pub(super) struct CacheKey {
     op: ReduceOp,
     data: DataType,
     count: u64,
-    /// `None` where only one exists.
+    /// Bytes from the input to the output; `None` where only one exists.
     input_to_output: Option<usize>,
     has_input: bool,
     has_output: bool,
@@ -108,8 +108,8 @@ pub(super) struct CacheKey {
 }
 
 impl CacheKey {
-    /// `None` for parts with different lengths, scaled inputs, user-defined operators, and
-    /// point-to-point messages.
+    /// The key of a cacheable operation: not of parts with different lengths, inputs that are
+    /// scaled, user-defined operators, or point-to-point messages.
     #[inline]
     pub(super) fn of(spec: &OperationSpec, settings: &CallSettings) -> Option<Self> {
         let Op::Builtin(op) = spec.reduction.op else {
@@ -200,9 +200,9 @@ impl<'c, B> Call<'c, B> {
         self
     }
 
-    /// Requires a reduction order that does not depend on slices, channels or protocol. The
-    /// algorithm, unless selected, then depends only on the number of ranks and the size class, and
-    /// is not always the fastest.
+    /// Requires a reduction order that does not depend on how the data is cut: the same bits for
+    /// any slices, channels and protocol. The algorithm, unless selected, then depends only on the
+    /// number of ranks and the size class: the same in every run, but not always the fastest.
     pub fn deterministic(mut self) -> Self {
         self.settings.deterministic = true;
         self
@@ -349,7 +349,6 @@ impl<'g> Batch<'g> {
         Ok(())
     }
 
-    /// Even if one has failed.
     pub(super) fn wait(&mut self) -> Result<(), CollectiveError> {
         let mut result = Ok(());
         for ticket in self.tickets.drain(..) {

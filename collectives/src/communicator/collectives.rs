@@ -19,7 +19,6 @@ pub(super) fn misuse<T>(collective: Collective, what: impl Into<String>) -> Resu
     Err(CollectiveError::Misuse { collective, what })
 }
 
-/// Of consecutive parts; and their total length.
 pub(super) fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
     let mut at = 0usize;
     let parts = counts.iter().map(|&len| {
@@ -68,7 +67,7 @@ impl Communicator {
         }
     }
 
-    /// Operands are at the segments' beginnings.
+    /// Runs an operation on segments of this communicator, from their beginnings.
     ///
     /// # Errors
     /// As [`Call::wait`]; [`CollectiveError::Misuse`] where a segment is too short.

@@ -77,8 +77,8 @@ impl Communicator {
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
     }
 
-    /// The same on any number of devices, with these options. The environment's options are ignored
-    /// unless the options began as [`Options::from_env`]:
+    /// The same on any number of devices, with these options. Environment variables of options are
+    /// ignored unless the options began as [`Options::from_env`]:
     ///
     /// ```no_run
     /// # use doorbell_collectives::{CollectiveError, Communicator, Options};
@@ -134,8 +134,8 @@ impl Communicator {
         })
     }
 
-    /// Splits into communicators of one `colour` each, ordered by `key` and then by rank. A member
-    /// without a colour is in none. All ranks call it.
+    /// Splits the communicator: members of one `colour` form a communicator, ordered by `key` and
+    /// then by rank. A member without a colour is in none. All ranks call it.
     ///
     /// # Errors
     /// When a member is missing, or a device refuses a request.
@@ -172,7 +172,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Runs within the communicator's deadline; all ranks run the same.
+    /// Runs an exchange of the group within the communicator's deadline; all ranks run the same.
     pub(crate) fn with_exchange<R>(
         &self,
         act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>,
@@ -188,8 +188,8 @@ impl Communicator {
         Self::of(state, group, &self.devices, self.options.clone())
     }
 
-    /// After a failure, creates a communicator of the survivors; a member that does not call it
-    /// within `timeout`, or dies meanwhile, is excluded.
+    /// After a failure, creates a communicator of the survivors. All that want to continue call it;
+    /// a member that does not within `timeout`, or dies meanwhile, is excluded.
     ///
     /// # Errors
     /// When the others continue without this rank, or there was no agreement in time.
@@ -244,8 +244,8 @@ impl State {
     }
 }
 
-/// By the number of ranks on this host and the processors on which any of them may run: a rank may
-/// have the one processor that it is bound to for itself.
+/// The wait policy: by the number of ranks on this host and the processors on which any of them may
+/// run. A single rank may be bound to one processor and still have it to itself.
 fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
     let own: Vec<u8> = (0..CpuSet::count())
@@ -286,7 +286,7 @@ fn locations(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<t
     location.collect()
 }
 
-/// Indices of hosts, by rank, in the order of the hosts' lowest ranks.
+/// By rank: the index of its host, in the order of the hosts' lowest ranks.
 fn hosts(members: &[topology::Member]) -> Vec<u32> {
     let mut names: Vec<&str> = Vec::new();
     let mut number = |host| match names.iter().position(|name| *name == host) {
@@ -320,7 +320,7 @@ fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveErro
     })
 }
 
-/// With the costs of the soft device between processes of one host.
+/// Uses the costs of the soft device between processes of one host.
 fn tuner_of(options: &Options) -> Tuner {
     let link = Link::soft_local();
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);

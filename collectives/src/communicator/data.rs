@@ -23,7 +23,7 @@ pub struct CommBuffer<T: Element> {
 }
 
 impl<T: Element> CommBuffer<T> {
-    /// `segment` has no other owner.
+    /// `len` elements at the beginning of `segment`, which has no other owner.
     pub(super) fn new(segment: Arc<Segment>, len: usize, communicator: u64) -> Self {
         debug_assert!(len * size_of::<T>() <= segment.len());
         Self {
@@ -46,13 +46,13 @@ impl<T: Element> CommBuffer<T> {
     }
 }
 
-/// Memory of a call's buffers, valid as long as these. Unlike [`Data`] it holds no reference count,
-/// which would cost a fifth of the shortest operations.
+/// A reference to the memory of a call's buffers, valid as long as these. Unlike [`Data`] it holds
+/// no reference count, which would cost a fifth of the shortest operations.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferRef {
     /// Null if there is none.
     start: *mut u8,
-    /// From an `Arc` that the buffers hold; null for plain memory.
+    /// Its segment, from an `Arc` that the buffers hold; null for plain memory.
     segment: *const Segment,
 }
 
@@ -75,7 +75,6 @@ impl BufferRef {
         }
     }
 
-    /// The caller keeps the segment alive.
     pub(super) fn segment(segment: &Arc<Segment>) -> Self {
         Self {
             start: segment.start(),
@@ -91,7 +90,7 @@ impl BufferRef {
         self.start
     }
 
-    /// `elements` behind its start; none if there is none.
+    /// The part that begins so many elements behind its start; none if there is none.
     pub(super) fn offset_by(self, elements: usize, element: DataType) -> Self {
         if !self.is_some() {
             return self;
@@ -102,7 +101,7 @@ impl BufferRef {
         }
     }
 
-    /// Takes a reference to the segment.
+    /// For an engine: takes a reference to the segment.
     ///
     /// # Safety
     /// The buffers are alive.
@@ -155,7 +154,7 @@ mod sealed {
 
     /// Address and length of memory.
     pub trait AsRegion {
-        /// With the number of elements; `user` is the number of the communicator.
+        /// The memory, for the communicator of this number, and its number of elements.
         fn region(&mut self, user: u64) -> (BufferRef, usize);
     }
 

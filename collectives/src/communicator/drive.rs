@@ -27,23 +27,22 @@ use crate::types::{Protocol, Rank};
 
 /// Idle steps between two deadline checks.
 const CLOCK_CHECK_INTERVAL: u32 = 64;
-/// For the reply to a query, where the deadline allows, before a member counts as stopped.
+/// Maximum wait for a member's reply before it counts as stopped, where the deadline allows.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between polls for the members' replies after a failure.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Before the progress thread retries a contended lock.
+/// Delay after which the progress thread retries a contended lock.
 const LOCK_YIELD: Duration = Duration::from_micros(20);
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Not in the state, so that the group can be aborted while a thread waits.
+    /// Separate from the state, so that the group can be aborted while a thread waits.
     group: Mutex<Group>,
     pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
     backoff: Backoff,
-    /// Whether a progress thread drives started operations; the number of threads that wait for or
-    /// hold the lock.
+    /// Whether a progress thread drives started operations; and the number of other threads that
+    /// wait for or hold the lock.
     background: bool,
     lock_waiters: AtomicUsize,
     shutdown: AtomicBool,
@@ -65,8 +64,8 @@ impl Drop for StateLock<'_> {
     }
 }
 
-/// A user-defined operator may panic: fails the engine, which destroys its queue pairs, so that
-/// nothing accesses borrowed buffers any more.
+/// Fails the engine if driving it panics, as a user-defined operator may: its queue pairs are
+/// destroyed, so nothing accesses borrowed buffers any more.
 struct AbortOnPanic<'a>(&'a mut State);
 
 impl Drop for AbortOnPanic<'_> {
@@ -77,7 +76,7 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-/// Reserved for the agreement on the cause.
+/// Time before a deadline that is reserved for the agreement on the cause.
 fn agreement_margin(deadline: Duration) -> Duration {
     (AGREEMENT_TIMEOUT + AGREEMENT_TIMEOUT / 4).min(deadline / 8)
 }
@@ -97,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// A panic of a lock holder leaves the other state consistent.
+    /// A panic of a lock holder has failed the engine and left the other state consistent.
     #[inline]
     fn lock(&self) -> StateLock<'_> {
         if self.background {
@@ -307,7 +306,7 @@ impl Shared {
         }
     }
 
-    /// One step, attention and deadlines. Returns whether there was progress.
+    /// Drives the engine one step. Returns whether there was progress.
     #[inline]
     fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
         let driven = AbortOnPanic(state);
@@ -341,7 +340,6 @@ impl Shared {
         }
     }
 
-    /// For a dropped request; `keep` must outlive the operation.
     pub(super) fn abandon(&self, ticket: Ticket, keep: [Option<Arc<Segment>>; 2]) {
         self.with(|state| {
             state.abandoned.push((ticket, keep));
@@ -349,7 +347,7 @@ impl Shared {
         });
     }
 
-    /// Without agreement.
+    /// Fails everything in flight on this rank at once, without agreement.
     pub(super) fn abort_local(&self, why: &str) {
         self.with(|state| {
             let waiting = state.engine.waiting();
@@ -399,7 +397,6 @@ impl Shared {
         }
     }
 
-    /// After the link test, if one is requested.
     fn report_waits(&self, state: &mut State, waits: Vec<Wait>) {
         if let Some(timeout) = self.monitor.requested_link_test().filter(|_| state.engine.has_links()) {
             let Some(reached) = state.engine.probe_links(timeout) else {
@@ -479,7 +476,7 @@ impl Shared {
         if state.stall == Stall::None {
             self.group().control().investigate_links(window);
         }
-        // An unresponsive member shows only at the end of the window.
+        // An unresponsive member shows only at the end of the window, and a busy machine delays it.
         let until = Instant::now() + window + left / 4;
         while Instant::now() < until && !self.monitor.failed() {
             if self.monitor.report_requested() {
@@ -503,7 +500,6 @@ impl Shared {
         self.with(|_| self.started.notify_all());
     }
 
-    /// Drives started operations while no other thread does.
     pub(super) fn drive_in_background(&self) {
         let mut backoff = self.backoff.clone();
         let mut idle = 0;

@@ -71,8 +71,8 @@ impl CollectiveError {
         }
     }
 
-    /// The rank to blame, where known: by the members' verdict, else the one that this rank waited
-    /// for.
+    /// The rank to blame, where known: by the members' verdict or, without one, the rank that this
+    /// one waited for.
     #[must_use]
     pub fn culprit(&self) -> Option<Rank> {
         let waiting = || match self {

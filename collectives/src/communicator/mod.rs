@@ -19,6 +19,7 @@
 //!
 //! Failures are values: an operation ends within its deadline, on all ranks, and the error names
 //! the culprit and this rank's wait. [`shrink`](Communicator::shrink) then creates a communicator
+//! of the survivors.
 
 mod calibrate;
 mod call;
@@ -54,10 +55,10 @@ use crate::topology;
 use crate::tune::{Decision, Overrides, Tuner};
 use crate::types::{DataType, Rank};
 
-/// For the other ranks, when a communicator is dropped.
+/// Maximum wait for the other ranks when a communicator is dropped.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// Clocks can represent it.
+/// An upper bound of timeouts that clocks can represent.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// One rank of a communicator. It may be shared between threads; operations run in the order of the
@@ -125,8 +126,8 @@ impl Communicator {
         self.shared.with(|state| state.hosts.clone())
     }
 
-    /// By rank: its location ([`Options::location`]), for
-    /// [`least_nvlink`](crate::topology::least_nvlink).
+    /// By rank: its location ([`Options::location`]);
+    /// [`least_nvlink`](crate::topology::least_nvlink) returns whether all GPUs are connected.
     #[must_use]
     pub fn locations(&self) -> Vec<topology::Member> {
         self.shared.with(|state| state.locations.clone())
@@ -139,8 +140,8 @@ impl Communicator {
         self.shared.with(|state| state.engine.mapped())
     }
 
-    /// The default algorithm and protocol for so many [bytes](crate::tune::TuningRequest::bytes),
-    /// and why.
+    /// The default algorithm and protocol for an operation of so many bytes, and why. Bytes are
+    /// counted as in [`Question::bytes`](crate::tune::TuningRequest::bytes).
     ///
     /// # Errors
     /// When no algorithm fits.
@@ -187,8 +188,8 @@ impl Communicator {
         Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
     }
 
-    /// Runs the operations that `build` adds as a group, and waits for them; they run concurrently,
-    /// as far as they use different channels.
+    /// Runs operations as a group: `build` adds them, and they are waited for when it returns. They
+    /// run concurrently, as far as they use different channels.
     ///
     /// # Errors
     /// The error of `build`, or else the first error of an operation. All operations have ended in
@@ -204,8 +205,8 @@ impl Communicator {
         built.and(done)
     }
 
-    /// Fails all operations on all ranks, with this rank and reason. Returns at once; may be called
-    /// while another thread waits.
+    /// Fails all operations in flight on any rank, and all later ones, with this rank and reason.
+    /// Returns at once; may be called while another thread waits.
     #[doc(alias("ncclCommAbort", "ncclCommRevoke", "MPI_Abort"))]
     pub fn abort(&self, reason: &str) {
         self.shared.group().control().give_up(reason);
@@ -234,7 +235,7 @@ impl Communicator {
     /// all ranks have called it. Dropping does the same, ignoring errors.
     ///
     /// # Errors
-    /// When a rank is missing at the deadline, or the communicator has failed; it is gone all the
+    /// When a rank is missing at the deadline, or the communicator has failed. It is gone all the
     /// same.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy", "MPI_Comm_free", "MPI_Finalize"))]
     pub fn destroy(mut self) -> Result<(), CollectiveError> {
@@ -257,7 +258,7 @@ impl Communicator {
         };
         if let Some(thread) = self.progress.take() {
             self.shared.end();
-            // If it panicked, the engine has failed.
+            // If it panicked, the engine has failed, and there is nothing to drive.
             let _ = thread.join();
         }
         goodbye

@@ -20,9 +20,9 @@ pub struct Options {
     pub deterministic: bool,
     /// Whether a thread drives started operations (default: no; a thread that waits or tests does).
     pub progress_thread: bool,
-    /// Whether the cost model is calibrated at creation (default: yes) by
-    /// [`Communicator::calibrate`](super::Communicator::calibrate). Otherwise costs are those of
-    /// the tuning file, or of the soft device between processes of one host.
+    /// Whether connections, copies and reductions are measured at creation, for the cost model
+    /// (default: yes): [`Communicator::calibrate`](super::Communicator::calibrate). Otherwise costs
+    /// are those of the tuning file, or of the soft device between processes of one host.
     pub calibrate: bool,
     /// Forced choices.
     pub overrides: Overrides,

@@ -12,11 +12,11 @@ impl Communicator {
     /// Sends `data` to rank `to`, which [receives](Self::receive) as many elements from this one.
     /// Only these two ranks call it. It is complete when the message has arrived.
     ///
-    /// Messages from one rank to another are received in the order in which they are sent; there is
-    /// no order with other messages or collectives. In a [group](Self::group), sends and receives
-    /// progress in any order. Without one, and unless [started](Call::start), each call blocks, so
-    /// two ranks that both send before they receive deadlock. A message to the own rank needs a
-    /// group, too.
+    /// Messages from one rank to another are received in the order in which they are sent. There is
+    /// no order with messages between other ranks, or with collectives. In a [group](Self::group),
+    /// sends and receives progress in any order, with any number of ranks. Without one, and unless
+    /// [started](Call::start), each call blocks until it is complete, so two ranks that both send
+    /// before they receive deadlock. A message to the own rank needs a group, too.
     ///
     /// Of the settings only the deadline applies; an algorithm, or another protocol than
     /// [`Simple`](crate::Protocol::Simple), is refused.

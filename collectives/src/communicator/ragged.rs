@@ -16,7 +16,7 @@ impl Communicator {
     ///
     /// If two ranks disagree on a length, the communicator fails on all ranks, and the error names
     /// them and the lengths. The default protocol is [`Protocol::Simple`](crate::Protocol::Simple).
-    /// No rank completes before all have begun.
+    /// As every pair exchanges lengths, no rank completes before all have begun.
     #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v<X: Source, Y: Target<Element = X::Element>>(
         &self,

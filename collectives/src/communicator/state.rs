@@ -18,7 +18,7 @@ struct ChoiceKey {
     collective: Collective,
     root: Rank,
     data: DataType,
-    /// Class n has more than 2^(n-1) and at most 2^n bytes.
+    /// Operations of more than 2^(n-1) and at most 2^n bytes share a choice.
     size_class: u32,
     deterministic: bool,
     forced: Overrides,
@@ -40,18 +40,16 @@ pub(super) enum Stall {
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,
-    /// Index, by rank.
     pub(super) hosts: Vec<u32>,
-    /// For rings and trees.
     pub(super) order: Vec<Rank>,
     pub(super) locations: Vec<topology::Member>,
     chosen: Vec<ChosenPlan>,
     last: usize,
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
-    /// With the segments that must outlive them.
+    /// Operations whose requests were dropped, and the segments that must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
-    /// With the index of the last one used.
+    /// Keys of the engine's cached programs, and the index of the last one used.
     repeated: Vec<(CacheKey, CachedProgram)>,
     latest: usize,
     pub(super) failed: Option<Box<GroupFailed>>,
@@ -82,14 +80,13 @@ impl State {
         }
     }
 
-    /// Discards all choices.
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
         self.chosen.clear();
         self.repeated.clear();
     }
 
-    /// `None` if it cannot run at once.
+    /// The cached program of an operation, if it can run at once.
     #[inline]
     pub(super) fn cached(&mut self, cache_key: &CacheKey) -> Option<CachedProgram> {
         if self.repeated.get(self.latest).is_none_or(|(last, _)| last != cache_key) {
@@ -99,7 +96,6 @@ impl State {
         self.engine.can_run_cached(cached).then_some(cached)
     }
 
-    /// For an operation that has just begun.
     pub(super) fn cache_program(&mut self, cache_key: CacheKey, ticket: Ticket) {
         let known = self.repeated.iter().position(|(one, _)| *one == cache_key);
         let Some(cached) = self.engine.cache_program(ticket) else {
@@ -181,7 +177,7 @@ impl State {
             }
         }
         if collective == Collective::AllToAllV {
-            // Each pair has other lengths: no common size to choose by.
+            // Each pair of ranks has other lengths, so no common size is known to choose by.
             forced.protocol = forced.protocol.or(Some(Protocol::Simple));
         }
         let question = TuningRequest {

@@ -75,17 +75,17 @@ struct Rates {
     send: f64,
     receive: f64,
     latency: f64,
-    /// Of the link, per byte.
+    /// Per byte of the link.
     wire: f64,
-    /// Of the receiver's processor, per byte.
+    /// Per byte of the receiver's processor.
     take: f64,
     gamma: f64,
     copy: f64,
-    /// A partial result's bytes relative to an element's.
+    /// Bytes of a partial result relative to those of an element.
     wide: f64,
 }
 
-/// Concurrent messages of one sender, and of one receiver.
+/// Messages that ranks exchange concurrently: some are sent by one rank, some received by one.
 #[derive(Clone, Copy)]
 struct Stage {
     sends: f64,
@@ -104,7 +104,7 @@ struct RankWork {
 }
 
 impl Rates {
-    /// `whole` is the bytes of the operation.
+    /// For messages of about so many bytes, in an operation of so many.
     fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
         let cost = link.cost(work.protocol);
         let (wire, take) = match link.data_mover {
@@ -154,7 +154,7 @@ impl Rates {
         processor.max(duty.out.max(duty.into) * self.wire)
     }
 
-    /// All ranks do the same in each: (bytes, whether they are reduced).
+    /// Exchanges that all ranks do alike: (bytes, whether they are reduced).
     fn exchanges(&self, exchanges: impl IntoIterator<Item = (f64, bool)>, copied: f64) -> Slice {
         let mut duty = RankWork {
             copied,
@@ -259,7 +259,7 @@ impl Rates {
         }
     }
 
-    /// The root copies its own part after it has sent the others.
+    /// From a root to others: the root also copies its own part, after it has sent the others.
     fn rooted(&self, path: f64, other: RankWork, root: RankWork) -> Slice {
         let copied = root.sends * self.send + root.copied * self.copy;
         Slice {
@@ -269,8 +269,8 @@ impl Rates {
         }
     }
 
-    /// If the number of ranks is not a power of two, folded ranks send their data to another rank,
-    /// and receive the result.
+    /// Pairwise algorithms: if the number of ranks is not a power of two, the folded ranks send
+    /// their data to another rank, and receive the result.
     fn folded(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
         let rounds = ranks.ilog2();
         let cores = f64::from(1u32 << rounds);
@@ -413,7 +413,7 @@ impl Rates {
 }
 
 impl Slice {
-    /// Of a rank that copies while it waits in an exchange.
+    /// With a copy that a rank does while it waits in one of its exchanges.
     fn overlap_copy(mut self, copying: f64, waits: f64) -> Self {
         self.load += copying;
         self.path += (copying - waits).max(0.0);

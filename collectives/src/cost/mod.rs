@@ -28,8 +28,8 @@ pub use scale::{MARKS, NEAR, Scale};
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MessageCost {
-    /// α, ns: half a round trip of a message without payload, from the send's beginning to the
-    /// receive's end.
+    /// α, ns: a message without payload, from the beginning of the send to the end of the receive.
+    /// Half a round trip.
     pub alpha_ns: f64,
     /// The part of α in which the sender's processor is busy, ns.
     pub send_ns: f64,
@@ -43,15 +43,15 @@ pub struct MessageCost {
     /// ns from the beginning of a receiver's operation until its peer has the grant; 0 for slots.
     #[serde(default)]
     pub grant_ns: f64,
-    /// ns added to receiving for a rank that sends nothing: no work overlaps the transfers of
-    /// lines.
+    /// ns added to receiving for a rank that sends nothing: it waits for the transfer of each cache
+    /// line, with nothing to overlap.
     #[serde(default, rename = "lone_ns")]
     pub receive_only_ns: f64,
     /// Of Simple: whether short messages are stored by the sender, and so need no acknowledgement.
     #[serde(default)]
     pub stored: bool,
-    /// ns from the receipt of a message until its sender's operation may end; 0 without
-    /// acknowledgement.
+    /// ns from the receipt of a message until its sender's operation may end; 0 where no
+    /// acknowledgement is needed.
     #[serde(default)]
     pub confirm_ns: f64,
     /// ns added if the sender receives nothing: no reverse traffic carries the acknowledgement.
@@ -79,7 +79,7 @@ pub struct ByteCosts {
     pub isolated: Scale,
 }
 
-/// Of longer messages, the first bytes have left the sender's cache.
+/// Message length above which its first bytes have left the sender's cache.
 const EVICTED_BYTES: f64 = 2.0 * NEAR as f64;
 
 impl MessageCost {
@@ -126,8 +126,8 @@ impl MessageCost {
         Some((moves.reduced.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
     }
 
-    /// β of messages of so many bytes, `whole` per rank, ns per byte; `others` is the fraction of
-    /// other ranks that move data concurrently.
+    /// β of messages of so many bytes, in an operation with so many per rank, ns per byte; `others`
+    /// is the fraction of other ranks that move data concurrently.
     #[must_use]
     pub fn beta(&self, bytes: f64, whole: f64, forwarded: bool, others: f64) -> f64 {
         let Some(moves) = &self.bytes else {
@@ -195,8 +195,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Of a link whose cost is known for Simple only: the others share its bandwidth, and have
-    /// `flagged_alpha_ns` for α, as they need no second message for the flag.
+    /// A link of which only Simple's cost is known: the others have their share of the bandwidth,
+    /// and `flagged_alpha_ns` for α, as they need no second message for the flag.
     #[must_use]
     pub fn derived(data_mover: DataMover, simple: MessageCost, flagged_alpha_ns: f64) -> Self {
         let scale = flagged_alpha_ns / simple.alpha_ns.max(f64::MIN_POSITIVE);

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes at which scales have values: up to [`NEAR`] of messages in small operations, above of
-/// operations with long messages.
+/// Sizes at which scales have values. Up to [`NEAR`] they are message sizes, in small operations;
+/// above, operation sizes, with long messages.
 pub const MARKS: [u64; 9] = [
     64,
     512,
@@ -24,8 +24,8 @@ pub const NEAR: u64 = MARKS[5];
 pub struct Scale([f64; MARKS.len()]);
 
 impl Scale {
-    /// From measurements at some marks: (mark, ns per byte); other marks have the next lower value,
-    /// or else the next higher. `None` without a measurement.
+    /// From measurements at some of the marks: (mark, ns per byte). Other marks have the value of
+    /// the next lower or, without one, higher measurement. `None` without a measurement.
     #[must_use]
     pub fn of(measured: &[(u64, f64)]) -> Option<Self> {
         let mut last = measured.iter().min_by_key(|(mark, _)| *mark)?.1.max(0.0);
@@ -45,7 +45,7 @@ impl Scale {
         self.at(message.min(near)) + farther
     }
 
-    /// Total time is interpolated linearly between marks.
+    /// ns per byte at a size: the total time is interpolated linearly between marks.
     fn at(&self, bytes: f64) -> f64 {
         let at = &self.0;
         let Some(above) = MARKS.iter().position(|&mark| bytes <= mark as f64) else {

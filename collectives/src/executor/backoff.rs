@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::error::Failed;
 use super::{Engine, Ticket};
 
-/// About a millisecond, where each rank has a processor. A thread that yields a busy one runs again
-/// milliseconds later.
+/// Idle steps before the CPU is yielded, where each rank has a processor: about a millisecond. On a
+/// busy machine a thread that yields runs again milliseconds later.
 const SPIN_TURNS: u32 = 20_000;
-/// Where ranks outnumber processors: the awaited rank may be waiting for this one.
+/// The same where ranks outnumber processors: the awaited rank may be waiting for this processor.
 const SPIN_OVERSUBSCRIBED: u32 = 500;
 const YIELD_TURNS: u32 = 2_000;
 const MAX_SLEEP: Duration = Duration::from_micros(200);
@@ -89,7 +89,7 @@ impl Engine {
         &self.backoff
     }
 
-    /// If all are on this host.
+    /// Whether ranks outnumber processors, if all are on this host.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.backoff.is_oversubscribed()
     }

@@ -19,18 +19,17 @@ pub(super) struct Rail {
     pub(super) context: Context,
     pub(super) domain: ProtectionDomain,
     pub(super) cq: CompletionQueue,
-    /// Mailboxes and staging buffers of all connections.
     pub(super) mailboxes: Option<Segment>,
 }
 
-/// Version of the address format and of the mailbox.
+/// The first bytes of an address: version of the format and of the mailbox.
 const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
 const ADDRESS_BYTES: usize = 32 + 24;
-/// That every device supports.
+/// Completion queue entries that every device supports.
 const CQ_ENTRIES: u32 = 24_000;
 
-/// Of the mailbox and the staging buffer, in bytes. The last connection, for point-to-point
-/// messages, has no LL rings.
+/// Bytes of a connection's mailbox and of its staging buffer. The last connection, for
+/// point-to-point messages, has no LL rings.
 fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     if connection + 1 == connections {
         (mailbox::LINE_RINGS[0].next_multiple_of(64), 0)
@@ -75,7 +74,7 @@ struct PendingLink {
     peer: Rank,
     connection: u32,
     rail: usize,
-    /// In the rail's memory.
+    /// Offset of its memory in the rail's, and the lengths of its mailbox and staging buffer.
     offset: usize,
     mailbox_sizes: (usize, usize),
     prepared: PreparedQueuePair,
@@ -214,7 +213,7 @@ impl<'a> PeerAddresses<'a> {
         Offer::from_bytes(self.offers.get(rail * OFFER..)?.first_chunk()?)
     }
 
-    /// `mailbox` is the mailbox's length.
+    /// The peer's endpoint and mailbox of a connection; the mailbox has this length.
     fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<WriteAccess>)> {
         let (endpoint, range) = self
             .addresses
@@ -226,7 +225,7 @@ impl<'a> PeerAddresses<'a> {
     }
 }
 
-/// By rank and device: each is mapped once.
+/// The peers' mapped segments, each mapped once: by rank and device.
 struct Mappings {
     rails: usize,
     tried: Vec<Option<Option<Arc<MappedSegment>>>>,

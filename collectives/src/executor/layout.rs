@@ -10,14 +10,14 @@
 use crate::plan::{Collective, PlanMemory, Shape, Span};
 use crate::types::Rank;
 
-/// In elements, where there are many times as many.
+/// Alignment of block and slice boundaries, in elements, where there are many times as many.
 const BOUNDARY_ALIGN: u64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// The same data on all ranks, in one window per slice.
+    /// All ranks have the same data, in one window per slice.
     Window,
-    /// All parts have one length.
+    /// Each block belongs to a part, all of one length.
     Parts,
     Varied,
 }
@@ -31,18 +31,17 @@ pub struct Parts {
     pub send: Vec<(u64, u64)>,
     /// Of the output, by source rank: displacement and length.
     pub receive: Vec<(u64, u64)>,
-    /// The root, if all parts are sent to or by one rank: other pairs exchange nothing. The same on
-    /// all ranks.
+    /// The root, if all parts are sent to or by one rank: other pairs then neither exchange
+    /// messages nor lengths. The same on all ranks.
     pub root: Option<Rank>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OperationExtent {
-    /// Of the whole, or of each part.
+    /// Elements of the whole, or of each part.
     pub(crate) count: u64,
-    /// If their lengths differ.
     pub(crate) parts: Option<Parts>,
-    /// At least one.
+    /// Number of slices, at least one.
     pub(crate) slices: u32,
 }
 
@@ -50,16 +49,15 @@ pub(crate) struct OperationExtent {
 pub(crate) struct Layout {
     kind: Kind,
     pub(crate) extent: OperationExtent,
-    /// Of the whole, or of a part.
+    /// Blocks of the whole, or of a part.
     blocks: u32,
-    /// In elements.
     window: u64,
-    /// In a window or part, with the end of the last block.
+    /// Where blocks begin in a window or part, and where the last one ends.
     starts: Vec<u64>,
-    /// Offsets and data blocks, by block.
+    /// Offsets of the blocks of scratch, and their data blocks.
     scratch: Vec<(u64, u32)>,
     partial: Vec<(u64, u32)>,
-    /// In elements.
+    /// Elements of scratch, and of partial results.
     pub(crate) scratch_len: u64,
     pub(crate) partial_len: u64,
 }
@@ -81,7 +79,7 @@ pub(crate) fn part_begin(total: u64, parts: u32, index: u32) -> u64 {
     (unit as u64 * granule).min(total)
 }
 
-/// The last slice may be shorter.
+/// The length of slices if `slices` of them make up `total`; the last one may be shorter.
 fn slice_len(total: u64, slices: u32) -> u64 {
     let len = total.div_ceil(u64::from(slices));
     if len >= 8 * BOUNDARY_ALIGN {
@@ -119,7 +117,6 @@ impl Layout {
         layout
     }
 
-    /// Packs blocks of these lengths.
     fn lay_out(&self, data: &[u32]) -> (Vec<(u64, u32)>, u64) {
         let mut end = 0;
         let mut lay = |&data: &u32| {
@@ -193,7 +190,7 @@ impl Layout {
         }
     }
 
-    /// Relative to `begin`.
+    /// Blocks of the window that begins at `begin`, relative to it.
     #[inline]
     fn in_window(&self, first: u32, blocks: u32, begin: u64) -> ElementRange {
         let window = self.window.min(self.extent.count.saturating_sub(begin));
@@ -205,12 +202,11 @@ impl Layout {
         }
     }
 
-    /// Of a data block, in its part.
     fn starts_of(&self, data: u32) -> (u64, u64) {
         let block = data % self.blocks;
         if let Some(parts) = &self.extent.parts {
-            // Of reduce-scatter, which alone has scratch memory here: parts of the input are those
-            // of the data.
+            // Of reduce-scatter, which alone has scratch memory for them: the parts of the input
+            // are those of the data.
             let len = parts.send.get((data / self.blocks) as usize).map_or(0, |(_, len)| *len);
             return (
                 part_begin(len, self.blocks, block),
@@ -281,7 +277,7 @@ impl MemoryContents {
         }
     }
 
-    /// `None` if out of bounds.
+    /// The data blocks of a span; `None` if it is out of bounds.
     pub(crate) fn of(&self, span: Span) -> Option<&[u32]> {
         let place = match span.place {
             PlanMemory::Input => &self.input,
@@ -293,7 +289,7 @@ impl MemoryContents {
     }
 }
 
-/// Each piece: its first block, relative to the span, and its number of blocks.
+/// Cuts a span into pieces: first block, relative to the span, and number of blocks.
 pub(crate) fn cut_into_pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! One end of a connection: a queue pair, both mailboxes, and the sequence numbers of all
-//! protocols.
+//! One end of a connection: a queue pair, the peer's and the local mailbox, and the sequence
+//! numbers of all protocols.
 //!
 //! Nothing here waits: an action that lacks a grant, a credit or a send queue slot returns so and
-//! changes nothing. Control writes (grants, credits, lengths) are posted with the next message, or
-//! when the strand runner yields: doorbell batching.
+//! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
+//! message, or when the strand runner yields: doorbell batching.
 //!
 //! No model is possible: the other side is a device, or a process that has mapped the mailbox and
 //! stores with Release. Each word is loaded once with Acquire and orders what was written before
@@ -25,13 +25,13 @@ use crate::protocol::{
 };
 use crate::types::Rank;
 
-/// Covers short LL messages and all control writes.
+/// Maximum inline bytes of a send: covers short LL messages and all control writes.
 pub(super) const INLINE: usize = 256;
-/// Each takes a send queue slot.
+/// Maximum queued control writes: each takes a send queue slot.
 const MAX_CONTROL_WRITES: usize = 24;
 pub(super) const SEND_DEPTH: u32 = 128;
 
-/// A WRITE beside messages: a grant, credits, or lengths.
+/// A WRITE to the peer's mailbox beside messages: a grant, credits, or lengths.
 #[derive(Clone, Copy)]
 struct ControlWrite {
     bytes: [u8; GRANT_BYTES],
@@ -63,29 +63,29 @@ fn post_control_writes<'d>(
 struct Ring {
     /// Slots filled at the peer.
     sent: u64,
-    /// Slots released here, and those of which the peer was notified.
+    /// Slots released here, and those of them that the peer has been credited.
     consumed: u64,
     credited: u64,
 }
 
-/// In a segment that outlives the queue pair.
+/// The memory of a link, in a segment that outlives its queue pair.
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
     pub(super) remote: Remote<WriteAccess>,
-    /// For LL and LL128 data too long to be sent inline: rings as in the mailbox.
+    /// Staging buffer for LL and LL128 data too long to be sent inline: rings as in the mailbox.
     pub(super) staging: *mut u8,
     pub(super) staging_alias: BufferAlias,
 }
 
-/// The peer's mailbox for this side: a store replaces the WRITE.
+/// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
 pub(super) struct MappedMailbox {
     start: NonNull<u8>,
     _mapped: Arc<MappedSegment>,
 }
 
 impl MappedMailbox {
-    /// `None` unless `remote` is in the mapping and full: the mailbox for point-to-point messages
-    /// has no LL rings and is not mapped.
+    /// The mailbox `remote`, if it lies in the mapping and is a full one: the mailbox for
+    /// point-to-point messages has no LL rings and is not mapped.
     pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<WriteAccess>) -> Option<Self> {
         let start = mapped.translate(remote.addr(), usize::try_from(remote.len()).ok()?)?;
         (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
@@ -114,7 +114,7 @@ impl MappedMailbox {
 
 const LL_FLAGS: u64 = 1 << 31;
 
-/// Never 0, the initial content of a mailbox.
+/// The LL flag of a message: never 0, the initial content of a mailbox.
 #[inline]
 fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
@@ -130,15 +130,14 @@ pub(super) struct Link {
     qp: QueuePair<ReliableConnection>,
     memory: MailboxMemory,
     mapped: Option<MappedMailbox>,
-    /// Stores are allowed only once these requests have completed: no message of Simple is in
-    /// flight.
+    /// The peer's mailbox may hold stores only once these requests have completed: no message of
+    /// Simple is in flight on the queue pair.
     posted: u64,
-    /// Of the send queue.
     pub(super) completed: u64,
-    /// Of messages of Simple.
+    /// Sequence numbers of messages of Simple: sent; received.
     sent: u64,
     received: u64,
-    /// Used of the peer's; given to the peer, and those of them whose message has arrived.
+    /// Grants: used of the peer's; given to the peer, and those of them whose message has arrived.
     used: u64,
     granted: u64,
     filled: u64,
@@ -198,7 +197,6 @@ impl Link {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
 
-    /// Also drops the mapping (fault injection).
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
         self.mapped = None;
         self.qp.flush()
@@ -222,7 +220,6 @@ impl Link {
         mailbox_range(self.memory.remote, offset, len)
     }
 
-    /// Beside the control writes.
     #[inline]
     fn has_queue_slots(&self, requests: usize) -> bool {
         self.qp.free_send_slots() as usize >= requests + self.control_writes.len()
@@ -248,7 +245,7 @@ impl Link {
         self.grant_rest(addr, rkey, len, 0);
     }
 
-    /// `rest` bytes of the message remain, this part included.
+    /// Grants memory for a part; `rest` bytes of the message remain, this part included.
     pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = mailbox::GRANT_RING + (self.granted % GRANTS) as usize * GRANT_BYTES;
         self.granted += 1;
@@ -266,7 +263,6 @@ impl Link {
         !self.control_writes.is_empty()
     }
 
-    /// If the send queue has slots for them.
     #[inline]
     pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
         if self.control_writes.is_empty() {
@@ -295,7 +291,7 @@ impl Link {
         sent - self.word(mailbox::CREDITS[ring]).min(sent) < slots
     }
 
-    /// The peer is credited every half ring, with or before the next message.
+    /// Releases a slot. The peer is credited every half ring, with or before the next message.
     #[inline]
     fn release_slot(&mut self, ring: usize, slots: u64) {
         let Ring { consumed, credited, .. } = &mut self.rings[ring];
@@ -312,7 +308,7 @@ impl Link {
         self.has_slot(LENGTHS, LENGTHS_SLOTS) && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Bytes that this side sends, and that it expects. Requires `may_send_lengths`.
+    /// Sends the bytes that this side sends and expects. Requires `may_send_lengths`.
     pub(super) fn send_lengths(&mut self, sends: u64, expects: u64) {
         let lengths_sent = &mut self.rings[LENGTHS].sent;
         let place = mailbox::LENGTHS_RING + (*lengths_sent % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -324,7 +320,7 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Bytes that the peer sends, and that it expects; `None` until they arrive.
+    /// Takes the bytes that the peer sends and expects; `None` until they have arrived.
     pub(super) fn receive_lengths(&mut self) -> Option<(u64, u64)> {
         let consumed = self.rings[LENGTHS].consumed;
         let place = mailbox::LENGTHS_RING + (consumed % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -336,7 +332,7 @@ impl Link {
         Some(lengths)
     }
 
-    /// For the next rendezvous message of Simple.
+    /// The peer's grant for the next rendezvous message of Simple; `None` if it has not arrived.
     #[inline]
     fn next_grant(&self, len: usize) -> Option<Remote<WriteAccess>> {
         let place = mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES;
@@ -364,13 +360,13 @@ impl Link {
         self.next_grant(0).is_some() && self.has_queue_slots(2)
     }
 
-    /// Bytes that the peer expects from the granted part on. Requires `is_granted`.
+    /// Bytes of the message that the peer expects from the granted part on. Requires `is_granted`.
     pub(super) fn granted_rest(&self) -> u64 {
         self.word(mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES + 16)
     }
 
-    /// Requires `may_send`; `None` is an empty message. Returns the number of requests whose
-    /// completion frees the message's memory.
+    /// Sends a message of Simple that `may_send`; `None` is an empty message. Returns the number of
+    /// requests whose completion frees the message's memory.
     pub(super) fn send(&mut self, message: Option<(BufferAlias, usize)>, eager: bool) -> Result<u64, Failed> {
         if !eager {
             return self.send_granted(message);
@@ -388,7 +384,7 @@ impl Link {
         self.mapped.is_some() && self.completed >= self.posted && self.has_slot(EAGER, EAGER_SLOTS)
     }
 
-    /// Requires `may_store`. The message's memory is free at once.
+    /// Stores an eager message that `may_store`. Its memory is free at once.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
@@ -407,7 +403,7 @@ impl Link {
         Ok(())
     }
 
-    /// Requires `is_granted`.
+    /// Sends a message to the memory that the peer has granted; requires `is_granted`.
     pub(super) fn send_granted(&mut self, message: Option<(BufferAlias, usize)>) -> Result<u64, Failed> {
         let Some(peer_range) = self.next_grant(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
@@ -425,8 +421,8 @@ impl Link {
         message: Option<(BufferAlias, usize)>,
     ) -> Result<u64, Failed> {
         if self.mapped.is_some() {
-            // On the queue pair, control writes could arrive behind later stores: a credit count
-            // would decrease, and the peer wait for slots that it has.
+            // Posted on the queue pair, control writes could arrive behind later stores: a credit
+            // count would decrease, and the peer wait for slots that it has.
             self.flush_control_writes()?;
         }
         self.sent += 1;
@@ -458,8 +454,8 @@ impl Link {
         self.filled += 1;
     }
 
-    /// Returns an eager message's slot, valid until something is sent or queued to the peer; others
-    /// are in the granted memory.
+    /// Consumes an arrived message. Returns the slot of an eager one, valid until something is sent
+    /// or queued to the peer; others are in the granted memory.
     #[inline]
     pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
         if !eager {
@@ -478,8 +474,8 @@ impl Link {
         self.has_slot(lines.index(), lines.slots()) && (self.mapped.is_some() || self.has_queue_slots(1))
     }
 
-    /// At most the capacity of a slot; requires `may_send_lines`. The source may be changed at
-    /// once.
+    /// Sends `len` bytes by LL or LL128, at most the capacity of a slot; requires `may_send_lines`.
+    /// The source may be changed at once.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, not written meanwhile.
@@ -542,7 +538,7 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Whether all flags had arrived.
+    /// Receives `len` bytes by LL or LL128, if all flags have arrived.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.

@@ -21,24 +21,22 @@ use nix::unistd::geteuid;
 use crate::bootstrap::Nonce;
 use crate::memory::Segment;
 
-/// For the secret, on a cache line of its own.
+/// Bytes reserved for the secret at the beginning of a segment, on a cache line of its own.
 pub(super) const SECRET: usize = 64;
 pub(super) const OFFER: usize = 64;
 
-/// A segment of mailboxes. All zeros if it is not to be mapped.
+/// The address of a segment of mailboxes. All zeros if it is not to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
-    /// Of the running kernel.
     boot: [u8; 16],
     process: u32,
     descriptor: u32,
-    /// In that process.
     start: u64,
     len: u64,
     secret: [u8; 16],
 }
 
-/// Random, and the same for all processes and containers (random(4)).
+/// The kernel's boot id: random, and the same for all processes and containers (random(4)).
 pub(crate) fn boot_id() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -141,7 +139,7 @@ impl MappedSegment {
         (secret == offer.secret).then_some(mapped)
     }
 
-    /// `None` if outside the segment, or not aligned to cache lines.
+    /// Translates a peer's address; `None` if outside the segment, or not aligned to cache lines.
     pub(super) fn translate(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(addr.checked_sub(self.offer.start)?).ok()?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len.get());

@@ -101,9 +101,9 @@ impl Default for Config {
 
 /// One rank of a communicator: its connections and the operations in flight.
 ///
-/// Any connection error fails the engine and all its operations, and destroys queue pairs with
-/// requests in flight. Dropping it does the same; [`close`](Self::close) waits for the other ranks
-/// before.
+/// Any connection error fails the engine and all its operations; queue pairs with requests in
+/// flight are destroyed, so that nothing accesses the operations' memory any more. Dropping the
+/// engine does the same; [`close`](Self::close) waits for the other ranks before.
 // fields: one rank: resources, links, operations in flight, and the caches of programs.
 pub struct Engine {
     // Dropped before the memory that they point into.
@@ -129,8 +129,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Connects the ranks; connections are spread over the devices. All ranks call it at the same
-    /// time with as many devices.
+    /// Connects rank `rank` of `ranks` with the others; connections are spread over these devices.
+    /// All ranks call it at the same time with as many devices.
     ///
     /// # Errors
     /// When a device or the exchange fails, or a setting is out of range.
@@ -161,7 +161,7 @@ impl Engine {
         )?;
         within("timeout", config.timeout.into(), 31)?;
         let connections = config.channels * config.strands;
-        // One more, for point-to-point messages.
+        // One connection more, for point-to-point messages.
         let rails = connect::rails(devices, ranks, connections + 1)?;
         let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
         let runner = |index| {
@@ -226,7 +226,7 @@ impl Engine {
         links.flatten().filter(|link| link.is_mapped()).count()
     }
 
-    /// At creation: then short operations of Simple are stored too.
+    /// Whether all mailboxes were mapped at creation: then short messages of Simple are stored too.
     pub(crate) fn all_mapped(&self) -> bool {
         self.all_mapped
     }
@@ -424,8 +424,8 @@ impl Engine {
         Some(result)
     }
 
-    /// Closes the engine collectively, once all results have been taken, so that no rank is left
-    /// with an unacknowledged request.
+    /// Closes the engine collectively, so that no rank is left with an unacknowledged request. To
+    /// be called when all results have been taken.
     ///
     /// # Errors
     /// When the exchange fails. The engine is gone all the same.

@@ -57,7 +57,7 @@ unsafe impl Send for Data {}
 unsafe impl Sync for Data {}
 
 impl Data {
-    /// Null if there is none.
+    /// The first byte; null if there is none.
     #[inline]
     pub(super) fn start(&self) -> *mut u8 {
         match self {
@@ -100,8 +100,8 @@ pub struct Operation {
     pub parts: Option<Parts>,
     /// The rank's input.
     pub input: Data,
-    /// The rank's output. An input that overlaps it otherwise than the plan does in place is
-    /// copied.
+    /// The rank's output. It may overlap the input; unless the plan runs in place and the two are
+    /// laid out for it, the input is copied first.
     pub output: Data,
     /// The input's factor, for [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
     pub scale: Option<Scalar>,
@@ -155,7 +155,7 @@ pub(super) struct ActiveOperation {
     pub(super) channels: u32,
     pub(super) fragment: usize,
     pub(super) eager: usize,
-    /// To about a millisecond: the clock is not read per operation.
+    /// When it was first in flight, to about a millisecond: the clock is not read per operation.
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
     pub(super) runners_left: u32,

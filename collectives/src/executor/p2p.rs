@@ -51,11 +51,11 @@ pub struct Message {
 struct Transfer {
     message: Message,
     number: u64,
-    /// All, granted to the peer, and sent or received.
+    /// Parts: all, granted to the peer, and sent or received.
     parts: usize,
     granted: usize,
     moved: usize,
-    /// Requests whose completion frees a staged part; the last is always set.
+    /// The number of requests whose completion frees a staged part; the last one is always set.
     posted: [u64; STAGED_PARTS],
     staging: Option<Arc<Segment>>,
     began: Option<Instant>,
@@ -289,7 +289,6 @@ impl PointToPoint {
         moved
     }
 
-    /// Ahead of their arrival, as far as memory allows.
     fn grant(&mut self, peer: Rank, link: &mut Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -397,8 +396,8 @@ impl PointToPoint {
 }
 
 impl Engine {
-    /// Submits a message, to be driven by [`progress`](Self::progress). Both ranks submit messages
-    /// of one direction in the same order.
+    /// Submits a message, to be driven by [`progress`](Self::progress). Only its two ranks do; both
+    /// submit messages of one direction in the same order.
     ///
     /// # Errors
     /// When the engine has failed, there is no such rank, or no memory; then it was not submitted.

@@ -18,10 +18,10 @@ pub(super) struct Prepared {
     shape: Shape,
     program: Program,
     in_place: bool,
-    /// 0 if the rank lacks it.
+    /// Blocks of input and output on this rank; 0 for what it does not have.
     inputs: u64,
     outputs: u64,
-    /// By how messages are cut, in place or not, and equal parts or not.
+    /// Compiled programs: by how messages are cut, in place or not, and equal parts or not.
     programs: Vec<((Coalescing, bool, bool), Arc<CompiledProgram>)>,
     ready: Option<(ProgramKey, Arc<CompiledOperation>)>,
 }
@@ -204,8 +204,8 @@ impl Engine {
         Ok(PlanId(self.plans.len() - 1))
     }
 
-    /// Submits an operation, to be driven by [`progress`](Self::progress), in the same order on all
-    /// ranks.
+    /// Submits an operation, to be driven by [`progress`](Self::progress). Operations run in
+    /// submission order, which is the same on all ranks.
     ///
     /// # Errors
     /// When the engine has failed, or the operation is invalid; then it was not submitted.
@@ -308,7 +308,6 @@ impl Engine {
         Ok(Ticket(self.first + self.operations.len() as u64 - 1))
     }
 
-    /// By a copy, scaled if required.
     fn copy_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
         if bytes == 0 {
             return Ok(());
@@ -350,7 +349,6 @@ impl Engine {
     }
 }
 
-/// For input and output that overlap.
 fn is_in_place(shape: &Shape, rank: Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
     let Some(shared) = shape.shared(rank) else { return false };
     let parts = (i64::from(shared.output) - i64::from(shared.input)) / i64::from(shape.blocks.max(1));

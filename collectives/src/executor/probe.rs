@@ -10,7 +10,7 @@ use crate::types::Rank;
 
 pub(super) struct LinkProbe {
     began: Instant,
-    /// Requests whose completion confirms it, by rank.
+    /// By rank, the number of requests whose completion confirms it.
     posted: Vec<(Rank, u64)>,
 }
 
@@ -42,7 +42,7 @@ impl Engine {
         (all || probe.began.elapsed() >= timeout).then_some(reached)
     }
 
-    /// Of a failed engine; failed completions are ignored.
+    /// Polls completions of an engine that has failed; failed ones are ignored.
     fn take_confirmations(&mut self) {
         for rail in &mut self.rails {
             let links = &mut self.links;

@@ -23,7 +23,7 @@ pub(super) struct Instruction {
     /// First block relative to the span, and number of blocks.
     pub(super) pieces: Box<[(u32, u32)]>,
     pub(super) sends: Box<[StepRef]>,
-    /// `None` if the target is free at once.
+    /// The step after which its target is free; `None` if it is free at once.
     pub(super) free_after: Option<StepRef>,
 }
 
@@ -49,7 +49,7 @@ fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
 }
 
 struct OverlapCheck {
-    /// Of an input block in the output, in blocks, if they share memory.
+    /// Offset of an input block in the output, in blocks, if they share memory.
     shift: Option<i64>,
 }
 
@@ -61,7 +61,7 @@ impl OverlapCheck {
         a_place == b_place && a.0 < b.1 && b.0 < a.1
     }
 
-    /// An input that shares memory is mapped to the output.
+    /// The memory and blocks of a span; an input that shares memory is mapped to the output.
     fn resolve(&self, span: Span) -> Option<(PlanMemory, (i64, i64))> {
         if span.blocks == 0 {
             return None;
@@ -167,7 +167,7 @@ fn check<'c>(
     Ok(data)
 }
 
-/// The last one first, back to `at` itself in the previous slice.
+/// The steps before `at`, the last one first, back to itself in the previous slice.
 fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
     let this = (0..at).rev().map(|step| StepRef {
         slices_back: 0,
@@ -179,18 +179,18 @@ fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
     }))
 }
 
-/// The same blocks are other elements in each slice.
+/// Whether the same blocks are other elements in the previous slice.
 fn changes_per_slice(span: Span) -> bool {
     matches!(span.place, PlanMemory::Input | PlanMemory::Output)
 }
 
-/// Only those after the last step that wrote the target.
+/// The sends that read the target of step `at`, after the last step that wrote it.
 fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[StepRef]> {
     let Some(into) = accesses(&steps[at]).1 else {
         return Box::default();
     };
     if matches!(&steps[at], Step::Copy { from, into } if overlap.resolve(*from) == overlap.resolve(*into)) {
-        // A copy onto itself, in place.
+        // A copy onto itself, in place: nothing is written.
         return Box::default();
     }
     let mut sends = Vec::new();

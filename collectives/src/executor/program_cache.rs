@@ -6,7 +6,7 @@ use super::strand::DriveResult;
 use super::{Engine, Failed};
 use crate::kernel::Op;
 
-/// A few microseconds; then the operation is queued as any other.
+/// Idle steps until a cached operation is queued as any other: a few microseconds.
 const MAX_IDLE_TURNS: u32 = 200;
 /// Stores into the mailbox are seen without one.
 const CQ_POLL_INTERVAL: u32 = 2;
@@ -18,9 +18,9 @@ pub(crate) const CACHED_PROGRAMS: usize = 8;
 
 #[derive(Default)]
 pub(super) struct ProgramCache {
-    /// In total.
+    /// Operations cached so far.
     count: u64,
-    /// Round-robin, without their data.
+    /// The last ones, round-robin, without their data.
     entries: [Option<ActiveOperation>; CACHED_PROGRAMS],
 }
 

@@ -13,7 +13,8 @@ use crate::plan::Collective;
 use crate::types::Rank;
 
 impl Engine {
-    /// Of a link failure, of `first` and perhaps others: from these peers nothing can arrive.
+    /// The waits after a connection to `first` has failed, and perhaps others: from these peers
+    /// nothing can arrive.
     pub(super) fn waits_with_failed_links(&self, first: Rank) -> Vec<Wait> {
         let mut waits = self.report();
         for (connection, links) in self.links.iter().enumerate() {
@@ -115,7 +116,7 @@ impl Engine {
     }
 
     /// Of the operations in flight, or failed and not taken, the one that expires first: when it
-    /// was first seen (to about a millisecond), and its timeout.
+    /// was first seen in flight (to about a millisecond), and its timeout.
     #[must_use]
     pub fn expiring(&mut self) -> Option<(Instant, Duration)> {
         let open = self

@@ -20,7 +20,6 @@ use crate::types::{DataType, Protocol, ReduceOp};
 /// Longer than any step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// On UDP, without mapped mailboxes.
 fn two() -> [Engine; 2] {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

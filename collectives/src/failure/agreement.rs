@@ -16,19 +16,18 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::{GroupId, Reader};
 use crate::types::Rank;
 
-/// Ranks are those of the old group.
+/// A proposed group. Ranks are those of the old group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Proposal {
     /// Counts the proposals of one coordinator.
     pub(crate) epoch: u32,
     pub(crate) group: GroupId,
-    /// In order; the first is the coordinator.
+    /// Its members in order; the first is the coordinator.
     pub(crate) members: Vec<Rank>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ShrinkMessage {
-    /// To continue without these members.
     Join { excluded: Vec<Rank> },
     Propose(Proposal),
     Ready { epoch: u32 },
@@ -72,7 +71,6 @@ pub(crate) struct Agreement {
     me: Rank,
     ranks: u32,
     deadline: Option<(Instant, Duration)>,
-    /// For members that have not replied.
     round_deadline: Option<Instant>,
     joined: BTreeSet<Rank>,
     excluded: BTreeSet<Rank>,
@@ -105,12 +103,12 @@ impl Agreement {
         self.outcome.as_ref()
     }
 
-    /// Its frames have to be accepted.
+    /// The group whose frames this member has to accept.
     pub(crate) fn proposal(&self) -> Option<&Proposal> {
         self.proposal.as_ref()
     }
 
-    /// `next` numbers groups that this member creates.
+    /// Joins, without `excluded`. `next` numbers groups that this member creates.
     pub(crate) fn join(
         &mut self,
         excluded: impl IntoIterator<Item = Rank>,
@@ -138,7 +136,7 @@ impl Agreement {
         self.advance(now, next, out);
     }
 
-    /// A member that has joined leaves the old group for the new one.
+    /// A member has left the old group. One that has joined leaves it for the new one.
     pub(crate) fn member_left(
         &mut self,
         rank: Rank,
@@ -214,7 +212,7 @@ impl Agreement {
         }
     }
 
-    /// A coordinator excludes silent members sooner than they exclude it.
+    /// The length of a round: a coordinator excludes silent members sooner than they exclude it.
     fn round_length(&self, timeout: Duration) -> Duration {
         if self.coordinator() == Some(self.me) {
             timeout / 16
@@ -241,7 +239,7 @@ impl Agreement {
             .is_some_and(|proposal| proposal.members.first() == Some(&self.me))
     }
 
-    /// Members are in order and distinct.
+    /// Members are ranks of this group, in order and distinct.
     fn valid(&self, proposal: &Proposal) -> bool {
         let members = &proposal.members;
         members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
@@ -292,7 +290,7 @@ impl Agreement {
 
     fn handle_commit(&mut self, proposal: Proposal, out: &mut Vec<AddressedMessage>) {
         if self.owns_proposal() {
-            // This member took over from the coordinator that decided, and others wait for its
+            // This member took over from the coordinator that decided this, and others wait for its
             // commit.
             self.send_commit(&proposal, out);
         }

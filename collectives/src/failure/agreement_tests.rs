@@ -1,5 +1,5 @@
-//! Shrink agreements in virtual time: messages between different pairs overtake one another;
-//! members die and stop at any step.
+//! Shrink agreements in virtual time: messages are delayed and overtake one another between
+//! different pairs; members die and stop at any step.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,7 +24,7 @@ enum ProcessState {
     Dead,
 }
 
-/// Messages between two members are in order, as over TCP.
+/// Members and the messages between them: in order between two members, as over TCP.
 struct Simulation {
     start: Instant,
     now: Instant,
@@ -89,7 +89,6 @@ impl Simulation {
         });
     }
 
-    /// Its messages arrive, and then the end of its connections.
     fn kill(&mut self, rank: u32) {
         self.states[rank as usize] = ProcessState::Dead;
         for other in (0..self.states.len() as u32).filter(|other| *other != rank) {

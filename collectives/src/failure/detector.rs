@@ -24,10 +24,10 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A working link takes a round trip, and its peer may wait for a processor.
 const LINK_TEST_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// To all other members, if `None`.
+/// A message and its destination; `None` is all other members.
 pub(crate) type Outgoing = (Option<Rank>, Message);
 
-/// As the wire does, so that all members hold the same.
+/// Normalises the text as the wire does, so that all members hold the same.
 fn one_line(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(MAX_REASON)];
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -62,7 +62,7 @@ pub(crate) struct FailureDetector {
     monitor: Arc<ProgressMonitor>,
     investigation: Option<Investigation>,
     queries_sent: u32,
-    /// The querying rank, its query number, and the deadline.
+    /// Queries to reply to: the querying rank, its query number, and the deadline.
     pending_queries: Vec<(Rank, u32, Instant)>,
     finding: Option<Verdict>,
     verdict: Option<Verdict>,
@@ -166,7 +166,7 @@ impl FailureDetector {
         out.push((None, query));
     }
 
-    /// With the last finding, or else `reason`. No effect if the group has failed already.
+    /// Fails the group with the last finding, or else `reason`; no effect if it has failed already.
     pub(crate) fn give_up(&mut self, reason: &str, now: Instant, out: &mut Vec<Outgoing>) {
         if self.failed() {
             return;
@@ -308,7 +308,7 @@ impl FailureDetector {
         diagnose(&statuses)
     }
 
-    /// Ignored unless it is stronger than the known one.
+    /// Adopts a verdict if it is stronger than the known one, and broadcasts it.
     fn propose_verdict(&mut self, verdict: Verdict, now: Instant, out: &mut Vec<Outgoing>) {
         if self.agreed {
             return;

@@ -71,13 +71,13 @@ fn all_waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
     })
 }
 
-/// As far as the member knows.
+/// The collective of an operation, as far as the member knows.
 fn kind(report: &Report, operation: u64) -> Option<Collective> {
     let place = operation.checked_sub(report.finished + 1)?;
     *report.pending.get(usize::try_from(place).ok()?)?
 }
 
-/// `None` if the member waits itself.
+/// Why an awaited member does not deliver; `None` if it waits itself.
 fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     let rank = stuck.wait.peer;
     let operation = stuck.wait.operation;
@@ -108,8 +108,8 @@ fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     }
     let waits = report.waits.as_ref().is_some_and(|waits| !waits.is_empty());
     if message_number(operation).is_some() {
-        // Point-to-point messages are unordered with collectives: a member that waits for nothing
-        // has not started its end.
+        // Point-to-point messages are unordered with the operations of all ranks: a member that
+        // waits for nothing has not started its end.
         return match report.waits {
             None => Some(Cause::Idle { rank }),
             Some(_) => (!waits).then_some(Cause::Absent { rank, operation }),

@@ -108,7 +108,6 @@ fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<MemberStatus> {
     (0..ranks).map(member).collect()
 }
 
-/// Between operations.
 fn exchanges(peer: u32) -> MemberStatus {
     let message = Wait {
         operation: MESSAGES | 3,
@@ -123,7 +122,6 @@ fn exchanges(peer: u32) -> MemberStatus {
     })
 }
 
-/// Between operations, without waits.
 fn rests(finished: u64) -> MemberStatus {
     let MemberStatus::Reported(report) = idles(finished) else {
         unreachable!()
@@ -301,8 +299,8 @@ fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
 
 type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
-/// Whichever end noticed it, the reachability reported by the others determines whether one of the
-/// ends is cut off, or the link alone.
+/// A single link shows that something is cut: whichever end noticed it, the reachability reported
+/// by the others determines whether it is one of the ends, and which, or the link alone.
 #[test]
 fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
     const RANKS: u32 = 4;
@@ -313,8 +311,8 @@ fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
                 rank: Rank(rank),
                 peer: Rank(peer),
             };
-            // Reachability, whether the failed link's engine could try its own links, and the
-            // result.
+            // Reachability between ranks, whether the engine at which the link failed could try its
+            // own, and what is to come of it.
             let cases: [(Reaches<'_>, bool, Cause); 7] = [
                 (&|from, to| ![from, to].contains(&peer), true, cut_off(peer)),
                 (&|from, to| ![from, to].contains(&rank), true, cut_off(rank)),
@@ -427,7 +425,7 @@ fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     assert!(seen > 2000, "{seen}");
 }
 
-/// Also those of a member that lost its queue pair between two queries.
+/// Also waits of a member that lost its queue pair between two queries.
 #[test]
 fn all_members_choose_the_same_of_two_verdicts() {
     let verdict = |awaited, kind| Verdict {

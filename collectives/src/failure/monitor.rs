@@ -14,7 +14,7 @@ use nix::sys::eventfd::EventFd;
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// Of pending operations.
+/// Pending operations whose collective is remembered.
 const KINDS: usize = 64;
 /// Operation numbers from here on are point-to-point messages, counted from 1 per direction.
 pub const MESSAGES: u64 = 1 << 63;
@@ -80,10 +80,10 @@ pub struct ProgressMonitor {
     begun: AtomicU64,
     finished: AtomicU64,
     messages_in_flight: AtomicBool,
-    /// 1 + the index in [`Collective::ALL`], by operation number.
+    /// 1 + the index of the collective in [`Collective::ALL`], by operation number.
     kind_of: [AtomicU8; KINDS],
     waits: Mutex<Option<Vec<Wait>>>,
-    /// 0 for no test.
+    /// Maximum duration of a link test before the report, in milliseconds; 0 for no test.
     link_test_ms: AtomicU32,
     reachable: Mutex<Option<Vec<Rank>>>,
     wakeup: Option<Arc<EventFd>>,
@@ -110,8 +110,8 @@ impl ProgressMonitor {
         }
     }
 
-    /// Whether [`failed`](Self::failed) or [`report_requested`](Self::report_requested) is set: one
-    /// relaxed load.
+    /// Whether [`failed`](Self::failed) or [`report_requested`](Self::report_requested) is set. One
+    /// relaxed load, for busy-poll loops.
     #[inline]
     #[must_use]
     pub fn needs_attention(&self) -> bool {
@@ -176,7 +176,7 @@ impl ProgressMonitor {
         self.flags.fetch_or(REPORT_REQUESTED, Ordering::Relaxed);
     }
 
-    /// Before the next report, for at most `timeout`.
+    /// Has the engine test its links before it reports, for at most `timeout`.
     pub(crate) fn request_link_test(&self, timeout: Duration) {
         let ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         self.link_test_ms.store(ms, Ordering::Relaxed);

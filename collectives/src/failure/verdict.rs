@@ -8,8 +8,8 @@ use crate::bootstrap::Member;
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// Why a group makes no progress. Ordered by strength: the first of two causes usually causes the
-/// other, and all members agree on it.
+/// Why a group makes no progress. Ordered by strength: of two causes known at a time the first
+/// usually causes the other, and all members agree on the first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Cause {
     /// A member aborted.

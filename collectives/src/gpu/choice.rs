@@ -10,9 +10,9 @@ use crate::types::DataType;
 const MAX_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// LL has flags within the data words; above, separate flags are faster.
 const LL_MAX_BYTES: u64 = 64 << 10;
-/// Of the whole; twice as many in two steps.
+/// The maximum bytes of a short operation (of the whole; twice as many in two steps).
 const SHORT_MAX_BYTES: u64 = 512 << 10;
-/// For all-reduce among three or more ranks, and broadcast.
+/// Above this size, a short all-reduce among three or more ranks, or a broadcast, takes two steps.
 const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
 const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 
@@ -20,9 +20,9 @@ const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 pub(super) enum Choice {
     Small(small::LaunchShape),
     Kernel(Algorithm, LaunchShape),
-    /// With this slice size in bytes of the whole.
+    /// By copy engines, with this slice size in bytes of the whole.
     Copies(Algorithm, u64),
-    /// Elements before this index by copy engines, the others by kernels.
+    /// Elements before this index by copy engines, the others by kernels concurrently.
     Split(u64, (Algorithm, u64), (Algorithm, LaunchShape)),
 }
 
@@ -125,8 +125,8 @@ fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataTyp
     Some(Choice::Split(at, (algorithm, slice), (beside, cut)))
 }
 
-/// For `share` percent in the first part: a multiple of 2 MiB, the largest device page, for long
-/// operations, of less for short ones.
+/// The element index at which to split, for `share` percent in the first part: a multiple of 2 MiB,
+/// the largest device page, for long operations, and of less for short ones.
 fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     let bytes = (count as u64).saturating_mul(unit);
     let granule = (bytes / 256).clamp(16, 2 << 20).next_power_of_two() / unit;
@@ -154,8 +154,8 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MAX_SOURCES => {
             (Algorithm::Ring, 64 << 20)
         }
-        // Copies to one GPU from two others slow each other down: so a single slice, subdivided
-        // only next to the reduction.
+        // Copies to one GPU from two others slow each other down, the more so the more often they
+        // coincide: so a single slice, subdivided only next to the reduction.
         Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (Algorithm::FullMesh, u64::MAX),
         Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
         // A copy with its flag word takes some 6 µs, against which slices fill the pipeline.
@@ -205,8 +205,8 @@ fn kernel(
             64
         };
         let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
-        // The next rank of a chain starts one slice later, but a slice's signal waits for its
-        // stores.
+        // The next rank of a chain starts one slice later, but signaling a slice takes until all
+        // its stores have arrived.
         let slice = match is_chain {
             true => (message / u64::from(blocks) / 4)
                 .clamp(32 << 10, 64 << 10)

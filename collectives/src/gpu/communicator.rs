@@ -50,7 +50,7 @@ pub struct GpuCommunicator {
 
 enum OperationPath {
     Direct(Arc<Peers>),
-    /// The reason.
+    /// Through host memory, and why.
     Staged(String),
 }
 
@@ -61,12 +61,12 @@ struct State {
     side: Option<SideStream>,
     registered: Vec<Registered>,
     scaled: Option<DeviceMemory>,
-    /// Its stream, its event, and whether it was captured.
+    /// The end of the previous operation: its stream, its event, and whether it was captured.
     last: Option<(Stream, Event, bool)>,
 }
 
 impl State {
-    /// Other ranks may still have it open.
+    /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
     fn ipc_shared(self) -> Vec<OwnedSpan> {
         let ipc_shared = self
             .registered
@@ -134,7 +134,7 @@ impl GpuCommunicator {
     }
 
     /// The underlying communicator, for operations on host memory. These are unordered with stream
-    /// operations: all ranks call both in one order, without overlap.
+    /// operations, so all ranks must call both in one order, without overlap.
     #[must_use]
     pub fn host(&self) -> &Communicator {
         &self.comm
@@ -254,9 +254,9 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Deregisters memory. Collective, between the same operations. Memory shared by IPC handle is
-    /// closed by all ranks first, unless the communicator has failed; graphs that use it must be
-    /// dropped before.
+    /// Deregisters memory. Collective: all ranks call it between the same operations. For memory
+    /// shared by IPC handle it returns once earlier operations are done and all ranks have closed
+    /// it, or the communicator has failed; graphs that use it must be dropped first.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(&self, memory: &impl Memory) {
         let start = memory.all().device_ptr();
@@ -350,7 +350,7 @@ impl GpuCommunicator {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while locked leaves the state before a step.
+        // A panic while it is locked leaves it in the state before a step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -385,7 +385,7 @@ impl GpuCommunicator {
         done
     }
 
-    /// Its work is waited for on drop, before the resources are freed.
+    /// Has a partly enqueued operation waited for on drop, before the resources are freed.
     fn watch_partial_operation(&self, stream: &Stream) {
         let state = self.state();
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
@@ -456,8 +456,8 @@ impl GpuCommunicator {
             .scale
             .filter(|_| checked.scalar.is_some())
             .map_or(0, |scalar| scalar.bits());
-        // Other ranks do not have the root's output address for gather and reduce; for scatter the
-        // offsets differ.
+        // For gather and reduce the other ranks do not know the root's output address, and for
+        // scatter the offsets differ.
         let is_alike = !matches!(
             call.collective,
             Collective::Gather | Collective::Reduce | Collective::Scatter
@@ -512,7 +512,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// The engines do not scale: a kernel does so first.
+    /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
     fn enqueue_copies(
         &self,
         copies: &mut Copies,
@@ -549,8 +549,8 @@ impl GpuCommunicator {
 }
 
 impl Communicator {
-    /// For a rank without a GPU, when other ranks create a [`GpuCommunicator`]: informs them. From
-    /// then on, operations on host memory and their stream operations match.
+    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
+    /// informs them. From then on, its operations on host memory and their stream operations match.
     ///
     /// # Errors
     /// If a rank does not arrive.

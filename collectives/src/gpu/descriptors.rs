@@ -18,9 +18,9 @@ use crate::bootstrap::{Exchange, ExchangeError, Nonce};
 use crate::executor::boot_id;
 use crate::types::Rank;
 
-/// The boot id and the socket name.
+/// Bytes of an offer: the boot id and the socket name.
 const OFFER_BYTES: usize = 32;
-/// The name, and the sender's rank.
+/// Bytes of a hello: the name, and the sender's rank.
 const HELLO_BYTES: usize = 20;
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -93,7 +93,6 @@ impl DescriptorServer {
         is_same_user(&stream).then_some(stream)
     }
 
-    /// To no other process.
     fn serve(&self, descriptor: BorrowedFd<'_>, coming: &[bool]) {
         let until = Instant::now() + EXCHANGE_TIMEOUT;
         let mut left = coming.to_vec();

@@ -104,9 +104,9 @@ impl KernelExecutor {
         &self.arena_layout
     }
 
-    /// Loads a function's kernel and runs it once without work, before a capture and before any
-    /// work waits for another rank: a driver may load it at the first launch, and then waits for
-    /// the device.
+    /// Loads the kernel of a function and runs it once without work: before a capture, and before
+    /// any work of the device waits for another rank. A driver may load it lazily at the first
+    /// launch, and then waits for the whole device.
     pub fn prepare(&self, stream: &Stream, function: Function, ll: bool) -> Result<(), GpuError> {
         let kernel = self.kernel(function, ll)?;
         // SAFETY: the kernel's only parameter is this struct, which describes no work.

@@ -153,7 +153,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// From the cache, if possible; marks it most recent.
+    /// Returns the program from the cache, or lowers the plan, and marks it most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let key = PlanKey {
             collective: operation.collective,

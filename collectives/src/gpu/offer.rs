@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use doorbell_cuda::{ExportedRange, IpcHandle, MemoryHandle, Shareable};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// The kind of handle, and three numbers.
+/// Bytes of the attributes: the kind of handle, and three numbers.
 const ATTRIBUTE_BYTES: usize = 1 + 3 * 8;
 const DESCRIPTOR: u8 = 0;
 const IPC: u8 = 1;
@@ -20,7 +20,7 @@ pub(super) struct MemoryOffer {
 }
 
 impl MemoryOffer {
-    /// The error is the reason why it cannot be shared.
+    /// The error says why it cannot be shared.
     pub(super) fn new(memory: &dyn Shareable) -> Result<Self, String> {
         let shared = memory
             .share()
@@ -52,7 +52,7 @@ impl MemoryOffer {
     }
 }
 
-/// Then the owner must keep the memory as long as others have it open.
+/// Whether the owning rank must keep the memory as long as others have it open.
 pub(super) fn is_ipc_shared(attributes: &[u8]) -> bool {
     attributes.first() == Some(&IPC)
 }

@@ -18,8 +18,8 @@ named! {
         Copies = "copies",
         /// Both concurrently, for operations that can be split; otherwise the best one.
         Split = "split",
-        /// The host executor, through pinned host memory: without a GPU or peer access, between
-        /// hosts.
+        /// The host executor, staged through pinned host memory: between hosts, with ranks that
+        /// have no GPU, and for GPUs without peer access.
         Staged = "staged",
     }
 }
@@ -29,8 +29,8 @@ named! {
 pub struct GpuOptions {
     /// The executor of all operations; by default the best for each.
     pub executor: Option<Executor>,
-    /// Bytes of the areas that ranks map of each other; by default [staging](Sizes::staging) is a
-    /// thirty-second of the device's memory, up to 1 GiB.
+    /// Bytes of the areas that ranks map of each other; by default the default sizes, with
+    /// [staging](Sizes::staging) of a thirty-second of the device's memory, up to 1 GiB.
     pub sizes: Option<Sizes>,
     /// Slice size for the copy engines, in bytes of the whole; by default tuned.
     pub slice: Option<u64>,

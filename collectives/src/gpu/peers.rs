@@ -300,7 +300,7 @@ fn table(context: &Context, memories: &[OwnedSpan]) -> Result<DeviceMemory, door
     Ok(table)
 }
 
-/// Of the lowest rank that has one, the same on all ranks.
+/// The error of the lowest rank that has one, the same on all ranks.
 fn first_error(exchange: &mut dyn Exchange, mine: &str) -> Result<Option<String>, GpuError> {
     let messages = exchange.all_gather(mine.as_bytes())?;
     let first = messages.iter().enumerate().find(|(_, messages)| !messages.is_empty());

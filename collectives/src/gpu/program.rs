@@ -17,10 +17,10 @@ pub const MAX_THREADS: u32 = 512;
 pub const MAX_BLOCKS: u32 = 256;
 /// Maximum thread blocks per launch with the LL protocol.
 pub const MAX_LL_BLOCKS: u32 = 32;
-/// Per thread block and peer.
+/// Bytes of the flags of a thread block, per peer.
 const FLAGS: u64 = 64;
 const COUNTS: u64 = 32;
-/// Of thread blocks' shares of data blocks, in bytes.
+/// The alignment of thread blocks' shares of data blocks, in bytes.
 const GRANULE: usize = 128;
 /// Signal flag: only in the last slice.
 const LAST: u64 = 1 << 4;
@@ -388,7 +388,6 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// Each is one slice behind or not.
     fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);

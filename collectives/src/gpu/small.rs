@@ -18,9 +18,9 @@ use crate::types::{DataType, Rank};
 const VERSION: u64 = 1;
 /// Maximum thread blocks per launch.
 pub const MAX_BLOCKS: u32 = 128;
-/// Per block and peer: the kernel's `DEPTH`.
+/// Slots of a block per peer: the kernel's `DEPTH`.
 const DEPTH: u64 = 4;
-/// Per block: the kernel's `State`.
+/// Bytes of a block's state: the kernel's `State`.
 const STATE: u64 = 128;
 const LL_DATA_BYTES: u32 = 8;
 const LL_LINE_BYTES: u32 = 16;
@@ -38,9 +38,9 @@ pub struct SlotLayout {
 pub struct LaunchShape {
     blocks: u32,
     threads: u32,
-    /// Per message and block.
+    /// LL lines of each message per block.
     share: u32,
-    /// Of each rank's part in two steps; 0 in one.
+    /// LL lines of each rank's part in two steps; 0 in one.
     part: u32,
 }
 
@@ -48,7 +48,6 @@ pub struct LaunchShape {
 #[derive(Debug)]
 pub struct SmallExecutor {
     kernels: CollectiveKernels,
-    /// By number.
     loaded: [OnceLock<Kernel>; DataType::ALL.len() + 1],
     slots: SlotLayout,
     rank: Rank,
@@ -106,14 +105,14 @@ struct Arguments {
 // Same size as the kernel's.
 const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 14 * 4);
 
-/// As bit masks of ranks.
+/// The communication pattern, as bit masks of ranks.
 struct Pattern {
     sends: u32,
-    /// Possibly its own.
+    /// Ranks whose data this rank uses, possibly its own.
     gets: u32,
     forwards: u32,
     without: Option<Rank>,
-    /// For each receiver, and each sender.
+    /// Whether each receiver gets, and each sender's data goes to, a part of its own.
     parts: (bool, bool),
 }
 
@@ -160,7 +159,7 @@ impl LaunchShape {
             .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
     }
 
-    /// Two steps if `parts` is more than one.
+    /// Takes two steps if `parts` is more than one; blocks have at most `most_threads` threads.
     fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
@@ -288,8 +287,8 @@ impl SmallExecutor {
         Ok(known.get_or_init(|| kernel))
     }
 
-    /// Enqueues an operation on `stream`. Collective: all ranks use the same call, function and
-    /// launch shape, in the same order. `uses` is kept until it is done.
+    /// Enqueues an operation on `stream`. Collective: all ranks use the same collective, root,
+    /// count, function and launch shape, in the same order. `uses` is kept until it is done.
     ///
     /// # Safety
     /// The addresses must be those of memory with `count` elements, in the collective's layout,
@@ -334,8 +333,8 @@ impl SmallExecutor {
         let (input_step, output_step) = (step(pattern.parts.0), step(pattern.parts.1));
         let others = ((1u64 << ranks) - 1) as u32 & !(1 << self.rank.0);
         let receives_from_all = (pattern.gets | pattern.forwards) & others == others;
-        // Data at its destination is not copied; the root of a two-step broadcast copies while it
-        // sends.
+        // Data already at its destination is not copied. The root of a two-step broadcast copies
+        // its data while it sends it.
         let own = |step: u64| u64::from(self.rank.0) * step;
         let is_root = pattern.without == Some(self.rank);
         let (from, into) = match is_root {

@@ -30,8 +30,8 @@ impl SideStream {
         &self.stream
     }
 
-    /// `aside` runs on the side stream, behind the caller's current work; later work waits for
-    /// both.
+    /// Enqueues `aside` on the side stream, behind the caller's current work, and then `work` on
+    /// the caller's; later work of the caller's stream waits for both.
     pub(super) fn run(
         &self,
         caller: &Stream,
@@ -48,7 +48,7 @@ impl SideStream {
     }
 }
 
-/// Those from `at` on are for kernels, by `algorithm`.
+/// The elements before `at`, and those from `at` on, which kernels process by `algorithm`.
 pub(super) fn parts<'a>(
     operation: &Operation<'a>,
     at: u64,

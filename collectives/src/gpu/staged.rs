@@ -18,15 +18,15 @@ use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
 
-/// Counts operations reached by streams.
+/// Offset of the word that counts operations reached by streams.
 const REACHED: usize = 0;
-/// Counts operations done.
+/// Offset of the word that counts operations done.
 const DONE: usize = 64;
 const WORDS: usize = 128;
 const SPIN_POLLS: u32 = 4096;
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Accessible to the RDMA devices and the GPU.
+/// Host memory accessible to both the communicator's RDMA devices and the GPU.
 #[derive(Clone)]
 struct Buffer {
     segment: Arc<Segment>,
@@ -168,7 +168,7 @@ impl Drop for Staged {
     }
 }
 
-/// In order, until the sender is dropped. After a failure jobs complete without waiting.
+/// Performs the host's part in order; after a failure, jobs complete without waiting.
 fn serve(comm: &Communicator, shared: &StagedState, jobs: &Receiver<Job>) {
     let (Ok(here), Ok(done)) = (shared.words.atomic_u32(REACHED), shared.words.atomic_u32(DONE)) else {
         return;

@@ -17,9 +17,9 @@ use super::peers::Peers;
 use crate::communicator::Communicator;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// For enqueued work, once no wait remains.
+/// The time limit for enqueued work to complete once no wait remains.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The last operation covers those in between.
+/// The maximum number of tracked operations: the last one covers those in between.
 const MAX_TRACKED: usize = 64;
 
 pub(super) struct Watchdog {
@@ -28,7 +28,6 @@ pub(super) struct Watchdog {
 }
 
 struct Shared {
-    /// With their deadlines.
     pending: Mutex<VecDeque<(Event, Instant)>>,
     stop_requested: AtomicBool,
 }
@@ -64,7 +63,7 @@ impl Watchdog {
         pending.push_back((end, until));
     }
 
-    /// Enqueued work must complete or be released.
+    /// Waits for enqueued work to complete or to be released, and stops the thread.
     pub(super) fn end(mut self) {
         self.stop();
     }
@@ -89,7 +88,6 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the deadline of the first one left.
     fn first(&self) -> Option<Instant> {
         let mut pending = self.pending();
         // A failed query means that nothing waits for it any more.

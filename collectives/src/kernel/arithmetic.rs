@@ -1,14 +1,14 @@
-//! Arithmetic of the accumulator types, inlined into the functions of
-//! [`versions`](super::versions).
+//! Arithmetic of the accumulator types per element, and the loops over it. All is inlined into the
+//! functions of [`versions`](super::versions), which are compiled once per instruction set.
 
 pub(super) trait Wide: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
-    /// `self` is a sum of `ranks` numbers.
+    /// The average, if `self` is the sum of `ranks` numbers.
     fn divide(self, ranks: u32) -> Self;
-    /// Without a payload, if NaN.
+    /// The canonical NaN without a payload, if NaN.
     fn canonical(self) -> Self;
 }
 
@@ -107,7 +107,6 @@ pub(super) trait Binary {
     fn apply<W: Wide>(a: W, b: W) -> W;
 }
 
-/// From a sum of all contributions.
 pub(super) trait Finish {
     fn apply<W: Wide>(value: W, ranks: u32) -> W;
 }

@@ -8,15 +8,15 @@
 //! infinity.
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
-/// A larger magnitude is NaN.
+/// The bits of infinity; a larger magnitude is NaN.
 const INFINITY: u32 = 0x7f80_0000;
 
 const fn exponent(power: i32) -> u32 {
     ((127 + power) as u32) << 23
 }
 
-/// A magnitude shifted to the `f32`'s exponent and fraction, with an exponent bias of `bias`. Not
-/// for infinities and NaNs.
+/// The value of a magnitude whose exponent and fraction were shifted to the `f32`'s, with an
+/// exponent bias of `bias` and a denormal where the exponent is zero. Not for infinities and NaNs.
 #[inline(always)]
 fn widen(shifted: u32, bias: i32) -> u32 {
     let normal = shifted + exponent(-bias);
@@ -26,7 +26,7 @@ fn widen(shifted: u32, bias: i32) -> u32 {
     if shifted < 1 << 23 { denormal } else { normal }
 }
 
-/// `fraction` and `bias` are the result's. Overflow runs on into the exponent.
+/// Rounds to `fraction` bits and exponent bias `bias`; overflow runs on into the exponent.
 #[inline(always)]
 fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
     let shift = 23 - fraction;

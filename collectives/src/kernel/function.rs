@@ -8,10 +8,10 @@ use super::versions::{Fused, Loops, Narrow, Version};
 use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// In bytes: two tiles stay in the L1 cache beside the streamed data.
+/// Bytes of a tile: two of them stay in the L1 cache beside the streamed data.
 const TILE: usize = 4096;
 
-/// For partial results, aligned for every type and vector.
+/// Stack memory for partial results of a few elements, aligned for every type and vector.
 #[repr(align(64))]
 struct Tile([core::mem::MaybeUninit<u8>; TILE]);
 
@@ -31,10 +31,10 @@ pub struct Function {
     data: DataType,
     op: Op,
     pub(super) ranks: u32,
-    /// For a user-defined operator those of `Sum`, which only convert and scale.
+    /// The built-in loops; for a user-defined operator those of `Sum`: they convert and scale.
     loops: Loops,
     narrow: Option<Narrow>,
-    /// In one pass, if there is such a loop; unused for a user-defined operator.
+    /// The one-pass loop, if there is one; unused for a user-defined operator.
     fused: Option<Fused>,
 }
 
@@ -95,8 +95,8 @@ impl Function {
         }
     }
 
-    /// Reduces the `sources`, in order; elements are rounded once, with `Avg`'s division done. Does
-    /// nothing without sources.
+    /// Reduces the `sources`, in order, `into` a memory: as partial results, or as elements,
+    /// rounded once, with `Avg`'s division done. Does nothing without sources.
     ///
     /// # Safety
     /// Each source is valid for reads of `elements` of its form, and `into` for writes, at any
@@ -178,7 +178,6 @@ impl Function {
         Ok(())
     }
 
-    /// With the first element and the number of elements of each.
     fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
         let most = TILE / self.bytes(BlockForm::Partial);
         let mut at = elements.start;
@@ -229,7 +228,7 @@ impl Function {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         let last = sources.len() - 1;
         self.for_tiles(elements, |begin, count| {
-            // The first source itself, until another was added to it.
+            // The accumulator: the first source itself, until another was added to it.
             let mut sum = core::ptr::null();
             for (index, &(form, from)) in sources.iter().enumerate() {
                 // SAFETY: by contract; a tile has room for `count` of the accumulator type. `into`

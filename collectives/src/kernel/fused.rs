@@ -1,10 +1,10 @@
-//! Fused reductions in `f32` of any number of sources in one pass, with partial results in
-//! registers instead of tiles in the L1 cache.
+//! Fused reductions in `f32` of any number of sources in one pass, with the partial results in
+//! registers: as the loops over tiles, without their traffic through the L1 cache.
 //!
-//! The compiler vectorises neither binary16 nor several sources of several forms, so these are
-//! written with intrinsics, for x86-64 only. The rest after whole blocks is left to the tiles.
-//! Floats of 8 bits are not fused: most of their work is the conversion, which the compiler
-//! vectorises.
+//! The compiler does not vectorise binary16, and keeps several sources of several forms out of
+//! registers, so these are written with intrinsics, for x86-64 only. Each processes whole blocks of
+//! elements and leaves the rest to the tiles. Floats of 8 bits are not fused: most of their work is
+//! the conversion, which the compiler vectorises.
 
 use core::arch::x86_64::*;
 
@@ -14,8 +14,8 @@ use super::versions::Fused;
 use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
-/// Sound where the machine has the instruction set, and pointers are valid for a vector, at any
-/// alignment.
+/// A vector of `f32`. Its functions are sound where the machine has the instruction set, and
+/// pointers are valid for a vector at any alignment.
 trait Vector: Copy {
     const LANES: usize;
     unsafe fn splat(value: f32) -> Self;
@@ -27,7 +27,6 @@ trait Vector: Copy {
     unsafe fn minimum(self, other: Self) -> Self;
     unsafe fn maximum(self, other: Self) -> Self;
     unsafe fn divide(self, by: Self) -> Self;
-    /// Without payloads.
     unsafe fn canonical(self) -> Self;
     unsafe fn load_f16(from: *const u8) -> Self;
     unsafe fn store_f16(self, into: *mut u8);
@@ -73,7 +72,7 @@ codec! {
     F32: 4, load, store;
 }
 
-/// Sound where the vectors are.
+/// An operator on two vectors. Sound where the vectors are.
 trait Operation {
     unsafe fn apply<V: Vector>(a: V, b: V) -> V;
 }
@@ -102,7 +101,7 @@ operation! {
     Max: maximum;
 }
 
-/// Independent dependency chains.
+/// Vectors of a block: the number of independent dependency chains.
 const BLOCK: usize = 4;
 
 /// # Safety
@@ -268,7 +267,7 @@ impl Vector for Avx2 {
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let words =
                 _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))));
-            // Packing works per half of the register.
+            // Packing works per half of the register; the results of the halves are then joined.
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
             _mm_storeu_si128(into.cast(), _mm256_castsi256_si128(packed));
         }
@@ -418,7 +417,7 @@ macro_rules! version {
                 }
             }
 
-            /// A [`Convert`](super::super::versions::Convert).
+            /// Binary16 as `f32`: a [`Convert`](super::super::versions::Convert).
             pub(in super::super) unsafe fn decode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: the caller's contract is the same. The rest begins after the processed
                 // elements, in both.
@@ -438,7 +437,7 @@ macro_rules! version {
                 }
             }
 
-            /// A [`Convert`](super::super::versions::Convert).
+            /// `f32` as binary16: a [`Convert`](super::super::versions::Convert).
             pub(in super::super) unsafe fn encode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: as above.
                 unsafe {

@@ -6,10 +6,10 @@
 //! - **LL128**: lines of 128 bytes, 120 of data and then 8 of flag. The last line's flag is the
 //!   last 8 bytes of the WRITE, which a device writes last; the others are checked after it.
 //!
+//! Slots are read by atomic loads, or by volatile vector loads where they are aligned to 16 bytes.
 //! A peer that writes meanwhile, against the protocol, may cause torn data, on which nothing
 //! relies. Flags and data are in host byte order, padding is unspecified. The caller ensures that
 //! the previous content of a slot has no flags equal to the awaited ones.
-//! that.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use core::arch::x86_64::*;
@@ -24,13 +24,13 @@ pub const LL128_LINE: usize = 128;
 /// Bytes of data in a line of LL128.
 pub const LL128_DATA: usize = 120;
 
-/// Bytes of a slot of LL for `bytes` of data.
+/// Bytes that `bytes` of data take in a slot of LL.
 #[must_use]
 pub const fn ll_bytes(bytes: usize) -> usize {
     bytes.div_ceil(LL_DATA) * LL_WORD
 }
 
-/// Bytes of a slot of LL128 for `bytes` of data.
+/// Bytes that `bytes` of data take in a slot of LL128.
 #[must_use]
 pub const fn ll128_bytes(bytes: usize) -> usize {
     bytes.div_ceil(LL128_DATA) * LL128_LINE
@@ -61,7 +61,7 @@ pub unsafe fn pack_ll(flag: u32, from: *const u8, bytes: usize, slot: *mut u8) {
     }
 }
 
-/// Returns the number of words packed.
+/// Packs some of the first `words` by vectors, where they are aligned. Returns how many.
 ///
 /// # Safety
 /// As [`pack_ll`], for that many words.
@@ -97,7 +97,7 @@ unsafe fn pack_vectors(flag: u32, from: *const u8, words: usize, slot: *mut u8) 
 pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut u8) -> bool {
     let (whole, rest) = (bytes / LL_DATA, bytes % LL_DATA);
     let slot = slot.cast::<AtomicU64>();
-    // The last word usually arrives last: polling it suffices while waiting.
+    // The last word usually arrives last, so polling it single suffices while waiting.
     let Some(last) = bytes.div_ceil(LL_DATA).checked_sub(1) else {
         return true;
     };
@@ -201,7 +201,7 @@ pub unsafe fn try_unpack_ll128(flag: u64, slot: *const u8, bytes: usize, into: *
     // SAFETY: the flag of a line of the slot, aligned by contract and accessed atomically.
     let there =
         |line: usize| unsafe { (*slot.add(line * LL128_LINE + LL128_DATA).cast::<AtomicU64>()).load(Acquire) } == flag;
-    // The last flag is written last: polling it suffices while waiting.
+    // The last flag is written last, so polling it single suffices while waiting.
     if lines == 0 {
         return true;
     }

@@ -38,7 +38,7 @@ impl From<UserOperator> for Op {
     }
 }
 
-/// Of the elements at the second pointer into those at the first.
+/// Combines `elements` at the second pointer into those at the first.
 type Combine = dyn Fn(*mut u8, *const u8, usize) + Send + Sync;
 
 /// A user-defined operator: a function of two slices that combines each element of the second into
@@ -59,8 +59,8 @@ pub struct UserOperator {
 }
 
 impl UserOperator {
-    /// The operator that `combine` computes. Both slices have one length, unrelated to the
-    /// operation's.
+    /// The operator that `combine` computes. Both slices have one length, which varies between
+    /// calls and is unrelated to the operation's; neither is memory of the operation itself.
     ///
     /// `combine` must be associative (but for rounding) and commutative, and treat each element
     /// alike: algorithms differ in order and cuts. A panic in it propagates to the thread that

@@ -21,7 +21,7 @@ pub(super) enum Version {
 }
 
 impl Version {
-    /// The best last.
+    /// Those that this machine supports, the best last.
     pub(super) fn available() -> impl DoubleEndedIterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {
@@ -61,7 +61,7 @@ pub(super) type Scale = unsafe fn(*const u8, *mut u8, usize, *const u8);
 pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
 
 /// Reduces `sources` into `into`, divided by the number of ranks if given and elements are stored.
-/// Returns the number of elements processed, from the first on.
+/// Returns how many of the elements were processed, from the first on.
 ///
 /// Safe to call where the contract of [`Function::reduce`](super::Function::reduce) holds, there is
 /// a source, and the machine supports the version.
@@ -80,11 +80,11 @@ pub(super) struct Loops {
     pub(super) scale: Scale,
 }
 
-/// For an accumulator of `f32`.
+/// The conversions of a type whose accumulator is `f32`, for one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Narrow {
     pub(super) decode: Convert,
-    /// Rounds.
+    /// From `f32`, rounding.
     pub(super) encode: Convert,
 }
 
@@ -176,7 +176,6 @@ version!(avx2, #[target_feature(enable = "avx2,f16c")]);
 version!(avx512, #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
 
 impl Version {
-    /// Of the accumulator of `data`.
     pub(super) fn loops(self, data: DataType, op: ReduceOp) -> Loops {
         match self {
             Self::Baseline => baseline::loops(data, op),
@@ -187,7 +186,7 @@ impl Version {
         }
     }
 
-    /// `None` if the accumulator of `data` is its own type.
+    /// The conversions of `data`, if its accumulator is another type.
     pub(super) fn narrow(self, data: DataType) -> Option<Narrow> {
         match (self, data) {
             (Self::Baseline, _) => baseline::narrow(data),
@@ -208,7 +207,7 @@ impl Version {
         }
     }
 
-    /// In one pass, where there is such a loop: on x86-64.
+    /// The reduction of `data` by `op` in one pass, where there is one: on x86-64.
     pub(super) fn fused(self, data: DataType, op: ReduceOp) -> Option<Fused> {
         match (self, data, op) {
             (Self::Baseline, ..) => None,

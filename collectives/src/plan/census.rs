@@ -170,7 +170,7 @@ impl Counting {
     }
 }
 
-/// The messages before it, and when its transmission began.
+/// A message in flight: the messages before it, and when its transmission began.
 struct Sent {
     hops: u64,
     at: u64,
@@ -232,7 +232,7 @@ mod tests {
         census
     }
 
-    /// Costs are multiples of n.
+    /// Hops, and as multiples of n: the blocks of the busiest rank, and the critical path.
     fn check(algorithm: Algorithm, collective: Collective, ranks: u32, hops: u32, busiest: f64, length: f64) {
         let census = census(algorithm, collective, ranks);
         let name = format!("{algorithm} {collective} of {ranks}: {census}");
@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// The first steps of ten thousand ranks are available at once.
+    /// Steps are generated lazily: the first ones of ten thousand ranks are available at once.
     #[test]
     fn sixteen_thousand_ranks_are_counted_one_at_a_time() {
         let p = 16_384;
@@ -339,7 +339,6 @@ mod tests {
         }
     }
 
-    /// In the same form.
     #[test]
     fn what_is_sent_is_received() {
         for &collective in Collective::ALL {
@@ -367,7 +366,7 @@ mod tests {
         assert_eq!((census.whole, census.multiple(3)), (0, 0.0));
     }
 
-    /// It is counted up to a wait for a message that is never sent.
+    /// A schedule in which a rank waits for a message that is never sent is counted up to there.
     #[test]
     fn a_plan_that_is_wrong_is_counted_as_far_as_it_goes() {
         struct Stuck(Shape);

@@ -15,7 +15,7 @@ struct Event {
     who: StrandId,
     step: Step,
     time: u32,
-    /// Of a receiving step.
+    /// Of a receiving step: when the message was sent.
     sent: Option<u32>,
 }
 
@@ -114,7 +114,6 @@ fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     text
 }
 
-/// As many side by side as fit.
 fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     let width = |cell: &String| cell.chars().count();
     let widest = columns
@@ -186,13 +185,13 @@ fn blocks(span: Span) -> String {
     }
 }
 
-/// In SVG units: width of a unit of time, height of a strand; margins.
+/// Dimensions in SVG units: width of a unit of time, height of a strand; margins.
 const STEP: u32 = 88;
 const STRAND: u32 = 28;
 const LEFT: u32 = 72;
 const TOP: u32 = 56;
 
-/// Legible on white and for colour-blind readers.
+/// Colours of strands, legible on white and for colour-blind readers.
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// The messages of `schedule` over time, as a self-contained SVG image: a row per rank, an arrow
@@ -349,7 +348,6 @@ mod tests {
         insta::assert_snapshot!(svg(&*schedule, Some(Algorithm::DoubleBinaryTree)));
     }
 
-    /// Nothing lies outside.
     #[test]
     fn images_have_all_there_is() {
         for &collective in Collective::ALL {

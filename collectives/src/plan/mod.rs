@@ -13,12 +13,13 @@
 //! The executor model is minimal, and [`check`] proves that a plan needs no more: per strand one
 //! message between two ranks can be in flight before the next `Send` blocks; a message for a
 //! `RecvReduce` is staged, and leaves its sender's memory once the receiver has done all receives
-//! before it; a message for a `Recv` need not leave before the receiver is at that step. A step
-//! that writes blocks of a message that has not left waits for it.
+//! before it; a message for a `Recv` goes straight to its destination and need not leave before the
+//! receiver is at that step. A step that writes blocks of a message that has not left waits for it.
+//! Plans that run one after another, as slices do, need no more than each of them.
 //!
-//! A message longer than staging memory leaves only while its receiver is at that step, part by
-//! part (rendezvous); a step that writes the very blocks that are being sent writes each part once
-//! it has left.
+//! A message for a `RecvReduce` that is longer than staging memory leaves only while its receiver
+//! is at that step, part by part (rendezvous); a step that writes the very blocks that are being
+//! sent writes each part once it has left.
 
 pub mod census;
 pub mod check;
@@ -187,7 +188,7 @@ pub enum Step {
         /// The result: in `Output`, if complete; else in `Partial`. It may be a source.
         into: Span,
     },
-    /// Copies a span to another of the same form, or, as in place, to itself.
+    /// Copies a span to another of the same form; no effect if both are the same memory.
     Copy {
         /// The source span.
         from: Span,
@@ -217,7 +218,7 @@ impl Shape {
     }
 
     /// The blocks of n, the size in nccl-tests: the whole of what is reduced or broadcast, one
-    /// rank's input of send-receive, and else all ranks' parts together.
+    /// rank's input of send-receive, and all ranks' parts together of the others.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let parts = match self.collective {
@@ -335,7 +336,7 @@ pub struct Shared {
     pub blocks: u32,
 }
 
-/// An algorithm applied to a shape. Steps are generated lazily: all need not fit in memory.
+/// An algorithm applied to a shape. Steps are generated lazily, so they need not fit in memory.
 pub trait Schedule: Send + Sync {
     /// The shape.
     fn shape(&self) -> &Shape;
@@ -352,8 +353,8 @@ pub trait Schedule: Send + Sync {
     /// The blocks of `rank`'s [`PlanMemory::Partial`], each by the data block whose length it has.
     fn partial(&self, rank: Rank) -> Vec<u32>;
 
-    /// Whether input and output may share memory ([`Shape::shared`]); if not, executors copy the
-    /// input.
+    /// Whether input and output may share memory ([`Shape::shared`]). If not, an executor copies
+    /// the input first when they do.
     fn in_place(&self) -> bool {
         false
     }
@@ -411,7 +412,7 @@ impl Plan {
     }
 }
 
-/// One that was parsed or built by hand runs wherever an algorithm does.
+/// A plan is a schedule, too: one that was parsed or built by hand runs wherever an algorithm does.
 impl Schedule for Plan {
     fn shape(&self) -> &Shape {
         &self.shape

@@ -1,8 +1,8 @@
 //! Frames of the control mesh.
 //!
-//! A frame is a length (4 bytes), a kind (1), the group, and the payload, little endian. The peer
-//! is authenticated but may be faulty: nothing is allocated before it has arrived, and a frame that
-//! is invalid or longer than [`MAX_FRAME`] ends the connection.
+//! A frame is a length of four bytes, a kind of one, the group, and the payload, little endian. The
+//! peer is authenticated but may be faulty: a frame is never longer than [`MAX_FRAME`], nothing is
+//! allocated before it has arrived, and an invalid frame ends the connection.
 
 use crate::bootstrap::wire::Reader;
 use crate::failure::{Message, ShrinkMessage};
@@ -12,7 +12,7 @@ pub const MAX_MESSAGE: usize = 16 << 20;
 const HEADER: usize = 1 + 8 + 8;
 const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 
-/// Capacity that a receive buffer retains, in bytes.
+/// Receive buffer that a connection retains, in bytes.
 const KEPT: usize = 64 << 10;
 
 /// A group among those of a mesh, unique: its creator's mesh rank, and the creator's counter.
@@ -38,7 +38,6 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
-    /// To a member of a group.
     Failure { group: GroupId, message: Message },
     Shrink { group: GroupId, message: ShrinkMessage },
     Leave { group: GroupId },
@@ -109,7 +108,7 @@ impl Frame {
 #[derive(Debug, Default)]
 pub(crate) struct Inbound {
     bytes: Vec<u8>,
-    /// Bytes parsed.
+    /// Bytes that have been parsed.
     taken: usize,
 }
 

@@ -14,20 +14,20 @@ use super::frame::{Frame, Inbound};
 use super::state::{PeerState, Shared, State};
 use crate::bootstrap::listener::poll_timeout;
 
-/// For goodbye to peers that do not read.
+/// Time that a closing mesh tries to send goodbye to peers that do not read.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 const READ_CHUNK: usize = 64 << 10;
-/// Before the next peer is served (round-robin).
+/// Reads from one peer before the next peer is served (round-robin).
 const READS_PER_PEER: usize = 16;
-/// In seconds.
+/// TCP keepalive idle time and interval, in seconds.
 const KEEPALIVE_INTERVAL_S: u32 = 10;
 const KEEPALIVE_PROBES: u32 = 3;
 /// TCP_USER_TIMEOUT: how long data may stay unacknowledged, in ms.
 const USER_TIMEOUT_MS: u32 = 40_000;
 const CLOSED: &str = "its connection closed";
 
-/// Alike on all peers: whether a connection was closed or reset depends on what the process had not
-/// read.
+/// Describes how a connection ended, alike on all peers: whether it was closed or reset depends on
+/// what the process had not read.
 fn describe_end(error: &io::Error) -> String {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     match error.kind() {
@@ -109,7 +109,6 @@ impl IoThread {
         state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
     }
 
-    /// Returns the peers with input.
     fn wait(&self, peers_with_output: &[bool], due: Option<Instant>) -> Vec<bool> {
         let mut ready = vec![false; self.links.len()];
         let mut fds = vec![PollFd::new(self.shared.wakeup.as_fd(), PollFlags::POLLIN)];
@@ -164,7 +163,6 @@ impl IoThread {
         None
     }
 
-    /// Frames first, then the end of the connection.
     fn process_frames(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
         let Some(link) = self.links[peer].as_mut() else {
             return;

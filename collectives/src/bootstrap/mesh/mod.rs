@@ -53,7 +53,7 @@ pub struct ControlMesh {
     id: GroupId,
     rank: Rank,
     members: Arc<[Member]>,
-    /// By rank.
+    /// The members' ranks in the mesh, by rank.
     mesh_ranks: Arc<[u32]>,
     monitor: Arc<ProgressMonitor>,
     number: u64,
@@ -99,7 +99,7 @@ impl ControlMesh {
         }
     }
 
-    /// `ranks` are those of this group.
+    /// A subset of the members as a group: the ranks are those of this group.
     fn part(&self, id: GroupId, ranks: &[Rank]) -> Option<Self> {
         let rank = ranks.iter().position(|rank| *rank == self.rank)?;
         let members = ranks.iter().map(|rank| self.members[rank.index()].clone()).collect();
@@ -143,8 +143,8 @@ impl ControlMesh {
         });
     }
 
-    /// As [`investigate`](Self::investigate); members also test their links, to find the end cut
-    /// off.
+    /// As [`investigate`](Self::investigate), after a link of this rank failed: all members also
+    /// test their links, to find the end that is cut off.
     pub(crate) fn investigate_links(&self, window: Duration) {
         self.act(|state| {
             state.with_detector(self.id, |detector, now, out| {
@@ -162,14 +162,14 @@ impl ControlMesh {
         Some(self.failure_of(verdict))
     }
 
-    /// Fails the group on all ranks because an operation missed its deadline, with the last
-    /// investigation's finding or else `reason`. Returns at once.
+    /// Fails the group on all ranks because an operation missed its deadline: with the last
+    /// investigation's finding, or else with `reason`. Returns at once.
     pub fn give_up(&self, reason: &str) {
         self.act(|state| state.with_detector(self.id, |detector, now, out| detector.give_up(reason, now, out)));
     }
 
-    /// Investigates, and fails the group with the finding or else `reason`, after about `window`;
-    /// `waits` is what this member waits for.
+    /// Investigates, and fails the group with the finding or else with `reason`; `waits` is what
+    /// this member waits for. Returns after about `window`.
     #[must_use]
     pub fn end(&self, waits: Vec<Wait>, window: Duration, reason: &str) -> Failure {
         self.investigate(window);
@@ -290,7 +290,7 @@ impl Exchange for ControlMesh {
         self.members.len() as u32
     }
 
-    /// Messages of up to [`MAX_MESSAGE`] bytes.
+    /// Messages may be up to [`MAX_MESSAGE`] bytes long.
     fn all_to_all(&mut self, mut outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let misuse = |reason| {
             let rank = self.rank;

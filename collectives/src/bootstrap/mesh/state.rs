@@ -14,15 +14,15 @@ use crate::failure::{
 };
 use crate::types::Rank;
 
-/// Per member and group. A member can be one exchange ahead: it needs this rank's next message
-/// before it can send another.
+/// Unread exchange messages per member and group. A member can be one exchange ahead: it needs this
+/// rank's next message before it can send another.
 const MAX_UNREAD: usize = 4;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerState {
     Connected,
     Left,
-    /// Ended without goodbye; how.
+    /// Its connection ended without goodbye; how.
     Dead(String),
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Peer {
 #[derive(Debug)]
 struct GroupState {
     rank: Rank,
-    /// By rank.
+    /// The members' mesh ranks, by rank.
     members: Arc<[u32]>,
     inbox: Vec<VecDeque<(u64, Vec<u8>)>>,
     detector: FailureDetector,
@@ -111,7 +111,7 @@ impl State {
         }
     }
 
-    /// Frames of the group are accepted from now on.
+    /// Opens a group: its frames are accepted from now on.
     pub(super) fn open(&mut self, id: GroupId, rank: Rank, members: Arc<[u32]>) {
         let group = GroupState {
             rank,
@@ -147,7 +147,7 @@ impl State {
         }
     }
 
-    /// Not to this process.
+    /// Queues a frame for all of these but this process.
     fn broadcast(&mut self, members: &[u32], frame: &Frame) {
         for mesh_rank in members {
             if *mesh_rank != self.mesh_rank {
@@ -204,8 +204,8 @@ impl State {
         Ok(())
     }
 
-    /// No member writes to a group before all have it, so this process has left it, or it was never
-    /// agreed on.
+    /// Replies to a frame of a group that this process is not in. No member writes to a group
+    /// before all have it, so this process has left it, or it was never agreed on.
     fn answer_unknown_group(&mut self, from: u32, group: GroupId, frame: &Frame) {
         match (frame, self.committed.get(&group)) {
             (Frame::Shrink { message, .. }, Some(committed)) if !matches!(message, ShrinkMessage::Commit(_)) => {
@@ -386,7 +386,7 @@ impl State {
 pub(super) enum Taken {
     All(Vec<Vec<u8>>),
     Missing(Vec<Rank>),
-    /// It will not send.
+    /// This member has left and will not send.
     Left(Rank),
     Failed(Verdict),
 }

@@ -12,7 +12,7 @@ struct Arrival {
 #[derive(Clone, Copy)]
 enum Message {
     Same(f64),
-    /// Of this length; a partial result, if there are members below.
+    /// A contribution of this length; a partial result, if there are members below.
     Partial(f64, f64),
     Parts(f64),
 }
@@ -33,7 +33,6 @@ impl Message {
     }
 }
 
-/// Below the root of a binomial tree, the smallest first.
 fn subtrees(size: u32) -> impl DoubleEndedIterator<Item = u32> {
     let bits = u32::BITS - size.saturating_sub(1).leading_zeros();
     (0..bits).map(move |bit| (size - (1 << bit)).min(1 << bit))
@@ -108,7 +107,6 @@ impl Rates {
         }
     }
 
-    /// Until the root of a binomial tree has the data of all members.
     fn up(&self, size: u32, message: Message, reduces: bool) -> Arrival {
         let gamma = if reduces { self.gamma } else { 0.0 };
         let mut arrival = Arrival {
@@ -125,7 +123,7 @@ impl Rates {
         arrival
     }
 
-    /// From when the root of a binomial tree has the data until the last member has its part.
+    /// Time from when a binomial tree's root has the data until the last member has its part.
     fn down(&self, size: u32, message: Message) -> f64 {
         let (mut posted, mut wire_free, mut last) = (0.0, 0.0f64, 0.0f64);
         for below in subtrees(size).rev() {

@@ -14,12 +14,11 @@ pub(super) struct MessageCursor {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragment {
     pub(super) piece: u32,
-    /// In the piece, in elements.
+    /// Offset in the piece, in elements.
     pub(super) at: u64,
     pub(super) len: u64,
 }
 
-/// `None` at the end.
 pub(super) fn next_fragment(
     layout: &Layout,
     most: u64,

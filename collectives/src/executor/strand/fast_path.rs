@@ -61,14 +61,14 @@ pub(in crate::executor) enum SlotTransport {
     LineProtocol(LineProtocol),
     /// Simple, into mapped mailboxes; no message exceeds the eager limit.
     Store {
-        /// Maximum, in bytes.
+        /// Maximum bytes of an eager message, and of a fragment.
         eager: usize,
         fragment: usize,
     },
 }
 
 impl SlotTransport {
-    /// Bytes of a message, bytes of a slot, and slots of a ring.
+    /// Bytes into which messages are cut, bytes that a slot holds, and slots of a ring.
     fn slots(self) -> (usize, usize, u64) {
         match self {
             Self::LineProtocol(lines) => (lines.capacity(), lines.capacity(), lines.slots()),
@@ -79,12 +79,12 @@ impl SlotTransport {
 
 #[derive(Debug, Default)]
 pub(in crate::executor) struct FastPath {
-    /// With the numbers of their steps.
+    /// Each with the number of its step.
     actions: Box<[(u32, Action)]>,
 }
 
 impl FastPath {
-    /// By strand, for operations of one slice; `None` where one needs more slots than there are.
+    /// The fast paths of all strands, of one slice; `None` where one needs more slots than exist.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,
@@ -93,7 +93,7 @@ impl FastPath {
     ) -> Option<Box<[Self]>> {
         (layout.extent.slices == 1).then_some(())?;
         let (cut, room, slots) = transport.slots();
-        // Together with those not yet credited they fill at most a ring.
+        // Messages to one rank: together with those not yet credited they fill at most a ring.
         let messages = slots as usize / 2;
         let strand = |strand: &crate::executor::program::StrandProgram| {
             let mut actions = Vec::new();
@@ -177,14 +177,14 @@ impl FastPath {
 }
 
 trait SlotProtocol {
-    /// False if it would block.
+    /// Sends a message; false if it would block.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, not written meanwhile.
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed>;
 
-    /// Returns the message's address, valid until something is sent to the peer; `None` if it has
-    /// not arrived.
+    /// Receives a message. Returns its address, valid until something is sent to the peer; `None`
+    /// if it has not arrived.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.
@@ -340,8 +340,8 @@ impl StrandRunner {
             self.control_writes_pending = false;
             for to in links.iter_mut().flatten() {
                 to.flush_control_writes()?;
-                // Otherwise the peer would wait for these credits, and this rank for its next
-                // message.
+                // Otherwise the peer would wait for the credits in them, and this rank for the
+                // peer's next message.
                 self.control_writes_pending |= to.has_control_writes();
             }
         }

@@ -20,7 +20,7 @@ use crate::kernel::Function;
 use crate::plan::Step;
 use crate::types::Rank;
 
-/// In bytes, in one operation.
+/// The bytes that a rank sends to a peer and expects from it in one operation.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::executor) struct ExpectedLengths {
     rank: Rank,
@@ -30,7 +30,7 @@ pub(in crate::executor) struct ExpectedLengths {
 }
 
 impl ExpectedLengths {
-    /// By strand; with a root, only between the root and another rank.
+    /// The lengths by strand and peer; with a root, only between the root and another rank.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,

@@ -1,9 +1,9 @@
-//! A strand runner executes one strand of the operations on one channel, step by step, until it
-//! would block.
+//! A strand runner executes one strand of the operations on one channel: their slices in order,
+//! step by step, until it would block.
 //!
-//! *Execution* runs the steps in order; *sends* are begun by execution, and leave as the peer
-//! grants memory or credits slots; *grants* run ahead as far as memory is free. A send blocks only
-//! steps that write the memory it reads.
+//! Three activities proceed independently: *execution* runs the steps in order; *sends* are only
+//! begun by execution, and leave as the peer grants memory or credits slots; *grants* run ahead of
+//! execution as far as memory is free. A send blocks only steps that write the memory it reads.
 
 mod cursor;
 mod fast_path;
@@ -40,7 +40,7 @@ struct PendingSend {
     at: Position,
     to: Rank,
     cursor: MessageCursor,
-    /// Requests whose completion frees what has been sent.
+    /// The number of requests whose completion frees what has been sent of it.
     last: u64,
 }
 
@@ -60,24 +60,23 @@ pub(super) struct StrandRunner {
     running: bool,
     execution: Position,
     next_action: usize,
-    /// They did not fit in the send queue.
+    /// Control writes are queued that did not fit in the send queue.
     control_writes_pending: bool,
-    /// Peers to which lengths were sent, and the lengths still awaited.
+    /// Number of peers to which lengths have been sent, and the lengths still awaited from peers.
     lengths_sent: usize,
     awaited_lengths: Vec<ExpectedLengths>,
     cursor: MessageCursor,
-    /// Of grants, at the `receive`th receiving step of a slice.
+    /// The position of grants, at the `receive`th receiving step of a slice.
     grants: Position,
     receive: usize,
     grant_cursor: MessageCursor,
     sends: Vec<PendingSend>,
-    /// By step, requests whose completion frees the message; [`NOT_SENT`] while pending.
+    /// By step, the requests whose completion frees the message; [`NOT_SENT`] while pending.
     sent: Vec<u64>,
     scratch_memory: Option<Segment>,
     partial_offset: usize,
-    /// Of received messages that are reduced or copied.
     receive_staging: StagingSlots,
-    /// Of messages from plain memory, with their targets, and the requests that free them.
+    /// Staging of messages from plain memory, with targets and the requests that free slots.
     send_staging: StagingSlots,
     send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
     lines: Vec<u64>,
@@ -92,7 +91,7 @@ struct DriveContext<'a> {
     links: &'a mut [Option<Link>],
 }
 
-/// Checked plans name no other rank.
+/// The link to a rank: checked plans name no other.
 fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
     links
         .get_mut(rank.index())
@@ -142,7 +141,6 @@ impl StrandRunner {
         }
     }
 
-    /// Nothing of an earlier operation is in flight.
     fn begin(&mut self, op: &ActiveOperation, domain: &ProtectionDomain) -> Result<(), MemoryError> {
         self.running = true;
         (self.execution, self.next_action, self.cursor) = (Position::default(), 0, MessageCursor::default());
@@ -325,9 +323,9 @@ impl StrandRunner {
         sent != NOT_SENT && to.is_some_and(|to| has_confirmed(links, to, sent))
     }
 
-    /// Of all sends that read it. A pending send with the same span does not count where it is
-    /// acknowledged: two ranks that exchange more than the staging memory would wait for each
-    /// other.
+    /// Whether a part of a step's target is free of all sends that read it. It also is if a pending
+    /// send has exactly the same span, and the part has been sent and acknowledged: two ranks that
+    /// exchange more than the staging memory would otherwise wait for each other.
     fn is_free(
         &self,
         op: &ActiveOperation,
@@ -363,7 +361,7 @@ impl StrandRunner {
         })
     }
 
-    /// In place, different buffers share memory.
+    /// Whether both parts are the same memory: in place, different buffers share it.
     fn is_same_memory(
         &self,
         op: &ActiveOperation,
@@ -405,7 +403,7 @@ impl StrandRunner {
         }
     }
 
-    /// With the index of this runner's device and the offset; `None` for plain memory.
+    /// A memory's segment, this runner's device in it, and the offset; `None` for plain memory.
     fn registered<'s>(&'s self, op: &'s ActiveOperation, place: PlanMemory) -> Option<(&'s Segment, usize, usize)> {
         let of = |data: &'s Data| data.segment().map(|(segment, offset)| (segment, self.rail, offset));
         match place {

@@ -11,7 +11,6 @@ use crate::plan::{PlanMemory, Step};
 use crate::types::Rank;
 
 impl StrandRunner {
-    /// As far ahead as memory is free.
     pub(super) fn grant(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];
@@ -113,7 +112,7 @@ impl StrandRunner {
         Ok(true)
     }
 
-    /// Those to one rank in order.
+    /// Continues the sends in flight; those to one rank in order.
     pub(super) fn send_pending(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let mut moved = false;
         let mut index = 0;
@@ -238,7 +237,6 @@ impl StrandRunner {
         Some(alias)
     }
 
-    /// True when the message is complete.
     pub(super) fn receive_message(
         &mut self,
         context: &mut DriveContext<'_>,

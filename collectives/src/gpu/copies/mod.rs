@@ -25,7 +25,7 @@ use script::{CALLER, FlagWord, Location, Script, ScriptParams, StreamOp};
 
 const CACHED_SCRIPTS: usize = 64;
 const WORD: usize = 4;
-/// Of reductions, in bytes.
+/// Reductions of at least this many bytes are done in two parts.
 const TWO_PARTS: u64 = 32 << 20;
 
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ pub(super) struct Operation<'a> {
     pub(super) input: Option<Span<'a>>,
     pub(super) output: Option<Span<'a>>,
     pub(super) in_place: bool,
-    /// With the offset of the outputs.
+    /// The ranks' registered memory that holds the outputs, and the offset in it.
     pub(super) registered: Option<(&'a Mapped, usize)>,
     pub(super) slice: u64,
 }
@@ -135,7 +135,6 @@ impl Copies {
         Ok(())
     }
 
-    /// Before any of the operation is enqueued.
     pub(super) fn prepare_all(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
             self.warm_up(operation.data, operation.operator)?;
@@ -158,7 +157,7 @@ impl Copies {
         Ok(())
     }
 
-    /// From the cache, if possible; marks it most recent.
+    /// Returns the operation's script from the cache, or builds it, and marks it most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let areas = self.peers.areas();
         let key = ScriptKey {
@@ -182,7 +181,7 @@ impl Copies {
         }
         let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
         let schedule = match key.collective {
-            // All ranks signal all ranks, whatever the algorithm.
+            // All ranks signal all ranks, whatever the algorithm: a barrier has no other content.
             Collective::Barrier => Algorithm::RecursiveDoubling.schedule(key.collective, &order, key.root)?,
             _ => key.algorithm.schedule(key.collective, &order, key.root)?,
         };
@@ -245,13 +244,12 @@ impl Copies {
         Ok(())
     }
 
-    /// `writer` writes the word.
     fn index(&self, word: FlagWord, writer: Rank) -> usize {
         let kind = usize::from(word.is_credit) * self.peers.ranks();
         1 + (kind + writer.index()) * WORDS + word.index as usize
     }
 
-    /// The first is all ones, the source of signal copies.
+    /// A word of a rank's arena. The first is all ones, the source of signal copies.
     fn word(&self, rank: Rank, index: usize) -> Result<Span<'_>, GpuError> {
         let start = self.peers.areas().words.start + WORD * index;
         Ok(self.peers.arenas().of(rank).span(start..start + WORD)?)

@@ -13,16 +13,16 @@ const MAX_SLICES: u64 = 512;
 pub(super) struct Message {
     pub(super) from: Rank,
     pub(super) to: Rank,
-    /// Within a slice, between the two ranks: that of its first part.
+    /// Its number between the two ranks within a slice: that of its first part.
     pub(super) number: u32,
-    /// Each with a flag word of its own.
+    /// The number of parts, each with a flag word of its own.
     pub(super) parts: u32,
     pub(super) strand: u32,
     pub(super) send: u32,
     pub(super) receive: u32,
-    /// In the receiver's staging memory; `None` for the destination itself.
+    /// Its offset in the receiver's staging memory, unless it goes directly to its destination.
     pub(super) staged: Option<u64>,
-    /// Of the same slice.
+    /// Whether it overwrites other data of the same slice.
     pub(super) replaces: bool,
 }
 
@@ -35,16 +35,14 @@ pub(super) struct Plan {
     /// By rank, strand and step.
     pub(super) depths: Vec<Vec<Vec<u32>>>,
     pub(super) messages: Vec<Message>,
-    /// By rank, strand and step.
     pub(super) message_of_step: Vec<Vec<Vec<Option<u32>>>>,
-    /// Per slice, by sender and receiver.
     pub(super) counts: Vec<Vec<u32>>,
     pub(super) is_barrier: bool,
     pub(super) slices: u64,
-    /// Slices with staging memory of their own, and its length for each.
+    /// The number of slices with staging memory of their own, and its length for each.
     pub(super) staging_slots: u64,
     pub(super) staging_slot_bytes: u64,
-    /// By rank: map bytes of input and of output, in place, to the same memory.
+    /// In place: by rank, the shifts that map bytes of input and of output to the same memory.
     pub(super) shifts: Vec<(u64, u64)>,
 }
 
@@ -185,8 +183,8 @@ impl Plan {
         }
     }
 
-    /// The last received before a reduction, or the first sent of its result: if both are divided
-    /// alike they hide most of the reduction.
+    /// Whether a message is the last one received before a reduction, or the first one sent of its
+    /// result: if both are divided alike they hide most of the reduction.
     fn is_beside_reduction(&self, (from, send): (usize, u32), (to, receive): (usize, u32), strand: usize) -> bool {
         let (sent, received) = (&self.programs[from].strands[strand], &self.programs[to].strands[strand]);
         let (Step::Send { span, .. }, Step::Recv { into, .. }) = (&sent[send as usize], &received[receive as usize])
@@ -236,7 +234,8 @@ impl Plan {
         self.find_replaced();
     }
 
-    /// Also finds how long staging memory is in use.
+    /// Finds messages that overwrite data whose last use the sender cannot infer, and how long
+    /// staging memory is in use.
     fn find_replaced(&mut self) {
         let mut replaced = Vec::new();
         let mut staging_slots = 1;
@@ -290,7 +289,7 @@ impl Plan {
         };
         let mut comes_before = vec![false; sender.len()];
         comes_before[sent] = true;
-        // Predecessors precede a task in the plan's order.
+        // Predecessors of a task precede it in the plan's order.
         for later in (came..=sent).rev() {
             if comes_before[later] {
                 for earlier in came..later {

@@ -23,21 +23,20 @@ use crate::types::{DataType, Rank};
 
 pub(super) const READY: u32 = WORDS as u32 - 1;
 
-/// Reductions run there.
+/// The caller's stream, on which reductions run.
 pub(super) const CALLER: u8 = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ScriptParams {
     pub(super) data: DataType,
-    /// Of the whole, or of each part.
     pub(super) count: u64,
-    /// In the peers' outputs.
+    /// Whether messages may be stored directly in the peers' outputs.
     pub(super) direct: bool,
     pub(super) in_place: bool,
     pub(super) staging: u64,
     pub(super) slice: u64,
     pub(super) copiers: u8,
-    /// Of reductions and the messages next to them.
+    /// The number of parts into which reductions, and the messages next to them, are divided.
     pub(super) tail_parts: u32,
 }
 
@@ -50,11 +49,11 @@ pub(super) enum Location {
     TheirStaging(Rank, u64),
 }
 
-/// The peer at the other end, and the index.
+/// A flag word: the peer at the other end, and its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FlagWord {
     pub(super) peer: Rank,
-    /// Else it signals a message.
+    /// Whether it grants a credit, rather than signaling a message.
     pub(super) is_credit: bool,
     pub(super) index: u32,
 }
@@ -79,7 +78,7 @@ pub(super) enum StreamOp {
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Script {
-    /// With their streams' indices.
+    /// Each with its stream index.
     pub(super) ops: Vec<(u8, StreamOp)>,
     pub(super) events: u32,
     /// The caller's, those for copies, and one for waits that nothing local depends on.
@@ -123,8 +122,8 @@ impl Plan {
         script
     }
 
-    /// Signals the senders, and waits for the receivers. A barrier adds a reply, as a word must not
-    /// be written twice before it was read.
+    /// Signals readiness to the senders, and waits for the receivers. A barrier consists of this
+    /// plus a reply, as a word must not be written twice before it was read.
     fn begin(&self, me: usize, script: &mut Script) {
         let ranks = self.programs.len();
         // Rotated by rank, so that ranks do not all start with the same peer.
@@ -158,7 +157,7 @@ impl Plan {
         }
     }
 
-    /// Each receive is moved right before its first use.
+    /// Assigns streams to tasks, and moves each receive right before its first use.
     fn items(&self, tasks: Vec<Task>) -> Vec<Item> {
         let last = self.params.copiers + 1;
         let mut streams = vec![CALLER; tasks.len()];
@@ -198,7 +197,7 @@ impl Plan {
         self.with_credits(&tasks, &streams, &order)
     }
 
-    /// Behind the last task that used the memory.
+    /// Adds the credit signals to senders, behind the last task that used the memory.
     fn with_credits(&self, tasks: &[Task], streams: &[u8], order: &[usize]) -> Vec<Item> {
         let follows: Vec<Vec<usize>> = order
             .iter()
@@ -272,7 +271,6 @@ impl Plan {
     }
 }
 
-/// With events for dependencies between streams.
 fn emit(items: &[Item], script: &mut Script) {
     let streams = usize::from(script.streams);
     // Per stream pair: the last item of the other stream known to be done, plus one.

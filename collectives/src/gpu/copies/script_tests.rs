@@ -106,7 +106,6 @@ impl World {
     }
 }
 
-/// In elements, with the memory's length.
 fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
     let (input, output) = (case.input(rank) as usize, case.output(rank) as usize);
     if !in_place {
@@ -127,7 +126,7 @@ fn given(rank: Rank, index: u64, round: u64) -> u16 {
     (u64::from(rank.0) * 7919 + index * 31 + round * 104_729 + 5) as u16
 }
 
-/// Back to back.
+/// Runs it `turns` times back to back and compares the results.
 fn runs(schedule: &dyn Schedule, case: &Case, params: ScriptParams, single_stream: bool, seed: u64, rounds: u64) {
     let ranks = case.ranks as usize;
     let all = || (0..case.ranks).map(Rank);
@@ -321,7 +320,6 @@ fn staging_memory_that_is_too_small_is_an_error() {
     );
 }
 
-/// Of rank 1, among 4 ranks on 4-byte elements.
 fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail_parts: u32, in_place: bool) -> Script {
     let case = Case {
         collective,

@@ -8,10 +8,9 @@ use crate::executor::layout::{cut_into_pieces, part_begin};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// Of areas within staging memory.
 pub(super) const ALIGN: u64 = 256;
 
-/// The rank tracks its hazards itself.
+/// Memory of a rank whose hazards it tracks itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MemorySpace {
     Input,
@@ -60,12 +59,11 @@ impl Plan {
         }
     }
 
-    /// In a slice's staging memory.
     pub(super) fn partial_at(&self, rank: usize) -> u64 {
         (self.layouts[rank].scratch_len * self.unit(BlockForm::Element)).next_multiple_of(ALIGN)
     }
 
-    /// Location in bytes, and elements.
+    /// The pieces of a span of `rank`: location in bytes, and elements.
     fn span(&self, rank: usize, span: Span, slice: u64) -> Vec<(PlanMemory, u64, u64)> {
         let layout = &self.layouts[rank];
         let Some(data) = self.contents[rank].of(span) else {
@@ -141,7 +139,6 @@ impl Plan {
         }
     }
 
-    /// In the plan's order.
     pub(super) fn tasks(&self, rank: usize, slice: u64) -> Vec<Task> {
         let mut tasks = Vec::new();
         for (strand, steps) in self.programs[rank].strands.iter().enumerate() {
@@ -240,7 +237,7 @@ impl Plan {
                         }
                         tasks.extend(task.nonempty());
                     }
-                    // The plan checker excludes a message without a sender.
+                    // A message without a sender: the plan checker excludes it.
                     _ => {}
                 }
             }

@@ -1,11 +1,11 @@
-//! Simulates the groups of all ranks by their signals alone, to detect deadlock and premature
-//! stores.
+//! Simulates the groups of all ranks by their signals alone: detects deadlock, and records what
+//! each rank knows about the others at each group.
 
 use super::{Location, Messages, Signal, Strand, fuse};
 use crate::types::Rank;
 
-/// A group's position in its rank's order, and per rank the number of groups known to be done after
-/// the group's waits.
+/// A group's position in its rank's order, and the rank's knowledge after the group's waits: per
+/// rank, the number of its groups known to be done.
 type Knowledge = (u32, Vec<u32>);
 
 pub(super) struct History {
@@ -14,12 +14,12 @@ pub(super) struct History {
 
 #[derive(Clone, Default)]
 struct PairState {
-    /// By kind, staged and direct, with the knowledge at that point.
+    /// Messages signaled, staged and direct, each with the knowledge at that point.
     signaled: [Vec<Vec<u32>>; 2],
     read: u32,
 }
 
-/// For more slices than there are slots.
+/// Simulates all ranks for more slices than there are slots.
 ///
 /// # Errors
 /// A deadlocked rank.

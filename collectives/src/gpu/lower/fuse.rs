@@ -6,7 +6,7 @@ use super::{Block, BlockStep, Body, Group, Location, Messages, Operand, Signal, 
 use crate::plan::{BlockForm, PlanMemory};
 use crate::types::Rank;
 
-/// Of a group.
+/// Maximum bodies of a group, and their maximum operands.
 pub(super) const MAX_BODIES: usize = 24;
 pub(super) const MAX_OPERANDS: usize = 64;
 const MAX_SIDE: usize = 20;
@@ -22,11 +22,11 @@ pub(super) struct UnfusedBody {
 struct Arrived {
     at: Location,
     wait: Option<Signal>,
-    /// With the signal due then.
+    /// The last step that reads it, and the signal due then.
     until: Option<(usize, Signal)>,
 }
 
-/// Each step's reads, writes, waits and signals; and the number of scratch blocks.
+/// Binds blocks to memory. Returns each step's accesses and signals, and the scratch blocks.
 pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec<UnfusedBody>, u32) {
     let mut scratch: HashMap<Block, u32> = HashMap::new();
     let mut own = |(place, block): Block| match place {
@@ -157,7 +157,7 @@ fn last_reader_in_slot(
     (!steps[index + 1..=last].iter().any(is_next)).then_some(last)
 }
 
-/// Bodies store to all receivers of their result; unused ones are dropped.
+/// Makes each body store to all receivers of its result, and drops unused bodies.
 pub(super) fn fuse(raws: Vec<UnfusedBody>) -> Vec<UnfusedBody> {
     let mut fused: Vec<UnfusedBody> = Vec::new();
     for raw in raws {
@@ -198,7 +198,7 @@ pub(super) fn fuse(raws: Vec<UnfusedBody>) -> Vec<UnfusedBody> {
     fused
 }
 
-/// If `next` only stores elsewhere what `before` reads or produces.
+/// Whether the body that directly follows only stores elsewhere what this one reads or produces.
 fn can_fuse(before: &UnfusedBody, next: &UnfusedBody) -> bool {
     let (Some(one), Some(other)) = (&before.body, &next.body) else {
         return false;
@@ -214,7 +214,6 @@ fn can_fuse(before: &UnfusedBody, next: &UnfusedBody) -> bool {
         && (same || one.targets.contains(source))
 }
 
-/// Those that can wait and signal together.
 pub(super) fn group(raws: Vec<UnfusedBody>, shift: Option<i64>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for raw in raws {
@@ -237,7 +236,7 @@ pub(super) fn group(raws: Vec<UnfusedBody>, shift: Option<i64>) -> Vec<Group> {
     groups
 }
 
-/// All of a group only send, or all only receive, and none accesses what another writes.
+/// Whether all only send, or all only receive, and none accesses what another writes.
 fn can_group(group: &Group, raw: &UnfusedBody, shift: Option<i64>) -> bool {
     let sends = |waits: &[Signal]| !waits.iter().any(|wait| wait.is_data());
     let receives = |waits: &[Signal], signals: &[Signal]| {
@@ -266,7 +265,7 @@ fn conflicts(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     writes(a, b) || writes(b, a)
 }
 
-/// In place, an input block is the corresponding output block.
+/// The memory of an operand; in place, an input block as the corresponding output block.
 pub(super) fn memory(at: Location, shift: Option<i64>) -> (Location, i64) {
     match (at, shift) {
         (Location::Input(block), Some(shift)) => (Location::Output(0), i64::from(block) + shift),
@@ -276,7 +275,7 @@ pub(super) fn memory(at: Location, shift: Option<i64>) -> (Location, i64) {
     }
 }
 
-/// For each kind and peer the last one covers earlier ones.
+/// Adds a signal; for each kind and peer the last one covers earlier ones.
 fn record_signal(words: &mut Vec<Signal>, word: Signal) {
     for known in &mut *words {
         match (known, word) {
@@ -333,7 +332,7 @@ pub(super) fn leading(groups: &[Group]) -> u32 {
     if mixed || rest.is_empty() { 0 } else { leading as u32 }
 }
 
-/// Within the limits of a group.
+/// Whether the last leading group and its successor together stay within the limits of a group.
 pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
     let Some(two) = ahead.checked_sub(1).and_then(|last| groups.get(last..last + 2)) else {
         return false;

@@ -9,7 +9,8 @@
 //!
 //! Consecutive steps are *fused*: a value is stored to all its receivers while it is in registers.
 //! Bodies that only send are *grouped*: they wait and signal together. Signals for which no rank
-//! waits before its kernel ends are sent once, in the last slice ([`Group::last_signals`]).
+//! waits before its kernel ends are sent once, in the last slice ([`Group::last_signals`]), as
+//! signaling takes until all earlier stores have arrived.
 //!
 //! A group's order is fixed: all waits, then work, then signals. So termination does not depend on
 //! timing: `check` simulates it once, for more slices than there are slots, and detects deadlock,
@@ -19,7 +20,6 @@
 //! Leading groups that only send input are one slice ahead, and the last of them is executed
 //! together with the first of the others ([`Strand::joined`]): stores to peers overlap with
 //! reductions.
-//! with the reduction of received data.
 
 mod blocks;
 mod check;
@@ -105,7 +105,7 @@ pub struct ProgramSummary {
 pub struct Strand {
     /// In execution order.
     pub groups: Vec<Group>,
-    /// Leading groups that may be one slice ahead: they only read input.
+    /// Leading groups that may be one slice ahead: they wait for no data, and read only input.
     pub ahead: u32,
     /// Whether the last of these is executed together with its successor, one slice behind.
     pub joined: bool,
@@ -141,8 +141,8 @@ pub struct Group {
     pub last_signals: Vec<Signal>,
 }
 
-/// A synchronization signal between ranks. Messages are counted within a slice, outputs and FIFOs
-/// separately.
+/// A synchronization signal between ranks. Messages are counted within a slice, separately for
+/// outputs and FIFOs, so that either kind may be ahead of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
     /// Waits for message `message` from this peer into an output; or signals it to this peer.
@@ -277,7 +277,6 @@ impl Strand {
             .any(is_partial)
     }
 
-    /// With its entry in the strand table.
     fn words(&self) -> usize {
         let operands = |body: &Body| 1 + body.sources.len() + body.targets.len();
         let group = |group: &Group| {
@@ -297,7 +296,7 @@ struct BlockStep {
     sources: Vec<Block>,
     into: Option<Block>,
     sends: Option<(Rank, u32)>,
-    /// In this form, as its first source.
+    /// Takes this message, in this form, as its first source.
     takes: Option<(Rank, u32, BlockForm)>,
 }
 
@@ -411,7 +410,6 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// If that is valid for all ranks.
     fn join(&self, strands: &mut [Strand], shift: impl Fn(Rank) -> Option<i64>) {
         for strand in &mut *strands {
             strand.joined = fuse::joins_next(&strand.groups, strand.ahead as usize);
@@ -461,7 +459,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// For signals that no rank waits for within a slice: an output's owner waits at the end.
+/// Defers signals without a waiting rank within a slice: an output's owner waits at the end.
 fn defer_signals(strands: &mut [Strand]) {
     let waited: Vec<Vec<Rank>> = strands
         .iter()

@@ -5,14 +5,12 @@ use crate::kernel::lines::{
     LL_WORD, LL128_DATA, LL128_LINE, ll_bytes, ll128_bytes, pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128,
 };
 
-/// Around the ends of words and lines.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=if cfg!(miri) { 9 } else { 260 })
         .chain([LL128_DATA - 1, LL128_DATA, LL128_DATA + 1])
         .chain(if cfg!(miri) { 200..202 } else { 4090..4100 })
 }
 
-/// Flags are 64 bits wide here.
 struct Layout {
     slot_bytes: fn(usize) -> usize,
     pack: unsafe fn(u64, *const u8, usize, *mut u8),
@@ -76,7 +74,7 @@ impl Layout {
                 // SAFETY: the memories are as long as the contract says; a flag is within the slot.
                 unsafe {
                     (self.pack)(7, from.at(), bytes, slot.at());
-                    // Of the previous message: only the lowest byte differs.
+                    // The flag of the previous message: only its lowest byte differs.
                     let least = slot.at().add(
                         at + if cfg!(target_endian = "big") {
                             self.every - self.flag - 1

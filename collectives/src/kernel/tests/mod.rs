@@ -34,7 +34,7 @@ impl Random {
     }
 }
 
-/// At the end of an allocation, so that a sanitizer detects accesses beyond.
+/// Bytes at the end of an allocation, so that a sanitizer detects accesses beyond.
 pub(super) struct Memory {
     base: *mut u8,
     layout: Layout,

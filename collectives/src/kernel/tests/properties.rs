@@ -47,7 +47,7 @@ fn operators() -> impl Strategy<Value = ReduceOp> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// As in a ring, or all at once: the same bits.
+    /// In stages by partial results, as in a ring, or all at once: the same bits.
     #[test]
     fn stages_equal_one_pass(seed: u64, data in types(), op in operators(), count in 2usize..9, first in 1usize..8, elements in 0usize..300) {
         let first = first.min(count - 1);

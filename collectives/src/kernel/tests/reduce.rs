@@ -32,7 +32,6 @@ pub(super) fn content(random: &mut Random, data: DataType, form: BlockForm, elem
     (0..elements).flat_map(|_| ordinary(random)).collect()
 }
 
-/// Each memory has an alignment of its own.
 #[expect(clippy::too_many_arguments, reason = "the dimensions of a sweep")]
 fn compare(
     random: &mut Random,
@@ -59,7 +58,7 @@ fn compare(
         .iter()
         .map(|(_, bytes)| Memory::new(bytes, random.below(64)))
         .collect();
-    // One of the sources, or memory of its own, which must not be written beyond its end.
+    // The result goes to a source, or to memory that must not be written beyond its end.
     let alias =
         Some(random.below(2 * count)).filter(|&index| sources.get(index).is_some_and(|(form, _)| *form == into));
     let mut own = Memory::new(&[vec![0; expected.len()], CANARY.to_vec()].concat(), random.below(64));
@@ -182,7 +181,7 @@ fn sums_are_within_the_bound_of_their_precision() {
                     ))
                 };
                 let values = || sources.iter().map(value);
-                // Errors in f64 are negligible beside those of f32.
+                // Errors of eight-term sums and products in f64 are negligible beside those of f32.
                 let (exact, scale) = match op {
                     ReduceOp::Prod => (values().product::<f64>(), values().product::<f64>().abs()),
                     ReduceOp::Avg => (values().sum::<f64>() / 8.0, values().map(f64::abs).sum::<f64>() / 8.0),

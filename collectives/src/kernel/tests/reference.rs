@@ -8,12 +8,12 @@ use half::{bf16, f16};
 use crate::plan::BlockForm;
 use crate::{DataType, ReduceOp};
 
-/// Miri's `powi` is inexact at times, as it may be.
+/// `2^power`, exactly: Miri's `powi` is inexact at times, as it may be.
 fn power_of_two(power: i32) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
 
-/// By its definition; not for infinities and NaNs.
+/// A code's value, by definition; not for infinities and NaNs.
 pub(super) fn f8_value(code: u8, fraction: u32, bias: i32) -> f64 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::from((code & 0x7f) >> fraction);
@@ -29,7 +29,7 @@ static F8_VALUES: LazyLock<[[f64; 128]; 2]> = LazyLock::new(|| {
     [(3, 7), (2, 15)].map(|(fraction, bias)| core::array::from_fn(|code| f8_value(code as u8, fraction, bias)))
 });
 
-/// By searching all codes; ties to the even code; saturating.
+/// The code of the nearest number, by searching all codes; ties to the even code; saturating.
 pub(super) fn f8_code(data: DataType, value: f32) -> u8 {
     let (values, largest) = if data == DataType::F8E4M3 {
         (&F8_VALUES[0], 0x7e)
@@ -72,7 +72,7 @@ pub(super) fn decode_f32(data: DataType, form: BlockForm, bytes: &[u8], index: u
     }
 }
 
-/// An element's NaN is the one without a payload.
+/// The bytes of a number in a form; an element's NaN is the one without a payload.
 pub(super) fn encode_f32(data: DataType, form: BlockForm, value: f32) -> Vec<u8> {
     match (form, data) {
         (BlockForm::Element, DataType::F16) => if value.is_nan() { f16::NAN } else { f16::from_f32(value) }
@@ -127,7 +127,7 @@ macro_rules! float {
 float!(float32, f32);
 float!(float64, f64);
 
-/// NaNs among partial results have no payload.
+/// The bytes of `elements` of the result. NaNs among partial results have no payload.
 pub(super) fn reduce(
     data: DataType,
     op: ReduceOp,

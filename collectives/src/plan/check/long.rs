@@ -20,14 +20,18 @@
 //! of an executor, for messages of any lengths and numbers of parts:
 //!
 //! 1. *There is an order that completes.* Let messages that flow together proceed part by part:
-//! part *j* of all is granted, then sent, then received, before part *j* + 1 of any. It needs
-//! memory for one part per strand, and one slot in each queue.
-//! 2. *So every order completes.* Everything that an executor waits for remains true until the
-//! waiting strand continues; grants, sends and receives are in program order. So a strand that is
-//! not at the end can act as long as the order of 1 has a first event that has not happened.
-//! 3. More memory only lets more happen, and earlier. Messages in slots (LL, LL128, eager) are
-//! staged on arrival, and a ring has a free slot whenever all earlier ones have been consumed. On
-//! the fast path a send always gets its slot: see `executor::strand::fast_path`.
+//!    part *j* of all is granted, then sent, then received, before part *j* + 1 of any. It needs
+//!    memory for one part of a message per strand, staged when its receiver is at that step, and
+//!    one slot in each queue. Slices and later operations start from the initial state.
+//! 2. *So every order completes.* Everything that an executor waits for (an earlier message or
+//!    grant, a part in a queue, memory whose turn it is, an acknowledgement, a completed step)
+//!    remains true until the waiting strand continues; grants, sends and receives are in program
+//!    order. So no action takes anything from another: a strand that is not at the end can act as
+//!    long as the order of 1 has a first event that has not happened.
+//! 3. More memory only lets more happen, and earlier. Messages in slots (LL, LL128, and eager ones
+//!    of Simple) are staged on arrival, and a ring has a free slot whenever all earlier ones have
+//!    been consumed. On the fast path a send does wait for its slot before execution continues, and
+//!    always gets one: see `executor::strand::fast_path`.
 //!
 //! Assumptions: devices acknowledge what arrives, both ends cut a message alike, staging memory is
 //! granted in the order of the receives, and each strand has its own. Time, and missing ranks, are
@@ -42,7 +46,7 @@ use crate::types::Rank;
 
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
-    /// If they are next and reduced.
+    /// Messages staged before their receiver is at them, if they are next and reduced.
     pub(super) ahead: usize,
     /// Whether a part is free once the same part of a message of the same memory has left.
     pub(super) by_parts: fn(sent: Span, written: Span) -> bool,
@@ -78,7 +82,7 @@ pub(super) struct Run<'a> {
     ranks: u32,
     memories: Vec<Memory>,
     messages: Vec<Message>,
-    /// By strand, sender and receiver.
+    /// Messages begun and not ended, by strand, sender and receiver.
     queues: HashMap<(u32, Rank, Rank), VecDeque<Number>>,
     /// By rank and cell: the messages that have not left it.
     pending: Vec<HashMap<usize, Vec<Number>>>,
@@ -87,7 +91,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// The plan has no other flaw.
+    /// For a plan that has no other flaw.
     pub(super) fn new(plan: &'a Plan, in_place: bool, rules: Rules) -> Self {
         let ranks = plan.shape.ranks();
         let strands = plan.programs.first().map_or(0, |program| program.strands.len());
@@ -147,7 +151,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Returns the next receive if its message was begun.
+    /// Advances a strand up to its next receive, which is returned if its message was begun.
     fn advance(&mut self, at: usize, strand: u32, rank: Rank) -> Result<Option<Receive>, Fault> {
         let steps = &self.plan.programs[rank.index()].strands[strand as usize];
         loop {
@@ -180,7 +184,7 @@ impl<'a> Run<'a> {
                         .queues
                         .get(&(strand, *from, rank))
                         .and_then(|queue| queue.front().copied());
-                    // Unless the message flows.
+                    // What it waits for, unless its message flows.
                     let overwrites = self
                         .pending_messages_on(rank, &cells)
                         .first()
@@ -241,7 +245,7 @@ impl<'a> Run<'a> {
         first.is_some()
     }
 
-    /// Those that are next and reduced.
+    /// Short messages that are next and reduced leave in advance.
     fn stage(&mut self, strand: u32, rank: Rank, steps: &[Step], next: usize) {
         let receives = steps[next..]
             .iter()
@@ -255,8 +259,8 @@ impl<'a> Run<'a> {
                 .get(&(strand, *from, rank))
                 .and_then(|queue| queue.get(*place))
             else {
-                // Memory is granted in the order of the receives; its users need not wait for one
-                // another.
+                // Memory is granted in the order of the receives, but its users need not wait for
+                // one another.
                 continue;
             };
             *place += 1;

@@ -23,8 +23,8 @@ fn run(plan: &Plan, in_place: bool, rules: Rules) -> Result<(), Flaw> {
     Run::new(plan, in_place, rules).run()
 }
 
-/// In place it takes input and output for different memory, and so waits for a whole message that
-/// it is sending.
+/// An executor that compares spans by name: in place it takes input and output for different
+/// memory, and so waits for a whole message that it is sending.
 const BY_NAME: Rules = Rules {
     by_parts: |sent, written| sent == written,
     ..Rules::LEAST
@@ -47,7 +47,7 @@ fn the_exchange_in_place_that_deadlocks() {
     run(&plan, true, Rules::LEAST).expect("freed part by part");
 }
 
-/// They reduce a received message onto what they send.
+/// These reduce a received message onto what they send.
 #[test]
 fn other_plans_that_would_deadlock() {
     let still = |ranks| {
@@ -85,7 +85,7 @@ fn the_source_is_written_while_it_is_still_being_sent() {
     .expect("short messages");
 }
 
-/// Not even part by part: no rank has a copy of a part elsewhere.
+/// Not even part by part is it possible: no rank has a copy of a part elsewhere.
 #[test]
 fn an_exchange_straight_into_what_is_sent() {
     let plan = |first: &str| {

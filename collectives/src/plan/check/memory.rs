@@ -17,7 +17,6 @@ pub(super) struct Value {
 #[derive(Clone)]
 pub(super) enum Part {
     One(Rank),
-    /// Accumulated.
     Some(RankSet),
     /// All: a complete result. Data that is not reduced is always complete.
     Whole,
@@ -66,7 +65,7 @@ impl Accumulation {
         Ok(())
     }
 
-    /// Complete, for the output.
+    /// The value for `place`: complete for the output.
     pub(super) fn finish(self, place: PlanMemory, ranks: u32) -> Result<Value, Fault> {
         let data = self.data.ok_or(Fault::NoSources)?;
         let part = match place {
@@ -95,18 +94,18 @@ pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
 struct Cell {
     value: Option<Value>,
     length_of: u32,
-    /// With the receiver of the last one.
+    /// Messages that have not left it, and the receiver of the last one.
     pending: u32,
     pending_receiver: Rank,
     readers: [Option<u32>; 2],
     writer: Option<u32>,
-    /// With the index of the block in that step.
+    /// The last step that wrote it, and the index of the block in that step.
     stamp: (u64, u32),
 }
 
 pub(super) struct Memory {
     cells: Vec<Cell>,
-    /// And the end of the last one.
+    /// The first cell of each memory, and the end of the last one.
     bases: [usize; 5],
     shared: Option<Shared>,
     stamp: u64,
@@ -281,7 +280,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Equal or disjoint, cell by cell.
     pub(super) fn check_disjoint(&mut self, into: &[usize], sources: &[Vec<usize>]) -> Result<(), Fault> {
         self.stamp += 1;
         for (index, &at) in into.iter().enumerate() {

@@ -4,10 +4,13 @@
 //! Every block holds a data block and the set of its contributions, each of which may occur once.
 //! At the end every rank's output must hold the right data blocks with all contributions.
 //!
-//! One run suffices (decision 046): each strand sees the same in any interleaving, so if one
-//! completes, all do; the run also checks the premise that strands share no block that one of them
-//! writes. It has short messages. A second run, `long`, proves freedom from deadlock for messages
-//! of any length.
+//! One run suffices. Strands only wait for messages, queue slots and their own memory, and receive
+//! messages of one sender in order: each strand sees the same in any interleaving. So if one
+//! interleaving completes, all do; the run also checks the premise that strands share no block that
+//! one of them writes.
+//!
+//! That run has short messages. A second one, `long`, proves freedom from deadlock for messages of
+//! any length, which stay at the sender until their receivers are at them (rendezvous).
 
 #[cfg(test)]
 mod damage;
@@ -38,7 +41,7 @@ pub struct Proof {
     pub messages: u64,
 }
 
-/// Of all ranks' inputs, and of their outputs: more take gigabytes.
+/// Blocks of all inputs, and of all outputs, that are checked: more take gigabytes.
 const MAX_BLOCKS: u64 = 1 << 23;
 
 /// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once;
@@ -81,7 +84,7 @@ fn shape(shape: &Shape) -> Result<(), Fault> {
     if shape.blocks == 0 && shape.collective != Collective::Barrier {
         return Err(Fault::Shape("there are no blocks"));
     }
-    // The whole of what is reduced or broadcast; else a part for each rank.
+    // A rank has the whole of what is reduced or broadcast, and a part for each rank of the others.
     let parts = match shape.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
         _ => ranks as u64,
@@ -96,16 +99,14 @@ struct Message {
     form: BlockForm,
     values: Vec<Value>,
     pending: Vec<usize>,
-    /// By a barrier: the ranks known to have entered.
+    /// Of a barrier: the ranks known to have entered.
     entered: Box<[u64]>,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// By message.
     sends: Vec<u32>,
-    /// By message; with the step after the previous receive, if the message is staged from there
-    /// on.
+    /// Receiving steps; if reducing, with the step from which on the message is staged.
     receives: Vec<(u32, Option<u32>)>,
     sent: usize,
     in_flight: Option<Message>,
@@ -131,7 +132,7 @@ struct Run<'a> {
     queues: HashMap<(u32, Rank, Rank), Queue>,
     strand_states: Vec<StrandState>,
     ready: Vec<(u32, Rank)>,
-    /// By rank: the ranks known to have entered the barrier.
+    /// Of a barrier, by rank: the ranks known to have entered.
     entered: Vec<Box<[u64]>>,
 }
 
@@ -230,7 +231,6 @@ impl<'a> Run<'a> {
         self.finish()
     }
 
-    /// No effect if the step has to wait.
     fn step(&mut self, strand: u32, rank: Rank, step: &Step) -> Result<Outcome, Fault> {
         let shape = &self.plan.shape;
         let memory = &mut self.memories[rank.index()];
@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// If it has arrived and the cells of `into` can be written.
+    /// Receives `from`'s message if it has arrived and the cells of `into` can be written.
     fn take(
         &mut self,
         strand: u32,
@@ -413,7 +413,7 @@ impl<'a> Run<'a> {
         memory.write(shape, strand, into, cells, values)
     }
 
-    /// All strands must be at the end, with the right contents.
+    /// With no strand ready: whether all are at the end, with the right contents.
     fn finish(self) -> Result<Proof, Flaw> {
         if let Some(stuck) = self
             .strand_states
@@ -453,8 +453,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Every wait is for a later action of some strand, as messages match in number, so the chain
-/// closes.
+/// The cycle of waits that a waiting strand leads to. Every wait is for a later action of some
+/// strand, since messages match in number, so the chain closes.
 fn wait_cycle(strand_states: &[StrandState], ranks: u32, stuck: usize) -> Vec<Wait> {
     let mut wait_cycle: Vec<(usize, Wait)> = Vec::new();
     let mut at = stuck;
