@@ -40,7 +40,7 @@ pub struct MessageCost {
     /// ns added to a hop if the receiver also sends a message at the same time.
     #[serde(default, rename = "both_ns")]
     pub bidirectional_ns: f64,
-    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 for slots.
+    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 with slots.
     #[serde(default)]
     pub grant_ns: f64,
     /// ns added to receiving for a rank that sends nothing: it waits for the transfer of each cache

@@ -308,7 +308,7 @@ impl Link {
         self.has_slot(LENGTHS, LENGTHS_SLOTS) && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Sends the bytes that this side sends and expects. Requires `may_send_lengths`.
+    /// Sends the numbers of bytes that this side sends and expects. Requires `may_send_lengths`.
     pub(super) fn send_lengths(&mut self, sends: u64, expects: u64) {
         let lengths_sent = &mut self.rings[LENGTHS].sent;
         let place = mailbox::LENGTHS_RING + (*lengths_sent % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -320,7 +320,7 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Takes the bytes that the peer sends and expects; `None` until they have arrived.
+    /// Takes the numbers of bytes that the peer sends and expects; `None` until they have arrived.
     pub(super) fn receive_lengths(&mut self) -> Option<(u64, u64)> {
         let consumed = self.rings[LENGTHS].consumed;
         let place = mailbox::LENGTHS_RING + (consumed % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;

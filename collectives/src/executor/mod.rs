@@ -78,8 +78,9 @@ pub struct Config {
     pub fragment: usize,
     /// Maximum bytes of an eager message of Simple: it is copied (default and maximum 16 KiB).
     pub eager: usize,
-    /// Local ACK timeout of queue pairs: 4.096 µs · 2^n (default 16, 0.27 s), from 1 to 31; eight
-    /// retransmissions. A busy host may not run a rank for half a second.
+    /// Local ACK timeout of queue pairs: 4.096 µs · 2^n (default 16, 0.27 s), from 1 to 31. The
+    /// connection fails after eight retransmissions. A busy host may not run a rank for half a
+    /// second, so lower it only for networks that lose packets.
     pub timeout: u8,
     /// Whether short messages are stored into mapped mailboxes of ranks on the same host (default
     /// true). Disable it to measure or test the devices.

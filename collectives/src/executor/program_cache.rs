@@ -8,7 +8,7 @@ use crate::kernel::Op;
 
 /// Idle steps until a cached operation is queued as any other: a few microseconds.
 const MAX_IDLE_TURNS: u32 = 200;
-/// Stores into the mailbox are seen without one.
+/// Idle steps per poll of the completion queue; stores into the mailbox are seen without it.
 const CQ_POLL_INTERVAL: u32 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

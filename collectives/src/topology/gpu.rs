@@ -67,7 +67,7 @@ pub struct NvLink {
 }
 
 impl NvLink {
-    /// Through a switch, or of two ends that differ.
+    /// The minimum: the capacity through a switch, or of two ends that differ.
     fn least(self, other: Self) -> Self {
         Self {
             links: self.links.min(other.links),

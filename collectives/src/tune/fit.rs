@@ -146,7 +146,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Duration of an operation besides its messages, ns: by LL, which waits for no other message.
+    /// Duration of an operation besides its messages, ns: by LL, which needs no acknowledgement.
     #[must_use]
     pub fn begin_ns(&self) -> f64 {
         self.ll.overhead_ns()

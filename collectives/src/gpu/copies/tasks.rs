@@ -327,7 +327,7 @@ impl Plan {
         slice as u32 * self.counts[message.from.index()][message.to.index()] + message.number
     }
 
-    /// A message that overwrites data of the same operation does.
+    /// Whether a message overwrites data of the same operation.
     fn needs_credit(&self, message: Message, slice: u64) -> bool {
         let is_staging = match (message.staged, self.receiving(message)) {
             (Some(_), _) => true,

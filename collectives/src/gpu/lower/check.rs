@@ -160,7 +160,7 @@ fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     order
 }
 
-/// An output's owner may still access it. Returns sender, receiver, and index.
+/// Messages stored into an output that its owner may still access: sender, receiver, index.
 pub(super) fn premature_stores(
     strands: &[Strand],
     history: &History,
