@@ -1,7 +1,5 @@
-//! The reduction of two sources beside a copy of as many bytes, in a cache and from memory:
-//! `cargo bench -p doorbell-collectives --bench reduce`.
-//!
-//! Throughput counts bytes read and written, once each. docs/RESULTS.md has results.
+//! The reduction of two sources beside a copy of as many bytes; bytes read and written count once
+//! each. `cargo bench -p doorbell-collectives --bench reduce`; results are in docs/RESULTS.md.
 
 use core::hint::black_box;
 
@@ -41,8 +39,7 @@ fn sizes() -> [(&'static str, usize); 2] {
 fn copies(c: &mut Criterion) {
     let mut group = c.benchmark_group("memcpy");
     for (name, size) in sizes() {
-        // A reduction of two sources accesses three memories of `size`: in a copy it is twice one
-        // and a half.
+        // A reduction of two sources accesses three memories of `size`, a copy two.
         let len = size / 2 * 3;
         let (mut from, mut into) = (Memory::new(len), Memory::new(len));
         group.throughput(Throughput::Bytes(2 * len as u64));
@@ -92,7 +89,6 @@ fn reductions(c: &mut Criterion) {
     }
 }
 
-/// The main work of a ring: adds this rank's elements to the received partial results.
 fn partial(c: &mut Criterion) {
     let mut group = c.benchmark_group("partial and element to partial");
     for (name, size) in sizes() {

@@ -1,13 +1,11 @@
-//! Times of the executor for an all-reduce of f32, by size, algorithm, protocol, channels and
-//! slice: ranks are processes of this host, on the soft device. For tuning; `doorbell coll`
-//! measures what users get.
+//! Times of the executor for an all-reduce of f32, on the soft device; ranks are processes of this
+//! host. For tuning: `doorbell coll` measures what users get.
 //!
 //! ```text
 //! cargo run --release -p doorbell-collectives --example executor -- RANKS [ALGORITHM PROTOCOL CHANNELS SLICE BYTES ITERATIONS]…
 //! ```
 //!
-//! Without a list it measures a built-in one. A line has the times of one operation in µs, of
-//! rank 0.
+//! Without a list it measures a built-in one. A line has rank 0's times of one operation in µs.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,7 +25,6 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Passes a child its rank, as `ID RANK RANKS`.
 const CHILD: &str = "DOORBELL_EXECUTOR_RANK";
 
-/// The built-in list.
 const LIST: &[&str] = &[
     "recursive-doubling ll 1 65536 8 20000",
     "recursive-doubling ll 1 65536 1024 10000",

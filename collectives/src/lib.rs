@@ -5,9 +5,8 @@
 //! every count. A checker proves a plan by symbolic execution, a simulator runs it over modelled
 //! fabrics, and one executor, independent of the algorithm, runs it on queue pairs.
 //!
-//! Programs use the [`Communicator`]. It runs on any device of `doorbell-verbs`: an adapter, the
-//! kernel's rxe, or a soft device in this process, as here, where three ranks are threads of one
-//! program:
+//! Programs use the [`Communicator`], on any device of `doorbell-verbs`: an adapter, the kernel's
+//! rxe, or a soft device in this process, as here, where three ranks are threads of one program:
 //!
 //! ```
 //! use std::thread;

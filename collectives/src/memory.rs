@@ -1,8 +1,5 @@
-//! Registered memory that an executor sends from, receives into and computes on.
-//!
-//! A [`Segment`] is shared memory (so that a soft device reaches it from other processes by a
-//! copy), registered on every device of a communicator. The executor's protocols determine which
-//! bytes are in use; nothing here lends them as slices.
+//! Registered memory that an executor sends from, receives into and computes on. The executor's
+//! protocols determine which bytes are in use; nothing here lends them as slices.
 
 use core::ptr::NonNull;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,7 +13,6 @@ use doorbell_verbs::{Buffer, BufferAlias, Memory, MemoryError, PeerWrite, Protec
 pub struct Segment {
     start: NonNull<u8>,
     len: usize,
-    /// File descriptor of the memory.
     descriptor: Option<RawFd>,
     rails: Box<[Registered]>,
 }
@@ -34,7 +30,6 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// `len` bytes, registered in each of the domains.
     pub(crate) fn new<'a>(
         domains: impl IntoIterator<Item = &'a ProtectionDomain>,
         len: usize,
@@ -77,7 +72,6 @@ impl Segment {
         self.len
     }
 
-    /// File descriptor of the memory, valid as long as the segment.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.descriptor
     }
@@ -88,7 +82,6 @@ impl Segment {
         self.rails.get(rail)?.whole.slice(offset, len)
     }
 
-    /// The remote key on the device `rail`.
     #[inline]
     pub(crate) fn rkey(&self, rail: usize) -> u32 {
         self.rails[rail].rkey

@@ -1,32 +1,27 @@
 //! Point-to-point protocols between two ranks (Simple, LL, LL128) and the layout of the mailbox.
 //!
 //! Each end of a connection has a *mailbox*, which the peer writes and the owner polls. Its
-//! counters only grow and are in host byte order: all ranks have the same, as their elements do. A
-//! device places the last eight bytes of a WRITE last, and a later WRITE of a queue pair after an
-//! earlier one (IBTA vol 1, o9-20 and 9.7.5.1), so a sequence number behind the data announces it.
+//! counters only grow and are in host byte order. A device places the last eight bytes of a WRITE
+//! last, and a later WRITE of a queue pair after an earlier one (IBTA vol 1, o9-20 and 9.7.5.1), so
+//! a sequence number behind the data announces it.
 //!
-//! - **Simple**: the receiver *grants* memory for each message (rendezvous), with the grant's
-//!   sequence number last; the sender writes the message there, and then its sequence number
-//!   (`ARRIVED`). A message of at most 16 KiB is *eager*: it needs no grant and goes into a ring of
-//!   slots in the mailbox, from where the receiver copies or reduces it. That costs a copy and
-//!   saves a round trip.
-//! - **LL** (low latency): words of 4 bytes of data and 4 of flag, by one WRITE into a ring of
-//!   slots in the mailbox. The flag is the message's sequence number; no other message and no grant
-//!   are needed.
+//! - **Simple**: the receiver *grants* memory for each message (rendezvous), sequence number last;
+//!   the sender writes the message there, and then its sequence number (`ARRIVED`). A message of at
+//!   most 16 KiB is *eager*: it goes into a ring of slots in the mailbox without a grant.
+//! - **LL** (low latency): words of 4 bytes of data and 4 of flag, the message's sequence number,
+//!   by one WRITE into a ring of slots.
 //! - **LL128**: the same with lines of 120 bytes of data and 8 of flag.
 //!
-//! Where the parts of an operation have different lengths (all-to-all-v), each end also sends how
-//! many bytes it sends and expects (`LENGTHS_RING`, a ring of slots too). Neither end writes to
-//! granted memory or consumes messages before both have sent the same lengths.
+//! Where parts have different lengths (all-to-all-v), each end also sends how many bytes it sends
+//! and expects (`LENGTHS_RING`). Neither end writes to granted memory or consumes messages before
+//! both have sent the same lengths.
 //!
-//! Slots of all rings are flow-controlled by credits: the receiver writes the count of released
-//! slots (`CREDITS`) every half ring.
+//! The receiver writes the count of released slots of a ring (`CREDITS`) every half ring.
 
 use crate::types::Protocol;
 
 pub(crate) const GRANTS: u64 = 16;
-/// Bytes of a grant: address, key, length, remaining bytes of the message (point-to-point messages;
-/// else 0), sequence number.
+/// Address, key, length, remaining bytes (of point-to-point messages; else 0), sequence number.
 pub(crate) const GRANT_BYTES: usize = 32;
 /// Maximum bytes of an eager message of Simple. Both ends know a message's length.
 pub(crate) const EAGER_BYTES: usize = 16 << 10;
@@ -35,7 +30,6 @@ pub(crate) const EAGER_SLOTS: u64 = 8;
 pub(crate) const LENGTHS_BYTES: usize = 24;
 pub(crate) const LENGTHS_SLOTS: u64 = 16;
 
-/// Offsets in a mailbox.
 pub(crate) mod mailbox {
     use super::{EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_SLOTS, LineProtocol};
 
@@ -46,7 +40,6 @@ pub(crate) mod mailbox {
     /// Target of link probes; never read.
     pub(crate) const PROBE: usize = 40;
     pub(crate) const GRANT_RING: usize = 64;
-    /// The rings of slots of LL and LL128.
     pub(crate) const LINE_RINGS: [usize; 2] = [
         GRANT_RING + GRANTS as usize * GRANT_BYTES,
         GRANT_RING + GRANTS as usize * GRANT_BYTES + LineProtocol::Ll.ring(),
@@ -56,7 +49,6 @@ pub(crate) mod mailbox {
     pub(crate) const LEN: usize = LENGTHS_RING + LENGTHS_SLOTS as usize * super::LENGTHS_BYTES;
 }
 
-/// The protocols with flags in the data: LL and LL128.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LineProtocol {
     Ll,
@@ -96,8 +88,7 @@ impl LineProtocol {
         }
     }
 
-    /// Bytes of a slot that a message occupies: at least one word or line, as the flag announces
-    /// it.
+    /// Bytes in a slot: at least one word or line, as the flag announces the message.
     pub(crate) const fn wire_bytes(self, bytes: usize) -> usize {
         let bytes = if bytes == 0 { 1 } else { bytes };
         match self {

@@ -1,9 +1,8 @@
 //! Reference results of collectives, for tests and `doorbell coll`.
 //!
-//! A [`Case`] defines which element of which rank's input each output element is. Inputs are
-//! [derived](input_element) from a seed, so that every rank knows those of all others without
-//! communication. Reductions are compared by [`Number::agrees`]: exactly for integers, minima and
-//! maxima; otherwise within an error bound that holds for any order of reduction.
+//! A [`Case`] defines the origin of each output element. Inputs are [derived](input_element) from a
+//! seed. Reductions are compared by [`Number::agrees`]: exactly for integers, minima and maxima;
+//! otherwise within an error bound that holds for any order of reduction.
 
 use crate::kernel::{Element, F8E4M3, F8E5M2, bf16, f16};
 use crate::plan::Collective;
@@ -85,8 +84,7 @@ impl Case {
         }
     }
 
-    /// The pieces of `rank`'s output, in order: number of elements, and the origin of the first;
-    /// the others are consecutive.
+    /// The pieces of `rank`'s output: number of elements, and the origin of the first of them.
     #[must_use]
     pub fn pieces(&self, rank: Rank) -> Vec<(u64, Origin)> {
         let whole = |origin| vec![(self.output(rank), origin)];
@@ -212,8 +210,7 @@ fn gamma(terms: u32, unit: f64) -> f64 {
     n / (1.0 - n)
 }
 
-/// A float type's unit roundoff, of elements and of partial results; and half of its least positive
-/// number.
+/// Unit roundoff of elements and of partial results; and half of the least positive number.
 struct Rounding {
     element: f64,
     partial: f64,
@@ -230,7 +227,6 @@ impl Rounding {
             ReduceOp::Sum => sums,
             ReduceOp::Prod => 2.0 * gamma(ranks, self.partial) * exact.abs(),
             ReduceOp::Avg => sums + 2.0 * self.partial * exact.abs(),
-            // Each product is rounded.
             ReduceOp::PreMulSum => {
                 sums + (1.0 + gamma(ranks, self.partial)) * (self.element * magnitudes + f64::from(ranks) * self.least)
             }
@@ -246,7 +242,6 @@ macro_rules! floats {
                 const ZERO: Self = Self::from_bits(0);
 
                 fn from_random_bits(bits: u64) -> Self {
-                    // 52 random bits as a number from 1 to 2.
                     let fraction = f64::from_bits(0x3ff0_0000_0000_0000 | bits >> 12);
                     let magnitude = 0.25 + 0.5 * fraction;
                     $from(if bits & 1 == 0 { magnitude } else { -magnitude })
@@ -303,7 +298,6 @@ floats! {
     F8E5M2: f32, |value: f64| F8E5M2::from_f32(value as f32), |value: F8E5M2| f64::from(value.to_f32()), -3, -24, -17;
 }
 
-/// 2 to this power, for normal numbers.
 const fn exp2(power: i64) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
@@ -366,7 +360,6 @@ mod tests {
         ] {
             assert!(!off(value, op), "{value} {op}");
         }
-        // 1 · 1/2 + 3/4 · 1.
         assert!(off(1.25, ReduceOp::PreMulSum) && !off(1.75, ReduceOp::PreMulSum));
     }
 

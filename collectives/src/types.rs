@@ -131,8 +131,7 @@ impl DataType {
         }
     }
 
-    /// The accumulator type of partial results, in memory and on the wire: `f32` for the floats of
-    /// 16 and 8 bits, itself for the others.
+    /// The accumulator type of partial results: `f32` for floats of 16 and 8 bits, else itself.
     #[must_use]
     pub const fn accumulator(self) -> Self {
         match self {
@@ -168,16 +167,13 @@ named! {
 }
 
 named! {
-    /// The protocol of a message, as in NCCL. The executor implements them; a
-    /// [`Link`](crate::cost::Link) has their costs.
+    /// The protocol of a message, as in NCCL.
     #[doc(alias = "NCCL_PROTO")]
     Protocol, "protocol" {
-        /// Rendezvous: a WRITE to memory that the receiver has granted, then a sequence number.
-        /// Short messages are eager.
+        /// Rendezvous: a WRITE to granted memory, then a sequence number. Short messages are eager.
         #[doc(alias = "NCCL_PROTO_SIMPLE")]
         Simple = "simple",
-        /// Low latency: words of 4 bytes of data and 4 of flag; one WRITE without a grant, half of
-        /// the bandwidth.
+        /// Low latency: words of 4 bytes of data and 4 of flag; no grant, half of the bandwidth.
         #[doc(alias = "NCCL_PROTO_LL")]
         Ll = "ll",
         /// Lines of 120 bytes of data and 8 of flag: as LL, with 15/16 of the bandwidth.

@@ -1,5 +1,4 @@
-//! Dropped communicators leave no descriptors, threads, or shared memory, however they ended. A
-//! separate program, as it counts those of the process.
+//! Dropped communicators leave no descriptors, threads, or shared memory: counted for the process.
 
 #[path = "communicator/world.rs"]
 mod world;
@@ -42,8 +41,7 @@ fn round(number: u32) {
                 .start()
                 .unwrap(),
         );
-        // An abort or cut follows the beginning of all operations. In a barrier of the communicator
-        // some ranks could still be inside.
+        // Follows the beginning of all operations: in a barrier some ranks could still be inside.
         begun.wait();
         match number % 5 {
             // Orderly, with a dropped request.

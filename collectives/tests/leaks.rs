@@ -1,5 +1,4 @@
-//! Idle groups wake no thread, and dropped ones leave no descriptors or threads. A separate
-//! program, as it counts those of the process.
+//! Idle groups wake no thread, and dropped ones leave no descriptors or threads in this process.
 
 use std::fs;
 use std::thread;
@@ -11,7 +10,6 @@ fn count(what: &str) -> usize {
     fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
 }
 
-/// Number of sleeps of each mesh I/O thread of this process.
 fn naps() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task")
         .unwrap()

@@ -10,10 +10,8 @@ fn rounds(p: u32) -> std::ops::Range<u32> {
     0..u32::BITS - (p - 1).leading_zeros()
 }
 
-/// All-gather: each sends all its data to the rank 2^i before it; parts are stored in order of
-/// arrival, the own one first, and sorted at the end.
-///
-/// ⌈log₂ p⌉ steps, (p−1)/p·n sent and received by each rank, and n copied.
+/// Each sends all its data to the rank 2^i before it; parts are stored in order of arrival, the own
+/// one first, and sorted at the end. ⌈log₂ p⌉ steps, (p−1)/p·n sent and received, n copied.
 pub(super) const ALL_GATHER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -41,11 +39,9 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// All-to-all: a part for the rank at distance d travels by the bits of d, in round i by 2^i if bit
-/// i is set; the parts of a round are packed into one message.
-///
-/// ⌈log₂ p⌉ steps; each rank sends and receives about ⌈log₂ p⌉/2·n, and copies it once more. Not
-/// for all-to-all-v, as all parts have one length.
+/// A part for the rank at distance d travels in round i if bit i of d is set; the parts of a round
+/// are packed into one message. ⌈log₂ p⌉ steps; about ⌈log₂ p⌉/2·n sent, received and copied. Not
+/// for all-to-all-v: all parts have one length.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -84,13 +80,11 @@ const fn parts_in_round(p: u32, round: u32) -> u32 {
     (p >> (round + 1) << round) + (p & (2 * distance - 1)).saturating_sub(distance)
 }
 
-/// The first block of `Scratch` for the arrivals of a round.
 fn arrivals_begin(p: u32, round: u32) -> u32 {
     (0..round).map(|before| parts_in_round(p, before)).sum()
 }
 
-/// The first block of `Scratch` for the packed parts of a round: two areas, used alternately,
-/// behind all arrivals.
+/// First block of a round's packed parts, behind all arrivals: two areas, used alternately.
 fn packed_area(p: u32, round: u32) -> u32 {
     arrivals_begin(p, rounds(p).end) + round % 2 * parts_in_round(p, 0)
 }

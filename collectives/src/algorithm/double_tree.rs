@@ -1,23 +1,17 @@
 //! Double binary tree: two binary trees with half of the count each.
 //!
-//! The root, position 0, is above both trees; the m = p−1 others have the labels 1 … m in each. A
-//! tree is in-order: label x has as many levels below it as x has trailing zero bits, its left
-//! child is the middle of the labels on its left, and its right child that of the existing labels
-//! on its right. So odd labels are leaves. The second tree's labels are shifted by one: an even
-//! label in one tree is odd in the other, so each rank has children in at most one tree. Hence no
-//! rank but the root sends or receives more than 1·n each way, whereas inner ranks of a single
-//! binary tree send 2·n. (P. Sanders, J. Speck, J. L. Träff: Two-tree algorithms for full bandwidth
-//! broadcast, reduction and scan, 2009.)
+//! Position 0, the root, is above both trees; the m = p−1 others have the labels 1 … m in each.
+//! Trees are in-order: label x has as many levels below it as trailing zero bits, so odd labels are
+//! leaves. The second tree's labels are shifted by one, so no rank has children in both, and none
+//! but the root sends or receives more than 1·n each way. (P. Sanders, J. Speck, J. L. Träff:
+//! Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.)
 //!
-//! Each tree is a strand with a block of its own. ⌊log₂ m⌋+1 hops from the farthest leaf to the
-//! root. Slices are pipelined through the trees.
+//! Each tree is a strand with its own block; ⌊log₂ m⌋+1 hops from the farthest leaf to the root.
 
 use super::tree::{Node, lowest_bit};
 use super::{Members, Recipe, no_blocks};
 use crate::plan::{BlockForm, PlanMemory};
 
-/// Broadcast.
-///
 /// ⌊log₂ (p−1)⌋+1 steps; no rank sends more than n, each but the root receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
     blocks: |_| 2,
@@ -29,11 +23,8 @@ pub(super) const BROADCAST: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Reduce: the reverse of broadcast.
-///
-/// ⌊log₂ (p−1)⌋+1 steps; no rank receives more than n, each but the root sends n. Each reduces its
-/// own contribution with its right subtree, then with its left: (x ⊕ right) ⊕ left. The order
-/// depends on the tree of an element.
+/// ⌊log₂ (p−1)⌋+1 steps; no rank receives more than n, each but the root sends n. Each reduces (own
+/// ⊕ right subtree) ⊕ left subtree. The order depends on the tree of an element.
 pub(super) const REDUCE: Recipe = Recipe {
     blocks: |_| 2,
     strands: 2,
@@ -44,10 +35,8 @@ pub(super) const REDUCE: Recipe = Recipe {
     partial,
 };
 
-/// All-reduce: reduce to the first of the order, and broadcast from it.
-///
-/// 2·(⌊log₂ (p−1)⌋+1) steps; no rank sends or receives more than 2·n. Order of reduction as in
-/// reduce.
+/// Reduce to the first of the order, then broadcast. 2·(⌊log₂ (p−1)⌋+1) steps; no rank sends or
+/// receives more than 2·n. Order of reduction as in reduce.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |_| 2,
     strands: 2,

@@ -7,7 +7,6 @@
 use super::Members;
 use crate::types::Rank;
 
-/// The assignment of folded ranks to cores.
 #[derive(Clone, Copy)]
 pub(super) struct Fold {
     /// log₂ of the number of cores.
@@ -17,7 +16,6 @@ pub(super) struct Fold {
 }
 
 pub(super) enum Role {
-    /// The core of this number.
     Core(u32),
     /// Folded into the previous member.
     Folded,

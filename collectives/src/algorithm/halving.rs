@@ -7,12 +7,10 @@ use super::fold::{Fold, Role};
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
-/// All-reduce: recursive halving (reduce-scatter), then recursive doubling (all-gather). As few
-/// bytes as the ring, in logarithmic time.
-///
-/// 2·log₂ p steps and 2(p−1)/p·n sent and received by each rank; if p is not a power of two,
-/// 2·⌊log₂ p⌋+2 steps, and n more each way between a core and its folded rank. Reduced in pairs at
-/// the largest distance, then pairs of pairs: with four ranks (0 ⊕ 2) ⊕ (1 ⊕ 3), in every block.
+/// Recursive halving (reduce-scatter), then recursive doubling (all-gather). 2·log₂ p steps,
+/// 2(p−1)/p·n sent and received; if p is not a power of two, 2·⌊log₂ p⌋+2 steps, and n more each
+/// way between a core and its folded rank. Pairs at the largest distance first: with four ranks (0
+/// ⊕ 2) ⊕ (1 ⊕ 3), in every block.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| Fold::new(p).cores(),
     strands: 1,
@@ -54,11 +52,9 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
     steps
 }
 
-/// Reduce-scatter.
-///
-/// log₂ p steps and (p−1)/p·n sent and received by each rank; if p is not a power of two, ⌊log₂
-/// p⌋+2 steps, and n more from a folded rank to its core. Order of reduction as in all-reduce. If
-/// the order is not that of the ranks, each first copies its contribution into that order.
+/// log₂ p steps, (p−1)/p·n sent and received; if p is not a power of two, ⌊log₂ p⌋+2 steps, and n
+/// more from a folded rank to its core. Order of reduction as in all-reduce; if the order is not
+/// that of the ranks, each first copies its contribution into that order.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -106,7 +102,6 @@ fn kept(members: &Members, core: u32) -> core::ops::Range<u32> {
     }
 }
 
-/// Reduces the parts in `given`, in the order of the members.
 fn reduce_scatter(members: &Members, v: u32, given: PlanMemory) -> Vec<Step> {
     let p = members.ranks();
     let fold = Fold::new(p);
@@ -136,9 +131,8 @@ fn reduce_scatter(members: &Members, v: u32, given: PlanMemory) -> Vec<Step> {
     steps
 }
 
-/// The halving rounds of a core: contributions are in `given`, partial results in `Partial` from
-/// the first block that it keeps, and its own result goes into `last`, if it is complete then.
-/// `span` returns the blocks of cores in a memory.
+/// The halving rounds of a core: partial results are in `Partial` from the first block that it
+/// keeps, and its own result goes into `last`, if it is complete then.
 fn halve(
     members: &Members,
     core: u32,

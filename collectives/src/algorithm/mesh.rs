@@ -1,14 +1,12 @@
 //! Full mesh: direct messages between all pairs; one hop, p−1 messages. Each rank begins with its
 //! successor, so that no rank is the first destination of all.
 //!
-//! Reductions are in rank order, 0 … p−1, in one pass: the same bits for any order of the members,
-//! equal to a loop over the ranks' contributions.
+//! Reductions are in rank order, in one pass: the same bits for any order of the members.
 
 use super::{Members, Recipe, Steps, copy, no_blocks, one_block, recv, send};
 use crate::plan::{PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// The peers of the member at position `v` in sending order.
 fn send_order(members: &Members, v: u32) -> impl Iterator<Item = Rank> + Send + '_ {
     (1..members.ranks()).map(move |distance| members.rank(v + distance))
 }
@@ -24,8 +22,7 @@ fn contribution(own: u32, other: u32) -> Span {
     Span::block(PlanMemory::Scratch, if other < own { other } else { other - 1 })
 }
 
-/// Reduces all contributions to the block `own` of the rank's input, the others' from scratch, in
-/// rank order.
+/// Reduces all contributions to the block `own`, in rank order; the others' are in scratch.
 fn reduce_all(members: &Members, rank: u32, own: u32, into: Span) -> Step {
     let source = |other| {
         if other == rank {
@@ -40,9 +37,8 @@ fn reduce_all(members: &Members, rank: u32, own: u32, into: Span) -> Step {
     }
 }
 
-/// All-reduce: each rank reduces one of p blocks, and sends the result to all.
-///
-/// 2 steps, 2(p−1)/p·n sent and received by each rank.
+/// Each rank reduces one of p blocks, and sends the result to all. 2 steps, 2(p−1)/p·n sent and
+/// received.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| p,
     strands: 1,
@@ -59,8 +55,6 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Reduce-scatter.
-///
 /// 1 step, (p−1)/p·n sent and received by each rank.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     blocks: one_block,
@@ -80,14 +74,11 @@ fn reduce_own(members: &Members, v: u32, into: Span) -> impl Iterator<Item = Ste
     give.chain(take).chain(reduce)
 }
 
-/// The others' contributions to the block of the member's own number.
 fn contributions(members: &Members, v: u32) -> Vec<u32> {
     vec![members.rank(v).0; members.ranks() as usize - 1]
 }
 
-/// All-reduce in one hop: for the smallest counts of few ranks.
-///
-/// 1 step, (p−1)·n sent and received by each rank.
+/// For the smallest counts of few ranks. 1 step, (p−1)·n sent and received by each rank.
 pub(super) const ONE_SHOT: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -104,8 +95,6 @@ pub(super) const ONE_SHOT: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Reduce: the root receives and reduces all inputs.
-///
 /// 1 step; the root receives (p−1)·n, each other rank sends n.
 pub(super) const REDUCE: Recipe = Recipe {
     blocks: one_block,
@@ -132,8 +121,6 @@ pub(super) const REDUCE: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Broadcast: the root sends to all.
-///
 /// 1 step; the root sends (p−1)·n, each other rank receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
     blocks: one_block,
@@ -145,8 +132,6 @@ pub(super) const BROADCAST: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Scatter: the root sends each its part.
-///
 /// 1 step; the root sends (p−1)/p·n, each other rank receives n/p.
 pub(super) const SCATTER: Recipe = Recipe {
     blocks: one_block,
@@ -170,8 +155,6 @@ fn from_root(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     Box::new(give.chain(std::iter::once(copy(input(root.0), output))))
 }
 
-/// Gather: each sends the root its part.
-///
 /// 1 step; the root receives (p−1)/p·n, each other rank sends n/p.
 pub(super) const GATHER: Recipe = Recipe {
     blocks: one_block,
@@ -192,8 +175,6 @@ pub(super) const GATHER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// All-gather.
-///
 /// 1 step, (p−1)/p·n sent and received by each rank.
 pub(super) const ALL_GATHER: Recipe = Recipe {
     blocks: one_block,
@@ -205,9 +186,8 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// All-to-all and all-to-all-v.
-///
-/// 1 step, (p−1)/p·n sent and received by each rank, where n is one rank's input.
+/// Also all-to-all-v. 1 step, (p−1)/p·n sent and received by each rank, where n is one rank's
+/// input.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -218,8 +198,7 @@ pub(super) const ALL_TO_ALL: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Each sends each rank the block of its input that `block` returns, and stores received blocks by
-/// sender.
+/// Sends each rank the block that `block` returns, and stores received blocks by sender.
 fn exchange(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     let rank = members.rank(v).0;
     let input = move |rank| Span::block(PlanMemory::Input, block(rank));
@@ -229,9 +208,7 @@ fn exchange(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     Box::new(give.chain([copy(input(rank), output(rank))]).chain(take))
 }
 
-/// Send and receive: to the next rank, by number, from the previous one.
-///
-/// 1 step, n sent and received by each rank.
+/// To the next rank, by number, from the previous one. 1 step, n sent and received by each rank.
 pub(super) const SEND_RECV: Recipe = Recipe {
     blocks: one_block,
     strands: 1,

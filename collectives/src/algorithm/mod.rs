@@ -30,15 +30,13 @@ named! {
         Ring = "ring",
         /// Binomial tree.
         Tree = "tree",
-        /// Double binary tree: each half on a binary tree of its own; no rank but the root has
-        /// children in both.
+        /// Double binary tree: no rank but the root has children in both.
         DoubleBinaryTree = "double-binary-tree",
         /// Recursive doubling: pairs at distances 1, 2, 4 … exchange all their data.
         RecursiveDoubling = "recursive-doubling",
         /// Recursive halving, followed by recursive doubling for all-reduce.
         HalvingDoubling = "halving-doubling",
-        /// Bruck: each sends to the ranks at distances 1, 2, 4 … before it, and forwards; ⌈log₂ p⌉
-        /// rounds for any number of ranks.
+        /// Bruck: each sends to the ranks at distances 1, 2, 4 … before it; ⌈log₂ p⌉ rounds.
         Bruck = "bruck",
         /// Full mesh: direct messages between all pairs.
         FullMesh = "full-mesh",
@@ -96,9 +94,8 @@ impl Algorithm {
             .filter(move |algorithm| algorithm.supports(collective))
     }
 
-    /// Whether the order of reduction of `collective` does not depend on how the count is cut into
-    /// slices and blocks: then the bits of the result do not either. True for collectives without
-    /// reduction.
+    /// Whether the order of reduction of `collective`, and so the bits, do not depend on how the
+    /// count is cut into slices and blocks. True for collectives without reduction.
     #[must_use]
     pub fn deterministic(self, collective: Collective) -> bool {
         self.recipe(collective).is_some_and(|recipe| recipe.deterministic)
@@ -164,7 +161,6 @@ impl Algorithm {
     }
 }
 
-/// Lazily generated steps.
 type Steps<'a> = Box<dyn Iterator<Item = Step> + Send + 'a>;
 
 #[derive(Clone, Copy)]
@@ -188,7 +184,6 @@ const fn no_blocks(_: &Members, _: u32) -> Vec<u32> {
     Vec::new()
 }
 
-/// A single rank: its output is its input.
 const SINGLE_RANK: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -209,14 +204,12 @@ const SINGLE_RANK: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// The members of a collective, by position and by rank.
 struct Members {
     shape: Shape,
     /// By rank: its position in the order.
     positions: Box<[u32]>,
     /// The root's position; 0 if the collective has no root.
     root_position: u32,
-    /// Whether the order is rank order.
     sorted: bool,
 }
 
@@ -281,7 +274,6 @@ impl Members {
         self.rank(self.root_position + distance)
     }
 
-    /// The runs of `count` members from position `first` on.
     fn runs(&self, first: u32, count: u32) -> impl Iterator<Item = RankRun> + Send + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -303,7 +295,6 @@ impl Members {
     }
 }
 
-/// A recipe applied to members.
 struct RecipeSchedule {
     members: Members,
     recipe: Recipe,

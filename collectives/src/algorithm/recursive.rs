@@ -8,11 +8,9 @@ use super::fold::{Fold, Role};
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
-/// All-reduce: for the smallest counts.
-///
-/// log₂ p steps and log₂ p·n sent and received by each rank; ⌊log₂ p⌋+2 steps if p is not a power
-/// of two. Reduced in pairs, then pairs of pairs: ((0 ⊕ 1) ⊕ (2 ⊕ 3)) ⊕ …; a folded rank with its
-/// core first. Both of a pair add the same two values, and so have the same bits.
+/// For the smallest counts. log₂ p steps, log₂ p·n sent and received; ⌊log₂ p⌋+2 steps if p is not
+/// a power of two. Reduced in pairs, then pairs of pairs: ((0 ⊕ 1) ⊕ (2 ⊕ 3)) ⊕ …; a folded rank
+/// with its core first. Both of a pair add the same two values, and so have the same bits.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -38,8 +36,7 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
         return vec![send(into, held), recv(into, output)];
     };
     let mut steps = Vec::with_capacity(2 * fold.rounds as usize + 2);
-    // Partial results alternate between two blocks, so that no round waits for the previous round's
-    // message.
+    // Partial results alternate between two blocks: no round waits for the previous one's message.
     let mut turn = 0;
     if fold.has_folded(core) {
         let into = Span::block(PlanMemory::Partial, 0);
@@ -80,11 +77,9 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
     steps
 }
 
-/// All-gather.
-///
-/// log₂ p steps and (p−1)/p·n sent and received by each rank; if p is not a power of two, ⌊log₂
-/// p⌋+2 steps, and a core with a folded rank sends n more. If the order is not rank order, parts
-/// are collected in that order, and sorted by copying them.
+/// log₂ p steps, (p−1)/p·n sent and received; if p is not a power of two, ⌊log₂ p⌋+2 steps, and a
+/// core with a folded rank sends n more. If the order is not rank order, parts are collected in
+/// that order, and sorted by copying them.
 pub(super) const ALL_GATHER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -139,9 +134,7 @@ fn all_gather(members: &Members, v: u32, place: PlanMemory) -> Vec<Step> {
     steps
 }
 
-/// Barrier: dissemination. In round i each rank notifies the one 2^i behind it.
-///
-/// ⌈log₂ p⌉ steps, no bytes.
+/// Dissemination: in round i each rank notifies the one 2^i behind it. ⌈log₂ p⌉ steps, no bytes.
 pub(super) const BARRIER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,

@@ -1,15 +1,12 @@
-//! Ring: each rank only sends to the next one.
-//!
-//! All links are always busy, and the latency grows with p: for large counts.
+//! Ring: each rank only sends to the next one. All links are always busy, and the latency grows
+//! with p: for large counts.
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
-/// All-reduce: p blocks go around once to be reduced (reduce-scatter) and once more to be
-/// distributed (all-gather).
-///
-/// 2(p−1) steps, 2(p−1)/p·n sent and received by each rank. Block b is reduced in the order of the
-/// ring, from position b on: the order depends on the block.
+/// p blocks go around to be reduced, and again to be distributed. 2(p−1) steps, 2(p−1)/p·n sent and
+/// received. Block b is reduced in the order of the ring, from position b on: the order depends on
+/// the block.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| p,
     strands: 1,
@@ -34,8 +31,6 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     },
 };
 
-/// Reduce-scatter: the parts go around and accumulate the contributions.
-///
 /// p−1 steps, (p−1)/p·n sent and received by each rank. The part of the rank at position v is
 /// reduced in the order of the ring, from position v+1 on to v.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
@@ -55,11 +50,8 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     },
 };
 
-/// The blocks go around once: in turn t the rank sends block `block(t)` and adds its own
-/// contribution to `block(t + 1)`; the last of them is then complete, and goes into `last`.
-///
-/// Partial results of turn t are block t of [`PlanMemory::Partial`], so no block is written that
-/// may still be in flight.
+/// In turn t the rank sends block `block(t)` and adds its contribution to `block(t + 1)`; the last
+/// goes into `last`. Turn t uses block t of [`PlanMemory::Partial`]: none in flight is written.
 fn reduce_around<'a>(
     members: &'a Members,
     v: u32,
@@ -84,8 +76,6 @@ fn reduce_around<'a>(
     })
 }
 
-/// All-gather: each part goes around.
-///
 /// p−1 steps, (p−1)/p·n sent and received by each rank.
 pub(super) const ALL_GATHER: Recipe = Recipe {
     blocks: one_block,
@@ -105,10 +95,8 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Broadcast: along the chain from the root. Slices are pipelined, so a long message takes little
-/// longer than its transmission by the root.
-///
-/// p−1 steps; each rank but the last sends n, each but the root receives n.
+/// Along the chain from the root, slices pipelined. p−1 steps; each rank but the last sends n, each
+/// but the root receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -127,10 +115,8 @@ pub(super) const BROADCAST: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Reduce: along the chain that ends at the root.
-///
-/// p−1 steps; each rank but the root sends n, each but the first receives n. Reduced from the rank
-/// before the root in the order (the farthest behind it) backwards: positions r−1, r−2 … r+1, r.
+/// Along the chain that ends at the root. p−1 steps; each rank but the root sends n, each but the
+/// first receives n. Order: positions r−1, r−2 … r+1, r, where r is the root's.
 pub(super) const REDUCE: Recipe = Recipe {
     blocks: one_block,
     strands: 1,

@@ -15,7 +15,6 @@ fn in_order(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
 }
 
-/// Proves a schedule, in place too if it may run so.
 fn proved(algorithm: Algorithm, collective: Collective, order: &[Rank], root: Rank) {
     let schedule = algorithm.schedule(collective, order, root).expect("a schedule");
     let plan = Plan::of(&*schedule);
@@ -39,7 +38,6 @@ fn every_algorithm_is_right_for_1_to_64_ranks() {
     }
 }
 
-/// Every root, and the ranks in an unrelated order.
 #[test]
 fn every_root_and_scattered_ranks() {
     for (algorithm, collective) in all() {
@@ -56,7 +54,6 @@ fn every_root_and_scattered_ranks() {
     }
 }
 
-/// Even ranks, then odd ones from the end.
 fn scattered(ranks: u32) -> Vec<Rank> {
     let (even, odd): (Vec<_>, Vec<_>) = (0..ranks).partition(|rank| rank.is_multiple_of(2));
     even.into_iter().chain(odd.into_iter().rev()).map(Rank).collect()
@@ -135,8 +132,7 @@ fn every_collective_has_an_algorithm() {
     insta::assert_snapshot!(matrix.join("\n"));
 }
 
-/// The order in which an element is reduced does not depend on its block: then its bits do not
-/// depend on how the count is cut.
+/// Then an element's bits do not depend on how the count is cut.
 #[test]
 fn deterministic_algorithms_reduce_all_blocks_alike() {
     let alike = |algorithm: Algorithm, collective, ranks| {

@@ -1,16 +1,12 @@
 //! Binomial tree: member u, counted from the root in the order, has the children u+1, u+2, u+4 …
-//! below its own lowest bit, and so a subtree of consecutive members.
-//!
-//! ⌈log₂ p⌉ hops from the farthest leaf to the root. The root exchanges ⌈log₂ p⌉ messages: for
-//! small counts.
+//! below its own lowest bit, and so a subtree of consecutive members. ⌈log₂ p⌉ hops, and as many
+//! messages of the root: for small counts.
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// Broadcast: the largest subtrees first.
-///
-/// ⌈log₂ p⌉ steps; the root sends ⌈log₂ p⌉·n, each other rank receives n.
+/// The largest subtrees first. ⌈log₂ p⌉ steps; the root sends ⌈log₂ p⌉·n, each other receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -21,10 +17,8 @@ pub(super) const BROADCAST: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Reduce: the reverse of broadcast.
-///
 /// ⌈log₂ p⌉ steps; the root receives ⌈log₂ p⌉·n, each other rank sends n. Each reduces its own
-/// contribution with those of its children's subtrees, the smallest first: ((u ⊕ s₁) ⊕ s₂) ⊕ s₄ …
+/// contribution with its children's, the smallest subtrees first: ((u ⊕ s₁) ⊕ s₂) ⊕ s₄ …
 pub(super) const REDUCE: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -35,10 +29,9 @@ pub(super) const REDUCE: Recipe = Recipe {
     partial,
 };
 
-/// All-reduce: reduce to the first of the order, and broadcast from it.
-///
-/// 2·⌈log₂ p⌉ steps; the first rank sends and receives ⌈log₂ p⌉·n, each other rank exchanges n with
-/// its parent and each child, each way. Order of reduction as in reduce.
+/// Reduce to the first of the order, then broadcast. 2·⌈log₂ p⌉ steps; the first rank sends and
+/// receives ⌈log₂ p⌉·n, each other exchanges n with its parent and each child, each way. Order as
+/// in reduce.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -59,10 +52,8 @@ fn partial(members: &Members, v: u32) -> Vec<u32> {
     (at.size(at.u) > 1 && neighbours > 1).then_some(0).into_iter().collect()
 }
 
-/// Gather: each rank collects the parts of its subtree, and sends them as one message.
-///
-/// ⌈log₂ p⌉ steps; the root receives (p−1)/p·n, each other rank sends its subtree's parts. If a
-/// subtree's ranks are not consecutive, the root sorts its parts by copying them.
+/// Each collects its subtree's parts, and sends them as one message; if the ranks are not
+/// consecutive, the root sorts by copying. ⌈log₂ p⌉ steps; the root receives (p−1)/p·n.
 pub(super) const GATHER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -73,9 +64,7 @@ pub(super) const GATHER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Scatter: the reverse of gather.
-///
-/// ⌈log₂ p⌉ steps; the root sends (p−1)/p·n, each other rank receives its subtree's parts.
+/// The reverse of gather: ⌈log₂ p⌉ steps; the root sends (p−1)/p·n.
 pub(super) const SCATTER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -100,9 +89,7 @@ fn subtree_parts(members: &Members, v: u32) -> Vec<u32> {
     (0..parts).map(|index| part(at.u + index)).collect()
 }
 
-/// Barrier: a message from each up to the first of the order, and one back.
-///
-/// 2·⌈log₂ p⌉ steps, no bytes.
+/// A message from each up to the first of the order, and one back. 2·⌈log₂ p⌉ steps, no bytes.
 pub(super) const BARRIER: Recipe = Recipe {
     blocks: one_block,
     strands: 1,
@@ -134,7 +121,6 @@ impl<'a> Binomial<'a> {
         Self { members, u }
     }
 
-    /// The number of members in the subtree of `u`: those from `u` on.
     fn size(&self, u: u32) -> u32 {
         let p = self.members.ranks();
         if u == 0 { p } else { (p - u).min(lowest_bit(u)) }
@@ -259,19 +245,14 @@ pub(super) const fn lowest_bit(u: u32) -> u32 {
     u & u.wrapping_neg()
 }
 
-/// A member of a tree that reduces or broadcasts one block.
 pub(super) struct Node {
-    /// Its parent; the root has none.
     pub(super) parent: Option<Rank>,
     /// Its children, the smallest subtrees first, and the form of what they send.
     pub(super) children: Vec<(Rank, BlockForm)>,
-    /// The block.
     pub(super) block: u32,
 }
 
 impl Node {
-    /// Reduces the children's subtrees with the member's own contribution, and sends the result to
-    /// the parent.
     pub(super) fn reduce(&self) -> Vec<Step> {
         let mut steps = Vec::with_capacity(self.children.len() + 1);
         let mut with = Span::block(PlanMemory::Input, self.block);
@@ -289,8 +270,7 @@ impl Node {
         steps
     }
 
-    /// Receives the block from the parent, and sends it to the children; the root has it in
-    /// `place`.
+    /// The root has the block in `place`.
     pub(super) fn send_down(&self, place: PlanMemory) -> Vec<Step> {
         let output = Span::block(PlanMemory::Output, self.block);
         let source = if self.parent.is_some() {

@@ -5,10 +5,8 @@ use std::time::Duration;
 use crate::failure::Failure;
 use crate::types::Rank;
 
-/// Exchange of bytes between the members of a group: keys, addresses, endpoints.
-///
-/// All members make the same calls in the same order. An engine needs nothing else, so tests can
-/// run many ranks in one process.
+/// Exchange of bytes between the members of a group: keys, addresses, endpoints. All members make
+/// the same calls in the same order.
 pub trait Exchange {
     /// Sends `outgoing[r]` to rank `r`, and returns the bytes that each rank sent to this one, by
     /// rank.

@@ -27,10 +27,8 @@ impl Nonce {
         Ok(Self(bytes))
     }
 
-    /// Derives a nonce from values that a launcher gave all ranks of a job. It is as secret as
-    /// these: a job number can be guessed, and protects against mistakes only.
-    ///
-    /// 128-bit FNV-1a: only equality between processes and versions is needed.
+    /// Derives a nonce from values that a launcher gave all ranks. It is as secret as these: a job
+    /// number can be guessed, and protects against mistakes only.
     #[must_use]
     pub fn derived(words: &[&str]) -> Self {
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

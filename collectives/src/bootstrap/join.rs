@@ -1,10 +1,9 @@
-//! How a rank joins its group: it registers at the rendezvous and then connects to every other
-//! rank.
+//! How a rank joins its group: it registers at the rendezvous, receives the table of all ranks, and
+//! connects to each.
 //!
-//! A rank opens a hello listener, registers at the rendezvous, and receives the table of all ranks.
-//! Each pair of ranks has one connection, from the lower to the higher rank. A rank first connects
-//! to all higher ranks and sends its hello, then accepts all lower ranks, and reads the replies
-//! last, so that no cycle of waits can form.
+//! Each pair has one connection, from the lower to the higher rank. A rank first connects to all
+//! higher ranks and sends its hello, then accepts all lower ranks, and reads the replies last, so
+//! that no cycle of waits can form.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,13 +17,10 @@ use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
 use super::{Member, Options};
 use crate::types::Rank;
 
-/// Interval between attempts to reach the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// Timeout per candidate address for the connection and the rendezvous' reply, if there are
-/// several.
+/// Timeout per candidate address, if there are several, with the rendezvous' reply.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The identity that a rank presents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JoinRequest {
     pub(super) nonce: Nonce,
@@ -51,7 +47,6 @@ pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Bootstra
     Ok(found)
 }
 
-/// Registers at the rendezvous at one of `candidates`, and then connects to all other ranks.
 pub(super) fn join(
     candidates: &[SocketAddr],
     request: JoinRequest,
@@ -93,8 +88,7 @@ enum Attempt {
     Failed(BootstrapError),
 }
 
-/// Finds the rendezvous of this group. It may not be open yet, and a candidate address may belong
-/// to another group.
+/// The rendezvous may not be open yet, and a candidate may belong to another group.
 fn find_rendezvous(
     candidates: &[SocketAddr],
     request: JoinRequest,
@@ -185,8 +179,7 @@ fn try_rendezvous(candidate: SocketAddr, request: JoinRequest, options: &Options
     }
 }
 
-/// The listener for the other ranks, on the address that the rendezvous sees unless `bind` names
-/// another.
+/// Listens on the address that the rendezvous sees unless `bind` names another.
 fn listen_for_peers(stream: &TcpStream, bind: Option<IpAddr>, ranks: u32) -> Result<HelloListener, BootstrapError> {
     let seen = stream
         .local_addr()

@@ -53,16 +53,13 @@ pub enum RendezvousPoint {
 /// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK` | one host: loopback; several: `MASTER_ADDR`, to be given with `-x` |
 /// | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 ///
-/// The first row whose rank and number of ranks are set applies: torchrun may run under srun, and
-/// so may mpirun. `DOORBELL_ID` names the rendezvous under any launcher; the process that made the
-/// id listens. Without one, rank 0 listens at the first free one of eight ports, and the others try
-/// all of them: those after `MASTER_PORT`, or eight below the ephemeral range that the job number
-/// selects.
+/// The first row whose rank and number of ranks are set applies, as launchers may be nested.
+/// `DOORBELL_ID` names the rendezvous under any launcher; the process that made the id listens.
+/// Without one, rank 0 listens at the first free one of eight ports, and the others try all: those
+/// after `MASTER_PORT`, or eight below the ephemeral range that the job number selects.
 ///
-/// Authentication: an id has a random nonce. Open MPI gives each job a random key, which is
-/// equivalent. The other nonces can be guessed from the job's number or address, so they separate
-/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into every
-/// nonce that is not random.
+/// An id, and Open MPI's key of the job, are random. Other nonces can be guessed, so they separate
+/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into these.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
     /// The launcher.
@@ -182,7 +179,6 @@ fn serve(
     }))
 }
 
-/// A view of the environment.
 struct Variables<'a>(&'a dyn Fn(&'static str) -> Option<String>);
 
 impl Variables<'_> {
@@ -220,7 +216,6 @@ impl Variables<'_> {
             })
     }
 
-    /// The launcher and its variables for rank, ranks and local rank.
     fn launcher(&self) -> Option<(Launcher, [&'static str; 3])> {
         let slurm_ranks = if self.get("SLURM_STEP_NUM_TASKS").is_some() {
             "SLURM_STEP_NUM_TASKS"
@@ -243,8 +238,7 @@ impl Variables<'_> {
             ),
             (Launcher::Slurm, ["SLURM_PROCID", slurm_ranks, "SLURM_LOCALID"]),
         ];
-        // Half of the pair is an error in our own variables, and ignored in those of other
-        // launchers.
+        // Half of the pair is an error in our own variables only.
         let is_set = |launcher, [rank, ranks, _]: [&'static str; 3]| {
             self.get(rank).is_some() && (launcher == Launcher::Doorbell || self.get(ranks).is_some())
         };

@@ -1,10 +1,9 @@
-//! The hello listener: a listening TCP socket and the accepted connections that have not completed
-//! their hello (first message).
+//! The hello listener: a listening socket and the connections without a complete hello (first
+//! message).
 //!
-//! Any host can connect to a TCP port. The listener polls all pending connections at once, so a
-//! peer that sends nothing, or sends slowly, blocks no other peer. A connection has
-//! [`HELLO_TIMEOUT`] to send a hello of at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes. At
-//! most [`MAX_PENDING`] unauthenticated connections are kept; the oldest is dropped first.
+//! It polls all pending connections at once, so a peer that sends nothing blocks no other. A
+//! connection has [`HELLO_TIMEOUT`] to send at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes; of
+//! more than [`MAX_PENDING`] the oldest is dropped.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -37,17 +36,14 @@ pub(super) struct HelloListener {
     listener: TcpListener,
     address: SocketAddr,
     pending: VecDeque<PendingConnection>,
-    /// accept(2) is paused until then: no descriptor or memory was available.
     accept_paused_until: Option<Instant>,
     max_pending: usize,
 }
 
-/// A connection whose hello is complete or invalid.
 #[derive(Debug)]
 pub(super) struct Accepted {
     pub(super) stream: TcpStream,
     pub(super) peer_addr: SocketAddr,
-    /// The hello, or the reason why it is invalid.
     pub(super) hello: Result<BootstrapMessage, &'static str>,
 }
 
@@ -156,8 +152,7 @@ impl HelloListener {
                     Ok(())
                 }
                 Errno::EBADF | Errno::EINVAL | Errno::ENOTSOCK | Errno::EOPNOTSUPP | Errno::EFAULT => Err(e),
-                // accept(2): the connection is gone, or the network reported an error of this
-                // connection only.
+                // accept(2): the connection is gone, or the error is of this connection only.
                 _ => Ok(()),
             },
         }
@@ -232,7 +227,6 @@ pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::
     BootstrapMessage::decode(&body).ok_or_else(nonsense)
 }
 
-/// Describes the error in the terms of this protocol where it has some.
 pub(super) fn describe_io_error(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::UnexpectedEof => "it hung up".to_owned(),

@@ -1,9 +1,8 @@
 //! Bootstrap: processes meet at the rendezvous named by a [`UniqueId`] and form a [`Group`] with a
 //! full mesh of TCP connections.
 //!
-//! A [`Group`] has this process' [`Rank`], the other members, and a [`ControlMesh`] between them.
-//! Data of collectives goes over queue pairs; the mesh carries what is needed before (addresses and
-//! keys), beside (failure detection, abort) and after (shrink).
+//! Data of collectives goes over queue pairs; the [`ControlMesh`] carries what is needed before
+//! (addresses and keys), beside (failure detection, abort) and after (shrink).
 
 mod error;
 mod exchange;
@@ -79,8 +78,7 @@ impl Options {
     }
 }
 
-/// The first IPv4 address of an interface, else the first IPv6 address. Link-local addresses, which
-/// need an interface, are skipped.
+/// The first IPv4 address, else the first IPv6 one. Link-local ones need an interface: skipped.
 fn address_of(interface: &str) -> Option<IpAddr> {
     let all = nix::ifaddrs::getifaddrs()
         .ok()?

@@ -1,9 +1,8 @@
 //! The rendezvous: the server at which the ranks of a group register.
 //!
-//! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. Each rank presents the
-//! nonce, its rank, the number of ranks it expects, and the address of its own listener. When all
-//! have registered, each receives the table of all, and the rendezvous ends. A connection with the
-//! wrong nonce, an invalid rank or a duplicate rank is rejected with a reason and changes nothing.
+//! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. When all ranks have
+//! registered, each receives the table of all, and the rendezvous ends. A connection with the wrong
+//! nonce, an invalid rank or a duplicate rank is rejected with a reason and changes nothing.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -27,7 +26,6 @@ pub struct Rendezvous {
     id: UniqueId,
     ranks: u32,
     registered: Vec<Option<(TcpStream, Entry)>>,
-    /// The last connection that was rejected, and why.
     turned_away: Option<(SocketAddr, String)>,
 }
 
@@ -167,7 +165,6 @@ impl Rendezvous {
         }
     }
 
-    /// The rank of a registration, or the reply that rejects it.
     fn validate(&mut self, accepted: &Accepted) -> Result<(Rank, Entry), BootstrapMessage> {
         let no = |why: String| BootstrapMessage::Reject(why);
         let message = accepted.hello.as_ref().map_err(|why| no((*why).to_owned()))?;

@@ -52,8 +52,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A text behind its length. A peer chose it and it goes into one-line messages: control
-    /// characters are replaced.
+    /// A peer chose the text and it goes into one-line messages: control characters are replaced.
     pub(crate) fn text(&mut self, max: usize) -> Option<String> {
         let length = usize::from(self.u16()?);
         if length > max {
@@ -89,7 +88,6 @@ fn address(from: &mut Reader) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, from.u16()?))
 }
 
-/// A member, and the address of its listener.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub(super) listen_addr: SocketAddr,
@@ -116,7 +114,6 @@ impl Entry {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum BootstrapMessage {
-    /// To the rendezvous: registers a rank.
     Register {
         nonce: Nonce,
         rank: Rank,
@@ -127,9 +124,7 @@ pub(super) enum BootstrapMessage {
     Table(Vec<Entry>),
     /// To a member: the hello of the connection from `from` to `to`.
     Connect { nonce: Nonce, from: Rank, to: Rank },
-    /// Reply: accepted.
     Accept,
-    /// Reply: rejected, with a reason.
     Reject(String),
     /// Reply: wrong nonce, another group's.
     WrongGroup,

@@ -1,13 +1,10 @@
-//! Calibration of the cost model (alpha, beta): measures messages by each protocol, between all
-//! ranks of a host and between two ranks of different hosts, and the ranks' own reductions and
-//! copies.
+//! Calibration of the cost model (alpha, beta): messages by each protocol, between all ranks of a
+//! host and between two ranks of different hosts, and the ranks' own reductions and copies.
 //!
-//! The measured operations are executor plans that consist of hops only: each participating rank
-//! sends to the next and receives from the previous one, so a measurement includes all costs of
-//! operations. All ranks begin the same operations; the others have nothing to do in them. Machines
-//! are shared, so the median of each kind counts. Calibration takes some 50 ms, most of it for the
-//! longest messages, which must exceed the caches; these are left out where ranks outnumber
-//! processors.
+//! Measured operations are executor plans of hops only, so a measurement includes all costs of
+//! operations; idle ranks begin them too. Machines are shared, so the median of each kind counts.
+//! Calibration takes some 50 ms, most of it for the longest messages, which must exceed the caches;
+//! these are left out where ranks outnumber processors.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -25,15 +22,13 @@ use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span,
 use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// Message bytes for the latency measurement (alpha).
 const SHORT_BYTES: u64 = 8;
 /// Maximum bytes of a message of Simple; longer marks consist of several.
 const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
-/// The longest mark of LL and LL128.
 const MAX_LINE_MARK: u64 = 32 << 10;
 /// The longest mark where ranks outnumber processors.
 const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;
-/// Warm-up rounds; measured rounds; measured rounds of long operations.
+/// Warm-up rounds; measured rounds; those of long operations.
 const WARMUP_ROUNDS: usize = 2;
 const ROUNDS: usize = 11;
 const LONG_ROUNDS: usize = 3;
@@ -43,13 +38,10 @@ const QUICK_LIMITS: [Duration; WARMUP_ROUNDS] = [Duration::from_millis(50), Dura
 const SLOW_ROUNDS: usize = 1;
 /// Repetitions of a short operation per sample.
 const REPEATS: u32 = 8;
-/// Repetitions of a tiny operation per sample, so that branch predictors are trained; and its
-/// maximum bytes.
+/// Repetitions per sample of a tiny operation, which train branch predictors.
 const TINY_REPEATS: u32 = 48;
 const TINY_BYTES: u64 = 2 << 10;
-/// The longest mark that is measured with several messages because it is short.
 const MAX_MULTI_MESSAGE_MARK: u64 = 16 << 10;
-/// A mark of granted messages, of which two are measured at that mark.
 const GRANTED_MARK: u64 = MARKS[4];
 /// Bounds of short and long operations, in bytes.
 const SHORT_OPERATION: u64 = 16 << 10;
@@ -107,8 +99,7 @@ enum Pattern {
     Isolated(u32),
     /// So many ping-pong exchanges between the first two ranks; the others are idle.
     PingPong(u32),
-    /// A burst of so many messages, to different ranks if there are several others, and then as
-    /// many receives.
+    /// Messages to different ranks, if there are several others, and then as many receives.
     Burst(u32),
 }
 
@@ -213,13 +204,11 @@ struct Calibrator<'a> {
     function: Function,
     memory: Arc<Segment>,
     repeated: Option<((PlanId, Protocol, u64), CachedProgram)>,
-    /// The longest mark: the length of input and output.
     longest: u64,
     shared: &'a Shared,
     options: &'a Options,
 }
 
-/// A measured operation and its samples, ns.
 struct Measurement {
     protocol: Protocol,
     pattern: Pattern,
@@ -272,7 +261,6 @@ impl<'a> Calibrator<'a> {
         Ok(shortest(|| self.run(plan, Protocol::Ll, 0))?)
     }
 
-    /// Replaces the tuner's costs by measured ones.
     fn costs(&mut self, tuner: &mut Tuner, hosts: &[u32]) -> Result<(), CollectiveError> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
@@ -338,9 +326,8 @@ impl<'a> Calibrator<'a> {
                 }
             }
         }
-        // Each round has some of each kind, so that a disturbance affects all alike. The warm-up
-        // rounds allocate memory and wake the ranks, and show whether there is time for long
-        // messages.
+        // Each round has some of each kind, so that a disturbance affects all alike. Warm-up rounds
+        // allocate memory, wake the ranks, and show whether there is time for long messages.
         let (mut reach, mut rounds, mut quick) = (SHORT_OPERATION, WARMUP_ROUNDS + ROUNDS, true);
         let mut round = 0;
         while round < rounds {
@@ -470,7 +457,6 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Runs an operation as a communicator does: from the program cache if possible.
     fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let way = (plan, protocol, bytes);
         let start = self.memory.start();
@@ -541,7 +527,6 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Cost per byte by size, for work done piece by piece.
     fn scale(&self, work: impl Fn(usize, usize)) -> Option<Scale> {
         let mut rates = Vec::new();
         for mark in MARKS.into_iter().filter(|&mark| mark <= self.longest) {

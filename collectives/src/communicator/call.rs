@@ -74,13 +74,11 @@ pub(super) struct OperationSpec {
     pub(super) root: Rank,
     pub(super) reduction: Reduction,
     pub(super) data: DataType,
-    /// Elements of the whole of all-reduce, broadcast and reduce; of each rank's part of the
-    /// others.
+    /// Elements of the whole of all-reduce, broadcast and reduce; else of each rank's part.
     pub(super) count: u64,
     /// Bytes, as the cost model counts them.
     pub(super) bytes: u64,
     pub(super) parts: Option<Parts>,
-    /// Of a point-to-point message: the peer and the direction.
     pub(super) message: Option<(Rank, Direction)>,
     pub(super) input: BufferRef,
     pub(super) output: BufferRef,
@@ -94,8 +92,7 @@ impl OperationSpec {
     }
 }
 
-/// Operations with equal keys differ at most in the addresses of their data, and share a cached
-/// program.
+/// Operations with equal keys share a cached program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CacheKey {
     collective: Collective,
@@ -228,7 +225,6 @@ impl<'c, B> Call<'c, B> {
             buffers,
         } = self;
         let result = comm.shared.run(spec?, &settings);
-        // The operation has used the buffers until here.
         drop(buffers);
         result
     }
@@ -312,7 +308,6 @@ impl<B: Owned> fmt::Debug for Request<'_, B> {
     }
 }
 
-/// A type-erased owner of buffers.
 trait Erased {}
 
 impl<B> Erased for B {}
@@ -322,7 +317,6 @@ impl<B> Erased for B {}
 pub struct Batch<'g> {
     comm: &'g Communicator,
     tickets: Vec<Ticket>,
-    /// The operations' buffers.
     buffers: Vec<Box<dyn Erased + 'g>>,
     /// Invariant in `'g`.
     borrowed: PhantomData<&'g mut &'g ()>,
@@ -355,7 +349,6 @@ impl<'g> Batch<'g> {
         Ok(())
     }
 
-    /// Waits for all, even if one has failed.
     pub(super) fn wait(&mut self) -> Result<(), CollectiveError> {
         let mut result = Ok(());
         for ticket in self.tickets.drain(..) {
@@ -369,7 +362,6 @@ impl<'g> Batch<'g> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         if !self.tickets.is_empty() {
-            // The thread panics, and the borrowed buffers end their lifetime.
             self.comm
                 .shared
                 .abort_local("a thread panicked while operations of its own were under way");

@@ -1,8 +1,7 @@
 //! The collectives as methods.
 //!
 //! The plain name is in place: the output replaces the input, as
-//! [`Shape::shared`](crate::plan::Shape::shared) defines. `…_into` has separate input and output.
-//! Collectives that cannot run in place have no such suffix.
+//! [`Shape::shared`](crate::plan::Shape::shared) defines; `…_into` has separate input and output.
 
 use std::sync::Arc;
 
@@ -20,7 +19,6 @@ pub(super) fn misuse<T>(collective: Collective, what: impl Into<String>) -> Resu
     Err(CollectiveError::Misuse { collective, what })
 }
 
-/// Displacements and lengths of consecutive parts, and their total length.
 pub(super) fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
     let mut at = 0usize;
     let parts = counts.iter().map(|&len| {
@@ -107,7 +105,6 @@ impl Communicator {
         self.shared.run(spec, &self.settings())
     }
 
-    /// Elements per rank of `len` elements.
     pub(super) fn part(&self, collective: Collective, len: usize) -> Result<usize, CollectiveError> {
         let ranks = self.ranks as usize;
         if len.is_multiple_of(ranks) {
@@ -194,8 +191,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// All ranks get all parts, in place: `data` has a part for each rank, of which the own one is
-    /// the input.
+    /// All ranks get all parts, in place: the own part of `data` is the input.
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<X: Target>(&self, mut data: X) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::AllGather;
@@ -314,8 +310,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// The root gets all parts, in place: its `data` has a part for each rank, of which the own one
-    /// is its input; that of the others is their part.
+    /// The root gets all parts, in place, one per rank; the others' `data` is their part.
     #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Gather;
@@ -352,8 +347,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank gets its part of the root's `data`, which has one for each rank; the root's own
-    /// part stays in place.
+    /// Each rank gets its part of the root's `data`; the root's own part stays in place.
     #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Scatter;

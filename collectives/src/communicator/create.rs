@@ -155,9 +155,8 @@ impl Communicator {
         self.with_group(group)
     }
 
-    /// Measures the costs of the cost model and chooses algorithms anew, for example after threads
-    /// were bound to processors. All ranks call it, with nothing in flight. A tuning file's costs
-    /// take precedence.
+    /// Measures the costs of the cost model and chooses algorithms anew. All ranks call it, with
+    /// nothing in flight. A tuning file's costs take precedence.
     ///
     /// # Errors
     /// When an operation fails, or a rank is missing.
@@ -321,8 +320,7 @@ fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveErro
     })
 }
 
-/// A tuner from the options of this rank, with the costs of the soft device between processes of
-/// one host.
+/// Uses the costs of the soft device between processes of one host.
 fn tuner_of(options: &Options) -> Tuner {
     let link = Link::soft_local();
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);

@@ -11,16 +11,13 @@ use crate::memory::Segment;
 use crate::types::DataType;
 
 /// Elements in registered memory, for zero-copy operations; initially zero. Allocated by
-/// [`Communicator::alloc`](super::Communicator::alloc).
-///
-/// Another communicator accepts it too, and copies it like any slice. The ranks of a communicator
-/// trust one another: the protocol determines what they may write, and the device enforces only
-/// that it is this communicator's memory.
+/// [`Communicator::alloc`](super::Communicator::alloc); other communicators copy it like any slice.
+/// Ranks trust one another: a device enforces only that a peer writes to this communicator's
+/// memory.
 #[doc(alias = "ncclMemAlloc")]
 pub struct CommBuffer<T: Element> {
     segment: Arc<Segment>,
     len: usize,
-    /// The communicator for which it is registered.
     communicator: u64,
     element: PhantomData<T>,
 }
@@ -78,7 +75,6 @@ impl BufferRef {
         }
     }
 
-    /// A segment, which the caller keeps alive.
     pub(super) fn segment(segment: &Arc<Segment>) -> Self {
         Self {
             start: segment.start(),

@@ -1,10 +1,8 @@
 //! Driving operations to completion, deadlines, and failure handling.
 //!
-//! A waiting thread drives the engine under the lock, which it releases before it sleeps. An
-//! operation that is not complete after half of its timeout has all members queried; shortly before
-//! its deadline the group is failed with the finding, on all ranks, so that each returns in time
-//! with the same verdict. A death, an abort or another rank's verdict raises a flag that is polled
-//! in each step.
+//! A waiting thread drives the engine under the lock, which it releases before it sleeps. After
+//! half of its timeout an operation has all members queried; shortly before its deadline it fails
+//! the group with the finding, on all ranks, so that all return in time with the same verdict.
 //!
 //! No model: the count of waiting threads is a hint to yield; the stop flag guards no data and is
 //! read again under the lock.
@@ -29,10 +27,8 @@ use crate::types::{Protocol, Rank};
 
 /// Idle steps between two deadline checks.
 const CLOCK_CHECK_INTERVAL: u32 = 64;
-/// Maximum time for a member to reply to a query before it counts as stopped, where the deadline
-/// allows.
+/// Maximum wait for a member's reply before it counts as stopped, where the deadline allows.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// Interval between polls for the members' replies after a failure.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Delay after which the progress thread retries a contended lock.
@@ -44,13 +40,11 @@ pub(super) struct Shared {
     group: Mutex<Group>,
     pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
-    /// Initial backoff of a wait.
     backoff: Backoff,
     /// Whether a progress thread drives started operations; and the number of other threads that
     /// wait for or hold the lock.
     background: bool,
     lock_waiters: AtomicUsize,
-    /// Whether the progress thread is to exit.
     shutdown: AtomicBool,
     /// Notified when an operation was started.
     started: Condvar,
@@ -152,8 +146,7 @@ impl Shared {
         self.finish(lock, ticket)
     }
 
-    /// Runs an operation from the program cache; returns its ticket if it is not complete in a few
-    /// microseconds.
+    /// Returns the ticket if the operation is not complete in a few microseconds.
     #[inline]
     fn run_cached(&self, state: &mut State, cached: CachedProgram, spec: &OperationSpec) -> Option<Ticket> {
         let number = state.engine.next_number();
@@ -313,8 +306,7 @@ impl Shared {
         }
     }
 
-    /// Drives the engine one step and handles attention and deadlines. Returns whether there was
-    /// progress.
+    /// Drives the engine one step. Returns whether there was progress.
     #[inline]
     fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
         let driven = AbortOnPanic(state);
@@ -348,7 +340,6 @@ impl Shared {
         }
     }
 
-    /// An operation whose request was dropped, and the segments that must outlive it.
     pub(super) fn abandon(&self, ticket: Ticket, keep: [Option<Arc<Segment>>; 2]) {
         self.with(|state| {
             state.abandoned.push((ticket, keep));
@@ -377,7 +368,6 @@ impl Shared {
         self.with(|state| self.record_failure(state))
     }
 
-    /// Drives operations until none is in flight, or until the deadline.
     pub(super) fn drain(&self, until: Instant) {
         let mut backoff = self.backoff.clone();
         let mut idle = 0;
@@ -407,7 +397,6 @@ impl Shared {
         }
     }
 
-    /// Reports the engine's waits, after the link test if one is requested and complete.
     fn report_waits(&self, state: &mut State, waits: Vec<Wait>) {
         if let Some(timeout) = self.monitor.requested_link_test().filter(|_| state.engine.has_links()) {
             let Some(reached) = state.engine.probe_links(timeout) else {
@@ -418,8 +407,7 @@ impl Shared {
         self.monitor.report(waits);
     }
 
-    /// Starts an investigation when an operation takes long, and fails the group shortly before its
-    /// deadline.
+    /// Investigates an operation that takes long, and fails the group shortly before a deadline.
     #[cold]
     fn check_deadlines(&self, state: &mut State) {
         let Some((began, deadline)) = state.engine.expiring() else {
@@ -441,8 +429,7 @@ impl Shared {
         }
     }
 
-    /// The engine or the group has failed: stops the engine, waits until the members have agreed on
-    /// the cause, and records it.
+    /// Stops the engine, waits for the members' agreement on the cause, and records it.
     #[cold]
     fn record_failure(&self, state: &mut State) -> CollectiveError {
         if let Some(failed) = &state.failed {
@@ -475,7 +462,6 @@ impl Shared {
         failed.into()
     }
 
-    /// This rank's engine has failed by itself: investigates the cause, and fails the group.
     fn handle_engine_failure(&self, state: &mut State, own: &Failed) {
         let left = state.engine.expiring().map_or(REPLY_TIMEOUT, |(began, deadline)| {
             deadline.saturating_sub(began.elapsed())
@@ -510,12 +496,10 @@ impl Shared {
 
     pub(super) fn end(&self) {
         self.shutdown.store(true, Ordering::Relaxed);
-        // Notified under the lock, so that the thread cannot miss it between its check of the flag
-        // and its sleep.
+        // Under the lock: the thread cannot miss it between its check of the flag and its sleep.
         self.with(|_| self.started.notify_all());
     }
 
-    /// The progress thread: drives started operations while no other thread does.
     pub(super) fn drive_in_background(&self) {
         let mut backoff = self.backoff.clone();
         let mut idle = 0;
@@ -539,7 +523,6 @@ impl Shared {
             }
             drop(state);
             while lock_waiters() && !self.shutdown.load(Ordering::Relaxed) {
-                // A waiting thread may wait for an operation, and drives all of them meanwhile.
                 thread::sleep(LOCK_YIELD);
             }
             if !moved {

@@ -15,18 +15,11 @@
 //! ```
 //!
 //! All ranks make the same calls in the same order, with the same counts, operators and settings.
-//! Algorithm and protocol are chosen once for each collective, root, type and size class, by costs
-//! that all ranks share, and cached.
+//! Algorithm and protocol are chosen once per collective, root, type and size class.
 //!
 //! Failures are values: an operation ends within its deadline, on all ranks, and the error names
 //! the culprit and this rank's wait. [`shrink`](Communicator::shrink) then creates a communicator
 //! of the survivors.
-//!
-//! - `call`: operations before and while they are in flight; `data`: their memory; `collectives`:
-//!   the methods; `p2p`: point-to-point messages.
-//! - `state`: state under the lock, and chosen plans; `drive`: progress, waits, deadlines and
-//!   failure handling.
-//! - `create`: creation; `calibrate`: measuring the cost model.
 
 mod calibrate;
 mod call;
@@ -68,11 +61,8 @@ const GOODBYE: Duration = Duration::from_secs(5);
 /// An upper bound of timeouts that clocks can represent.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// One rank of a communicator. Created from a group by [`new`](Self::new), or from another
-/// communicator.
-///
-/// It may be shared between threads; operations run in the order of the calls, which has to be the
-/// same on all ranks.
+/// One rank of a communicator. It may be shared between threads; operations run in the order of the
+/// calls, which has to be the same on all ranks.
 #[doc(alias("ncclComm_t", "MPI_Comm"))]
 pub struct Communicator {
     shared: Arc<Shared>,
@@ -82,7 +72,6 @@ pub struct Communicator {
     members: Box<[Member]>,
     devices: Box<[Context]>,
     options: Options,
-    /// Unique in this process.
     number: u64,
 }
 
@@ -145,8 +134,7 @@ impl Communicator {
     }
 
     /// The number of ranks whose mailboxes are mapped
-    /// ([`Config::mapped`](crate::executor::Config::mapped)): short messages are stored there
-    /// without a device.
+    /// ([`Config::mapped`](crate::executor::Config::mapped)).
     #[must_use]
     pub fn mapped(&self) -> usize {
         self.shared.with(|state| state.engine.mapped())
@@ -244,8 +232,7 @@ impl Communicator {
     }
 
     /// Finalises the communicator collectively: completes everything in flight, and returns when
-    /// all ranks have called it, so that no rank is left with unsent messages. Dropping does the
-    /// same, ignoring errors.
+    /// all ranks have called it. Dropping does the same, ignoring errors.
     ///
     /// # Errors
     /// When a rank is missing at the deadline, or the communicator has failed. It is gone all the
@@ -284,7 +271,6 @@ impl Drop for Communicator {
             true => Duration::ZERO,
             false => GOODBYE.min(self.options.deadline),
         };
-        // Ranks that have not left by then are not waited for.
         let _ = self.leave(timeout);
     }
 }

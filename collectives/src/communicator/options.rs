@@ -16,11 +16,9 @@ pub struct Options {
     pub config: Config,
     /// Default timeout of operations (default 30 s).
     pub deadline: Duration,
-    /// Whether all operations use a reduction order that does not depend on how they are cut
-    /// (default: no).
+    /// Whether reduction orders do not depend on how an operation is cut (default: no).
     pub deterministic: bool,
-    /// Whether a progress thread drives started operations (default: no; they progress while a
-    /// thread waits or tests).
+    /// Whether a thread drives started operations (default: no; a thread that waits or tests does).
     pub progress_thread: bool,
     /// Whether connections, copies and reductions are measured at creation, for the cost model
     /// (default: yes): [`Communicator::calibrate`](super::Communicator::calibrate). Otherwise costs
@@ -30,10 +28,9 @@ pub struct Options {
     pub overrides: Overrides,
     /// A tuning file.
     pub tuning_file: Option<PathBuf>,
-    /// The location of this rank on its host and the links of its GPU, as
-    /// [`Host::member`](crate::topology::Host::member) returns it (default: unknown). It is
-    /// distributed to all ranks, and rings connect near ranks; the host name in it is that of the
-    /// [`Group`](crate::bootstrap::Group).
+    /// The location of this rank on its host and the links of its GPU, from
+    /// [`Host::member`](crate::topology::Host::member) (default: unknown): rings connect near
+    /// ranks. The host name is the [`Group`](crate::bootstrap::Group)'s.
     pub location: Option<topology::Member>,
 }
 

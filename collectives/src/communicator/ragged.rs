@@ -159,8 +159,7 @@ impl Communicator {
     }
 
     /// The root gets all `input`s, by rank, of different lengths: `counts`, which only the root
-    /// uses. If they do not match the inputs, it fails as [`all_to_all_v`](Self::all_to_all_v)
-    /// does.
+    /// uses. A mismatch fails as in [`all_to_all_v`](Self::all_to_all_v).
     #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
@@ -183,8 +182,7 @@ impl Communicator {
     }
 
     /// Each rank gets its part of the root's `input`, of different lengths: `counts`, which only
-    /// the root uses. Each `output` has its part's length, or it fails as
-    /// [`all_to_all_v`](Self::all_to_all_v) does.
+    /// the root uses. A mismatch fails as in [`all_to_all_v`](Self::all_to_all_v).
     #[doc(alias = "MPI_Scatterv")]
     pub fn scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,

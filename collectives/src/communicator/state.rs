@@ -1,5 +1,4 @@
-//! State under a communicator's lock: the engine, and the plans chosen for each collective and size
-//! class.
+//! State under a communicator's lock: the engine, and plans by collective and size class.
 
 use std::sync::Arc;
 
@@ -33,9 +32,7 @@ struct ChosenPlan {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
-    /// No stall, or a short one.
     None,
-    /// Half of an operation's timeout has passed, and the members were queried.
     Investigated,
 }
 
@@ -43,9 +40,7 @@ pub(super) enum Stall {
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,
-    /// By rank: the index of its host.
     pub(super) hosts: Vec<u32>,
-    /// The order of rings and trees.
     pub(super) order: Vec<Rank>,
     pub(super) locations: Vec<topology::Member>,
     chosen: Vec<ChosenPlan>,
@@ -85,7 +80,6 @@ impl State {
         }
     }
 
-    /// Replaces the tuner and discards all choices.
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
         self.chosen.clear();
@@ -102,7 +96,6 @@ impl State {
         self.engine.can_run_cached(cached).then_some(cached)
     }
 
-    /// Has the engine cache the program of an operation that has just begun.
     pub(super) fn cache_program(&mut self, cache_key: CacheKey, ticket: Ticket) {
         let known = self.repeated.iter().position(|(one, _)| *one == cache_key);
         let Some(cached) = self.engine.cache_program(ticket) else {
@@ -120,7 +113,6 @@ impl State {
         }
     }
 
-    /// The plan and tuning for an operation of so many bytes.
     #[inline]
     pub(super) fn plan_for(
         &mut self,
@@ -176,7 +168,6 @@ impl State {
             ..
         } = key;
         if let Some(algorithm) = forced.algorithm {
-            // The call selects the algorithm: no other may be used.
             algorithm.schedule(collective, &self.order, root)?;
             if deterministic && !algorithm.deterministic(collective) {
                 return Err(CollectiveError::Misuse {
@@ -197,8 +188,7 @@ impl State {
             deterministic,
         };
         if deterministic && forced.algorithm.is_none() {
-            // The reduction order depends on the algorithm, so it must not depend on measurements,
-            // slices or channels.
+            // The reduction order depends on the algorithm: it must not depend on measurements.
             let mut standard = Tuner::new(Link::soft_local(), Link::soft_local(), Compute::default(), 1);
             standard.overrides.algorithm = self.tuner.overrides.algorithm;
             let decision = standard.choose(&question, &vec![0; self.hosts.len()], &self.order)?;
@@ -243,14 +233,12 @@ impl State {
         Ok(plan)
     }
 
-    /// Drops abandoned operations that are complete.
     pub(super) fn drop_completed(&mut self) {
         let Self { engine, abandoned, .. } = self;
         abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.has(*ticket));
     }
 }
 
-/// The size class: its maximum is 2^class bytes.
 fn size_class(bytes: u64) -> u32 {
     bytes.max(1).checked_next_power_of_two().map_or(63, u64::trailing_zeros)
 }

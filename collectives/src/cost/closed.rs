@@ -2,13 +2,12 @@
 //!
 //! Of one slice: the *path* is the time from the first step to the last; the *load* is the time for
 //! which it occupies the busiest rank's processor and adapter. Consecutive slices of a channel are
-//! a path apart if a rank must know the end of a slice before it begins the next one (collectives
-//! whose result all ranks receive), or else a load. Channels overlap until the load of all of them
-//! exceeds the path of one. So S slices, k of them per channel, take about
+//! a path apart if all ranks receive the result, else a load. Channels overlap until the load of
+//! all exceeds the path of one. So S slices, k of them per channel, take about
 //!
 //! > path + max((k − 1)·(path or load), (S − 1)·load)
 //!
-//! All links are taken to be equal and not shared. `simulate` models more; the tests compare both.
+//! Links are equal and not shared. `simulate` models more; the tests compare both.
 
 mod trees;
 
@@ -51,7 +50,6 @@ pub fn predict_ns(
     Some(around + slice.path + one_after_another.max((slices - 1.0) * slice.load))
 }
 
-/// The number of blocks into which the bytes are divided.
 pub(crate) fn blocks(algorithm: Algorithm, collective: Collective, ranks: u32) -> u32 {
     use Algorithm as A;
     use Collective as C;
@@ -128,8 +126,7 @@ impl Rates {
         }
     }
 
-    /// Until the last message of a stage is received: the slowest of the sender's processor, its
-    /// link, the receiver's link and its processor.
+    /// The slowest of the sender's processor, its link, the receiver's link and its processor.
     fn stage(&self, stage: Stage) -> f64 {
         let Stage { sends, receives, bytes } = stage;
         let (wire, take) = (bytes * self.wire, self.receive + bytes * self.take);
@@ -157,8 +154,7 @@ impl Rates {
         processor.max(duty.out.max(duty.into) * self.wire)
     }
 
-    /// Consecutive exchanges in which all ranks do the same: each is (bytes, whether they are
-    /// reduced).
+    /// Exchanges that all ranks do alike: (bytes, whether they are reduced).
     fn exchanges(&self, exchanges: impl IntoIterator<Item = (f64, bool)>, copied: f64) -> Slice {
         let mut duty = RankWork {
             copied,

@@ -1,18 +1,16 @@
 //! Cost model of collectives: the α-β-γ model.
 //!
 //! A message of *b* bytes takes α + bβ from the beginning of its `Send` to the end of its `Recv`,
-//! and reducing it bγ more. For a part of α the processors of sender and receiver are busy, which
-//! bounds a rank with many messages; the rest is latency and overlaps (LogGP's L, o and G).
-//! [`Link`] has these parameters per protocol, [`Compute`] those of local work. They come from a
-//! calibration ([`tune`](crate::tune)), a tuning file, or a preset.
+//! and reducing it bγ more. For a part of α the processors of sender and receiver are busy; the
+//! rest is latency and overlaps (LogGP's L, o and G). [`Link`] has these parameters per protocol,
+//! [`Compute`] those of local work, from a calibration ([`tune`](crate::tune)), a tuning file, or a
+//! preset.
 //!
-//! Where processors move the bytes, α and β do not suffice. A long message of Simple waits for its
-//! receiver's grant, and its operation for the acknowledgement. The cost of a byte depends on the
-//! message length ([`Scale`]), on whether it was just written and is reduced on arrival, and on how
-//! many ranks move bytes concurrently ([`ByteCosts`]).
+//! Where processors move the bytes, a long message of Simple also waits for its receiver's grant,
+//! and its operation for the acknowledgement; a byte's cost depends on length ([`Scale`]), origin
+//! and concurrent ranks ([`ByteCosts`]).
 //!
-//! [`predict_ns`] evaluates each algorithm in closed form; [`simulate`](crate::simulate) runs the
-//! plan itself, also on non-uniform fabrics.
+//! [`predict_ns`] is in closed form; [`simulate`](crate::simulate) runs the plan itself.
 
 mod closed;
 mod scale;
@@ -42,8 +40,7 @@ pub struct MessageCost {
     /// ns added to a hop if the receiver also sends a message at the same time.
     #[serde(default, rename = "both_ns")]
     pub bidirectional_ns: f64,
-    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 where slots
-    /// exist already, as for short messages of Simple.
+    /// ns from the beginning of a receiver's operation until its peer has the grant; 0 with slots.
     #[serde(default)]
     pub grant_ns: f64,
     /// ns added to receiving for a rank that sends nothing: it waits for the transfer of each cache
@@ -72,14 +69,12 @@ pub struct ByteCosts {
     /// Of data that was in memory before the operation.
     #[serde(rename = "settled")]
     pub resident: Scale,
-    /// Of data that the sender has just received or computed: its lines are modified in that
-    /// processor's cache.
+    /// Of data that the sender has just received or computed: modified lines of its cache.
     #[serde(rename = "fresh")]
     pub forwarded: Scale,
     /// Of data that the receiver reduces on arrival, including γ and staging.
     pub reduced: Scale,
-    /// Of data in memory, while no other rank of the host moves data: they share the memory
-    /// bandwidth.
+    /// Of data in memory, while no other rank of the host uses the memory bandwidth.
     #[serde(rename = "alone")]
     pub isolated: Scale,
 }
@@ -88,8 +83,7 @@ pub struct ByteCosts {
 const EVICTED_BYTES: f64 = 2.0 * NEAR as f64;
 
 impl MessageCost {
-    /// A message with α (with the given parts busy at sender and receiver) and β, without grants or
-    /// acknowledgements.
+    /// A message with α, of which parts are busy at sender and receiver, and β, without grants.
     #[must_use]
     pub const fn simple(alpha_ns: f64, send_ns: f64, receive_ns: f64, beta_ns_per_byte: f64) -> Self {
         Self {
@@ -107,8 +101,7 @@ impl MessageCost {
         }
     }
 
-    /// The wait of a message of so many bytes for its grant, ns, if its receiver begins when the
-    /// sender does.
+    /// The wait of so many bytes for their grant, ns, if the receiver begins when the sender does.
     #[must_use]
     pub fn grant_ns(&self, bytes: f64) -> f64 {
         if bytes > EAGER_BYTES as f64 { self.grant_ns } else { 0.0 }
@@ -143,8 +136,7 @@ impl MessageCost {
         let resident = moves.resident.ns_per_byte(bytes, whole);
         let all = match forwarded {
             false => resident,
-            // The first part of a longer message has left the sender's cache when the last is
-            // written.
+            // The first part has left the sender's cache when the last is written.
             true if bytes > EVICTED_BYTES => resident.max(moves.forwarded.ns_per_byte(bytes, whole)),
             true => moves.forwarded.ns_per_byte(bytes, whole),
         };

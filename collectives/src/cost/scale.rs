@@ -1,5 +1,4 @@
-//! Cost per byte as a function of size: some of a message's cost comes with its first bytes, and an
-//! operation's data fits a cache or not.
+//! Cost per byte by size: of messages, and of operations, whose data fits a cache or not.
 
 use serde::{Deserialize, Serialize};
 

@@ -11,7 +11,6 @@ use super::{Engine, Ticket};
 const SPIN_TURNS: u32 = 20_000;
 /// The same where ranks outnumber processors: the awaited rank may be waiting for this processor.
 const SPIN_OVERSUBSCRIBED: u32 = 500;
-/// Idle steps with yield before sleeping.
 const YIELD_TURNS: u32 = 2_000;
 const MAX_SLEEP: Duration = Duration::from_micros(200);
 
@@ -41,7 +40,6 @@ impl Backoff {
         Self { turns: 0, spin }
     }
 
-    /// Whether ranks outnumber processors.
     fn is_oversubscribed(&self) -> bool {
         self.spin == SPIN_OVERSUBSCRIBED
     }
@@ -52,8 +50,7 @@ impl Backoff {
         self.turns = 0;
     }
 
-    /// Whether the next idle step only spins. Otherwise a lock holder releases its lock before
-    /// [`idle`](Self::idle).
+    /// Whether the next idle step only spins. If not, release locks before [`idle`](Self::idle).
     #[inline]
     #[must_use]
     pub fn is_spinning(&self) -> bool {
@@ -81,8 +78,7 @@ impl Backoff {
 }
 
 impl Engine {
-    /// Sets the wait policy; the default assumes that all ranks run on this host and this thread's
-    /// processors.
+    /// Sets the wait policy; by default all ranks run on this host and this thread's processors.
     pub fn set_backoff(&mut self, backoff: Backoff) {
         self.backoff = backoff;
     }

@@ -1,5 +1,4 @@
-//! Connection setup of an engine: a queue pair to each other rank per connection, and the
-//! mailboxes.
+//! Connection setup of an engine: queue pairs to each other rank, and the mailboxes.
 
 use std::sync::Arc;
 
@@ -20,7 +19,6 @@ pub(super) struct Rail {
     pub(super) context: Context,
     pub(super) domain: ProtectionDomain,
     pub(super) cq: CompletionQueue,
-    /// Mailboxes and staging buffers of the rail's connections.
     pub(super) mailboxes: Option<Segment>,
 }
 
@@ -40,7 +38,6 @@ fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     }
 }
 
-/// Send queue depth of each of so many queue pairs of a device.
 fn send_depth(queue_pairs: u32) -> u32 {
     (CQ_ENTRIES / queue_pairs.max(1)).clamp(48, SEND_DEPTH)
 }
@@ -54,7 +51,6 @@ pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result
         let connections_here = || connections_on(index, devices.len(), connections);
         let queue_pairs = (connections_here().count() as u32 * (ranks - 1)).max(1);
         let domain = device.protection_domain()?;
-        // One receive each, which queue pairs have even if none is posted.
         let cq = device.completion_queue(queue_pairs * (send_depth(queue_pairs) + 1))?;
         let to_each: usize = connections_here()
             .map(|connection| mailbox_sizes(connection, connections))

@@ -2,11 +2,10 @@
 //!
 //! An operation is cut into *slices*, and the plan runs for each. Of all-reduce, broadcast and
 //! reduce a slice is a window of the whole, which the plan's blocks divide; of the others, a part
-//! of each block. Slices have equal lengths except the last, and a block has the same offset from
-//! its window's start in each, so scratch memory is laid out once for all slices.
+//! of each block. A block has the same offset in each slice, so scratch memory is laid out once.
 //!
 //! Both ends of a message cut it alike into *pieces* of elements that are consecutive on both
-//! sides: this depends on the data blocks alone, which both ends know.
+//! sides: this depends on the data blocks alone.
 
 use crate::plan::{Collective, PlanMemory, Shape, Span};
 use crate::types::Rank;
@@ -20,7 +19,6 @@ enum Kind {
     Window,
     /// Each block belongs to a part, all of one length.
     Parts,
-    /// Parts have different lengths.
     Varied,
 }
 
@@ -38,12 +36,10 @@ pub struct Parts {
     pub root: Option<Rank>,
 }
 
-/// The sizes that determine a layout, beside the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OperationExtent {
     /// Elements of the whole, or of each part.
     pub(crate) count: u64,
-    /// The parts, if their lengths differ.
     pub(crate) parts: Option<Parts>,
     /// Number of slices, at least one.
     pub(crate) slices: u32,
@@ -55,13 +51,11 @@ pub(crate) struct Layout {
     pub(crate) extent: OperationExtent,
     /// Blocks of the whole, or of a part.
     blocks: u32,
-    /// Elements of a window.
     window: u64,
     /// Where blocks begin in a window or part, and where the last one ends.
     starts: Vec<u64>,
     /// Offsets of the blocks of scratch, and their data blocks.
     scratch: Vec<(u64, u32)>,
-    /// The same of partial results.
     partial: Vec<(u64, u32)>,
     /// Elements of scratch, and of partial results.
     pub(crate) scratch_len: u64,
@@ -123,7 +117,6 @@ impl Layout {
         layout
     }
 
-    /// Packs blocks of the lengths of these data blocks.
     fn lay_out(&self, data: &[u32]) -> (Vec<(u64, u32)>, u64) {
         let mut end = 0;
         let mut lay = |&data: &u32| {
@@ -143,7 +136,6 @@ impl Layout {
         }
     }
 
-    /// Which adjacent blocks of a span are adjacent in memory too.
     pub(crate) fn joins(&self) -> Coalescing {
         match self.kind {
             Kind::Window => Coalescing::Neighbours,
@@ -152,8 +144,7 @@ impl Layout {
         }
     }
 
-    /// The elements of `blocks` blocks of `place` from `first` on, which form one piece, in a
-    /// slice.
+    /// The elements of a slice of these blocks, which form one piece.
     #[inline]
     pub(crate) fn element_range(&self, place: PlanMemory, first: u32, blocks: u32, slice: u32) -> ElementRange {
         match (self.kind, place) {
@@ -211,7 +202,6 @@ impl Layout {
         }
     }
 
-    /// The bounds of a data block in its part.
     fn starts_of(&self, data: u32) -> (u64, u64) {
         let block = data % self.blocks;
         if let Some(parts) = &self.extent.parts {
@@ -235,7 +225,6 @@ impl Layout {
         }
     }
 
-    /// A slice of the block at `position` of the input or output.
     fn of_part(&self, place: PlanMemory, position: u32, slice: u32) -> ElementRange {
         let (part, block) = (position / self.blocks, position % self.blocks);
         let Some(parts) = &self.extent.parts else {
@@ -265,11 +254,9 @@ impl Layout {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Coalescing {
-    /// All.
     All,
     /// Those whose data blocks are adjacent.
     Neighbours,
-    /// None.
     None,
 }
 
@@ -302,8 +289,7 @@ impl MemoryContents {
     }
 }
 
-/// Cuts a span of these data blocks into pieces: first block relative to the span, and number of
-/// blocks.
+/// Cuts a span into pieces: first block, relative to the span, and number of blocks.
 pub(crate) fn cut_into_pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {

@@ -39,8 +39,7 @@ struct ControlWrite {
     offset: usize,
 }
 
-/// `len` bytes of a mailbox. Offsets are those of [`mailbox`]; the peer's device rejects accesses
-/// beyond its memory.
+/// Offsets are those of [`mailbox`]; the peer's device rejects accesses beyond its memory.
 #[inline]
 fn mailbox_range(mailbox: Remote<WriteAccess>, offset: usize, len: usize) -> Remote<WriteAccess> {
     Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
@@ -73,8 +72,7 @@ struct Ring {
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
     pub(super) remote: Remote<WriteAccess>,
-    /// Staging buffer for LL and LL128 data that is too long to be sent inline: rings as in the
-    /// mailbox, slot by slot.
+    /// Staging buffer for LL and LL128 data too long to be sent inline: rings as in the mailbox.
     pub(super) staging: *mut u8,
     pub(super) staging_alias: BufferAlias,
 }
@@ -82,7 +80,6 @@ pub(super) struct MailboxMemory {
 /// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
 pub(super) struct MappedMailbox {
     start: NonNull<u8>,
-    /// The mapping that it lies in.
     _mapped: Arc<MappedSegment>,
 }
 
@@ -101,7 +98,6 @@ impl MappedMailbox {
         unsafe { self.start.add(offset) }.as_ptr()
     }
 
-    /// Stores a word with release ordering.
     fn store_word(&self, offset: usize, word: u64) {
         // SAFETY: in the mapping, by `at`, and aligned: a mailbox begins at a multiple of 64
         // (`MappedSegment::translate`), and `mailbox` has words at multiples of 8. Both processes
@@ -116,7 +112,6 @@ impl MappedMailbox {
     }
 }
 
-/// LL flags wrap around after this many.
 const LL_FLAGS: u64 = 1 << 31;
 
 /// The LL flag of a message: never 0, the initial content of a mailbox.
@@ -138,7 +133,6 @@ pub(super) struct Link {
     /// The peer's mailbox may hold stores only once these requests have completed: no message of
     /// Simple is in flight on the queue pair.
     posted: u64,
-    /// Completed requests of the send queue.
     pub(super) completed: u64,
     /// Sequence numbers of messages of Simple: sent; received.
     sent: u64,
@@ -187,8 +181,7 @@ impl Link {
         self.mapped.is_some()
     }
 
-    /// Posts a link probe, a WRITE without effect. Returns the number of requests whose completion
-    /// confirms it; `None` if it cannot be posted.
+    /// A WRITE without effect. Returns the number of requests whose completion confirms it.
     pub(super) fn send_probe(&mut self) -> Option<u64> {
         let peer_range = self.peer_range(mailbox::PROBE, 8);
         let posted = self.has_queue_slots(1).then(|| {
@@ -204,7 +197,6 @@ impl Link {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
 
-    /// Breaks the queue pair and drops the mapping (fault injection).
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
         self.mapped = None;
         self.qp.flush()
@@ -228,7 +220,6 @@ impl Link {
         mailbox_range(self.memory.remote, offset, len)
     }
 
-    /// Whether the send queue has slots for `requests` requests besides the control writes.
     #[inline]
     fn has_queue_slots(&self, requests: usize) -> bool {
         self.qp.free_send_slots() as usize >= requests + self.control_writes.len()
@@ -244,8 +235,7 @@ impl Link {
         self.control_writes.push(write);
     }
 
-    /// Whether another grant may be given: the peer has used the one whose slot it takes, and a
-    /// control write can be queued.
+    /// The peer must have used the grant whose slot it takes, and a control write must fit.
     #[inline]
     pub(super) fn may_grant(&self) -> bool {
         self.granted - self.filled < GRANTS && self.control_writes.len() < MAX_CONTROL_WRITES / 2
@@ -255,8 +245,7 @@ impl Link {
         self.grant_rest(addr, rkey, len, 0);
     }
 
-    /// Grants memory for a part of a message; `rest` bytes of the message remain, this part
-    /// included.
+    /// Grants memory for a part; `rest` bytes of the message remain, this part included.
     pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = mailbox::GRANT_RING + (self.granted % GRANTS) as usize * GRANT_BYTES;
         self.granted += 1;
@@ -274,7 +263,6 @@ impl Link {
         !self.control_writes.is_empty()
     }
 
-    /// Flushes queued control writes, if the send queue has slots for them.
     #[inline]
     pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
         if self.control_writes.is_empty() {
@@ -297,7 +285,6 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Whether the peer has credited a slot of a ring of `slots`.
     #[inline]
     fn has_slot(&self, ring: usize, slots: u64) -> bool {
         let sent = self.rings[ring].sent;
@@ -316,14 +303,12 @@ impl Link {
         }
     }
 
-    /// Whether a lengths record can be sent: the ring has a credit, and a control write can be
-    /// queued.
+    /// Needs a credit of the ring, and room for a control write.
     pub(super) fn may_send_lengths(&self) -> bool {
         self.has_slot(LENGTHS, LENGTHS_SLOTS) && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Sends the lengths of an operation: bytes that this side sends to the peer, and bytes that it
-    /// expects. Requires `may_send_lengths`.
+    /// Sends the numbers of bytes that this side sends and expects. Requires `may_send_lengths`.
     pub(super) fn send_lengths(&mut self, sends: u64, expects: u64) {
         let lengths_sent = &mut self.rings[LENGTHS].sent;
         let place = mailbox::LENGTHS_RING + (*lengths_sent % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -335,8 +320,7 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Takes the peer's lengths of an operation, if they have arrived: bytes that it sends, and
-    /// bytes that it expects.
+    /// Takes the numbers of bytes that the peer sends and expects; `None` until they have arrived.
     pub(super) fn receive_lengths(&mut self) -> Option<(u64, u64)> {
         let consumed = self.rings[LENGTHS].consumed;
         let place = mailbox::LENGTHS_RING + (consumed % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -358,8 +342,7 @@ impl Link {
         let (addr, second) = (self.word(place), self.word(place + 8).to_ne_bytes());
         let rkey = u32::from_ne_bytes([second[0], second[1], second[2], second[3]]);
         let room = u32::from_ne_bytes([second[4], second[5], second[6], second[7]]);
-        // A grant that is too short makes the peer's device reject the request, as does an access
-        // beyond the granted memory.
+        // The peer's device rejects requests beyond a grant that is too short.
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
@@ -395,8 +378,7 @@ impl Link {
         self.send_to(self.peer_range(place, len), message)
     }
 
-    /// Whether an eager message can be stored into the peer's mapped mailbox: it has a credit, and
-    /// no earlier message that it would overtake is in flight on the queue pair.
+    /// Needs a credit, and no message in flight on the queue pair that a store would overtake.
     #[inline]
     pub(super) fn may_store(&self) -> bool {
         self.mapped.is_some() && self.completed >= self.posted && self.has_slot(EAGER, EAGER_SLOTS)
@@ -487,7 +469,6 @@ impl Link {
         Some(unsafe { self.memory.local.add(mailbox::EAGER_RING + slot * EAGER_BYTES) })
     }
 
-    /// Whether an LL or LL128 message can be sent: the ring has a credit.
     #[inline]
     pub(super) fn may_send_lines(&self, lines: LineProtocol) -> bool {
         self.has_slot(lines.index(), lines.slots()) && (self.mapped.is_some() || self.has_queue_slots(1))

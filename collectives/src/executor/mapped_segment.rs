@@ -1,10 +1,8 @@
 //! Mailboxes of ranks on the same host, mapped into this process: a store replaces the WRITE.
 //!
-//! A rank's mailboxes are shared memory. It sends each peer its process id and file descriptor; a
-//! peer of the same host opens `/proc/PID/fd/FD` (proc(5)), which the kernel allows to processes of
-//! the same user. A secret at the beginning of the segment proves that it is that memory, and not
-//! another container's process with the same id. Where any of this fails, the queue pairs are used,
-//! as between hosts.
+//! A peer of the same host opens a rank's shared memory as `/proc/PID/fd/FD` (proc(5)), which the
+//! kernel allows to processes of the same user. A secret at its beginning proves that it is not
+//! another container's process with the same id. Where any of this fails, queue pairs are used.
 //!
 //! A mapping outlives its process: stores into the mailbox of a rank that is gone have no effect.
 //! The file's length is sealed, so accesses cannot pass its end.
@@ -30,18 +28,15 @@ pub(super) const OFFER: usize = 64;
 /// The address of a segment of mailboxes. All zeros if it is not to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
-    /// Boot id of the running kernel.
     boot: [u8; 16],
     process: u32,
     descriptor: u32,
-    /// Address and length in that process.
     start: u64,
     len: u64,
     secret: [u8; 16],
 }
 
-/// The boot id of the running kernel: random, and the same for all processes and containers
-/// (random(4)).
+/// The kernel's boot id: random, and the same for all processes and containers (random(4)).
 pub(crate) fn boot_id() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -49,8 +44,7 @@ pub(crate) fn boot_id() -> Option<[u8; 16]> {
 }
 
 impl Offer {
-    /// Offers a segment and writes the secret to its beginning; `None` where this host lacks a
-    /// feature.
+    /// Writes the secret to the beginning; `None` where this host lacks a feature.
     pub(super) fn of(segment: &Segment) -> Option<Self> {
         let secret = *Nonce::random().ok()?.bytes();
         let offer = Self {
@@ -145,8 +139,7 @@ impl MappedSegment {
         (secret == offer.secret).then_some(mapped)
     }
 
-    /// Translates `len` bytes at the peer's `addr`; `None` if they are outside the segment, or not
-    /// aligned to cache lines.
+    /// Translates a peer's address; `None` if outside the segment, or not aligned to cache lines.
     pub(super) fn translate(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(addr.checked_sub(self.offer.start)?).ok()?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len.get());

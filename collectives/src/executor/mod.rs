@@ -2,20 +2,14 @@
 //!
 //! An [`Engine`] is one rank of a communicator. To each other rank it has a queue pair for each
 //! *connection*: a strand of a plan on a channel. [`submit`](Engine::submit) queues an operation,
-//! [`progress`](Engine::progress) drives all operations in flight until they would block, so that
-//! one thread can drive many engines, and [`take`](Engine::take) returns the result of one.
-//! Operations run in order on each connection, and overlap across connections.
+//! [`progress`](Engine::progress) drives all in flight until they would block, and
+//! [`take`](Engine::take) returns the result of one. Operations run in order on each connection,
+//! and overlap across connections.
 //!
-//! - `program` compiles a plan's program for this rank: dependencies of each step. `layout` maps
-//!   blocks and slices to elements.
-//! - `strand` runs a compiled program; `link` is a connection to one rank and implements the
-//!   [protocols](crate::Protocol).
+//! - `program` compiles a plan for this rank; `layout` maps blocks and slices to elements.
+//! - `strand` runs a compiled program; `link` implements the [protocols](crate::Protocol).
 //! - `program_cache` runs repeated short operations without compiling or queueing them.
-//! - `p2p` are point-to-point messages, beside the plans.
-//! - `connect` makes the connections; `mapped_segment` maps mailboxes of ranks of the same host,
-//!   into which short messages are stored.
-//! - `probe` tests which ranks are reachable after a link has failed. `backoff` is the wait policy:
-//!   spin, yield, sleep.
+//! - `p2p` are point-to-point messages; `probe` is the link test.
 //!
 //! No allocation and no lock from step to step; memory that a plan needs is registered when its
 //! first operation begins, and kept.
@@ -82,16 +76,14 @@ pub struct Config {
     pub strands: u32,
     /// Maximum bytes of a message of Simple: longer ones are split (default 256 KiB).
     pub fragment: usize,
-    /// Maximum bytes of an eager message of Simple, which costs a copy and saves a round trip
-    /// (default and maximum 16 KiB).
+    /// Maximum bytes of an eager message of Simple: it is copied (default and maximum 16 KiB).
     pub eager: usize,
     /// Local ACK timeout of queue pairs: 4.096 µs · 2^n (default 16, 0.27 s), from 1 to 31. The
     /// connection fails after eight retransmissions. A busy host may not run a rank for half a
     /// second, so lower it only for networks that lose packets.
     pub timeout: u8,
-    /// Whether mailboxes of ranks on the same host are mapped, so that short messages are stored
-    /// there directly: faster than by the devices (default true). Disable it to measure or test the
-    /// devices.
+    /// Whether short messages are stored into mapped mailboxes of ranks on the same host (default
+    /// true). Disable it to measure or test the devices.
     pub mapped: bool,
 }
 
@@ -119,25 +111,20 @@ pub struct Engine {
     links: Vec<Vec<Option<Link>>>,
     runners: Vec<StrandRunner>,
     operations: VecDeque<ActiveOperation>,
-    /// Number of the first operation that is kept.
     first: u64,
     plans: Vec<Prepared>,
     p2p: PointToPoint,
     /// Copies of inputs that are scaled, or that overlap the output.
     input_copies: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
-    /// Whether the mailboxes of all other ranks were mapped at creation.
     all_mapped: bool,
-    /// Runners beyond this index are idle.
     active_runners: u32,
     rank: Rank,
     ranks: u32,
     config: Config,
     failed: Option<EngineFailure>,
-    /// The link test, if there was one.
     probe: Option<LinkProbe>,
     program_cache: program_cache::ProgramCache,
-    /// Weighted steps since the last deadline check.
     steps_since_clock: u32,
     backoff: Backoff,
 }
@@ -240,8 +227,7 @@ impl Engine {
         links.flatten().filter(|link| link.is_mapped()).count()
     }
 
-    /// Whether all other ranks' mailboxes were mapped at creation: then short operations of Simple
-    /// are stored too.
+    /// Whether all mailboxes were mapped at creation: then short messages of Simple are stored too.
     pub(crate) fn all_mapped(&self) -> bool {
         self.all_mapped
     }
@@ -251,8 +237,7 @@ impl Engine {
         self.rails.iter().map(|rail| &rail.context)
     }
 
-    /// `len` bytes of shared memory, registered on all devices: zero-copy source and target of
-    /// messages.
+    /// `len` bytes of shared memory, registered on all devices, for zero-copy messages.
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
@@ -321,7 +306,6 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Polls completion queues: counts completed requests, and returns failed ones as errors.
     fn poll(&mut self) -> Result<bool, Failed> {
         let mut any = false;
         for rail in &mut self.rails {
@@ -369,8 +353,7 @@ impl Engine {
         }
     }
 
-    /// Fails all operations. Their queue pairs are destroyed, so that no device accesses their
-    /// memory any more.
+    /// Queue pairs are destroyed, so that no device accesses the operations' memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
         let waits = match why {

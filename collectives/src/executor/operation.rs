@@ -24,8 +24,7 @@ pub struct PlanId(pub(super) usize);
 pub struct Ticket(pub(super) u64);
 
 impl Ticket {
-    /// The operation's number: the first of an engine is 1. Point-to-point messages are numbered
-    /// separately, from [`MESSAGES`] on.
+    /// The first operation of an engine is 1. Point-to-point messages count from [`MESSAGES`] on.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
@@ -68,7 +67,6 @@ impl Data {
         }
     }
 
-    /// The segment and the offset of the data in it.
     pub(super) fn segment(&self) -> Option<(&Segment, usize)> {
         match self {
             Self::Registered(segment, offset) => Some((segment, *offset)),
@@ -95,20 +93,17 @@ pub struct Operation {
     pub plan: PlanId,
     /// The data type, and the operator of collectives that reduce.
     pub function: Function,
-    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the
-    /// others.
+    /// Elements of the whole of all-reduce, broadcast and reduce; else of each rank's part.
     pub count: u64,
     /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a
-    /// [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) with
-    /// parts of different lengths.
+    /// [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh).
     pub parts: Option<Parts>,
     /// The rank's input.
     pub input: Data,
     /// The rank's output. It may overlap the input; unless the plan runs in place and the two are
     /// laid out for it, the input is copied first.
     pub output: Data,
-    /// The scalar by which the input is multiplied first, for
-    /// [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
+    /// The input's factor, for [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum).
     pub scale: Option<Scalar>,
     /// How it runs.
     pub tuning: Tuning,
@@ -126,12 +121,10 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// The compiled form that operations of one plan, length and layout share.
 #[derive(Debug)]
 pub(super) struct CompiledOperation {
     pub(super) program: Arc<CompiledProgram>,
     pub(super) layout: Layout,
-    /// The fast path, by strand, if the operation is short.
     pub(super) fast_path: Option<Box<[FastPath]>>,
     /// By strand, the lengths exchanged with each peer, if parts have different lengths.
     pub(super) lengths: Option<Box<[Box<[ExpectedLengths]>]>>,
@@ -141,7 +134,6 @@ pub(super) struct CompiledOperation {
 }
 
 impl CompiledOperation {
-    /// Whether there is work for a strand of a channel, of so many channels.
     pub(super) fn uses(&self, channels: u32, channel: u32, strand: u32) -> bool {
         channel < channels.min(self.layout.extent.slices)
             && self
@@ -152,7 +144,6 @@ impl CompiledOperation {
     }
 }
 
-/// An operation in flight, or done and not taken.
 // fields: the operation as submitted, then its progress
 pub(super) struct ActiveOperation {
     pub(super) collective: Collective,
@@ -162,24 +153,18 @@ pub(super) struct ActiveOperation {
     pub(super) output: Data,
     pub(super) lines: Option<LineProtocol>,
     pub(super) channels: u32,
-    /// Maximum bytes of a message.
     pub(super) fragment: usize,
-    /// Maximum bytes of an eager message of Simple.
     pub(super) eager: usize,
-    /// When it was first seen in flight, to about a millisecond: the clock is not read per
-    /// operation.
+    /// When it was first in flight, to about a millisecond: the clock is not read per operation.
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
-    /// Strand runners that are not done.
     pub(super) runners_left: u32,
     pub(super) result: Option<Result<(), Failed>>,
-    /// Whether its input is a copy.
     pub(super) input_copied: bool,
     pub(super) taken: bool,
 }
 
 impl ActiveOperation {
-    /// The same operation on other data, not begun.
     pub(super) fn with_data(&self, input: Data, output: Data) -> Self {
         Self {
             ready: Arc::clone(&self.ready),

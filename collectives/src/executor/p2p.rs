@@ -1,13 +1,12 @@
 //! Point-to-point messages between two ranks, beside the plans.
 //!
-//! Each message is an operation of its own that only its two ends begin. Messages between two ranks
-//! in one direction are ordered; nothing else is: not messages with other ranks, nor collectives,
-//! which use other connections. So sends and receives begun together may progress in any order.
+//! Each message is an operation that only its two ends begin. Messages between two ranks in one
+//! direction are ordered; nothing else is.
 //!
 //! A message uses [Simple](crate::Protocol::Simple) by rendezvous, in parts of one fragment. Each
-//! grant carries the number of bytes that the receiver still expects, so that two ends with
-//! different lengths detect it before anything is written; even an empty message is granted and
-//! sent. Memory that is not registered is copied through a few staged parts of the message's own.
+//! grant carries the number of bytes that the receiver still expects, so two ends with different
+//! lengths detect it before anything is written; even an empty message is granted and sent. Memory
+//! that is not registered is copied through a few staged parts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +50,6 @@ pub struct Message {
 
 struct Transfer {
     message: Message,
-    /// Its number in its direction between the two ranks, from 1.
     number: u64,
     /// Parts: all, granted to the peer, and sent or received.
     parts: usize,
@@ -78,14 +76,11 @@ impl Transfer {
 
 #[derive(Default)]
 struct PeerQueue {
-    /// Not completely sent.
     sends: VecDeque<u64>,
-    /// Sent and not acknowledged.
     posted: VecDeque<u64>,
     /// Not completely received; the first `granted` of them are completely granted.
     receives: VecDeque<u64>,
     granted: usize,
-    /// Messages begun in either direction.
     sent: u64,
     received: u64,
 }
@@ -98,18 +93,13 @@ impl PeerQueue {
 
 pub(super) struct PointToPoint {
     rank: Rank,
-    /// Index of their connection, and of its device.
     connection: usize,
     rail: usize,
-    /// Maximum bytes of a part.
     fragment: usize,
     transfers: VecDeque<Transfer>,
-    /// Number of the first message that is kept.
     first: u64,
     peers: Vec<PeerQueue>,
-    /// Ranks with messages in flight.
     busy: Vec<Rank>,
-    /// Free staging buffers.
     free_segments: Vec<Arc<Segment>>,
 }
 
@@ -166,8 +156,7 @@ impl PointToPoint {
         Some(result)
     }
 
-    /// When messages in flight, or failed and not taken, were first seen in flight, and their
-    /// timeouts.
+    /// When each was first seen in flight, and its timeout; also of those failed and not taken.
     pub(super) fn expiring(&mut self) -> impl Iterator<Item = (Instant, Duration)> + '_ {
         let open = self
             .transfers
@@ -253,8 +242,7 @@ impl PointToPoint {
                         let place = Transfer::slot(transfer.moved, self.fragment);
                         let from = data.start().wrapping_add(at);
                         // SAFETY: the part lies in the source, by `submit_message`'s contract; its
-                        // staging buffer is as long, and what was sent from there before has been
-                        // acknowledged.
+                        // staging buffer is as long, and its previous contents are acknowledged.
                         unsafe { core::ptr::copy_nonoverlapping(from, staging.start().add(place), len) };
                         staging.alias(0, place, len)
                     }
@@ -301,7 +289,6 @@ impl PointToPoint {
         moved
     }
 
-    /// Grants parts ahead of their arrival, as far as memory allows.
     fn grant(&mut self, peer: Rank, link: &mut Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -362,7 +349,6 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    /// All waits, with the message's ticket.
     pub(super) fn waits(&self, links: &[Vec<Option<Link>>]) -> Vec<(u64, Wait)> {
         let mut waits = Vec::new();
         let links = links.get(self.connection);

@@ -14,7 +14,6 @@ use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape};
 use crate::protocol::LineProtocol;
 use crate::types::{DataType, Rank};
 
-/// A rank's program of a plan, and its compiled forms.
 pub(super) struct Prepared {
     shape: Shape,
     program: Program,
@@ -22,20 +21,16 @@ pub(super) struct Prepared {
     /// Blocks of input and output on this rank; 0 for what it does not have.
     inputs: u64,
     outputs: u64,
-    /// Compiled programs, by how messages are cut, in place or not, and with parts of different
-    /// lengths or not.
+    /// Compiled programs: by how messages are cut, in place or not, and equal parts or not.
     programs: Vec<((Coalescing, bool, bool), Arc<CompiledProgram>)>,
-    /// The last compiled operation and its key.
     ready: Option<(ProgramKey, Arc<CompiledOperation>)>,
 }
 
-/// Operations with equal keys share one [`CompiledOperation`].
 #[derive(PartialEq, Eq)]
 struct ProgramKey {
     extent: OperationExtent,
     data: DataType,
     lines: Option<LineProtocol>,
-    /// The fast path's transport, if the operation is short.
     transport: Option<SlotTransport>,
     channels: u32,
     in_place: bool,
@@ -55,7 +50,6 @@ impl Prepared {
         }
     }
 
-    /// The compiled operation of this key and function.
     #[inline]
     fn compile(
         &mut self,
@@ -129,7 +123,6 @@ impl Prepared {
         Ok(program)
     }
 
-    /// Elements of the input or output.
     fn elements(&self, op: &Operation, place: PlanMemory) -> Option<u64> {
         let (blocks, input) = if place == PlanMemory::Input {
             (self.inputs, true)
@@ -315,7 +308,6 @@ impl Engine {
         Ok(Ticket(self.first + self.operations.len() as u64 - 1))
     }
 
-    /// Replaces the input by a copy, scaled if required.
     fn copy_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
         if bytes == 0 {
             return Ok(());
@@ -357,7 +349,6 @@ impl Engine {
     }
 }
 
-/// Whether input and output, which overlap, are laid out as for in-place operation.
 fn is_in_place(shape: &Shape, rank: Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
     let Some(shared) = shape.shared(rank) else { return false };
     let parts = (i64::from(shared.output) - i64::from(shared.input)) / i64::from(shape.blocks.max(1));

@@ -1,9 +1,7 @@
 //! Link test: which ranks this one can reach, for failure detection.
 //!
-//! A failed link shows only where something is sent on it, and a rank that is cut off from all may
-//! show on one link alone. So each rank writes a word to every other, on the connection for
-//! point-to-point messages, and records which writes are acknowledged. An engine whose connection
-//! has failed keeps these connections if no message is in flight on them.
+//! A failed link shows only where something is sent on it. So each rank writes a word to every
+//! other, on the connection for point-to-point messages, which a failed engine keeps if idle.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +19,7 @@ impl Engine {
         self.links.last().is_some_and(|links| !links.is_empty())
     }
 
-    /// Tests the links to all ranks. Returns those that have acknowledged, once all have, or
-    /// `timeout` after the first call; `None` before.
+    /// Returns the ranks that have acknowledged, once all have, or `timeout` after the first call.
     pub(crate) fn probe_links(&mut self, timeout: Duration) -> Option<Vec<Rank>> {
         if self.failed.is_some() {
             self.take_confirmations();
@@ -49,7 +46,6 @@ impl Engine {
     fn take_confirmations(&mut self) {
         for rail in &mut self.rails {
             let links = &mut self.links;
-            // Without completions no rank counts as reached.
             let Ok(done) = rail.cq.poll() else { continue };
             done.for_each(|done| {
                 let (connection, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);

@@ -1,18 +1,15 @@
-//! A rank's compiled program: checked steps, their messages cut into pieces, and the dependencies
-//! of each step.
+//! A rank's compiled program: checked steps, messages cut into pieces, and dependencies.
 //!
-//! Sends are in flight while later steps run, and memory for a receive is granted to the sender
-//! before the step that receives. So compilation computes, once per plan: after which step the
-//! target of a receive is free, and which sends must have completed before a step writes. Scratch
-//! memory is reused by consecutive slices, so both may refer to the previous slice; input and
-//! output are other elements in each slice.
+//! Sends are in flight while later steps run, and memory is granted before the step that receives.
+//! So compilation computes after which step the target of a receive is free, and which sends must
+//! have completed before a step writes. Scratch memory is reused by consecutive slices, so both may
+//! refer to the previous slice.
 
 use crate::executor::error::EngineError;
 use crate::executor::layout::{Coalescing, MemoryContents, cut_into_pieces};
 use crate::plan::{BlockForm, PlanMemory, Program, Shape, Span, Step};
 use crate::types::Rank;
 
-/// A step of the current slice, or of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepRef {
     /// 0: the current slice; 1: the previous one.
@@ -23,10 +20,8 @@ pub(super) struct StepRef {
 #[derive(Debug)]
 pub(super) struct Instruction {
     pub(super) step: Step,
-    /// The pieces of its message, or of the data that it works on: first block relative to the
-    /// span, and number of blocks.
+    /// First block relative to the span, and number of blocks.
     pub(super) pieces: Box<[(u32, u32)]>,
-    /// Sends that read the memory that it writes.
     pub(super) sends: Box<[StepRef]>,
     /// The step after which its target is free; `None` if it is free at once.
     pub(super) free_after: Option<StepRef>,
@@ -35,7 +30,6 @@ pub(super) struct Instruction {
 #[derive(Debug, Default)]
 pub(super) struct StrandProgram {
     pub(super) instructions: Box<[Instruction]>,
-    /// The receiving steps.
     pub(super) receives: Box<[u32]>,
 }
 
@@ -54,7 +48,6 @@ fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
     }
 }
 
-/// Overlap of spans in memory, where input and output may share memory.
 struct OverlapCheck {
     /// Offset of an input block in the output, in blocks, if they share memory.
     shift: Option<i64>,
@@ -83,8 +76,6 @@ impl OverlapCheck {
 }
 
 impl CompiledProgram {
-    /// Compiles the program of `rank`, in place or not, and with equal parts or parts of different
-    /// lengths.
     pub(super) fn new(
         shape: &Shape,
         rank: Rank,
@@ -130,8 +121,7 @@ impl CompiledProgram {
     }
 }
 
-/// Checks a step on its own, and returns the data blocks of its message, or of the data that it
-/// works on.
+/// Returns the data blocks that the step works on.
 fn check<'c>(
     shape: &Shape,
     rank: Rank,
@@ -216,7 +206,6 @@ fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[
     sends.into()
 }
 
-/// The last step before `at` that accesses its target.
 fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<StepRef> {
     let into = accesses(&steps[at]).1?;
     preceding_steps(steps.len(), at).find(|edge| {
@@ -228,7 +217,6 @@ fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<Step
     })
 }
 
-/// The peer of a message, its representation, and its span on this side.
 pub(super) fn message(step: &Step) -> Option<(Rank, BlockForm, Span)> {
     match step {
         Step::Send { to, span } => Some((*to, span.place.form(), *span)),

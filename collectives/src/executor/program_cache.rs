@@ -1,6 +1,5 @@
 //! The program cache: a short operation that repeats an earlier one, with nothing else in flight,
-//! runs at once from its compiled form, without being submitted (a cache hit). Only the addresses
-//! of its data differ.
+//! runs at once from its compiled form (a cache hit). Only the addresses of its data differ.
 
 use super::operation::{ActiveOperation, Data, Ticket};
 use super::strand::DriveResult;
@@ -9,8 +8,7 @@ use crate::kernel::Op;
 
 /// Idle steps until a cached operation is queued as any other: a few microseconds.
 const MAX_IDLE_TURNS: u32 = 200;
-/// Idle steps between two polls of the completion queue: stores into the mailbox are seen without
-/// one.
+/// Idle steps per poll of the completion queue; stores into the mailbox are seen without it.
 const CQ_POLL_INTERVAL: u32 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +16,6 @@ pub(crate) struct CachedProgram(u64);
 
 pub(crate) const CACHED_PROGRAMS: usize = 8;
 
-/// The cached operations, a ring.
 #[derive(Default)]
 pub(super) struct ProgramCache {
     /// Operations cached so far.
@@ -34,9 +31,8 @@ impl ProgramCache {
 }
 
 impl Engine {
-    /// Caches an operation that has just been submitted, and evicts the oldest of
-    /// [`CACHED_PROGRAMS`]. `None` if it cannot be [repeated](Self::run_cached): it is long, its
-    /// input is copied first, or its operator is user-defined.
+    /// Evicts the oldest of [`CACHED_PROGRAMS`]. `None` if the operation is long, its input is
+    /// copied first, or its operator is user-defined.
     pub(crate) fn cache_program(&mut self, ticket: Ticket) -> Option<CachedProgram> {
         let index = ticket
             .0
@@ -56,7 +52,6 @@ impl Engine {
         Some(CachedProgram(self.program_cache.count))
     }
 
-    /// Whether it is still cached and nothing is in flight, so that it can run at once.
     #[inline]
     pub(crate) fn can_run_cached(&self, cached: CachedProgram) -> bool {
         self.program_cache.count - cached.0 < CACHED_PROGRAMS as u64
@@ -70,11 +65,9 @@ impl Engine {
         self.first + self.operations.len() as u64
     }
 
-    /// Runs an operation that equals a [cached](Self::cache_program) one except for the addresses
-    /// of its data, whose relative position is the same. Requires
-    /// [`can_run_cached`](Self::can_run_cached). If it is not done in a few microseconds, or
-    /// `attention` is raised, or it fails, it is queued as a submitted operation with the returned
-    /// ticket; otherwise it is done, as if taken.
+    /// Requires [`can_run_cached`](Self::can_run_cached); the relative position of the data is the
+    /// cached one's. If the operation is not done in a few microseconds, or `attention` is raised,
+    /// or it fails, it is queued with the returned ticket; otherwise it is done, as if taken.
     ///
     /// # Safety
     /// As of [`submit`](Self::submit), for input and output at these addresses.

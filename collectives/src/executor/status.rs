@@ -40,8 +40,7 @@ impl Engine {
         waits
     }
 
-    /// What the first operation in flight waits for; of a failed engine, the wait at the time of
-    /// the failure. `None` without an operation in flight.
+    /// What the first operation in flight waits for; of a failed engine, the wait when it failed.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
         if let Some(broken) = &self.failed {
@@ -67,7 +66,6 @@ impl Engine {
             .or_else(messages)
     }
 
-    /// The wait of each strand runner.
     fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &StrandRunner)> {
         self.runners
             .iter()
@@ -91,8 +89,7 @@ impl Engine {
             })
     }
 
-    /// All waits, the first of each connection, for failure detection; of a failed engine, those at
-    /// the time of the failure.
+    /// All waits, the first of each connection; of a failed engine, those when it failed.
     #[must_use]
     pub fn report(&self) -> Vec<Wait> {
         if let Some(broken) = &self.failed {

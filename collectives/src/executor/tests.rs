@@ -1,5 +1,4 @@
-//! Engine tests with the steps taken apart, for interleavings that otherwise depend on thread
-//! timing.
+//! Engine tests step by step, for interleavings that otherwise depend on thread timing.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
@@ -21,7 +20,6 @@ use crate::types::{DataType, Protocol, ReduceOp};
 /// Longer than any step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Two ranks, each on a device over UDP, without mapped mailboxes.
 fn two() -> [Engine; 2] {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -57,13 +55,11 @@ fn until(what: &str, mut step: impl FnMut() -> bool) {
     }
 }
 
-/// One rank sends LL messages, and the other only returns credits: first in operations of so many
-/// messages each, until the receiver's send queue is full of credit writes, as it polls no
-/// completions; and then in short operations, while it does. All have to complete.
+/// One rank sends LL messages until the send queue of the other, which polls no completions, is
+/// full of credit writes; then in short operations, while it polls. All have to complete.
 fn full_queue(messages: u64) {
     const SLOTS: u64 = LineProtocol::Ll.slots();
-    // Each half ring is a credit write; when the queue is full of them, the sender has credits for
-    // one more ring.
+    // Each half ring is a credit write; a full queue of them leaves credits for one more ring.
     let most = u64::from(SEND_DEPTH) * (SLOTS / 2) + SLOTS;
     assert!(most.is_multiple_of(messages));
     let (first, all) = (most / messages, most / messages + 2 * SLOTS);
@@ -104,7 +100,6 @@ fn full_queue(messages: u64) {
     }
     until("a full queue", || {
         sender.progress();
-        // A step without polling completions.
         receiver.drive().unwrap();
         receiver.finished() == first
     });

@@ -1,16 +1,14 @@
 //! Agreement of the survivors of a group on its members (shrink), sans-IO.
 //!
-//! Each member that wants to continue *joins* and lists the members that it excludes: dead, left,
-//! or found stopped. Exclusions accumulate and are forwarded. The *coordinator* is the lowest rank
-//! that is not excluded. When all others have joined, it *proposes* them as the new group; each
-//! acknowledges, and accepts the group's frames from then on; when all have acknowledged, it
-//! *commits*. A member that dies meanwhile is excluded and a new round begins; one that does not
-//! reply in time is excluded too. When the coordinator fails, the next rank takes over. A member
-//! that has committed already replies with that commit, so the decision stands even if its
-//! coordinator is dead: the new group then begins with a dead member, which all its members know.
+//! Each member that wants to continue *joins* and lists the members that it excludes; exclusions
+//! accumulate and are forwarded. The *coordinator*, the lowest rank not excluded, *proposes* those
+//! that have joined; when all have acknowledged, it *commits*. A member that dies or does not reply
+//! meanwhile is excluded and a new round begins; the next rank takes over from a failed
+//! coordinator. A member that has committed replies with that commit, so the decision stands even
+//! if its coordinator is dead.
 //!
-//! A member acknowledges no proposal of a member that it excludes, and accepts no commit from it.
-//! So no two groups can both be committed by their common members.
+//! A member acknowledges no proposal of a member that it excludes, and accepts no commit from it,
+//! so no two groups can both be committed by their common members.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,22 +21,16 @@ use crate::types::Rank;
 pub(crate) struct Proposal {
     /// Counts the proposals of one coordinator.
     pub(crate) epoch: u32,
-    /// The new group.
     pub(crate) group: GroupId,
     /// Its members in order; the first is the coordinator.
     pub(crate) members: Vec<Rank>,
 }
 
-/// A message of the agreement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ShrinkMessage {
-    /// The sender wants to continue without these members.
     Join { excluded: Vec<Rank> },
-    /// The coordinator's proposal.
     Propose(Proposal),
-    /// Acknowledges the proposal.
     Ready { epoch: u32 },
-    /// The coordinator's commit.
     Commit(Proposal),
 }
 
@@ -46,11 +38,8 @@ pub(crate) type AddressedMessage = (Rank, ShrinkMessage);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// The committed group.
     Agreed(Proposal),
-    /// The others continue without this member.
     Excluded,
-    /// The deadline has passed.
     TimedOut,
 }
 
@@ -77,23 +66,17 @@ pub enum ShrinkError {
     },
 }
 
-/// One member's side of an agreement.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     me: Rank,
     ranks: u32,
-    /// The deadline, and the timeout it was derived from.
     deadline: Option<(Instant, Duration)>,
-    /// The end of the round for members that have not replied.
     round_deadline: Option<Instant>,
     joined: BTreeSet<Rank>,
     excluded: BTreeSet<Rank>,
-    /// Proposals that this member has made.
     epoch: u32,
-    /// The last acknowledged proposal: coordinator and epoch. Coordinators only increase, as
-    /// exclusions are never revoked.
+    /// Coordinator and epoch. Coordinators only increase, as exclusions are never revoked.
     last_acked: Option<(Rank, u32)>,
-    /// The proposal that this member has made or acknowledged.
     proposal: Option<Proposal>,
     ready: BTreeSet<Rank>,
     outcome: Option<Outcome>,
@@ -175,7 +158,6 @@ impl Agreement {
         out: &mut Vec<AddressedMessage>,
     ) {
         if let Some(Outcome::Agreed(committed)) = &self.outcome {
-            // The sender has missed the commit.
             if matches!(message, ShrinkMessage::Join { .. } | ShrinkMessage::Propose(_)) {
                 out.push((from, ShrinkMessage::Commit(committed.clone())));
             }
@@ -251,7 +233,6 @@ impl Agreement {
         self.candidates().all(|rank| self.joined.contains(&rank))
     }
 
-    /// Whether the current proposal is this member's own.
     fn owns_proposal(&self) -> bool {
         self.proposal
             .as_ref()
@@ -350,7 +331,6 @@ impl Agreement {
             out.extend(others.map(|rank| (*rank, ShrinkMessage::Propose(proposal.clone()))));
             self.proposal = Some(proposal);
         } else if self.proposal.is_none() && self.all_joined() {
-            // Wait for the coordinator's proposal.
             let round_length = now + self.round_length(timeout);
             self.round_deadline = self.round_deadline.map(|deadline| deadline.max(round_length));
         }

@@ -56,7 +56,6 @@ impl Simulation {
         }
     }
 
-    /// Runs an action of `rank` and puts its messages on the wires.
     fn act(
         &mut self,
         rank: u32,
@@ -90,7 +89,6 @@ impl Simulation {
         });
     }
 
-    /// Its process ends: its messages arrive, and then the end of its connections.
     fn kill(&mut self, rank: u32) {
         self.states[rank as usize] = ProcessState::Dead;
         for other in (0..self.states.len() as u32).filter(|other| *other != rank) {
@@ -104,8 +102,7 @@ impl Simulation {
         self.wires.iter().any(|((_, to), items)| runs(*to) && !items.is_empty())
     }
 
-    /// Delivers one item of some wire, or advances time to the next timer. False if nothing is left
-    /// to happen.
+    /// Delivers one item, or advances time to the next timer; false at the end.
     fn advance(&mut self, prng: &mut Prng) -> bool {
         self.steps += 1;
         let states = &self.states;
@@ -148,8 +145,7 @@ impl Simulation {
         self.members[rank as usize].outcome()
     }
 
-    /// The final invariant: all running members have an outcome in time, and all running members of
-    /// an agreed group have agreed on it.
+    /// All running members have an outcome in time, and those of an agreed group agree on it.
     fn check(&self, seed: u64) {
         let running = (0..self.states.len() as u32).filter(|rank| self.states[*rank as usize] == ProcessState::Runs);
         let mut groups: BTreeMap<GroupId, Proposal> = BTreeMap::new();
@@ -276,8 +272,7 @@ fn stopped_members_are_excluded_and_informed() {
         run_to_end(&mut world, &mut prng);
         let theirs = world.outcome((stopped + 1) % ranks).cloned();
         match (world.outcome(stopped), theirs) {
-            // Stopped as coordinator with all acknowledgements unread, it commits a group that all
-            // others have abandoned; they reply when it writes to it.
+            // It commits a group that all others have abandoned; they reply when it writes to it.
             (Some(Outcome::Agreed(mine)), Some(Outcome::Agreed(theirs))) => {
                 assert!(
                     *mine == theirs || mine.members[0] == Rank(stopped),
@@ -329,8 +324,7 @@ fn invalid_messages_are_ignored() {
             ShrinkMessage::Propose(message(1, members)),
             ShrinkMessage::Commit(message(1, members)),
         ] {
-            // Only a proposal of a group without its proposer can be recognised as invalid, and it
-            // is.
+            // Only a proposal of a group without its proposer can be recognised as invalid.
             if members == [1, 2] && matches!(message, ShrinkMessage::Commit(_)) {
                 continue;
             }

@@ -1,12 +1,11 @@
 //! The failure detector of a group member, sans-IO: queries, findings, and agreement on one
 //! verdict.
 //!
-//! A rank whose engine is stalled sends a *query* to all members; those that do not reply in time
-//! are unresponsive, and [`diagnose`] derives a *finding*. A finding is tentative. A *verdict*
-//! fails the group: it results from a death, from a member that gives up, or from another member's
-//! verdict. Every member broadcasts the first verdict that it learns and each stronger one, so all
-//! end with the strongest that any member knew. A verdict is *agreed*, and final, when all members
-//! that can send one have sent the same, or [`AGREEMENT_TIMEOUT`] after the first was known.
+//! A rank whose engine is stalled sends a *query* to all members; [`diagnose`] derives a tentative
+//! *finding* from the replies. A *verdict* fails the group: from a death, or from a member that
+//! gives up. Every member broadcasts the first verdict that it receives and each stronger one, so
+//! all end with the strongest. It is *agreed*, and final, when all members that can send one have
+//! sent the same, or [`AGREEMENT_TIMEOUT`] after the first was known.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,12 +18,10 @@ use crate::types::Rank;
 
 /// Maximum time for members to agree on a verdict; one round trip where all members respond.
 pub const AGREEMENT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum time for an engine to report. An engine that is driven reports at once, or when its
-/// thread is scheduled; otherwise it counts as idle.
+/// A driven engine reports at once, or when its thread is scheduled; others count as idle.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum duration of a link test: a working link takes a round trip, and its peer may wait for a
-/// processor.
+/// A working link takes a round trip, and its peer may wait for a processor.
 const LINK_TEST_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A message and its destination; `None` is all other members.
@@ -47,16 +44,13 @@ enum MemberState {
 #[derive(Clone, Debug, Default)]
 struct MemberRecord {
     state: MemberState,
-    /// The last verdict that it sent.
     last_verdict: Option<Verdict>,
 }
 
 #[derive(Debug)]
 struct Investigation {
     number: u32,
-    /// A member that has not replied by then is unresponsive.
     deadline: Instant,
-    /// The deadline of this rank's own engine to report.
     local_deadline: Instant,
     replies: Vec<Option<Report>>,
 }
@@ -97,7 +91,6 @@ impl FailureDetector {
         &self.monitor
     }
 
-    /// The verdict, once agreed.
     pub(crate) fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref().filter(|_| self.agreed)
     }
@@ -118,8 +111,7 @@ impl FailureDetector {
         self.finding.as_ref()
     }
 
-    /// Members that cannot be in a group of survivors: the dead, and the one that the verdict
-    /// excludes.
+    /// The dead, and the one that the verdict excludes.
     pub(crate) fn excluded(&self) -> Vec<Rank> {
         let dead = |(rank, record): (usize, &MemberRecord)| match record.state {
             MemberState::Dead(_) => Some(Rank(rank as u32)),
@@ -150,8 +142,7 @@ impl FailureDetector {
         self.tick(now, out);
     }
 
-    /// Queries all members, with a link test if `test_links`, and derives a finding from the
-    /// replies within `window`.
+    /// Derives a finding from the replies within `window`.
     pub(crate) fn investigate(&mut self, window: Duration, test_links: bool, now: Instant, out: &mut Vec<Outgoing>) {
         if self.investigation.is_some() || self.failed() {
             return;
@@ -175,8 +166,7 @@ impl FailureDetector {
         out.push((None, query));
     }
 
-    /// Fails the group with the finding of the last investigation, or else with `reason`. No effect
-    /// if it has failed already.
+    /// Fails the group with the last finding, or else `reason`; no effect if it has failed already.
     pub(crate) fn give_up(&mut self, reason: &str, now: Instant, out: &mut Vec<Outgoing>) {
         if self.failed() {
             return;
@@ -201,7 +191,6 @@ impl FailureDetector {
             } => {
                 let known = self.monitor.snapshot();
                 if known.begun == known.finished && !self.monitor.messages_in_flight() {
-                    // It waits for nothing, whether it is driven or not.
                     let report = Report {
                         waits: Some(Vec::new()),
                         ..known
@@ -212,7 +201,6 @@ impl FailureDetector {
                 let report_timeout = Duration::from_millis(timeout_ms.into()).min(REPORT_TIMEOUT);
                 self.request_link_test(test_links, report_timeout);
                 self.request_report();
-                // A later query of a member replaces an earlier one.
                 self.pending_queries.retain(|(who, ..)| *who != from);
                 self.pending_queries.push((from, number, now + report_timeout));
             }
@@ -286,7 +274,6 @@ impl FailureDetector {
         }
     }
 
-    /// Has the engine test its links before it reports, if `wanted`.
     fn request_link_test(&self, wanted: bool, report_timeout: Duration) {
         if wanted {
             self.monitor

@@ -39,7 +39,6 @@ impl Simulation {
         }
     }
 
-    /// Delivers all messages; engines that are driven report at once.
     fn deliver(&mut self, reports: impl Fn(usize) -> Option<Vec<Wait>>) {
         loop {
             for (rank, member) in self

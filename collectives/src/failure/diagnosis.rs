@@ -1,9 +1,8 @@
 //! Root cause of a stall: a pure function of the status of every member.
 //!
-//! Each stalled member names the peer that it waits for. The wait-for graph is followed from waiter
-//! to awaited: a member that others wait for and that does not wait itself is the cause. If all
-//! members wait in a cycle, a message was lost: the one awaited by the member with the least
-//! progress, as all others wait for what would follow it.
+//! The wait-for graph is followed from waiter to awaited: a member that others wait for and that
+//! does not wait itself is the cause. If all members wait in a cycle, a message was lost: the one
+//! awaited by the member with the least progress, as all others wait for what would follow it.
 
 use std::collections::BTreeSet;
 
@@ -25,8 +24,7 @@ pub enum MemberStatus {
     Reported(Report),
 }
 
-/// Finds the cause from the status of every member, by rank. `None` if no member waits and none is
-/// dead.
+/// Finds the cause from the status of every member, by rank; `None` without a wait or a death.
 #[must_use]
 pub fn diagnose(members: &[MemberStatus]) -> Option<Verdict> {
     let dead = members.iter().enumerate().filter_map(|(rank, member)| match member {
@@ -134,7 +132,6 @@ fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     }
 }
 
-/// The cause of queue pairs that failed between live members.
 fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     let lives = |rank: Rank| matches!(members[rank.index()], MemberStatus::Reported(_));
     let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::QueuePairFailed && lives(stuck.wait.peer);
@@ -145,8 +142,7 @@ fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     let shared = ends(&stuck)
         .into_iter()
         .find(|end| links.iter().all(|link| link.contains(end)));
-    // A rank that is cut off may show on a single link. Then no third member reaches it, and some
-    // reach the other end.
+    // A rank that is cut off may show on a single link; then no third member reaches it.
     let report = |rank: Rank| match &members[rank.index()] {
         MemberStatus::Reported(report) => Some(report),
         _ => None,

@@ -46,13 +46,11 @@ enum Fault {
     Left,
     Absent,
     Idle,
-    /// Its messages are lost silently.
     Lost,
     CutOff,
 }
 
-/// Runs the steps of a ring until nothing moves: at each step a rank sends to the next one and
-/// receives from the one before. `culprit` has its fault at step `at`.
+/// A ring until nothing moves; `culprit` has its fault at step `at`.
 fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<MemberStatus> {
     let steps = 2 * (ranks - 1);
     let mut done = vec![0; ranks as usize];
@@ -110,7 +108,6 @@ fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<MemberStatus> {
     (0..ranks).map(member).collect()
 }
 
-/// A member between operations that waits in a message for another.
 fn exchanges(peer: u32) -> MemberStatus {
     let message = Wait {
         operation: MESSAGES | 3,
@@ -125,7 +122,6 @@ fn exchanges(peer: u32) -> MemberStatus {
     })
 }
 
-/// A member between operations that reports no waits.
 fn rests(finished: u64) -> MemberStatus {
     let MemberStatus::Reported(report) = idles(finished) else {
         unreachable!()
@@ -134,8 +130,7 @@ fn rests(finished: u64) -> MemberStatus {
     MemberStatus::Reported(Report { waits, ..report })
 }
 
-/// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with
-/// how many of these a rank has done.
+/// Messages between two ranks are independent of the number of operations done.
 #[test]
 fn a_missing_end_of_a_message_is_found() {
     let absent = |rank, operation| {
@@ -144,14 +139,12 @@ fn a_missing_end_of_a_message_is_found() {
     };
     let message = MESSAGES | 3;
     assert_eq!(cause(&[exchanges(1), rests(6)]), absent(1, message));
-    // Nor does one that has done more of what all do lose messages.
     assert_eq!(cause(&[exchanges(1), rests(9)]), absent(1, message));
     assert_eq!(cause(&[exchanges(1), exchanges(2), rests(6)]), absent(2, message));
     // One that is kept from an operation by a message is not to blame for it.
     let kept = [exchanges(2), waits(vec![wait(0, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, message));
-    // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the
-    // operation.
+    // Rank 1 does not begin its message, as rank 2 does not begin the operation.
     let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, 7));
     // Rank 1 has begun its end but its engine is not driven, or it would report its wait.
@@ -296,7 +289,6 @@ fn one_failed_queue_pair_names_both_ends() {
     assert!(matches!(cause(&members), Some(Cause::Died { rank: Rank(1), .. })));
 }
 
-/// The same member after a link test that reached these.
 fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
     let MemberStatus::Reported(report) = member else {
         unreachable!()
@@ -305,7 +297,6 @@ fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
     MemberStatus::Reported(Report { reachable, ..report })
 }
 
-/// Whether one rank reaches another.
 type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
 /// A single link shows that something is cut: whichever end noticed it, the reachability reported
@@ -434,8 +425,7 @@ fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     assert!(seen > 2000, "{seen}");
 }
 
-/// In any order of arrival; also those of a member that was queried twice and lost its queue pair
-/// in between.
+/// Also waits of a member that lost its queue pair between two queries.
 #[test]
 fn all_members_choose_the_same_of_two_verdicts() {
     let verdict = |awaited, kind| Verdict {

@@ -1,6 +1,5 @@
-//! Wire format of the failure detector's messages.
-//!
-//! Little endian. Lists have the sender's length, up to limits; out-of-range input gives `None`.
+//! Wire format of the failure detector's messages, little endian. Lists are limited; out-of-range
+//! input gives `None`.
 
 use super::monitor::{Awaited, Report, Wait};
 use super::verdict::{Cause, Stuck, Verdict};
@@ -9,23 +8,19 @@ use crate::plan::Collective;
 use crate::types::Rank;
 
 const MAX_WAITS: usize = 256;
-/// Reachable ranks in a report: a group has no more.
 const MAX_REACHES: usize = 4096;
 const MAX_PENDING: usize = 64;
 pub(super) const MAX_REASON: usize = 1024;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// Requests a report, which the engine has `timeout_ms` to give, after a link test if
-    /// `test_links`.
+    /// Requests a report within `timeout_ms`, after a link test if `test_links`.
     Query {
         number: u32,
         timeout_ms: u32,
         test_links: bool,
     },
-    /// The reply to query `number`.
     Reply { number: u32, report: Report },
-    /// The group has failed; the strongest verdict that the sender knows.
     Verdict(Verdict),
 }
 

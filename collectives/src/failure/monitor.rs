@@ -1,7 +1,6 @@
 //! The progress monitor: what an engine and the mesh I/O thread share.
 //!
-//! The engine writes two words per operation and polls one flag word. It reports what it waits for
-//! only on request, so that a healthy operation pays nothing for diagnostics.
+//! A healthy operation costs two words written and one flag polled; waits are reported on request.
 //!
 //! No model: numbers that only grow, each kind stored before its number, and flags that guard no
 //! data; reports are under a lock.
@@ -17,11 +16,9 @@ use crate::types::Rank;
 
 /// Pending operations whose collective is remembered.
 const KINDS: usize = 64;
-/// Operation numbers from here on are those of point-to-point messages: the message's number in its
-/// direction, counted from 1.
+/// Operation numbers from here on are point-to-point messages, counted from 1 per direction.
 pub const MESSAGES: u64 = 1 << 63;
 
-/// The number of the point-to-point message, if `operation` is one.
 pub(crate) fn message_number(operation: u64) -> Option<u64> {
     (operation & MESSAGES != 0).then_some(operation & !MESSAGES)
 }
@@ -45,8 +42,7 @@ pub enum Awaited {
 /// Something that an engine waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Wait {
-    /// The operation, counted from 1 in the order in which the communicator began them; from
-    /// [`MESSAGES`] on, a point-to-point message.
+    /// The operation, counted from 1; from [`MESSAGES`] on, a point-to-point message.
     pub operation: u64,
     /// The connection: index of channel and strand.
     pub connection: u32,
@@ -69,8 +65,7 @@ pub struct Report {
     pub begun: u64,
     /// The last operation up to which all have finished; 0 is none.
     pub finished: u64,
-    /// The collectives of the operations after `finished`, in order; at most 64, `None` where
-    /// unknown.
+    /// The collectives of the at most 64 operations after `finished`; `None` where unknown.
     pub pending: Vec<Option<Collective>>,
     /// The waits; `None` if the engine is not driven.
     pub waits: Option<Vec<Wait>>,
@@ -78,14 +73,12 @@ pub struct Report {
     pub reachable: Option<Vec<Rank>>,
 }
 
-/// The status that an engine publishes to the control mesh, and the flags by which the mesh signals
-/// the engine.
+/// The status that an engine publishes to the control mesh, and the flags that the mesh raises.
 #[derive(Debug)]
 pub struct ProgressMonitor {
     flags: AtomicU32,
     begun: AtomicU64,
     finished: AtomicU64,
-    /// Whether point-to-point messages are in flight.
     messages_in_flight: AtomicBool,
     /// 1 + the index of the collective in [`Collective::ALL`], by operation number.
     kind_of: [AtomicU8; KINDS],
@@ -93,7 +86,6 @@ pub struct ProgressMonitor {
     /// Maximum duration of a link test before the report, in milliseconds; 0 for no test.
     link_test_ms: AtomicU32,
     reachable: Mutex<Option<Vec<Rank>>>,
-    /// Written when the engine has reported.
     wakeup: Option<Arc<EventFd>>,
 }
 
@@ -140,8 +132,7 @@ impl ProgressMonitor {
         self.flags.load(Ordering::Relaxed) & REPORT_REQUESTED != 0
     }
 
-    /// Reports what the engine waits for now: the first wait of each connection. An empty list is a
-    /// busy engine.
+    /// Reports the engine's first wait of each connection. An empty list is a busy engine.
     pub fn report(&self, waits: Vec<Wait>) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
         self.flags.fetch_and(!REPORT_REQUESTED, Ordering::Relaxed);
@@ -191,7 +182,6 @@ impl ProgressMonitor {
         self.link_test_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// Maximum duration of the requested link test; `None` for no test.
     pub(crate) fn requested_link_test(&self) -> Option<Duration> {
         let ms = self.link_test_ms.load(Ordering::Relaxed);
         (ms > 0).then(|| Duration::from_millis(ms.into()))

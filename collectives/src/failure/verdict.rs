@@ -47,8 +47,7 @@ pub enum Cause {
         /// What that one began.
         other_kind: Collective,
     },
-    /// The queue pairs between a member and all members that waited for it have failed, and its
-    /// process lives.
+    /// All queue pairs to a live member that was waited for have failed.
     CutOff {
         /// Its rank.
         rank: Rank,
@@ -105,8 +104,7 @@ impl Cause {
         }
     }
 
-    /// The member that cannot be in a group of survivors: it is gone or unreachable. Of a broken
-    /// link between two members, the higher rank.
+    /// The member that cannot be in a group of survivors; of a broken link, the higher rank.
     #[must_use]
     pub fn excluded(&self) -> Option<Rank> {
         match self {
@@ -135,9 +133,8 @@ pub struct Stuck {
 }
 
 impl Stuck {
-    /// Total order by which all members choose among waits that show the same cause: least progress
-    /// first. It includes every field, or members could choose differently: a rank that waits for a
-    /// message may lose its queue pair a moment later.
+    /// Total order of waits that show the same cause: least progress first. It includes every
+    /// field, or members could choose differently: a rank may lose its queue pair a moment later.
     pub(crate) fn order(&self) -> impl Ord + use<> {
         let Wait {
             operation,

@@ -20,8 +20,7 @@ pub struct GpuCall<'a> {
     pub root: Rank,
     /// The type of the elements.
     pub data: DataType,
-    /// Elements: of the whole for all-reduce, broadcast, reduce and send-receive; of each rank's
-    /// part for the others.
+    /// Elements of the whole for all-reduce, broadcast, reduce and send-receive; else of each part.
     pub count: usize,
     /// The reduction operator.
     pub reduction: Reduction,
@@ -111,8 +110,7 @@ impl<'a> Checked<'a> {
     }
 }
 
-/// Whether input and output are the same memory, as specified for in-place operation; an error if
-/// they overlap otherwise.
+/// An error if input and output overlap otherwise than in place.
 fn is_in_place(call: &GpuCall<'_>, case: &Case, rank: Rank, input: Span<'_>, output: Span<'_>) -> Result<bool, String> {
     let (from, into) = (input.device_ptr().0, output.device_ptr().0);
     let (from_end, into_end) = (from + input.len() as u64, into + output.len() as u64);

@@ -1,5 +1,4 @@
-//! Selection of executor, algorithm and launch shape by message size and number of ranks, as
-//! measured on four H200 (docs/RESULTS.md).
+//! Executor, algorithm and launch shape by size and ranks, measured on four H200 (docs/RESULTS.md).
 
 use super::options::{Executor, GpuOptions};
 use super::program::LaunchShape;
@@ -9,8 +8,7 @@ use crate::plan::Collective;
 use crate::types::DataType;
 
 const MAX_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
-/// The maximum message size for the LL protocol (flags within the data words); above, separate
-/// flags are faster.
+/// LL has flags within the data words; above, separate flags are faster.
 const LL_MAX_BYTES: u64 = 64 << 10;
 /// The maximum bytes of a short operation (of the whole; twice as many in two steps).
 const SHORT_MAX_BYTES: u64 = 512 << 10;
@@ -20,9 +18,7 @@ const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
-    /// By the kernel for short operations.
     Small(small::LaunchShape),
-    /// By plan-executing kernels.
     Kernel(Algorithm, LaunchShape),
     /// By copy engines, with this slice size in bytes of the whole.
     Copies(Algorithm, u64),
@@ -31,7 +27,6 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// For an operation among `ranks` ranks, with registered outputs or not.
     pub(super) fn new(
         options: &GpuOptions,
         ranks: u32,
@@ -92,8 +87,7 @@ fn short(
         Collective::Reduce => bytes.saturating_mul(ranks.saturating_sub(1).into()),
         _ => whole,
     };
-    // In two steps a root sends its message once; with two ranks each sends half of the whole, or
-    // all at once.
+    // In two steps a root sends its message once; two ranks each send half, or all at once.
     let most = match (collective, ranks) {
         (Collective::Broadcast, 3..) => 2 * SHORT_MAX_BYTES,
         (Collective::Broadcast | Collective::SendRecv, _) => SHORT_MAX_BYTES,
@@ -109,7 +103,6 @@ fn short(
     small::LaunchShape::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
-/// An operation divided between both executors; `None` if one of them would get nothing.
 fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataType, count: usize) -> Option<Choice> {
     let unit = data.bytes() as u64;
     let share = match collective {
@@ -141,9 +134,8 @@ fn split_at(count: usize, unit: u64, share: u8) -> u64 {
     at / granule * granule
 }
 
-/// Copy engines move more bytes between two GPUs than kernel stores, but have a higher start-up
-/// latency, and collide if three or more GPUs send to each other: kernels fill the gaps of the
-/// longest operations.
+/// Copy engines move more bytes between two GPUs than kernel stores, but start later, and collide
+/// if three or more GPUs send to each other: kernels fill the gaps of the longest operations.
 fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
     let (from, executor) = match collective {
         // Unregistered outputs need another copy, which multiprocessors do concurrently.
@@ -166,8 +158,7 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
         // coincide: so a single slice, subdivided only next to the reduction.
         Collective::AllReduce | Collective::ReduceScatter if ranks > 2 => (Algorithm::FullMesh, u64::MAX),
         Collective::AllReduce | Collective::ReduceScatter => (Algorithm::FullMesh, (whole / 4).max(16 << 20)),
-        // A copy with its flag word takes some 6 µs of overhead: the number of slices balances this
-        // against filling the pipeline.
+        // A copy with its flag word takes some 6 µs, against which slices fill the pipeline.
         Collective::Broadcast | Collective::Reduce if ranks > 2 => {
             (Algorithm::Ring, whole / (whole >> 20).isqrt().max(1))
         }
@@ -193,7 +184,6 @@ fn kernel(
         Collective::Broadcast | Collective::Reduce if ranks > 2 && whole > 2 * LL_MAX_BYTES => Algorithm::Ring,
         _ => Algorithm::FullMesh,
     };
-    // Bytes per message.
     let message = match (algorithm, collective) {
         (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
         _ => bytes,

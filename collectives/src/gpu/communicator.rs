@@ -26,18 +26,16 @@ use crate::types::{DataType, Rank};
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
-/// Operations are enqueued on a stream and return at once; later work of the stream sees their
-/// results. All ranks call the same operations in the same order, with the same counts, operators
-/// and settings, and with equivalent memory: in place on all ranks or on none, and
-/// [registered](Self::register) on all or on none. Each call may use another stream.
+/// Operations are enqueued on any stream and return at once. All ranks call the same operations in
+/// the same order, with the same counts, operators and settings, and with equivalent memory: in
+/// place on all ranks or on none, and [registered](Self::register) on all or on none.
 ///
-/// Operations can be captured into a graph ([`capture`](Self::capture)) if the GPUs execute them,
-/// and launched equally often by all ranks. In the order of calls a launch counts as the captured
-/// operations; the caller orders its stream behind those of earlier operations.
+/// Operations can be captured into a graph ([`capture`](Self::capture)), launched equally often by
+/// all ranks. A launch counts as the captured operations; the caller orders its stream behind those
+/// of earlier operations.
 ///
 /// Failures are reported by the next call, or [`check`](Self::check). When a rank is gone or has
-/// aborted, stream waits for it are released on all other ranks: their results are invalid, and the
-/// GPUs remain usable.
+/// aborted, stream waits are released on all other ranks: results are invalid, GPUs remain usable.
 #[doc(alias = "ncclComm_t")]
 pub struct GpuCommunicator {
     // Declared first: the watchdog runs until the other fields are dropped.
@@ -62,7 +60,6 @@ struct State {
     kernels: Option<Kernels>,
     side: Option<SideStream>,
     registered: Vec<Registered>,
-    /// Scratch memory for inputs that are scaled first.
     scaled: Option<DeviceMemory>,
     /// The end of the previous operation: its stream, its event, and whether it was captured.
     last: Option<(Stream, Event, bool)>,
@@ -79,7 +76,6 @@ impl State {
     }
 }
 
-/// Memory registered by all ranks together.
 struct Registered {
     own: OwnedSpan,
     mapped: Mapped,
@@ -106,8 +102,7 @@ impl GpuCommunicator {
         };
         let comm = Arc::new(comm);
         Self::with(&comm, context, options, path)
-            // The others have completed the exchange, and would wait for this rank until the
-            // deadline.
+            // The others have completed the exchange, and would wait until the deadline.
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
     }
 
@@ -174,8 +169,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// The executor and algorithm of an operation, with a registered output or not, if the GPUs
-    /// execute it.
+    /// The executor and algorithm of an operation, if the GPUs execute it.
     #[must_use]
     pub fn selection(
         &self,
@@ -226,20 +220,16 @@ impl GpuCommunicator {
         self.comm.abort(reason);
     }
 
-    /// Registers memory with the other ranks, so that results in it are stored directly by the
-    /// ranks that produce them. Collective: each rank registers memory of the same length.
+    /// Registers memory with the other ranks, which then store results in it directly. Collective:
+    /// each rank registers memory of the same length. (Gather, scatter and reduce do not use it.)
     ///
-    /// It may be [`DeviceMemory`], or memory allocated elsewhere such as PyTorch's
-    /// ([`Foreign`](doorbell_cuda::Foreign)). Of the latter, memory that cannot be shared by
-    /// descriptor (from `cudaMalloc`) must outlive the others' mappings: it is kept until all ranks
-    /// have called [`deregister`](Self::deregister) or [`destroy`](Self::destroy); if the
-    /// communicator is dropped without either, the caller must keep it until the others have done
-    /// so too. It can be shared with other processes only, not between ranks that are threads of
-    /// one.
+    /// The memory may be [`DeviceMemory`], or allocated elsewhere such as PyTorch's
+    /// ([`Foreign`](doorbell_cuda::Foreign)). Memory that cannot be shared by descriptor (from
+    /// `cudaMalloc`) is kept until all ranks have called [`deregister`](Self::deregister) or
+    /// [`destroy`](Self::destroy); after a drop without either, the caller must keep it until the
+    /// others have done so too. It can be shared with other processes only.
     ///
-    /// An operation whose output lies in registered memory then finds it on all ranks, in the
-    /// memory of the same registration at the same offset. (Gather, scatter and reduce do not use
-    /// it.)
+    /// An output in registered memory is at the same offset of the same registration on all ranks.
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
@@ -283,12 +273,10 @@ impl GpuCommunicator {
             return;
         }
         if let Some((_, end, false)) = &state.last {
-            // After an error, too, no work is left that uses it.
             let _ = end.synchronize();
         }
         drop((state, mapped));
         self.context.reap();
-        // A rank that is gone has closed it, too.
         let _ = self
             .comm
             .with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
@@ -357,7 +345,6 @@ impl GpuCommunicator {
                 None => Ok(()),
             },
         };
-        // No rank has it open any more.
         drop(ipc_shared);
         parted
     }
@@ -398,8 +385,7 @@ impl GpuCommunicator {
         done
     }
 
-    /// For a partly enqueued operation: has its work waited for on drop, before the resources are
-    /// freed. If the driver refuses the event, there is nothing to wait on.
+    /// Has a partly enqueued operation waited for on drop, before the resources are freed.
     fn watch_partial_operation(&self, stream: &Stream) {
         let state = self.state();
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);

@@ -1,10 +1,9 @@
-//! File descriptor passing between the ranks of a host: each receives the descriptors of the
-//! others' device memory.
+//! File descriptor passing between the ranks of a host: each gets those of the others' device
+//! memory.
 //!
-//! A rank listens on an abstract Unix socket (unix(7)) with a random name, sends the name over the
-//! control mesh, and passes its descriptor (SCM_RIGHTS) to peers that present the name and run as
-//! the same user. A driver's descriptors cannot be reopened through `/proc/PID/fd` as a memfd's
-//! can. Nothing is left behind: the address disappears with its socket.
+//! A rank listens on an abstract Unix socket (unix(7)) with a random name, sent over the control
+//! mesh, and passes its descriptor (SCM_RIGHTS) to peers of the same user that present the name. A
+//! driver's descriptors cannot be reopened through `/proc/PID/fd` as a memfd's can.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -23,17 +22,14 @@ use crate::types::Rank;
 const OFFER_BYTES: usize = 32;
 /// Bytes of a hello: the name, and the sender's rank.
 const HELLO_BYTES: usize = 20;
-/// The time limit of the exchange between ranks of one host.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The poll interval of a socket without pending connections.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Passes `own` to each rank of this host, and returns the descriptors received, by rank: none for
-/// unreachable ranks, nor for this rank. Collective.
+/// Passes `own` to each rank of this host, and returns the descriptors received, by rank; `None`
+/// for unreachable ranks and this one. Collective.
 ///
 /// # Errors
-/// Those of the exchange. Failures between two ranks of a host are not errors: they then have no
-/// access to each other.
+/// Those of the exchange. Failures between two ranks of a host are not errors.
 pub(super) fn exchange_descriptors(
     exchange: &mut dyn Exchange,
     rank: Rank,
@@ -59,7 +55,6 @@ pub(super) fn exchange_descriptors(
         .collect())
 }
 
-/// A rank's listening socket.
 struct DescriptorServer {
     listener: UnixListener,
     boot: [u8; 16],
@@ -85,7 +80,6 @@ impl DescriptorServer {
         offer
     }
 
-    /// Connects to a peer on the same kernel, and sends the hello.
     fn connect(&self, offer: &[u8], rank: Rank) -> Option<UnixStream> {
         let (boot, name) = offer.split_first_chunk::<16>()?;
         let name: [u8; 16] = name.try_into().ok()?;
@@ -99,7 +93,6 @@ impl DescriptorServer {
         is_same_user(&stream).then_some(stream)
     }
 
-    /// Passes `descriptor` to the connecting ranks, and to no other process.
     fn serve(&self, descriptor: BorrowedFd<'_>, coming: &[bool]) {
         let until = Instant::now() + EXCHANGE_TIMEOUT;
         let mut left = coming.to_vec();
@@ -121,8 +114,7 @@ impl DescriptorServer {
         }
     }
 
-    /// The rank of an accepted connection, if it has the same user and presents the name from the
-    /// control mesh.
+    /// The peer has the same user and presents the name from the control mesh.
     fn authenticate(&self, stream: Option<UnixStream>) -> Option<Rank> {
         let mut stream = stream?;
         is_same_user(&stream).then_some(())?;
@@ -151,7 +143,6 @@ fn send_descriptor(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Resu
     sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&[1])], &rights, flags, None).map(drop)
 }
 
-/// Receives the peer's descriptor; `None` after the timeout.
 fn receive_descriptor(stream: &mut UnixStream) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut bytes = [IoSliceMut::new(&mut byte)];

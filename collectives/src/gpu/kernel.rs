@@ -1,8 +1,5 @@
 //! The plan-executing kernels: one launch per operation, in which every thread block executes the
-//! lowered plan.
-//!
-//! Of its peers a rank's kernels need only the arenas' addresses: [`Peers`](super::Peers) maps
-//! these, or a test with all ranks in one process.
+//! lowered plan. Of its peers a rank's kernels need only the arenas' addresses.
 
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
@@ -47,8 +44,7 @@ pub struct Operation<'a> {
 }
 
 impl Plan {
-    /// Lowers `schedule` for `rank`: with outputs mapped by all ranks (`direct`) or not, and in
-    /// place or not.
+    /// Lowers `schedule` for `rank`; `direct`: outputs are mapped by all ranks.
     ///
     /// # Errors
     /// [`LowerError`], the same on all ranks.
@@ -76,9 +72,8 @@ impl Plan {
 
 impl KernelExecutor {
     /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
-    /// that context, `areas` their layout; `stop` is the address of a word that becomes nonzero
-    /// when all kernels must abort. Launches have at most `blocks` thread blocks, the same on all
-    /// ranks.
+    /// that context, `areas` their layout; kernels abort once the word at `stop` is nonzero.
+    /// Launches have at most `blocks` thread blocks, the same on all ranks.
     #[must_use]
     pub fn new(
         kernels: CollectiveKernels,

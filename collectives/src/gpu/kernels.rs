@@ -1,5 +1,4 @@
-//! The kernel executors of one communicator, for [plans](super::kernel) and [short
-//! operations](super::small): plan cache and kernel warm-up.
+//! Plan cache and kernel warm-up, for [plans](super::kernel) and [short operations](super::small).
 
 use std::sync::Arc;
 
@@ -19,7 +18,6 @@ use crate::types::{DataType, Rank, ReduceOp};
 
 const CACHED_PLANS: usize = 64;
 
-/// What a lowered plan depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct PlanKey {
     collective: Collective,
@@ -33,7 +31,6 @@ pub(super) struct Kernels {
     peers: Arc<Peers>,
     executor: KernelExecutor,
     small: SmallExecutor,
-    /// In LRU order, the most recent last.
     plans: Vec<(PlanKey, Plan)>,
     warm_up: Vec<(DataType, bool, bool)>,
 }
@@ -156,8 +153,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Returns the operation's program from the cache, or lowers its plan, and marks it most
-    /// recent.
+    /// Returns the program from the cache, or lowers the plan, and marks it most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let key = PlanKey {
             collective: operation.collective,

@@ -4,16 +4,11 @@
 //! rank. With peer access the GPUs execute operations among themselves, by the same plans as the
 //! host executor; without, operations are staged through the host.
 //!
-//! - `communicator` and `operations`: the API; `call`: validation; `options`, and
-//!   `agree` among ranks on them; `choice`: executor and algorithm selection.
-//! - [`peers`]: memory that the ranks map of each other; `offer`: its description; `descriptors`:
-//!   file descriptor passing.
-//! - [`lower`]: from plans to kernel programs; [`program`] and [`kernel`]: the kernel executor;
-//!   `kernels`: one communicator's.
+//! - [`peers`]: memory that the ranks map of each other.
+//! - [`lower`]: from plans to kernel programs; [`program`] and [`kernel`]: the kernel executor.
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
 //! - `copies`: the copy-engine executor; `split`: both executors concurrently; `staged`: through
 //!   host memory.
-//! - `watch`: the watchdog for failed ranks.
 
 mod agree;
 mod call;

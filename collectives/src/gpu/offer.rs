@@ -1,8 +1,6 @@
-//! The description of memory that peers are to map: its attributes go over the control mesh, its
-//! file descriptor through [`descriptors`](super::descriptors).
-//!
-//! The descriptor is the memory's own; for memory shared by CUDA IPC handle it is a memfd that
-//! contains the handle, so that only processes that receive the descriptor get access.
+//! The description of memory that peers are to map: attributes go over the control mesh, the file
+//! descriptor through [`descriptors`](super::descriptors). For memory shared by CUDA IPC handle the
+//! descriptor is a memfd that contains the handle, so only its receivers get access.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,12 +43,10 @@ impl MemoryOffer {
         Ok(Self { attributes, descriptor })
     }
 
-    /// The attributes sent to all ranks.
     pub(super) fn attributes(&self) -> [u8; ATTRIBUTE_BYTES] {
         self.attributes
     }
 
-    /// The descriptor passed to ranks of this host.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
@@ -61,14 +57,12 @@ pub(super) fn is_ipc_shared(attributes: &[u8]) -> bool {
     attributes.first() == Some(&IPC)
 }
 
-/// A memfd that contains the handle.
 fn file(handle: &IpcHandle) -> std::io::Result<OwnedFd> {
     let file = File::from(memfd_create(c"doorbell-ipc", MFdFlags::MFD_CLOEXEC)?);
     file.write_all_at(&handle.0, 0)?;
     Ok(file.into())
 }
 
-/// Parses another rank's description; `None` if it is invalid.
 pub(super) fn parse(descriptor: OwnedFd, attributes: &[u8]) -> Option<ExportedRange> {
     let (&kind, numbers) = attributes.split_first()?;
     let (numbers, []) = numbers.as_chunks::<8>() else {

@@ -1,11 +1,9 @@
 //! The operations of a GPU communicator.
 //!
-//! Memory may be longer than the operation needs; shorter is an error. In place, the output is
-//! located as in [`Shape::shared`](crate::plan::Shape::shared): it is the input's memory; for
-//! all-gather and gather the input is this rank's part of the output, for reduce-scatter and
-//! scatter the output is this rank's part of the input.
-//!
-//! Errors are those of [`enqueue`](GpuCommunicator::enqueue).
+//! Memory may be longer than the operation needs. In place, the output is located as in
+//! [`Shape::shared`](crate::plan::Shape::shared): for all-gather and gather the input is this
+//! rank's part of the output, for reduce-scatter and scatter the output is this rank's part of the
+//! input. Errors are those of [`enqueue`](GpuCommunicator::enqueue).
 
 use doorbell_cuda::{Span, Stream};
 
@@ -63,8 +61,7 @@ impl GpuCommunicator {
         self.enqueue(&call, stream)
     }
 
-    /// Every rank gets the root's `input`. Only the root passes an `input`; all ranks pass an
-    /// `output`.
+    /// Every rank gets the root's `input`, which only the root passes.
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<'a>(
         &self,
@@ -98,8 +95,7 @@ impl GpuCommunicator {
         self.enqueue(&call, stream)
     }
 
-    /// The root gets all `input`s, concatenated; `count` is per rank. Only the root passes an
-    /// `output`.
+    /// The root gets all `input`s; `count` is per rank. Only the root passes an `output`.
     #[doc(alias = "ncclGather")]
     pub fn gather<'a>(
         &self,
@@ -114,8 +110,7 @@ impl GpuCommunicator {
         self.enqueue(&GpuCall { root, ..call }, stream)
     }
 
-    /// Each rank gets its part of the root's `input`; `count` is per part. Only the root passes an
-    /// `input`.
+    /// Each rank gets its part of the root's `input`; `count` is per part.
     #[doc(alias = "ncclScatter")]
     pub fn scatter<'a>(
         &self,
@@ -144,8 +139,7 @@ impl GpuCommunicator {
         self.enqueue(&call, stream)
     }
 
-    /// Each rank sends its `input` to the next rank, and receives from the previous one. Never in
-    /// place.
+    /// Each rank sends its `input` to the next rank. Never in place.
     #[doc(alias("ncclSend", "ncclRecv"))]
     pub fn send_receive<'a>(
         &self,
@@ -165,7 +159,6 @@ impl GpuCommunicator {
     }
 }
 
-/// An operation without a root (or with root 0), with operator sum.
 fn call<'a>(
     collective: Collective,
     data: DataType,

@@ -10,16 +10,13 @@ use crate::types::named;
 named! {
     /// An executor of operations.
     Executor, "executor" {
-        /// Kernels, one launch per operation: for short messages, and where three or more GPUs send
-        /// to each other.
+        /// Kernels, one launch per operation: for short messages, and among three or more GPUs.
         Kernel = "kernel",
-        /// The kernel for short operations, which takes one exchange; longer ones use the other
-        /// kernels.
+        /// The kernel for short operations; longer ones use the other kernels.
         Small = "small",
         /// The copy engines, with kernels that reduce: for long messages.
         Copies = "copies",
-        /// Both concurrently, each on part of the elements, for operations that can be split;
-        /// otherwise the best one.
+        /// Both concurrently, for operations that can be split; otherwise the best one.
         Split = "split",
         /// The host executor, staged through pinned host memory: between hosts, with ranks that
         /// have no GPU, and for GPUs without peer access.
@@ -27,8 +24,7 @@ named! {
     }
 }
 
-/// Options of a GPU communicator. All ranks use those of rank 0, except memory sizes: there the
-/// minimum of all ranks is used.
+/// Options of a GPU communicator: those of rank 0 apply, except memory sizes (the minimum).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GpuOptions {
     /// The executor of all operations; by default the best for each.
@@ -40,11 +36,9 @@ pub struct GpuOptions {
     pub slice: Option<u64>,
     /// Streams for copies to peers; by default one, which keeps the ranks in step.
     pub copiers: Option<u8>,
-    /// Thread blocks per kernel, for protocols other than LL; by default tuned. With FIFOs, limited
-    /// to what these were allocated for.
+    /// Thread blocks per kernel, except for LL; by default tuned. Limited by the FIFOs allocated.
     pub blocks: Option<u32>,
-    /// Slice size per thread block in bytes, for those protocols; by default tuned. Limited to a
-    /// FIFO slot.
+    /// Slice size per thread block in bytes, except for LL; by default tuned. At most a FIFO slot.
     pub cut: Option<u32>,
     /// The percentage of elements for the copy engines in a split operation; by default tuned.
     pub share: Option<u8>,

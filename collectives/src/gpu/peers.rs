@@ -1,12 +1,9 @@
 //! Memory shared among the ranks of a GPU communicator: each rank's *arena* of device memory,
 //! mapped by all others, and user memory that all ranks have registered.
 //!
-//! An arena is allocated once, with the same layout on all ranks ([`Areas`]). Its file descriptor
-//! is passed to the other ranks of the host (`descriptors`), which map it for their devices. If any
-//! rank fails, the reason is sent to all of them ([`Peers::connect`] returns it), and all do
-//! without.
-//!
-//! An allocation lives as long as any process maps it: writes to a rank that is gone are harmless.
+//! Arenas have the same layout on all ranks ([`Areas`]); file descriptors pass them to the other
+//! ranks of the host. If any rank fails, all do without ([`Peers::connect`] returns the reason). An
+//! allocation lives as long as any process maps it: writes to a rank that is gone are harmless.
 
 use core::ops::Range;
 
@@ -35,8 +32,7 @@ pub struct Sizes {
     pub slots: usize,
     /// Slots and progress counters of the kernel for short operations (default 32 MiB).
     pub small: usize,
-    /// The kernels' FIFOs, for messages that cannot be stored at their destination (default 128
-    /// MiB: slices of 64 KiB for 128 thread blocks among four ranks).
+    /// The kernels' FIFOs (default 128 MiB: slices of 64 KiB for 128 thread blocks, four ranks).
     pub fifos: usize,
     /// Staging memory of the copy engines (default 256 MiB).
     pub staging: usize,
@@ -54,8 +50,7 @@ impl Default for Sizes {
     }
 }
 
-/// The layout of an arena, as byte ranges, the same on all ranks. All but the last two areas are
-/// initially zero.
+/// The layout of an arena, as byte ranges. All but the last two areas are initially zero.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Areas {
     /// Flag words of the copy engines.
@@ -83,8 +78,7 @@ impl Areas {
             start..start + len
         };
         Self {
-            // One constant word as a copy source, and per rank the words that it writes: for
-            // messages, and for credits.
+            // One constant word as a copy source; per rank its words for messages and for credits.
             words: next(4 * (1 + 2 * ranks * WORDS)),
             flags: next(sizes.flags),
             slots: next(sizes.slots),
@@ -129,8 +123,7 @@ impl Peers {
     /// Allocates this rank's arena, and maps the others'. Collective, with equal sizes; ranks
     /// without a GPU call it too.
     ///
-    /// The inner `Err` is the reason why not all ranks have access to each other, the same on all
-    /// of them.
+    /// The inner `Err` is the reason, the same on all ranks, why not all have access to each other.
     pub fn connect(
         exchange: &mut dyn Exchange,
         rank: Rank,
@@ -164,8 +157,7 @@ impl Peers {
         }))
     }
 
-    /// Maps each rank's `memory` for all others. Collective; the inner `Err` is the reason why one
-    /// of them cannot.
+    /// Maps each rank's `memory` for all others. Collective; the inner `Err` is the reason why not.
     pub fn map(&self, exchange: &mut dyn Exchange, memory: &dyn Shareable) -> Result<Result<Mapped, String>, GpuError> {
         map(exchange, self.rank, &self.context, memory)
     }
@@ -200,8 +192,7 @@ impl Peers {
         &self.arenas
     }
 
-    /// A zeroed page of pinned host memory. Its first 32-bit word becomes nonzero when the
-    /// communicator has failed: waiting kernels poll it.
+    /// A zeroed page of pinned host memory; kernels abort once its first 32-bit word is nonzero.
     #[must_use]
     pub fn control(&self) -> &HostMemory {
         &self.control
@@ -221,8 +212,7 @@ impl Mapped {
         &self.memories
     }
 
-    /// Whether any rank must keep its memory as long as others map it, because it is shared by IPC
-    /// handle. The same on all ranks.
+    /// Whether any rank must keep memory shared by IPC handle while others map it. The same on all.
     #[must_use]
     pub fn is_ipc_shared(&self) -> bool {
         self.ipc_shared
@@ -235,7 +225,6 @@ impl Mapped {
     }
 }
 
-/// An arena and a control page, initialized.
 fn arena(context: &Context, areas: &Areas) -> Result<(DeviceMemory, HostMemory), doorbell_cuda::Error> {
     let memory = DeviceMemory::alloc(context, areas.len())?;
     let control = HostMemory::alloc(context, CONTROL)?;
@@ -247,7 +236,6 @@ fn arena(context: &Context, areas: &Areas) -> Result<(DeviceMemory, HostMemory),
     Ok((memory, control))
 }
 
-/// Exports, exchanges and imports.
 fn map(
     exchange: &mut dyn Exchange,
     rank: Rank,

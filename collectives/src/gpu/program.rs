@@ -1,6 +1,5 @@
-//! The parameter of a kernel launch: a lowered plan for a count, encoded as words, with the
-//! addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` declares the same,
-//! `collective.cu` decodes it.
+//! The parameter of a kernel launch: a lowered plan for a count, encoded as words.
+//! `gpudirect/cuda/kernels/operation.cuh` declares the same, `collective.cu` decodes it.
 
 use super::lower::{Body, Group, Location, Lowered, NO_DATA, Operand, Signal, Strand, Work};
 use super::peers::{Areas, MAX_PEERS};
@@ -40,13 +39,11 @@ const MAX_SLOT: u64 = 256 << 10;
 pub struct ArenaLayout {
     flags: u64,
     counts: u64,
-    /// For the Simple protocol, and for LL.
     fifos: [Fifos; 2],
     scratch: u64,
     scratch_len: u64,
 }
 
-/// A FIFO slot for each sender, thread block and slot number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fifos {
     at: u64,
@@ -154,8 +151,7 @@ const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 48
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
 impl ArenaLayout {
-    /// Divides the areas for `ranks` ranks and launches of at most `blocks` thread blocks, up to
-    /// [`MAX_BLOCKS`].
+    /// Divides the areas for launches of at most `blocks` thread blocks, up to [`MAX_BLOCKS`].
     #[must_use]
     pub fn new(areas: &Areas, ranks: u32, blocks: u32) -> Self {
         let blocks = blocks.clamp(1, MAX_BLOCKS);
@@ -353,7 +349,6 @@ impl Arguments {
 struct Encoder<'a> {
     rank: Rank,
     counted_layouts: &'a CountedLayouts,
-    /// Whether input is scaled when it is read.
     scaled: bool,
     ll: bool,
 }
@@ -363,7 +358,6 @@ impl Encoder<'_> {
         let ahead = strand.ahead as usize;
         let is_late = |index: usize| ahead > 0 && index >= ahead;
         let groups: Vec<(usize, &Group)> = strand.groups.iter().enumerate().collect();
-        // Joined groups are encoded as one.
         let (first, rest) = groups.split_at(if strand.joined { ahead - 1 } else { 0 });
         let (joined, rest) = rest.split_at(if strand.joined { 2 } else { 0 });
         let first = first.chunks(1);
@@ -394,7 +388,6 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// Encodes groups that are executed together, each one slice behind or not.
     fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);

@@ -1,9 +1,6 @@
 //! The executor of short operations: one launch of a kernel without a plan, which takes one
-//! exchange, or two for some all-reduces and broadcasts. The kernel and its protocol are in
-//! `gpudirect/cuda/kernels/small.cu`.
-//!
-//! Of its peers a rank's kernels need only the arenas' addresses, of which they use the area
-//! [`Areas::small`].
+//! exchange, or two for some all-reduces and broadcasts. The protocol is in
+//! `gpudirect/cuda/kernels/small.cu`; it uses the area [`Areas::small`].
 
 use std::sync::OnceLock;
 
@@ -25,7 +22,6 @@ pub const MAX_BLOCKS: u32 = 128;
 const DEPTH: u64 = 4;
 /// Bytes of a block's state: the kernel's `State`.
 const STATE: u64 = 128;
-/// Data bytes of an LL line, and its bytes in a slot.
 const LL_DATA_BYTES: u32 = 8;
 const LL_LINE_BYTES: u32 = 16;
 
@@ -52,7 +48,6 @@ pub struct LaunchShape {
 #[derive(Debug)]
 pub struct SmallExecutor {
     kernels: CollectiveKernels,
-    /// Loaded kernels, by number.
     loaded: [OnceLock<Kernel>; DataType::ALL.len() + 1],
     slots: SlotLayout,
     rank: Rank,
@@ -112,13 +107,10 @@ const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 
 
 /// The communication pattern, as bit masks of ranks.
 struct Pattern {
-    /// Receivers of this rank's data.
     sends: u32,
     /// Ranks whose data this rank uses, possibly its own.
     gets: u32,
-    /// Ranks to which it forwards its part, in two steps.
     forwards: u32,
-    /// The rank without a part in two steps, if there is one.
     without: Option<Rank>,
     /// Whether each receiver gets, and each sender's data goes to, a part of its own.
     parts: (bool, bool),
@@ -147,9 +139,8 @@ impl SlotLayout {
 
 impl LaunchShape {
     /// For messages of `bytes` bytes in an area of `area` bytes
-    /// ([`Sizes::small`](super::Sizes::small)). An all-reduce, or a broadcast to more than one
-    /// rank, may take two steps if there is enough data to divide. `None` if the messages are too
-    /// long for the area.
+    /// ([`Sizes::small`](super::Sizes::small)); `None` if they are too long for it. An all-reduce,
+    /// or a broadcast to more than one rank, may take two steps.
     #[must_use]
     pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
         let parts = match collective {
@@ -157,8 +148,7 @@ impl LaunchShape {
             Collective::Broadcast if two_steps => ranks - 1,
             _ => 1,
         };
-        // One line per thread while there are enough blocks; smaller blocks start sooner, and have
-        // shorter slots.
+        // One line per thread while there are enough blocks: smaller blocks start sooner.
         let lines = bytes.div_ceil(u64::from(LL_DATA_BYTES * parts.max(1)));
         let most: &[u32] = match lines {
             0..=0x1000 => &[128],
@@ -169,8 +159,7 @@ impl LaunchShape {
             .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
     }
 
-    /// For messages in `parts` parts (two steps if more than one), with blocks of at most
-    /// `most_threads` threads.
+    /// Takes two steps if `parts` is more than one; blocks have at most `most_threads` threads.
     fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
@@ -182,8 +171,7 @@ impl LaunchShape {
         let threads = each.checked_next_multiple_of(32)?.min(most_threads);
         let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
         let blocks = each.div_ceil(share);
-        // Every block needs data of every part: a rank that receives nothing from another could not
-        // know whether that one has started.
+        // Every block needs data of every part: it signals that the other rank has started.
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
             return Self::with(ranks, bytes, area, 1, most_threads);
         }
@@ -254,8 +242,7 @@ impl Pattern {
 
 impl SmallExecutor {
     /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
-    /// that context, `areas` their layout; `stop` is the address of a word that becomes nonzero
-    /// when all kernels must abort.
+    /// that context, `areas` their layout; kernels abort once the word at `stop` is nonzero.
     #[must_use]
     pub fn new(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
         Self::with(CollectiveKernels::small(context), rank, arenas, areas, stop)
@@ -274,14 +261,12 @@ impl SmallExecutor {
         }
     }
 
-    /// Loads the kernel of a function: before a capture, and before any work of the device waits
-    /// for another rank. A driver may load it lazily at the first launch, and then waits for the
-    /// whole device.
+    /// Loads a function's kernel, before a capture and before any work waits for another rank: a
+    /// driver may load it at the first launch, and then waits for the device.
     pub fn prepare(&self, function: Function) -> Result<(), GpuError> {
         self.kernel(function).map(|_| ())
     }
 
-    /// The kernel of a function, loaded on the device.
     fn kernel(&self, function: Function) -> Result<&Kernel, GpuError> {
         let known = match function.op {
             Some(_) => &self.loaded[function.data as usize],

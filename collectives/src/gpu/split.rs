@@ -1,11 +1,9 @@
 //! Both executors concurrently on one operation: copy engines process the first elements on the
-//! caller's stream, and kernels the others on a side stream.
+//! caller's stream, and kernels the others on a side stream (docs/LOG.md).
 //!
-//! Each uses the link's idle time of the other (docs/LOG.md). They share only input and
-//! output, of which they access disjoint parts: copy engines use the words and the staging memory
-//! of [arenas](super::peers::Areas), kernels the flags, the slots and the FIFOs. The kernels are
-//! enqueued first, and wait for kernels only: so operations complete even if a driver serializes
-//! the streams' work in the order in which it was enqueued.
+//! They share only input and output, of which they access disjoint parts. The kernels are enqueued
+//! first, and wait for kernels only: so operations complete even if a driver serializes the
+//! streams' work in enqueue order.
 
 use doorbell_cuda::{Context, Event, Span, Stream};
 

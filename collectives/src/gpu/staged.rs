@@ -1,9 +1,6 @@
-//! Operations staged through the host: the rank's input is copied to host memory, the host
-//! communicator performs the operation there, and its output is copied back.
-//!
-//! So ranks with and without GPUs, on any hosts, take part in one operation. It still runs in
-//! stream order: the stream copies, writes a word and waits for another; in between, a thread
-//! performs the host's part, in call order.
+//! Operations staged through the host, so that ranks with and without GPUs take part in one
+//! operation. In stream order, the stream copies the input to host memory, writes a word and waits
+//! for another; a thread performs the host's part in between, in call order.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -67,12 +64,10 @@ struct StagedState {
     error: Mutex<Option<CollectiveError>>,
 }
 
-/// The staging executor of a rank.
 pub(super) struct Staged {
     comm: Arc<Communicator>,
     context: Context,
     shared: Arc<StagedState>,
-    /// Initialized by the first operation.
     inner: Mutex<Inner>,
 }
 
@@ -115,8 +110,7 @@ impl Staged {
             if bytes == 0 {
                 return Ok(None);
             }
-            // The previous buffer is kept until the operations that use it are done, which precede
-            // this one.
+            // The previous buffer is kept until earlier operations are done.
             if of.as_ref().is_none_or(|buffer| buffer.pinned.len() < bytes) {
                 *of = Some(Buffer::new(&self.comm, &self.context, bytes.next_power_of_two())?);
             }
@@ -141,7 +135,6 @@ impl Staged {
             input: input.map(|buffer| buffer.segment),
             output: output.as_ref().map(|buffer| Arc::clone(&buffer.segment)),
         };
-        // The thread ends only after the sender has been dropped.
         let _ = jobs.send(job);
         stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, WaitCondition::AtLeast(number))?;
         if let (Some(buffer), Some(span)) = (&output, call.output) {
@@ -170,14 +163,12 @@ impl Drop for Staged {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some((jobs, thread)) = inner.thread.take() {
             drop(jobs);
-            // It processes the remaining jobs, and exits.
             let _ = thread.join();
         }
     }
 }
 
-/// Performs the host's part of operations in order, until the sender is dropped. After a failure of
-/// the group, jobs complete without waiting.
+/// Performs the host's part in order; after a failure, jobs complete without waiting.
 fn serve(comm: &Communicator, shared: &StagedState, jobs: &Receiver<Job>) {
     let (Ok(here), Ok(done)) = (shared.words.atomic_u32(REACHED), shared.words.atomic_u32(DONE)) else {
         return;

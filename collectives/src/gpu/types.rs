@@ -1,5 +1,4 @@
-//! Conversions from the types of collectives to those of the reduction kernels, which do not depend
-//! on them.
+//! Conversions from the types of collectives to those of the reduction kernels.
 
 use doorbell_cuda::reduce::{self, Operator, Scalar, Source};
 
@@ -59,7 +58,6 @@ pub(super) fn scalar(data: DataType, scalar: kernel::Scalar) -> Option<Scalar> {
     })
 }
 
-/// A source with a factor of one.
 pub(super) fn one(data: DataType, source: Source<'_>) -> Source<'_> {
     match data.accumulator() {
         DataType::I8 => source.times(1i8),

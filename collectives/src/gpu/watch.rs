@@ -1,11 +1,8 @@
-//! The watchdog thread of a GPU communicator: it detects failures of the group, and operations that
-//! exceed their deadline.
+//! The watchdog thread of a GPU communicator, for failures of the group and missed deadlines.
 //!
-//! A stream that waits for a dead rank would wait forever, and block the device. So when the group
-//! has failed, the watchdog writes all words that streams may wait for, repeatedly, as each wait
-//! resets its word; and sets the abort word that waiting kernels poll. Streams then complete with
-//! invalid results. It continues until the communicator is dropped and all its enqueued work is
-//! done.
+//! A stream that waits for a dead rank would block the device. So when the group has failed, the
+//! watchdog writes all words that streams may wait for, repeatedly, as each wait resets its word,
+//! and the abort word. It continues until the communicator is dropped and its work is done.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,14 +22,12 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of tracked operations: the last one covers those in between.
 const MAX_TRACKED: usize = 64;
 
-/// Watches a communicator until dropped.
 pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// Events at the ends of operations, with their deadlines.
     pending: Mutex<VecDeque<(Event, Instant)>>,
     stop_requested: AtomicBool,
 }
@@ -77,7 +72,6 @@ impl Watchdog {
         self.shared.stop_requested.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It does not panic.
             let _ = thread.join();
         }
     }
@@ -94,7 +88,6 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes completed operations; returns the deadline of the first one left.
     fn first(&self) -> Option<Instant> {
         let mut pending = self.pending();
         // A failed query means that nothing waits for it any more.
@@ -130,7 +123,6 @@ impl Shared {
     }
 }
 
-/// Writes all words that this rank's work may wait for.
 fn release_waits(peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
     peers.control().atomic_u32(0)?.store(1, Ordering::Release);
     let words = peers.areas().words.clone();

@@ -1,7 +1,6 @@
 //! Arithmetic of the accumulator types per element, and the loops over it. All is inlined into the
 //! functions of [`versions`](super::versions), which are compiled once per instruction set.
 
-/// An accumulator type.
 pub(super) trait Wide: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
@@ -104,12 +103,10 @@ float! {
     f64: 63;
 }
 
-/// An operator on two operands.
 pub(super) trait Binary {
     fn apply<W: Wide>(a: W, b: W) -> W;
 }
 
-/// Converts a sum of all contributions to an element.
 pub(super) trait Finish {
     fn apply<W: Wide>(value: W, ranks: u32) -> W;
 }

@@ -3,14 +3,10 @@
 //!
 //! To `f32` is exact; back rounds to nearest, ties to even. No intermediate value is a denormal
 //! `f32`, so a processor that flushes denormals gives the same results. Every NaN becomes the quiet
-//! NaN without a sign.
-//!
-//! A finite number too large for a float of 8 bits, and an infinity, become the largest finite one:
-//! the saturating conversion of OCP's FP8 specification (OFP8, revision 1.0, table 3), as GPUs
-//! implement it. Without it E4M3, which has no infinity, would turn every overflow into NaN. Floats
-//! of 16 bits overflow to infinity, as IEEE 754 says.
+//! NaN without a sign. Floats of 16 bits overflow to infinity, as IEEE 754 says; those of 8 bits
+//! saturate, as OCP's FP8 specification (OFP8, revision 1.0, table 3) and GPUs do: E4M3 has no
+//! infinity.
 
-/// All bits but the sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// The bits of infinity; a larger magnitude is NaN.
 const INFINITY: u32 = 0x7f80_0000;
@@ -24,15 +20,13 @@ const fn exponent(power: i32) -> u32 {
 #[inline(always)]
 fn widen(shifted: u32, bias: i32) -> u32 {
     let normal = shifted + exponent(-bias);
-    // A denormal's fraction, read with the minimum exponent, is too large by exactly the leading
-    // bit.
+    // A denormal's fraction, read with the minimum exponent, is too large by the leading bit.
     let least = exponent(1 - bias);
     let denormal = (f32::from_bits(shifted + least) - f32::from_bits(least)).to_bits();
     if shifted < 1 << 23 { denormal } else { normal }
 }
 
-/// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`.
-/// Overflow runs on into the exponent.
+/// Rounds to `fraction` bits and exponent bias `bias`; overflow runs on into the exponent.
 #[inline(always)]
 fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
     let shift = 23 - fraction;
@@ -41,8 +35,7 @@ fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
         .wrapping_sub(exponent(-bias))
         .wrapping_add((1 << (shift - 1)) - 1 + odd))
         >> shift;
-    // The power of two whose last bit has the weight of a denormal's last bit: the sum is rounded
-    // there.
+    // The sum is rounded at the last bit of a denormal: this power of two has its weight.
     let unit = exponent(1 - bias + shift as i32);
     let denormal = (f32::from_bits(magnitude) + f32::from_bits(unit))
         .to_bits()

@@ -6,13 +6,11 @@ use super::float8::{F8E4M3, F8E5M2};
 use crate::types::DataType;
 
 mod sealed {
-    /// Keeps [`Element`](super::Element) to types whose every bit pattern is a value, and whose
-    /// size is their data type's.
+    /// Restricts [`Element`](super::Element) to types whose every bit pattern is a value.
     pub trait Sealed {}
 }
 
-/// An element type of buffers. Every bit pattern is a value, and its size is that of
-/// [`TYPE`](Self::TYPE); sealed for that reason.
+/// An element type of buffers. Every bit pattern is a value of the size of [`TYPE`](Self::TYPE).
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The data type.
     const TYPE: DataType;

@@ -24,8 +24,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// The nearest number, ties to even; larger magnitudes and infinities saturate. NaN
-            /// stays NaN.
+            /// The nearest number, ties to even; larger magnitudes saturate. NaN stays NaN.
             #[must_use]
             pub fn from_f32(value: f32) -> Self {
                 Self(convert::$from(value))

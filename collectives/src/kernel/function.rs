@@ -25,19 +25,16 @@ impl Tile {
     }
 }
 
-/// A reduction of one type by one operator. Created once per operation: it holds the loops for the
-/// best instruction set of the machine.
+/// A reduction of one type by one operator, with loops for the machine's best instruction set.
 #[derive(Clone)]
 pub struct Function {
     data: DataType,
     op: Op,
     pub(super) ranks: u32,
-    /// The built-in loops; for a user-defined operator those of `Sum`, which only convert and
-    /// scale.
+    /// The built-in loops; for a user-defined operator those of `Sum`: they convert and scale.
     loops: Loops,
     narrow: Option<Narrow>,
-    /// The whole reduction in one pass, where there is such a loop; unused for a user-defined
-    /// operator.
+    /// The one-pass loop, if there is one; unused for a user-defined operator.
     fused: Option<Fused>,
 }
 
@@ -142,8 +139,7 @@ impl Function {
         }
     }
 
-    /// Multiplies `elements` at `from` by `scalar` in the accumulator type and rounds once, for
-    /// [`ReduceOp::PreMulSum`].
+    /// Multiplies `elements` at `from` by `scalar` and rounds once, for [`ReduceOp::PreMulSum`].
     ///
     /// # Errors
     /// The scalar is of another type than the accumulator of the data. Nothing was written.
@@ -182,7 +178,6 @@ impl Function {
         Ok(())
     }
 
-    /// Calls `work` with the first element and the number of elements of each tile.
     fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
         let most = TILE / self.bytes(BlockForm::Partial);
         let mut at = elements.start;
@@ -193,8 +188,6 @@ impl Function {
         }
     }
 
-    /// One source.
-    ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
     unsafe fn single(&self, form: BlockForm, from: *const u8, into: (BlockForm, *mut u8), elements: usize) {
@@ -224,8 +217,6 @@ impl Function {
         }
     }
 
-    /// Two or more sources, tile by tile.
-    ///
     /// # Safety
     /// As [`reduce`](Self::reduce); there are two sources or more.
     unsafe fn reduce_by_tiles(
@@ -274,8 +265,7 @@ impl Function {
         });
     }
 
-    /// Any number of sources by the user-defined operator, which only accesses tiles, never the
-    /// operation's memory.
+    /// The operator only accesses tiles, never the operation's memory.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).

@@ -23,12 +23,10 @@ trait Vector: Copy {
     unsafe fn store(self, into: *mut u8);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn multiply(self, other: Self) -> Self;
-    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload.
+    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload; so is `maximum`.
     unsafe fn minimum(self, other: Self) -> Self;
-    /// As of [`Wide`](super::arithmetic::Wide), except for a NaN's payload.
     unsafe fn maximum(self, other: Self) -> Self;
     unsafe fn divide(self, by: Self) -> Self;
-    /// Canonical NaNs, without payloads.
     unsafe fn canonical(self) -> Self;
     unsafe fn load_f16(from: *const u8) -> Self;
     unsafe fn store_f16(self, into: *mut u8);
@@ -106,8 +104,6 @@ operation! {
 /// Vectors of a block: the number of independent dependency chains.
 const BLOCK: usize = 4;
 
-/// See [`Fused`].
-///
 /// # Safety
 /// As [`Fused`].
 #[inline(always)]
@@ -204,9 +200,8 @@ impl Vector for Avx2 {
         unsafe { Self(_mm256_mul_ps(self.0, other.0)) }
     }
 
-    // The instruction returns the second operand if both are zeros or one is NaN, so the results
-    // for both operand orders differ only there: of two zeros OR-ing gives the one with the sign,
-    // and NaN bits OR-ed with any others a NaN.
+    // The instruction returns the second operand if both are zeros or one is NaN: OR-ing the
+    // results of both orders gives, of two zeros, the one with the sign, and of NaN bits a NaN.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
         unsafe {
@@ -313,9 +308,7 @@ impl Vector for Avx512 {
         unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
     }
 
-    // The instruction returns the second operand if both are zeros or one is NaN, so the results
-    // for both operand orders differ only there: of two zeros OR-ing gives the one with the sign,
-    // and NaN bits OR-ed with any others a NaN.
+    // As of `Avx2`.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
         unsafe {
@@ -415,7 +408,6 @@ macro_rules! version {
                 }
             }
 
-            /// The reduction of `data` by `op`, if there is one.
             pub(in super::super) fn fused(data: DataType, op: ReduceOp) -> Option<Fused> {
                 match data {
                     DataType::F16 => Some(of_operator::<F16>(op)),

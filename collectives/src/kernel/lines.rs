@@ -8,11 +8,8 @@
 //!
 //! Slots are read by atomic loads, or by volatile vector loads where they are aligned to 16 bytes.
 //! A peer that writes meanwhile, against the protocol, may cause torn data, on which nothing
-//! relies.
-//!
-//! Flags and data are in host byte order. The padding of the last word or line is unspecified. The
-//! previous content of a slot must not have flags equal to the awaited ones: the caller ensures
-//! that.
+//! relies. Flags and data are in host byte order, padding is unspecified. The caller ensures that
+//! the previous content of a slot has no flags equal to the awaited ones.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use core::arch::x86_64::*;
@@ -39,8 +36,7 @@ pub const fn ll128_bytes(bytes: usize) -> usize {
     bytes.div_ceil(LL128_DATA) * LL128_LINE
 }
 
-/// Packs `bytes` of data between flags. Words are stored atomically, so the receiver may poll
-/// meanwhile.
+/// Packs `bytes` of data between flags; the receiver may poll meanwhile.
 ///
 /// # Safety
 /// `from` is valid for reads of `bytes`, at any alignment, and not written meanwhile; `slot` is
@@ -91,8 +87,7 @@ unsafe fn pack_vectors(flag: u32, from: *const u8, words: usize, slot: *mut u8) 
     0
 }
 
-/// Unpacks `bytes` of data from a slot if every word has the flag. Otherwise the content of `into`
-/// is unspecified.
+/// Unpacks `bytes` of data if every word has the flag; else the content of `into` is unspecified.
 ///
 /// # Safety
 /// `slot` is valid for reads of [`ll_bytes`] of `bytes`, aligned to 8 bytes, and written meanwhile
@@ -128,8 +123,7 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
     differs == 0
 }
 
-/// Unpacks some of the first `words` by vectors, where they are aligned. Returns how many, and a
-/// value that is not zero if a flag was missing.
+/// Returns the number of words, and a value that is not zero if a flag was missing.
 ///
 /// # Safety
 /// As [`try_unpack_ll`], for that many words.
@@ -173,8 +167,7 @@ fn split(word: u64) -> (u32, u32) {
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 
-/// Packs `bytes` of data into lines, each with the flag at its end, which is stored after the
-/// line's data.
+/// Packs `bytes` of data into lines; each flag is stored after its line's data.
 ///
 /// # Safety
 /// `from` is valid for reads of `bytes`, at any alignment, and not written meanwhile; `slot` is
@@ -190,7 +183,6 @@ pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8
         (*slot.add(LL128_DATA).cast::<AtomicU64>()).store(flag, Release);
     };
     let (whole, rest) = (bytes / LL128_DATA, bytes % LL128_DATA);
-    // With a constant length the copy is a few moves.
     for line in 0..whole {
         pack(line, LL128_DATA);
     }
@@ -199,8 +191,7 @@ pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8
     }
 }
 
-/// Unpacks `bytes` of data from a slot if every line has the flag. Otherwise the content of `into`
-/// is unspecified.
+/// Unpacks `bytes` of data if every line has the flag; else the content of `into` is unspecified.
 ///
 /// # Safety
 /// As [`try_unpack_ll`], with [`ll128_bytes`] of the slot.
@@ -237,8 +228,6 @@ pub unsafe fn try_unpack_ll128(flag: u64, slot: *const u8, bytes: usize, into: *
     true
 }
 
-/// Copies a whole line's data: by vectors where they are aligned.
-///
 /// # Safety
 /// As [`load`], with [`LL128_DATA`] bytes.
 #[inline(always)]
@@ -262,8 +251,6 @@ unsafe fn load_line(from: *const u8, into: *mut u8) {
     unsafe { load(from, into, LL128_DATA) };
 }
 
-/// Copies from a line.
-///
 /// # Safety
 /// `from` is aligned to 8 bytes, valid for reads of `bytes` rounded up to 8, and only written by a
 /// device or atomically; `into` is valid for writes of `bytes` and not accessed by others.

@@ -1,8 +1,7 @@
 //! Reduction kernels: element types, operators, and the loops that reduce memory.
 //!
-//! The executor holds a [`Function`] per operation, chosen once for data type, operator and
-//! instruction set, and calls [`Function::reduce`] with raw memory: nothing here allocates, locks
-//! or makes a system call. [`lines`] is the data layout of the protocols LL and LL128.
+//! Nothing here allocates, locks or makes a system call. [`lines`] is the data layout of LL and
+//! LL128.
 //!
 //! Guarantees for results:
 //!
@@ -11,16 +10,12 @@
 //!   bits. Elements are rounded once, when they are stored; partial results are not rounded.
 //! - The same bits for every instruction set, alignment and number of elements. No multiplication
 //!   is fused with an addition.
-//! - Integers wrap. `Avg` divides the sum by the number of ranks when elements are stored: integers
-//!   truncate towards zero, floats are divided in the accumulator type.
+//! - Integers wrap. `Avg` divides the sum when elements are stored: integers truncate towards zero.
 //! - `Min` and `Max` of floats are minimum and maximum of IEEE 754-2019: a NaN operand gives NaN,
-//!   and −0 is less than +0. C's `fmin`, which ignores NaNs, would hide a rank with invalid
-//!   numbers.
-//! - NaNs have no payload: elements are stored with the one quiet NaN without a sign. In partial
-//!   results payloads and signs of NaNs are unspecified. Results of user-defined operators are
-//!   canonicalised only for 16 and 8 bits.
-//! - The processor's mode is the caller's: denormals may be flushed to zero (as with
-//!   `-ffast-math`).
+//!   and −0 is less than +0. C's `fmin` would hide a rank with invalid numbers.
+//! - NaNs of elements are the one quiet NaN without a sign; in partial results payloads and signs
+//!   are unspecified. Results of user-defined operators are canonicalised only for 16 and 8 bits.
+//! - Denormals may be flushed to zero, by the caller's processor mode.
 
 mod arithmetic;
 mod convert;

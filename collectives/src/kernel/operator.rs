@@ -44,8 +44,7 @@ type Combine = dyn Fn(*mut u8, *const u8, usize) + Send + Sync;
 /// A user-defined operator: a function of two slices that combines each element of the second into
 /// that of the first.
 ///
-/// It is over the accumulator type: `f32` for the floats of 16 and 8 bits. So one over `f32` serves
-/// `f16` too, and its results are rounded once.
+/// It is over the accumulator type: `f32` for the floats of 16 and 8 bits, rounded once.
 ///
 /// ```
 /// # use doorbell_collectives::kernel::UserOperator;
@@ -97,8 +96,6 @@ impl UserOperator {
         self.over
     }
 
-    /// Combines `elements` at `from` into those at `into`.
-    ///
     /// # Safety
     /// Both are aligned for the operator's type, hold that many elements of it, are disjoint, and
     /// not accessed by others meanwhile.
@@ -116,8 +113,7 @@ impl fmt::Debug for UserOperator {
     }
 }
 
-/// The scalar by which [`ReduceOp::PreMulSum`] multiplies a rank's contribution, in the accumulator
-/// type.
+/// The scalar of [`ReduceOp::PreMulSum`], in the accumulator type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scalar {
     over: DataType,
@@ -142,7 +138,6 @@ impl Scalar {
     }
 
     pub(crate) fn bits(self) -> u64 {
-        // It was written at the beginning.
         let bits = u64::from_le_bytes(self.bits.to_ne_bytes());
         match self.over.bytes() {
             8 => self.bits,

@@ -1,8 +1,6 @@
-//! The loops, compiled for several instruction sets, with run-time dispatch.
-//!
-//! On x86-64 these are SSE2 (baseline), AVX2 with F16C, and AVX-512 (F, BW, DQ, VL); elsewhere only
-//! the build's target, which on AArch64 has NEON. The loops are the same, so the results are; only
-//! the conversions of binary16 are the processor's, with the same rounding.
+//! The loops, compiled for several instruction sets, with run-time dispatch: on x86-64 SSE2
+//! (baseline), AVX2 with F16C, and AVX-512 (F, BW, DQ, VL); elsewhere the build's target. Only the
+//! conversions of binary16 are the processor's, with the same rounding.
 
 use super::arithmetic::{Average, Binary, Canonical, Finish, Keep, Max, Min, Prod, Sum, Wide, each, pair};
 use super::convert;
@@ -13,7 +11,6 @@ use crate::types::{DataType, ReduceOp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Version {
-    /// The build's target.
     Baseline,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -75,23 +72,17 @@ pub(super) type Fused = unsafe fn(
     ranks: Option<f32>,
 ) -> usize;
 
-/// The loops of an accumulator type, for one operator and one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Loops {
-    /// To partial results.
     pub(super) accumulate: Pair,
-    /// To elements.
     pub(super) finish: Pair,
-    /// Elements from one source.
     pub(super) single: Single,
-    /// Multiplication by a scalar.
     pub(super) scale: Scale,
 }
 
 /// The conversions of a type whose accumulator is `f32`, for one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Narrow {
-    /// To `f32`.
     pub(super) decode: Convert,
     /// From `f32`, rounding.
     pub(super) encode: Convert,
@@ -185,7 +176,6 @@ version!(avx2, #[target_feature(enable = "avx2,f16c")]);
 version!(avx512, #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
 
 impl Version {
-    /// The loops of the accumulator of `data`, for `op`.
     pub(super) fn loops(self, data: DataType, op: ReduceOp) -> Loops {
         match self {
             Self::Baseline => baseline::loops(data, op),

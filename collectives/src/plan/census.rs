@@ -1,8 +1,5 @@
-//! Counted costs of a plan: steps, messages and blocks of each rank, and the critical path.
-//!
-//! Every block counts as one, whatever its form and length. Times of this model are in blocks: each
-//! strand of a rank sends one block per unit of time and receives one concurrently; everything else
-//! is free.
+//! Counted costs of a plan: steps, messages and blocks of each rank, and the critical path. Every
+//! block counts as one; each strand sends one block per unit of time and receives one concurrently.
 
 use core::fmt;
 
@@ -102,8 +99,7 @@ pub struct PlanStatistics {
 }
 
 impl PlanStatistics {
-    /// Counts all of `schedule`, in time proportional to its steps and memory proportional to its
-    /// ranks.
+    /// Counts all of `schedule`, in memory proportional to its ranks.
     #[must_use]
     pub fn of(schedule: &dyn Schedule) -> Self {
         let ranks = schedule.shape().ranks() as usize;
@@ -299,8 +295,7 @@ mod tests {
                 (Algorithm::HalvingDoubling, Collective::AllReduce, 2 * rounds + 2),
                 (Algorithm::HalvingDoubling, Collective::ReduceScatter, rounds + 2),
             ] {
-                // With few folded ranks, none of the longest chains of messages begins and ends
-                // with one.
+                // With few folded ranks, no longest chain of messages begins and ends with one.
                 let census = census(algorithm, collective, p);
                 let name = format!("{algorithm} {collective} of {p}: {census}");
                 assert!(census.hops <= hops && census.hops > hops - 2, "{name}");
@@ -344,7 +339,6 @@ mod tests {
         }
     }
 
-    /// Every message sent is received, in the same form.
     #[test]
     fn what_is_sent_is_received() {
         for &collective in Collective::ALL {

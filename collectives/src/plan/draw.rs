@@ -1,7 +1,5 @@
-//! Drawings of plans: a table of steps for a terminal, and messages over time as SVG.
-//!
-//! The time axis has one unit per step and at least one per message: it shows dependencies, not
-//! durations.
+//! Drawings of plans: a table of steps for a terminal, and messages over time as SVG. The time axis
+//! has one unit per step and at least one per message: it shows dependencies, not durations.
 
 use core::fmt::Write;
 
@@ -11,7 +9,6 @@ use super::{PlanMemory, Schedule, Span, Step};
 use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
-/// The most columns of a table.
 const WIDTH: usize = 160;
 
 struct Event {
@@ -70,9 +67,8 @@ impl StepVisitor for Timeline {
     }
 }
 
-/// A table of `schedule`'s steps for each strand, with `algorithm` in the heading: a column per
-/// rank, time downwards. It is split into several tables if the ranks do not fit side by side. The
-/// last line is its [`PlanStatistics`].
+/// A table of `schedule`'s steps for each strand: a column per rank, time downwards, split to fit a
+/// terminal. The last line is its [`PlanStatistics`].
 #[must_use]
 pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
@@ -118,7 +114,6 @@ fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     text
 }
 
-/// Appends the columns, as many side by side as fit.
 fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     let width = |cell: &String| cell.chars().count();
     let widest = columns
@@ -157,7 +152,6 @@ fn short(step: &Step) -> String {
         Step::Copy { from, into } => format!("{}={}", blocks(*into), blocks(*from)),
         Step::Reduce { sources, into } => {
             let mut text = format!("{}=", blocks(*into));
-            // Consecutive sources are abbreviated by the first and the last.
             let follow =
                 |a: &Span, b: &Span| a.place == b.place && a.blocks == b.blocks && a.first.wrapping_add(1) == b.first;
             for (index, run) in sources.chunk_by(follow).enumerate() {
@@ -201,8 +195,7 @@ const TOP: u32 = 56;
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// The messages of `schedule` over time, as a self-contained SVG image: a row per rank, an arrow
-/// per message, a mark per step (filled where it reduces), with the text form of the step as its
-/// tooltip.
+/// per message, a mark per step (filled where it reduces) with its text as tooltip.
 #[must_use]
 pub fn svg(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let timeline = Timeline::of(schedule);
@@ -259,7 +252,6 @@ impl Placing {
         LEFT + time * STEP + STEP / 2
     }
 
-    /// Strands are drawn below each other in a rank's row.
     fn y(self, strand: u32, rank: Rank) -> u32 {
         TOP + rank.0 * self.lane + STRAND * (strand + 1)
     }
@@ -269,7 +261,6 @@ impl Placing {
     }
 }
 
-/// The arrow of the message that `event` receives.
 fn message(svg: &mut String, place: Placing, event: &Event) {
     let StrandId { strand, rank } = event.who;
     let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else {
@@ -277,7 +268,6 @@ fn message(svg: &mut String, place: Placing, event: &Event) {
     };
     let (x1, y1) = (f64::from(place.x(sent)), f64::from(place.y(strand, *from)));
     let (x2, y2) = (f64::from(place.x(event.time)), f64::from(place.y(strand, rank)));
-    // The arrow ends at the edge of the receiver's mark.
     let short = 1.0 - 6.0 / (x2 - x1).hypot(y2 - y1);
     let (x, y) = (x1 + (x2 - x1) * short, y1 + (y2 - y1) * short);
     let index = place.colour(strand);
@@ -297,8 +287,7 @@ fn mark(svg: &mut String, place: Placing, event: &Event) {
     } else {
         "#fff"
     };
-    // Arrows arrive from the left and leave to the right: labels of sends are before the mark,
-    // others behind it.
+    // Arrows leave to the right: labels of sends are before the mark, others behind it.
     let (label, anchor, at) = match &event.step {
         Step::Send { span, .. } => (blocks(*span), "end", x - 8),
         Step::Recv { into, .. }
@@ -340,8 +329,6 @@ mod tests {
         insta::assert_snapshot!(drawn.join("\n"));
     }
 
-    /// Ranks that do not fit side by side are in separate tables, and no line is wider than a
-    /// terminal.
     #[test]
     fn tables_are_not_wider_than_a_terminal() {
         let text = table(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 32), None);
@@ -361,7 +348,6 @@ mod tests {
         insta::assert_snapshot!(svg(&*schedule, Some(Algorithm::DoubleBinaryTree)));
     }
 
-    /// Every message is an arrow, every step a mark, and nothing lies outside.
     #[test]
     fn images_have_all_there_is() {
         for &collective in Collective::ALL {

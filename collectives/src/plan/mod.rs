@@ -1,15 +1,14 @@
 //! Plans: schedules of sends, receives and reductions of each rank, step by step.
 //!
 //! A plan is about *data blocks*, never about bytes: [`Shape`] numbers the blocks of a collective
-//! and defines which of them each rank has at the start and must have at the end. The executor maps
-//! blocks to elements, so one proof of a plan holds for every count, including ragged ones.
+//! and defines which of them each rank has at the start and must have at the end. So one proof of a
+//! plan holds for every count, including ragged ones.
 //!
-//! A rank has four memories of blocks ([`PlanMemory`]): input, output, scratch and partial results.
-//! A [`Span`] is a range of blocks of one of them. A [`Step`] of a [`Program`] works on spans. A
-//! rank runs the steps of one *strand* (plan thread; in NCCL terms the work of one thread block) in
-//! order: a `Send` completes when the message is in flight, a `Recv` when the data has arrived.
-//! Strands of a plan run concurrently, have message queues of their own, and share no block that
-//! any of them writes. Messages of one strand between two ranks are ordered.
+//! A [`Step`] of a [`Program`] works on [`Span`]s of a rank's four memories ([`PlanMemory`]). A
+//! rank runs the steps of one *strand* (in NCCL terms the work of one thread block) in order: a
+//! `Send` completes when the message is in flight, a `Recv` when the data has arrived. Strands run
+//! concurrently, have message queues of their own, and share no block that any of them writes.
+//! Messages of one strand between two ranks are ordered.
 //!
 //! The executor model is minimal, and [`check`] proves that a plan needs no more: per strand one
 //! message between two ranks can be in flight before the next `Send` blocks; a message for a
@@ -18,10 +17,9 @@
 //! receiver is at that step. A step that writes blocks of a message that has not left waits for it.
 //! Plans that run one after another, as slices do, need no more than each of them.
 //!
-//! Messages are as long as the count makes them, but staging memory is limited. So a long message
-//! for a `RecvReduce` need not leave before its receiver is at that step either, and then leaves
-//! part by part (rendezvous); a step that writes the very blocks that are being sent, as in place,
-//! writes each part once it has left.
+//! A message for a `RecvReduce` that is longer than staging memory leaves only while its receiver
+//! is at that step, part by part (rendezvous); a step that writes the very blocks that are being
+//! sent writes each part once it has left.
 
 pub mod census;
 pub mod check;
@@ -88,13 +86,11 @@ named! {
     PlanMemory, "place" {
         /// The rank's input: read-only elements.
         Input = "input",
-        /// The rank's output: elements, and only complete results, with all contributions and not
-        /// reduced further.
+        /// The rank's output: elements, and only complete results, not reduced further.
         Output = "output",
         /// Received contributions or results of other ranks: elements.
         Scratch = "scratch",
-        /// Partial results, in the accumulator type
-        /// ([`DataType::accumulator`](crate::DataType::accumulator)).
+        /// Partial results, in the [accumulator type](crate::DataType::accumulator).
         Partial = "partial",
     }
 }
@@ -159,8 +155,7 @@ impl Span {
 /// One step of a rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Sends a span. The content at this step is sent: a later step that writes the span waits for
-    /// the message.
+    /// Sends a span as it is at this step: a later step that writes the span waits for the message.
     Send {
         /// The destination.
         to: Rank,
@@ -174,8 +169,7 @@ pub enum Step {
         /// The target span.
         into: Span,
     },
-    /// Receives a message and reduces it: `into` = received ⊕ `with`. `with` and `into` may be the
-    /// same span.
+    /// Receives a message and reduces it: `into` = received ⊕ `with`, which may be the same span.
     RecvReduce {
         /// The source.
         from: Rank,
@@ -191,12 +185,10 @@ pub enum Step {
     Reduce {
         /// The operands: one or more.
         sources: Box<[Span]>,
-        /// The result: in `Output`, if it is complete; else in `Partial`. May be one of the
-        /// sources.
+        /// The result: in `Output`, if complete; else in `Partial`. It may be a source.
         into: Span,
     },
-    /// Copies a span to another of the same form. If both are the same memory, as in place, it does
-    /// nothing.
+    /// Copies a span to another of the same form; no effect if both are the same memory.
     Copy {
         /// The source span.
         from: Span,
@@ -214,8 +206,7 @@ pub struct Shape {
     pub order: Box<[Rank]>,
     /// The root, of collectives that have one.
     pub root: Rank,
-    /// Data blocks of the whole of all-reduce, broadcast and reduce; of each rank's part of the
-    /// others.
+    /// Data blocks of the whole of all-reduce, broadcast and reduce; else of each rank's part.
     pub blocks: u32,
 }
 
@@ -290,11 +281,9 @@ impl Shape {
         }
     }
 
-    /// The blocks of `rank` that are the same memory when the collective runs in place: whole
-    /// buffers of all-reduce, broadcast and reduce; the input of all-gather and gather is its part
-    /// of the output, and the output of reduce-scatter and scatter its part of the input. `None`
-    /// where nothing is shared, because the rank has only one of both or the collective does not
-    /// run in place.
+    /// The blocks of `rank` that are the same memory in place: whole buffers of all-reduce,
+    /// broadcast and reduce; the input of all-gather and gather is its part of the output, and the
+    /// output of reduce-scatter and scatter its part of the input. `None` where nothing is shared.
     #[must_use]
     pub fn shared(&self, rank: Rank) -> Option<Shared> {
         let (n, own) = (self.blocks, rank.0 * self.blocks);
@@ -347,8 +336,7 @@ pub struct Shared {
     pub blocks: u32,
 }
 
-/// An algorithm applied to a shape. Steps are generated lazily, so that a simulator can run more
-/// ranks than fit in memory.
+/// An algorithm applied to a shape. Steps are generated lazily, so they need not fit in memory.
 pub trait Schedule: Send + Sync {
     /// The shape.
     fn shape(&self) -> &Shape;

@@ -11,16 +11,13 @@ pub(crate) struct StrandId {
     pub(crate) rank: Rank,
 }
 
-/// A visitor of steps. Those of one strand of a rank are visited in order, and a receive after its
-/// send.
+/// Steps of one strand of a rank are visited in order, and a receive after its send.
 pub(crate) trait StepVisitor {
     /// State passed from the sender of a message to its receiver.
     type Message;
 
-    /// A step that sends a message.
     fn send(&mut self, who: StrandId, step: &Step) -> Self::Message;
 
-    /// A step that receives a message.
     fn receive(&mut self, who: StrandId, step: &Step, message: Self::Message);
 
     fn local(&mut self, who: StrandId, step: &Step);
@@ -35,7 +32,6 @@ pub(crate) fn visit_steps<W: StepVisitor>(schedule: &dyn Schedule, walker: &mut 
             StrandId { strand, rank }
         })
     });
-    // A stack: the first rank goes first.
     let mut ready: Vec<_> = everybody.clone().collect();
     ready.reverse();
     let mut steps: Vec<_> = everybody
@@ -50,7 +46,6 @@ pub(crate) fn visit_steps<W: StepVisitor>(schedule: &dyn Schedule, walker: &mut 
                 Step::Send { to, .. } => {
                     let message = walker.send(who, step);
                     queues.entry((strand, rank, *to)).or_default().push_back(message);
-                    // It may be waiting for this; otherwise the visit has no effect.
                     if to.0 < ranks {
                         ready.push(StrandId { strand, rank: *to });
                     }

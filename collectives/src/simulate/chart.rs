@@ -69,9 +69,7 @@ pub fn chart(panels: &[(String, Vec<Row>)]) -> String {
 }
 
 struct Scale {
-    /// Base-2 logarithm.
     bytes: (f64, f64),
-    /// Base-10 logarithm.
     ns: (f64, f64),
 }
 
@@ -146,7 +144,6 @@ fn style(algorithm: Algorithm) -> (&'static str, &'static str) {
     STYLES[algorithm as usize % STYLES.len()]
 }
 
-/// Integers from `low` to `high`, every `step`th.
 fn whole(low: f64, high: f64, step: usize) -> impl Iterator<Item = i32> {
     (low.ceil() as i32..=high.floor() as i32).step_by(step)
 }

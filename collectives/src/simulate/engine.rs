@@ -3,11 +3,9 @@
 //! A *thread* is one strand of one channel of one rank. It is in the event queue while the time of
 //! its next step is known; a thread that waits for a message is queued by its sender.
 //!
-//! Where messages need grants, the receiving thread grants the next few when an operation begins
-//! and with each message it receives; a message without a grant is kept until it has one. Where
-//! they need acknowledgements, a thread completes an operation only once all its messages are
-//! acknowledged. A rank begins its next operation when all its threads have completed the previous
-//! one.
+//! The receiving thread grants the next few messages when an operation begins and with each message
+//! that it receives. A thread completes an operation once all its messages are acknowledged; a rank
+//! begins its next operation when all its threads have completed the previous one.
 
 mod costs;
 mod messages;
@@ -24,10 +22,8 @@ use crate::plan::{BlockForm, PlanMemory, Schedule, Step};
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
-/// The ranks that are simulated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Every rank.
     All,
     /// The first rank of the order, for all: in a symmetric schedule, a message that it sends to
     /// the rank `k` positions onwards equals the one that it receives from `k` positions before.
@@ -44,7 +40,6 @@ struct PendingReceive {
     since: u64,
 }
 
-/// A message that has arrived at some time.
 #[derive(Clone, Copy)]
 struct Arrival {
     /// Arrival of its first part; and of its last.
@@ -62,7 +57,6 @@ struct UngrantedMessage {
 
 #[derive(Default)]
 struct Grants {
-    /// Arrival times of unused grants.
     unused: VecDeque<u64>,
     ungranted: VecDeque<UngrantedMessage>,
 }
@@ -72,8 +66,7 @@ struct Thread<'a> {
     rank: u32,
     strand: u32,
     slices: u64,
-    /// Whether it receives, and sends; and of a slice, the senders of granted messages, and the
-    /// number granted in the operation.
+    /// `senders` are of a slice's granted messages; `granted` counts those of the operation.
     receives: bool,
     sends: bool,
     senders: Vec<Rank>,
@@ -91,7 +84,6 @@ struct Thread<'a> {
     finished: bool,
 }
 
-/// Messages without a matching receive.
 struct Arrivals {
     first: Arrival,
     more: VecDeque<Arrival>,
@@ -122,9 +114,7 @@ struct Simulation<'a> {
 
 #[derive(Clone, Default)]
 struct Processor {
-    /// The running thread.
     holder: Option<u32>,
-    /// Ready threads, in the order in which they became ready.
     ready_threads: VecDeque<u32>,
     free: u64,
     busy: u64,
@@ -133,7 +123,6 @@ struct Processor {
     /// Threads that have not completed the operation, and operations after it.
     threads_left: u32,
     operations_left: u32,
-    /// Time of its last send.
     sent: Option<u64>,
 }
 
@@ -319,8 +308,7 @@ impl<'a> Simulation<'a> {
                 Step::RecvReduce { from, form, into, .. } => {
                     return self.expect(id, at, from, self.bytes(form, into), true);
                 }
-                // A later step is begun from the event queue, so that links serve messages in order
-                // of time.
+                // Begun from the event queue, so that links serve messages in order of time.
                 step if at > now => {
                     self.threads[id].held_step = Some(step);
                     return self.queue.push(at, id as u32);
@@ -393,7 +381,6 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The next step: of this slice, or of the next one.
     fn next(&mut self, id: usize) -> Option<Step> {
         let thread = &mut self.threads[id];
         if let Some(step) = thread.held_step.take() {
@@ -413,7 +400,6 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Begins to wait for a message.
     fn expect(&mut self, id: usize, since: u64, from: Rank, bytes: f64, reduces: bool) {
         let mut awaited = PendingReceive {
             from,
@@ -527,7 +513,6 @@ fn running(schedule: &dyn Schedule, scope: Scope) -> Vec<Rank> {
     }
 }
 
-/// Peer, form and blocks of a step's message.
 fn message(step: &Step) -> Option<(Rank, BlockForm, u32)> {
     match step {
         Step::Recv { from, into } => Some((*from, into.place.form(), into.blocks)),

@@ -90,8 +90,7 @@ impl Fabric {
         self.hosts.len() as u32
     }
 
-    /// Whether the fabric is symmetric: links are not shared, all peers are equally far, and no
-    /// rank is slow.
+    /// Whether links are not shared, all peers are equally far, and no rank is slow.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
         let quiet = self.stragglers.is_empty() && self.jitter_ns == 0.0;

@@ -6,7 +6,6 @@ use super::{Fabric, LinkName, LinkUse, Time};
 use crate::cost::{DataMover, Link as Kind, payload};
 use crate::types::{Protocol, Rank};
 
-/// A link that carries one message after another.
 #[derive(Clone, Copy)]
 struct Link {
     name: LinkName,
@@ -126,8 +125,7 @@ impl Links {
         self.seats[one as usize].host == self.seats[other as usize].host
     }
 
-    /// Sends a message on `connection` from `from` to `to`, not before `leaves`; returns when its
-    /// last byte has passed.
+    /// Sends a message, not before `leaves`; returns when its last byte has passed.
     pub(super) fn carry(
         &mut self,
         from: u32,
@@ -171,7 +169,6 @@ impl Links {
         passage.ends
     }
 
-    /// The jitter of the next message's latency, ps.
     pub(super) fn jitter(&mut self) -> u64 {
         if self.jitter_ps == 0.0 {
             return 0;

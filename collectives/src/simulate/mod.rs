@@ -1,27 +1,20 @@
 //! Simulator: runs any [`Schedule`] in virtual time over a modelled [`Fabric`].
 //!
-//! It models the executor: an operation is cut into slices, which are distributed over the channels
-//! round-robin; each strand of each channel executes the steps of the plan for each of its slices;
-//! a send completes when it is posted, a receive when the message has arrived. A rank's strands
-//! share its one processor: each keeps it until it waits for a message, and then the thread that
-//! became ready first runs.
+//! It models the executor: an operation is cut into slices, distributed over the channels
+//! round-robin; each strand of each channel executes the plan for each of its slices; a send
+//! completes when posted, a receive when the message has arrived. A rank's strands share its one
+//! processor: each keeps it until it waits for a message.
 //!
-//! A message occupies all links on its path in turn: the sender's adapter, its leaf's uplinks,
-//! those of the receiver's leaf, the receiver's adapter. It is forwarded cut-through, so it takes
-//! the latency plus the time of the slowest link. **Shared capacity is first come, first served,
-//! per message**, not divided max-min fairly: an adapter sends what was posted first (the messages
-//! of one queue pair are ordered anyway); no recomputation of all flows per event is needed, so
-//! that 16,384 ranks are possible; and as operations are cut into slices of a few hundred KiB,
-//! taking turns by message approximates equal shares. Not modelled: switch buffers (a waiting
-//! message does not block those behind it), routing (a leaf's uplinks are one pipe), and
-//! acknowledgement packets.
+//! A message occupies all links on its path in turn and is forwarded cut-through, so it takes the
+//! latency plus the time of the slowest link. **Shared capacity is first come, first served, per
+//! message** (decision 058). Not modelled: switch buffers (a waiting message does not block those
+//! behind it), routing (a leaf's uplinks are one pipe), and acknowledgement packets.
 //!
-//! On links with measured costs, grants and acknowledgements are waited for, lines are packed at
-//! one end while they are unpacked at the other, and the cost per byte is that of
-//! [`cost`](crate::cost).
+//! On links with measured costs, grants and acknowledgements are waited for, lines are packed while
+//! others are unpacked, and the cost per byte is that of [`cost`](crate::cost).
 //!
 //! Times are integer picoseconds, so that runs are reproducible; durations saturate at 213 days.
-//! All blocks are taken to have equal lengths, ignoring remainders.
+//! Blocks have equal lengths, ignoring remainders.
 
 mod chart;
 mod engine;
@@ -43,8 +36,7 @@ pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
 pub use table::{Row, fastest, table};
 
-/// Maximum ranks for consecutive operations: with more ranks their skew matters less, and a run
-/// takes long.
+/// Maximum ranks for consecutive operations: with more their skew matters less.
 const REPEATED_RANKS: u32 = 16;
 
 /// An operation to be simulated.
@@ -64,10 +56,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// The number of equal blocks into which `bytes` is divided.
     fn blocks(shape: &Shape) -> u32 {
         match shape.collective {
-            // A rank's buffer is one of as many parts as there are ranks.
             Collective::AllToAll | Collective::AllToAllV => shape.ranks() * shape.blocks,
             Collective::SendRecv => shape.blocks,
             _ => shape.data_blocks(),
@@ -94,14 +84,12 @@ impl Work {
         self.slices_of(Self::blocks(shape))
     }
 
-    /// The number of slices where `bytes` is divided into so many blocks.
     pub(crate) fn slices_of(&self, blocks: u32) -> u64 {
         (self.bytes_of(blocks) / self.slice_bytes.max(1) as f64).ceil().max(1.0) as u64
     }
 
-    /// The working set that determines memory cost, for messages of so many bytes: a rank's data of
-    /// the operation, the mean of input and output; for LL and LL128, which transfer between
-    /// caches, the message length.
+    /// The working set that determines memory cost: the mean of input and output; for LL and LL128,
+    /// which transfer between caches, the message length.
     pub(crate) fn touched(&self, collective: Collective, ranks: u32, message: f64) -> f64 {
         use Collective as C;
         let of_two = match collective {
@@ -289,7 +277,6 @@ fn show(waiting: &[Wait]) -> String {
 /// [`SimulationError`]: the plan does not match the fabric, or it is wrong.
 pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
-    // Errors are reported for the ranks at which they occur.
     if fabric.is_uniform()
         && symmetry::all_ranks_symmetric(schedule)
         && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Scope::Representative, 1)
@@ -308,9 +295,8 @@ pub fn run_every_rank(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> 
     engine::run(schedule, fabric, work, engine::Scope::All, 1)
 }
 
-/// Time per operation of many consecutive ones, ns, as in benchmarks and most programs: a rank
-/// begins the next operation when it has finished the previous one, without waiting for others.
-/// With too many ranks or slices it is [`predict_ns`].
+/// Time per operation of many consecutive ones, ns: a rank begins the next one without waiting for
+/// others. With too many ranks or slices it is [`predict_ns`].
 ///
 /// # Errors
 /// As [`run`].
@@ -339,7 +325,6 @@ pub fn predict_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Resu
     if slices <= 12 * channels {
         return time(work);
     }
-    // A length that gives so many slices of the same length.
     let of = |some: u64| {
         let bytes = (work.bytes as f64 * some as f64 / slices as f64).round() as u64;
         let block = Work { bytes, ..*work }.block_bytes(shape);

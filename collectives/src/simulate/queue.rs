@@ -1,7 +1,5 @@
-//! The event queue, ordered by time and then by insertion.
-//!
-//! Many ranks act at the same time, so events of one time share an entry of the heap: the few times
-//! used last are compared first, and only a new one is pushed.
+//! The event queue, ordered by time and then by insertion. Events of one time share an entry of the
+//! heap: the few times used last are compared first.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,7 +11,6 @@ pub(super) struct Queue {
     /// Time, insertion order, bucket.
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
     buckets: Vec<Vec<u32>>,
-    /// Free buckets.
     spare: Vec<u32>,
     /// Times and buckets used last; a bucket is removed when it is popped.
     recent: [Option<(u64, u32)>; RECENT],
@@ -52,8 +49,7 @@ impl Queue {
         self.next = (self.next + 1) % RECENT;
     }
 
-    /// Moves the threads of the earliest entry into `into`, which is emptied first, and returns its
-    /// time.
+    /// Moves the earliest entry's threads into `into`, emptied first, and returns its time.
     pub(super) fn pop(&mut self, into: &mut Vec<u32>) -> Option<u64> {
         into.clear();
         let Reverse((time, _, bucket)) = self.heap.pop()?;

@@ -1,9 +1,7 @@
 //! Symmetry check of a schedule.
 //!
-//! If every rank's steps are the first one's with all ranks rotated along the order by its
-//! position, then on a uniform fabric all ranks are in the same state at all times. So one can be
-//! simulated for all, and 16,384 ranks of a ring are as fast as one. The check compares every step
-//! of every rank, on all processors.
+//! If every rank's steps are the first one's, rotated by its position, then on a uniform fabric all
+//! ranks are in the same state at all times: one is simulated for all.
 
 use std::thread;
 
@@ -24,7 +22,6 @@ pub(super) fn all_ranks_symmetric(schedule: &dyn Schedule) -> bool {
         position[rank.index()] = place;
     }
     let position = &position;
-    // Asymmetric schedules mostly differ here already.
     let probe = [1, order.len() / 2, order.len() - 1];
     if !match_the_first(schedule, position, &probe) {
         return false;
@@ -46,7 +43,6 @@ pub(super) fn all_ranks_symmetric(schedule: &dyn Schedule) -> bool {
     })
 }
 
-/// Whether the ranks at `places` of the order do the same as the first.
 fn match_the_first(schedule: &dyn Schedule, position: &[usize], places: &[usize]) -> bool {
     let order = &schedule.shape().order;
     (0..schedule.strands()).all(|strand| {

@@ -20,14 +20,12 @@ pub struct Row {
     pub choice: Choice,
     /// Time, ns.
     pub ns: f64,
-    /// Whether it was simulated; otherwise it is by the closed form, which models only
-    /// [uniform](Fabric::uniform) fabrics.
+    /// Whether it was simulated, or by the closed form for [uniform](Fabric::uniform) fabrics.
     pub simulated: bool,
 }
 
 /// Time of `collective` over `fabric`, for each of `sizes` and each algorithm that supports it:
-/// with the best protocol there, and the channels and slice length that `tuner` chooses for both,
-/// subject to its overrides.
+/// with the best protocol, and the channels and slice length that `tuner` chooses.
 #[must_use]
 pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataType, sizes: &[u64]) -> Vec<Row> {
     let order: Vec<Rank> = (0..fabric.ranks()).map(Rank).collect();
@@ -81,7 +79,6 @@ pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataT
     rows
 }
 
-/// Approximate number of steps of a prediction.
 fn steps(schedule: &dyn Schedule, work: &Work) -> u64 {
     let shape = schedule.shape();
     let of_first: u64 = (0..schedule.strands())

@@ -5,8 +5,7 @@ use crate::algorithm::Algorithm;
 use crate::cost::{ByteCosts, Compute, DataMover, Link, MessageCost, Scale};
 use crate::plan::{BlockForm, PlanMemory, Program, Span, Step};
 
-/// Costs that are visible in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01
-/// ns/B.
+/// Visible in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01 ns/B.
 fn link() -> Link {
     let simple = MessageCost::simple(1000.0, 100.0, 200.0, 0.1);
     Link::derived(DataMover::Device, simple, 500.0)
@@ -164,8 +163,7 @@ fn a_chain_is_not_taken_for_symmetric() {
 
 #[test]
 fn senders_to_one_adapter_take_turns() {
-    // Three ranks send 10,000 bytes each to rank 0 at the same time: its adapter takes 1000 ns for
-    // each.
+    // The adapter of rank 0 takes 1000 ns for each of the three messages.
     let steps = vec![
         vec![recv(1), recv(2), recv(3)],
         vec![send(0)],
@@ -303,8 +301,7 @@ fn more_than_elements_travel_as_partial_results() {
         outcome.links.iter().map(|link| link.bytes).sum::<f64>() / (2.0 * 4.0) / f64::from(4 << 20)
     };
     assert_eq!(of(DataType::F32), 1.5);
-    // Of three blocks sent to be reduced, the second and third are partial results of twice the
-    // length.
+    // Of three blocks sent to be reduced, two are partial results of twice the length.
     assert_eq!(of(DataType::Bf16), 1.5 + 0.5);
 }
 
@@ -383,7 +380,6 @@ fn a_reduction_takes_its_time() {
     assert_eq!(block(PlanMemory::Partial, 0).place.form(), BlockForm::Partial);
 }
 
-/// Two ranks: the first sends the second a message, or both send.
 fn pair(both: bool) -> HandWritten {
     let turn = |other: u32| vec![send(other), recv(other)];
     written(
@@ -409,14 +405,12 @@ fn long_messages_wait_for_grants_and_all_for_confirmations() {
     near(took(&pair(false), 32 << 10), 350.0 + 3276.8 + 700.0 + 200.0 + 150.0);
     near(took(&pair(false), 8 << 10), 150.0 + 819.2 + 700.0 + 200.0 + 150.0);
     near(took(&pair(true), 32 << 10), 350.0 + 3276.8 + 700.0 + 200.0 + 150.0);
-    // Consecutively, the receiver grants the next message while the acknowledgement of the last one
-    // is in flight; without grants the sender begins anew.
+    // The receiver grants the next message while the acknowledgement is in flight.
     near(again(&pair(false), 32 << 10), 50.0 + 300.0 + 3276.8 + 700.0 + 200.0);
     near(
         again(&pair(false), 8 << 10),
         50.0 + 100.0 + 819.2 + 700.0 + 200.0 + 150.0,
     );
-    // A rank that receives nothing gets the acknowledgement later.
     link.simple.send_only_ns = 1000.0;
     let fabric = Fabric::uniform(2, link, COMPUTE);
     for (plan, later) in [(pair(false), 1000.0), (pair(true), 0.0)] {

@@ -1,15 +1,13 @@
-//! The best path through a few ranks: maximises the least weight of neighbours, and then the total
-//! weight.
+//! The best path through a few ranks, by the least weight of neighbours, then the total weight.
 
 /// Maximum ranks for exhaustive search; above, greedy.
 pub(super) const MAX_EXACT: usize = 12;
 /// Maximum weight of a pair: sums of [`MAX_EXACT`] of these have to fit.
 pub(super) const MAX_WEIGHT: u64 = 1 << 50;
 
-/// The best order, given the symmetric weight of each pair (at most [`MAX_WEIGHT`]). With `closed`
-/// the last and the first are neighbours too, and it begins with 0. Differences below `grain` count
-/// only in the total, not in the minimum. Among equal orders the lexicographically first is
-/// returned.
+/// Weights are symmetric, at most [`MAX_WEIGHT`]. With `closed` the last and the first are
+/// neighbours too, and the order begins with 0. Differences below `grain` count only in the total.
+/// Among equal orders the lexicographically first is returned.
 pub(super) fn best(weight: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
     match weight.len() {
         0..=2 => (0..weight.len()).collect(),
@@ -47,8 +45,7 @@ fn exact(weight: &[Vec<u64>], grain: u64, closed: bool) -> Vec<usize> {
     order
 }
 
-/// The best total weight from a state (a bit per visited rank, and the current one); `None` where
-/// no path exists (Held-Karp).
+/// The best total weight from a state: a bit per visited rank, and the current one (Held-Karp).
 struct PathSearch<'a> {
     weight: &'a [Vec<u64>],
     closed: bool,
@@ -82,7 +79,6 @@ impl<'a> PathSearch<'a> {
         Some(self.weight[from][to]).filter(|weight| *weight >= self.least)
     }
 
-    /// The possible next ranks with the resulting total weight.
     fn steps(&self, gone: usize, last: usize) -> impl Iterator<Item = (usize, u64)> {
         let count = self.weight.len();
         let left = (0..count).filter(move |next| gone >> next & 1 == 0);

@@ -4,7 +4,6 @@ use core::fmt;
 
 use super::{Device, DeviceKind, Distance, Gpu, Host, NvLink};
 
-/// Maximum devices for a legible table of distances.
 const MAX_TABLE_DEVICES: usize = 24;
 
 pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,8 +58,7 @@ fn or_none(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
 }
 
-/// Devices below the bridges that lead to them; a bridge is written once for consecutive devices
-/// below it.
+/// A bridge is written once for consecutive devices below it.
 fn devices(host: &Host, f: &mut fmt::Formatter<'_>, shown: impl Fn(&Device) -> bool) -> fmt::Result {
     let mut shown: Vec<&Device> = host.devices.iter().filter(|device| shown(device)).collect();
     shown.sort_by(|a, b| a.place.pcie_path.cmp(&b.place.pcie_path));
@@ -122,7 +120,6 @@ fn cell(host: &Host, one: &Device, two: &Device) -> String {
     }
 }
 
-/// NVLinks between GPUs, and pairs of GPUs without peer access.
 fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let pairs = || host.distances().map(|(one, two, _)| (one, two));
     let mut kinds: Vec<NvLink> = Vec::new();
@@ -151,7 +148,6 @@ fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// For each GPU its nearest adapters, if any, and its processors.
 fn near(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for gpu in host.devices.iter().filter(|device| device.kind == DeviceKind::Gpu) {
         let adapters = host.adapters_near(&gpu.place);

@@ -67,8 +67,7 @@ pub struct NvLink {
 }
 
 impl NvLink {
-    /// The minimum of two: the capacity between their remote ends through a switch, or the
-    /// agreement of two ends that differ.
+    /// The minimum: the capacity through a switch, or of two ends that differ.
     fn least(self, other: Self) -> Self {
         Self {
             links: self.links.min(other.links),
@@ -83,10 +82,8 @@ impl NvLink {
 }
 
 impl Gpu {
-    /// NVLinks to another GPU: direct links, or, if both have links to NVSwitches, as many as both
-    /// have. `None` if there are none, or the driver reports that they are not usable.
-    ///
-    /// Symmetric.
+    /// NVLinks to another GPU, symmetric: direct links, or, if both have links to NVSwitches, as
+    /// many as both have. `None` if there are none, or the driver reports that they are not usable.
     #[must_use]
     pub fn nvlink(&self, other: &Self) -> Option<NvLink> {
         let said = [self.driver_nvlink(other), other.driver_nvlink(self)];
@@ -109,7 +106,6 @@ impl Gpu {
         direct.or_else(switched).or_else(unknown)
     }
 
-    /// The driver's report of NVLink to the other.
     fn driver_nvlink(&self, other: &Self) -> Option<bool> {
         self.peers.iter().find(|peer| peer.address == other.address)?.nvlink
     }
@@ -124,7 +120,6 @@ impl Gpu {
         }
     }
 
-    /// The links with such remote ends.
     fn sum(&self, is: impl Fn(&NvLinkEnd) -> bool) -> Option<NvLink> {
         let such = self.nvlinks.iter().filter(|bundle| bundle.links > 0 && is(&bundle.to));
         such.map(|bundle| NvLink {
@@ -224,12 +219,10 @@ impl Host {
         Ok(host)
     }
 
-    /// Adds the driver's information about the GPUs of this machine. A note is added if there are
-    /// GPUs and the driver reports none.
+    /// Adds the driver's information about this machine's GPUs, or a note if there is none.
     pub fn query_driver(&mut self) {
         match nvml::Machine::read() {
             Ok(machine) => self.add_gpus(&machine),
-            // Without a GPU nothing is missing.
             Err(absent) if self.devices.iter().any(|device| device.kind == DeviceKind::Gpu) => {
                 self.notes.push(format!("NVLink is not known: {absent}"));
             }
@@ -237,8 +230,7 @@ impl Host {
         }
     }
 
-    /// Adds the driver's information about this host's GPUs, matched by PCI address; GPUs that
-    /// sysfs does not show are added without a location.
+    /// Adds the driver's GPUs, matched by PCI address, or without a location.
     pub fn add_gpus(&mut self, machine: &nvml::Machine) {
         self.notes.extend(machine.notes.iter().cloned());
         for gpu in &machine.gpus {
@@ -297,8 +289,7 @@ impl Host {
         }
     }
 
-    /// The PCIe distance of two of its devices: from sysfs, or from the driver where sysfs shows
-    /// nothing.
+    /// The PCIe distance of two of its devices: from sysfs, else from the driver.
     #[must_use]
     pub fn pcie_distance(&self, one: &Device, two: &Device) -> Distance {
         if one.name == two.name && one.kind == two.kind {
@@ -317,8 +308,7 @@ impl Host {
         }
     }
 
-    /// The location of a rank with the GPU at this PCI address, as CUDA reports it; `None` if the
-    /// host has no such GPU.
+    /// The location of a rank with the GPU at this PCI address, as CUDA reports it.
     #[must_use]
     pub fn member(&self, address: &str) -> Option<Member> {
         let is_it = |device: &&Device| device.kind == DeviceKind::Gpu && device.name.eq_ignore_ascii_case(address);
@@ -331,12 +321,9 @@ impl Host {
     }
 }
 
-/// The least NVLink connection between the GPUs of these ranks, if all are connected with all:
-/// those of one host, each with a GPU. `None` otherwise, and without a pair. Ranks that share a GPU
-/// need no link.
-///
-/// This is the driver's view of the links; `cuDeviceCanAccessPeer` reports whether a process may
-/// use them.
+/// The least NVLink connection between the GPUs of these ranks, if all are of one host, each with a
+/// GPU, and all are connected. Ranks that share a GPU need no link. This is the driver's view;
+/// `cuDeviceCanAccessPeer` reports whether a process may use the links.
 #[must_use]
 pub fn least_nvlink(members: &[Member]) -> Option<NvLink> {
     let mut least: Option<NvLink> = None;

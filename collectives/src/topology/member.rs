@@ -8,7 +8,6 @@ const VERSION: u8 = 1;
 const MAX_HOST: usize = 255;
 const MAX_ADDRESS: usize = 32;
 const MAX_UUID: usize = 96;
-/// Maximum numbers of bridges above a device, link groups, and GPUs of a host.
 const MAX_DEPTH: usize = 64;
 const MAX_GROUPS: usize = 64;
 const MAX_PEERS: usize = 256;

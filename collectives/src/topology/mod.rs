@@ -1,11 +1,8 @@
 //! Topology: adapters and GPUs of a host, their distances, and the order of ranks in a ring.
 //!
-//! [`Host::read`] reads sysfs, below any root, so that a copy of another machine's tree can be
-//! used; [`Host::add_gpus`] adds NVLink information from NVIDIA's driver. [`Distance`] is by the
-//! nearest common ancestor of two devices: NVLink, a PCIe switch, a host bridge, a NUMA node. Ranks
-//! exchange their locations as [`Member`]s; [`ring`] orders them so that each host is entered once
-//! and near ranks are neighbours, and [`least_nvlink`] returns whether all their GPUs are
-//! connected.
+//! [`Host::read`] reads sysfs, below any root; [`Host::add_gpus`] adds NVLinks from NVIDIA's
+//! driver. [`Distance`] is by the nearest common ancestor of two devices. [`ring`] orders ranks by
+//! their [`Member`]s so that each host is entered once and near ranks are neighbours.
 
 mod cycle;
 mod draw;
@@ -146,8 +143,7 @@ impl Serialize for Distance {
 }
 
 impl Location {
-    /// The distance to another location. Functions of one device are below the same port, and so
-    /// count as sharing a switch.
+    /// The distance to another location. Functions of one device count as sharing a switch.
     #[must_use]
     pub fn distance(&self, other: &Self) -> Distance {
         if !self.pcie_path.is_empty() && self.pcie_path == other.pcie_path {

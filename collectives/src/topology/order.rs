@@ -8,17 +8,15 @@ use crate::types::Rank;
 const MAX_DEPTH: usize = 64;
 /// Above this number of ranks per host, NVLinks are not compared pairwise.
 const MAX_GPU_RANKS: usize = 256;
-/// The weight of NVLink relative to PCIe proximity: no number of ranks in the exhaustive search
-/// outweighs it.
+/// NVLink outweighs the PCIe proximity of any number of ranks in the exhaustive search.
 const NVLINK_WEIGHT: u64 = 100;
 
-/// An order of the ranks in which each host is entered once. On a host each NUMA node, host bridge
-/// and switch is entered once; but if GPUs are connected by NVLink, the order maximises the least
-/// NVLink capacity of neighbours, and then their PCIe proximity.
+/// An order of the ranks in which each host is entered once, and on a host each NUMA node, host
+/// bridge and switch; but if GPUs are connected by NVLink, the order maximises the least NVLink
+/// capacity of neighbours, and then their PCIe proximity.
 ///
-/// Hosts are in the order of their lowest ranks, which is how launchers place ranks that are near
-/// in the network; so are nodes, bridges and switches, and among equal NVLink paths the first is
-/// taken. All ranks with the same members compute the same order.
+/// Hosts, nodes, bridges and switches are in the order of their lowest ranks, as launchers place
+/// near ranks. All ranks with the same members compute the same order.
 #[must_use]
 pub fn ring(members: &[Member]) -> Vec<Rank> {
     let all: Vec<usize> = (0..members.len()).collect();
@@ -35,8 +33,7 @@ pub fn ring(members: &[Member]) -> Vec<Rank> {
     order
 }
 
-/// Orders ranks of one host by NVLink, if some pairs are better connected than others; `closed` if
-/// they are the whole ring.
+/// Orders ranks by NVLink, if some pairs are better connected; `closed`: they are the whole ring.
 fn by_nvlink(ranks: &mut Vec<usize>, members: &[Member], closed: bool) {
     let gpus = ranks.iter().filter(|rank| members[**rank].gpu.is_some()).count();
     if gpus < 2 || ranks.len() > MAX_GPU_RANKS {
@@ -65,8 +62,7 @@ fn by_nvlink(ranks: &mut Vec<usize>, members: &[Member], closed: bool) {
 
 enum PairWeight {
     OneGpu,
-    /// The weight of their NVLink connection, and of their PCIe proximity: less than
-    /// [`NVLINK_WEIGHT`].
+    /// PCIe proximity is less than [`NVLINK_WEIGHT`].
     Two {
         nvlink: u64,
         near: u64,
@@ -94,7 +90,6 @@ impl PairWeight {
     }
 }
 
-/// Orders ranks by their ancestors at `depth`, recursively.
 fn descend(ranks: &[usize], members: &[Member], depth: usize, order: &mut Vec<usize>) {
     for group in groups(ranks, |rank| members[rank].place.pcie_path.get(depth)) {
         let ends = members[group[0]].place.pcie_path.len() <= depth;
@@ -106,7 +101,6 @@ fn descend(ranks: &[usize], members: &[Member], depth: usize, order: &mut Vec<us
     }
 }
 
-/// Groups ranks with equal keys, in the order of the first of each.
 fn groups<K: PartialEq>(ranks: &[usize], key: impl Fn(usize) -> K) -> Vec<Vec<usize>> {
     let mut groups: Vec<(K, Vec<usize>)> = Vec::new();
     for &rank in ranks {

@@ -1,5 +1,4 @@
-//! Reading sysfs. All of it is optional and may be invalid: containers hide parts, and hypervisors
-//! invent others.
+//! Reading sysfs, of which containers hide parts, and hypervisors invent others.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -114,7 +113,6 @@ impl Tree {
                 notes.push(format!("{name} is on no PCIe bus: a device in software"));
             }
             let port = |file: &str| self.attribute(&folder.join("ports/1").join(file));
-            // The state reads "4: ACTIVE".
             let state = port("state").map(|state| state.rsplit(": ").next().unwrap_or_default().to_owned());
             let known: Vec<String> = state.into_iter().chain(port("rate")).collect();
             let port = (!known.is_empty()).then(|| known.join(", "));
@@ -143,13 +141,11 @@ impl Tree {
         found
     }
 
-    /// The location of the device with this folder or link.
     fn place(&self, device: &Path) -> Location {
         let numa_node = self
             .attribute(&device.join("numa_node"))
             .and_then(|text| text.parse().ok());
-        // A link that leaves the tree is ignored: in a copy of another machine's tree it would
-        // refer to this machine.
+        // In a copy of another machine's tree, a link that leaves it would refer to this machine.
         let canonical = self.root.join(device).canonicalize().ok();
         let inside = canonical
             .as_deref()
@@ -174,7 +170,6 @@ impl Tree {
     }
 }
 
-/// Whether this is a PCI address: domain, bus, device and function.
 fn is_address(name: &str) -> bool {
     let parts: Vec<&str> = name.split([':', '.']).collect();
     parts.len() == 4

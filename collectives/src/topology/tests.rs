@@ -25,7 +25,6 @@ impl FakeSysfs {
         fs::write(path, text).unwrap();
     }
 
-    /// A PCI device, and its link in bus/pci/devices.
     fn pci(&self, path: &str, class: &str, vendor: &str, node: &str) {
         let folder = format!("devices/{path}");
         for (file, text) in [("class", class), ("vendor", vendor), ("numa_node", node)] {
@@ -184,7 +183,6 @@ fn missing_and_invalid_parts_are_left_out() {
     fake.write("class/infiniband/rxe0/node_guid", "0000:0000");
     fake.write("class/infiniband/rxe0/ports/1/state", "4: ACT\x1b[31mIVE\n");
     fake.write("bus/pci/devices/0000:00:00.0/class", "zero");
-    // A device outside of the tree.
     let class = fake.0.join("class/infiniband/out0");
     fs::create_dir_all(&class).unwrap();
     symlink("/", class.join("device")).unwrap();

@@ -13,10 +13,8 @@ use crate::types::{DataType, Protocol, Rank};
 const CHANNELS: [u32; 4] = [1, 2, 4, 8];
 /// Slice lengths considered, besides the whole block.
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
-/// Number of best candidates by formula that are simulated.
 const MAX_SIMULATED: usize = 40;
-/// Simulated candidates per algorithm and protocol; and the maximum ratio of their formula time to
-/// the best.
+/// Simulated candidates per algorithm and protocol; maximum ratio of formula times to the best.
 const MAX_PER_VARIANT: usize = 10;
 const PROMISING: f64 = 2.0;
 /// Maximum ranks for simulation: above, formulas are accurate enough and a simulation takes long.
@@ -125,7 +123,6 @@ impl Decision {
         } in &self.candidates
         {
             let simulated = simulated_ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.2}", ns / 1e3));
-            // Writing to a String never fails.
             let _ = writeln!(
                 text,
                 "{:<20} {:<8} {:>8} {:>9} {:>14.2} {simulated:>14}",
@@ -140,10 +137,8 @@ impl Decision {
     }
 }
 
-/// The parameters of choices.
-///
-/// All ranks have to choose alike, so one calibrates, reads the environment, and distributes the
-/// parameters ([`TuningFile`] has a text form for costs and rules).
+/// The parameters of choices: all ranks have to choose alike, so one rank distributes them
+/// ([`TuningFile`] has a text form for costs and rules).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tuner {
     /// Between ranks of one host.
@@ -184,13 +179,11 @@ impl Tuner {
         self
     }
 
-    /// Chooses for `question` among ranks on `hosts`, in the order of rings and trees.
-    ///
-    /// It takes some milliseconds, so cache the result for operations of about this size.
+    /// Chooses for `question` among ranks on `hosts`. It takes some milliseconds: cache the result.
     ///
     /// # Errors
-    /// [`NoChoice`]. Overrides that do not apply to the collective are ignored, and the reason
-    /// mentions it.
+    /// [`NoChoice`]. Overrides that do not apply to the collective are ignored, as the reason
+    /// states.
     pub fn choose(&self, question: &TuningRequest, hosts: &[u32], order: &[Rank]) -> Result<Decision, NoChoice> {
         if hosts.is_empty() {
             return Err(NoChoice::NoRanks);
@@ -279,15 +272,13 @@ impl Tuner {
         let mut found = Vec::new();
         for &algorithm in algorithms {
             let block = question.bytes as f64 / f64::from(blocks(algorithm, question.collective, ranks).max(1));
-            // Blocks have whole elements: if the count does not divide, the longest has up to one
-            // more.
+            // Blocks have whole elements: the longest may have one more.
             let whole = (block.ceil() as u64).max(1) + question.data.bytes() as u64 - 1;
             for &protocol in Protocol::ALL
                 .iter()
                 .filter(|protocol| forced.protocol.is_none_or(|forced| forced == **protocol))
             {
-                // A message longer than a ring of slots waits for the receiver, as Simple does,
-                // without advantage.
+                // A message longer than a ring of slots waits for the receiver, as Simple does.
                 let ring = |lines: LineProtocol| (lines.slots() as usize * lines.capacity()) as f64;
                 let limit = protocol.lines().map_or(f64::INFINITY, ring);
                 if forced.protocol.is_none() && block > limit {
@@ -343,8 +334,7 @@ impl Tuner {
         }
     }
 
-    /// Simulated time of `choice` for `question` among ranks on `hosts`, in this order, ns. `None`
-    /// if the algorithm does not support the collective.
+    /// Simulated time of `choice` for `question`, ns; `None` if the algorithm does not support it.
     #[must_use]
     pub fn predict_ns(&self, question: &TuningRequest, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
         let schedule = choice

@@ -32,8 +32,7 @@ pub struct EnvironmentError {
 }
 
 impl Overrides {
-    /// Overrides from the environment of this process, and the tuning file's path from
-    /// `DOORBELL_TUNING`.
+    /// Overrides from this process' environment, and the tuning file's path (`DOORBELL_TUNING`).
     ///
     /// # Errors
     /// An invalid value. A variable that is empty or `auto` counts as unset.
@@ -83,9 +82,8 @@ impl Overrides {
     }
 }
 
-/// Whether mailboxes of ranks on the same host are mapped
-/// ([`Config::mapped`](crate::executor::Config::mapped)): the value of `DOORBELL_MAPPED`, `yes` or
-/// `no`; by default no if `DOORBELL_LINK` forces UDP.
+/// Whether mailboxes are mapped ([`Config::mapped`](crate::executor::Config::mapped)):
+/// `DOORBELL_MAPPED`, `yes` or `no`; by default no if `DOORBELL_LINK` forces UDP.
 ///
 /// # Errors
 /// An invalid value.

@@ -1,7 +1,4 @@
-//! Tuning files.
-//!
-//! JSON, as `doorbell` prints it, so that a calibration's output can be used as a file. All of it
-//! is optional:
+//! Tuning files: JSON, as `doorbell` prints it. All of it is optional:
 //!
 //! ```json
 //! {
@@ -225,7 +222,6 @@ impl TuningFile {
     }
 }
 
-/// Serialises enums by name.
 mod named {
     use super::*;
 

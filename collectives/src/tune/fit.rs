@@ -1,9 +1,7 @@
 //! Fits cost parameters to measurements: pure functions for calibration and tests.
 //!
-//! The measured operations consist of messages only, which the ranks of a ring send concurrently to
-//! the next rank: *hops*, one after another, and a *burst* of concurrent messages. So the
-//! measurements include all costs of collectives: an operation's beginning and end, both directions
-//! at once, and shared memory bandwidth.
+//! The ranks of a ring send concurrently to the next rank: *hops*, one after another, and a *burst*
+//! of concurrent messages. So the measurements include all costs of collectives.
 
 use crate::cost::{ByteCosts, DataMover, Link, MARKS, MessageCost, Scale};
 use crate::protocol::EAGER_BYTES;
@@ -41,8 +39,7 @@ pub struct Messages {
     pub ping_pongs_ns: f64,
     /// An operation of one message to another rank.
     pub single_ns: f64,
-    /// An operation in which so many such messages are sent, to different ranks if there are
-    /// several, and then as many received; at least two.
+    /// An operation that sends so many such messages, and then receives as many; at least two.
     pub burst: (u32, f64),
     /// An operation of one hop of so many bytes, more than eager; of Simple only.
     pub long: Option<Hops>,
@@ -52,8 +49,7 @@ pub struct Messages {
     pub forwarded: Vec<(u64, Hops)>,
     /// Hops of messages from memory that are reduced on arrival.
     pub reduced: Vec<(u64, Hops)>,
-    /// Hops of messages from memory, all from the first rank to the second, while the others are
-    /// idle.
+    /// Hops of messages from memory, from the first rank to the second only.
     pub isolated: Vec<(u64, Hops)>,
 }
 
@@ -69,14 +65,12 @@ impl Messages {
         ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(self.one_ns / MIN_HOP_SHARE, self.one_ns)
     }
 
-    /// Duration of an operation besides its hops.
     fn overhead_ns(&self) -> f64 {
         self.one_ns - self.alpha()
     }
 
-    /// The wait of an operation with granted messages for the acknowledgement, where an operation
-    /// begins in `begin_ns` and a grant takes `grant_ns`: from one with one hop and one with
-    /// several.
+    /// The wait for the acknowledgement of granted messages: from an operation with one hop and one
+    /// with several.
     fn confirm(&self, begin_ns: f64, grant_ns: f64) -> Option<f64> {
         let one = self.long?;
         let (_, several) = self
@@ -87,8 +81,7 @@ impl Messages {
         Some((one.ns - hop - begin_ns - grant_ns).clamp(0.0, one.ns / 2.0))
     }
 
-    /// The cost of a message, where an operation begins in `begin_ns` and a grant takes `grant_ns`;
-    /// `stored` if short messages of Simple are stored.
+    /// The cost of a message; `stored` if short messages of Simple are stored.
     fn cost(&self, begin_ns: f64, grant_ns: f64, stored: bool) -> MessageCost {
         let (alpha, alone) = (self.alpha(), self.isolated_hop_ns());
         // A burst pays latency once, and processor time for each message at both ends.
@@ -130,7 +123,6 @@ impl Messages {
         // With grants and acknowledgements, both ends always have something to send.
         MessageCost {
             grant_ns,
-            // Short messages waited for no grant.
             confirm_ns: (self.overhead_ns() - begin_ns).max(0.0),
             send_only_ns: (self.single_ns - self.one_ns).max(0.0),
             bytes,
@@ -154,8 +146,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Duration of an operation besides its messages, ns: by LL, which waits neither for a grant
-    /// nor for an acknowledgement.
+    /// Duration of an operation besides its messages, ns: by LL, which needs no acknowledgement.
     #[must_use]
     pub fn begin_ns(&self) -> f64 {
         self.ll.overhead_ns()
@@ -186,7 +177,6 @@ pub fn median(mut samples: Vec<f64>) -> f64 {
 mod tests {
     use super::*;
 
-    /// Synthetic measurements: an operation takes `around` besides its messages.
     fn measured(around: f64, alpha: f64, busy: f64, grant: f64, beta: [f64; 3]) -> Messages {
         let hops = |beta: f64| {
             let hop = |&mark: &u64| {

@@ -1,5 +1,4 @@
-//! Hostile and unauthenticated connections to a rendezvous: it rejects them one by one, and the
-//! group still forms.
+//! Hostile and unauthenticated connections to a rendezvous: rejected, and the group still forms.
 
 use std::io::{Read, Write, copy};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -42,13 +41,11 @@ fn comes_together(serving: &RendezvousServer, ranks: u32) {
     with_all(groups, |mut group| group.control_mut().barrier().unwrap());
 }
 
-/// The reply to a connection that sends `bytes` and then nothing.
 fn answer(serving: &RendezvousServer, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(serving);
     stream.set_read_timeout(Some(super::TIMEOUT)).unwrap();
     stream.write_all(bytes).unwrap();
     let mut said = Vec::new();
-    // The stream may end in any way.
     let _ = stream.read_to_end(&mut said);
     said
 }
@@ -178,7 +175,6 @@ fn through_a_proxy(serving: &RendezvousServer) -> (UniqueId, Receiver<()>) {
         (&behind).read_exact(&mut byte).unwrap();
         answered.send(()).unwrap();
         (&front).write_all(&byte).unwrap();
-        // It ends when either end does.
         let _ = copy(&mut &behind, &mut &front);
     });
     (UniqueId::new("127.0.0.1", port, serving.id().nonce()).unwrap(), hears)

@@ -1,5 +1,4 @@
-//! Groups over loopback, in threads and in processes: bootstrap, and failures when members die,
-//! stop, or are missing.
+//! Groups over loopback, in threads and in processes: bootstrap, and failures of members.
 
 mod hostile;
 mod member;
@@ -39,7 +38,6 @@ fn eventually<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Sends all commands at once, and collects one reply from each of `ranks`.
 fn command_all(members: &mut [Member], ranks: &[usize], command: impl Fn(usize) -> String) -> Vec<String> {
     for rank in ranks {
         members[*rank].send_command(&command(*rank));
@@ -135,7 +133,6 @@ fn an_exchange_names_missing_members() {
     with_all(groups, |mut group| {
         if group.rank() != Rank(0) {
             group.control_mut().set_timeout(Duration::from_millis(50));
-            // Whether the other member is in time does not matter.
             let _ = group.control_mut().all_gather(b"first");
             group.control_mut().set_timeout(TIMEOUT);
         }
@@ -290,7 +287,6 @@ fn a_killed_process_is_named_by_all_and_the_others_continue() {
     }
     let said = command_all(&mut members, &alive, |_| "shrink 30000".into());
     assert_eq!(said, ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]);
-    // Again, with the coordinator.
     members[0].signal(Signal::SIGKILL);
     for rank in [1, 3] {
         let said = members[rank].command("failure");

@@ -25,7 +25,6 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Starts this program again, with a launcher's environment.
     pub(crate) fn start(variables: &[(&str, String)]) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "member::is_a_member", "--nocapture", "--test-threads", "1"])
@@ -74,7 +73,6 @@ impl Member {
         kill(Pid::from_raw(self.pid() as i32), signal).unwrap();
     }
 
-    /// Closes its standard input, and waits for its exit.
     pub(crate) fn end(mut self) {
         self.commands = None;
         assert!(self.process.wait().unwrap().success());
@@ -83,7 +81,6 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -179,8 +176,7 @@ fn serve(group: Group) {
     }
 }
 
-/// In a process that was started for it: a rank until its standard input ends. Otherwise it does
-/// nothing.
+/// A rank, but only in a process that was started for it.
 #[test]
 fn is_a_member() {
     if env::var_os(ROLE).is_some() {

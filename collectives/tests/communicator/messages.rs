@@ -93,8 +93,7 @@ fn an_all_to_all_of_messages() {
     }
 }
 
-/// An arrived message does not wait for one that was begun before: otherwise all three would
-/// deadlock.
+/// Otherwise all three would deadlock.
 #[test]
 fn messages_with_different_ranks_do_not_wait_for_each_other() {
     const LEN: usize = 2_000_000;
@@ -191,7 +190,6 @@ fn invalid_messages_are_refused() {
     });
 }
 
-/// Two ends with different lengths fail on all ranks at once, with both lengths in the error.
 #[test]
 fn lengths_that_do_not_match() {
     for (sent, received) in [

@@ -1,5 +1,4 @@
-//! Parts of different lengths: errors where two ranks disagree, and no waits between ranks that
-//! exchange nothing.
+//! Parts of different lengths: errors where two ranks disagree; ranks without messages do not wait.
 
 use std::sync::Barrier;
 
@@ -7,12 +6,10 @@ use doorbell_collectives::{CollectiveError, Communicator, Protocol, Rank, Reduce
 
 use crate::world::{options, ranks};
 
-/// Lengths on which two ranks disagree give an error that names them, on all ranks, long before the
-/// deadline.
+/// The error names the ranks, on all ranks, long before the deadline.
 #[test]
 fn mismatched_lengths_are_reported() {
-    // LL, eager and granted; empty at one end; and lengths of which one is eager, and the other
-    // granted.
+    // LL, eager and granted; empty at one end; and eager at one end, granted at the other.
     for (sent, expected) in [
         (3, 2),
         (2, 3),
@@ -62,8 +59,7 @@ fn counts_that_do_not_match() {
     let fails = |what: &str, call: &(dyn Fn(&Communicator) -> Result<(), CollectiveError> + Sync), said: &str| {
         let errors = ranks(3, &options(), |comm| {
             let mut all = [0u8; 6];
-            // The first one succeeds, though a rank may still be in it when the others detect the
-            // error of the second.
+            // A rank may still be in the first one when the others detect the error of the second.
             comm.all_gather_v(&vec![1; comm.rank().index() + 1], &mut all, &[1, 2, 3])
                 .wait()
                 .and_then(|()| call(&comm))
@@ -122,7 +118,6 @@ fn counts_that_do_not_match() {
     );
 }
 
-/// A root that exchanges nothing with a rank does not make the others wait for it.
 #[test]
 fn with_a_root_the_others_do_not_wait_for_one_another() {
     let others = Barrier::new(2);
@@ -150,8 +145,7 @@ fn with_a_root_the_others_do_not_wait_for_one_another() {
     });
 }
 
-/// More operations than slots for lengths records, most without messages between most ranks: no
-/// rank overruns another, and each gets its own.
+/// More operations than slots for lengths records, most without messages between most ranks.
 #[test]
 fn many_of_ragged_parts_in_a_row() {
     let ways = Protocol::ALL

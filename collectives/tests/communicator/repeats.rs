@@ -1,5 +1,4 @@
-//! Repeated operations, which run from the program cache: with anything between them, and with late
-//! ranks.
+//! Repeated operations, which run from the program cache, with others between, and late ranks.
 
 use std::thread;
 use std::time::Duration;
@@ -10,8 +9,7 @@ use doorbell_collectives::{Algorithm, Communicator, Options, Protocol, Rank, Red
 use crate::collectives::{all, given, sum};
 use crate::world::{options, ranks};
 
-/// Operations of each kind, each several times, by each protocol; with other lengths, memory and
-/// operators between.
+/// Each kind several times, with other lengths, memory and operators between.
 #[test]
 fn repeated_operations_give_equal_results() {
     for mapped in [true, false] {
@@ -135,7 +133,6 @@ fn different_operations_miss_the_program_cache() {
     });
 }
 
-/// A failure of the peer during a cached operation is reported, and for later operations too.
 #[test]
 fn a_repeat_without_its_peer_fails_at_its_deadline() {
     let options = Options {

@@ -1,5 +1,4 @@
-//! A rank on any device, and on a lossy network: `tests/vm/42-collectives.sh` starts it on the
-//! kernel's rxe and at the other end of its wire.
+//! A rank on any device: `tests/vm/42-collectives.sh` starts it on the kernel's rxe, with losses.
 
 use std::time::{Duration, Instant};
 
@@ -56,8 +55,7 @@ fn a_rank_does_every_collective_and_goes_on_when_another_is_killed() {
     left.destroy().unwrap();
 }
 
-/// Every collective by each supporting algorithm, with protocols and lengths in turn; only one in
-/// `one_in` of these.
+/// Every collective by each supporting algorithm; only one in `one_in` of these.
 fn everything(comm: &Communicator, one_in: usize) -> usize {
     let algorithms = |&collective: &Collective| Algorithm::of(collective).map(move |algorithm| (collective, algorithm));
     let ways = Collective::ALL.iter().flat_map(algorithms).enumerate().step_by(one_in);
@@ -73,7 +71,6 @@ fn everything(comm: &Communicator, one_in: usize) -> usize {
     cases
 }
 
-/// Runs a collective with so many elements per part. Returns whether this rank's output is right.
 fn check(
     comm: &Communicator,
     collective: Collective,

@@ -54,7 +54,6 @@ fn input(case: &Case, rank: u32, parts: &[Parts]) -> Vec<i32> {
     (0..len).map(|index| given(rank, index)).collect()
 }
 
-/// The expected output of rank `rank`: `None` where nothing is written.
 fn output(case: &Case, rank: u32, parts: &[Parts]) -> Vec<Option<i32>> {
     let (p, n) = (case.ranks, case.count);
     let sum = |index: u64| (0..p).fold(0_i32, |sum, rank| sum.wrapping_add(given(rank, index)));
@@ -93,7 +92,6 @@ fn output(case: &Case, rank: u32, parts: &[Parts]) -> Vec<Option<i32>> {
     }
 }
 
-/// Ragged parts with gaps between them, by rank.
 fn ragged(case: &Case) -> Vec<Parts> {
     let p = case.ranks as u64;
     let len = |from: u64, to: u64| (from * 5 + to * 3) % 4 * case.count / 2 + (from + to) % 2;
@@ -205,7 +203,6 @@ fn run(world: &mut World, case: Case) {
     }
 }
 
-/// All algorithms and collectives for so many ranks.
 fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
     Algorithm::ALL.iter().flat_map(move |&algorithm| {
         Collective::ALL

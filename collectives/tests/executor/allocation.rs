@@ -65,8 +65,7 @@ fn an_operation_allocates_nothing() {
                 },
                 deadline: None,
             };
-            // The soft device's shared-memory rings allocate when each of their slots is first
-            // used, so the first rounds do not count, and further ones may have to be skipped.
+            // The soft device's rings allocate when each slot is first used: skip the first rounds.
             let mut quiet = 0;
             for _ in 0..5000 {
                 let mut tickets = [None; 2];

@@ -11,7 +11,6 @@ use crate::world::{Device, TIMEOUT, World};
 
 const ONE: &[Device] = &[Device::Soft(0)];
 
-/// A sum of `count` f32 in registered memory of rank `rank`, all zeros.
 fn sum(world: &World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, deadline: Duration) -> Operation {
     let engine = &world.engines[rank.index()];
     let segment = engine.allocate(count as usize * 8).unwrap();
@@ -61,8 +60,7 @@ fn culprit(failed: &Failed) -> Rank {
     }
 }
 
-/// One of three ranks is dropped after so many steps, in its first operation or after; the others
-/// have a second one.
+/// Drops a rank in its first operation or after; the others have a second one.
 fn one_rank_is_dropped(protocol: Protocol, turns: u32) {
     let mut world = World::new(3, ONE, Config::default());
     let plan = world.prepare(Algorithm::FullMesh, Collective::AllReduce, Rank(0));

@@ -10,13 +10,11 @@ use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
 use crate::world::{Device, World};
 
-/// An all-reduce between two ranks, of which one sends both blocks together, and the other one
-/// after the other.
+/// One rank sends both blocks together, and the other one after the other.
 const UNLIKE: &str = "allreduce in place\norder 0 1\nroot 0\nblocks 2\n\
     rank 0\nstrand 0\nsend input[0..2] to 1\nrecv-reduce element from 1 with input[0] into output[0]\nrecv-reduce element from 1 with input[1] into output[1]\n\
     rank 1\nstrand 0\nsend input[0] to 0\nsend input[1] to 0\nrecv-reduce element from 0 with input[0..2] into output[0..2]\n";
 
-/// The sum of `count` numbers of each rank, in place or not. Returns all failures.
 fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: Duration) -> Vec<Failed> {
     let ranks = world.engines.len() as u32;
     let function = Function::new(DataType::I32, ReduceOp::Sum, ranks).unwrap();
@@ -61,9 +59,7 @@ fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: 
     failed
 }
 
-/// Longer than the staging memory.
 const LONG: usize = 50_000;
-/// For operations that complete.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ranks with little memory for messages: all eager, or all granted.
@@ -76,7 +72,6 @@ fn world(ranks: u32, eager: bool) -> World {
     World::new(ranks, &[Device::Soft(0)], config)
 }
 
-/// Prepares a plan on all ranks.
 fn prepare(world: &mut World, plan: &Plan) -> PlanId {
     let ids: Vec<_> = world
         .engines
@@ -105,14 +100,12 @@ fn a_rejected_plan_deadlocks_with_long_messages_only() {
                 panic!("{failed}");
             };
             let wait = waits.iter().find(|wait| wait.rank == Rank(rank)).unwrap();
-            // The executor names the message that is in the way, which is sent before the waiting
-            // step.
+            // The executor names the message in the way, sent before the waiting step.
             assert!(waiting.peer == wait.peer && waiting.step < wait.step, "{failed}");
         }
     }
 }
 
-/// The plans that result from exchanging two consecutive steps of a rank.
 fn exchanged(plan: &Plan) -> impl Iterator<Item = Plan> + '_ {
     let places = plan.programs.iter().enumerate().flat_map(|(rank, program)| {
         let strands = program.strands.iter().enumerate();
@@ -125,15 +118,13 @@ fn exchanged(plan: &Plan) -> impl Iterator<Item = Plan> + '_ {
     })
 }
 
-/// The spans into which `cuts` divides so many blocks: a bit for each boundary.
 fn spans(blocks: u32, cuts: u32) -> Vec<std::ops::Range<u32>> {
     let ends = (1..=blocks).filter(|end| *end == blocks || cuts >> (end - 1) & 1 == 1);
     let mut from = 0;
     ends.map(|end| std::mem::replace(&mut from, end)..end).collect()
 }
 
-/// All-reduces between two ranks in place, each of which sends its blocks in spans of its own: all
-/// first, or each only when it must not be overwritten.
+/// Each rank sends all spans first, or each only when it must not be overwritten.
 fn between_two(blocks: u32) -> impl Iterator<Item = Plan> {
     let rank = move |cuts: u32, theirs: u32, lazy: bool, peer: u32| {
         let mut steps = String::from("strand 0\n");
@@ -158,8 +149,7 @@ fn between_two(blocks: u32) -> impl Iterator<Item = Plan> {
         })
 }
 
-/// Random plans: those that the checker accepts complete with correct results, and those that it
-/// rejects for long messages deadlock.
+/// Accepted plans complete with correct results; those rejected for long messages deadlock.
 #[test]
 fn random_plans_behave_as_the_checker_predicts() {
     let (mut passed, mut stuck) = (0, 0);

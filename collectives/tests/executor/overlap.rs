@@ -7,8 +7,7 @@ use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
 use crate::world::{Device, World};
 
-/// Operations of different lengths, algorithms and protocols, submitted at once and taken in any
-/// order.
+/// They have different lengths, algorithms and protocols.
 #[test]
 fn operations_overlap_and_are_taken_in_any_order() {
     const RANKS: u32 = 3;

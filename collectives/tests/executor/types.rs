@@ -1,5 +1,4 @@
-//! Every type and operator, exactly; and the same bits on every rank and for every way of cutting
-//! where that is promised.
+//! Every type and operator, exactly; and the same bits for every way of cutting where promised.
 
 use doorbell_collectives::executor::{Config, Data, Operation, Tuning};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, Function, Op, Scalar, UserOperator, bf16, f16};
@@ -33,7 +32,6 @@ fn is_float(data: DataType) -> bool {
     )
 }
 
-/// A scalar of 2 in the accumulator type.
 fn two(data: DataType) -> Scalar {
     match data.accumulator() {
         DataType::I8 => Scalar::of(2_i8),
@@ -47,8 +45,7 @@ fn two(data: DataType) -> Scalar {
     }
 }
 
-/// Each rank's input at an index: 1, 2 or 3, which every type represents; few 3s, so that products
-/// do not overflow.
+/// 1, 2 or 3, which every type represents; few 3s, so that products do not overflow.
 fn given(rank: u32, index: u64) -> f64 {
     1.0 + ((index * 5 + u64::from(rank) * 3) % 3) as f64
 }
@@ -69,7 +66,6 @@ fn expected(data: DataType, op: ReduceOp, ranks: u32, index: u64) -> f64 {
     }
 }
 
-/// Runs an all-reduce of bytes, and returns the output of each rank.
 fn all_reduce(
     world: &mut World,
     algorithm: Algorithm,

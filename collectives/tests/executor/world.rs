@@ -1,5 +1,4 @@
-//! Ranks in one process: an engine for each, created by a thread of its own and driven round-robin
-//! by one thread.
+//! Ranks in one process: engines created by threads of their own and driven by one thread.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,12 +17,10 @@ use doorbell_verbs::{Context, Library};
 /// Longer than any test step takes, on a busy machine too.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The devices of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Device {
     /// The device's default link, on two addresses.
     Soft(u8),
-    /// All over UDP.
     Udp,
     /// UDP, with one packet in fifty lost and some out of order.
     Lossy,
@@ -47,7 +44,6 @@ pub(crate) fn may_map(devices: &[Device]) -> bool {
     devices.iter().all(|device| matches!(device, Device::Soft(_))) && std::env::var_os(DEVICE).is_none()
 }
 
-/// The device, on an address of this process's own.
 pub(crate) fn open(device: Device) -> Context {
     if let Ok(name) = std::env::var(DEVICE) {
         return Library::system().unwrap().open(&name).unwrap();
@@ -72,7 +68,6 @@ pub(crate) fn open(device: Device) -> Context {
     Library::new(api()).open(&device.name()).unwrap()
 }
 
-/// An exchange between threads of this process, for tests that make many engines.
 pub(crate) struct Threads {
     rank: u32,
     to: Vec<Sender<(u32, Vec<u8>)>>,
@@ -111,13 +106,11 @@ impl Exchange for Threads {
     }
 }
 
-/// All ranks of a communicator.
 pub(crate) struct World {
     pub(crate) engines: Vec<Engine>,
 }
 
 impl World {
-    /// So many ranks, each on all of these devices.
     pub(crate) fn new(ranks: u32, devices: &[Device], mut config: Config) -> Self {
         config.mapped &= may_map(devices);
         let engines = thread::scope(|scope| {
@@ -134,7 +127,6 @@ impl World {
         Self { engines }
     }
 
-    /// Prepares a plan on all ranks.
     pub(crate) fn prepare(&mut self, algorithm: Algorithm, collective: Collective, root: Rank) -> PlanId {
         let order: Vec<_> = (0..self.engines.len() as u32).map(Rank).collect();
         let schedule = algorithm.schedule(collective, &order, root).unwrap();
@@ -158,7 +150,6 @@ impl World {
             .collect()
     }
 
-    /// Drives all ranks until each has its result.
     pub(crate) fn finish(&mut self, tickets: &[Ticket]) -> Vec<Result<(), Failed>> {
         let began = Instant::now();
         let mut results: Vec<Option<Result<(), Failed>>> = tickets.iter().map(|_| None).collect();

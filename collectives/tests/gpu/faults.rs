@@ -1,6 +1,5 @@
-//! Failure injection into every driver function that a communicator's life cycle calls: either at
-//! least one rank reports an error that names the function and the driver's code, or the operation
-//! succeeds nevertheless. No rank hangs, and nothing leaks.
+//! Failure injection into every driver function that a communicator calls: a rank reports the
+//! function and the driver's code, or the operation succeeds. No rank hangs, and nothing leaks.
 
 use std::time::{Duration, Instant};
 
@@ -49,8 +48,7 @@ const QUERIES: [&str; 6] = [
     "cuStreamQuery",
 ];
 
-/// A communicator's life cycle on one rank; returns why it is staged, or memory is not registered,
-/// if so.
+/// Returns why it is staged, or memory is not registered, if so.
 fn life(driver: Driver, comm: Communicator, executor: Executor) -> Result<String, GpuError> {
     let rank = comm.rank();
     let context = driver.device(rank.index() % driver.device_count())?.context()?;
@@ -71,8 +69,7 @@ fn in_context(context: &Context, comm: Communicator, executor: Executor) -> Resu
     let mut why = gpu.staged_reason().unwrap_or_default().to_owned();
     let stream = Stream::new(context).inspect_err(|error| gpu.abort(&error.to_string()))?;
     if let Err(error) = operations(&gpu, &stream, &mut why) {
-        // Like a program that cannot continue; failures within an operation have already been
-        // reported to the others.
+        // Failures within an operation have already been reported to the others.
         gpu.abort(&error.to_string());
         // All enqueued work completes.
         stream.synchronize()?;

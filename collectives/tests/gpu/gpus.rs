@@ -28,7 +28,6 @@ pub(crate) fn small() -> GpuOptions {
     }
 }
 
-/// A rank's input and output in device memory; in place they overlap.
 #[derive(Debug)]
 pub(crate) struct Buffers<M = DeviceMemory> {
     pub(crate) memory: M,
@@ -50,7 +49,6 @@ pub(crate) fn bytes<T: Number>(case: &Case) -> usize {
 }
 
 impl<M: Shareable> Buffers<M> {
-    /// In memory of [`bytes`] bytes.
     pub(crate) fn of<T: Number>(memory: M, case: &Case, rank: Rank, in_place: bool) -> Self {
         let unit = T::TYPE.bytes();
         let bytes = |elements: u64| elements as usize * unit;
@@ -84,7 +82,6 @@ impl<M: Shareable> Buffers<M> {
         self.place(1)
     }
 
-    /// Copies the rank's input on the stream, and overwrites the rest with a marker.
     pub(crate) fn fill<T: Number>(&self, rank: Rank, seed: u64, stream: &Stream) {
         stream.fill(self.memory.all(), 0x5a).unwrap();
         let Some(span) = self.input() else { return };
@@ -98,7 +95,6 @@ impl<M: Shareable> Buffers<M> {
         stream.copy(span, host.all()).unwrap();
     }
 
-    /// The output, after synchronizing the stream.
     pub(crate) fn read<T: Number>(&self, stream: &Stream) -> Vec<T> {
         let Some(span) = self.output() else {
             stream.synchronize().unwrap();

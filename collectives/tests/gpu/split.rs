@@ -1,5 +1,4 @@
-//! Operations split between copy engines and kernels: at any split point, on any streams, and when
-//! a rank exits.
+//! Operations split between copy engines and kernels: at any point, and when a rank exits.
 
 use std::time::Duration;
 
@@ -13,7 +12,6 @@ use doorbell_cuda_standin::{ExecutionMode, Standin};
 use crate::gpus::{Buffers, call, once, small};
 use crate::many::ranks;
 
-/// The collectives that can be split.
 const RANGES: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::Reduce];
 
 fn split(share: u8) -> GpuOptions {
@@ -24,8 +22,7 @@ fn split(share: u8) -> GpuOptions {
     }
 }
 
-/// Operations of one element type, with counts around the smallest that is split and around other
-/// split points; whether each is split is expected beforehand.
+/// Counts are around split points; the `bool` is whether the operation is split.
 fn around<T: Number>(share: u8, counts: &[(u64, bool)]) {
     let standin = Standin::load(ExecutionMode::Prompt);
     for p in [2, 3, 5] {
@@ -118,8 +115,7 @@ fn operations_of_several_streams_keep_their_order() {
     });
 }
 
-/// A rank aborts in the middle of a sequence of operations: some are done on all ranks, in some
-/// both executors wait.
+/// Some operations are done on all ranks, in some both executors wait.
 #[test]
 fn abort_in_the_middle_releases_all_waits() {
     let standin = Standin::load(ExecutionMode::Prompt);

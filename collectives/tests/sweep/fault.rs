@@ -6,23 +6,17 @@ use std::net::Ipv4Addr;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, Protocol};
 
-/// Ranks at the beginning of a run.
 pub(crate) const RANKS: u32 = 5;
 
-/// The link between the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wire {
-    /// They share an address: the shared-memory link.
     SharedMemory,
-    /// Each has an address of its own.
     Udp,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Kind {
-    /// SIGKILL.
     Kill,
-    /// SIGSTOP.
     Stop,
     /// All links of a rank.
     Cut,
@@ -39,7 +33,6 @@ impl Kind {
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
     pub(crate) rank: u32,
-    /// The other end of the link.
     pub(crate) peer: u32,
     /// Drive steps, or, where the operation reduces, reductions before the fault.
     pub(crate) step: u32,
@@ -98,7 +91,6 @@ impl Fault {
     }
 }
 
-/// The number of runs for each algorithm with each fault, among each number of ranks.
 pub(crate) fn all() -> u32 {
     variants().len() as u32 * Kind::ALL.len() as u32
 }
@@ -137,8 +129,7 @@ pub(crate) fn faults(run: u32) -> Vec<Fault> {
     (0..RANKS - 1).map(fault).collect()
 }
 
-/// The address of a rank, in a run of this process. No two runs over UDP share one, as blocked
-/// routes remain; they have a namespace of their own.
+/// No two runs over UDP share one, as blocked routes remain.
 pub(crate) fn address(wire: Wire, process: u32, run: u32, rank: u32) -> Ipv4Addr {
     let [_, _, high, low] = process.to_be_bytes();
     match wire {

@@ -1,18 +1,11 @@
-//! Fault sweep: ranks as processes, of which one is killed, stopped or cut off, or the link between
-//! two of them is cut, at any step of any collective by any algorithm and protocol, over shared
-//! memory and over UDP.
+//! Fault sweep: ranks as processes, of which one is killed, stopped or cut off, or a link between
+//! two is cut, at any step of any collective, over shared memory and over UDP.
 //!
-//! Each time all other ranks report the culprit within the deadline, and in the same words; the
-//! survivors shrink, and run a sum and other operations with the new group; and an exiting process
-//! leaves no descriptor, thread or mapping, and so no queue pair or region, without which its
-//! device would not close.
+//! All other ranks report the culprit within the deadline in the same words; the survivors shrink
+//! and continue; an exiting process leaves no descriptor, thread or mapping.
 //!
-//! - `fault` defines the faults; `rank` is the body of a rank's process; `run` starts the processes
-//!   and checks their replies.
-//!
-//! A run is a list of faults, each of which removes one rank: five ranks, four, three, two. The
-//! test performs a few runs; `DOORBELL_SWEEP` sets another number, or `all` for every collective
-//! and algorithm with every fault among every number of ranks.
+//! A run is a list of faults, each of which removes one of five ranks. `DOORBELL_SWEEP` sets the
+//! number of runs, or `all` for every algorithm with every fault among every number of ranks.
 
 mod fault;
 mod rank;
@@ -28,8 +21,7 @@ fn over_shared_memory_a_failed_rank_is_named_at_any_step() {
     run::sweep(fault::Wire::SharedMemory, 4);
 }
 
-/// The kernel cuts the link between two ranks by blocking their packets, so this runs in a network
-/// namespace of its own.
+/// Blocked packets cut a link, so this runs in a network namespace of its own.
 #[test]
 fn over_udp_a_failed_rank_is_named_at_any_step() {
     if std::env::var_os(INSIDE).is_some() {

@@ -24,15 +24,13 @@ use nix::sys::signal::{Signal, raise};
 use crate::fault::{Fault, Kind, Wire, address};
 use crate::run::{DEADLINE, LATE, TIMEOUT};
 
-/// Set for processes that are ranks: link, process and run (which determine addresses), the rank,
-/// and the faults.
+/// Link, process, run (which determine addresses), rank, and faults.
 pub(crate) const ROLE: &str = "DOORBELL_SWEEP_RANK";
 /// Marks a line as a reply, among the test harness's output.
 pub(crate) const ANSWER: &str = "rank: ";
 /// Elements of each part, not divisible by any number of ranks.
 const COUNT: usize = 3001;
 
-/// A rank and its faults.
 struct Me {
     name: u32,
     /// By rank: its initial number.
@@ -42,7 +40,6 @@ struct Me {
     run: u32,
 }
 
-/// Not a test of its own.
 #[test]
 fn is_a_rank() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -72,7 +69,6 @@ fn is_a_rank() {
     println!("{ANSWER}{last}");
 }
 
-/// Descriptors, threads, and shared mappings.
 fn held() -> (Vec<String>, usize, usize) {
     let descriptors = fs::read_dir("/proc/self/fd").unwrap();
     let mut descriptors: Vec<_> = descriptors
@@ -151,7 +147,6 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
     "done"
 }
 
-/// A sum over every link, checked on completion.
 fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
     let mut data: Vec<u32> = (0..5000).map(|at| at * seed + comm.rank().0).collect();
     let sum = comm.all_reduce(&mut data, ReduceOp::Sum);
@@ -164,7 +159,6 @@ fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
 }
 
 impl Me {
-    /// Runs the operation of a fault, which happens to this rank if it is the one.
     fn meet(&self, comm: &Communicator, fault: &Fault) -> Result<(), CollectiveError> {
         let (collective, _) = fault.way();
         let due = Arc::new(AtomicBool::new(false));
@@ -219,7 +213,6 @@ impl Me {
         self.drive(comm, fault, call, &due)
     }
 
-    /// Drives it, with the fault at its step.
     fn drive(
         &self,
         comm: &Communicator,
@@ -260,7 +253,6 @@ impl Me {
         })
     }
 
-    /// Executes the fault.
     fn go(&self, comm: &Communicator, fault: &Fault) {
         let rank = |name: &u32| self.names.iter().position(|one| one == name).unwrap();
         match fault.kind {
@@ -274,7 +266,6 @@ impl Me {
         }
     }
 
-    /// Blocks packets in both directions between this rank and another.
     fn cut(&self, comm: &Communicator, peer: Rank, name: u32) {
         if self.wire == Wire::SharedMemory {
             return comm.break_links(peer).unwrap();

@@ -19,7 +19,6 @@ use nix::unistd::Pid;
 use crate::fault::{self, Fault, Kind, RANKS, Wire, address};
 use crate::rank::{ANSWER, ROLE};
 
-/// Timeout of an operation.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(4);
 /// Scheduling delay of a process on a busy machine.
 pub(crate) const LATE: Duration = Duration::from_secs(2);
@@ -27,14 +26,11 @@ pub(crate) const LATE: Duration = Duration::from_secs(2);
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of runs, or `all`.
 const RUNS: &str = "DOORBELL_SWEEP";
-/// Concurrent runs, where there are many.
 const BESIDE: usize = 2;
 
-/// By kind and number of ranks: number of faults, and the longest time until a rank returned, in
-/// milliseconds.
+/// Faults by kind and number of ranks, and the longest time until a rank returned, in ms.
 type Times = BTreeMap<(Kind, usize), (u32, u64)>;
 
-/// Performs so many runs, unless the environment sets another number.
 pub(crate) fn sweep(wire: Wire, runs: u32) {
     let runs = match env::var(RUNS).as_deref() {
         Err(_) => runs,
@@ -97,7 +93,6 @@ impl Process {
         Self { child, answers }
     }
 
-    /// The next reply; `None` when it has ended.
     fn answer(&mut self) -> Option<String> {
         match self.answers.recv_timeout(2 * TIMEOUT) {
             Ok(answer) => Some(answer),
@@ -114,7 +109,6 @@ impl Drop for Process {
     }
 }
 
-/// Starts the ranks, which join here.
 fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
     let timeout = Options::default().timeout;
     let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), RANKS).unwrap();
@@ -183,8 +177,7 @@ fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
     times
 }
 
-/// The process groups at the addresses of a run leave nothing: neither a name nor a descriptor that
-/// holds one.
+/// Neither a name nor a descriptor that holds one remains.
 fn vanishes(wire: Wire, run: u32) {
     let began = Instant::now();
     for rank in 0..RANKS {

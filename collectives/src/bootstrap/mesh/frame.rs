@@ -15,8 +15,7 @@ const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 /// Receive buffer that a connection retains, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// Identifies a group among those that share a mesh: the process that created it, by its rank in
-/// the mesh, and that process' counter. Ids are unique.
+/// A group among those of a mesh, unique: its creator's mesh rank, and the creator's counter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct GroupId {
     pub(crate) creator: u32,
@@ -39,11 +38,8 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
-    /// To a member of a group: failure detection.
     Failure { group: GroupId, message: Message },
-    /// To a member of a group: agreement on the group of survivors.
     Shrink { group: GroupId, message: ShrinkMessage },
-    /// To a member of a group: the sender has left it.
     Leave { group: GroupId },
     /// The sender closes its mesh.
     Goodbye,
@@ -109,7 +105,6 @@ impl Frame {
     }
 }
 
-/// Received bytes and the frames in them.
 #[derive(Debug, Default)]
 pub(crate) struct Inbound {
     bytes: Vec<u8>,
@@ -124,7 +119,6 @@ impl Inbound {
             self.taken = 0;
         }
         self.bytes.extend_from_slice(bytes);
-        // Shrink the buffer after a long message.
         if self.bytes.len() * 4 < self.bytes.capacity() && self.bytes.capacity() > KEPT {
             self.bytes.shrink_to(KEPT);
         }
@@ -198,7 +192,6 @@ mod tests {
         bytes
     }
 
-    /// All frames of a stream that arrives piece by piece.
     fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Frame>, &'static str> {
         let mut inbound = Inbound::default();
         let mut frames = Vec::new();

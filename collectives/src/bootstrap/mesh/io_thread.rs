@@ -21,11 +21,9 @@ const READ_CHUNK: usize = 64 << 10;
 const READS_PER_PEER: usize = 16;
 /// TCP keepalive idle time and interval, in seconds.
 const KEEPALIVE_INTERVAL_S: u32 = 10;
-/// Unanswered TCP keepalive probes before the connection fails.
 const KEEPALIVE_PROBES: u32 = 3;
 /// TCP_USER_TIMEOUT: how long data may stay unacknowledged, in ms.
 const USER_TIMEOUT_MS: u32 = 40_000;
-/// How a peer's ended process appears.
 const CLOSED: &str = "its connection closed";
 
 /// Describes how a connection ended, alike on all peers: whether it was closed or reset depends on
@@ -111,7 +109,6 @@ impl IoThread {
         state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
     }
 
-    /// Waits in poll(2) and returns the peers with input.
     fn wait(&self, peers_with_output: &[bool], due: Option<Instant>) -> Vec<bool> {
         let mut ready = vec![false; self.links.len()];
         let mut fds = vec![PollFd::new(self.shared.wakeup.as_fd(), PollFlags::POLLIN)];
@@ -166,7 +163,6 @@ impl IoThread {
         None
     }
 
-    /// Processes complete frames, and then the end of the connection.
     fn process_frames(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
@@ -192,7 +188,6 @@ impl IoThread {
         }
     }
 
-    /// Writes queued output until it would block.
     fn flush_peer(&mut self, state: &mut State, peer: usize) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
@@ -214,8 +209,7 @@ impl IoThread {
         if out.is_empty() {
             *out = Vec::new();
         }
-        // The peer's last frames may still be unread: the end is taken from the reading side, in
-        // order.
+        // The reading side takes the end, after the peer's last frames.
         if let Some(how) = end {
             out.clear();
             let read_end = self.read_peer(peer);

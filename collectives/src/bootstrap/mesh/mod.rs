@@ -1,9 +1,8 @@
 //! The control mesh: a TCP connection to every other process, driven by one sleeping I/O thread.
 //!
-//! The thread wakes on input, on queued output and on timers. It detects the end of a peer's
-//! process at once, as the kernel closes its connections. One mesh carries all groups derived from
-//! the first one by split, duplicate or shrink; frames name their group. A process accepts frames
-//! of a group before any member can know that all have it, and until it leaves the group.
+//! The thread wakes on input, queued output and timers, and detects the end of a peer's process as
+//! the kernel closes its connections. One mesh carries all groups derived from the first by split,
+//! duplicate or shrink; a process accepts frames of a group until it leaves the group.
 
 mod frame;
 mod io_thread;
@@ -57,13 +56,11 @@ pub struct ControlMesh {
     /// The members' ranks in the mesh, by rank.
     mesh_ranks: Arc<[u32]>,
     monitor: Arc<ProgressMonitor>,
-    /// The number of the next exchange.
     number: u64,
     timeout: Duration,
 }
 
 impl ControlMesh {
-    /// A mesh over established connections, and the group of all its processes.
     pub(super) fn start(links: PeerStreams, rank: Rank) -> Result<Self, BootstrapError> {
         let members: Arc<[Member]> = links.members.into();
         let shared = Shared::new(rank.0, members.len()).map_err(BootstrapError::system("make an eventfd"))?;
@@ -129,17 +126,15 @@ impl ControlMesh {
         self.timeout = timeout;
     }
 
-    /// The status that this rank's engine publishes, and the flag raised for failures and report
-    /// requests.
+    /// This rank's published status, and the flag raised for failures and report requests.
     #[must_use]
     pub fn monitor(&self) -> Arc<ProgressMonitor> {
         Arc::clone(&self.monitor)
     }
 
-    /// Starts an investigation: queries all members for their status because this one is stalled;
-    /// returns at once. A member that has not replied after `window` counts as stopped, so use half
-    /// a second, or what a loaded machine needs to wake a thread. The result is the
-    /// [`finding`](Self::finding).
+    /// Queries all members for their status because this one is stalled; returns at once. A member
+    /// that has not replied after `window` counts as stopped: half a second allows a loaded machine
+    /// to wake a thread. The result is the [`finding`](Self::finding).
     pub fn investigate(&self, window: Duration) {
         self.act(|state| {
             state.with_detector(self.id, |detector, now, out| {
@@ -181,7 +176,6 @@ impl ControlMesh {
         self.monitor.report(waits);
         let shared = &self.mesh.shared;
         let mut state = shared.lock();
-        // The mesh I/O thread keeps the timers.
         while state
             .detector(self.id)
             .is_some_and(|detector| detector.is_investigating() && !detector.failed())
@@ -236,7 +230,6 @@ impl ControlMesh {
                         within: timeout,
                     });
                 }
-                // The mesh I/O thread keeps the timers.
                 None => state = shared.wait(state, timeout),
             }
         };
@@ -279,7 +272,6 @@ impl ControlMesh {
         }
     }
 
-    /// Changes the state and wakes the mesh I/O thread.
     fn act(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.mesh.shared.lock());
         self.mesh.shared.changed.notify_all();

@@ -1,7 +1,5 @@
-//! State of the control mesh: peers, groups, and received messages.
-//!
-//! Threads change it under its lock and wake the I/O thread when output is queued; only that thread
-//! uses the sockets.
+//! State of the control mesh: peers, groups, and received messages. Only the I/O thread uses the
+//! sockets; other threads wake it when output is queued.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,7 +21,6 @@ const MAX_UNREAD: usize = 4;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerState {
     Connected,
-    /// It sent goodbye.
     Left,
     /// Its connection ended without goodbye; how.
     Dead(String),
@@ -32,7 +29,6 @@ pub(super) enum PeerState {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) state: PeerState,
-    /// Queued output.
     pub(super) out: Vec<u8>,
 }
 
@@ -44,7 +40,6 @@ struct GroupState {
     inbox: Vec<VecDeque<(u64, Vec<u8>)>>,
     detector: FailureDetector,
     agreement: Agreement,
-    /// The proposed group of survivors.
     successor: Option<GroupId>,
 }
 
@@ -91,8 +86,7 @@ impl Shared {
         })
     }
 
-    /// No holder of the lock can panic half-way through a change, so a poisoned lock is still
-    /// consistent.
+    /// No holder of the lock can panic half-way through a change.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -288,8 +282,7 @@ impl State {
         }
     }
 
-    /// Runs an action of a group's shrink agreement and sends its messages; a group that this
-    /// process has acknowledged is opened first.
+    /// A group that this process has acknowledged is opened before the messages are sent.
     pub(super) fn with_agreement(
         &mut self,
         id: GroupId,
@@ -348,7 +341,6 @@ impl State {
         dues.flatten().min()
     }
 
-    /// Runs expired timers, also after an engine has reported.
     pub(super) fn tick(&mut self) {
         let pending = |group: &GroupState| group.detector.due().is_some() || group.agreement.due().is_some();
         let groups = self.groups.iter().filter(|(_, group)| pending(group));
@@ -358,7 +350,6 @@ impl State {
         }
     }
 
-    /// Takes the messages of an exchange once all have arrived.
     pub(super) fn take(&mut self, id: GroupId, number: u64) -> Taken {
         let Some(group) = self.groups.get_mut(&id) else {
             return Taken::Missing(Vec::new());
@@ -391,20 +382,16 @@ impl State {
     }
 }
 
-/// The result of taking the messages of an exchange.
 #[derive(Debug)]
 pub(super) enum Taken {
     All(Vec<Vec<u8>>),
-    /// The messages of these are missing.
     Missing(Vec<Rank>),
     /// This member has left and will not send.
     Left(Rank),
-    /// The group has failed.
     Failed(Verdict),
 }
 
 impl GroupState {
-    /// The rank of a mesh rank.
     fn member(&self, mesh_rank: u32) -> Option<Rank> {
         let rank = self.members.iter().position(|member| *member == mesh_rank)?;
         Some(Rank(rank as u32))

@@ -1,13 +1,10 @@
-//! Trees: time until a member has the data of its subtree, and until the subtree has the member's
-//! data.
+//! Trees: time until a member has its subtree's data, and until the subtree has the member's.
 
 use super::{RankWork, Rates, Slice, Stage};
 use crate::plan::Collective;
 
-/// Data collected up a tree.
 #[derive(Clone, Copy)]
 struct Arrival {
-    /// When all data has arrived and is reduced.
     path: f64,
     wire_free: f64,
 }
@@ -36,7 +33,6 @@ impl Message {
     }
 }
 
-/// Sizes of the subtrees below the root of a binomial tree of `size` members, the smallest first.
 fn subtrees(size: u32) -> impl DoubleEndedIterator<Item = u32> {
     let bits = u32::BITS - size.saturating_sub(1).leading_zeros();
     (0..bits).map(move |bit| (size - (1 << bit)).min(1 << bit))
@@ -111,7 +107,6 @@ impl Rates {
         }
     }
 
-    /// Time until the root of a binomial tree of `size` members has the data of all members.
     fn up(&self, size: u32, message: Message, reduces: bool) -> Arrival {
         let gamma = if reduces { self.gamma } else { 0.0 };
         let mut arrival = Arrival {
@@ -128,8 +123,7 @@ impl Rates {
         arrival
     }
 
-    /// Time from when the root of a binomial tree of `size` members has the data until the last
-    /// member has its part.
+    /// Time from when a binomial tree's root has the data until the last member has its part.
     fn down(&self, size: u32, message: Message) -> f64 {
         let (mut posted, mut wire_free, mut last) = (0.0, 0.0f64, 0.0f64);
         for below in subtrees(size).rev() {
@@ -142,14 +136,12 @@ impl Rates {
         last.max(posted)
     }
 
-    /// Double binary tree: half of the bytes through each tree; the path that always is the second
-    /// child's.
+    /// Half of the bytes through each tree; the path is that of the second child.
     pub(super) fn double_tree(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
         let half = n / 2.0;
         let wide = half * self.wide;
         let below_root = f64::from((ranks - 1).ilog2());
-        // The root sends to both trees, as inner members do to both children; or receives from
-        // both.
+        // The root sends to (or receives from) both trees, as inner members with both children.
         let down = (1.0 + below_root)
             * self.stage(Stage {
                 sends: 2.0,

@@ -8,7 +8,6 @@ use crate::plan::Span;
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct MessageCursor {
     pub(super) piece: u32,
-    /// Elements of the piece.
     pub(super) at: u64,
 }
 
@@ -17,11 +16,9 @@ pub(super) struct Fragment {
     pub(super) piece: u32,
     /// Offset in the piece, in elements.
     pub(super) at: u64,
-    /// Elements.
     pub(super) len: u64,
 }
 
-/// The next fragment at the cursor, of at most so many elements; `None` at the end.
 pub(super) fn next_fragment(
     layout: &Layout,
     most: u64,
@@ -63,7 +60,6 @@ pub(super) fn advance(cursor: &mut MessageCursor, fragment: Fragment) {
     }
 }
 
-/// Byte offset of a fragment of this span in its memory.
 pub(super) fn byte_offset(
     layout: &Layout,
     function: &Function,

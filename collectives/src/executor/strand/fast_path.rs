@@ -1,12 +1,10 @@
-//! The fast path of short operations: each message of a strand takes one slot, of LL or LL128 or of
-//! stored eager messages, and slots suffice for all. So a step completes at once or waits for its
-//! peer, nothing is granted, acknowledged or cut, and everything can be computed once for all
-//! operations of the same length.
+//! The fast path of short operations: each message takes one slot, of LL, LL128 or stored eager
+//! messages, and slots suffice for all. So a step completes at once or waits for its peer, and
+//! everything is computed once for all operations of the same length.
 //!
-//! No cycle of ranks waits for slots. Consider, of those that wait for one, a rank in the earliest
-//! operation: its receiver is in the same operation or a later one, so it has received all earlier
-//! operations; it holds back credits for less than half a ring of what it has received, and this
-//! operation has at most the other half.
+//! No cycle of ranks waits for slots. Of those that wait for one, consider a rank in the earliest
+//! operation: its receiver has received all earlier operations, and holds back credits for less
+//! than half a ring of these; this operation has at most the other half.
 
 use super::cursor::{self, MessageCursor};
 use super::{DriveResult, StrandRunner, link};
@@ -58,13 +56,10 @@ enum Action {
     },
 }
 
-/// Transport of the messages of a short operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::executor) enum SlotTransport {
-    /// LL or LL128.
     LineProtocol(LineProtocol),
-    /// Simple, stored into mapped mailboxes. Messages are cut as usual, and none exceeds the eager
-    /// limit.
+    /// Simple, into mapped mailboxes; no message exceeds the eager limit.
     Store {
         /// Maximum bytes of an eager message, and of a fragment.
         eager: usize,
@@ -82,7 +77,6 @@ impl SlotTransport {
     }
 }
 
-/// A strand's actions for operations of one length.
 #[derive(Debug, Default)]
 pub(in crate::executor) struct FastPath {
     /// Each with the number of its step.
@@ -90,8 +84,7 @@ pub(in crate::executor) struct FastPath {
 }
 
 impl FastPath {
-    /// The fast paths of all strands of operations with this layout, of one slice; `None` where
-    /// some need more slots than there are.
+    /// The fast paths of all strands, of one slice; `None` where one needs more slots than exist.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,
@@ -243,7 +236,6 @@ impl SlotProtocol for StoreSlots {
 }
 
 impl StrandRunner {
-    /// Drives a short operation until it would block.
     pub(super) fn drive_fast_path(
         &mut self,
         op: &ActiveOperation,

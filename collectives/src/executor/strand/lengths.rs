@@ -1,14 +1,12 @@
-//! Exchange of lengths: where the parts of an operation have different lengths, both ends of a
-//! connection send how many bytes they send and expect, and a mismatch fails the operation.
+//! Exchange of lengths: where parts have different lengths, both ends of a connection send how many
+//! bytes they send and expect, and a mismatch fails the operation.
 //!
-//! A rank sends its lengths to all its peers as it begins the operation, before anything else of
-//! it, and receives theirs meanwhile. Eager and LL messages leave at once, as they go into slots
-//! that are not consumed after a mismatch; granted messages wait until the peer's lengths have
-//! arrived, and so does consumption. The peer sends its lengths before any message or grant, so
-//! neither waits for long.
+//! A rank sends its lengths to all its peers before anything else of the operation. Eager and LL
+//! messages leave at once, as they go into slots that are not consumed after a mismatch; granted
+//! messages and consumption wait for the peer's lengths.
 //!
-//! No cycle of ranks waits for slots: the argument of `fast_path` holds here too, with one lengths
-//! record per operation.
+//! No cycle of ranks waits for slots: the argument of `fast_path` holds, with one record per
+//! operation.
 
 use super::cursor::{self, MessageCursor};
 use super::{StrandRunner, link};
@@ -32,8 +30,7 @@ pub(in crate::executor) struct ExpectedLengths {
 }
 
 impl ExpectedLengths {
-    /// By strand: the lengths for each peer of operations with this layout; with a root, only
-    /// between the root and another rank.
+    /// The lengths by strand and peer; with a root, only between the root and another rank.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,
@@ -77,7 +74,6 @@ impl ExpectedLengths {
         program.strands.iter().map(strand).collect()
     }
 
-    /// The error if the peer sends and expects so many bytes.
     fn check_against(&self, (sends, expects): (u64, u64), op: &ActiveOperation, operation: u64) -> Result<(), Failed> {
         let wrong = |from, to, bytes, expected| Failed::Parts {
             operation,
@@ -98,15 +94,13 @@ impl ExpectedLengths {
 }
 
 impl StrandRunner {
-    /// Resets the exchange; that of the previous operation is complete.
     pub(super) fn begin_length_exchange(&mut self, lengths: &[ExpectedLengths]) {
         self.lengths_sent = 0;
         self.awaited_lengths.clear();
         self.awaited_lengths.extend_from_slice(lengths);
     }
 
-    /// Sends lengths as far as credits allow, and receives those that have arrived. Returns whether
-    /// there was progress.
+    /// Returns whether there was progress.
     ///
     /// # Errors
     /// When a peer's lengths differ.
@@ -145,7 +139,6 @@ impl StrandRunner {
         !self.awaited_lengths.is_empty() && self.awaited_lengths.iter().any(|lengths| lengths.peer == peer)
     }
 
-    /// The wait for a peer's lengths or for a credit to send them, if there is no wait before it.
     pub(super) fn waits_for_lengths(&self, op: &ActiveOperation) -> Option<(u32, u32, Rank, Awaited)> {
         let lengths = &op.ready.lengths.as_ref()?[self.strand as usize];
         if let Some(lengths) = lengths.get(self.lengths_sent) {

@@ -29,7 +29,6 @@ use crate::types::Rank;
 
 const NOT_SENT: u64 = u64::MAX;
 
-/// A position in a runner's slices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 struct Position {
     slice_index: u32,
@@ -47,13 +46,11 @@ struct PendingSend {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DriveResult {
-    /// It made progress and waits now.
     Moved,
     Idle,
     Done,
 }
 
-/// Runs one strand on one channel.
 // fields: position, grants, sends, and memory of one runner
 pub(super) struct StrandRunner {
     pub(super) channel: u32,
@@ -74,19 +71,14 @@ pub(super) struct StrandRunner {
     receive: usize,
     grant_cursor: MessageCursor,
     sends: Vec<PendingSend>,
-    /// For each step, the number of requests whose completion frees its message; [`NOT_SENT`] while
-    /// it is pending.
+    /// By step, the requests whose completion frees the message; [`NOT_SENT`] while pending.
     sent: Vec<u64>,
-    /// Scratch, then partial results.
     scratch_memory: Option<Segment>,
     partial_offset: usize,
-    /// Staging buffers of received messages that are reduced or copied.
     receive_staging: StagingSlots,
-    /// Staging buffers of messages sent from plain memory, their targets, and the requests that
-    /// free them.
+    /// Staging of messages from plain memory, with targets and the requests that free slots.
     send_staging: StagingSlots,
     send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
-    /// Buffer for unpacked LL and LL128 messages.
     lines: Vec<u64>,
     operands: Vec<(BlockForm, *const u8)>,
 }
@@ -94,7 +86,6 @@ pub(super) struct StrandRunner {
 // SAFETY: its pointers are into segments of its own; operands are cleared after use.
 unsafe impl Send for StrandRunner {}
 
-/// The operation, and this connection's links by rank.
 struct DriveContext<'a> {
     op: &'a ActiveOperation,
     links: &'a mut [Option<Link>],
@@ -150,7 +141,6 @@ impl StrandRunner {
         }
     }
 
-    /// Begins an operation and allocates its memory; nothing of an earlier one is in flight.
     fn begin(&mut self, op: &ActiveOperation, domain: &ProtectionDomain) -> Result<(), MemoryError> {
         self.running = true;
         (self.execution, self.next_action, self.cursor) = (Position::default(), 0, MessageCursor::default());
@@ -187,8 +177,6 @@ impl StrandRunner {
         Ok(())
     }
 
-    /// Runs the operation until it would block.
-    ///
     /// # Errors
     /// Device errors, as the engine's failure.
     pub(super) fn drive(
@@ -233,8 +221,7 @@ impl StrandRunner {
             && self.unconfirmed(op, context.links).is_none()
         {
             self.running = false;
-            // A fast path that follows flushes control writes only as it receives, and relies on
-            // this flag.
+            // A fast path flushes control writes only as it receives, and relies on this flag.
             self.control_writes_pending = context.links.iter().flatten().any(Link::has_control_writes);
             return Ok(DriveResult::Done);
         }
@@ -254,7 +241,6 @@ impl StrandRunner {
         self.channel + slice_index * op.channels
     }
 
-    /// A rank with unacknowledged requests.
     fn unconfirmed(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<Rank> {
         let strand = &op.ready.program.strands[self.strand as usize];
         let send_staging = (self.send_staging.released..self.send_staging.acquired)
@@ -273,7 +259,6 @@ impl StrandRunner {
             .map(|(to, _)| to)
     }
 
-    /// The current wait: slice, step, peer, and what it is for.
     pub(super) fn waits_for(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<(u32, u32, Rank, Awaited)> {
         if !self.running {
             return None;
@@ -326,7 +311,6 @@ impl StrandRunner {
         Some((self.slice(op, slice_index), self.execution.step, peer, awaited))
     }
 
-    /// Whether the message of an earlier send has completed.
     fn is_sent(&self, edge: StepRef, slice_index: u32, strand: &StrandProgram, links: &[Option<Link>]) -> bool {
         if edge.slices_back > slice_index {
             return true;
@@ -377,8 +361,7 @@ impl StrandRunner {
         })
     }
 
-    /// Whether a part of a step's target is the same memory as that part of an earlier send. In
-    /// place, different buffers share memory.
+    /// Whether both parts are the same memory: in place, different buffers share it.
     fn is_same_memory(
         &self,
         op: &ActiveOperation,
@@ -420,8 +403,7 @@ impl StrandRunner {
         }
     }
 
-    /// The segment of a memory, the index of this runner's device in it, and the offset; `None` for
-    /// plain memory.
+    /// A memory's segment, this runner's device in it, and the offset; `None` for plain memory.
     fn registered<'s>(&'s self, op: &'s ActiveOperation, place: PlanMemory) -> Option<(&'s Segment, usize, usize)> {
         let of = |data: &'s Data| data.segment().map(|(segment, offset)| (segment, self.rail, offset));
         match place {
@@ -444,7 +426,6 @@ impl StrandRunner {
             }
     }
 
-    /// Executes steps until one would block.
     fn execute(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];

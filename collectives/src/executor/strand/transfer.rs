@@ -11,7 +11,6 @@ use crate::plan::{PlanMemory, Step};
 use crate::types::Rank;
 
 impl StrandRunner {
-    /// Grants memory for receives, as far ahead as memory is free.
     pub(super) fn grant(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];
@@ -93,8 +92,7 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Begins a send and sends as much as possible. False if the send of this step in the previous
-    /// slice has not left.
+    /// False if the send of this step in the previous slice has not left.
     pub(super) fn begin_send(&mut self, context: &mut DriveContext<'_>, to: Rank) -> Result<bool, Failed> {
         let step = self.execution.step as usize;
         if self.sent[step] == NOT_SENT {
@@ -136,8 +134,7 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Sends as much of a message as possible. Returns whether there was progress, and whether it
-    /// is complete.
+    /// Returns whether there was progress, and whether the message is complete.
     pub(super) fn send(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -200,8 +197,7 @@ impl StrandRunner {
         Ok((true, true))
     }
 
-    /// The source of a message of Simple: the data itself, or a copy in the send staging buffer.
-    /// `None` while no slot is free.
+    /// The data itself, or a copy in the send staging buffer; `None` while no slot is free.
     pub(super) fn source(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -241,7 +237,6 @@ impl StrandRunner {
         Some(alias)
     }
 
-    /// Receives what has arrived of a message. True when it is complete.
     pub(super) fn receive_message(
         &mut self,
         context: &mut DriveContext<'_>,

@@ -2,12 +2,9 @@
 //! and multiprocessors only reduce.
 //!
 //! A plan is lowered once per kind and size ([`script`]) and replayed: on the caller's stream, on
-//! streams for copies to peers, and on one for waits that nothing local depends on. The caller's
-//! stream resumes when all of them are done.
-//!
-//! A rank signals a message by copying an all-ones word behind it on the same engine; the receiver
-//! waits for it with a stream memory operation. So copies dominate the time, and no kernel waits
-//! for anything.
+//! streams for copies to peers, and on one for waits that nothing local depends on. A rank signals
+//! a message by copying an all-ones word behind it on the same engine; the receiver waits for it
+//! with a stream memory operation, so no kernel waits for anything.
 
 mod plan;
 mod script;
@@ -47,7 +44,6 @@ pub(super) struct Operation<'a> {
     pub(super) slice: u64,
 }
 
-/// What a script depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ScriptKey {
     collective: Collective,
@@ -56,11 +52,10 @@ struct ScriptKey {
     params: ScriptParams,
 }
 
-/// The number of parts into which the reduction of a one-slice all-reduce, and the messages next to
-/// it, are divided: each part adds a copy and a flag word, which cost some 5 µs of link time, and
-/// hides the reduction of the previous part. More than two gain nothing. If nothing is sent after
-/// the reduction it does not pay off: copies wait for concurrent reads by multiprocessors as long
-/// as is gained.
+/// The parts of the reduction of a one-slice all-reduce and of the messages next to it: each costs
+/// a copy and a flag word, some 5 µs of link time, and hides the previous part's reduction. More
+/// than two gain nothing, nor do two if nothing is sent after the reduction: copies wait for
+/// concurrent reads by multiprocessors.
 fn tail_parts(operation: &Operation<'_>, ranks: usize) -> u32 {
     let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
     let is_one = operation.collective == Collective::AllReduce && operation.slice >= bytes;
@@ -80,10 +75,8 @@ struct CachedScript {
 pub(super) struct Copies {
     peers: Arc<Peers>,
     copiers: u8,
-    /// All but the caller's.
     streams: Vec<Stream>,
     reducer: Reducer,
-    /// The types and operators whose kernels have run.
     warm_up: Vec<(DataType, &'static str)>,
     /// In LRU order, the most recent last.
     cached: Vec<CachedScript>,
@@ -116,9 +109,8 @@ impl Copies {
         &self.streams
     }
 
-    /// Runs the kernels of a type and an operator once, with almost no work. The driver may load a
-    /// kernel lazily at its first launch, and then waits for all work of the device, which may wait
-    /// for another rank of this process.
+    /// Almost without work. A driver may load a kernel at its first launch, and then waits for all
+    /// work of the device, which may wait for another rank of this process.
     pub(super) fn warm_up(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
         let name = (data, operator.name());
         if self.warm_up.contains(&name) {
@@ -143,7 +135,6 @@ impl Copies {
         Ok(())
     }
 
-    /// Prepares an operation before any of it is enqueued: its script, and warmed-up kernels.
     pub(super) fn prepare_all(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
             self.warm_up(operation.data, operation.operator)?;
@@ -253,7 +244,6 @@ impl Copies {
         Ok(())
     }
 
-    /// The index in an arena of a word that `writer` writes.
     fn index(&self, word: FlagWord, writer: Rank) -> usize {
         let kind = usize::from(word.is_credit) * self.peers.ranks();
         1 + (kind + writer.index()) * WORDS + word.index as usize

@@ -1,5 +1,4 @@
-//! A plan for the copy engines: its messages, their placement at the receivers, and the division
-//! into slices.
+//! A plan for the copy engines: messages, their placement at the receivers, and slices.
 
 use super::script::{DoesNotFit, READY, ScriptParams};
 use super::tasks::{ALIGN, Access, MemorySpace, Task, TaskKind};
@@ -10,7 +9,6 @@ use crate::types::Rank;
 
 const MAX_SLICES: u64 = 512;
 
-/// A message, with both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) from: Rank,
@@ -28,7 +26,6 @@ pub(super) struct Message {
     pub(super) replaces: bool,
 }
 
-/// A plan with its derived data.
 // fields: a table of the plan each; both this module and `tasks` read most of them.
 pub(super) struct Plan {
     pub(super) params: ScriptParams,
@@ -38,9 +35,7 @@ pub(super) struct Plan {
     /// By rank, strand and step.
     pub(super) depths: Vec<Vec<Vec<u32>>>,
     pub(super) messages: Vec<Message>,
-    /// The message of each step, by rank and strand.
     pub(super) message_of_step: Vec<Vec<Vec<Option<u32>>>>,
-    /// Messages per slice, by sender and receiver.
     pub(super) counts: Vec<Vec<u32>>,
     pub(super) is_barrier: bool,
     pub(super) slices: u64,
@@ -202,7 +197,6 @@ impl Plan {
         is_reduced_next || matches!(before, Some(Step::Reduce { into, .. }) if into == span)
     }
 
-    /// Computes the layout for this many slices.
     fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
         let shape = schedule.shape();
         let extent = || OperationExtent {
@@ -274,9 +268,8 @@ impl Plan {
         self.staging_slots = staging_slots;
     }
 
-    /// Whether the sender of what `rank` receives sends it only after receiving, from this rank,
-    /// what was sent `before`: in an in-place all-reduce each rank gets the results of what it has
-    /// sent.
+    /// The sender sends it only after receiving, from this rank, what was sent `before`: in an
+    /// in-place all-reduce each rank gets the results of what it has sent.
     fn is_implied(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
         let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
         let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))

@@ -1,25 +1,19 @@
 //! A script: one rank's stream operations for a collective, i.e. a plan lowered to copies, flag
-//! words, reductions and events.
-//!
-//! A [`Script`] is computed from the schedule of all ranks' programs, so that each rank knows the
-//! destination address of what it sends. It is constant: nothing depends on how often it ran
-//! before, so a graph that captured it can be launched repeatedly.
+//! words, reductions and events. It is constant, so a graph that captured it can be launched
+//! repeatedly.
 //!
 //! # Flag words
-//! Ranks synchronize only by words that become nonzero. The waiting rank resets the word to zero
-//! before it proceeds, and the writer writes it again only once that is known:
-//! - *ready*, at the beginning: the receiver is done with earlier operations, and its memory may be
-//!   written. Each sender waits for the words of its receivers.
+//! Ranks synchronize only by words that become nonzero. The waiting rank resets the word before it
+//! proceeds, and the writer writes it again only once that is known:
+//! - *ready*, at the beginning: the receiver is done with earlier operations.
 //! - *credit*, for a message into memory already used in the same operation: it may be overwritten.
 //! - *full*: the message has arrived.
 //!
 //! # Order
-//! An operation is divided into slices, which use staging memory round-robin. A step's *depth* is
-//! the length of the longest chain of messages before it. Tasks are enqueued by slice plus depth,
-//! so that the first sends of a slice precede later ones of the slice before it and overlap with
-//! reductions. All ranks do so: whatever a task waits for, on any rank, precedes it in this order.
-//! So operations complete even if a driver serializes the streams' work in the order in which it
-//! was enqueued (no deadlock).
+//! A step's *depth* is the length of the longest chain of messages before it. Tasks are enqueued by
+//! slice plus depth, so that the first sends of a slice overlap with reductions of the slice before
+//! it. All ranks do so: whatever a task waits for, on any rank, precedes it in this order. So
+//! operations complete even if a driver serializes the streams' work in enqueue order.
 
 use super::plan::{Message, Plan};
 use super::tasks::{Task, TaskKind};
@@ -27,7 +21,6 @@ use crate::gpu::peers::WORDS;
 use crate::plan::{BlockForm, Schedule};
 use crate::types::{DataType, Rank};
 
-/// The word by which a rank signals that it is ready.
 pub(super) const READY: u32 = WORDS as u32 - 1;
 
 /// The caller's stream, on which reductions run.
@@ -36,15 +29,12 @@ pub(super) const CALLER: u8 = 0;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ScriptParams {
     pub(super) data: DataType,
-    /// Elements of the whole, or of each part.
     pub(super) count: u64,
     /// Whether messages may be stored directly in the peers' outputs.
     pub(super) direct: bool,
-    /// Whether input and output are the same memory.
     pub(super) in_place: bool,
     pub(super) staging: u64,
     pub(super) slice: u64,
-    /// Streams for copies to peers.
     pub(super) copiers: u8,
     /// The number of parts into which reductions, and the messages next to them, are divided.
     pub(super) tail_parts: u32,
@@ -55,7 +45,6 @@ pub(super) enum Location {
     Input(u64),
     Output(u64),
     Staging(u64),
-    /// Another rank's.
     TheirOutput(Rank, u64),
     TheirStaging(Rank, u64),
 }
@@ -71,9 +60,7 @@ pub(super) struct FlagWord {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum StreamOp {
-    /// Writes a word of the peer.
     Signal(FlagWord),
-    /// Waits for a word that the peer writes, and resets it.
     Await(FlagWord),
     Copy {
         from: Location,
@@ -89,14 +76,12 @@ pub(super) enum StreamOp {
     Wait(u32),
 }
 
-/// One rank's operations in the order in which they are enqueued.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Script {
     /// Each with its stream index.
     pub(super) ops: Vec<(u8, StreamOp)>,
     pub(super) events: u32,
-    /// The number of streams: the caller's, those for copies, and one for waits that nothing local
-    /// depends on.
+    /// The caller's, those for copies, and one for waits that nothing local depends on.
     pub(super) streams: u8,
 }
 
@@ -113,11 +98,9 @@ impl Script {
     }
 }
 
-/// Operations that are enqueued together.
 struct Item {
     stream: u8,
     ops: Vec<StreamOp>,
-    /// Earlier items that it waits for.
     after: Vec<usize>,
 }
 
@@ -185,7 +168,6 @@ impl Plan {
                 copier = (copier + 1) % self.params.copiers.max(1);
             }
         }
-        // The order in which tasks are enqueued.
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut is_moved = vec![false; tasks.len()];
         for at in 0..tasks.len() {
@@ -199,8 +181,7 @@ impl Plan {
             });
             match user {
                 Some(user) => {
-                    // Copies to peers have streams of their own, so that nothing else delays the
-                    // link.
+                    // Copies to peers have streams of their own: nothing else delays the link.
                     streams[at] = if streams[user] == CALLER { CALLER } else { last };
                     before[user].push(at);
                     is_moved[at] = true;
@@ -290,7 +271,6 @@ impl Plan {
     }
 }
 
-/// Appends items to the streams, with events for dependencies between streams.
 fn emit(items: &[Item], script: &mut Script) {
     let streams = usize::from(script.streams);
     // Per stream pair: the last item of the other stream known to be done, plus one.

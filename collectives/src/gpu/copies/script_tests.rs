@@ -1,6 +1,5 @@
-//! Scripts of all ranks, run by a scheduler that executes any stream's next enabled operation:
-//! results are correct, no word is written twice before it was read, and there is no deadlock, even
-//! if each rank has only one stream.
+//! Scripts of all ranks, run by a scheduler in any enabled order: correct results, no word written
+//! twice before it was read, and no deadlock, even with one stream per rank.
 
 use std::collections::VecDeque;
 
@@ -11,8 +10,7 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::reference::{Case, Origin};
 
-/// A rank's memory. Elements are 16-bit words and partial results 32-bit, as for `f16`, but added
-/// as integers.
+/// Elements are 16-bit words and partial results 32-bit, added as integers.
 struct Memory {
     user: Vec<u8>,
     input: usize,
@@ -108,7 +106,6 @@ impl World {
     }
 }
 
-/// Offsets of input and output in a rank's memory, and its length, in elements.
 fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
     let (input, output) = (case.input(rank) as usize, case.output(rank) as usize);
     if !in_place {
@@ -323,7 +320,6 @@ fn staging_memory_that_is_too_small_is_an_error() {
     );
 }
 
-/// The script of rank 1 for an operation among 4 ranks on 4-byte elements.
 fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail_parts: u32, in_place: bool) -> Script {
     let case = Case {
         collective,

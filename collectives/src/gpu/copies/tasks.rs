@@ -1,5 +1,4 @@
-//! The tasks of a rank for an operation, before streams are assigned: memory accesses and
-//! dependencies.
+//! The tasks of a rank for an operation, before streams are assigned.
 
 use core::ops::Range;
 
@@ -9,7 +8,6 @@ use crate::executor::layout::{cut_into_pieces, part_begin};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// The alignment of areas within staging memory.
 pub(super) const ALIGN: u64 = 256;
 
 /// Memory of a rank whose hazards it tracks itself.
@@ -43,7 +41,6 @@ pub(super) enum TaskKind {
     Work,
 }
 
-/// A task: work on one stream.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     /// Slice, strand, step, and index within the step: the plan's order.
@@ -62,7 +59,6 @@ impl Plan {
         }
     }
 
-    /// The offset of partial results in a slice's staging memory.
     pub(super) fn partial_at(&self, rank: usize) -> u64 {
         (self.layouts[rank].scratch_len * self.unit(BlockForm::Element)).next_multiple_of(ALIGN)
     }
@@ -103,7 +99,6 @@ impl Plan {
         elements * self.unit(span.place.form())
     }
 
-    /// The destinations of a message's pieces at its receiver.
     fn target(&self, message: Message, slice: u64) -> Vec<(PlanMemory, u64)> {
         if let Some(staged) = message.staged {
             let mut next = self.base(slice) + staged;
@@ -144,7 +139,6 @@ impl Plan {
         }
     }
 
-    /// The tasks of a slice, in the plan's order.
     pub(super) fn tasks(&self, rank: usize, slice: u64) -> Vec<Task> {
         let mut tasks = Vec::new();
         for (strand, steps) in self.programs[rank].strands.iter().enumerate() {
@@ -274,7 +268,6 @@ impl Plan {
                 continue;
             }
             task.place.3 = part;
-            // It is received at the depth at which it was sent.
             task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
             task.kind = TaskKind::Receive {
                 from: message.from,
@@ -334,8 +327,7 @@ impl Plan {
         slice as u32 * self.counts[message.from.index()][message.to.index()] + message.number
     }
 
-    /// Whether a message needs a credit before it is sent: if it overwrites data of the same
-    /// operation.
+    /// Whether a message overwrites data of the same operation.
     fn needs_credit(&self, message: Message, slice: u64) -> bool {
         let is_staging = match (message.staged, self.receiving(message)) {
             (Some(_), _) => true,
@@ -353,7 +345,6 @@ impl Task {
         }
     }
 
-    /// The task, unless it is empty.
     fn nonempty(self) -> Option<Self> {
         (!self.ops.is_empty()).then_some(self)
     }
@@ -367,7 +358,6 @@ impl Task {
     }
 }
 
-/// The element range of a part.
 fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
     part_begin(len, parts, part)..part_begin(len, parts, part + 1)
 }

@@ -9,17 +9,13 @@ use crate::types::Rank;
 type Knowledge = (u32, Vec<u32>);
 
 pub(super) struct History {
-    /// By rank, slice and group.
     done: Vec<Vec<Vec<Knowledge>>>,
 }
 
-/// The signals between two ranks, from the view of one.
 #[derive(Clone, Default)]
 struct PairState {
-    /// Messages signaled to the other rank, staged and direct, each with the knowledge at that
-    /// point.
+    /// Messages signaled, staged and direct, each with the knowledge at that point.
     signaled: [Vec<Vec<u32>>; 2],
-    /// Staged messages from the other rank that this one has read.
     read: u32,
 }
 
@@ -77,8 +73,7 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
     }
 }
 
-/// Whether a wait of a slice is satisfied. The waiting rank then also knows what the signaling rank
-/// knew.
+/// The waiting rank then also has the signaling rank's knowledge.
 fn is_satisfied(
     wait: Signal,
     slice: u32,
@@ -112,7 +107,6 @@ fn is_satisfied(
     }
 }
 
-/// Records a signal of a slice, with the rank's knowledge.
 fn record_signal(
     signal: Signal,
     slice: u32,
@@ -143,7 +137,6 @@ fn record_signal(
     }
 }
 
-/// Slices and groups that a rank executes together.
 type Step = Vec<(u32, usize)>;
 
 fn order(strand: &Strand, slices: u32) -> Vec<Step> {
@@ -167,8 +160,7 @@ fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     order
 }
 
-/// Messages stored into an output that its owner may still read or write: sender, receiver, and
-/// index.
+/// Messages stored into an output that its owner may still access: sender, receiver, index.
 pub(super) fn premature_stores(
     strands: &[Strand],
     history: &History,

@@ -1,5 +1,4 @@
-//! One rank's steps as groups: placement of received messages, fusion, and grouping of waits and
-//! signals.
+//! One rank's steps as groups: placement of received messages, fusion, waits and signals.
 
 use std::collections::HashMap;
 
@@ -10,7 +9,6 @@ use crate::types::Rank;
 /// Maximum bodies of a group, and their maximum operands.
 pub(super) const MAX_BODIES: usize = 24;
 pub(super) const MAX_OPERANDS: usize = 64;
-/// Maximum sources, or targets, of a body.
 const MAX_SIDE: usize = 20;
 
 #[derive(Clone, Default, Debug)]
@@ -20,18 +18,15 @@ pub(super) struct UnfusedBody {
     signals: Vec<Signal>,
 }
 
-/// A received message that has not been read yet.
 #[derive(Clone, Copy)]
 struct Arrived {
     at: Location,
-    /// Its wait, until waited for.
     wait: Option<Signal>,
     /// The last step that reads it, and the signal due then.
     until: Option<(usize, Signal)>,
 }
 
-/// Binds blocks to memory: each step's reads, writes, waits and signals; and the number of scratch
-/// blocks.
+/// Binds blocks to memory. Returns each step's accesses and signals, and the scratch blocks.
 pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec<UnfusedBody>, u32) {
     let mut scratch: HashMap<Block, u32> = HashMap::new();
     let mut own = |(place, block): Block| match place {
@@ -133,9 +128,8 @@ pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec
     (raws, scratch.len() as u32)
 }
 
-/// The last step that reads what the step at `index` receives, if the data can stay in its FIFO
-/// slot until then: its destination is scratch memory that is read, and no other message from the
-/// same rank arrives through the FIFO meanwhile.
+/// `None` unless the data can stay in its FIFO slot until then: its destination is scratch memory,
+/// and no other message from the same rank arrives through the FIFO meanwhile.
 fn last_reader_in_slot(
     steps: &[BlockStep],
     index: usize,
@@ -220,7 +214,6 @@ fn can_fuse(before: &UnfusedBody, next: &UnfusedBody) -> bool {
         && (same || one.targets.contains(source))
 }
 
-/// Combines bodies that can wait and signal together.
 pub(super) fn group(raws: Vec<UnfusedBody>, shift: Option<i64>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for raw in raws {
@@ -243,8 +236,7 @@ pub(super) fn group(raws: Vec<UnfusedBody>, shift: Option<i64>) -> Vec<Group> {
     groups
 }
 
-/// Whether a body can join a group: all of them only send, or all only receive, and none accesses
-/// what another writes.
+/// Whether all only send, or all only receive, and none accesses what another writes.
 fn can_group(group: &Group, raw: &UnfusedBody, shift: Option<i64>) -> bool {
     let sends = |waits: &[Signal]| !waits.iter().any(|wait| wait.is_data());
     let receives = |waits: &[Signal], signals: &[Signal]| {
@@ -260,7 +252,6 @@ fn can_group(group: &Group, raw: &UnfusedBody, shift: Option<i64>) -> bool {
         && !group.bodies.iter().any(|other| conflicts(other, body, shift))
 }
 
-/// Whether one of two bodies writes what the other reads or writes.
 fn conflicts(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     let touches = |body: &Body, place| {
         let all = body.sources.iter().chain(&body.targets);
@@ -319,8 +310,7 @@ fn record_signal(words: &mut Vec<Signal>, word: Signal) {
     words.push(word);
 }
 
-/// The number of leading groups that may be one slice ahead: if the later groups use other counters
-/// or peers for sending.
+/// Groups that may be one slice ahead, as the later ones use other counters or peers for sending.
 pub(super) fn leading(groups: &[Group]) -> u32 {
     let leading = groups.iter().take_while(|group| only_sends_input(group)).count();
     let (first, rest) = groups.split_at(leading);
@@ -354,7 +344,6 @@ pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
     bodies().count() <= MAX_BODIES && operands <= MAX_OPERANDS
 }
 
-/// Whether a group may run for the next slice before the current one is finished.
 fn only_sends_input(group: &Group) -> bool {
     let input = |operand: &Operand| matches!(operand.at, Location::Input(_));
     let away = |operand: &Operand| !matches!(operand.at, Location::Scratch(_));

@@ -1,30 +1,25 @@
 //! Lowering: from a plan to one rank's kernel program, as *groups* of moves and reductions with
 //! their waits and signals.
 //!
-//! Each thread block executes the whole program of a rank, on its share of every data block, so
-//! thread blocks do not appear here. Every rank computes all ranks' steps, and so identically: a
-//! `Send` is a store into the receiver's memory. That is its output, if all outputs are mapped
-//! ([`Options::direct`]), or the next slot of its FIFO for this sender; there are
-//! [`Options::slots`] slots, and the receiver returns a credit once it has read one. Data received
-//! for scratch memory is read in its slot, as long as no other message from the same rank is due
-//! meanwhile.
+//! Each thread block executes the whole program of a rank, on its share of every data block. A
+//! `Send` is a store into the receiver's memory: its output, if all are mapped
+//! ([`Options::direct`]), or the next of [`Options::slots`] slots of its FIFO for this sender, for
+//! which the receiver returns a credit. Data for scratch memory is read in its slot, unless another
+//! message is due meanwhile.
 //!
-//! Consecutive steps are *fused*: a reduced or copied value is stored to all its receivers while it
-//! is in registers. Bodies that only send are *grouped*: they wait and signal together.
+//! Consecutive steps are *fused*: a value is stored to all its receivers while it is in registers.
+//! Bodies that only send are *grouped*: they wait and signal together. Signals for which no rank
+//! waits before its kernel ends are sent once, in the last slice ([`Group::last_signals`]), as
+//! signaling takes until all earlier stores have arrived.
 //!
-//! Every signal is waited for. If no rank waits for it before its kernel ends, it is sent only
-//! once, in the last slice ([`Group::last_signals`]), as signaling takes until all earlier stores
-//! have arrived.
+//! A group's order is fixed: all waits, then work, then signals. So termination does not depend on
+//! timing: `check` simulates it once, for more slices than there are slots, and detects deadlock,
+//! and stores that may come before an output's owner has read the old data. Such a message is
+//! staged.
 //!
-//! A group's execution order is fixed: all waits, then work, then signals. So the ranks form a
-//! process network with bounded queues, whose termination does not depend on timing: `check`
-//! simulates it once, for more slices than there are slots, and detects deadlock, and stores into
-//! an output that may come before its owner has read the old data. Such a message is staged
-//! instead.
-//!
-//! Leading groups that only send input are one slice ahead of the others, and the last of them is
-//! executed together with the first of the others ([`Strand::joined`]): so stores to peers overlap
-//! with the reduction of received data.
+//! Leading groups that only send input are one slice ahead, and the last of them is executed
+//! together with the first of the others ([`Strand::joined`]): stores to peers overlap with
+//! reductions.
 
 mod blocks;
 mod check;
@@ -112,8 +107,7 @@ pub struct Strand {
     pub groups: Vec<Group>,
     /// Leading groups that may be one slice ahead: they wait for no data, and read only input.
     pub ahead: u32,
-    /// Whether the last of these is executed together with the first of the others, which is one
-    /// slice behind.
+    /// Whether the last of these is executed together with its successor, one slice behind.
     pub joined: bool,
     /// Messages per slice to and from each rank.
     pub peers: Vec<Traffic>,
@@ -165,8 +159,7 @@ pub enum Signal {
         /// The message number.
         message: u32,
     },
-    /// A credit: waits for a free slot for staged message `staged` to this peer; or signals that
-    /// the peer's message has been read.
+    /// A credit: waits for a slot for staged message `staged` to this peer; or returns the peer's.
     Credit {
         /// The peer.
         peer: Rank,
@@ -284,7 +277,6 @@ impl Strand {
             .any(is_partial)
     }
 
-    /// Its encoded length in words, including its entry in the strand table.
     fn words(&self) -> usize {
         let operands = |body: &Body| 1 + body.sources.len() + body.targets.len();
         let group = |group: &Group| {
@@ -303,7 +295,6 @@ struct BlockStep {
     work: Work,
     sources: Vec<Block>,
     into: Option<Block>,
-    /// Sends its source as this message, in order.
     sends: Option<(Rank, u32)>,
     /// Takes this message, in this form, as its first source.
     takes: Option<(Rank, u32, BlockForm)>,
@@ -311,11 +302,8 @@ struct BlockStep {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Message {
-    /// The block of the receiver's output for which it is destined.
     output: Option<u32>,
-    /// Stored there directly.
     is_direct: bool,
-    /// Its number among those of its kind.
     number: u32,
 }
 
@@ -325,7 +313,6 @@ struct Plan<'a> {
     shape: &'a Shape,
     strand: u32,
     options: Options,
-    /// By rank.
     steps: Vec<Vec<BlockStep>>,
     messages: Messages,
 }
@@ -388,8 +375,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Lowers, and stages messages whose direct store would be premature, until there are none
-    /// left.
+    /// Stages messages whose direct store would be premature, until there are none left.
     fn lower(mut self) -> Result<Vec<Strand>, LowerError> {
         loop {
             for list in self.messages.values_mut() {
@@ -424,7 +410,6 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Joins the last leading group with its successor, if that is valid for all ranks.
     fn join(&self, strands: &mut [Strand], shift: impl Fn(Rank) -> Option<i64>) {
         for strand in &mut *strands {
             strand.joined = fuse::joins_next(&strand.groups, strand.ahead as usize);
@@ -474,8 +459,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Defers signals that no rank waits for within a slice to the last slice: the owner of an output
-/// waits for all stores into it at the end.
+/// Defers signals without a waiting rank within a slice: an output's owner waits at the end.
 fn defer_signals(strands: &mut [Strand]) {
     let waited: Vec<Vec<Rank>> = strands
         .iter()

@@ -1,5 +1,4 @@
-//! Lowers every schedule, and checks structural properties. The results are verified by tests/gpu,
-//! with the kernels themselves.
+//! Lowers every schedule, and checks structural properties; tests/gpu verifies results.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -10,7 +9,6 @@ fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn
     algorithm.schedule(collective, &order, Rank(ranks / 2)).unwrap()
 }
 
-/// Whether both ranks of each pair count the same messages per slice.
 fn counts_agree(lowered: &[Lowered]) -> bool {
     let ranks = lowered.len();
     (0..lowered[0].strands.len()).all(|strand| {
@@ -127,8 +125,7 @@ fn full_mesh_groups_sends_and_fuses_stores() {
             };
             assert_eq!(sum.work, Work::Reduce { whole: true });
             assert_eq!((sum.sources.len(), sum.targets.len()), (4, 4));
-            // Input that was sent has been received before that rank's sum can arrive: in place,
-            // too.
+            // In place, too: that rank's sum arrives only after the input was received.
             let direct = sum
                 .targets
                 .iter()
@@ -167,8 +164,7 @@ fn leading_sends_join_the_reduction() {
         let in_step = Options { ahead: 0, ..options };
         assert!(!all_joined(in_step), "{collective} {algorithm}: nothing is ahead");
     }
-    // Stores into a chain's outputs are waited for in every slice, to be forwarded; except the last
-    // rank's.
+    // Stores into a chain's outputs are forwarded in every slice, except the last rank's.
     let chain = of(Algorithm::Ring, Collective::Broadcast, options);
     let groups = chain
         .iter()
@@ -190,7 +186,6 @@ fn leading_sends_join_the_reduction() {
     assert!(!chain[0].all.staged, "slices of any length");
 }
 
-/// Two ranks that send each other input and read what arrives, with this many slots.
 fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
     let strand = |peer| {
         let staged = Signal::Staged { peer, message: 0 };
@@ -222,8 +217,7 @@ fn mutual_sends_need_two_slots() {
     assert_eq!(ahead_of_each_other(2), Ok(()));
 }
 
-/// Rank 1 reads a block of its input, which in place is the block of its output into which rank 0
-/// stores; it signals that to rank 0, which waits for it or not.
+/// Rank 0 stores into what rank 1 reads in place, and waits for rank 1's signal or not.
 fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
     let element = |at| Operand {
         at,

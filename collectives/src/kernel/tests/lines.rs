@@ -5,19 +5,16 @@ use crate::kernel::lines::{
     LL_WORD, LL128_DATA, LL128_LINE, ll_bytes, ll128_bytes, pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128,
 };
 
-/// Lengths around the ends of words and lines.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=if cfg!(miri) { 9 } else { 260 })
         .chain([LL128_DATA - 1, LL128_DATA, LL128_DATA + 1])
         .chain(if cfg!(miri) { 200..202 } else { 4090..4100 })
 }
 
-/// The protocol, with its flag as 64 bits.
 struct Layout {
     slot_bytes: fn(usize) -> usize,
     pack: unsafe fn(u64, *const u8, usize, *mut u8),
     try_unpack: unsafe fn(u64, *const u8, usize, *mut u8) -> bool,
-    /// Distance of flags.
     every: usize,
     flag: usize,
 }
@@ -116,8 +113,7 @@ fn slots_are_whole_words_and_lines() {
     assert_eq!([0, 1, 120, 121].map(ll128_bytes), [0, 128, 128, 256]);
 }
 
-/// Two threads as two ranks: each message is received complete, whenever it is polled. The writer
-/// stores words in order, as a device may.
+/// The writer stores words in order, as a device may.
 #[test]
 fn a_message_is_received_complete_while_it_is_written() {
     use core::sync::atomic::{AtomicU64, Ordering::Release};

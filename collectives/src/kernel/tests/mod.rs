@@ -1,5 +1,4 @@
-//! The kernels against a reference that processes one element at a time, differently: integers as
-//! `i128`, conversions by the crate `half` or by searching all numbers.
+//! The kernels against a reference by other means, one element at a time.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -35,8 +34,7 @@ impl Random {
     }
 }
 
-/// Bytes at an offset from a multiple of 64, in an allocation that ends with them, so that a
-/// sanitizer detects accesses beyond.
+/// Bytes at the end of an allocation, so that a sanitizer detects accesses beyond.
 pub(super) struct Memory {
     base: *mut u8,
     layout: Layout,

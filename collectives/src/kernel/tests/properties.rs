@@ -8,7 +8,6 @@ use crate::kernel::Function;
 use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
-/// Reduces copies of the sources, and returns the result's bytes.
 fn reduce(
     function: &Function,
     sources: &[(BlockForm, Vec<u8>)],
@@ -60,7 +59,6 @@ proptest! {
         prop_assert_eq!(whole, staged);
     }
 
-    /// Cut at any position: the same bits.
     #[test]
     fn slices_equal_the_whole(seed: u64, data in types(), op in operators(), count in 1usize..6, elements in 1usize..300, cut in 0usize..300) {
         let cut = cut % elements;
@@ -74,8 +72,7 @@ proptest! {
         prop_assert_eq!(reduce(&function, &sources, Element, elements, 0), [part(0..cut), part(cut..elements)].concat());
     }
 
-    /// Both partners of an exchange get the same bits, whichever operand is first; for `Min`, `Max`
-    /// and all operators on integers any order does.
+    /// Both partners of an exchange get the same bits; for `Min`, `Max` and integers in any order.
     #[test]
     fn operands_may_be_exchanged(seed: u64, data in types(), op in operators(), count in 2usize..9, elements in 0usize..200) {
         let exact = !matches!(data, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64 | DataType::F8E4M3 | DataType::F8E5M2) || matches!(op, ReduceOp::Min | ReduceOp::Max);

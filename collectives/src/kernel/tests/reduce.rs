@@ -14,8 +14,7 @@ const SHORT: &[usize] = if cfg!(miri) {
 };
 const LONG: &[usize] = &[513, 1024, 1025, 4097];
 
-/// `elements` in a form: random bits, or every second time numbers in the middle of the type's
-/// range.
+/// Random bits, or every second time numbers in the middle of the type's range.
 pub(super) fn content(random: &mut Random, data: DataType, form: BlockForm, elements: usize, any: bool) -> Vec<u8> {
     let size = if form == Element {
         data.bytes()
@@ -33,7 +32,6 @@ pub(super) fn content(random: &mut Random, data: DataType, form: BlockForm, elem
     (0..elements).flat_map(|_| ordinary(random)).collect()
 }
 
-/// Reduces in fresh memories, each at an alignment of its own, and compares with the reference.
 #[expect(clippy::too_many_arguments, reason = "the dimensions of a sweep")]
 fn compare(
     random: &mut Random,
@@ -60,8 +58,7 @@ fn compare(
         .iter()
         .map(|(_, bytes)| Memory::new(bytes, random.below(64)))
         .collect();
-    // The result sometimes goes to one of the sources, else to memory of its own, which must not be
-    // written beyond its end.
+    // The result goes to a source, or to memory that must not be written beyond its end.
     let alias =
         Some(random.below(2 * count)).filter(|&index| sources.get(index).is_some_and(|(form, _)| *form == into));
     let mut own = Memory::new(&[vec![0; expected.len()], CANARY.to_vec()].concat(), random.below(64));
@@ -150,8 +147,7 @@ fn every_supported_version_is_available() {
     );
 }
 
-/// Sums of floats are within the error bound of their precision: (n − 1) u Σ|x|, and half a unit of
-/// the last place where elements are rounded.
+/// (n − 1) u Σ|x|, and half a unit of the last place where elements are rounded.
 #[test]
 fn sums_are_within_the_bound_of_their_precision() {
     let mut random = Random::new(3);
@@ -242,7 +238,6 @@ fn sums_of_f64_are_within_their_bound() {
         let (exact, scale) = inputs.iter().fold((0i128, 0i128), |(sum, scale), input| {
             (sum + i128::from(input[index]), scale + i128::from(input[index].abs()))
         });
-        // The result is a multiple of the unit too, as are all partial results.
         let off = ((f64::from_ne_bytes(*chunk) / unit) as i128 - exact).abs();
         assert!(off as f64 <= 7.0 * 2f64.powi(-53) * scale as f64, "off by {off} units");
     }
@@ -303,7 +298,6 @@ fn scaling_multiplies_in_the_accumulator_type() {
             };
             for elements in [1, 33, if cfg!(miri) { 34 } else { 4100 }] {
                 let input = content(&mut random, data, Element, elements, true);
-                // The product of each element and the scalar, as a reduction of two.
                 let bytes = data.accumulator().bytes();
                 // SAFETY: the scalar's value is that long.
                 let repeated = unsafe { core::slice::from_raw_parts(scalar.address(), bytes) }.repeat(elements);
@@ -327,8 +321,7 @@ fn scaling_multiplies_in_the_accumulator_type() {
                 }
                 for memory in [&from, &into] {
                     let found = memory.content(input.len());
-                    // Where nothing is narrowed, a scaled NaN is still an input, and may have a
-                    // payload.
+                    // A scaled NaN may have a payload where nothing is narrowed.
                     let form = if data == data.accumulator() { Partial } else { Element };
                     assert_eq!(
                         reference::without_payloads(data, form, found),

@@ -13,8 +13,7 @@ fn power_of_two(power: i32) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
 
-/// The value of a code of a float of 8 bits with `fraction` bits of fraction, by its definition;
-/// not for infinities and NaNs.
+/// A code's value, by definition; not for infinities and NaNs.
 pub(super) fn f8_value(code: u8, fraction: u32, bias: i32) -> f64 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::from((code & 0x7f) >> fraction);
@@ -62,7 +61,6 @@ fn f8_decode(data: DataType, code: u8) -> f32 {
     }
 }
 
-/// An element or a partial result, as `f32`.
 pub(super) fn decode_f32(data: DataType, form: BlockForm, bytes: &[u8], index: usize) -> f32 {
     let at = |size: usize| &bytes[index * size..][..size];
     let word = || u16::from_ne_bytes(at(2).try_into().expect("two bytes"));
@@ -147,7 +145,6 @@ pub(super) fn reduce(
                     let values = sources.iter().map(|(_, bytes)| {
                         <$type>::from_ne_bytes(bytes[index * size..][..size].try_into().expect("that many"))
                     });
-                    // Exact, then truncated to the type.
                     let reduced = values
                         .map(i128::from)
                         .reduce(|a, b| {
@@ -208,7 +205,6 @@ pub(super) fn reduce(
     }
 }
 
-/// Partial results of floats with canonical NaNs, for comparison.
 pub(super) fn without_payloads(data: DataType, form: BlockForm, bytes: &[u8]) -> Vec<u8> {
     match (data.accumulator(), form) {
         (DataType::F32, BlockForm::Partial) => {

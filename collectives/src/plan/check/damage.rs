@@ -1,12 +1,10 @@
-//! Mutation tests: every step of every algorithm is damaged in several ways, and the checker finds
-//! each.
+//! Mutation tests: every step of every algorithm is damaged; the checker finds each.
 
 use super::prove;
 use crate::algorithm::Algorithm;
 use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Span, Step};
 use crate::types::Rank;
 
-/// Plans to damage: every algorithm, few ranks.
 fn plans() -> impl Iterator<Item = (String, Plan)> {
     let pairs = Collective::ALL
         .iter()
@@ -20,8 +18,7 @@ fn plans() -> impl Iterator<Item = (String, Plan)> {
     })
 }
 
-/// Calls `damage` with every step of every plan, which returns a damaged plan or `None`. Each must
-/// be detected.
+/// `damage` returns a damaged plan, which must be detected, or `None`.
 fn every_step(damage: impl Fn(&Plan, usize, usize, usize) -> Option<Plan>) -> usize {
     let mut damaged = 0;
     for (name, plan) in plans() {
@@ -182,8 +179,7 @@ fn a_block_less_or_more() {
     }
 }
 
-/// A message that is neither sent nor received. (A barrier may have redundant messages: information
-/// reaches some ranks by several paths.)
+/// A barrier may have redundant messages: information reaches some ranks by several paths.
 #[test]
 fn a_message_that_is_left_out() {
     let damaged = every_step(|plan, rank, strand, number| {

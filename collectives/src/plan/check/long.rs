@@ -1,12 +1,10 @@
 //! Long messages (rendezvous): whether all ranks complete if no message leaves its sender's memory
 //! before its receiver takes it.
 //!
-//! The first run of the checker lets a message that is to be reduced leave its sender's memory as
-//! soon as it is staged. But staging memory is limited: the rest of a longer message stays at the
-//! sender until its receiver is at the step that takes it and has consumed the earlier parts. If a
-//! rank writes memory that it is still sending, as in place, two ranks may deadlock that would not
-//! with short messages. So the plan is executed once more, as the executor does it, with messages
-//! of which nothing is staged in advance:
+//! The first run lets a message that is to be reduced leave its sender's memory as soon as it is
+//! staged. But staging memory is limited, and if a rank writes memory that it is still sending, two
+//! ranks may deadlock that would not with short messages. So the plan is executed once more with
+//! messages of which nothing is staged in advance:
 //!
 //! - `Send` only begins a message; execution continues. Messages to one rank leave in order.
 //! - A message *flows* while its receiver is at the step that takes it, part after part. Its target
@@ -46,18 +44,15 @@ use super::{At, Fault, Flaw, StrandState, Why, wait_cycle};
 use crate::plan::{Plan, Span, Step};
 use crate::types::Rank;
 
-/// The executor's capabilities.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
     /// Messages staged before their receiver is at them, if they are next and reduced.
     pub(super) ahead: usize,
-    /// Whether a part of a step's target is free once the same part of a message of the same
-    /// memory, perhaps of another span, has left.
+    /// Whether a part is free once the same part of a message of the same memory has left.
     pub(super) by_parts: fn(sent: Span, written: Span) -> bool,
 }
 
 impl Rules {
-    /// The minimal executor.
     pub(super) const LEAST: Self = Self {
         ahead: 0,
         by_parts: |_, _| true,
@@ -72,7 +67,6 @@ struct Message {
 
 type Number = usize;
 
-/// The next receive of a strand.
 struct Receive {
     strand: u32,
     rank: Rank,
@@ -82,7 +76,6 @@ struct Receive {
     cells: Vec<usize>,
 }
 
-/// A plan being executed with long messages.
 pub(super) struct Run<'a> {
     plan: &'a Plan,
     rules: Rules,
@@ -233,7 +226,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Messages of the rank that have not left these cells.
     fn pending_messages_on(&self, rank: Rank, cells: &[usize]) -> Vec<Number> {
         let pending = &self.pending[rank.index()];
         let mut pending_messages_on: Vec<_> = cells
@@ -247,7 +239,6 @@ impl<'a> Run<'a> {
         pending_messages_on
     }
 
-    /// Whether a step that writes these cells has to wait for a message to leave them.
     fn waits_for_cells(&mut self, at: usize, rank: Rank, cells: &[usize]) -> bool {
         let first = self.pending_messages_on(rank, cells).first().copied();
         self.strand_states[at].waits = first.map(|tie| (self.messages[tie].to, Why::Overwrite));
@@ -277,7 +268,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The receives whose messages flow.
     fn flowing(&self, mut receives: Vec<Receive>) -> Vec<Receive> {
         loop {
             let before = receives.len();
@@ -295,8 +285,7 @@ impl<'a> Run<'a> {
                 .zip(&pending_messages_on)
                 .map(|(one, pending_messages_on)| pending_messages_on.iter().all(|tie| tied(one, tie)))
                 .collect();
-            // Of those that go straight to their destination, each part leaves after the data that
-            // it overwrites.
+            // Straight to the destination, each part leaves after the data that it overwrites.
             let mut leaves: Vec<bool> = receives
                 .iter()
                 .zip(&may)

@@ -1,5 +1,4 @@
-//! Plans that complete with short messages but deadlock with long ones; and all algorithms, with
-//! more and less memory for messages.
+//! Plans that deadlock with long messages only; and all algorithms with any memory for messages.
 
 use super::{Rules, Run};
 use crate::algorithm::Algorithm;
@@ -7,7 +6,6 @@ use crate::plan::check::{Fault, Flaw, Why, prove};
 use crate::plan::{Collective, Plan};
 use crate::types::Rank;
 
-/// Each algorithm with each of its collectives, for so many ranks.
 fn plans(ranks: u32) -> impl Iterator<Item = (String, Plan)> {
     let order: Vec<_> = (0..ranks).map(Rank).collect();
     let pairs = Collective::ALL
@@ -44,14 +42,12 @@ fn the_exchange_in_place_that_deadlocks() {
         waits.len() == 2 && waits.iter().all(|wait| wait.why == Why::Overwrite && wait.step == 1),
         "{waits:?}"
     );
-    // Without deadlock if one message is staged as a whole, out of place, or if parts are freed.
     run(&plan, true, Rules { ahead: 1, ..BY_NAME }).expect("short messages");
     run(&plan, false, BY_NAME).expect("two memories");
     run(&plan, true, Rules::LEAST).expect("freed part by part");
 }
 
-/// Other plans that deadlock with that executor: those that reduce a received message onto what
-/// they send.
+/// These reduce a received message onto what they send.
 #[test]
 fn other_plans_that_would_deadlock() {
     let still = |ranks| {
@@ -62,8 +58,7 @@ fn other_plans_that_would_deadlock() {
     assert!(plans(5).all(|(_, plan)| run(&plan, false, BY_NAME).is_ok()));
 }
 
-/// An all-reduce between two ranks, of which one sends both blocks together, and the other one
-/// after the other.
+/// One rank sends both blocks together, and the other one after the other.
 const UNLIKE: &str = "allreduce in place\norder 0 1\nroot 0\nblocks 2\n\
     rank 0\nstrand 0\nsend input[0..2] to 1\nrecv-reduce element from 1 with input[0] into output[0]\nrecv-reduce element from 1 with input[1] into output[1]\n\
     rank 1\nstrand 0\nsend input[0] to 0\nsend input[1] to 0\nrecv-reduce element from 0 with input[0..2] into output[0..2]\n";
@@ -77,7 +72,6 @@ fn the_source_is_written_while_it_is_still_being_sent() {
         "rank 0, strand 0, step 1: waits in a cycle where messages are long: rank 0, strand 0, step 1 waits for rank 1 to receive what this step overwrites; \
          rank 1, strand 0, step 2 waits for rank 0 to receive what this step overwrites"
     );
-    // It has no other flaw.
     let out_of_place: Plan = UNLIKE.replace(" in place", "").parse().expect("a plan");
     prove(&out_of_place).expect("a plan that is right");
     run(
@@ -91,8 +85,7 @@ fn the_source_is_written_while_it_is_still_being_sent() {
     .expect("short messages");
 }
 
-/// Messages that go straight to their destinations cannot be exchanged in place, even part by part:
-/// no rank has a copy of a part elsewhere.
+/// Not even part by part is it possible: no rank has a copy of a part elsewhere.
 #[test]
 fn an_exchange_straight_into_what_is_sent() {
     let plan = |first: &str| {
@@ -144,8 +137,7 @@ fn a_reduction_onto_what_is_sent() {
     );
 }
 
-/// Every algorithm with as much memory for messages as executors have: none, some, as many as are
-/// staged, as many as are granted.
+/// None, some, as many as are staged, as many as are granted.
 #[test]
 fn every_algorithm_with_any_memory_for_messages() {
     for ranks in (1..=17).chain([31, 32, 33, 63, 64]) {

@@ -10,23 +10,18 @@ pub(super) type RankSet = Rc<[u64]>;
 
 #[derive(Clone)]
 pub(super) struct Value {
-    /// The data block.
     pub(super) data: u32,
-    /// Its contributions.
     pub(super) part: Part,
 }
 
 #[derive(Clone)]
 pub(super) enum Part {
-    /// One rank's input.
     One(Rank),
-    /// Several ranks', accumulated.
     Some(RankSet),
     /// All: a complete result. Data that is not reduced is always complete.
     Whole,
 }
 
-/// A reduction in progress: its data block and contributions.
 pub(super) struct Accumulation {
     data: Option<u32>,
     set: Vec<u64>,
@@ -90,7 +85,6 @@ impl Accumulation {
     }
 }
 
-/// The first of `ranks` that is not in `set`.
 pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
     (0..ranks)
         .map(Rank)
@@ -188,7 +182,6 @@ impl Memory {
         (span.first..end).map(|block| self.cell(span.place, block)).collect()
     }
 
-    /// The content of `cells`, those of `span`, read by `strand`.
     pub(super) fn read(&mut self, strand: u32, span: Span, cells: &[usize]) -> Result<Vec<Value>, Fault> {
         let blocks = span.first..;
         blocks
@@ -214,7 +207,6 @@ impl Memory {
         cell.value.clone().ok_or(Fault::Undefined { place, block })
     }
 
-    /// The receiver of a message that has not left one of `cells`.
     pub(super) fn pending(&self, cells: &[usize]) -> Option<Rank> {
         cells
             .iter()
@@ -223,7 +215,6 @@ impl Memory {
             .map(|cell| cell.pending_receiver)
     }
 
-    /// A message to `to` will leave `cells` later.
     pub(super) fn add_pending(&mut self, cells: &[usize], to: Rank) {
         for &at in cells {
             self.cells[at].pending += 1;
@@ -231,7 +222,6 @@ impl Memory {
         }
     }
 
-    /// The message has left them.
     pub(super) fn release(&mut self, cells: &[usize]) {
         for &at in cells {
             self.cells[at].pending -= 1;
@@ -290,7 +280,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether each of `sources` equals `into`, cell by cell, or is disjoint from it.
     pub(super) fn check_disjoint(&mut self, into: &[usize], sources: &[Vec<usize>]) -> Result<(), Fault> {
         self.stamp += 1;
         for (index, &at) in into.iter().enumerate() {

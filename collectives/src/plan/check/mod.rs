@@ -1,19 +1,16 @@
 //! The plan checker: symbolic execution of a plan, which proves it for every count, type and
 //! operator.
 //!
-//! Every block holds a value: a data block and the set of its contributions. A message carries the
-//! values of its blocks, and a reduction unites contributions, each of which may occur once. At the
-//! end every rank's output must hold the right data blocks with all contributions.
+//! Every block holds a data block and the set of its contributions, each of which may occur once.
+//! At the end every rank's output must hold the right data blocks with all contributions.
 //!
 //! One run suffices. Strands only wait for messages, queue slots and their own memory, and receive
 //! messages of one sender in order: each strand sees the same in any interleaving. So if one
 //! interleaving completes, all do; the run also checks the premise that strands share no block that
-//! one of them writes. The executor model is that of [`plan`](crate::plan).
+//! one of them writes.
 //!
-//! That run has short messages and proves the final contents. A second one, `long`, has messages
-//! longer than any staging memory, which stay at the sender until their receivers are at them
-//! (rendezvous): it proves freedom from deadlock for messages of any length. That module states the
-//! requirements on the executor and the argument.
+//! That run has short messages. A second one, `long`, proves freedom from deadlock for messages of
+//! any length, which stay at the sender until their receivers are at them (rendezvous).
 
 #[cfg(test)]
 mod damage;
@@ -44,14 +41,12 @@ pub struct Proof {
     pub messages: u64,
 }
 
-/// The maximum number of blocks of all ranks' inputs, and of their outputs, that is checked: more
-/// take gigabytes.
+/// Blocks of all inputs, and of all outputs, that are checked: more take gigabytes.
 const MAX_BLOCKS: u64 = 1 << 23;
 
 /// Proves `plan`: each data block ends where it belongs with each rank's contribution exactly once;
-/// messages match; no cycle of waits for messages of any length; nothing is read before it is
-/// written; the input is not written; no two strands use a block that one of them writes. If it may
-/// run in place, that is proved too.
+/// no cycle of waits; nothing is read before it is written; the input is not written; strands share
+/// no block that one writes. If it may run in place, that is proved too.
 ///
 /// # Errors
 /// The first flaw found.
@@ -110,10 +105,8 @@ struct Message {
 
 #[derive(Default)]
 struct Queue {
-    /// By message: the sending step.
     sends: Vec<u32>,
-    /// By message: the receiving step, and if that reduces, the step from which on the message is
-    /// staged: the one after the previous receive.
+    /// Receiving steps; if reducing, with the step from which on the message is staged.
     receives: Vec<(u32, Option<u32>)>,
     sent: usize,
     in_flight: Option<Message>,
@@ -138,7 +131,6 @@ struct Run<'a> {
     memories: Vec<Memory>,
     queues: HashMap<(u32, Rank, Rank), Queue>,
     strand_states: Vec<StrandState>,
-    /// Strands that may be able to continue.
     ready: Vec<(u32, Rank)>,
     /// Of a barrier, by rank: the ranks known to have entered.
     entered: Vec<Box<[u64]>>,
@@ -199,7 +191,6 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The index of `rank`'s `strand`.
     fn strand_state(&self, strand: u32, rank: Rank) -> usize {
         strand as usize * self.ranks as usize + rank.index()
     }
@@ -240,7 +231,6 @@ impl<'a> Run<'a> {
         self.finish()
     }
 
-    /// Executes one step; no effect if it has to wait.
     fn step(&mut self, strand: u32, rank: Rank, step: &Step) -> Result<Outcome, Fault> {
         let shape = &self.plan.shape;
         let memory = &mut self.memories[rank.index()];
@@ -335,8 +325,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Receives the message from `from` into `cells`, those of `into`, if it has arrived and they
-    /// can be written.
+    /// Receives `from`'s message if it has arrived and the cells of `into` can be written.
     fn take(
         &mut self,
         strand: u32,
@@ -491,7 +480,6 @@ fn wait_cycle(strand_states: &[StrandState], ranks: u32, stuck: usize) -> Vec<Wa
     wait_cycle.into_iter().skip(begin).map(|(_, wait)| wait).collect()
 }
 
-/// The message queues of a plan with their sending and receiving steps.
 fn queues(plan: &Plan) -> Result<HashMap<(u32, Rank, Rank), Queue>, Flaw> {
     let ranks = plan.shape.ranks();
     let mut queues: HashMap<(u32, Rank, Rank), Queue> = HashMap::new();

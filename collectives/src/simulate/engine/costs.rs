@@ -15,8 +15,7 @@ pub(super) struct LinkCosts {
     pub(super) lone: f64,
     pub(super) confirm: u64,
     pub(super) quiet: u64,
-    /// Fractions of β that occupy the sender's and the receiver's processor. The rest occupies
-    /// links.
+    /// Fractions of β in the sender's and the receiver's processor; the rest occupies links.
     pub(super) parts: (f64, f64),
     pub(super) cost: MessageCost,
 }
@@ -34,7 +33,6 @@ impl LinkCosts {
             quiet: Time::from_ns(cost.send_only_ns).0,
             parts: match (data_mover, protocol) {
                 (DataMover::Device, _) => (0.0, 0.0),
-                // Lines are packed at one end and unpacked at the other.
                 (DataMover::Receiver, Protocol::Ll | Protocol::Ll128) if cost.bytes.is_some() => (0.5, 0.5),
                 (DataMover::Receiver, _) => (0.0, 1.0),
             },
@@ -42,7 +40,6 @@ impl LinkCosts {
         }
     }
 
-    /// Fractions of β that occupy the processors, for a message of so many bytes.
     pub(super) fn parts(&self, bytes: f64) -> (f64, f64) {
         if self.cost.is_stored(bytes) {
             (0.5, 0.5)

@@ -42,13 +42,11 @@ impl Simulation<'_> {
         each * f64::from(span.blocks)
     }
 
-    /// The working set that determines memory cost.
     pub(super) fn touched(&self, message: f64) -> f64 {
         let shape = self.schedule.shape();
         self.work.touched(shape.collective, shape.ranks(), message)
     }
 
-    /// The fraction of the other ranks of its host that are busy.
     pub(super) fn others(&self, rank: u32, now: u64) -> f64 {
         let measured = self.fabric.local.cost(self.work.protocol).bytes.is_some();
         if !measured || self.scope == Scope::Representative {
@@ -59,13 +57,11 @@ impl Simulation<'_> {
         let (mut others, mut busy) = (0u32, 0u32);
         for other in all {
             others += 1;
-            // A rank that began at this time is busy, as is one that is about to.
             busy += u32::from(self.ranks[other as usize].free > now || self.coming_at(other, now));
         }
         f64::from(busy) / f64::from(others.max(1))
     }
 
-    /// Whether a message of one of a rank's threads has arrived.
     pub(super) fn coming_at(&self, rank: u32, now: u64) -> bool {
         let first = rank as usize * self.connections as usize;
         let threads = &self.threads[first..first + self.connections as usize];
@@ -107,7 +103,6 @@ impl Simulation<'_> {
             ps += awaited.bytes * per_byte;
         }
         let taken = self.work(rank, now, ps);
-        // The last part is still to be unpacked.
         let last = awaited.arrival.map_or(0, |message| message.last);
         let unpacks = moving * parts.1 / self.packs(awaited.bytes);
         let taken = match last.saturating_add(unpacks.round() as u64) {
@@ -130,7 +125,6 @@ impl Simulation<'_> {
         taken
     }
 
-    /// A message of a thread is acknowledged at some time.
     fn confirm(&mut self, id: usize, at: u64) {
         let thread = &mut self.threads[id];
         thread.unconfirmed -= 1;
@@ -158,7 +152,6 @@ impl Simulation<'_> {
                 (id, order[(2 * order.len() - onwards) % order.len()])
             }
         };
-        // The first part leaves while others are packed.
         let packed = moving * parts.0;
         let later = (packed - packed / self.packs(bytes)).round() as u64;
         self.messages += 1;

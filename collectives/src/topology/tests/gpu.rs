@@ -53,8 +53,7 @@ fn machine(count: usize, links: impl Fn(usize, usize) -> u32, switched: u32) -> 
     }
 }
 
-/// NVLinks between the GPUs of a DGX-1 with V100s: two cubes of four, each with rings of single and
-/// of double links.
+/// A DGX-1 with V100s: two cubes of four, each with rings of single and of double links.
 const DGX1: [[u32; 8]; 8] = [
     [0, 1, 1, 2, 2, 0, 0, 0],
     [1, 0, 2, 1, 0, 2, 0, 0],
@@ -334,7 +333,6 @@ fn links_that_are_all_alike_change_no_order() {
     assert_eq!(ranks(ring(&twice)), [0, 3, 1, 4, 2, 5]);
 }
 
-/// The minimum and the total weight of neighbours in an order.
 fn weight(members: &[Member], order: &[usize]) -> (u64, u64) {
     let each: Vec<u64> = (0..order.len())
         .map(|at| {
@@ -376,7 +374,6 @@ fn no_other_ring_is_better() {
     }
 }
 
-/// A random member, including impossible ones.
 fn any_member(random: &mut impl FnMut(u64) -> u64) -> Member {
     let address = |random: &mut dyn FnMut(u64) -> u64| format!("0000:{:02x}:00.0", random(6));
     let any = |random: &mut dyn FnMut(u64) -> u64| match random(3) {
@@ -423,7 +420,6 @@ fn any_members_are_ordered_completely_and_alike_on_all_ranks() {
         let count = random(if round % 10 == 0 { 60 } else { 14 });
         let members: Vec<Member> = (0..count).map(|_| any_member(&mut random)).collect();
         let order = ring(&members);
-        // What the other ranks decode.
         let heard: Vec<Member> = members
             .iter()
             .map(|member| Member::decode(&member.encode()).unwrap())
