@@ -5,8 +5,7 @@ use core::ops::RangeBounds;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Foreign, Memory, Owner, Span};
 
-/// GPU memory. Handles are reference-counted; it is freed or released when the last is dropped and
-/// neither GPU work nor an adapter uses it.
+/// Reference-counted GPU memory, freed once no handle, GPU work or adapter uses it any longer.
 #[derive(Clone)]
 pub struct GpuMemory {
     kind: Kind,
