@@ -17,7 +17,6 @@ use doorbell_verbs::{
 /// Longer than anything here takes, even on a busy machine.
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(120));
 
-/// A queue pair of this process with its completion queue, and its peer.
 struct Pair {
     pd: ProtectionDomain,
     inbox: Buffer<PeerWrite>,

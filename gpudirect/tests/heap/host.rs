@@ -155,8 +155,7 @@ fn invalid_requests_are_refused() {
     );
 }
 
-/// Size mismatches are reported by every rank that sees them; other ranks report that a peer
-/// failed.
+/// Every rank that sees a size mismatch reports it; others report that a peer failed.
 #[test]
 fn size_mismatch_fails_on_all_ranks() {
     let device = device();

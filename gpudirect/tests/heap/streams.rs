@@ -7,8 +7,7 @@ use doorbell_gpudirect::proxy::FailureCause;
 
 use crate::world::{TIMEOUT, gpu_ranks, ranks};
 
-/// Puts follow the stream's writes, waits precede the stream's reads, round by round, without
-/// blocking the host.
+/// Puts follow the stream's writes, waits precede its reads, without blocking the host.
 #[test]
 fn put_wait_and_barrier() {
     let standin = Standin::load(ExecutionMode::Prompt);

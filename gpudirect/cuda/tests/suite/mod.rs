@@ -1,5 +1,4 @@
-//! Tests that hold for any driver: run on the CPU stand-in (`standin`), and on NVIDIA's if there is
-//! one (`gpu`).
+//! Tests of any driver: the CPU stand-in (`standin`), and NVIDIA's if there is one (`gpu`).
 
 mod copies;
 mod graphs;
@@ -47,7 +46,6 @@ cases! {
 /// Two kernels: `add_one(words, count)` adds 1 to each 32-bit word, `spin(nanoseconds)` busy-waits.
 pub(crate) const PTX: &str = include_str!("kernels.ptx");
 
-/// The common fixture.
 pub(crate) struct Setting {
     pub(crate) context: Context,
     pub(crate) stream: Stream,
@@ -84,7 +82,6 @@ impl Setting {
         Ok(Module::from_ptx(&self.context, PTX)?.kernel(name)?)
     }
 
-    /// Keeps the stream busy for some milliseconds.
     pub(crate) fn keep_busy(&self, milliseconds: u64) -> Result<(), Box<dyn Error>> {
         let spin = self.kernel("spin")?;
         // SAFETY: its only argument is a count of nanoseconds.
@@ -100,7 +97,6 @@ impl Setting {
     }
 }
 
-/// Position-dependent bytes.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len)
         .map(|at| ((at * 31 + at / 251 + seed * 17) % 256) as u8)
