@@ -25,8 +25,7 @@ impl GpuMemory {
         DeviceMemory::alloc(context, len).map(Self::from)
     }
 
-    /// Wraps `len` bytes from `address` allocated elsewhere, such as by PyTorch. `owner` keeps
-    /// them, and is dropped when nothing uses them any longer.
+    /// Wraps memory allocated elsewhere (PyTorch); `owner` keeps it, and is dropped after all use.
     ///
     /// # Safety
     /// Work of `context` must be able to read and write them until `owner` is dropped.

@@ -20,8 +20,7 @@ const MODULES: &str = "/sys/module";
 /// Names of the peer memory module: the current one, and its predecessor.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// Registers all of `memory` as one buffer, by the best path that works or the one that
-/// `DOORBELL_GPU_PATH` forces.
+/// Registers all of `memory` as one buffer, by the best path or that of `DOORBELL_GPU_PATH`.
 ///
 /// # Errors
 /// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB; [`Error::InvalidPath`].

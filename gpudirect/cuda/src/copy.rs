@@ -15,8 +15,7 @@ impl Stream {
     /// other; otherwise use [`Stream::copy_peer`].
     ///
     /// # Errors
-    /// [`Error::Lengths`] if the lengths differ, [`Error::Overlap`] if the ranges overlap, or the
-    /// driver's error.
+    /// [`Error::Lengths`], [`Error::Overlap`], or the driver's error.
     #[doc(alias(
         "cuMemcpyAsync",
         "cuMemcpyDtoDAsync",

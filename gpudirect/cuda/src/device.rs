@@ -313,8 +313,7 @@ impl Device {
     /// Its primary context, shared with the CUDA runtime and PyTorch.
     ///
     /// # Errors
-    /// The driver's error: the first context of a process takes some hundred megabytes of device
-    /// memory.
+    /// The driver's error. The first context takes some hundred megabytes of device memory.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub fn context(self) -> Result<Context, Error> {
         Context::primary(self)

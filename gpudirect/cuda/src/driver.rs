@@ -66,8 +66,7 @@ pub(crate) struct Loaded {
 }
 
 impl Driver {
-    /// Loads and initializes `libcuda.so.1` on the first call, for the life of the process. The
-    /// driver does not work in children forked after that.
+    /// Loads and initializes `libcuda.so.1` once; it does not work in children forked after that.
     ///
     /// `DOORBELL_CUDA_LIBRARY` names another library, such as the tests' stand-in; it is trusted,
     /// and ignored in programs with elevated privileges (`AT_SECURE`, getauxval(3)).
@@ -90,8 +89,7 @@ impl Driver {
     /// Loads the driver from another path, each time anew.
     ///
     /// # Safety
-    /// The library must be NVIDIA's driver, or implement each function as NVIDIA's "CUDA Driver
-    /// API" specifies.
+    /// The library must be NVIDIA's driver, or implement the "CUDA Driver API" as specified.
     pub unsafe fn load_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the driver's initialisers have no requirements; the caller vouches for another
         // library.

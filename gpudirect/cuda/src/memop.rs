@@ -101,7 +101,6 @@ impl Stream {
     }
 }
 
-/// The word at the start of a span.
 fn first(span: Span<'_>, word: usize) -> Result<Span<'_>, Error> {
     let span = span.span(..word)?;
     if !span.address().is_multiple_of(word as u64) {

@@ -87,7 +87,6 @@ impl Resource {
         streams.push(Arc::clone(stream));
     }
 
-    /// Waits for all work that uses it, then frees it.
     pub(crate) fn free(mut self) -> Result<(), Error> {
         self.wait_for_work()?;
         let entered = self.context.enter()?;
@@ -121,7 +120,6 @@ impl Drop for Resource {
     }
 }
 
-/// Dropped resources that wait for the work that uses them.
 #[derive(Default)]
 pub(crate) struct DeferredFrees(Mutex<VecDeque<DeferredFree>>);
 

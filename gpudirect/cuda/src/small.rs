@@ -396,8 +396,8 @@ impl SmallCopies {
     }
 
     /// Cancels all pending commands if the block should have started long ago: kernels may occupy
-    /// the device, or earlier work wait for what these commands deliver. Returns whether it did;
-    /// they then never execute, count as [`done`](Self::done), and those before were executed.
+    /// the device, or earlier work wait for what they deliver. Returns whether it did. Cancelled
+    /// commands never execute, but count as [`done`](Self::done); executed ones are a prefix.
     ///
     /// # Errors
     /// None that a caller could cause.

@@ -1,5 +1,4 @@
-//! The machine's GPUs as reported by NVIDIA's management library (NVML): enumeration, NVLink
-//! topology, and peer access.
+//! The machine's GPUs as reported by NVIDIA's management library (NVML).
 //!
 //! [`Machine::read`] loads `libnvidia-ml.so.1` at run time. It initializes no GPU and creates no
 //! context, so it may be called before fork(2) and without CUDA. A failed call becomes a note, and
@@ -43,8 +42,7 @@ impl Machine {
     /// Queries a library at another path.
     ///
     /// # Safety
-    /// The library must be NVML, or implement each function as the "NVML API Reference Guide"
-    /// specifies.
+    /// The library must be NVML, or implement the "NVML API Reference Guide".
     pub unsafe fn read_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         unsafe { query::library(path) }

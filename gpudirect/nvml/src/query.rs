@@ -89,7 +89,6 @@ unsafe fn read(table: &Table) -> Result<Machine, LoadError> {
     }
 }
 
-/// The library's description of a code, on one line.
 fn words(table: &Table, code: Status) -> String {
     // SAFETY: the function takes any number, and returns null or a string that it never changes or
     // frees.

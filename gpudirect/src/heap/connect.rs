@@ -93,8 +93,8 @@ impl<'a> HeapBuilder<'a> {
     /// with the same bytes and signals.
     ///
     /// # Errors
-    /// [`HeapError::SizeMismatch`], [`HeapError::Exchange`], and errors of the RDMA device or the
-    /// CUDA driver. If one rank fails, all do.
+    /// [`HeapError::SizeMismatch`], [`HeapError::Exchange`], device and driver errors; if one
+    /// rank fails, all do.
     pub fn connect<E: Exchange + ?Sized>(self, exchange: &mut E) -> Result<SymmetricHeap, HeapError> {
         let (rank, ranks) = (exchange.rank(), exchange.ranks());
         if rank >= ranks {

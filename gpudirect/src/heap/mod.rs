@@ -175,8 +175,7 @@ impl SymmetricHeap {
         self.shared.ranks
     }
 
-    /// Allocates `len` bytes of each part, aligned to 256. Collective: all ranks call it in the
-    /// same order, with the same length.
+    /// Allocates `len` bytes, aligned to 256. Collective: same order and length on all ranks.
     ///
     /// # Errors
     /// [`HeapError::Full`], the same on each.
@@ -189,8 +188,7 @@ impl SymmetricHeap {
         Ok(SymmetricRange { at, len })
     }
 
-    /// Frees an allocation. Collective: all ranks call it in the same order relative to
-    /// allocations, once no rank puts to it any more.
+    /// Frees an allocation that no rank puts to any more. Collective: same order on all ranks.
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`] for any range not returned by [`alloc`](Self::alloc).
@@ -202,8 +200,7 @@ impl SymmetricHeap {
             .ok_or(HeapError::NotAllocated { offset: range.at })
     }
 
-    /// Allocates a signal, initially 0. Collective: all ranks call it in the same order. Signals
-    /// are not freed.
+    /// Allocates a signal, initially 0, never freed. Collective: same order on all ranks.
     ///
     /// # Errors
     /// [`HeapError::NoSignal`] beyond the number the heap was built with.
@@ -421,8 +418,7 @@ impl SymmetricHeap {
     /// Stream-ordered puts. Collective: all ranks call it in the same order, each with any stream.
     ///
     /// # Errors
-    /// [`HeapError::NoSignal`]; [`HeapError::NoGpu`] for a heap built without a GPU; the CUDA
-    /// driver's error.
+    /// [`HeapError::NoSignal`]; [`HeapError::NoGpu`] without a GPU; the CUDA driver's error.
     pub fn on_stream(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
         let barrier_rounds = self.shared.barrier_rounds().count() as u64;
         let first = self.alloc_signals(barrier_rounds)?;

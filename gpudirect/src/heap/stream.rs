@@ -102,8 +102,7 @@ impl HeapStream {
         Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(value))?)
     }
 
-    /// Makes later work of the stream wait until all requests submitted here are complete or
-    /// failed; [`failure`](Self::failure) then reports a failure.
+    /// Makes later work wait until all requests submitted here are complete or failed.
     ///
     /// # Errors
     /// [`HeapError::Capturing`]; the CUDA driver's error.

@@ -26,7 +26,8 @@
 //! Ring contents are untrusted and validated. An invalid request sets the queue's `failed` word and
 //! [`Queue::failure`]; later requests continue. A failure, or the proxy's end, releases all waits.
 //!
-//! A [`SymmetricHeap`](crate::heap::SymmetricHeap) has its own proxy; others connect queue pairs.
+//! A [`SymmetricHeap`](crate::heap::SymmetricHeap) creates its own proxy; this module is for other
+//! queue pairs.
 
 mod descriptor;
 mod failure;

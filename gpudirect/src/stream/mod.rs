@@ -69,7 +69,6 @@ use crate::words::SharedWords;
 
 type Build = Box<dyn for<'q> FnOnce(&mut Batch<'q, 'static>) + Send>;
 
-/// Index of the word that counts completed posts.
 const COMPLETED: usize = 0;
 /// Index of the first word by which streams report that they reached a post: one per pending post.
 const READY: usize = 16;

@@ -154,7 +154,6 @@ mod tests {
     const POST: [Step; 2] = [Step::AwaitDisarmed, Step::Arm];
     const WAIT: [Step; 2] = [Step::AwaitDisarmed, Step::AwaitCompleted];
 
-    /// The model's state: the words, the stream's and poster's positions, and the completions.
     #[derive(Clone, Copy, PartialEq, Eq, Hash)]
     struct State {
         armed: u64,

@@ -23,7 +23,6 @@ const PTX: &str = ".visible .entry meet(";
 const FLAGS: [usize; 2] = [0, 256];
 const RESULTS: [usize; 2] = [512, 768];
 
-/// The functions of the first and the second process.
 type Case = (&'static str, fn(&First) -> Result, fn(&Side) -> Result);
 const CASES: [Case; 4] = [
     (

@@ -8,7 +8,6 @@ use doorbell_gpudirect::proxy::FailureCause;
 
 use crate::world::{TIMEOUT, device, ranks};
 
-/// Bytes that depend on writer, round and offset.
 fn pattern(rank: u32, round: u64, len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (u64::from(rank) * 31 + round * 7 + at as u64) as u8)
@@ -174,7 +173,6 @@ fn size_mismatch_fails_on_all_ranks() {
     });
 }
 
-/// A rank that exits leaves its peer with an error, not without a completion.
 #[test]
 fn peer_exit_fails_requests() {
     ranks(

@@ -87,7 +87,6 @@ fn kernels_get() {
     );
 }
 
-/// Kernels of two ranks that alternate, and many threads on one queue.
 #[test]
 fn kernels_alternate_and_many_threads_share_a_queue() {
     let standin = Standin::load(ExecutionMode::Prompt);

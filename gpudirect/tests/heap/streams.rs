@@ -60,7 +60,6 @@ fn put_wait_and_barrier() {
     standin.assert_nothing_left("puts in a stream's order");
 }
 
-/// No request is executed before its stream reaches it.
 #[test]
 fn no_request_precedes_its_stream() {
     let standin = Standin::load(ExecutionMode::Prompt);
@@ -101,7 +100,6 @@ fn no_request_precedes_its_stream() {
     );
 }
 
-/// A stream that waits for a failing request continues, and the failure is reported.
 #[test]
 fn failures_release_streams() {
     let standin = Standin::load(ExecutionMode::Prompt);

@@ -176,8 +176,7 @@ impl Foreign {
     /// Work of `context` must be able to read and write them until `owner` is dropped.
     ///
     /// # Errors
-    /// [`Error::Empty`]; [`Error::OutOfBounds`] if the driver reports a shorter allocation; or
-    /// another driver error, for an unknown address.
+    /// [`Error::Empty`]; [`Error::OutOfBounds`] beyond the allocation; the driver's error.
     pub unsafe fn wrap(context: &Context, address: DevicePtr, len: usize, owner: Owner) -> Result<Self, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -198,8 +197,7 @@ impl Foreign {
         Ok(Self::of(context, address.0, len, Backing::Owner { _owner: owner }))
     }
 
-    /// Opens a whole allocation that another process has shared by [`Foreign::ipc_handle`] or
-    /// `cuIpcGetMemHandle`; never one of this process.
+    /// Opens a whole allocation of another process, never of this one, by its IPC handle.
     ///
     /// # Safety
     /// The other process must keep the allocation until this one has closed it: the driver does
@@ -208,8 +206,7 @@ impl Foreign {
     /// the open one again.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] if the context's device has no access to the memory's,
-    /// [`Error::StillOpen`], or another driver error.
+    /// [`Error::NoPeerAccess`] to the memory's device, [`Error::StillOpen`], or the driver's.
     #[doc(alias("cuIpcOpenMemHandle", "cudaIpcOpenMemHandle"))]
     pub unsafe fn open(context: &Context, handle: &IpcHandle) -> Result<Self, Error> {
         let driver = context.driver();

@@ -90,8 +90,7 @@ impl HostMemory {
     /// Pins memory owned elsewhere, such as a shared mapping; `owner` is dropped when unpinned.
     ///
     /// # Safety
-    /// `len` bytes from `host` must stay valid until `owner` is dropped, and meanwhile be
-    /// referenced only as atomics.
+    /// `host` must have `len` bytes, accessed by atomics only, until `owner` is dropped.
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub unsafe fn register_raw(
         context: &Context,
@@ -157,8 +156,7 @@ impl HostMemory {
     /// Waits for work that uses it, then frees or unpins it; with other handles, the last does.
     ///
     /// # Errors
-    /// [`Error::Lost`] if work has failed: it is then freed once that work is known to be over; or
-    /// another driver error.
+    /// [`Error::Lost`] if work has failed (freed once it is known to be over), or the driver's.
     #[doc(alias("cuMemFreeHost", "cuMemHostUnregister", "cudaFreeHost"))]
     pub fn free(self) -> Result<(), Error> {
         Arc::into_inner(self.resource).map_or(Ok(()), Resource::free)

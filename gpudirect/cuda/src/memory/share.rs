@@ -146,8 +146,7 @@ impl ExportedRange {
     /// one has closed it: see [`Foreign::open`].
     ///
     /// # Errors
-    /// As [`DeviceMemory::import`] and [`Foreign::open`]; [`Error::NoPeerAccess`] if the device has
-    /// no access, [`Error::OutOfBounds`] if the range exceeds the allocation.
+    /// As [`DeviceMemory::import`], [`Foreign::open`]; [`Error::OutOfBounds`] for a bad range.
     pub unsafe fn open(&self, context: &Context) -> Result<OwnedSpan, Error> {
         let range = self.offset..self.offset.saturating_add(self.len);
         match &self.handle {
@@ -178,7 +177,6 @@ pub(super) fn export(driver: Driver, handle: AllocationHandle) -> Result<OwnedFd
     owned("cuMemExportToShareableHandle", fd)
 }
 
-/// Takes ownership of the driver's descriptor.
 pub(super) fn owned(call: &'static str, fd: i32) -> Result<OwnedFd, Error> {
     if fd < 0 {
         return Err(Error::NoDescriptor { call, fd });

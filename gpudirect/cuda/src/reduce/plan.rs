@@ -240,7 +240,6 @@ fn is_partial(data: DataType, kind: OperandKind) -> bool {
     kind == OperandKind::Partial && data.accumulator() != data
 }
 
-/// The address range of the elements, checked for overflow.
 fn extent(
     data: DataType,
     kind: OperandKind,

@@ -164,7 +164,6 @@ impl Scalar {
         self.bits
     }
 
-    /// The factor that changes no element of `data`.
     pub(super) fn one(data: DataType) -> Self {
         match data.accumulator() {
             DataType::F32 => 1f32.into(),

@@ -14,7 +14,6 @@ use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Kernel, Launch, M
 
 pub(crate) enum Verdict {
     Passed,
-    /// The machine lacks a requirement.
     Skipped(String),
 }
 
@@ -28,7 +27,6 @@ pub(crate) struct Case {
 
 macro_rules! cases {
     ($($module:ident: $($case:ident),*;)*) => {
-        /// All cases, in execution order.
         pub(crate) const CASES: &[Case] = &[$($(Case { name: concat!(stringify!($module), "::", stringify!($case)), run: $module::$case },)*)*];
     };
 }
@@ -71,7 +69,6 @@ impl Setting {
         Ok(memory)
     }
 
-    /// The contents of memory after all work of the stream.
     pub(crate) fn read(&self, memory: &impl Memory) -> Result<Vec<u8>, Box<dyn Error>> {
         let mut host = HostMemory::alloc(&self.context, memory.len())?;
         self.stream.copy(host.all(), memory.all())?;

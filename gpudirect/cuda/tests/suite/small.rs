@@ -17,7 +17,6 @@ fn submit(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Re
     }
 }
 
-/// Waits for a command that is not cancelled.
 fn finish(copies: &mut SmallCopies, number: u64) -> Result<(), Box<dyn Error>> {
     while copies.done()? < number {
         std::thread::yield_now();
