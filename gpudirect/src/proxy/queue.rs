@@ -238,7 +238,7 @@ impl Drop for KernelQueue {
     }
 }
 
-/// Spins, then yields, then sleeps ever longer (exponential backoff), up to a deadline.
+/// Spins, then yields, then sleeps 50 µs at a time, up to a deadline.
 pub(crate) struct Backoff {
     deadline: Option<Instant>,
     polls: u32,
