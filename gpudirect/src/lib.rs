@@ -1,21 +1,17 @@
 //! GPU memory on queue pairs (GPUDirect RDMA): connects `doorbell-verbs` and `doorbell-cuda`.
 //!
-//! [`GpuMemory`] is GPU memory, allocated here or elsewhere (PyTorch). [`register`] registers it by
-//! the best path that works and returns a [`GpuBuffer`]: an ordinary verbs buffer that can be
-//! posted, split and handed to peers as a [`Remote`](doorbell_verbs::Remote), plus the
-//! [`GpuRegion`] that describes the registration and its ordering requirements. Paths, best first:
+//! [`register`] registers [`GpuMemory`] by the best path that works and returns a [`GpuBuffer`]: an
+//! ordinary verbs buffer, and the [`GpuRegion`] with its ordering requirements. Paths, best first:
 //!
 //! 1. *dma-buf*: the CUDA driver exports the memory, the adapter imports it.
 //! 2. *peermem*: the nvidia_peermem kernel module translates the GPU's addresses for the adapter.
 //! 3. *device-copy*: a software device has the GPU copy.
-//! 4. *staged*: a staging buffer in pinned host memory is registered instead, and copied to and
-//!    from ([`GpuRegion::push`], [`GpuRegion::pull`]).
+//! 4. *staged*: pinned memory is registered, and copied to and from ([`GpuRegion::push`], `pull`).
 //!
-//! Failed paths are kept with the exact reason ([`GpuRegion::refused`]), and [`survey()`] tries all
-//! of them. `DOORBELL_GPU_PATH` forces one.
+//! Refused paths keep the exact reason ([`GpuRegion::refused`]); [`survey()`] tries all of them;
+//! `DOORBELL_GPU_PATH` forces one.
 //!
-//! On top of that, [`stream`] posts work requests in stream order, [`proxy`] posts requests
-//! submitted by kernels, and [`heap`] is a symmetric heap.
+//! [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`] is a symmetric heap.
 //!
 //! ```no_run
 //! use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};

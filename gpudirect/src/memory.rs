@@ -5,8 +5,7 @@ use core::ops::RangeBounds;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Foreign, Memory, Owner, Span};
 
-/// GPU memory. Handles are reference-counted; it is freed or released when the last is dropped and
-/// neither GPU work nor an adapter uses it.
+/// Reference-counted GPU memory, freed once no handle, GPU work or adapter uses it any longer.
 #[derive(Clone)]
 pub struct GpuMemory {
     kind: Kind,
@@ -26,8 +25,7 @@ impl GpuMemory {
         DeviceMemory::alloc(context, len).map(Self::from)
     }
 
-    /// Wraps `len` bytes from `address` allocated elsewhere, such as by PyTorch. `owner` keeps
-    /// them, and is dropped when nothing uses them any longer.
+    /// Wraps memory allocated elsewhere (PyTorch); `owner` keeps it, and is dropped after all use.
     ///
     /// # Safety
     /// Work of `context` must be able to read and write them until `owner` is dropped.

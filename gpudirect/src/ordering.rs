@@ -1,9 +1,8 @@
 //! Ordering of GPUDirect RDMA writes: making an adapter's writes visible to a GPU.
 //!
-//! A completion says that the bytes have left the adapter. Whether kernels launched after it see
-//! them depends on the GPU: newer ones guarantee it for themselves, others need a *flush* first, by
-//! the driver or by an RDMA READ of the same memory, which pushes earlier writes out of the PCIe
-//! bridges. Bytes that the GPU copied itself, or that arrived in a staging buffer, need none.
+//! Some GPUs show a completion's bytes to all kernels launched after it; others need a *flush*
+//! first, by the driver or by an RDMA READ of the same memory, which pushes earlier writes out of
+//! the PCIe bridges. Bytes copied by the GPU itself, or through a staging buffer, need none.
 
 use core::fmt;
 use core::ops::RangeBounds;
@@ -41,8 +40,7 @@ impl Scope {
 pub enum Flush {
     /// Already visible: the GPU, or another that copied for it, wrote them before the completion.
     Copied,
-    /// Already visible: the GPU keeps the order, according to
-    /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118).
+    /// Already visible: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118) promises it.
     InOrder,
     /// By `cuFlushGPUDirectRDMAWrites`.
     Driver,
@@ -95,7 +93,6 @@ enum FlushMethod {
     Read(Box<FlushReader>),
 }
 
-/// A loopback queue pair, and a byte to read.
 struct FlushReader {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -132,8 +129,7 @@ impl Arrivals {
     }
 
     /// Makes data in `range`, whose completions have been polled, visible to later work of
-    /// `stream`. Returns at once if nothing is needed; waits for a flush; enqueues the copy from a
-    /// staging buffer.
+    /// `stream`: waits for a flush, or enqueues the copy from a staging buffer.
     ///
     /// # Errors
     /// Errors of the CUDA driver, or of the device for a READ.

@@ -11,9 +11,7 @@ use crate::memory::GpuMemory;
 use crate::path::{Path, Refused};
 use crate::transfer::Transfer;
 
-/// GPU memory as a verbs buffer with rights `R`, and its registration.
-///
-/// The buffer is posted like any other ([`Opaque`]); both keep the memory.
+/// A buffer of GPU memory with rights `R` ([`Opaque`]) and its registration; each keeps the memory.
 #[derive(Debug)]
 pub struct GpuBuffer<R: Rights = Local> {
     buffer: Buffer<Opaque<R>>,
@@ -52,8 +50,7 @@ impl<R: PeerAccessible> GpuBuffer<R> {
     }
 }
 
-/// How GPU memory was registered, and the steps needed before sending and after receiving. Handles
-/// are reference-counted and keep the memory.
+/// A reference-counted registration that keeps its GPU memory, with the copies that it needs.
 #[derive(Clone)]
 pub struct GpuRegion(Arc<Inner>);
 
@@ -111,11 +108,9 @@ impl GpuRegion {
         offset..offset.saturating_add(buffer.len())
     }
 
-    /// Prepares `range`, as left by earlier work of `stream`, for the adapter: a part may be posted
-    /// once the transfer reports it.
-    ///
-    /// A direct path only waits for that work. For a staging buffer the range is copied part by
-    /// part, so that sending overlaps copying.
+    /// Prepares `range`, as left by earlier work of `stream`, for the adapter. A direct path only
+    /// waits for that work; a staging buffer is filled in parts, each to be posted once the
+    /// transfer returns it, so that sending overlaps copying.
     ///
     /// # Errors
     /// The CUDA driver's error; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
@@ -132,8 +127,7 @@ impl GpuRegion {
     }
 
     /// Makes data that the adapter has written to `range`, as reported by a completion, available
-    /// to later work of `stream`: copies it from a staging buffer; a direct path needs nothing
-    /// here. For flushes see [`Arrivals`](crate::Arrivals).
+    /// to later work of `stream`, by a copy if staged. Flushes: [`Arrivals`](crate::Arrivals).
     ///
     /// # Errors
     /// The CUDA driver's error; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).

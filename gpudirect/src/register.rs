@@ -1,8 +1,5 @@
-//! Registration of GPU memory by the best path that works.
-//!
-//! Known prerequisites are checked first, so that a refusal names what is missing rather than an
-//! errno: the GPU's attributes, the kernel's modules, and the provider's dma-buf support. The rest
-//! is tried.
+//! Registration of GPU memory by the best path that works. Known prerequisites are checked first,
+//! so that a refusal names what is missing rather than an errno.
 
 use std::any::Any;
 use std::path::Path as FilePath;
@@ -23,8 +20,7 @@ const MODULES: &str = "/sys/module";
 /// Names of the peer memory module: the current one, and its predecessor.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// Registers all of `memory` as one buffer, by the best path that works or the one that
-/// `DOORBELL_GPU_PATH` forces.
+/// Registers all of `memory` as one buffer, by the best path or that of `DOORBELL_GPU_PATH`.
 ///
 /// # Errors
 /// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB; [`Error::InvalidPath`].
@@ -33,8 +29,7 @@ pub fn register<R: Rights>(pd: &ProtectionDomain, memory: &GpuMemory, rights: R)
     GpuRegistration::from_environment(pd)?.register(memory, rights)
 }
 
-/// As [`register`], for memory of any length, split into buffers of `chunk` bytes; the last may be
-/// shorter.
+/// As [`register`], but split into buffers of `chunk` bytes; the last may be shorter.
 ///
 /// # Errors
 /// As [`register`]; only `chunk` is limited to 2 GiB.
@@ -104,8 +99,7 @@ impl<'a> GpuRegistration<'a> {
         Ok(GpuBuffer::new(buffer, region))
     }
 
-    /// Registers all of `memory`, of any length, split into buffers of `chunk` bytes; the last may
-    /// be shorter.
+    /// As [`register`](Self::register), but split into buffers of `chunk` bytes, the last fewer.
     ///
     /// # Errors
     /// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] for a chunk beyond 2 GiB.
@@ -135,7 +129,6 @@ impl<'a> GpuRegistration<'a> {
         }))
     }
 
-    /// Registers by this path, or returns why it fails.
     pub(crate) fn try_path<R: Rights>(
         self,
         path: Path,
@@ -218,8 +211,7 @@ impl<'a> GpuRegistration<'a> {
         self.register_address(memory, chunk, rights)
     }
 
-    /// Registers the GPU virtual addresses: nvidia_peermem or the software device resolves them, or
-    /// refuses.
+    /// Registers the GPU's addresses, which nvidia_peermem or the software device resolves.
     #[expect(unsafe_code, reason = "the address is one that verbs cannot check")]
     fn register_address<R: Rights>(
         self,
@@ -266,9 +258,8 @@ impl<'a> GpuRegistration<'a> {
         }
     }
 
-    /// Keeps the memory while it is registered. Synchronous CUDA copies are made to return only
-    /// when all of their work is done (SYNC_MEMOPS): otherwise an adapter might send bytes that
-    /// they are still writing.
+    /// Keeps the memory while it is registered, with SYNC_MEMOPS: synchronous copies could
+    /// otherwise return early, and an adapter send bytes that are still being written.
     fn keeper_of(self, memory: &GpuMemory) -> Arc<dyn Any + Send + Sync> {
         let span = memory.all();
         if let Err(error) = span.set_sync_memops().or_else(|_| memory.context().set_sync_memops()) {
@@ -296,8 +287,7 @@ fn is_loaded(module: &str) -> bool {
     FilePath::new(MODULES).join(module).exists()
 }
 
-/// Whether the device is Doorbell's software device: adapters and the kernel's software devices
-/// report a vendor id.
+/// Whether it is Doorbell's software device, the only one that reports no vendor id.
 pub(crate) fn is_software(context: &Context) -> bool {
     context.attr().vendor_id == 0
 }

@@ -1,8 +1,6 @@
-//! Small copies by the CPU, as in GDRCopy: if the driver lets it map GPU memory (BAR1), a few
-//! stores deliver the bytes, while a GPU copy takes microseconds to start.
-//!
-//! Few machines allow it. The memory's dma-buf is mapped if its driver supports mmap; otherwise
-//! [`WindowUnavailable`] lists the reasons.
+//! Small copies by the CPU through a mapping of GPU memory (BAR1), as in GDRCopy: a few stores,
+//! while a GPU copy takes microseconds to start. Few machines allow it ([`WindowUnavailable`]): the
+//! dma-buf's driver must support mmap.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -22,11 +20,10 @@ pub const MAX_SMALL_COPY: usize = 4096;
 /// The device node of the GDRCopy kernel module.
 const GDRDRV: &str = "/dev/gdrdrv";
 
-/// A CPU mapping of GPU memory.
+/// A CPU mapping of GPU memory, accessed in bytes or words, in no order.
 ///
-/// Bytes are accessed singly or in words, in no order. Each call includes the required
-/// synchronization: kernels launched after a write see it, and a read sees the results of work that
-/// was waited for before.
+/// Each call synchronizes: kernels launched after a write see it, and a read sees the results of
+/// work that was waited for before.
 pub struct SmallWindow {
     mapping: Mapping,
     _memory: GpuMemory,
@@ -34,7 +31,6 @@ pub struct SmallWindow {
 
 struct Mapping {
     start: NonNull<u8>,
-    /// The offset of the memory in the mapping.
     offset: usize,
     mapped: usize,
     len: usize,
@@ -236,8 +232,7 @@ impl Mapping {
 
     fn begin(&self, access: u64) {
         if self.synced {
-            // It was supported when the window was opened; if it fails now, the accesses are those
-            // of a coherent bus.
+            // It succeeded at opening; if it fails now, accesses are those of a coherent bus.
             let _ = sync(&self.fd, access | SYNC_START);
         }
     }

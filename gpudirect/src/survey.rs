@@ -26,8 +26,7 @@ impl PathSurvey {
     }
 }
 
-/// Tries every path from the device of `pd` to memory of the GPU of `context`, ignoring the
-/// environment.
+/// Tries every path from `pd` to memory of the GPU of `context`, ignoring the environment.
 ///
 /// # Errors
 /// The CUDA driver's error, if no memory can be allocated.

@@ -5,11 +5,10 @@ use std::collections::VecDeque;
 
 use doorbell_cuda::{Error, Event, Span, Stream};
 
-/// The minimum length of a part, except the last: below, the per-copy overhead exceeds the gain of
-/// an earlier start.
+/// Minimum length of a part but the last: below, a copy's overhead exceeds the gain.
 const MIN_PART: usize = 512 << 10;
 const MAX_PART: usize = 1 << 20;
-/// The minimum number of parts of a split transfer, so that copying and sending overlap.
+/// Minimum parts of a split transfer, so that copying and sending overlap.
 const MIN_PARTS: usize = 4;
 
 /// A transfer in progress. It continues if dropped.
@@ -29,7 +28,6 @@ impl Transfer {
         }
     }
 
-    /// A transfer that completes with the stream's current work.
     pub(crate) fn after(stream: &Stream, offset: usize, len: usize) -> Result<Self, Error> {
         let parts = VecDeque::from([(offset + len, Some(record_event(stream)?))]);
         Ok(Self { at: offset, parts })

@@ -1,5 +1,4 @@
-//! Words of memory shared by host threads, kernels, streams and devices: accessed as whole words
-//! only; no slice of them is ever given out.
+//! Words shared by host threads, kernels, streams and devices; never given out as slices.
 #![expect(unsafe_code, reason = "memory that is reached through a pointer, by atomics alone")]
 
 use core::any::Any;
@@ -35,7 +34,6 @@ impl SharedWords {
         Self::over(Memory::zeroed(count.max(1) * WORD))
     }
 
-    /// Allocates `count` words that kernels and streams access too.
     pub(crate) fn pinned(context: &Context, count: usize) -> Result<Self, doorbell_cuda::Error> {
         let memory = HostMemory::alloc(context, count.max(1) * WORD)?;
         Ok(Self {
@@ -48,7 +46,6 @@ impl SharedWords {
         })
     }
 
-    /// Allocates `count` words of the same kind.
     pub(crate) fn same_kind(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
         match &self.context {
             Some(context) => Self::pinned(context, count),
@@ -56,8 +53,7 @@ impl SharedWords {
         }
     }
 
-    /// Allocates words that other processes can map: a software device accesses them at memcpy
-    /// speed.
+    /// Words that other processes can map: a software device accesses them at memcpy speed.
     ///
     /// # Errors
     /// If memory or descriptors are exhausted.
@@ -76,7 +72,6 @@ impl SharedWords {
         }
     }
 
-    /// Maps it for CUDA devices.
     pub(crate) fn pin(&mut self, context: &Context) -> Result<(), doorbell_cuda::Error> {
         if self.pinned.is_none() {
             // SAFETY: the memory stays valid until the owner is dropped, and is accessed here by
@@ -110,7 +105,6 @@ impl SharedWords {
         }
     }
 
-    /// The word `index`, for stream operations.
     pub(crate) fn span(&self, index: usize) -> Option<Span<'_>> {
         self.pinned.as_ref()?.span(index * WORD..(index + 1) * WORD).ok()
     }
@@ -141,8 +135,7 @@ impl fmt::Debug for SharedWords {
     }
 }
 
-/// Byte access to memory that is a source or target of puts and gets: by atomics, as devices and
-/// kernels access it concurrently.
+/// Byte access, by atomics, to sources and targets of puts and gets, which devices access too.
 impl SharedWords {
     /// Copies out the bytes at `offset`.
     ///

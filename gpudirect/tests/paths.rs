@@ -28,8 +28,7 @@ cases! {
     every_path_reports_its_refusal,
 }
 
-/// The userspace device uses the driver that the environment names: so this program runs itself
-/// again with the variable set, and runs all cases in that one process, as programs do.
+/// Runs itself again with the variable by which the userspace device finds the driver.
 fn main() -> ExitCode {
     if std::env::var_os("DOORBELL_CUDA_LIBRARY").is_none() {
         let program = std::env::current_exe().expect("the path of this program");
@@ -61,7 +60,6 @@ fn main() -> ExitCode {
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A loopback queue pair, and a GPU.
 struct Setting {
     context: Context,
     stream: Stream,

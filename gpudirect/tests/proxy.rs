@@ -11,7 +11,6 @@ use doorbell_gpudirect::proxy::{
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Buffer, CompletionQueue, Library, PeerAll, QueuePair};
 
-/// Longer than anything here takes, even on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const BYTES: usize = 4096;
 
@@ -148,7 +147,6 @@ fn invalid_descriptors_are_reported_and_skipped() {
     assert_eq!(world.bytes(8, 8), (8..16).collect::<Vec<u8>>());
 }
 
-/// Waits are released when the proxy stops, and later requests find it stopped.
 #[test]
 fn stopping_the_proxy_releases_waits() {
     let world = World::new();

@@ -14,10 +14,8 @@ use doorbell_verbs::{
     Buffer, CompletionQueue, Library, Local, PeerWrite, ProtectionDomain, QueuePair, Remote, WriteAccess,
 };
 
-/// Longer than anything here takes, even on a busy machine.
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(120));
 
-/// A queue pair of this process with its completion queue, and its peer.
 struct Pair {
     pd: ProtectionDomain,
     inbox: Buffer<PeerWrite>,
@@ -79,7 +77,6 @@ fn context(standin: &Standin) -> CudaContext {
     standin.driver().unwrap().device(0).unwrap().context().unwrap()
 }
 
-/// A word that blocks a stream until it is 1.
 fn gate(context: &CudaContext, stream: &Stream) -> HostMemory {
     let gate = HostMemory::alloc(context, 8).unwrap();
     stream.wait_value64(gate.all(), WaitCondition::Equal(1)).unwrap();
@@ -244,7 +241,6 @@ fn graphs_post_each_time() {
     assert_eq!(repeated.failure(), None);
 }
 
-/// After any failure, streams continue and it is reported.
 #[test]
 fn failures_release_streams() {
     let standin = Standin::load(ExecutionMode::Prompt);

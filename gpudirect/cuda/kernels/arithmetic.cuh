@@ -1,14 +1,16 @@
-// The types of elements, what each accumulates in, and the operators: the rules of collectives/src/kernel, bit for bit.
+// Element types, their accumulator types and the operators, with the same bits as
+// collectives/src/kernel.
 //
-// A type has `Raw`, an unsigned integer that is its bits, and `Wide`, what it accumulates in. Integers of 8 bits accumulate in 32 and are cut off when they are stored or divided, which is as wrapping each time.
-// Nothing here may be fused: it is compiled with -fmad=false, and for the host with -ffp-contract=off.
+// `Raw` is an unsigned integer with the bits of the type, `Wide` its accumulator type. 8-bit
+// integers accumulate in 32 bits and are truncated when stored or divided, which equals wrapping
+// at each step. Nothing may be fused: -fmad=false, and on the host -ffp-contract=off.
 #pragma once
 
 #include "convert.cuh"
 
 namespace doorbell {
 
-// 16 bytes, as they are loaded and stored.
+// 16 bytes, as loaded and stored.
 struct Words {
     uint32_t word[4];
 };
@@ -32,7 +34,7 @@ struct Integer {
     }
 };
 
-// Signed: the division truncates towards zero, and is done without the sign, as the number of ranks has all 32 bits.
+// Division truncates towards zero, and is unsigned, as the number of ranks uses all 32 bits.
 template <class R, class S, class W, class U>
 struct Signed {
     using Raw = R;
@@ -109,7 +111,7 @@ struct Narrow {
     }
 };
 
-// The elements of 16 bytes, or the first of them, the first at the lowest address.
+// Conversion of up to 16 bytes of elements, the first at the lowest address.
 template <class T, bool NARROW = T::NARROW>
 struct Group {
     using Raw = typename T::Raw;
@@ -150,7 +152,7 @@ template <class T>
 struct Group<T, true> {
     using Format = typename T::Format;
     static constexpr int ELEMENTS = 16 / sizeof(typename T::Raw);
-    // Of a word.
+    // Per word.
     static constexpr int PAIRS = ELEMENTS / 8;
     static constexpr int BITS = 32 / PAIRS;
 
@@ -175,7 +177,7 @@ struct Group<T, true> {
     }
 };
 
-// Integers wrap, so they are added and multiplied without a sign.
+// Integers wrap, so they are added and multiplied as unsigned.
 DOORBELL_EVERYWHERE int32_t add(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
 DOORBELL_EVERYWHERE int64_t add(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
 template <class W>
@@ -186,7 +188,8 @@ DOORBELL_EVERYWHERE int64_t multiply(int64_t a, int64_t b) { return static_cast<
 template <class W>
 DOORBELL_EVERYWHERE W multiply(W a, W b) { return a * b; }
 
-// Minimum and maximum of IEEE 754-2019: NaN is the result, and of two zeros the one with a sign is the less. A NaN's payload does not matter, as none is stored.
+// Minimum and maximum of IEEE 754-2019: NaN propagates, and -0 is less than +0. NaN payloads do not
+// matter, as none is stored.
 DOORBELL_EVERYWHERE bool signbit_of(float value) { return bits_as<uint32_t>(value) >> 31; }
 DOORBELL_EVERYWHERE bool signbit_of(double value) { return bits_as<uint64_t>(value) >> 63; }
 DOORBELL_EVERYWHERE double lesser(double a, double b) { return (a < b || (a == b && signbit_of(a)) || a != a) ? a : b; }
@@ -211,7 +214,9 @@ DOORBELL_EVERYWHERE W lesser(W a, W b) { return a < b ? a : b; }
 template <class W>
 DOORBELL_EVERYWHERE W greater(W a, W b) { return a > b ? a : b; }
 
-// An operator, whether it multiplies each source with a scalar of its own first, and whether it divides the result. An accumulator begins with what changes no operand: so the first source is reduced as the others are. Of sums of floats that is -0, as 0 + -0 is 0.
+// SCALED: each source is multiplied by its own scalar first. DIVIDED: the result is divided.
+// Accumulators start with the neutral element, so the first source is reduced like the others; for
+// float sums that is -0, as 0 + -0 is 0.
 struct Sum {
     static constexpr bool SCALED = false, DIVIDED = false;
     template <class T>
@@ -236,7 +241,7 @@ struct Prod {
     DOORBELL_EVERYWHERE static W apply(W a, W b) { return multiply(a, b); }
 };
 
-// The least and the greatest of a type that accumulates.
+// Least and greatest values of an accumulator type.
 template <class W>
 DOORBELL_EVERYWHERE W least() { return W(-1) < W(0) ? static_cast<W>(uint64_t(1) << (8 * sizeof(W) - 1)) : W(0); }
 template <>

@@ -1,11 +1,17 @@
-// Collectives among GPUs that map each other's memory: an interpreter of what collectives/src/gpu/lower makes of a plan. A kernel for each type of elements, `collective_TYPE`, and those that reduce nothing, `collective_move_BYTES`. With `lines_` before it, messages go as lines.
+// Collectives of GPUs that map each other's memory: an interpreter of the programs that
+// collectives/src/gpu/lower makes of plans. One kernel per element type, `collective_TYPE`, and
+// `collective_move_BYTES` without reduction; `lines_...` sends messages as lines (LL protocol).
 //
-// Every block of threads does the whole program of its strand, on a share of each data block, slice after slice; blocks of different numbers have nothing to do with each other, and block b of a rank with block b of each other rank. A
-// group of the program waits for the words it needs, works, and tells its own words. Some of it may be for the slice before: so what is sent of a slice is stored while the one before is reduced. Words only count up: those of an operation go on where those of the one before ended, which is in memory, so a captured launch can be repeated.
+// Each thread block runs the whole program of its strand on its share of each data block, slice by
+// slice, and synchronizes only with the block of the same number on other ranks. A group of the
+// program waits for its flag words, works, and signals its own. Parts of a group may be late (one
+// slice behind), so that a slice is sent while the previous one is reduced. Flag words only count
+// up, continuing from counts in memory, so a captured launch can be repeated.
 //
-// Short messages go as lines: each 8 bytes beside a flag, which is the message's number. A number comes back after 2^32 messages of a block; until then no line can be taken for another one's.
+// A line is 8 bytes of data with the message's number as flag, which repeats after 2^32 messages of
+// a block.
 //
-// Built by `cargo xtask kernels`; for the host as host.cuh says.
+// Built by `cargo xtask kernels`; for the host as in host.cuh.
 #include "operation.cuh"
 
 namespace doorbell {
@@ -17,7 +23,7 @@ struct Collective {
     static constexpr int ELEMENTS = Group<T>::ELEMENTS;
     static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
     static constexpr int QUADS = 2;
-    // Elements of a line, and sources of lines that are waited for at once.
+    // Elements of a line, and sources whose lines are awaited at once.
     static constexpr int LINE = 8 / sizeof(Raw);
     static constexpr int BATCH = 4;
 
@@ -31,7 +37,7 @@ struct Collective {
     DOORBELL_INSIDE Collective(const Operation &op, Block &block)
         : op(op), block(block), strand(blockIdx.x % op.strands), share(blockIdx.x / op.strands), shares(gridDim.x / op.strands), slices(0) {}
 
-    // Where this block's share of so many elements begins, or the one after it.
+    // Start of the share of `elements`; `share + 1` gives its end.
     DOORBELL_INSIDE uint64_t begin(uint64_t elements, uint32_t share) const {
         const uint32_t units = static_cast<uint32_t>((elements + op.granule - 1) / op.granule);
         const uint32_t each = units / shares, more = units % shares;
@@ -47,13 +53,12 @@ struct Collective {
         return op.arenas[op.rank] + op.counts + (blockIdx.x * MOST_RANKS + peer) * COUNTS;
     }
 
-    // The slot of a message.
     DOORBELL_INSIDE uint64_t slot(uint32_t of, uint32_t from, uint32_t number) const {
         const uint32_t fifo = (from < of ? from : from - 1) * op.blocks + blockIdx.x;
         return op.arenas[of] + op.fifos + (uint64_t(fifo) * op.slots + (number & (op.slots - 1))) * op.slot_bytes;
     }
 
-    // Whether a count has been reached, before all are to give up.
+    // Waits until the count is reached; false if stopped.
     DOORBELL_INSIDE bool await(uint64_t word, uint32_t until, uint32_t &seen) {
         uint32_t known = seen;
         #pragma unroll 1
@@ -70,30 +75,29 @@ struct Collective {
         return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
     }
 
-    // What goes to and comes from a peer in a slice.
+    // Messages to and from a peer per slice.
     DOORBELL_INSIDE uint64_t traffic(uint32_t peer) const {
         return op.program[static_cast<uint32_t>(op.program[strand]) + 1 + peer];
     }
 
-    // Which slice something is for that is behind or not, and whether there is that slice.
+    // The slice of an item that may be late, and whether that slice exists.
     DOORBELL_INSIDE bool is_due(bool late, uint32_t turn, uint32_t &slice) const {
         slice = turn - (late ? 1 : 0);
         return slice < slices;
     }
 
-    // Waits for a word of a group.
     DOORBELL_INSIDE bool wait(uint64_t word, uint32_t turn) {
         uint32_t slice;
         if (!is_due(word & WORD_LATE, turn, slice)) return true;
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
         const Counts &counts = block.counts[peer];
-        // Of each slice, and what was there before.
+        // Per slice, and from earlier operations.
         const uint32_t each = kind == READY ? 0 : traffic(peer) >> (kind == DIRECT ? 32 : kind == STAGED ? 48 : 16) & 0xffff;
         const uint32_t before = kind == DIRECT ? counts.received_direct : kind == STAGED ? counts.received_staged : kind == CREDIT ? counts.sent_staged - op.slots : counts.written;
         return await(flags(op.rank, peer) + kind * 4, before + slice * each + number + 1, block.seen[kind][peer]);
     }
 
-    // Tells a word of a group.
+    // Signals a word of a group.
     DOORBELL_INSIDE void tell(uint64_t word, uint32_t turn) {
         uint32_t slice;
         if (!is_due(word & WORD_LATE, turn, slice) || ((word & LAST) != 0 && slice + 1 < slices)) return;
@@ -103,7 +107,7 @@ struct Collective {
         const uint32_t before = kind == DIRECT ? counts.sent_direct : kind == STAGED ? counts.sent_staged : counts.received_staged;
         const uint64_t at = flags(peer, op.rank) + kind * 4;
         const uint32_t value = before + slice * each + number + 1;
-        // What was read has been stored elsewhere by now, so a credit need not wait for anything.
+        // What was read has been stored elsewhere by now, so a credit needs no release.
         if (kind == CREDIT) {
             store_relaxed<uint32_t>(at, value);
         } else {
@@ -111,7 +115,7 @@ struct Collective {
         }
     }
 
-    // Where an operand lies in a slice.
+    // Resolves an operand's address in a slice.
     DOORBELL_INSIDE void locate(uint32_t index, uint64_t word, uint64_t body, uint32_t slice) {
         const uint32_t kind = static_cast<uint32_t>(word >> 60), peer = word >> 54 & 0x3f, number = word >> 46 & 0xff;
         const uint64_t offset = word & 0xffffffffff, elements = body & 0xffffffffff;
@@ -132,7 +136,6 @@ struct Collective {
         if (LINES && kind != RECEIVED && kind != THEIR_SLOT) block.lines[index] = 0;
     }
 
-    // Copies `units` of so many bytes.
     template <int BYTES>
     DOORBELL_INSIDE void move_units(uint64_t from, const uint64_t *targets, uint32_t count, uint64_t offset, uint32_t units) {
         const uint32_t stride = blockDim.x, thread = threadIdx.x;
@@ -178,7 +181,7 @@ struct Collective {
         }
     }
 
-    // Whether a body's operand is partial results, or input that is scaled.
+    // Whether an operand is partial results, or scaled input.
     DOORBELL_INSIDE bool is_partial(uint32_t operands, uint32_t index) const {
         return T::NARROW && (op.program[operands + index] >> 45 & 1);
     }
@@ -227,7 +230,8 @@ struct Collective {
         for (int u = 0; u < UNROLL; u++) words[u] = load_or_zero<16>(from + uint64_t(at + u * stride) * 16, at + u * stride < end);
     }
 
-    // Copies that are done beside a reduction: the first bodies of a group, each of one source and one target, aligned.
+    // Copies overlapped with a reduction: the first bodies of a group, each with one source and one
+    // aligned target.
     struct Beside {
         uint32_t count;
         uint32_t longest;
@@ -248,7 +252,8 @@ struct Collective {
         for (int u = 0; u < UNROLL; u++) store_words<16>(into + uint64_t(at + u * stride) * 16, words[u], at + u * stride < end);
     }
 
-    // Groups of 16 bytes of elements. All loads of two sources, and of some copies, are begun before anything waits for one.
+    // Groups of 16 bytes of elements. Loads of two sources and of some copies are issued before
+    // the first is used.
     template <class Op>
     DOORBELL_INSIDE void groups(const Body &body, uint32_t operands, uint32_t offset, uint32_t count, const Beside &beside) {
         const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
@@ -307,7 +312,7 @@ struct Collective {
         }
     }
 
-    // Four elements at a time, of which some operands hold partial results.
+    // Four elements at a time, where some operands are partial results.
     template <class Op>
     DOORBELL_INSIDE void quads(const Body &body, uint32_t operands, uint32_t count) {
         constexpr int BYTES = 4 * sizeof(Raw) < 16 ? 4 * sizeof(Raw) : 16;
@@ -388,7 +393,7 @@ struct Collective {
                 groups<Op>(body, operands, head * static_cast<uint32_t>(sizeof(Raw)), count, beside);
             }
         }
-        // What is not aligned, one element after another.
+        // Unaligned elements, one by one.
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < elements - middle; i += blockDim.x) {
             const uint32_t at = i < head ? i : i + middle;
@@ -419,7 +424,7 @@ struct Collective {
         }
     }
 
-    // So many elements of a line, from memory of any alignment.
+    // Loads `count` elements of a line, at any alignment.
     DOORBELL_INSIDE static void load_part(uint32_t (&data)[2], uint64_t from, uint32_t count) {
         if (count == LINE && (from & 7) == 0) {
             const Words words = load_or_zero<8>(from, true);
@@ -445,7 +450,6 @@ struct Collective {
         for (uint32_t i = 0; i < count; i++) store_raw<Raw>(into + i * sizeof(Raw), static_cast<Raw>(bits >> (8 * sizeof(Raw) * i & 63)));
     }
 
-    // Calls with the operator of this operation.
     template <class Then>
     DOORBELL_INSIDE void by_operator(Then then) const {
         switch (op.function) {
@@ -458,7 +462,7 @@ struct Collective {
         }
     }
 
-    // Waits for a line of each source that comes as lines, and loads a part of the others.
+    // Waits for a line of each source that is lines, and loads a part of the others.
     DOORBELL_INSIDE void gather(uint32_t (&data)[BATCH][2], const Body &body, uint32_t first, uint32_t line, uint32_t count) {
         const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
         bool is_here[BATCH];
@@ -494,7 +498,6 @@ struct Collective {
         }
     }
 
-    // A body whose messages are lines.
     DOORBELL_INSIDE void lines(const Body &body, uint32_t operands, uint32_t elements) {
         const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
         #pragma unroll 1
@@ -541,7 +544,7 @@ struct Collective {
         }
     }
 
-    // Which of the first bodies of a group can be copied beside the reduction that follows them.
+    // The first bodies of a group that can be copied beside the reduction that follows them.
     DOORBELL_INSIDE Beside beside(uint32_t body_at, uint32_t bodies) const {
         Beside found = {0, 0};
         #pragma unroll 1
@@ -561,7 +564,7 @@ struct Collective {
         return {0, 0};
     }
 
-    // What copies beside a reduction leave: less than 16 bytes of each.
+    // The last bytes of copies beside a reduction, less than 16 each.
     DOORBELL_INSIDE void move_rest(const Beside &beside) const {
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < beside.count * 16; i += blockDim.x) {
@@ -570,7 +573,7 @@ struct Collective {
         }
     }
 
-    // One group, in the slice of this turn or the one before. Gives where the next one begins, or 0 if all are to give up.
+    // Runs one group in this turn. Returns the position of the next one, or 0 if stopped.
     DOORBELL_INSIDE uint32_t group(uint32_t at, uint32_t turn) {
         const uint64_t header = op.program[at];
         const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, tells = header >> 24 & 0xff;
@@ -595,7 +598,7 @@ struct Collective {
         }
         __syncthreads();
         if (block.stopped) return 0;
-        // In the first and the last turn there is but one of the two.
+        // The first and last turns have only one of early and late work.
         const bool both = (header >> GROUP_EARLY & 1) != 0 && (header >> GROUP_LATE & 1) != 0 && turn > 0 && turn < slices;
         const Beside together = REDUCES && !LINES && both ? beside(body_at, bodies) : Beside{0, 0};
         if (together.count > 0) move_rest(together);
@@ -635,7 +638,7 @@ struct Collective {
             block.seen[DIRECT][peer] = known.received_direct;
             block.seen[STAGED][peer] = known.received_staged;
             block.seen[READY][peer] = known.written;
-            // My output may be written from now on by who is to write it.
+            // From here on the peer may write this rank's output.
             if ((traffic >> 32 & 0xffff) != 0) store_release<uint32_t>(flags(peer, op.rank) + 12, ++known.readied);
             block.counts[peer] = known;
         }
@@ -667,7 +670,7 @@ struct Collective {
             known.received_direct += slices * static_cast<uint32_t>(traffic >> 32 & 0xffff);
             known.received_staged += slices * static_cast<uint32_t>(traffic >> 48);
             if ((traffic & 0xffff) != 0) known.written++;
-            // What is written to my output is there when the kernel ends.
+            // Writes to this rank's output have arrived when the kernel ends.
             if (!await(flags(op.rank, peer), known.received_direct, block.seen[DIRECT][peer])) continue;
             store_words<16>(counts(peer), {{known.sent_direct, known.sent_staged, known.received_direct, known.received_staged}}, true);
             store_words<8>(counts(peer) + 16, {{known.readied, known.written, 0, 0}}, true);

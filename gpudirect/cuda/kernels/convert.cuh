@@ -1,6 +1,9 @@
-// Floats of 16 and 8 bits to binary32 and back, with the results of collectives/src/kernel/convert.rs: to the nearest, ties to even; every NaN becomes the quiet NaN without a sign; 8 bits saturate.
+// Conversions between 16- and 8-bit floats and binary32, with the results of
+// collectives/src/kernel/convert.rs: to nearest, ties to even; every NaN becomes the quiet NaN
+// without a sign; 8 bits saturate.
 //
-// The processor's own conversions are used where it has them, two at a time: of 16 bits from sm_80 on, of 8 bits from sm_89 on. The arithmetic below them serves older ones, and the host, where it is compared with the CPU's kernels.
+// Conversion instructions are used where they exist, two values at a time: 16 bits from sm_80, 8
+// bits from sm_89. The arithmetic serves older GPUs, and the host, where tests run it.
 #pragma once
 
 #include <stdint.h>
@@ -23,27 +26,26 @@ DOORBELL_EVERYWHERE To bits_as(From from) {
 }
 
 constexpr uint32_t MAGNITUDE = 0x7fffffff;
-// The bits of infinity: of a magnitude, more is NaN.
+// The bits of infinity; greater magnitudes are NaN.
 constexpr uint32_t INFINITE = 0x7f800000;
 
-// The bits of 2^power.
 DOORBELL_EVERYWHERE constexpr uint32_t exponent(int power) {
     return static_cast<uint32_t>(127 + power) << 23;
 }
 
-// The value of a magnitude whose exponent and fraction were shifted to binary32's, with an exponent bias of `bias`. Not for infinities and NaNs.
+// Widens a finite magnitude, already shifted to binary32's exponent and fraction, of this bias.
 DOORBELL_EVERYWHERE uint32_t widen(uint32_t shifted, int bias) {
     const uint32_t least = exponent(1 - bias);
     const uint32_t denormal = bits_as<uint32_t>(bits_as<float>(shifted + least) - bits_as<float>(least));
     return shifted < 1u << 23 ? denormal : shifted + exponent(-bias);
 }
 
-// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`. Overflow runs on into the exponent.
+// Rounds a magnitude to `fraction` bits and this exponent bias. Overflow carries into the exponent.
 DOORBELL_EVERYWHERE uint32_t narrow(uint32_t magnitude, int bias, int fraction) {
     const int shift = 23 - fraction;
     const uint32_t odd = magnitude >> shift & 1;
     const uint32_t normal = (magnitude - exponent(-bias) + (1u << (shift - 1)) - 1 + odd) >> shift;
-    // The power of two whose last bit weighs what a denormal's does: the sum is rounded there.
+    // The power of two whose last bit is a denormal's: the addition rounds there.
     const uint32_t unit = exponent(1 - bias + shift);
     const uint32_t denormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(unit)) - unit;
     return magnitude < exponent(1 - bias) ? denormal : normal;
@@ -53,7 +55,8 @@ DOORBELL_EVERYWHERE uint32_t least_of(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-// Each format: its bits, the one NaN it is stored as, and the arithmetic of one number. `bits` has zeros above the number's own.
+// Formats: the bits, the NaN that is stored, and conversion of one value. The upper bits of `bits`
+// are zero.
 
 struct F16 {
     using Raw = uint16_t;
@@ -115,7 +118,6 @@ struct F8E5M2 {
     }
 };
 
-// Two numbers, the first in the lower half of `bits`.
 struct Pair {
     float low, high;
 };
@@ -127,7 +129,7 @@ DOORBELL_EVERYWHERE Pair decode_pair(uint32_t bits) {
     return {F::decode(bits & mask), F::decode(bits >> width & mask)};
 }
 
-// As the processor rounds them, whatever that makes of NaN.
+// Rounded by hardware; NaNs are unspecified.
 template <class F>
 DOORBELL_EVERYWHERE uint32_t round_pair(Pair pair) {
     return F::encode(pair.low) | F::encode(pair.high) << 8 * sizeof(typename F::Raw);
@@ -190,7 +192,7 @@ DOORBELL_EVERYWHERE uint32_t round_pair<F8E5M2>(Pair pair) {
 }
 #endif
 
-// Rounded, and NaN as the one that is stored.
+// Rounds, with the canonical NaN.
 template <class F>
 DOORBELL_EVERYWHERE uint32_t encode_pair(Pair pair) {
     constexpr int width = 8 * sizeof(typename F::Raw);

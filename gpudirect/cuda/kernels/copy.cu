@@ -1,33 +1,39 @@
-// Short copies: one block that copies what it finds when it begins, stays for a moment, takes further commands from memory of the host, and copies those by loads and stores.
+// Short copies by a resident block: it executes the command passed at launch, then polls further
+// commands in host memory (docs/decisions/038).
 //
-// The host puts a command into the ring and waits for the word `done`. The block leaves when nothing came for a while, and after some time anyway, lest a program that waits for its device waits for long; it says so by the
-// word `left`. It never leaves a command half done: whoever launches it anew has it go on behind `done`.
+// The host writes commands into a ring and polls `done`. The block exits when idle, and after a
+// maximum lifetime, so as not to delay programs that synchronize their device; it then writes
+// `left`. No command is left half done: the next launch continues after `done`.
 //
-// All that differs from launch to launch lies in memory of the host, so that a launch is that of a graph, which takes half as long. A look there goes over the bus, which takes a microsecond: so one look brings all of a command,
-// and every word of it says by itself whether it is there.
+// Everything that differs between launches is in host memory, so that a launch is that of a graph,
+// at half the cost. A poll over the bus takes a microsecond, so one poll reads a whole command, of
+// which each word is validated by its lap number (`turn`).
 #include "memory.cuh"
 
 namespace doorbell {
 
-// Words of a command, in the ring each with its turn in the uppermost 8 bits: where to, where from, how many bytes, and where it is from nowhere the bytes themselves, four in a word.
+// Words of a command: target, source, length, and without a source, the data, four bytes per word.
+// In the ring the upper 8 bits are the lap number.
 enum Part : uint32_t { INTO, FROM, BYTES, INLINE, PARTS = 8 };
 constexpr uint64_t VALUE = (uint64_t(1) << 56) - 1;
 
-// What a launch begins with: whether it was taken back; the number of the first command; how often the block looks for another before it leaves, in a row and in all; the number of the launch, from 1 on; and the first command, of no
-// bytes where there is none, without a turn.
+// The launch header: whether it was cancelled; the number of the first command; maximum polls
+// without a command, and in total; the number of the launch, from 1; and the first command without
+// lap numbers, of length 0 if there is none.
 enum Beginning : uint32_t { REVOKED, NUMBER, PATIENCE, LIFE, LAUNCH, FIRST, BEGINNING = FIRST + PARTS };
 
 struct Small {
-    // Of 64 bytes each.
+    // 64 bytes each.
     uint64_t commands;
     uint64_t beginning;
-    // The word `done`, the number of the last command that was carried out; 8 bytes on `left`, the number of the last launch that has ended; and 16 bytes on `begun`, which is set when a launch begins.
+    // `done`, the last executed command; at 8, `left`, the last exited launch; at 16, `begun`, set
+    // when a launch begins.
     uint64_t words;
-    // How many commands there is room for: a power of two.
+    // Slots of the ring: a power of two.
     uint64_t slots;
 };
 
-// The turns of the ring are counted from 1 to 255, as memory is 0 at first; numbers of commands from 1 on.
+// Laps run from 1 to 255, as memory is initially 0; command numbers start at 1.
 DOORBELL_EVERYWHERE uint64_t turn_of(uint64_t number, uint64_t slots) {
     return (number - 1) / slots % 255 + 1;
 }
@@ -37,7 +43,6 @@ DOORBELL_EVERYWHERE void copy_units(uint64_t into, uint64_t from, uint32_t bytes
     for (uint32_t at = threadIdx.x * sizeof(Unit); at < bytes; at += blockDim.x * sizeof(Unit)) store_raw<Unit>(into + at, load_raw<Unit>(from + at));
 }
 
-// All threads take their shares.
 DOORBELL_EVERYWHERE void copy_share(uint64_t into, uint64_t from, uint32_t bytes) {
     const uint64_t ends = into | from | bytes;
     if ((ends & 7) == 0) {
@@ -49,7 +54,7 @@ DOORBELL_EVERYWHERE void copy_share(uint64_t into, uint64_t from, uint32_t bytes
     }
 }
 
-// What a command brings along: the first thread has it all.
+// Inline data, stored by the first thread alone.
 DOORBELL_EVERYWHERE void store_inline(uint64_t into, uint32_t bytes, const uint64_t *words) {
     if (threadIdx.x != 0) return;
     if (((into | bytes) & 7) == 0) {
@@ -69,7 +74,7 @@ DOORBELL_EVERYWHERE void carry_out(const uint64_t *command) {
     }
 }
 
-// Loads words of the host's memory, with all that was written before they were.
+// Polls words of host memory; acquire: earlier writes of the host are visible.
 DOORBELL_EVERYWHERE void look(uint64_t *words, uint64_t from, uint32_t count) {
     for (uint32_t word = threadIdx.x; word < count; word += blockDim.x) words[word] = load_acquire<uint64_t>(from + 8 * word);
 }
@@ -79,7 +84,8 @@ DOORBELL_EVERYWHERE void look(uint64_t *words, uint64_t from, uint32_t count) {
 extern "C" __global__ void __launch_bounds__(256) small_copies(doorbell::Small small) {
     using namespace doorbell;
     __shared__ uint64_t beginning[BEGINNING], command[PARTS];
-    // Whoever takes the launch back sets REVOKED and then looks for `begun`: one of the two sees the other's word. The first thread is the one that loads REVOKED.
+    // The canceller sets REVOKED and then reads `begun`: one side sees the other's word. The first
+    // thread is the one that loads REVOKED.
     if (threadIdx.x == 0) {
         store_relaxed<uint64_t>(small.words + 16, 1);
         __threadfence_system();
@@ -89,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256) small_copies(doorbell::Small s
     uint64_t number = beginning[NUMBER];
     if (beginning[BYTES + FIRST] && !beginning[REVOKED]) {
         carry_out(beginning + FIRST);
-        // What every thread has stored is there for all before the word says so: the barrier hands it to the first thread, whose release covers it.
+        // The barrier orders all threads' stores before the first thread's release.
         __syncthreads();
         if (threadIdx.x == 0) store_release<uint64_t>(small.words, number);
         number++;
@@ -109,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(256) small_copies(doorbell::Small s
             idle++;
             relax();
         }
-        // The next look writes to `command`, and the word is for what all threads have stored.
+        // The next poll overwrites `command`; `done` covers all threads' stores.
         __syncthreads();
         if (there == PARTS) {
             if (threadIdx.x == 0) store_release<uint64_t>(small.words, number);

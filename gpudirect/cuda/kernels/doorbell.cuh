@@ -1,36 +1,42 @@
-// Puts by kernels: what a kernel is given of a queue, and what it can do with it. The host's side is gpudirect/src/proxy, which posts what is asked for here.
+// Puts by kernels; gpudirect/src/proxy is the host's side, which posts them.
 //
-//   bool put(queue, peer, to, from, bytes)                       bytes of the own memory, at offset `from`, go to offset `to` of the peer's
-//   bool put_signal(queue, peer, to, from, bytes, signal, kind, value)   the same; then the peer's signal is SET to the value, or the value is ADDed to it
-//   bool get(queue, peer, into, from, bytes)                     bytes of the peer's memory, at offset `from`, come to offset `into` of the own
-//   bool signal(queue, peer, signal, kind, value)                a signal alone, behind what was put to that peer before
-//   bool quiet(queue)                                            waits until all that the queue was asked for is done: what was put is there and may be changed here, what was got is here
-//   bool wait_until(queue, signal, value)                        waits until a signal of this rank is the value or beyond it; what was put before that signal is there
-//   uint64_t signal_now(queue, signal)                           what a signal of this rank is
+//   bool put(queue, peer, to, from, bytes)         local bytes at offset `from` to the peer's `to`
+//   bool put_signal(queue, peer, to, from, bytes, signal, kind, value)
+//                                                  then SETs the peer's signal, or ADDs to it
+//   bool get(queue, peer, into, from, bytes)       the peer's bytes at `from` to local `into`
+//   bool signal(queue, peer, signal, kind, value)  a signal alone, behind earlier puts to the peer
+//   bool quiet(queue)                              waits until all earlier requests are complete
+//   bool wait_until(queue, signal, value)          waits until a local signal is at least value:
+//                                                  data put before it has arrived
+//   uint64_t signal_now(queue, signal)             the value of a local signal
 //
-// A thread calls them for itself: what it wrote before is what is put. Of each there is one with `_block` behind its name, which all threads of a block call together: what any of them wrote before is put, by one request, and all of them go on when it is asked for, or waited for.
-// Any number of threads, blocks and kernels may use a queue at once.
+// Called by single threads, whose earlier writes are put. All threads of a block call the variants
+// with `_block` together: one request covers the writes of them all. Any number of threads, blocks
+// and kernels may use a queue concurrently.
 //
-// `false` says that something the queue was asked for has failed, or that nobody serves it any more: what, the host's KernelQueue::failure tells. Nothing waits for ever then.
+// `false`: a request has failed or the proxy has stopped (KernelQueue::failure reports the cause);
+// no wait is endless then.
 //
-// What one queue asks of one peer takes effect there in the order in which it was asked; there is no fence to call. Memory may be put from as soon as the call has returned only if it is not changed before `quiet`.
+// Requests of one queue to one peer take effect in order, without fences. The source of a put must
+// not change before `quiet`.
 #pragma once
 
 #include "memory.cuh"
 
 namespace doorbell {
 
-// Given by value: `DeviceQueue` in gpudirect/src/proxy/queue.rs.
+// Passed by value: `DeviceQueue` in gpudirect/src/proxy/queue.rs.
 struct Queue {
-    // In the host's memory: descriptors; how many the host has taken, and how many of those are done; what has failed first, and behind it whether nobody serves the queue.
+    // In host memory: descriptors; counts of consumed and completed ones; the first failure,
+    // followed by whether the proxy has stopped.
     uint64_t slots;
     uint64_t consumed;
     uint64_t completed;
     uint64_t failed;
-    // In the memory of the device: how many were asked for, and what `consumed` was when somebody last looked.
+    // In device memory: the number of requests, and the last value read of `consumed`.
     uint64_t head;
     uint64_t seen;
-    // Where the own part of the heap begins, and the own signals.
+    // The local part of the heap, and the local signals.
     uint64_t heap;
     uint64_t signals;
     uint32_t mask;
@@ -39,14 +45,13 @@ struct Queue {
     uint32_t ranks;
 };
 
-// What becomes of a signal.
 enum Kind : uint32_t { NOTHING = 0, SET = 1, ADD = 2 };
 
 namespace queue {
 
 enum Operation : uint32_t { PUT = 1, GET = 2, SIGNAL = 3 };
 
-// Two words at once, neither of which is torn.
+// Stores two words at once, neither of which is torn.
 DOORBELL_EVERYWHERE void store_two(uint64_t into, uint64_t first, uint64_t second) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" : : "l"(into), "l"(first), "l"(second) : "memory");
@@ -56,7 +61,7 @@ DOORBELL_EVERYWHERE void store_two(uint64_t into, uint64_t first, uint64_t secon
 #endif
 }
 
-// What this thread wrote, or was told that others wrote, is there for the host's devices before what it stores from now on.
+// Orders earlier writes, this thread's and those it observed, before its later stores.
 DOORBELL_EVERYWHERE void publish() {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.acq_rel.sys;" : : : "memory");
@@ -73,7 +78,7 @@ DOORBELL_EVERYWHERE bool is_stopped(const Queue &queue) {
     return load_acquire<uint64_t>(queue.failed + 8) != 0;
 }
 
-// Waits until a slot is free, and writes into it.
+// Waits for a free slot and writes the descriptor.
 DOORBELL_EVERYWHERE bool ask(const Queue &queue, Operation operation, Kind kind, uint32_t peer, uint64_t bytes, uint64_t local, uint64_t remote, uint64_t signal, uint64_t value) {
     publish();
     const uint64_t index = fetch_add<uint64_t>(queue.head, 1);
@@ -84,7 +89,7 @@ DOORBELL_EVERYWHERE bool ask(const Queue &queue, Operation operation, Kind kind,
             relax();
             consumed = load_acquire<uint64_t>(queue.consumed);
         }
-        // Another thread's may be newer: then somebody looks once more.
+        // May overwrite another thread's newer value, which costs one more read.
         store_release<uint64_t>(queue.seen, consumed);
     }
     const uint64_t turn = (index >> queue.shift) % 255 + 1;
@@ -96,7 +101,7 @@ DOORBELL_EVERYWHERE bool ask(const Queue &queue, Operation operation, Kind kind,
     return true;
 }
 
-// What one thread of the block finds, all of them are told.
+// One thread works; its result is returned to the whole block.
 template <class Work>
 DOORBELL_EVERYWHERE bool by_one(Work work) {
     __shared__ bool done;
@@ -138,7 +143,7 @@ DOORBELL_EVERYWHERE uint64_t signal_now(const Queue &queue, uint64_t signal) {
 }
 
 DOORBELL_EVERYWHERE bool wait_until(const Queue &queue, uint64_t signal, uint64_t value) {
-    // The host's memory is far: the word of failure is looked at now and then.
+    // Host memory is slow to read, so the failure word is polled only now and then.
     for (uint32_t looks = 1; static_cast<int64_t>(signal_now(queue, signal) - value) < 0; looks++) {
         if (looks % 16 == 0 && queue::has_failed(queue)) return false;
         relax();

@@ -1,4 +1,4 @@
-// Lines: data that tell of themselves, as each half of them has a flag beside it.
+// Lines (LL protocol): each half of the data has a flag beside it, stored and loaded with it.
 #pragma once
 
 #include "memory.cuh"
@@ -11,7 +11,8 @@
 
 namespace doorbell {
 
-// 16, 8 or 4 bytes, if `really`; else zeros. What is loaded has a value in any case, so that no register is kept for the one it had before: of kernels that have many such loads the registers do not suffice for that.
+// 16, 8 or 4 bytes, or zeros if not `really`. A defined value in any case: otherwise old
+// registers stay live, and kernels with many such loads spill.
 template <int BYTES>
 DOORBELL_INSIDE Words load_or_zero(uint64_t from, bool really) {
 #ifdef __CUDA_ARCH__
@@ -35,7 +36,7 @@ DOORBELL_INSIDE Words load_or_zero(uint64_t from, bool really) {
 #endif
 }
 
-// 8 bytes of data and two flags: a half and its flag are stored and loaded as one.
+// 8 bytes of data and two flags; a half and its flag are one store and one load.
 struct Line {
     uint32_t data[2];
     uint32_t flag[2];

@@ -1,8 +1,10 @@
-// Loads and stores of global memory. Loads see what a peer, the processor or a copy engine wrote before what the kernel waited for: they are relaxed at the scope of the system, never through the read-only cache.
+// Loads and stores of global memory. Loads are relaxed at system scope and never use the read-only
+// cache, so they see what a peer, the CPU or a copy engine wrote before an awaited flag.
 //
-// Flags, by which blocks and GPUs tell each other that something is there, are loaded and stored with acquire and release at the scope of the system; whoever waits for one calls `relax` in its loop.
+// Flags are loaded with acquire and stored with release at system scope; wait loops call `relax`.
 //
-// Kernels follow addresses of global memory by these functions alone. On the processor, where the stand-in for a GPU runs them, an address means another one: host.cuh has the convention, to which every kernel here keeps.
+// Kernels dereference global addresses only by these functions: on the CPU an address is mapped
+// elsewhere (host.cuh).
 #pragma once
 
 #include "arithmetic.cuh"
@@ -12,7 +14,7 @@ namespace doorbell {
 
 #ifdef __CUDA_ARCH__
 
-// 16, 8 or 4 bytes, if `really`; else anything.
+// 16, 8 or 4 bytes, undefined if not `really`.
 template <int BYTES>
 __device__ __forceinline__ Words load_words(uint64_t from, bool really) {
     Words words;
@@ -105,7 +107,7 @@ __device__ __forceinline__ void store_release(uint64_t into, Word word) {
     }
 }
 
-// In the order of nothing else, but never torn: words that carry their own flag.
+// Unordered but never torn: for words that carry their own flag.
 template <class Word>
 __device__ __forceinline__ void store_relaxed(uint64_t into, Word word) {
     if constexpr (sizeof(Word) == 8) {
@@ -116,7 +118,7 @@ __device__ __forceinline__ void store_relaxed(uint64_t into, Word word) {
     }
 }
 
-// What was there before.
+// Returns the previous value.
 template <class Word>
 __device__ __forceinline__ Word fetch_add(uint64_t into, Word word) {
     Word before;
@@ -133,7 +135,7 @@ __device__ __forceinline__ void relax() {}
 
 #else
 
-// What a device address is to the processor.
+// The CPU's pointer for a device address.
 template <class T>
 DOORBELL_EVERYWHERE T *at(uint64_t address) {
 #ifndef __CUDACC__

@@ -1,16 +1,14 @@
-// Kernels that put: those of the tests and figures of gpudirect/src/proxy, and an example of doorbell.cuh.
+// Kernels that put, for tests and measurements of gpudirect/src/proxy; an example of doorbell.cuh.
 //
-// What is put is a pattern of its round, so that what has come is known to be whole and not of another round.
+// The data is a pattern of its round, so that it is known to be whole and of the right round.
 #include "doorbell.cuh"
 
 namespace doorbell {
 
-// The byte at an offset, in a round.
 DOORBELL_EVERYWHERE uint8_t pattern(uint64_t round, uint64_t at) {
     return static_cast<uint8_t>(round * 31 + at * 7 + (at >> 8));
 }
 
-// Of `bytes`, what a block takes.
 struct Share {
     uint64_t first, bytes;
 };
@@ -21,7 +19,6 @@ DOORBELL_EVERYWHERE Share share(uint64_t bytes) {
     return {first, bytes - first < each ? bytes - first : each};
 }
 
-// Where the results of a kernel go.
 DOORBELL_EVERYWHERE void report(uint64_t results, uint64_t word, uint64_t count) {
     if (count) fetch_add<uint64_t>(results + word * 8, count);
 }
@@ -30,7 +27,8 @@ DOORBELL_EVERYWHERE void report(uint64_t results, uint64_t word, uint64_t count)
 
 using namespace doorbell;
 
-// Each block fills its share of `bytes` at `from`, puts it to `to` on the peer, and adds 1 to the signal there. Word 0 of the results counts failures.
+// Each block fills its share of `bytes` at `from`, puts it to `to` on the peer, and adds 1 to the
+// signal there. Word 0 of the results counts failures.
 extern "C" __global__ void put_fill(Queue queue, uint32_t peer, uint64_t to, uint64_t from, uint64_t bytes, uint64_t round, uint64_t signal, uint64_t results) {
     const Share mine = share(bytes);
     for (uint64_t i = threadIdx.x; i < mine.bytes; i += blockDim.x) store_raw<uint8_t>(queue.heap + from + mine.first + i, pattern(round, mine.first + i));
@@ -39,7 +37,8 @@ extern "C" __global__ void put_fill(Queue queue, uint32_t peer, uint64_t to, uin
     if (threadIdx.x == 0) report(results, 0, !fine);
 }
 
-// Each block waits until the signal is `value`, and looks at its share of `bytes` at `from`. Word 0 of the results counts failures, word 1 wrong bytes, word 2 right ones.
+// Each block waits until the signal is `value`, and checks its share of `bytes` at `from`. Words of
+// the results count 0: failures, 1: wrong bytes, 2: right bytes.
 extern "C" __global__ void put_check(Queue queue, uint64_t from, uint64_t bytes, uint64_t round, uint64_t signal, uint64_t value, uint64_t results) {
     const Share mine = share(bytes);
     const bool fine = wait_until_block(queue, signal, value);
@@ -54,7 +53,7 @@ extern "C" __global__ void put_check(Queue queue, uint64_t from, uint64_t bytes,
     report(results, 2, right);
 }
 
-// Each block gets its share of `bytes` at `from` of the peer, to `into`.
+// Each block gets its share of `bytes` at the peer's `from` to `into`.
 extern "C" __global__ void put_get(Queue queue, uint32_t peer, uint64_t into, uint64_t from, uint64_t bytes, uint64_t results) {
     const Share mine = share(bytes);
     bool fine = get_block(queue, peer, into + mine.first, from + mine.first, mine.bytes);
@@ -62,7 +61,8 @@ extern "C" __global__ void put_get(Queue queue, uint32_t peer, uint64_t into, ui
     if (threadIdx.x == 0) report(results, 0, !fine);
 }
 
-// Two ranks put `bytes` to each other in turns, so many times from round `first` on; the one that begins has `serves` set. Of no bytes, signals alone.
+// Two ranks alternately put `bytes` to each other (none: signals alone), for `rounds` from `first`;
+// the one that begins has `serves` set.
 extern "C" __global__ void put_pingpong(Queue queue, uint32_t peer, uint32_t serves, uint64_t to, uint64_t from, uint64_t bytes, uint64_t first, uint64_t rounds, uint64_t signal, uint64_t results) {
     if (threadIdx.x != 0 || blockIdx.x != 0) return;
     bool fine = true;
@@ -75,7 +75,7 @@ extern "C" __global__ void put_pingpong(Queue queue, uint32_t peer, uint32_t ser
     report(results, 0, !fine);
 }
 
-// Every thread of every block asks for `count` puts of `bytes` at its own place, and adds 1 to the signal with each.
+// Every thread submits `count` puts of `bytes` at its own place, each adding 1 to the signal.
 extern "C" __global__ void put_many(Queue queue, uint32_t peer, uint64_t to, uint64_t from, uint64_t bytes, uint64_t count, uint64_t signal, uint64_t results) {
     const uint64_t place = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * bytes;
     bool fine = true;
@@ -84,7 +84,7 @@ extern "C" __global__ void put_many(Queue queue, uint32_t peer, uint64_t to, uin
     report(results, 0, !fine);
 }
 
-// What no host would: a descriptor of any words, at the turn that it should have or at another.
+// An invalid descriptor with any words, at the expected lap number (`turn`) or another.
 extern "C" __global__ void put_raw(Queue queue, uint64_t first, uint64_t second, uint64_t turn_off) {
     if (threadIdx.x != 0 || blockIdx.x != 0) return;
     const uint64_t index = fetch_add<uint64_t>(queue.head, 1);

@@ -1,25 +1,29 @@
-// Reductions of one to eight memories into one, in one pass: a kernel for each type of elements and operator, `reduce_TYPE_OPERATOR`.
+// Reductions of one to eight memories into one, in one pass: `reduce_TYPE_OPERATOR`.
 //
-// Sources are reduced in their order, in the type that accumulates, and rounded once; collectives/src/kernel says by which rules, and the results are the same bits. A source, or the target, may be partial results (binary32 where elements
-// are floats of 16 or 8 bits). The target may be one of the sources, in the same form.
+// Sources are reduced in order, in the accumulator type, with one rounding: bit-identical to
+// collectives/src/kernel. A source, or the target, may be partial results (binary32 for 16- and
+// 8-bit floats). The target may be one of the sources, in the same form.
 //
-// Elements are taken in three parts: a head up to where every memory is aligned to 16 bytes, groups of 16 bytes of elements, and a tail. Where no head aligns all memories, all is head. Who launches says how many there are of each.
-// A block takes tiles of UNROLL groups for each of its threads, one tile after another with the whole grid's stride; so a grid may have a block for each tile, or only as many as the GPU runs at once.
+// The launch divides elements into a head up to 16-byte alignment of every memory, groups of 16
+// bytes, and a tail; all is head if nothing aligns every memory. A block takes tiles of UNROLL
+// groups per thread with the grid's stride, so the grid may have a block per tile or fewer.
 //
-// Built by `cargo xtask kernels`; for the processor by the tests' stand-in for a GPU (host.cuh), which is told that no thread waits for another or reads what it wrote.
+// Built by `cargo xtask kernels`; for the CPU by the stand-in (host.cuh): threads neither wait nor
+// read each other's writes.
 #define DOORBELL_THREADS_APART
 #include "memory.cuh"
 
 namespace doorbell {
 
 constexpr int MOST_SOURCES = 8;
-// Of a block.
+// Per block.
 constexpr int MOST_THREADS = 512;
 
-// What a launch is given: `Arguments` in gpudirect/cuda/src/reduce/plan.rs.
+// The launch argument: `Arguments` in gpudirect/cuda/src/reduce/plan.rs.
 struct Arguments {
     uint64_t sources[MOST_SOURCES];
-    // Of scaled sums: the bits of each source's scalar, in the type that accumulates. Partial results are not scaled.
+    // For scaled sums: the bits of each source's scalar, in the accumulator type. Partial results
+    // are not scaled.
     uint64_t scalars[MOST_SOURCES];
     uint64_t into;
     uint64_t elements;
@@ -27,14 +31,16 @@ struct Arguments {
     uint64_t head;
     uint64_t groups;
     uint32_t count;
-    // A bit for each source that is partial results, and one above all of them for the target.
+    // A bit per source that is partial results, and one above them for the target.
     uint32_t partials;
-    // Of averages: what the sum is divided by.
+    // For averages.
     uint32_t divisor;
     uint32_t reserved;
 };
 
-// Groups of a source that a thread has in flight, for types of 2 bytes and more; and blocks of MOST_THREADS that have registers enough to run beside one another. A build may try others: `cargo xtask kernels --unroll 4 --blocks 1`.
+// Groups of a source in flight per thread, for types of 2 bytes and more; and resident blocks of
+// MOST_THREADS for which registers must suffice. Other values: `cargo xtask kernels --unroll 4
+// --blocks 1`.
 #ifndef DOORBELL_UNROLL
 #define DOORBELL_UNROLL 2
 #endif
@@ -56,9 +62,9 @@ struct Reduction {
     using Raw = typename T::Raw;
     using Wide = typename T::Wide;
     static constexpr int ELEMENTS = Group<T>::ELEMENTS;
-    // Of four elements, where there are partial results.
+    // Units of four elements, where some operands are partial results.
     static constexpr int QUADS = 4;
-    // 16 elements accumulate in as many registers.
+    // 16 elements of one byte take as many accumulator registers.
     static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
 
     DOORBELL_EVERYWHERE static void load(Words (&words)[UNROLL], uint64_t from, uint64_t at, uint32_t stride, uint64_t end) {
@@ -69,13 +75,12 @@ struct Reduction {
         }
     }
 
-    // One more source's elements.
     template <int COUNT>
     DOORBELL_EVERYWHERE static void combine(Wide (&sum)[COUNT], const Words &words, const Arguments &arguments, uint32_t source) {
         Wide value[COUNT];
         Group<T>::decode(words, value);
         if constexpr (Op::SCALED) {
-            // A contribution is rounded when it was multiplied, as if its rank had done that beforehand.
+            // Rounded after the multiplication, as if the rank had done it beforehand.
             const Wide scalar = scalar_of<Wide>(arguments.scalars[source]);
             #pragma unroll
             for (int i = 0; i < COUNT; i++) value[i] = multiply(value[i], scalar);
@@ -103,7 +108,8 @@ struct Reduction {
         }
     }
 
-    // Groups of elements alone. Of two sources all loads are begun before anything waits for one; no branch may lie between them, as the assembler moves work before it that waits.
+    // Groups of elements alone. Loads of two sources are all issued before the first is used; no
+    // branch may lie between, as the assembler moves work before it that waits.
     DOORBELL_EVERYWHERE static void groups(const Arguments &arguments) {
         const uint64_t offset = arguments.head * sizeof(Raw);
         const uint32_t stride = blockDim.x;
@@ -134,7 +140,8 @@ struct Reduction {
         }
     }
 
-    // Groups of which some memories hold partial results: four elements at a time, so that neighbouring threads load and store neighbouring bytes of either form.
+    // Groups where some memories are partial results: four elements at a time, so that neighbouring
+    // threads access neighbouring bytes of either form.
     DOORBELL_EVERYWHERE static void mixed_groups(const Arguments &arguments) {
         constexpr int BYTES = 4 * sizeof(Raw);
         const uint64_t quads = arguments.groups * (ELEMENTS / 4);
@@ -184,7 +191,6 @@ struct Reduction {
         }
     }
 
-    // Head and tail, one element after another.
     DOORBELL_EVERYWHERE static void elements(const Arguments &arguments) {
         const uint64_t grouped = arguments.groups * ELEMENTS, single = arguments.elements - grouped;
         const uint64_t total = uint64_t(gridDim.x) * blockDim.x;

@@ -1,78 +1,84 @@
-// Short collectives among GPUs that map each other's memory, in one exchange: each rank sends what it has for each other one, as lines (lines.cuh), and makes its result of what it gets. A kernel for each type that is reduced, `small_TYPE`, and one that reduces nothing, `small_move`.
-// Which ranks send to which, and what, is in the launch's arguments: there is no plan to be followed, as of what takes some microseconds that is half. Sources are reduced in the order of their ranks.
+// Short collectives of GPUs that map each other's memory, in one exchange (LL protocol): each rank
+// sends lines (lines.cuh) to the others and computes its result from theirs. `small_TYPE` reduces
+// in rank order, `small_move` does not reduce. Who sends what to whom is in the launch argument:
+// interpreting a plan would take half of the few microseconds.
 //
-// With `part`, it is two exchanges: each rank reduces a part of the whole, or gets it of the root of a broadcast, and forwards that to all others.
+// With `part` there are two exchanges: each rank reduces its part, or receives it from the root of
+// a broadcast, and forwards it to all others.
 //
-// Every block of threads has a share of each message, and slots of its own for it; block b of a rank has to do with block b of each other rank alone. Each thread sends its lines, and waits for the same lines of the others: threads do not wait for each other, but for a look at the block's state.
+// Each block has a share of each message with slots of its own, and communicates only with the same
+// block of other ranks. Each thread sends its lines and waits for the same lines of the others;
+// threads synchronize only to read the block's state.
 //
-// A block counts the operations that it had a part in: the count is the flag of the operation's lines, and says which of DEPTH slots they go to. It is in memory, so a captured launch can be repeated. A slot is free for an operation when the one that had it DEPTH operations
-// before has ended on the rank whose slot it is: when that rank has begun a later one. Who gets something of each other rank knows so by that; for all other cases each tells all others what it has begun.
+// A block counts its operations. The count is the flag of the lines, selects one of DEPTH slots,
+// and is in memory, so that a captured launch can be repeated. A slot is free once its rank has
+// begun an operation later than the one DEPTH before. A rank that receives from every other knows
+// that implicitly; otherwise each rank reports to all others what it has begun.
 //
-// Built by `cargo xtask kernels`; for the host as host.cuh says.
+// Built by `cargo xtask kernels`; for the host as in host.cuh.
 #include "operation.cuh"
 
 namespace doorbell {
 
-// Of what a launch is given. A change of meaning is a change of this number: `VERSION` in collectives/src/gpu/small.rs.
+// Layout version of the argument: `VERSION` in collectives/src/gpu/small.rs.
 constexpr uint64_t SMALL_VERSION = 1;
-// Slots of a block for each other rank: a power of two.
+// Slots of a block per other rank: a power of two.
 constexpr uint32_t DEPTH = 4;
 constexpr uint32_t LINE_BYTES = 8;
 
-// What a launch is given: `Arguments` in collectives/src/gpu/small.rs.
+// The launch argument: `Arguments` in collectives/src/gpu/small.rs.
 struct Small {
     uint64_t version;
     uint64_t input;
     uint64_t output;
-    // A word that is not 0 from when all who wait are to give up.
+    // The address of a word that is set to nonzero to end all waits.
     uint64_t stop;
-    // By rank: its arena.
     uint64_t arenas[MOST_RANKS];
-    // Where in an arena are the blocks' states, and their slots.
+    // Offsets in an arena: the blocks' states, and their slots.
     uint64_t states;
     uint64_t slots;
-    // From what goes to a rank to what goes to the next one, and from what comes from a rank to what comes from the next one, in bytes.
+    // Bytes from the data for, and from, one rank to that of the next.
     uint64_t input_step;
     uint64_t output_step;
-    // The bits of the scalar that input is multiplied with, in the type that accumulates.
+    // The bits of the scalar by which input is multiplied, in the accumulator type.
     uint64_t scalar;
-    // Of a message; of the whole, if that is done in two steps.
+    // Bytes of a message, or with `part`, of the whole.
     uint32_t bytes;
     uint32_t rank;
     uint32_t ranks;
-    // Bits of the ranks that this one sends to, and of those whose data it has a use for, which may be its own.
+    // Bit sets of the ranks that this one sends to, and uses data of (possibly its own).
     uint32_t sends;
     uint32_t gets;
-    // Bits of the ranks that this one forwards its part to, and gets theirs of.
+    // Bit set of the ranks to which this one forwards its part, and whose parts it receives.
     uint32_t forwards;
-    // Whether this rank gets something of each other one.
+    // Whether this rank receives from every other one.
     uint32_t hears_all;
     uint32_t slot_bytes;
-    // Lines of a block, and of each rank's part if there are two steps.
+    // Lines per block, and of each rank's part if there are two exchanges.
     uint32_t share;
     uint32_t part;
-    // The rank that has no part, as it has the whole; more than all ranks if there is none. And whether it has to copy that.
+    // The rank without a part, as it has the whole (none if beyond all ranks); whether it copies.
     uint32_t without;
     uint32_t copies;
     uint32_t divisor;
-    // Which of `Operator`.
+    // An `Operator`.
     uint32_t function;
 };
 
-// A block's, in each arena.
+// State of a block, in each arena.
 struct State {
-    // Operations that it had a part in.
+    // Operations of this block.
     uint32_t count;
-    // One that all other ranks have begun.
+    // An operation that all other ranks have begun.
     uint32_t begun_by_all;
     uint32_t unused[14];
-    // What each other rank has begun, as it said.
+    // What each other rank has reported as begun.
     uint32_t begun[MOST_RANKS];
 };
 constexpr uint32_t BEGUN = 64;
 static_assert(sizeof(State) == BEGUN + MOST_RANKS * sizeof(uint32_t), "begins with what is this rank's own");
 
-// Up to 8 bytes, of which as many as UNIT has are always aligned: all loads are begun before anything waits for one.
+// Up to 8 bytes, aligned to Unit. All loads are issued before the first is used.
 template <class Unit>
 DOORBELL_INSIDE void load_units(uint32_t (&data)[2], uint64_t from, uint32_t bytes) {
     constexpr uint32_t UNITS = LINE_BYTES / sizeof(Unit);
@@ -100,12 +106,12 @@ template <class T, bool REDUCES>
 struct Exchange {
     using Raw = typename T::Raw;
     using Wide = typename T::Wide;
-    // Elements of a line, and ranks that are sent to, or waited for, at once.
+    // Elements of a line, and ranks sent to, or awaited, at once.
     static constexpr int LINE = LINE_BYTES / sizeof(Raw);
     static constexpr int BATCH = 4;
 
     const Small &op;
-    // Where in an arena are the slots of this operation.
+    // Offset in an arena of this operation's slots.
     uint64_t slots;
     uint32_t count;
 
@@ -123,22 +129,22 @@ struct Exchange {
         return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
     }
 
-    // Where in a message a line of this block lies.
+    // Offset in a message of a line of this block.
     DOORBELL_INSIDE uint32_t place(uint32_t line) const {
         return (blockIdx.x * op.share + line) * LINE_BYTES;
     }
 
-    // The number of a rank's part.
+    // The index of a rank's part.
     DOORBELL_INSIDE uint32_t index(uint32_t rank) const {
         return rank - (rank > op.without ? 1 : 0);
     }
 
-    // Where in the whole a rank's part begins; or 0.
+    // Offset in the whole of a rank's part, or 0.
     DOORBELL_INSIDE uint32_t part(uint32_t of) const {
         return index(of) * op.part * LINE_BYTES;
     }
 
-    // Bytes of a line, or less than one where there is none: of a rank's part, if there are parts.
+    // Bytes of a line, 0 or less beyond the end; of a rank's part, if there are parts.
     DOORBELL_INSIDE int32_t length(uint32_t of, uint32_t at) const {
         const uint32_t part = op.part * LINE_BYTES, begin = index(of) * part;
         const uint32_t end = part == 0 || op.bytes - begin < part ? op.bytes - begin : part;
@@ -146,12 +152,12 @@ struct Exchange {
         return rest < static_cast<int32_t>(LINE_BYTES) ? rest : static_cast<int32_t>(LINE_BYTES);
     }
 
-    // A message without content is a line without any.
+    // An empty message is one empty line.
     DOORBELL_INSIDE static bool is_there(int32_t bytes, uint32_t at) {
         return bytes > 0 || at == 0;
     }
 
-    // Of how many bytes the accesses can be: whether 8, for one.
+    // Zero if accesses can be of 8 bytes; the lower bits give the alignment.
     DOORBELL_INSIDE static uint32_t ragged(uint64_t address, int32_t bytes) {
         return (static_cast<uint32_t>(address) | static_cast<uint32_t>(bytes)) & 7;
     }
@@ -181,7 +187,6 @@ struct Exchange {
         }
     }
 
-    // Multiplies what this rank gives, if that is asked for.
     DOORBELL_INSIDE void scale(uint32_t (&data)[2]) const {
         Wide factor;
         if constexpr (sizeof(Wide) == 8) {
@@ -198,7 +203,8 @@ struct Exchange {
         data[1] = words.word[1];
     }
 
-    // One of a batch, by a number that the compiler does not know: what is seldom done is in the code once, and what is done each time as often as a batch has lines, so that none waits for another one.
+    // Picks one of a batch by a run-time index, so that rare work is in the code once, while
+    // frequent work is unrolled over the batch and no line waits for another.
     DOORBELL_INSIDE static void pick(uint32_t (&one)[2], const uint32_t (&data)[BATCH][2], int number) {
         one[0] = data[0][0];
         one[1] = data[0][1];
@@ -217,7 +223,7 @@ struct Exchange {
         }
     }
 
-    // What `send` does with lines that are not as most are: loads those that are not whole or not aligned, and multiplies. `ragged` and `scaled` have bits for those of the batch.
+    // Rare cases of `send`: loads partial or unaligned lines (bits of `ragged`), and scales.
     DOORBELL_INSIDE void amend(uint32_t (&data)[BATCH][2], uint32_t ragged, bool scaled, uint32_t first, uint32_t at) const {
         #pragma unroll 1
         for (int k = 0; k < BATCH; k++) {
@@ -233,7 +239,7 @@ struct Exchange {
 
     DOORBELL_INSIDE void send() const {
         const bool scaled = REDUCES && op.function == PREMULSUM;
-        // To all the same, or to each its own.
+        // The same data to all, or each its own.
         const bool alike = op.input_step == 0;
         #pragma unroll 1
         for (uint32_t line = threadIdx.x; line < op.share; line += blockDim.x) {
@@ -279,7 +285,6 @@ struct Exchange {
         }
     }
 
-    // Loads a line of what this rank gives itself.
     DOORBELL_INSIDE void load_own(uint32_t (&own)[2], uint32_t at, int32_t bytes) const {
         const uint64_t from = op.input + index(op.rank) * op.input_step + at;
         const Words words = load_or_zero<8>(from, bytes > 0 && ragged(from, bytes) == 0);
@@ -291,7 +296,7 @@ struct Exchange {
         }
     }
 
-    // Waits for a line of each of some other ranks, of those whose bits are set: of their parts, or of this rank's. False if all are to give up.
+    // Waits for a line of each rank in `from`: of their parts, or of this rank's. False if stopped.
     DOORBELL_INSIDE bool gather(uint32_t (&data)[BATCH][2], uint32_t from, uint32_t first, uint32_t line, uint32_t at, bool of_theirs) const {
         bool is_here[BATCH];
         #pragma unroll
@@ -322,7 +327,7 @@ struct Exchange {
         }
     }
 
-    // A line of this rank's part goes to the others.
+    // Sends a line of this rank's part to the others.
     DOORBELL_INSIDE void forward(const uint32_t (&data)[2], uint32_t line) const {
         #pragma unroll 1
         for (uint32_t peer = 0; peer < op.ranks; peer++) {
@@ -330,7 +335,7 @@ struct Exchange {
         }
     }
 
-    // What comes is put where it belongs, and what this rank has itself; or what others forward.
+    // Stores incoming data and this rank's own, or forwarded parts.
     DOORBELL_INSIDE void deliver(uint32_t from, bool is_forwarded) const {
         #pragma unroll 1
         for (uint32_t line = threadIdx.x; line < op.share; line += blockDim.x) {
@@ -384,7 +389,7 @@ struct Exchange {
         }
     }
 
-    // Calls with the operator of this operation. What is multiplied has been, before it came here.
+    // PREMULSUM is a sum here: its data was multiplied before.
     template <class Then>
     DOORBELL_INSIDE void by_operator(Then then) const {
         switch (op.function) {
@@ -395,7 +400,7 @@ struct Exchange {
         }
     }
 
-    // What comes is reduced. Of two steps this is the first: the result goes to all others.
+    // Reduces incoming data; with two exchanges, forwards the result.
     DOORBELL_INSIDE void reduce() const {
         #pragma unroll 1
         for (uint32_t line = threadIdx.x; line < op.share; line += blockDim.x) {
@@ -426,7 +431,7 @@ struct Exchange {
         }
     }
 
-    // Waits until the others have slots free for this operation. False if all are to give up.
+    // Waits until other ranks have slots free for this operation. False if stopped.
     DOORBELL_INSIDE bool await_room() const {
         const uint32_t wanted = op.sends | op.forwards;
         #pragma unroll 1
@@ -459,11 +464,11 @@ struct Exchange {
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer != op.rank) store_relaxed<uint32_t>(state(peer) + BEGUN + op.rank * sizeof(uint32_t), count);
         }
-        // All threads have seen the state by then.
+        // All threads have read the state by now.
         __syncthreads();
         if (threadIdx.x == 0) {
             if (op.hears_all) begun_by_all = count;
-            // It stays true, and is never so long ago that it would seem to be ahead.
+            // Remains true, and never so far back that wrapping would make it seem ahead.
             if (count - begun_by_all > 1u << 30) begun_by_all = count - (1u << 30);
             store_words<8>(state(op.rank), {{count, begun_by_all, 0, 0}}, true);
         }

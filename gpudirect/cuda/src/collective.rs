@@ -1,6 +1,5 @@
-//! The kernels of GPU collectives, embedded in this crate as PTX: `kernels/collective.cu`, and
-//! `kernels/small.cu` for short operations. Their launch arguments are defined by
-//! `doorbell-collectives`.
+//! The kernels of GPU collectives: `kernels/collective.cu`, and `kernels/small.cu` for short
+//! operations. Their launch arguments are defined by `doorbell-collectives`.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -47,8 +46,7 @@ impl CollectiveKernels {
         }
     }
 
-    /// The kernel of this name, compiled on first use (tens of milliseconds); `None` if there is
-    /// none.
+    /// The kernel of this name, if there is one; compiled on first use (tens of milliseconds).
     pub fn kernel(&self, name: &str) -> Result<Option<Kernel>, Error> {
         let mut kernels = self.kernels.lock();
         if let Some(kernel) = kernels.get(name) {

@@ -1,9 +1,8 @@
 //! CUDA contexts.
 //!
-//! The driver API works on the calling thread's current context. Every call of this crate pushes
-//! its context and restores the previous one, so a PyTorch thread keeps its own. If the context is
-//! already current this costs one `cuCtxGetCurrent`; [`Context::make_current`] makes it so for a
-//! thread.
+//! Every call pushes its context and restores the calling thread's previous one, so a PyTorch
+//! thread keeps its own. Where it is current already ([`Context::make_current`]), that is only one
+//! `cuCtxGetCurrent`.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -66,8 +65,7 @@ impl Context {
         &self.0.deferred_frees
     }
 
-    /// Makes it the calling thread's current context permanently. Optional: it makes later calls of
-    /// this thread slightly faster.
+    /// Makes it the thread's current context permanently, so that later calls are slightly faster.
     #[doc(alias = "cuCtxSetCurrent")]
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained.
@@ -79,8 +77,7 @@ impl Context {
         )
     }
 
-    /// Waits for all work of the device in this context, and frees resources whose release was
-    /// deferred until then.
+    /// Waits for all work of the device in this context, and frees resources that waited for it.
     ///
     /// # Errors
     /// [`Error::Lost`] if work has failed, or another driver error.
@@ -128,8 +125,7 @@ impl Context {
     }
 
     /// Makes synchronous copies and fills (`cuMemcpy`) of this context return only when all of
-    /// their work is done, for mapped memory too, as GPUDirect RDMA requires. This crate's own
-    /// copies are asynchronous and stream-ordered.
+    /// their work is done, for mapped memory too, as GPUDirect RDMA requires.
     ///
     /// # Errors
     /// [`Error::Missing`] before CUDA 12.1, or the driver's error.
@@ -149,10 +145,9 @@ impl Context {
         driver.check(status, "cuCtxSetFlags", format_args!("{}", self.0.device))
     }
 
-    /// Flushes GPUDirect RDMA writes: waits until what other devices (NICs) have written to this
-    /// device's memory is visible to the device, or to all devices with `scope`
-    /// [`WritesOrdering::AllDevices`]. Unnecessary, and cheap, if [`Device::writes_ordering`] is
-    /// `scope` or more.
+    /// Waits until GPUDirect RDMA writes of other devices (NICs) to this device's memory are
+    /// visible to it, or to all devices ([`WritesOrdering::AllDevices`]). Unnecessary, and cheap,
+    /// if [`Device::writes_ordering`] is `scope` or more.
     ///
     /// # Errors
     /// [`Error::NotSupported`], [`Error::Missing`], or another driver error.
@@ -173,9 +168,8 @@ impl Context {
         driver.check(status, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
     }
 
-    /// Frees resources dropped while work still used them, as far as that work is done; returns how
-    /// many are still pending. This also happens implicitly: for a few of them whenever a resource
-    /// is made or dropped, for all of them when a stream is synchronized.
+    /// Frees dropped resources whose work is done; returns how many are pending. Also implicit: of
+    /// a few when a resource is made or dropped, of all when a stream is synchronized.
     pub fn reap(&self) -> usize {
         self.0.deferred_frees.reap_all(self)
     }

@@ -10,15 +10,12 @@ use crate::stream::Stream;
 use crate::sys::{self, CopyAttributes, Location};
 
 impl Stream {
-    /// Copies all of `from` to `into` in stream order, between any memory kinds and devices. Both
-    /// are kept until the copy is done.
-    ///
-    /// Between two devices the copy is direct if one's memory is mapped for the other; otherwise
-    /// use [`Stream::copy_peer`].
+    /// Copies all of `from` to `into` in stream order, between any memory kinds and devices, and
+    /// keeps both until then. Between devices the copy is direct if one's memory is mapped for the
+    /// other; otherwise use [`Stream::copy_peer`].
     ///
     /// # Errors
-    /// [`Error::Lengths`] if the lengths differ, [`Error::Overlap`] if the ranges overlap, or the
-    /// driver's error.
+    /// [`Error::Lengths`], [`Error::Overlap`], or the driver's error.
     #[doc(alias(
         "cuMemcpyAsync",
         "cuMemcpyDtoDAsync",
@@ -62,8 +59,7 @@ impl Stream {
         }
     }
 
-    /// Copies between the memories of two devices with or without peer access; without, the driver
-    /// stages through the host.
+    /// Copies between two devices; without peer access, the driver stages through the host.
     #[doc(alias("cuMemcpyPeerAsync", "cudaMemcpyPeerAsync"))]
     pub fn copy_peer(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
         check(into, from)?;
@@ -82,9 +78,8 @@ impl Stream {
         )
     }
 
-    /// Copies each (target, source) pair of `copies`, unordered among themselves: by one
-    /// `cuMemcpyBatchAsync` if the driver has it (CUDA 12.8) and the stream is not captured,
-    /// otherwise one by one. Later work of the stream sees all of them done.
+    /// Copies each (target, source) pair, unordered among themselves: by one `cuMemcpyBatchAsync`
+    /// if the driver has it (CUDA 12.8) and the stream is not captured, otherwise one by one.
     ///
     /// # Errors
     /// As [`Stream::copy`]. When the driver refuses one copy, others may already be enqueued.

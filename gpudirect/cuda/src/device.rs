@@ -37,8 +37,7 @@ pub enum Attribute {
     ComputeCapabilityMajor = 75,
     /// Minor compute capability.
     ComputeCapabilityMinor = 76,
-    /// 1 if cooperative launches are supported (all thread blocks resident, so they may
-    /// synchronize).
+    /// 1 if cooperative launches are supported: all blocks resident, so they may synchronize.
     CooperativeLaunch = 95,
     /// Bytes of shared memory per thread block with opt-in.
     MaxSharedMemoryPerBlockOptin = 97,
@@ -98,8 +97,7 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// How GPUDirect RDMA writes into a device's memory can be flushed:
-/// `CUflushGPUDirectRDMAWritesOptions`.
+/// How GPUDirect RDMA writes into a device's memory can be flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "CUflushGPUDirectRDMAWritesOptions")]
 pub struct FlushOptions {
@@ -109,8 +107,7 @@ pub struct FlushOptions {
     pub memops: bool,
 }
 
-/// The observers for which GPUDirect RDMA writes are ordered without a flush:
-/// `CUGPUDirectRDMAWritesOrdering`, from weak to strong.
+/// The observers for which GPUDirect RDMA writes are ordered without a flush, weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[doc(alias = "CUGPUDirectRDMAWritesOrdering")]
 pub enum WritesOrdering {
@@ -237,8 +234,7 @@ impl Device {
     /// The value of `attribute`.
     ///
     /// # Errors
-    /// The driver's error: `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver does not
-    /// know.
+    /// The driver's error: `CUDA_ERROR_INVALID_VALUE` for an attribute that it does not know.
     #[doc(alias("cuDeviceGetAttribute", "cudaDeviceGetAttribute"))]
     pub fn attribute(self, attribute: Attribute) -> Result<i32, Error> {
         let mut value = 0;
@@ -317,8 +313,7 @@ impl Device {
     /// Its primary context, shared with the CUDA runtime and PyTorch.
     ///
     /// # Errors
-    /// The driver's error: the first context of a process takes some hundred megabytes of device
-    /// memory.
+    /// The driver's error. The first context takes some hundred megabytes of device memory.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub fn context(self) -> Result<Context, Error> {
         Context::primary(self)

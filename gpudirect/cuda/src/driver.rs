@@ -1,7 +1,5 @@
-//! The CUDA driver, loaded at run time.
-//!
-//! Nothing is linked: the program starts on a machine without CUDA, and [`Driver::load`] says in
-//! one line what is missing.
+//! The CUDA driver, loaded at run time: a program starts on a machine without CUDA, and
+//! [`Driver::load`] says in one line what is missing.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
@@ -14,7 +12,6 @@ use crate::error::{Error, Failure, advice};
 use crate::sys::{self, Status, Table, status};
 
 const LIBRARY: &str = "libcuda.so.1";
-/// The environment variable that names another library.
 const LIBRARY_ENV: &str = "DOORBELL_CUDA_LIBRARY";
 /// CUDA 11.4, the first with all functions that the table requires.
 const MIN_VERSION: i32 = 11040;
@@ -69,16 +66,13 @@ pub(crate) struct Loaded {
 }
 
 impl Driver {
-    /// Loads and initializes `libcuda.so.1` on the first call, for the life of the process. The
-    /// driver does not work in children forked after that.
+    /// Loads and initializes `libcuda.so.1` once; it does not work in children forked after that.
     ///
-    /// `DOORBELL_CUDA_LIBRARY` names another library to load, such as the tests' stand-in driver;
-    /// like `LD_LIBRARY_PATH` it is trusted, and it is ignored in programs with elevated privileges
-    /// (`AT_SECURE`, getauxval(3)).
+    /// `DOORBELL_CUDA_LIBRARY` names another library, such as the tests' stand-in; it is trusted,
+    /// and ignored in programs with elevated privileges (`AT_SECURE`, getauxval(3)).
     ///
     /// # Errors
-    /// An error if this machine, or this process, has no usable GPU. The result of the first call
-    /// is final.
+    /// If this machine, or this process, has no usable GPU. The first call's result is final.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self, LoadError> {
         static SYSTEM: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
@@ -95,8 +89,7 @@ impl Driver {
     /// Loads the driver from another path, each time anew.
     ///
     /// # Safety
-    /// The library must be NVIDIA's driver, or implement each function as NVIDIA's "CUDA Driver
-    /// API" specifies.
+    /// The library must be NVIDIA's driver, or implement the "CUDA Driver API" as specified.
     pub unsafe fn load_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the driver's initialisers have no requirements; the caller vouches for another
         // library.
@@ -157,7 +150,6 @@ impl Driver {
         &self.0.table
     }
 
-    /// The status of `call` on `on` as a result.
     #[inline]
     pub(crate) fn check(self, status: Status, call: &'static str, on: fmt::Arguments<'_>) -> Result<(), Error> {
         if status == status::SUCCESS {
@@ -171,7 +163,6 @@ impl Driver {
         self.0.failure(status, call, on)
     }
 
-    /// The error for a function that this driver is too old for.
     #[cold]
     pub(crate) fn missing(self, function: &'static str) -> Error {
         Error::Missing {

@@ -134,8 +134,7 @@ pub enum Error {
     /// A wait for an event recorded in a capture, by a stream outside that capture.
     #[error("an event recorded in a capture: only streams of that capture can wait for it")]
     Captured,
-    /// A wait for another process's event by a stream of another device: driver 580.159 crashes on
-    /// it.
+    /// A stream's wait for another process's event of another device: driver 580.159 crashes.
     #[error(
         "a stream of GPU {stream} cannot wait for another process's event of GPU {event}: let a stream of GPU {event} wait, record an event of this process behind it, and wait for that"
     )]

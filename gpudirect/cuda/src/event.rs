@@ -14,8 +14,7 @@ use crate::error::Error;
 use crate::graph::CaptureId;
 use crate::sys::{self, IpcBytes, RawEvent, status};
 
-/// A point in a stream's work, set by [`Stream::record`](crate::Stream::record). Handles are
-/// reference-counted.
+/// A reference-counted point in a stream's work, set by [`Stream::record`](crate::Stream::record).
 #[derive(Clone)]
 #[doc(alias("CUevent", "cudaEvent_t"))]
 pub struct Event(Arc<Inner>);
@@ -27,8 +26,7 @@ struct Inner {
     timed: bool,
     /// Whether another process created it.
     opened: bool,
-    /// The capture in which it was last recorded, if any. Locked while it is recorded and while a
-    /// stream wait for it is enqueued.
+    /// The capture of its last record; locked by records, and by waits while they are enqueued.
     captured: Mutex<Option<CaptureId>>,
 }
 
@@ -143,12 +141,10 @@ impl Event {
             .check(status, "cuEventSynchronize", format_args!("an event"))
     }
 
-    /// The time from `start` to this event, both timed and completed, with a resolution of about
-    /// half a microsecond; zero if this event came first.
+    /// The time since `start`, to about half a microsecond; zero if this event came first.
     ///
     /// # Errors
-    /// [`Error::Untimed`], or the driver's error: `CUDA_ERROR_NOT_READY` for events that have not
-    /// completed.
+    /// [`Error::Untimed`], or the driver's: `CUDA_ERROR_NOT_READY` before both have completed.
     #[doc(alias("cuEventElapsedTime", "cudaEventElapsedTime"))]
     pub fn since(&self, start: &Self) -> Result<Duration, Error> {
         if !self.0.timed || !start.0.timed {

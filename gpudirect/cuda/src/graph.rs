@@ -19,14 +19,12 @@ use crate::sys::{self, RawGraph, RawGraphExec, status};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "CUstreamCaptureMode")]
 pub enum CaptureMode {
-    /// The capturing thread may not make calls that could disturb the capture, such as allocations;
-    /// other threads may.
+    /// The capturing thread alone may not disturb the capture, such as by allocations.
     ThreadLocal,
     /// Every thread may make any call.
     Relaxed,
 }
 
-/// The process-wide number of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CaptureId(u64);
 
@@ -72,14 +70,12 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Stream {
-    /// Captures the work that `work` enqueues on this stream, and on those of `others` that are
-    /// forked by waiting for an event of it and joined again by the end. Nothing runs until the
-    /// graph is launched.
+    /// Captures what `work` enqueues on this stream, and on those of `others` that wait for an
+    /// event of it (fork) and are joined again by the end. Nothing runs before a launch.
     ///
     /// # Errors
     /// [`Error::Capturing`] if one of the streams is already being captured, the error of `work`,
-    /// or the driver's error: for work that cannot be captured, and for streams that were not
-    /// joined.
+    /// or the driver's: work that cannot be captured, or streams that were not joined.
     #[doc(alias("cuStreamBeginCapture", "cuStreamEndCapture", "cudaStreamBeginCapture"))]
     pub fn capture(
         &self,
@@ -153,8 +149,7 @@ impl<'a> Capturing<'a> {
         })
     }
 
-    /// Ends the driver's capture. The streams stay marked until drop, so that resources of work
-    /// enqueued until then are kept too.
+    /// Ends the driver's capture. Streams stay marked until drop: work until then is kept too.
     fn stop(&mut self) -> Result<RawGraph, Error> {
         self.has_begun = false;
         let driver = self.origin.driver();
@@ -245,8 +240,7 @@ pub struct GraphExec {
 }
 
 impl GraphExec {
-    /// Enqueues all its work on `stream` as one operation. A launch waits for the previous one, on
-    /// whatever stream that was.
+    /// Enqueues all its work as one operation, after its previous launch on whatever stream.
     #[doc(alias("cuGraphLaunch", "cudaGraphLaunch"))]
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();
@@ -272,7 +266,6 @@ fn exec(raw: usize) -> RawGraphExec {
     ptr::with_exposed_provenance_mut(raw)
 }
 
-/// A `CUgraphExec`, and the resources that its work uses.
 struct Instance {
     raw: usize,
     _captured: Arc<Captured>,

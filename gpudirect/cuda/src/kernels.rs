@@ -1,9 +1,6 @@
-//! The PTX of the kernels in `kernels/*.cu`: one archive of zlib streams, which is part of this
-//! crate.
-//!
-//! `cargo xtask kernels` writes the archive `kernels/ptx.bin` and its manifest
-//! `kernels/manifest.txt` (hash of the sources, compiler, architectures). The archive is a sequence
-//! of members, each a header line `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
+//! The PTX of `kernels/*.cu`, written by `cargo xtask kernels` to `kernels/ptx.bin`, with
+//! `kernels/manifest.txt` (hashes, compiler, architectures). The archive is a sequence of members,
+//! each a header line `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
 
 use std::sync::OnceLock;
 
@@ -56,7 +53,6 @@ impl KernelFile {
     }
 }
 
-/// The compressed stream of a member.
 fn member<'a>(mut archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
     loop {
         let end = archive.iter().position(|byte| *byte == b'\n')?;

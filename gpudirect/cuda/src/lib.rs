@@ -1,10 +1,9 @@
 //! A safe subset of the CUDA driver API for Doorbell: memory that processes can share, streams,
 //! events, copies, kernels and graphs.
 //!
-//! Nothing is linked: [`Driver::load`] loads `libcuda.so.1` at run time, so a program starts on a
-//! machine without CUDA and gets a one-line reason. Every other failure is an [`Error`] that names
-//! the driver function, its object and what to do; a `Result` without an *Errors* section has the
-//! driver's errors. This crate does not depend on verbs.
+//! [`Driver::load`] loads `libcuda.so.1` at run time, so a program starts on a machine without CUDA
+//! and gets a one-line reason. Every other failure is an [`Error`] that names the driver function,
+//! its object and what to do; a `Result` without an *Errors* section has the driver's errors.
 //!
 //! ```no_run
 //! use doorbell_cuda::{DeviceMemory, Driver, HostMemory, Launch, Memory, Module, Stream};
@@ -26,10 +25,9 @@
 //!
 //! # Safety model
 //!
-//! Work on a device is asynchronous. Each stream operation records the memory it uses, and dropped
-//! memory is freed only when that work is done: dropping neither waits nor frees too early. As
-//! devices write host memory concurrently, a slice of it is given only to its last handle once no
-//! work uses it. Ranges are checked.
+//! Work on a device is asynchronous. Each operation records the memory it uses, which is freed only
+//! when that work is done: dropping neither waits nor frees too early. As devices write host memory
+//! concurrently, a slice of it is given only to its last handle, when no work uses it.
 //!
 //! ```compile_fail,E0502
 //! # fn both(stream: &doorbell_cuda::Stream, device: doorbell_cuda::DeviceMemory, mut host: doorbell_cuda::HostMemory) -> Result<(), doorbell_cuda::Error> {
@@ -41,10 +39,8 @@
 //! # }
 //! ```
 //!
-//! What a kernel does with its arguments cannot be checked: launching is `unsafe`.
-//!
-//! Each call pushes the context of its object and restores the thread's previous one, so this crate
-//! can be used beside PyTorch.
+//! Launching is `unsafe`: a kernel's use of its arguments cannot be checked. Calls restore the
+//! thread's previous context, so this crate can be used beside PyTorch.
 
 pub mod collective;
 mod context;

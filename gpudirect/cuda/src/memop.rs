@@ -1,5 +1,4 @@
-//! Stream memory operations: a stream writes or waits for a word without a kernel. Streams and
-//! processors, or streams of two processes, synchronize through such words.
+//! Stream memory operations: a stream writes, or waits for, a word without a kernel.
 
 use core::ffi::c_uint;
 
@@ -31,8 +30,7 @@ impl<T: Copy> WaitCondition<T> {
 }
 
 impl Stream {
-    /// Writes `value` to the first 4 bytes of `word` when all earlier work of the stream is done
-    /// and visible.
+    /// Writes `value` to the first 4 bytes of `word` when all earlier work is done and visible.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
@@ -66,9 +64,8 @@ impl Stream {
         })
     }
 
-    /// Later work of the stream waits until the first 4 bytes of `word` satisfy `until`. The writer
-    /// must be able to make progress: a stream that waits forever cannot be drained, nor its device
-    /// synchronized.
+    /// Later work waits until the first 4 bytes of `word` satisfy `until`. A stream that waits
+    /// forever cannot be drained, nor its device synchronized.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
@@ -104,7 +101,6 @@ impl Stream {
     }
 }
 
-/// The word at the start of a span.
 fn first(span: Span<'_>, word: usize) -> Result<Span<'_>, Error> {
     let span = span.span(..word)?;
     if !span.address().is_multiple_of(word as u64) {

@@ -138,8 +138,7 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// Cooperative launch: all thread blocks are resident at once, so they may synchronize; refused
-    /// if they do not fit.
+    /// Cooperative launch: blocks are all resident, so they may synchronize; or it is refused.
     pub cooperative: bool,
 }
 
@@ -156,8 +155,7 @@ impl Launch {
     }
 }
 
-/// A kernel argument: any value with the bytes of the parameter, such as `u32`, `f64`,
-/// [`DevicePtr`](crate::DevicePtr), or a `#[repr(C)]` struct.
+/// A kernel argument: a number, [`DevicePtr`](crate::DevicePtr), or `#[repr(C)]` struct.
 pub trait Argument {
     /// The address of its bytes.
     fn bytes(&self) -> *const c_void;
@@ -256,9 +254,8 @@ impl Kernel {
         }
     }
 
-    /// Loads it onto the device now. A driver otherwise does so at the first launch, and then waits
-    /// for all other work of the device: a deadlock if that work waits for this kernel, or for
-    /// another rank that does.
+    /// Loads it onto the device now. Loading at the first launch waits for all other work of the
+    /// device: a deadlock if that work waits for this kernel, or for a rank that does.
     #[doc(alias = "cuFuncLoad")]
     pub fn load(&self) -> Result<(), Error> {
         let context = self.module.context();
@@ -310,8 +307,7 @@ impl Kernel {
         )
     }
 
-    /// Occupancy: how many blocks of `threads`, with `shared_bytes` each, one multiprocessor runs
-    /// at once.
+    /// Occupancy: how many such blocks one multiprocessor runs at once.
     #[doc(alias(
         "cuOccupancyMaxActiveBlocksPerMultiprocessor",
         "cudaOccupancyMaxActiveBlocksPerMultiprocessor"
@@ -347,8 +343,7 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The PTX of one kernel: the common header and the kernel itself. Kernels share no other
-/// definitions.
+/// The PTX of one kernel with the common header; kernels share no other definitions.
 pub(crate) fn excerpt(ptx: &str, name: &str) -> Option<String> {
     let head = &ptx[..ptx.find(".visible .entry ")?];
     let entry = &ptx[ptx.find(&format!(".visible .entry {name}("))?..];

@@ -1,9 +1,8 @@
 //! Lifetimes of resources used by asynchronous device work: memory, modules, graphs.
 //!
-//! Each resource tracks the streams it was used on. When its last handle is dropped it is freed at
-//! once if those streams are idle. Otherwise it moves to its context's [`DeferredFrees`] with an
-//! event recorded on each busy stream, and is freed when these have completed. So dropping never
-//! waits, as a stream may wait indefinitely, and no safe code can free memory that a copy accesses.
+//! Each resource tracks the streams it was used on. When its last handle is dropped it is freed: at
+//! once, or when events recorded on the busy streams have completed ([`DeferredFrees`]). So
+//! dropping never waits, as a stream may wait indefinitely.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -76,8 +75,7 @@ impl Resource {
         self.region
     }
 
-    /// Records that work on `stream` uses it. Called after the work was enqueued, while a handle is
-    /// held.
+    /// Called after work that uses it was enqueued on `stream`, while a handle is held.
     pub(crate) fn record_use(&self, stream: &Arc<StreamInner>) {
         let mut streams = self.streams.lock();
         if streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
@@ -89,7 +87,6 @@ impl Resource {
         streams.push(Arc::clone(stream));
     }
 
-    /// Waits for all work that uses it, then frees it.
     pub(crate) fn free(mut self) -> Result<(), Error> {
         self.wait_for_work()?;
         let entered = self.context.enter()?;
@@ -123,7 +120,6 @@ impl Drop for Resource {
     }
 }
 
-/// Dropped resources that wait for the work that uses them.
 #[derive(Default)]
 pub(crate) struct DeferredFrees(Mutex<VecDeque<DeferredFree>>);
 
@@ -136,8 +132,7 @@ struct DeferredFree {
 }
 
 enum Wait {
-    /// The work on the stream when the event was recorded. Holds no context, as the context holds
-    /// this.
+    /// The work before the event. Holds no context, as the context holds this.
     Event(RawEventOwner),
     /// The work on a stream that is being captured, so that no event can be recorded yet.
     Stream(Arc<StreamInner>),
@@ -169,7 +164,6 @@ impl DeferredFree {
         self.waits.is_empty()
     }
 
-    /// Releases it; the context is current.
     fn release(mut self, driver: Driver, _: &Entered<'_>) {
         if let Err(error) = self.body.release(driver) {
             let gone = error
@@ -204,8 +198,7 @@ impl DeferredFrees {
         let Ok(entered) = context.enter() else {
             return self.0.lock().len();
         };
-        // Removed from the queue first: releasing calls the driver, and may drop the last handle of
-        // another resource.
+        // Removed first: releasing may drop the last handle of another resource.
         let (over, left) = {
             let mut deferred_frees = self.0.lock();
             let mut over = Vec::new();
@@ -230,8 +223,7 @@ impl DeferredFrees {
         left
     }
 
-    /// On drop of the context: frees resources whose work is done and leaks the others, as the end
-    /// of their work cannot be observed. The driver frees them with the context.
+    /// On drop of the context: leaks resources whose work has no known end; the driver frees them.
     pub(crate) fn close(&self, driver: Driver) {
         let deferred_frees = std::mem::take(&mut *self.0.lock());
         for mut pending in deferred_frees {

@@ -1,12 +1,9 @@
-//! Low-latency short copies by a resident thread block: `kernels/copy.cu`, embedded in this crate
-//! as PTX.
+//! Low-latency short copies by a resident thread block, `kernels/copy.cu` (docs/decisions/038).
 //!
-//! A copy engine takes 4 µs to start, and completion requires another driver call. A resident block
-//! polls commands in pinned memory and reports completion in pinned memory: 4 µs in total, without
-//! a driver call. It delays other work by a fraction of a millisecond at most: it exits when idle,
-//! and after a maximum lifetime. If no block is resident, a graph launch (half the cost of a kernel
-//! launch) starts one. If staying resident does not pay off it exits immediately: contexts of two
-//! processes time-slice a GPU, so a resident block can delay the very work it waits for.
+//! The block polls commands and reports completion in pinned memory: 4 µs without a driver call. It
+//! exits when idle and after a maximum lifetime, and a graph launch (half the cost of a kernel's)
+//! starts it. If staying resident does not pay off it exits at once: contexts of two processes
+//! time-slice a GPU, so it can delay the very work it waits for.
 
 use core::fmt;
 use core::hint;
@@ -31,8 +28,7 @@ const INLINE_WORD: usize = 3;
 const COMMAND_BYTES: usize = 8 * COMMAND_WORDS;
 /// The highest lap number of the ring, from 1; it occupies the 8 bits above a word's 56-bit value.
 const MAX_LAP: u64 = 255;
-/// The offset of the launch header behind the commands: five words, of which the first cancels the
-/// launch, and the first command.
+/// The launch header: five words, of which the first cancels the launch; and a first command.
 const LAUNCH_HEADER: usize = SLOTS as usize * COMMAND_BYTES;
 const FIRST_COMMAND: usize = LAUNCH_HEADER + 5 * 8;
 /// The offsets of the words that the block writes: last command done, last launch exited, started.
@@ -40,21 +36,17 @@ const DONE: usize = LAUNCH_HEADER + 2 * COMMAND_BYTES;
 const EXITED: usize = DONE + 8;
 const STARTED: usize = DONE + 16;
 const THREADS: u32 = 256;
-/// The number of polls without a command, and in total, after which the block exits: a poll takes
-/// the device a microsecond.
+/// Polls (of a microsecond) without a command, and in total, after which the block exits.
 const MAX_IDLE_POLLS: u64 = 50;
 const MAX_POLLS: u64 = 200;
-/// A command that takes longer was delayed: usually one takes 5 µs with a resident block, 10 µs
-/// with a launch.
+/// A slower command was delayed: usual are 5 µs with a resident block, 10 µs with a launch.
 const SLOW_COMMAND: Duration = Duration::from_micros(20);
-/// The policy changes mode when slow outcomes (or idle stays) outnumber fast ones by this many. It
-/// then probes the mode again after a number of launches or a time, doubled each time between these
-/// limits.
+/// The policy changes mode when slow outcomes (or idle stays) outnumber fast ones by this many, and
+/// probes the mode again after launches or a time, doubled each time between these limits.
 const POLICY_THRESHOLD: u32 = 4;
 const RETRY_LAUNCHES: [u32; 2] = [64, 1024];
 const BACKOFF: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// The number of fruitless polls before, and the interval at which, the driver is queried for a
-/// failed block.
+/// Fruitless polls before the driver is queried for a failed block, and between such queries.
 const POLLS_BEFORE_QUERY: u32 = 64;
 const QUERY_INTERVAL: u32 = 4;
 /// A launch that has not started after this time is blocked: usually it starts within 10 µs.
@@ -70,9 +62,8 @@ struct Arguments {
     slots: u64,
 }
 
-/// Chooses between a resident block, a launch per command, and other copy mechanisms. Contexts of
-/// two processes time-slice a GPU in half milliseconds, which can delay a resident or starting
-/// block, but not a copy engine.
+/// Chooses between a resident block, a launch per command, and other copy mechanisms: a GPU that
+/// two processes time-slice (in half milliseconds) delays blocks, but not copy engines.
 #[derive(Debug)]
 struct LaunchPolicy {
     /// Saturating scores up to [`POLICY_THRESHOLD`]: idle stays and slow commands minus fast ones
@@ -82,8 +73,7 @@ struct LaunchPolicy {
     /// Launches since the last resident one, and the number after which the next is resident again.
     launches_since_resident: u32,
     retry_after: u32,
-    /// The end of the current backoff, during which copies use other mechanisms, and the duration
-    /// of the next.
+    /// The end of the backoff, during which other mechanisms copy, and the length of the next.
     backoff_until: Option<Instant>,
     backoff: Duration,
 }
@@ -100,7 +90,6 @@ impl LaunchPolicy {
         }
     }
 
-    /// Whether the block launched now stays resident.
     fn stay_resident(&mut self) -> bool {
         let stay_resident = self.resident_score < POLICY_THRESHOLD || self.launches_since_resident >= self.retry_after;
         if stay_resident && self.resident_score >= POLICY_THRESHOLD {
@@ -118,7 +107,6 @@ impl LaunchPolicy {
         self.resident_score = (self.resident_score + 1).min(POLICY_THRESHOLD);
     }
 
-    /// Records the latency of a command, with a resident block or with a launch.
     fn record_latency(&mut self, time: Duration, was_resident: bool, now: Instant) {
         match (time < SLOW_COMMAND, was_resident) {
             (true, true) => {
@@ -159,8 +147,7 @@ pub struct SmallCopies {
     /// The last launch: commands submitted by then, and whether it is resident.
     last_launch: (u64, bool),
     policy: LaunchPolicy,
-    /// The time of the last progress, or of the first submission after idling; and whether a launch
-    /// was needed for it.
+    /// Time of the last progress, or first submission after idling; whether by a launch.
     progress_at: Instant,
     by_launch: bool,
     launched_at: Instant,
@@ -249,8 +236,7 @@ impl SmallCopies {
         into.len() <= if even { Self::MAX_BYTES } else { Self::MAX_UNALIGNED }
     }
 
-    /// Submits a copy. Returns its number, to be compared with [`done`](Self::done), or `None` if
-    /// too many are outstanding.
+    /// Submits a copy. Returns its number, as in [`done`](Self::done); `None` if too many wait.
     ///
     /// # Safety
     /// Both memories are kept until it is done, and kernels of this context can access them: they
@@ -289,8 +275,7 @@ impl SmallCopies {
         let offset = (self.submitted % SLOTS) as usize * COMMAND_BYTES;
         let lap = (self.submitted / SLOTS) % MAX_LAP + 1;
         for (place, word) in command.iter().enumerate() {
-            // Release: earlier writes to memory that the command names are visible to a reader of
-            // the word.
+            // Release: a reader of the word sees earlier writes to memory that the command names.
             self.ring
                 .atomic_u64(offset + 8 * place)?
                 .store(word | lap << 56, Ordering::Release);
@@ -342,7 +327,6 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Launches the block if it has exited while commands are pending.
     fn ensure_running(&mut self) -> Result<(), Error> {
         if self.word(EXITED)? != self.launches {
             return Ok(());
@@ -403,8 +387,7 @@ impl SmallCopies {
         self.block.launch(&self.stream)
     }
 
-    /// Whether commands should be submitted: not while a cancelled launch has not exited, nor
-    /// during backoff.
+    /// Whether to submit commands: not in backoff, nor before a cancelled launch has exited.
     ///
     /// # Errors
     /// None that a caller could cause.
@@ -412,10 +395,9 @@ impl SmallCopies {
         Ok(!self.policy.in_backoff() && (!self.launch_cancelled || self.word(EXITED)? == self.launches))
     }
 
-    /// Cancels all pending commands if the block should have started long ago: other kernels may
-    /// occupy the whole device, or earlier work of its queue may wait for what these commands
-    /// deliver. Returns whether they were cancelled: they then never execute, and count as
-    /// [`done`](Self::done). Those executed before are a prefix of the order.
+    /// Cancels all pending commands if the block should have started long ago: kernels may occupy
+    /// the device, or earlier work wait for what they deliver. Returns whether it did. Cancelled
+    /// commands never execute, but count as [`done`](Self::done); executed ones are a prefix.
     ///
     /// # Errors
     /// None that a caller could cause.
@@ -426,8 +408,7 @@ impl SmallCopies {
             return Ok(false);
         }
         self.ring.atomic_u64(LAUNCH_HEADER)?.store(1, Ordering::SeqCst);
-        // The block sets its started word and then reads this one: with both fences at least one
-        // side sees the other's store.
+        // With both fences, at least one of block (started word) and host sees the other's store.
         fence(Ordering::SeqCst);
         if self.word(STARTED)? != 0 {
             // The block may still see the cancellation and exit; it is then launched again.

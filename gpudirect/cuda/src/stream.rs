@@ -16,8 +16,7 @@ use crate::graph::Captured;
 use crate::resource::Resource;
 use crate::sys::{self, RawStream, Status, status};
 
-/// A stream: its work runs in order, concurrently with other streams'. Handles are
-/// reference-counted.
+/// A reference-counted stream: its work runs in order, concurrently with other streams'.
 ///
 /// It does not synchronize with the legacy default stream (`CU_STREAM_NON_BLOCKING`).
 #[derive(Clone)]
@@ -54,8 +53,7 @@ impl Stream {
         Self::with_priority(context, 0)
     }
 
-    /// Creates a stream of `context` with a priority: 0 is the default, lower numbers take
-    /// precedence. The driver clamps it to the device's range.
+    /// Creates a stream with a priority, clamped to the device's range; lower ones take precedence.
     #[doc(alias("cuStreamCreateWithPriority", "cudaStreamCreateWithPriority"))]
     pub fn with_priority(context: &Context, priority: i32) -> Result<Self, Error> {
         let _entered = context.enter()?;
@@ -131,8 +129,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Whether it is being captured, by any code: operations are then recorded in a graph and run
-    /// at each launch of it.
+    /// Whether any code captures it: operations are then recorded, and run by launches.
     #[doc(alias("cuStreamIsCapturing", "cudaStreamIsCapturing"))]
     pub fn is_capturing(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
@@ -146,9 +143,8 @@ impl Stream {
     /// Makes later work wait for `event`. An event that was never recorded does not block.
     ///
     /// # Errors
-    /// [`Error::Captured`] for an event of a capture that the stream is not in,
-    /// [`Error::ForeignEvent`] for another process's event of another device, or the driver's
-    /// error.
+    /// [`Error::Captured`] for an event of another capture, [`Error::ForeignEvent`] for another
+    /// process's event of another device, or the driver's error.
     #[doc(alias("cuStreamWaitEvent", "cudaStreamWaitEvent"))]
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         if event.is_opened() && event.context() != &self.0.context {
@@ -184,7 +180,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues work by one driver call, and records the resources it uses.
     #[inline]
     pub(crate) fn enqueue(
         &self,
@@ -205,8 +200,7 @@ impl Stream {
         self.check(status, call)
     }
 
-    /// Whether batched copies can be enqueued: not while it is captured, and not on the default
-    /// streams, whose handles are small numbers.
+    /// Not while it is captured, and not on the default streams, whose handles are small numbers.
     pub(crate) fn supports_batches(&self) -> bool {
         const PER_THREAD_DEFAULT: usize = 2;
         self.0.raw.addr() > PER_THREAD_DEFAULT && self.0.lock_uncaptured().is_some()
@@ -247,8 +241,7 @@ impl StreamInner {
         self.raw
     }
 
-    /// The locked state, if no operation is being enqueued and the stream is not captured: querying
-    /// a captured stream would invalidate the capture.
+    /// `None` during an enqueue or a capture: querying a captured stream invalidates the capture.
     fn lock_uncaptured(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.try_lock().filter(|state| state.capture.is_none())?;
         if self.owner.is_some() {
@@ -263,8 +256,7 @@ impl StreamInner {
         Some(state)
     }
 
-    /// Whether all its work is known to be done, without waiting. A failed stream counts as idle:
-    /// it does no more work.
+    /// Whether its work is known to be over; a failed stream is idle, as it does no more.
     pub(crate) fn is_idle(&self) -> bool {
         let Some(_state) = self.lock_uncaptured() else {
             return false;
@@ -311,8 +303,7 @@ impl Drop for StreamInner {
     }
 }
 
-/// Guard: while it lives the thread may make calls that a capture forbids by default; for
-/// operations unrelated to any capture.
+/// Guard: the thread may make calls that a capture forbids, for unrelated operations.
 pub(crate) struct RelaxedCapture {
     driver: Driver,
     before: c_uint,

@@ -32,7 +32,6 @@ pub enum LoadError {
     },
 }
 
-/// Advice for a code, if known.
 fn advice(code: Status) -> &'static str {
     match code {
         status::NO_PERMISSION => "; this process may not open the devices /dev/nvidia*",

@@ -1,13 +1,9 @@
-//! The machine's GPUs as reported by NVIDIA's management library (NVML): enumeration, NVLink
-//! topology, and peer access.
+//! The machine's GPUs as reported by NVIDIA's management library (NVML).
 //!
-//! Nothing is linked: [`Machine::read`] loads `libnvidia-ml.so.1` at run time, and its error says
-//! in one line what is missing. It initializes no GPU and creates no context, so it may be called
-//! before fork(2), in processes that never compute, and without CUDA. A failed call of the library
-//! becomes a note, and the rest is read nevertheless.
-//!
-//! The GPUs are those of the machine (or the container), regardless of `CUDA_VISIBLE_DEVICES`;
-//! their PCI addresses identify them in CUDA and in sysfs.
+//! [`Machine::read`] loads `libnvidia-ml.so.1` at run time. It initializes no GPU and creates no
+//! context, so it may be called before fork(2) and without CUDA. A failed call becomes a note, and
+//! the rest is read nevertheless. The GPUs are those of the machine or container, regardless of
+//! `CUDA_VISIBLE_DEVICES`; their PCI addresses identify them in CUDA and sysfs.
 
 mod absent;
 mod query;
@@ -18,8 +14,7 @@ use std::path::Path;
 
 pub use absent::LoadError;
 
-/// The environment variable that names another library than the system's `libnvidia-ml.so.1`. Like
-/// `LD_LIBRARY_PATH` it is trusted; programs with elevated privileges ignore it.
+/// Names another library than `libnvidia-ml.so.1`; ignored in programs with elevated privileges.
 pub const LIBRARY_VARIABLE: &str = "DOORBELL_NVML_LIBRARY";
 
 /// The GPUs of a machine.
@@ -34,9 +29,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Queries the system's library, or the one that [`LIBRARY_VARIABLE`] names. It takes some ten
-    /// milliseconds, and seconds if the driver has to initialize the GPUs first (no persistence
-    /// daemon).
+    /// Queries the system's library, or that of [`LIBRARY_VARIABLE`]: some ten milliseconds, or
+    /// seconds if the driver has to initialize the GPUs first (no persistence daemon).
     ///
     /// # Errors
     /// An error if there is no library, or it cannot enumerate the GPUs.
@@ -48,8 +42,7 @@ impl Machine {
     /// Queries a library at another path.
     ///
     /// # Safety
-    /// The library must be NVML, or implement each function as the "NVML API Reference Guide"
-    /// specifies.
+    /// The library must be NVML, or implement the "NVML API Reference Guide".
     pub unsafe fn read_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         unsafe { query::library(path) }
@@ -86,8 +79,7 @@ pub struct Link {
     pub number: u32,
     /// The NVLink version as numbered by the library (`nvmlNvlinkVersion_t`: 6 is NVLink 4).
     pub version: Option<u32>,
-    /// Bytes/s per direction: the nominal rate (25 GB/s), if the driver reports the line rate
-    /// (26.562 GB/s).
+    /// Nominal bytes/s per direction: 25 GB/s where the driver's line rate is 26.562 GB/s.
     pub bytes_per_s: Option<u64>,
     /// The device at its remote end.
     pub remote: RemoteDevice,

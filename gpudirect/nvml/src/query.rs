@@ -1,5 +1,4 @@
-//! Queries of the library, call by call. A failed call becomes a note; no number or text is trusted
-//! to be sensible.
+//! Queries of NVML. A failed call becomes a note; no number or text is trusted to be sensible.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong};
 use std::env;
@@ -14,11 +13,9 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Upper bounds: more GPUs, and more links per GPU, than any machine has.
 const GPUS: c_uint = 256;
 const LINKS: c_uint = 64;
-/// Words of the CPU and NUMA node sets.
 const CPU_WORDS: usize = 128;
 const NODE_WORDS: usize = 16;
-/// Buffer size for strings: `NVML_DEVICE_NAME_V2_BUFFER_SIZE` and `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
-/// are 96.
+/// `NVML_DEVICE_NAME_V2_BUFFER_SIZE` and `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
 const TEXT: usize = 96;
 
 /// Queries the system's library, or the one that the environment names.
@@ -92,7 +89,6 @@ unsafe fn read(table: &Table) -> Result<Machine, LoadError> {
     }
 }
 
-/// The library's description of a code, on one line.
 fn words(table: &Table, code: Status) -> String {
     // SAFETY: the function takes any number, and returns null or a string that it never changes or
     // frees.
@@ -111,7 +107,6 @@ fn one_line(text: &str) -> String {
         .collect()
 }
 
-/// An initialized library, shut down on drop.
 struct Session<'a> {
     table: &'a Table,
     notes: Vec<String>,
@@ -124,8 +119,7 @@ impl Drop for Session<'_> {
     }
 }
 
-/// Calls a function that fills in a value. The error is its status, or `None` if the function is
-/// missing.
+/// The error is the function's status, or `None` if it is missing.
 fn try_query<F: Copy, T: Default>(
     function: Option<F>,
     query: impl FnOnce(F, &mut T) -> Status,
@@ -428,7 +422,6 @@ impl Default for Handle {
     }
 }
 
-/// A string buffer as an output parameter.
 struct Text([u8; TEXT]);
 
 impl Default for Text {
@@ -444,7 +437,6 @@ impl Text {
     }
 }
 
-/// A bit set as an output parameter.
 struct Set<const WORDS: usize>([c_ulong; WORDS]);
 
 impl<const WORDS: usize> Default for Set<WORDS> {
@@ -477,8 +469,7 @@ fn address(pci: &PciInfo) -> String {
     format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device)
 }
 
-/// The nominal bytes/s of a link with a line rate in MB/s: line encoding takes some percent (33/32
-/// for NVLink 2, 17/16 for 4 and 5).
+/// Nominal bytes/s for a line rate in MB/s, of which encoding takes 33/32 (NVLink 2) or 17/16.
 fn nominal_rate(line_mb_per_s: u64) -> u64 {
     let nominal_rate = [20_000, 25_000, 50_000, 100_000];
     let by = nominal_rate

@@ -1,7 +1,5 @@
-//! FFI declarations of NVML: types, constants, and the [`Table`] of functions.
-//!
-//! Written by hand, as a function's status is a plain number here: a newer library may return one
-//! that no enum has. Numbers and layouts follow NVIDIA's "NVML API Reference Guide".
+//! Declarations of NVML: types, constants, and the [`Table`] of functions, as in NVIDIA's "NVML API
+//! Reference Guide". A status is a plain number: a newer library may return one that no enum has.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::error::Error as _;
@@ -14,7 +12,6 @@ pub(crate) type Status = c_int;
 /// `nvmlDevice_t`.
 pub(crate) type RawDevice = *mut c_void;
 
-/// The status codes that are distinguished.
 pub(crate) mod status {
     use super::Status;
 
@@ -176,8 +173,7 @@ table! {
     }
 }
 
-/// Opens the library at `path` for the life of the process, so that pointers into it never dangle.
-/// On failure, the message of dlerror(3).
+/// Opens the library for the life of the process; on failure, the message of dlerror(3).
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.

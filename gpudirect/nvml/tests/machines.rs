@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use doorbell_nvml::{Ancestor, Link, LoadError, Machine, P2pStatus, RemoteDevice};
 use libloading::os::unix::Library;
 
-/// A library of this test alone: the dynamic loader gives each file its own copy of the library's
-/// state.
+/// A library file of this test alone, as the dynamic loader gives each file its own state.
 struct Fake {
     library: Library,
     path: PathBuf,

@@ -1,10 +1,9 @@
-//! The heap's allocator. It is deterministic: the same calls give the same offsets on every rank.
+//! The heap's first-fit allocator: the same calls give the same offsets on every rank.
 
 use std::collections::BTreeMap;
 
 pub(super) const ALIGN: u64 = 256;
 
-/// First fit by offset; a pure function of the calls.
 #[derive(Debug)]
 pub(super) struct Allocator {
     /// Lengths of free ranges by offset; adjacent ones are merged.
@@ -20,7 +19,6 @@ impl Allocator {
         }
     }
 
-    /// Allocates `len` bytes, rounded up; returns the offset.
     pub(super) fn alloc(&mut self, len: u64) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(ALIGN)?;
         let (at, whole) = self
@@ -77,8 +75,7 @@ mod tests {
     }
 
     proptest! {
-        /// Allocations never overlap, two heaps agree, and the free ranges merge into one in the
-        /// end.
+        /// No overlap; two heaps agree; the free ranges merge into one in the end.
         #[test]
         fn allocation_is_deterministic(calls in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
             const LEN: u64 = 64 << 10;

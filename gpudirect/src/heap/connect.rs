@@ -1,5 +1,4 @@
-//! Construction of a heap: memory registration, queue pairs to all ranks, and the exchange of their
-//! attributes.
+//! Construction of a heap: registration, queue pairs, and the exchange of their attributes.
 
 use std::sync::Arc;
 
@@ -32,7 +31,6 @@ enum Placement<'a> {
     Gpu(&'a CudaContext),
 }
 
-/// Bytes of an encoded endpoint, and of a remote key.
 const ENDPOINT_BYTES: usize = 32;
 const REMOTE_KEY_BYTES: usize = 24;
 
@@ -55,8 +53,7 @@ impl<'a> HeapBuilder<'a> {
         self
     }
 
-    /// The number of signals, 1024 by default. Each [`HeapStream`](super::HeapStream) uses some of
-    /// them.
+    /// The number of signals, 1024 by default; each [`HeapStream`](super::HeapStream) uses some.
     pub fn signals(mut self, signals: u32) -> Self {
         self.signals = signals;
         self
@@ -68,8 +65,7 @@ impl<'a> HeapBuilder<'a> {
         self
     }
 
-    /// Slots of the host's queue: submitted puts that the proxy has not consumed yet; 256 by
-    /// default.
+    /// Slots of the host's queue (puts not yet consumed by the proxy), 256 by default.
     pub fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
         self
@@ -97,15 +93,14 @@ impl<'a> HeapBuilder<'a> {
     /// with the same bytes and signals.
     ///
     /// # Errors
-    /// [`HeapError::SizeMismatch`], [`HeapError::Exchange`], and errors of the RDMA device or the
-    /// CUDA driver. If one rank fails, all do.
+    /// [`HeapError::SizeMismatch`], [`HeapError::Exchange`], device and driver errors; if one
+    /// rank fails, all do.
     pub fn connect<E: Exchange + ?Sized>(self, exchange: &mut E) -> Result<SymmetricHeap, HeapError> {
         let (rank, ranks) = (exchange.rank(), exchange.ranks());
         if rank >= ranks {
             return Err(HeapError::Peer { peer: rank, ranks });
         }
-        // A rank that fails still completes the exchanges, so that the others learn of the failure
-        // instead of waiting.
+        // A failing rank completes the exchanges, so that the others learn of its failure.
         let prepared = self.prepare(rank, ranks);
         let message = prepared
             .as_ref()
@@ -120,7 +115,6 @@ impl<'a> HeapBuilder<'a> {
         self.start(connected, rank, ranks)
     }
 
-    /// The local part of the construction, before any exchange.
     fn prepare(&self, rank: u32, ranks: u32) -> Result<Prepared, HeapError> {
         let pd = self.device.protection_domain()?;
         let pinned = match self.placement {
@@ -195,7 +189,6 @@ struct Prepared {
     signal_keys: Registered,
 }
 
-/// Connected objects, before the proxy is started.
 struct Connected {
     wire: Connections,
     data: Region,

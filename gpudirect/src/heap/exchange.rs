@@ -6,8 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
-/// An all-to-all exchange of messages; every rank calls it equally often, in the same order. Any
-/// bootstrap can implement it.
+/// An all-to-all exchange of messages; every rank calls it equally often, in the same order.
 pub trait Exchange {
     /// This rank, from 0.
     fn rank(&self) -> u32;
@@ -85,7 +84,6 @@ pub struct TcpExchange {
     connections: Vec<TcpStream>,
 }
 
-/// The maximum message length between two ranks.
 const MAX_MESSAGE: u32 = 64 << 10;
 /// The magic number of a hello, before the rank and the number of ranks.
 const HELLO: [u8; 8] = *b"DBELLSYM";
@@ -160,7 +158,6 @@ fn prepare(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
     stream.set_write_timeout(Some(timeout))
 }
 
-/// Reads the hello of an accepted connection.
 fn accept_rank(mut stream: TcpStream, ranks: u32, timeout: Duration) -> io::Result<(u32, TcpStream)> {
     prepare(&stream, timeout.min(Duration::from_secs(5)))?;
     let mut hello = [0; 16];

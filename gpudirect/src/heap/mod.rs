@@ -1,13 +1,11 @@
-//! A symmetric heap: every rank has a part of the same size and layout, so an offset is valid on
-//! all ranks, and any rank puts to and gets from any other's part (as in NVSHMEM and OpenSHMEM).
+//! A symmetric heap (as in NVSHMEM and OpenSHMEM): every rank has a part of the same size and
+//! layout, so an offset is valid on all ranks, and any rank puts to and gets from any other's part.
 //!
-//! Each rank's part is in GPU memory or in host memory, independently; a machine without a GPU has
-//! a heap of host memory with the same API. *Signals* are words beside the heap, in host memory,
-//! where the host, streams and kernels wait for them.
+//! Each rank's part is in GPU or host memory, independently of the others'. *Signals* are words
+//! beside it, always in host memory, where the host, streams and kernels wait for them.
 //!
-//! Puts are submitted by the host ([`SymmetricHeap::put`] and others), in stream order
-//! ([`HeapStream`]), or by kernels ([`SymmetricHeap::kernel_queue`], see [`proxy`](crate::proxy)).
-//! The heap's proxy thread posts all of them.
+//! Puts are submitted by the host ([`SymmetricHeap::put`]), in stream order ([`HeapStream`]), or by
+//! kernels ([`SymmetricHeap::kernel_queue`]), and posted by the heap's [`proxy`](crate::proxy).
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -46,19 +44,17 @@
 //!
 //! # Ordering
 //!
-//! Requests submitted through one queue (host, stream or kernel queue) to one peer take effect
-//! there in order, so a signal implies that the data put before it has arrived (see
-//! [`proxy`](crate::proxy)). Different queues are unordered: call `quiet` first. Signals are in
-//! host memory, data possibly in GPU memory: a GPU that does not order adapters' writes
+//! Requests of one queue (host, stream or kernel queue) to one peer take effect there in order, so
+//! a signal implies that the data put before it has arrived. Different queues are unordered: call
+//! `quiet` first. A GPU that does not order adapters' writes
 //! (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`) is refused a part in its memory, unless
 //! a software device copies.
 //!
 //! # Failures
 //!
-//! Ranges are checked here and by the proxy, keys by the peer's device. The first failure of each
-//! queue is kept and returned by all its later calls; waiting streams and kernels are released. A
-//! wait for a signal ends after the caller's timeout; a stream that waits for a signal of a rank
-//! that has exited is released by [`SymmetricHeap::set_signal`].
+//! Ranges are checked here and by the proxy, keys by the peer's device. The first failure of a
+//! queue is returned by all its later calls, and releases waiting streams and kernels. A stream
+//! that waits for a signal of an exited rank is released by [`SymmetricHeap::set_signal`].
 
 mod allocator;
 mod connect;
@@ -127,8 +123,7 @@ impl SymmetricRange {
     }
 }
 
-/// A signal: a 64-bit word on every rank, initially 0, that peers set or add to and this rank waits
-/// for.
+/// A 64-bit word on every rank, initially 0, that peers set or add to and this rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(u64);
 
@@ -140,7 +135,6 @@ impl Signal {
     }
 }
 
-/// State shared by the heap and its streams.
 #[derive(Debug)]
 struct HeapState {
     // Declared first: the proxy thread ends before its memory is freed.
@@ -181,8 +175,7 @@ impl SymmetricHeap {
         self.shared.ranks
     }
 
-    /// Allocates `len` bytes of each part, aligned to 256. Collective: all ranks call it in the
-    /// same order, with the same length.
+    /// Allocates `len` bytes, aligned to 256. Collective: same order and length on all ranks.
     ///
     /// # Errors
     /// [`HeapError::Full`], the same on each.
@@ -195,8 +188,7 @@ impl SymmetricHeap {
         Ok(SymmetricRange { at, len })
     }
 
-    /// Frees an allocation. Collective: all ranks call it in the same order relative to
-    /// allocations, once no rank puts to it any more.
+    /// Frees an allocation that no rank puts to any more. Collective: same order on all ranks.
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`] for any range not returned by [`alloc`](Self::alloc).
@@ -208,8 +200,7 @@ impl SymmetricHeap {
             .ok_or(HeapError::NotAllocated { offset: range.at })
     }
 
-    /// Allocates a signal, initially 0. Collective: all ranks call it in the same order. Signals
-    /// are not freed.
+    /// Allocates a signal, initially 0, never freed. Collective: same order on all ranks.
     ///
     /// # Errors
     /// [`HeapError::NoSignal`] beyond the number the heap was built with.
@@ -259,8 +250,7 @@ impl SymmetricHeap {
         )
     }
 
-    /// Submits a get of `from` on rank `peer` into the local range `into`, complete after
-    /// [`quiet`](Self::quiet).
+    /// Submits a get of `from` on rank `peer` into `into`, complete after [`quiet`](Self::quiet).
     #[doc(alias = "nvshmem_getmem_nbi")]
     pub fn get(&self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
         self.submit(self.shared.transfer(Operation::Get, into, from, peer)?)
@@ -325,8 +315,7 @@ impl SymmetricHeap {
         }
     }
 
-    /// Waits until all requests of this rank's host are complete: sources of puts may be changed,
-    /// targets of puts and gets have the data.
+    /// Waits until the host's requests are complete: sources may change, targets have the data.
     ///
     /// # Errors
     /// [`HeapError::Timeout`], or a failure.
@@ -356,17 +345,15 @@ impl SymmetricHeap {
             self.signal(peer, Signal(round), SignalOp::Set(self.epoch))?;
             self.wait_signal(Signal(round), self.epoch, timeout)?;
         }
-        // A rank may drop its queue pairs after this, so its notifications to the others must have
-        // been delivered. A failure of a peer that has already left is reported by later requests,
-        // not by this barrier.
+        // A rank may drop its queue pairs after this: its notifications must have been delivered.
+        // A failure of a peer that has already left is reported by later requests.
         match self.quiet(timeout) {
             Err(HeapError::Failed(_)) => Ok(()),
             done => done,
         }
     }
 
-    /// Copies `bytes` into this rank's part. Concurrent puts from there may send the old or the new
-    /// bytes.
+    /// Copies `bytes` into this rank's part; concurrent puts from there may send old or new bytes.
     ///
     /// # Errors
     /// [`HeapError::Range`]; [`HeapError::OnGpu`] for a part in GPU memory.
@@ -389,8 +376,7 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// This rank's part of a range, for copies and launches; `None` if no CUDA device can access
-    /// it.
+    /// This rank's part of a range; `None` if no CUDA device can access it.
     #[must_use]
     pub fn span(&self, range: SymmetricRange) -> Option<Span<'_>> {
         let start = usize::try_from(range.at).ok()?;
@@ -398,8 +384,7 @@ impl SymmetricHeap {
         self.shared.data.span()?.span(start..end).ok()
     }
 
-    /// The device pointer of this rank's part of a range; the host address if no CUDA device can
-    /// access it.
+    /// The device pointer of this rank's part; the host address if no CUDA device can access it.
     #[must_use]
     #[doc(alias = "nvshmem_ptr")]
     pub fn device_ptr(&self, range: SymmetricRange) -> DevicePtr {
@@ -433,8 +418,7 @@ impl SymmetricHeap {
     /// Stream-ordered puts. Collective: all ranks call it in the same order, each with any stream.
     ///
     /// # Errors
-    /// [`HeapError::NoSignal`]; [`HeapError::NoGpu`] for a heap built without a GPU; the CUDA
-    /// driver's error.
+    /// [`HeapError::NoSignal`]; [`HeapError::NoGpu`] without a GPU; the CUDA driver's error.
     pub fn on_stream(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
         let barrier_rounds = self.shared.barrier_rounds().count() as u64;
         let first = self.alloc_signals(barrier_rounds)?;

@@ -19,11 +19,9 @@ pub(super) enum Region {
     Gpu(GpuMemory),
 }
 
-/// Registered memory: the local buffer, the remote key and their owner.
 pub(super) struct Registered {
     pub(super) alias: BufferAlias,
     pub(super) remote: Remote<AllAccess>,
-    /// Keeps it registered.
     pub(super) keep: Box<dyn Any + Send>,
 }
 
@@ -56,7 +54,6 @@ impl Region {
         }
     }
 
-    /// Allocates and registers host memory, mapped for CUDA devices if a context is given.
     pub(super) fn alloc_host(
         pd: &ProtectionDomain,
         context: Option<&Context>,
@@ -66,8 +63,7 @@ impl Region {
         Ok((Self::Host(words), registered))
     }
 
-    /// Allocates and registers zeroed GPU memory, by a direct path, if kernels are guaranteed to
-    /// see puts before the signal behind them.
+    /// Fails unless a direct path works and kernels see puts before the signal behind them.
     pub(super) fn alloc_gpu(
         pd: &ProtectionDomain,
         context: &Context,
@@ -89,8 +85,7 @@ impl Region {
         if !matches!(flush, Flush::Copied | Flush::InOrder) {
             return Err(HeapError::Unordered { flush });
         }
-        // SAFETY: as in `host_words`: the buffer is kept, and only kernels and copies access these
-        // bytes.
+        // SAFETY: as in `host_words`; only kernels and copies access these bytes.
         let alias = unsafe { registered.buffer().alias(..) };
         let keys = Registered {
             alias,
@@ -101,7 +96,6 @@ impl Region {
     }
 }
 
-/// Allocates and registers words for remote reads, writes and atomics.
 pub(super) fn host_words(
     pd: &ProtectionDomain,
     context: Option<&Context>,

@@ -1,9 +1,8 @@
 //! Stream-ordered puts.
 //!
-//! Requests are written into a *gated* ring immediately, and consumed by the proxy once the stream
-//! releases them: the stream writes the ring's `released` count (`cuStreamWriteValue64`), and waits
-//! for its `completed` count (`cuStreamWaitValue64`). So neither blocks the host nor launches a
-//! kernel.
+//! Requests are written to a *gated* ring at once. The stream releases them by writing the ring's
+//! `released` count (`cuStreamWriteValue64`) and waits for its `completed` count
+//! (`cuStreamWaitValue64`): the host does not block, and no kernel is launched.
 
 use core::fmt;
 use std::sync::Arc;
@@ -16,11 +15,10 @@ use crate::proxy::{Backoff, COMPLETED, Descriptor, Operation, RELEASED, RequestF
 /// Slots of the ring: the maximum number of puts that the stream has not reached.
 const SLOTS: u32 = 1024;
 
-/// A [`SymmetricHeap`](super::SymmetricHeap) in stream order: every operation is enqueued and
-/// returns at once, unless 1024 puts are pending in the stream.
+/// A [`SymmetricHeap`](super::SymmetricHeap) in stream order: operations return at once, unless
+/// 1024 puts are pending in the stream.
 ///
-/// While it is used, no other `HeapStream` may use the stream for this heap; other work may be
-/// enqueued in between.
+/// Meanwhile no other `HeapStream` may use the stream for this heap.
 pub struct HeapStream {
     shared: Arc<HeapState>,
     stream: Stream,
@@ -56,7 +54,7 @@ impl HeapStream {
         &self.stream
     }
 
-    /// As [`SymmetricHeap::put`](super::SymmetricHeap::put), after all earlier work of the stream.
+    /// As [`SymmetricHeap::put`](super::SymmetricHeap::put), in stream order.
     ///
     /// # Errors
     /// As there; [`HeapError::Capturing`]; the CUDA driver's error.
@@ -65,8 +63,7 @@ impl HeapStream {
         self.submit(&descriptor)
     }
 
-    /// As [`SymmetricHeap::put_signal`](super::SymmetricHeap::put_signal), after all earlier work
-    /// of the stream.
+    /// As [`SymmetricHeap::put_signal`](super::SymmetricHeap::put_signal), in stream order.
     pub fn put_signal(
         &mut self,
         from: SymmetricRange,
@@ -85,30 +82,27 @@ impl HeapStream {
         self.submit(&descriptor)
     }
 
-    /// As [`SymmetricHeap::get`](super::SymmetricHeap::get), after all earlier work of the stream;
-    /// work after [`quiet`](Self::quiet) sees the bytes.
+    /// As [`SymmetricHeap::get`](super::SymmetricHeap::get), in stream order; work after
+    /// [`quiet`](Self::quiet) sees the bytes.
     pub fn get(&mut self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
         let descriptor = self.shared.transfer(Operation::Get, into, from, peer)?;
         self.submit(&descriptor)
     }
 
-    /// As [`SymmetricHeap::signal`](super::SymmetricHeap::signal), after all earlier work of the
-    /// stream.
+    /// As [`SymmetricHeap::signal`](super::SymmetricHeap::signal), in stream order.
     pub fn signal(&mut self, peer: u32, signal: Signal, update: SignalOp) -> Result<(), HeapError> {
         let descriptor = self.shared.signal_update(peer, signal.0, update)?;
         self.submit(&descriptor)
     }
 
-    /// Makes later work of the stream wait until the local signal is at least `value`, by the
-    /// signed difference. The wait has no timeout: see
-    /// [`SymmetricHeap::set_signal`](super::SymmetricHeap::set_signal).
+    /// Makes later work wait until the local signal is at least `value`, by the signed difference;
+    /// without timeout, see [`SymmetricHeap::set_signal`](super::SymmetricHeap::set_signal).
     pub fn wait_signal(&mut self, signal: Signal, value: u64) -> Result<(), HeapError> {
         let word = self.shared.signals.span(signal.0 as usize).ok_or(HeapError::NoGpu)?;
         Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(value))?)
     }
 
-    /// Makes later work of the stream wait until all requests submitted here are complete or
-    /// failed; [`failure`](Self::failure) then reports a failure.
+    /// Makes later work wait until all requests submitted here are complete or failed.
     ///
     /// # Errors
     /// [`HeapError::Capturing`]; the CUDA driver's error.
@@ -118,8 +112,7 @@ impl HeapStream {
         Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(self.submitted))?)
     }
 
-    /// A barrier of all ranks' streams; earlier requests in them are complete before later work of
-    /// the stream runs.
+    /// A barrier of all ranks' streams, behind which earlier requests in them are complete.
     pub fn barrier(&mut self) -> Result<(), HeapError> {
         self.quiet()?;
         self.epoch += 1;
@@ -152,8 +145,7 @@ impl HeapStream {
         self.check()?;
         let word = self.ring.words.span(RELEASED).ok_or(HeapError::NoGpu)?;
         let mut backoff = Backoff::new(None);
-        // This value is the ring's only writer, so the ring is full only of requests the stream has
-        // not reached.
+        // The only writer: the ring is full only of requests that the stream has not reached.
         while self.ring.try_write(descriptor).is_none() {
             if let Some(failed) = self.failure() {
                 return Err(failed.into());
@@ -161,8 +153,7 @@ impl HeapStream {
             backoff.wait();
         }
         self.submitted += 1;
-        // If this fails, a request that was written but not released would be released with the
-        // next one.
+        // A request written but not released would be released with the next one.
         Ok(self
             .stream
             .write_value64(word, self.submitted)

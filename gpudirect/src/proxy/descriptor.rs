@@ -11,9 +11,8 @@
 //! | 6 | lap | the signal's value, its upper 8 bits |
 //! | 7 | lap | the writer's request id |
 //!
-//! Words are stored atomically, so a word with the expected lap is valid, and a descriptor is
-//! complete when all its words have it, in whatever order they arrive.
-//! `gpudirect/cuda/kernels/doorbell.cuh` writes the same format (and calls the lap `turn`).
+//! Words are stored atomically and arrive in any order; a descriptor is complete when all its words
+//! have the expected lap. `gpudirect/cuda/kernels/doorbell.cuh` writes the same format.
 
 use core::fmt;
 
@@ -24,8 +23,7 @@ const LAP_BITS: u32 = 8;
 /// The payload bits of a word.
 const FIELD: u64 = u64::MAX >> LAP_BITS;
 
-/// A signal operation on a 64-bit word of the peer (NVSHMEM: `NVSHMEM_SIGNAL_SET`,
-/// `NVSHMEM_SIGNAL_ADD`).
+/// An operation on a signal of the peer (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalOp {
     /// Sets the value.
@@ -71,7 +69,6 @@ pub struct Descriptor {
     pub id: u64,
 }
 
-/// Words that encode no valid operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidDescriptor;
 
@@ -89,13 +86,11 @@ pub(crate) fn lap(index: u64, slots: u64) -> u8 {
     (index / slots % 255 + 1) as u8
 }
 
-/// The lap stored in a slot before descriptor `index` is written to it.
 #[inline]
 pub(crate) fn previous_lap(index: u64, slots: u64) -> u8 {
     index.checked_sub(slots).map_or(0, |before| lap(before, slots))
 }
 
-/// The lap for which a word was written.
 #[inline]
 pub(crate) fn lap_of(word: u64) -> u8 {
     word as u8

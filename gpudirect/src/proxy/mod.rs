@@ -1,15 +1,13 @@
 //! The proxy: kernels submit puts, and a host thread (the proxy thread) posts them to queue pairs.
 //!
-//! A kernel does not ring an adapter's doorbell here; it writes its request into a ring of 64-byte
-//! descriptors in pinned memory (`ring`, [`Descriptor`]), and the proxy posts it: WRITEs, READs,
-//! and *signals*, words of the peer that are set or added to behind earlier puts. All descriptors
-//! found in one pass are posted with one doorbell per rank (doorbell batching). The device side is
-//! `gpudirect/cuda/kernels/doorbell.cuh`:
+//! A kernel writes 64-byte [`Descriptor`]s into a ring in pinned memory, and the proxy posts them
+//! as WRITEs, READs and *signals* (words of the peer, changed behind earlier puts), with one
+//! doorbell per rank and pass. The device side is `gpudirect/cuda/kernels/doorbell.cuh`:
 //!
 //! ```cuda
 //! #include "doorbell.cuh"
 //!
-//! extern "C" __global__ void push(doorbell::QueueKind queue, uint64_t bytes, uint32_t peer) {
+//! extern "C" __global__ void push(doorbell::Queue queue, uint64_t bytes, uint32_t peer) {
 //!     fill(queue.heap);                                        // the data to put, in the local part of the symmetric heap
 //!     doorbell::put_signal_block(queue, peer, /*to*/ 0, /*from*/ 0, bytes, /*signal*/ 32, doorbell::ADD, 1);
 //!     if (!doorbell::quiet(queue)) return;                     // the memory may be reused; false: see the host's error
@@ -17,20 +15,19 @@
 //! }
 //! ```
 //!
-//! Requests of one queue to one peer take effect there in submission order, as they share one queue
-//! pair (IBTA vol 1, 9.5): a signal implies that the data put before it has arrived, and no fence
-//! call is needed. Requests of different queues are unordered: call `quiet` first.
+//! Requests of one queue to one peer share a queue pair and take effect in submission order (IBTA
+//! vol 1, 9.5), so a signal implies that the data put before it has arrived, without a fence.
+//! Requests of different queues are unordered: call `quiet` first.
 //!
-//! Kernels that wait for other ranks must be loaded on the device before any of them runs
+//! Kernels that wait for other ranks must be loaded before any of them runs
 //! ([`Kernel::load`](doorbell_cuda::Kernel::load)): a driver that loads a kernel at its first
-//! launch waits for running kernels, which may wait for it.
+//! launch waits for running kernels.
 //!
-//! Ring contents are untrusted: ranks, ranges and signals are validated. An invalid request is
-//! reported through the queue's `failed` word and [`Queue::failure`], and later requests continue.
-//! Waiting kernels are released after a failure and when the proxy stops.
+//! Ring contents are untrusted and validated. An invalid request sets the queue's `failed` word and
+//! [`Queue::failure`]; later requests continue. A failure, or the proxy's end, releases all waits.
 //!
-//! A [`SymmetricHeap`](crate::heap::SymmetricHeap) creates its own proxy; use this module directly
-//! with queue pairs that you connect yourself.
+//! A [`SymmetricHeap`](crate::heap::SymmetricHeap) creates its own proxy; this module is for other
+//! queue pairs.
 
 mod descriptor;
 mod failure;
@@ -70,7 +67,6 @@ pub struct Proxy {
 pub(crate) struct RingRegistry {
     waiting: AtomicBool,
     rings: Mutex<Rings>,
-    /// Requests the proxy thread to exit.
     pub(crate) stop: AtomicBool,
 }
 
@@ -127,8 +123,7 @@ impl Proxy {
         KernelQueue::open(&self.registry, context, slots, place, keep)
     }
 
-    /// Consumes ring entries, posts them, polls completions, and publishes progress to the writers.
-    /// Returns whether there was anything to do. Never blocks.
+    /// One pass: posts ring entries, polls completions. Never blocks; `true` if it did anything.
     pub fn progress(&mut self) -> bool {
         if self.registry.waiting.load(Ordering::Acquire) {
             self.admit();

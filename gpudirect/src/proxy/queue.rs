@@ -111,11 +111,9 @@ pub struct DeviceQueue {
     ranks: u32,
 }
 
-/// A queue of requests from kernels: any number of blocks and threads, of one or more kernels,
-/// concurrently.
+/// A queue of requests from kernels: any number of them, their blocks and threads, concurrently.
 ///
-/// Keep it as long as kernels use it; launches list [`uses`](Self::uses), which keeps the memory
-/// until they are done.
+/// Keep it as long as kernels use it, and list [`uses`](Self::uses) in their launches.
 pub struct KernelQueue {
     ring: Arc<Ring>,
     /// The kernels' counters, in memory of their device.
@@ -139,8 +137,7 @@ pub struct RankInfo {
 }
 
 impl KernelQueue {
-    /// Creates a queue of `slots` slots for kernels of a device; without one, for kernels run on
-    /// the host.
+    /// Without a context, for kernels run on the host.
     pub(crate) fn open(
         registry: &RingRegistry,
         context: Option<&Context>,
@@ -216,8 +213,7 @@ fn zeroed(context: &Context) -> Result<DeviceMemory, ProxyError> {
 }
 
 impl KernelQueue {
-    /// Releases all kernels that wait on the queue, such as for a signal of a rank that has exited:
-    /// they see a failure. Earlier requests are still executed.
+    /// Releases kernels that wait on the queue: they see a failure. Earlier requests still execute.
     pub fn stop(&self) {
         self.ring.fail(
             self.ring.completed(),
@@ -242,7 +238,7 @@ impl Drop for KernelQueue {
     }
 }
 
-/// Spins, then yields, then sleeps ever longer (exponential backoff), up to a deadline.
+/// Spins, then yields, then sleeps 50 µs at a time, up to a deadline.
 pub(crate) struct Backoff {
     deadline: Option<Instant>,
     polls: u32,

@@ -1,23 +1,21 @@
 //! The request ring between producers (a kernel, or host threads) and the proxy.
 //!
 //! A producer takes an index (`head`), waits until its slot is free (`consumed`), and stores the
-//! descriptor's words in any order, without fences between them. The proxy consumes a descriptor
-//! when all of its words have the expected lap ([`descriptor`](super::descriptor)), so never a
-//! partial one, and publishes how many it has consumed (`consumed`) and how many of those are
-//! complete, without gaps (`completed`).
+//! descriptor's words in any order, without fences. The proxy consumes a descriptor when all of its
+//! words have the expected lap ([`descriptor`](super::descriptor)), and publishes how many it has
+//! consumed and how many of those are complete without gaps (`completed`).
 //!
 //! | word | meaning | written by |
 //! |---|---|---|
 //! | 0 | `consumed` | the proxy |
 //! | 1 | `completed` | the proxy |
-//! | 2 | `failed`: [`Cause`](super::Cause) and index of the first failure; 0 if none | the proxy |
+//! | 2 | `failed`: [`FailureCause`](super::FailureCause) and index of the first, or 0 | the proxy |
 //! | 3 | `stopped`: 1 when nothing more is consumed | the proxy |
 //! | 16 | `released`: for a gated ring, how many may be consumed | a stream |
 //! | 32 | `head` for host threads; that of a kernel is in its device's memory | the producers |
 //! | 48… | the slots, 8 words each | the producers |
 //!
-//! A property test checks every order of a writer's stores beside turns of the proxy; not loom, as
-//! the words lie in memory shared with devices.
+//! A property test checks the orders of a writer's stores; loom cannot model memory of devices.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -43,7 +41,6 @@ pub(crate) struct Ring {
     pub(crate) slots: u64,
     /// Whether only descriptors released by a stream are consumed.
     gated: bool,
-    /// Whether all producers are gone.
     closed: AtomicBool,
     failure: Mutex<Option<RequestFailure>>,
 }
@@ -76,7 +73,6 @@ impl Ring {
         SLOTS + (index & (self.slots - 1)) as usize * DESCRIPTOR_WORDS
     }
 
-    /// The number of completed descriptors, counted without gaps.
     #[inline]
     pub(crate) fn completed(&self) -> u64 {
         self.words.at(COMPLETED).load(Ordering::Acquire)
@@ -129,8 +125,7 @@ impl Ring {
             }
         }
         let first = self.slot(index);
-        // Release on every word, as the proxy may read any of them first: the caller's earlier
-        // writes are visible to the consumer.
+        // Release on every word: the proxy may acquire the caller's writes by any of them.
         for (at, word) in descriptor.encode(lap(index, self.slots)).into_iter().enumerate() {
             self.words.at(first + at).store(word, Ordering::Release);
         }
@@ -154,7 +149,6 @@ pub(crate) enum Peeked {
     Descriptor(Result<Descriptor, InvalidDescriptor>),
 }
 
-/// The proxy's consumer of a ring.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     pub(crate) ring: Arc<Ring>,
@@ -179,8 +173,7 @@ impl Consumer {
         }
     }
 
-    /// Reads the next entry. The number in flight is limited to the slots: nothing is consumed
-    /// while the oldest of that many is incomplete.
+    /// Reads the next entry, unless as many descriptors as there are slots are in flight.
     #[inline]
     pub(crate) fn peek(&mut self) -> Peeked {
         let ring = &*self.ring;
@@ -221,8 +214,7 @@ impl Consumer {
         self.next
     }
 
-    /// Consumes the peeked entry; returns its index. Producers see it after
-    /// [`publish`](Self::publish).
+    /// Consumes the peeked entry; producers see it after [`publish`](Self::publish).
     #[inline]
     pub(crate) fn take(&mut self) -> u64 {
         let index = self.next;
@@ -252,13 +244,11 @@ impl Consumer {
         }
     }
 
-    /// The number of consumed, incomplete descriptors.
     pub(crate) fn in_flight(&self) -> u64 {
         self.next - self.completed
     }
 
-    /// Whether it can be dropped: all producers are gone, and everything that threads have written
-    /// is complete, including entries that a stream has yet to release.
+    /// Whether all producers are gone and all they wrote is complete, released by a stream or not.
     pub(crate) fn is_finished(&self) -> bool {
         self.ring.closed.load(Ordering::Acquire)
             && self.in_flight() == 0
@@ -273,8 +263,7 @@ impl Consumer {
         self.ring.stop();
         self.completed = self.next;
         self.publish();
-        // Streams wait for counts only: advance them beyond everything submitted, by the signed
-        // difference, so that no wait remains.
+        // Streams wait for counts only, by the signed difference: advance them past all submitted.
         if self.ring.gated {
             let head = self.ring.words.at(HEAD).load(Ordering::Acquire);
             self.ring.words.at(COMPLETED).store(head, Ordering::Release);

@@ -14,8 +14,7 @@ use super::{Proxy, ProxyError, RingRegistry};
 pub struct IdlePolicy {
     /// How long it busy-polls.
     pub spin: Duration,
-    /// How long it then sleeps between polls, which delays requests by as much. The system adds
-    /// some 50 µs.
+    /// How long it then sleeps between polls, plus the system's some 50 µs: delays requests.
     pub sleep: Duration,
 }
 
@@ -29,7 +28,6 @@ impl Default for IdlePolicy {
     }
 }
 
-/// Polls between reading the clock or yielding.
 const POLLS_PER_CLOCK_READ: u32 = 64;
 
 /// Calls `progress`, which returns whether there was anything to do, until `stop`.

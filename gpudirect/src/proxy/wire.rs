@@ -1,5 +1,4 @@
-//! The proxy's connections: a queue pair per rank, on which descriptors are posted as work
-//! requests.
+//! The proxy's connections: a queue pair per rank, on which descriptors become work requests.
 
 use core::any::Any;
 use std::collections::VecDeque;
@@ -15,8 +14,7 @@ use crate::words::WORD;
 
 /// The maximum bytes of a work request: ports support 1 GiB and more.
 const MAX_REQUEST: u64 = 1 << 30;
-/// The approximate maximum of work requests per batch; the last one is signaled (selective
-/// signaling).
+/// Approximate work requests per batch, of which the last is signaled (selective signaling).
 const MAX_BATCH: usize = 64;
 
 /// A peer's remote memory.
@@ -60,14 +58,12 @@ enum Request {
     Add(AtomicWord, RemoteWord, u64),
 }
 
-/// The ring of a descriptor, and its index there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) ring: usize,
     pub(crate) index: u64,
 }
 
-/// A descriptor posted as work requests.
 struct InFlight {
     /// The sequence number of its last work request.
     last: u64,
@@ -77,7 +73,6 @@ struct InFlight {
 
 pub(crate) type Outcome = (Origin, Result<(), RequestFailure>);
 
-/// The result of staging a descriptor.
 pub(crate) enum Staging {
     /// It is posted with the next doorbell.
     Staged,
@@ -88,12 +83,11 @@ pub(crate) enum Staging {
 }
 
 impl Connections {
-    /// Connections to ranks 0, 1, …: per rank a queue pair, whose completions arrive on `cq`, and
-    /// its remote memory. `local` is the local memory with its length, and `keep` is dropped after
-    /// all requests are complete.
+    /// Connections to ranks 0, 1, …: per rank a queue pair with completions on `cq`, and its remote
+    /// memory. `local` is the local memory with its length; `keep` is dropped after all requests.
     ///
-    /// Each queue pair must support 8 bytes of inline data and have the rank as its tag; the one to
-    /// this rank is connected to another of this process.
+    /// Each queue pair needs 8 bytes of inline data and the rank as its tag; the one to this rank
+    /// is connected to another of this process.
     ///
     /// # Errors
     /// If the scratch words for atomics cannot be registered.
@@ -129,8 +123,7 @@ impl Connections {
         })
     }
 
-    /// Validates an untrusted descriptor and stages its work requests, which
-    /// [`ring_doorbells`](Self::ring_doorbells) posts.
+    /// Validates an untrusted descriptor and stages its work requests for the next doorbells.
     #[inline]
     pub(crate) fn stage(&mut self, descriptor: &Descriptor, origin: Origin) -> Staging {
         let Some(peer) = self.peers.get_mut(descriptor.peer as usize) else {
@@ -217,8 +210,7 @@ impl Connections {
         Staging::Staged
     }
 
-    /// Posts staged requests with one post list per rank. Appends the results of descriptors that
-    /// fail to post.
+    /// Posts staged requests, one post list per rank; appends descriptors that fail to post.
     #[inline]
     pub(crate) fn ring_doorbells(&mut self, outcomes: &mut Vec<Outcome>) {
         for peer in &mut self.peers {
@@ -320,7 +312,6 @@ impl PeerConnection {
     }
 }
 
-/// Whether the range lies within `whole` bytes.
 fn in_bounds(at: u64, len: u64, whole: u64) -> bool {
     at <= whole && len <= whole - at
 }

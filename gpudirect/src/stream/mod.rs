@@ -1,10 +1,10 @@
 //! Stream-ordered posting: work requests that wait for GPU work, and GPU work that waits for work
 //! requests.
 //!
-//! A [`StreamQueue`] owns a queue pair. It posts a batch when an event has completed, or when a
-//! stream's current work is done ([`post_after`](StreamQueue::post_after)); and a stream can wait
-//! for the batch's completion ([`Posted::enqueue_wait`]). Neither blocks the caller: the queue's
-//! thread communicates with streams through words in pinned memory that they write and wait for.
+//! A [`StreamQueue`] posts a batch once an event or a stream's current work is done
+//! ([`post_after`](StreamQueue::post_after)), and a stream can wait for the batch's completion
+//! ([`Posted::enqueue_wait`]). Neither blocks the caller: the queue's thread and the streams
+//! communicate through words in pinned memory.
 //!
 //! ```no_run
 //! use doorbell_gpudirect::proxy::IdlePolicy;
@@ -34,17 +34,15 @@
 //!
 //! # Graphs
 //!
-//! A single post waits for a value that a graph would reuse at each launch, so these calls are
-//! refused while a stream is captured. Graphs use [`StreamQueue::repeated`]: a batch that is
-//! rebuilt each time a stream reaches [`RepeatedPost::enqueue_post`], so that a graph launched
-//! twice posts twice.
+//! A graph would reuse the value of a single post at each launch, so these calls are refused during
+//! capture. Graphs use [`StreamQueue::repeated`], whose batch is rebuilt each time a stream reaches
+//! [`RepeatedPost::enqueue_post`].
 //!
 //! # Failures
 //!
-//! A failed request is reported by [`Posted::finish`], and by [`StreamQueue::failure`], which keeps
-//! the first. Streams never hang on it: their waits end whether the post succeeded or failed, and
-//! also when the queue is dropped. Work behind the wait may therefore run on missing data; check
-//! for failure before using its results.
+//! A failed request is reported by [`Posted::finish`], the first also by [`StreamQueue::failure`].
+//! Waits of streams end also when a post fails or the queue is dropped, so work behind them may run
+//! on missing data: check for failure before using its results.
 
 mod error;
 mod poster;
@@ -71,13 +69,11 @@ use crate::words::SharedWords;
 
 type Build = Box<dyn for<'q> FnOnce(&mut Batch<'q, 'static>) + Send>;
 
-/// Index of the word that counts completed posts.
 const COMPLETED: usize = 0;
 /// Index of the first word by which streams report that they reached a post: one per pending post.
 const READY: usize = 16;
 const MAX_PENDING: u64 = 256;
 
-/// State shared by a queue and its poster.
 struct Shared {
     words: SharedWords,
     /// Locked while a stream operation is enqueued, so that posts reach the poster in ticket order.
@@ -110,9 +106,8 @@ struct State {
 /// What a post waits for.
 #[derive(Debug, Clone, Copy)]
 pub enum PostTrigger<'a> {
-    /// The work recorded by the event before this call; nothing if it was never recorded. It must
-    /// not be recorded again meanwhile. The event is polled by driver queries, which are slower
-    /// than a stream's word.
+    /// The event's work so far (none if never recorded); not to be recorded again meanwhile.
+    /// Polled by driver queries, which are slower than a stream's word.
     Event(&'a Event),
     /// The stream's current work.
     Stream(&'a Stream),
@@ -132,16 +127,13 @@ impl<'a> From<&'a Stream> for PostTrigger<'a> {
 
 /// A queue pair that posts in stream order: see the [module](self). Thread-safe.
 ///
-/// Posts are executed in submission order, so a waiting one blocks those behind it: streams that
-/// wait for each other should have separate queues.
-///
-/// On drop, incomplete posts fail.
+/// Posts execute in submission order, so streams that wait for each other need separate queues. On
+/// drop, incomplete posts fail.
 pub struct StreamQueue {
     shared: Arc<Shared>,
     thread: Option<Arc<Thread>>,
 }
 
-/// The thread, stopped with its last handle.
 struct Thread {
     shared: Arc<Shared>,
     handle: Option<JoinHandle<()>>,
@@ -159,8 +151,7 @@ impl Drop for Thread {
 }
 
 impl StreamQueue {
-    /// A queue that posts to `qp`, driven by its own thread. `cq` must receive its completions
-    /// only.
+    /// A queue driven by its own thread. `cq` must receive completions of `qp` only.
     ///
     /// # Errors
     /// [`StreamError::NotSignaled`] for a queue pair not built with
@@ -250,8 +241,7 @@ impl StreamQueue {
         })
     }
 
-    /// A batch that is posted each time a stream reaches it, in graphs too. `build` rebuilds it
-    /// each time.
+    /// A batch that `build` rebuilds, posted each time a stream reaches it, also in graphs.
     ///
     /// # Errors
     /// [`StreamError::Gone`]; the driver's error.

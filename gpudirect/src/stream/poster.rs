@@ -34,7 +34,6 @@ pub struct Poster {
     done: u64,
 }
 
-/// A posted, or refused, batch.
 struct InFlight {
     /// The number of completed requests at which it is complete.
     until: u64,
@@ -63,8 +62,7 @@ impl Poster {
         }
     }
 
-    /// Posts what is ready, polls completions, and updates the streams' words. Returns whether
-    /// there was anything to do. Never blocks.
+    /// One pass: posts, polls, updates the streams' words. Never blocks; `true` if it did anything.
     pub fn progress(&mut self) -> bool {
         if self.shared.waiting.load(Ordering::Acquire) {
             self.admit();
@@ -170,8 +168,7 @@ impl Poster {
             });
         });
         if let Err(error) = polled {
-            // No more completions arrive: posted batches are complete, and their buffers stay with
-            // the queue pair.
+            // No more completions arrive: posted batches end; the queue pair keeps their buffers.
             self.confirmed = self.qp.next_send();
             for entry in &mut self.in_flight {
                 entry.failed.get_or_insert_with(|| PostFailed(error.to_string()));

@@ -1,13 +1,9 @@
-//! Posts that a stream, or a graph, repeats.
+//! Posts that a stream, or a graph, repeats, by two words that are reused each time.
 //!
-//! Two words suffice, whose values are reused each time. A stream that reaches the post waits until
-//! `armed` is 0, and sets it to 1. The poster, on finding 1, sets `done` to 0, posts, and sets
-//! `armed` to 0; when everything it posted has completed, it sets `done` to 1. A stream that waits
-//! for the post waits until `armed` is 0, and then until `done` is 1: its own arming has been
-//! consumed by then, so the 1 is not a stale one. Only the poster writes `done`, so there is no
-//! race.
-//!
-//! A test runs every order of a stream's and the poster's accesses, with the poster's own steps.
+//! A stream that reaches the post waits until `armed` is 0, and sets it to 1. The poster then sets
+//! `done` to 0, posts, sets `armed` to 0 and, once all it posted has completed, `done` to 1. A
+//! stream that waits for the post waits until `armed` is 0 and then until `done` is 1: its own
+//! arming has been consumed by then, so the 1 is not stale. Only the poster writes `done`.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -26,7 +22,6 @@ const COUNT: usize = 17;
 
 pub(super) type BuildRepeated = Box<dyn for<'q> FnMut(&mut Batch<'q, 'static>) + Send>;
 
-/// The poster's state of a repeated post.
 pub(super) struct Repeat {
     words: SharedWords,
     pub(super) build: BuildRepeated,
@@ -81,8 +76,7 @@ impl Repeat {
     }
 }
 
-/// A batch that is posted each time a stream reaches it. Keep it as long as any graph that contains
-/// it.
+/// A batch posted each time a stream reaches it; keep it as long as any graph that contains it.
 ///
 /// Streams must use it one after another, as launches of one graph do.
 pub struct RepeatedPost {
@@ -112,16 +106,14 @@ impl RepeatedPost {
         }
     }
 
-    /// Posts the batch when all earlier work of the stream is done; at each launch, if the stream
-    /// is captured.
+    /// Posts the batch after all earlier work of the stream; at each launch, if captured.
     pub fn enqueue_post(&self, stream: &Stream) -> Result<(), StreamError> {
         let armed = self.words.span(ARMED).ok_or(StreamError::Gone)?;
         stream.wait_value64(armed, WaitCondition::Equal(0))?;
         Ok(stream.write_value64(armed, 1)?)
     }
 
-    /// Makes later work of the stream wait until all earlier posts by this stream, and by streams
-    /// before it, are complete, successfully or not.
+    /// Makes later work wait until posts so far, by this stream and those before it, have ended.
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         let (armed, done) = (self.words.span(ARMED), self.words.span(COMPLETED));
         let (armed, done) = armed.zip(done).ok_or(StreamError::Gone)?;
@@ -162,7 +154,6 @@ mod tests {
     const POST: [Step; 2] = [Step::AwaitDisarmed, Step::Arm];
     const WAIT: [Step; 2] = [Step::AwaitDisarmed, Step::AwaitCompleted];
 
-    /// The model's state: the words, the stream's and poster's positions, and the completions.
     #[derive(Clone, Copy, PartialEq, Eq, Hash)]
     struct State {
         armed: u64,
@@ -244,8 +235,7 @@ mod tests {
         found
     }
 
-    /// Explores every interleaving of stream operations and poster steps: no wait ends early,
-    /// nothing is lost, and there is no deadlock.
+    /// In every interleaving no wait ends early, nothing is lost, and there is no deadlock.
     #[test]
     fn every_interleaving() {
         let programs = [

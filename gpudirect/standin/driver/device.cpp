@@ -80,8 +80,7 @@ EXPORT cuDeviceGetAttribute(int *value, int attribute, int) {
         case 97: *value = 200 << 10; return OK;
         case 117: *value = 1; return OK;
         case 118: *value = 100; return OK;
-        // Cooperative launch, VMM mapping and sharing, GPUDirect RDMA, 64-bit memory operations,
-        // dma-buf and interprocess events.
+        // Cooperative launch, VMM, GPUDirect RDMA, 64-bit memory operations, dma-buf, event IPC.
         case 95: case 102: case 103: case 110: case 116: case 122: case 124: case 125: *value = 1; return OK;
         default: return INVALID_VALUE;
     }

@@ -1,9 +1,8 @@
 // A CUDA driver without a GPU: the part of libcuda.so.1 that doorbell-cuda calls, and a little more
 // for tests. Names and numbers are those of NVIDIA's "CUDA Driver API".
 //
-// One lock protects everything; it is released while work executes. Work holds the objects it uses,
-// so handles can be destroyed at any time. Global state is never destroyed at process exit, as
-// stream threads may still run.
+// One lock protects everything, and is released while work executes. Work holds the objects it
+// uses. Global state is never destroyed at exit, as stream threads may still run.
 #pragma once
 
 #include <atomic>
@@ -59,10 +58,8 @@ constexpr std::chrono::seconds PATIENCE(120), PATIENCE_LAZY(20);
 constexpr int MULTIPROCESSORS = 4;
 constexpr int THREADS_PER_MULTIPROCESSOR = 2048;
 
-// When work is executed.
 enum class Mode {
-    // When something waits for it, and then only what that needs, so that everything asynchronous
-    // is as late and as unordered as possible.
+    // When something waits for it, and only what that needs: as late and unordered as possible.
     LAZY,
     // Immediately: each stream has a thread.
     PROMPT,
@@ -77,8 +74,7 @@ struct Settings {
     bool peers = true;
     // Device addresses are accessible to the host.
     bool open = false;
-    // A kernel's first launch waits for the whole device, as NVIDIA's driver may with lazy loading
-    // (CUDA_MODULE_LOADING).
+    // A first launch waits for the whole device, as with lazy loading (CUDA_MODULE_LOADING).
     bool late = false;
     // Overridden attributes of all devices.
     std::map<int, int> attributes;
@@ -95,7 +91,6 @@ void count(Counted what, int by);
 // Counts a call; returns the status injected by a test.
 Status failing(const char *call);
 
-// The start of every driver function.
 #define ENTER \
     standin::Held held(standin::lock); \
     if (standin::Status failing_ = standin::failing(__func__)) return failing_
@@ -190,8 +185,7 @@ struct Stream {
     Status failed = OK;
     // Prompt: wakes its thread.
     std::condition_variable more;
-    // Whether the program waits for it, directly or through events of other streams; and what it
-    // waits for itself.
+    // Whether the program waits for it, directly or through events; and what it waits for.
     bool wanted = false;
     SharedPassage awaited;
     uint64_t awaited_time = 0;

@@ -1,5 +1,4 @@
-// The driver's description of a kernel compiled for the CPU, and its construction from the kernel's
-// function.
+// A kernel compiled for the CPU, as the driver sees it.
 #pragma once
 
 #include <stddef.h>

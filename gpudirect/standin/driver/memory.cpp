@@ -1,9 +1,8 @@
 // Device memory, backed by memfds, and host memory.
 //
-// Device addresses lie in an address range with no host mapping, so that host access without the
-// driver faults; the driver and the kernels find the bytes in a second range behind it. Unmapped or
-// freed memory has no mapping, and its addresses are reused as late as possible, so that late work
-// faults, too.
+// Device addresses have no host mapping, so that host access faults; the driver and the kernels use
+// a second range behind it. Freed addresses are unmapped, and reused as late as possible, so that
+// late work faults, too.
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>

@@ -1,5 +1,4 @@
-// Shared by the memory sources: allocations, possibly shared between processes, and their mappings
-// in this one.
+// Allocations, possibly shared between processes, and their mappings in this one.
 #pragma once
 
 #include "driver.h"

@@ -34,7 +34,6 @@ const Kernel *find(const std::string &name) {
     return nullptr;
 }
 
-// The names of all `.entry`s of PTX.
 std::vector<std::string> entries(const std::string &ptx) {
     std::vector<std::string> names;
     const std::string word = ".entry";
@@ -110,9 +109,8 @@ extern "C" void doorbell_relax() {
     throw GivenUp{LAUNCH_TIMEOUT};
 }
 
-// The test kernel `spin`. Tests inspect pending work meanwhile, on loaded machines: so it runs
-// until the program waits for it, otherwise much longer than requested; and for no time in lazy
-// mode.
+// The test kernel `spin`. Tests inspect pending work meanwhile, so it runs until the program waits
+// for it, or otherwise much longer than requested; in lazy mode for no time.
 extern "C" void doorbell_spin(uint64_t nanoseconds) {
     Stream *stream = working;
     if (settings.mode == Mode::LAZY || !stream) return;

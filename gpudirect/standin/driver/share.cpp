@@ -1,5 +1,4 @@
-// Sharing between processes beyond descriptors: IPC handles of memory and events, which name a
-// process and its descriptor, and dma-bufs, which are emulated.
+// IPC handles of memory and events, which name a process and its descriptor; emulated dma-bufs.
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>

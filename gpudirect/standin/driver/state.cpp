@@ -85,13 +85,11 @@ TESTS int standin_count(const char *name) {
     return -1;
 }
 
-// The `nth` call of this function from now on returns `code`.
 TESTS void standin_fail(const char *call, int nth, int code) {
     Held held(lock);
     fail(call, nth, code);
 }
 
-// Whether an injected failure is still pending.
 TESTS int standin_failing() {
     Held held(lock);
     return fault.code != OK;
@@ -106,8 +104,6 @@ TESTS int standin_calls(int index, const char **name) {
     return found->second;
 }
 
-// From now on every call returns `code`, and no work is executed, as after a kernel's illegal
-// access.
 TESTS void standin_lose(int code) {
     Held held(lock);
     lost = code;

@@ -1,5 +1,4 @@
-// Kernels of the stand-in's own tests: blocks that wait for each other, within a launch and between
-// ranks.
+// Kernels of the stand-in's tests: blocks wait for each other, in a launch and between ranks.
 #include "memory.cuh"
 
 // Each block signals each round to the same block of the peer, and waits for its signal. Flags are

@@ -1,7 +1,5 @@
-//! Builds the stand-in library, once for each state of its sources.
-//!
-//! Build outputs are named by a hash of all their inputs, so nothing is compiled twice and no stale
-//! output is used. Each kernel source is a translation unit of its own.
+//! Builds the stand-in library. Outputs are named by a hash of all their inputs, so that nothing is
+//! compiled twice and none is stale. Each kernel source is a translation unit of its own.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsStr;
@@ -26,8 +24,7 @@ const FLAGS: [&str; 11] = [
     "-Wall",
     "-Werror",
     "-Wno-unknown-pragmas",
-    // At low optimisation GCC does not see that a variable is set and used under the same
-    // condition.
+    // At low optimisation GCC misses that a variable is set and used under one condition.
     "-Wno-maybe-uninitialized",
 ];
 
@@ -64,7 +61,6 @@ fn repository(path: &str) -> PathBuf {
 struct Unit {
     source: PathBuf,
     flags: Vec<String>,
-    /// Hash of all its inputs.
     hash: u64,
 }
 
@@ -101,7 +97,6 @@ fn provide() -> PathBuf {
     library
 }
 
-/// The driver's sources, and each kernel source.
 fn units(folder: &Path) -> Vec<Unit> {
     let driver = repository("gpudirect/standin/driver");
     let kernels = repository("gpudirect/cuda/kernels");

@@ -1,16 +1,12 @@
-//! A CUDA driver on the CPU, as a stand-in for a GPU (`driver/`, in C++): doorbell-cuda loads it in
-//! place of `libcuda.so.1`, so that everything above it is tested without a GPU. A dev-dependency
-//! only.
+//! A CUDA driver on the CPU (`driver/`, in C++), which doorbell-cuda loads in place of
+//! `libcuda.so.1`, so that everything above it is tested without a GPU. A dev-dependency only.
 //!
-//! [`Standin::load`] gives a test a driver of its own; [`environment`] configures one for a program
-//! to be run. Either has two execution modes.
+//! [`Standin::load`] gives a test a driver of its own; [`environment`] configures a program's.
 //!
-//! - Device memory consists of memfds, which processes share like NVIDIA's descriptors, IPC handles
-//!   and imports. Host access to device addresses faults. Freed memory is unmapped.
-//! - Kernels are compiled for the CPU from their sources in `gpudirect/cuda/kernels`; the loaded
-//!   PTX determines which exist. `kernels/host.cuh` there defines the convention.
-//! - Streams, events, stream memory operations, batches, host functions, captures and graphs behave
-//!   like CUDA's.
+//! - Device memory is memfds, shared by descriptors, IPC handles and imports like NVIDIA's. Host
+//!   access to device addresses faults; freed memory is unmapped.
+//! - Kernels are compiled for the CPU from `gpudirect/cuda/kernels` (see `host.cuh` there); the
+//!   loaded PTX determines which exist.
 //!
 //! It does not model timing, a GPU's weaker memory order, peers' visibility of writes without
 //! synchronization, or how many thread blocks are resident.
@@ -34,16 +30,13 @@ pub use build::{build, missing};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutionMode {
     /// Only when something waits for it (or has polled very often), and then only what that needs:
-    /// everything asynchronous on a GPU is as late and as unordered as possible. Finds missing
-    /// waits and premature frees. For a single process: waits of another process do not trigger
-    /// execution.
+    /// as late and unordered as possible, which finds missing waits and premature frees. For a
+    /// single process: another's waits do not trigger execution.
     Lazy,
-    /// Immediately, by a thread per stream and per thread block: several ranks in a process, or
-    /// several processes, run concurrently.
+    /// Immediately, by a thread per stream and per thread block: several ranks run concurrently.
     Prompt,
 }
 
-/// All counters of the driver.
 const COUNTED: [&str; 12] = [
     "allocation",
     "mapping",
@@ -65,8 +58,7 @@ pub struct Standin {
     path: PathBuf,
 }
 
-/// The environment of a program that should use the stand-in driver, with `devices` devices (at
-/// most 8).
+/// The environment of a program that should use the driver, with `devices` devices (at most 8).
 ///
 /// `DOORBELL_STANDIN` is a comma-separated list: `lazy` or `prompt`; `devices=N`; `apart` for no
 /// peer access between devices; `open` as [`Standin::open`]; `late` as
@@ -212,8 +204,7 @@ impl Standin {
         all
     }
 
-    /// From now on every call returns `code` and no work is executed, as after a kernel's illegal
-    /// access (700).
+    /// From now on calls return `code` and no work runs, as after an illegal access (700).
     pub fn lose(&self, code: i32) {
         self.call("standin_lose", code);
     }
@@ -223,8 +214,7 @@ impl Standin {
         self.call("standin_peers", can.into());
     }
 
-    /// What the driver reports at start: the number of devices (at most 8), and its CUDA version
-    /// (13000 for 13.0).
+    /// Sets the number of devices (at most 8) and CUDA version (13000 is 13.0) seen at start.
     pub fn set_start(&self, devices: i32, version: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_start")(devices, version) }
@@ -236,14 +226,13 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
     }
 
-    /// Whether a kernel's first launch waits for all work of its device, unless `cuFuncLoad` was
-    /// called before, as NVIDIA's driver may: a launch while a stream waits for a peer then hangs.
+    /// Whether a kernel's first launch waits for all work of its device unless loaded before, as
+    /// with NVIDIA's driver: a launch while a stream waits for a peer then hangs.
     pub fn set_late_loading(&self, late: bool) {
         self.call("standin_late", late.into());
     }
 
-    /// Makes device addresses accessible to the host, which fault otherwise. Call it before
-    /// allocating memory.
+    /// Makes device addresses accessible to the host; call it before allocating memory.
     pub fn open(&self) {
         self.call("standin_open", 1);
     }
@@ -271,8 +260,7 @@ impl Standin {
         unsafe { self.function::<Run>("standin_run")(kernel.as_ptr(), blocks, threads, arguments.as_mut_ptr()) == 0 }
     }
 
-    /// Asserts that everything has been released, and that the calling thread's capture mode is the
-    /// initial one.
+    /// Asserts that everything is released, and that the thread's capture mode is the initial one.
     ///
     /// # Panics
     /// Otherwise.

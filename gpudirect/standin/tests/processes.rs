@@ -1,6 +1,5 @@
-//! Several processes on the stand-in: memory by descriptor, words and kernels between them, a
-//! killed process, an access to a device address. A program of its own, which runs itself as the
-//! second process.
+//! Several processes on the stand-in: shared memory, words, kernels, a killed process, an access to
+//! a device address. A program of its own, which runs itself as the second process.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -15,7 +14,6 @@ use doorbell_cuda_standin::{ExecutionMode, Standin, environment, missing};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
-/// The first argument of the second process.
 const CHILD: &str = "--child";
 const BYTES: usize = 3 << 20;
 const ROUNDS: u32 = 100;
@@ -25,7 +23,6 @@ const PTX: &str = ".visible .entry meet(";
 const FLAGS: [usize; 2] = [0, 256];
 const RESULTS: [usize; 2] = [512, 768];
 
-/// The functions of the first and the second process.
 type Case = (&'static str, fn(&First) -> Result, fn(&Side) -> Result);
 const CASES: [Case; 4] = [
     (
@@ -84,7 +81,6 @@ fn said(name: &str, result: Result) -> bool {
     result.is_ok()
 }
 
-/// Runs a case in this process and in a second one.
 fn first(name: &str, run: fn(&First) -> Result) -> Result {
     let standin = Standin::load(ExecutionMode::Prompt);
     let context = standin.driver()?.device(0)?.context()?;
@@ -203,8 +199,7 @@ fn kernels(side: &Side, who: usize) -> Result {
     Ok(())
 }
 
-/// The other process dies before its write: this one writes the word itself, and its stream
-/// completes.
+/// The other process dies before its write; this one writes the word, and its stream completes.
 fn survive(first: &First) -> Result {
     let Side {
         stream,

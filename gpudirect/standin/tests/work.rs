@@ -1,5 +1,4 @@
-//! Work of one process: kernels and graph branches that wait for each other, errors that lose the
-//! device.
+//! Work of one process: kernels and graph branches that wait for each other, lost devices.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -122,8 +121,7 @@ fn cooperative_blocks_are_all_resident() {
     assert_eq!(refused.unwrap_err().failure().unwrap().code, 720);
 }
 
-/// Two branches of a graph alternate through a word, so each must progress while the other waits;
-/// the last operation of one depends on the other.
+/// Two branches alternate through a word; the last operation of one depends on the other.
 #[test]
 fn graph_branches_run_concurrently() {
     for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {
@@ -220,8 +218,7 @@ fn no_work_after_device_loss() {
     }
 }
 
-/// A kernel that waits for a peer that never arrives ends when the device is lost, and so does its
-/// stream.
+/// A kernel that waits for a peer that never arrives ends, and so does its stream.
 #[test]
 fn kernels_end_when_the_device_is_lost() {
     for manner in [ExecutionMode::Prompt, ExecutionMode::Lazy] {

@@ -4,7 +4,6 @@ use doorbell_cuda::{Context, Driver, HostMemory, Kernel, KernelFile, Launch, Mem
 use doorbell_gpudirect::heap::SymmetricHeap;
 use doorbell_gpudirect::proxy::KernelQueue;
 
-/// A rank's GPU: stream, kernels, and their result words.
 pub(crate) struct Gpu {
     pub(crate) context: Context,
     pub(crate) stream: Stream,

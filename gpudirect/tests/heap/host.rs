@@ -8,7 +8,6 @@ use doorbell_gpudirect::proxy::FailureCause;
 
 use crate::world::{TIMEOUT, device, ranks};
 
-/// Bytes that depend on writer, round and offset.
 fn pattern(rank: u32, round: u64, len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (u64::from(rank) * 31 + round * 7 + at as u64) as u8)
@@ -155,8 +154,7 @@ fn invalid_requests_are_refused() {
     );
 }
 
-/// Size mismatches are reported by every rank that sees them; other ranks report that a peer
-/// failed.
+/// Every rank that sees a size mismatch reports it; others report that a peer failed.
 #[test]
 fn size_mismatch_fails_on_all_ranks() {
     let device = device();
@@ -175,7 +173,6 @@ fn size_mismatch_fails_on_all_ranks() {
     });
 }
 
-/// A rank that exits leaves its peer with an error, not without a completion.
 #[test]
 fn peer_exit_fails_requests() {
     ranks(

@@ -16,8 +16,7 @@ const FINE: Results = Results {
     right: 0,
 };
 
-/// Blocks fill, put and signal; the peer's blocks wait and compare. The queues are short enough to
-/// be full.
+/// Blocks fill, put and signal; the peer's wait and compare. The queues are short enough to fill.
 #[test]
 fn blocks_put_and_peers_compare() {
     let standin = Standin::load(ExecutionMode::Prompt);
@@ -88,7 +87,6 @@ fn kernels_get() {
     );
 }
 
-/// Kernels of two ranks that alternate, and many threads on one queue.
 #[test]
 fn kernels_alternate_and_many_threads_share_a_queue() {
     let standin = Standin::load(ExecutionMode::Prompt);
@@ -135,8 +133,7 @@ fn kernels_alternate_and_many_threads_share_a_queue() {
     );
 }
 
-/// Invalid descriptors from kernels: the kernel sees a failure, the host's error names the
-/// descriptor and cause, and later requests are executed.
+/// The kernel sees a failure, the host's error names descriptor and cause; later requests run.
 #[test]
 fn invalid_descriptors_of_kernels() {
     let standin = Standin::load(ExecutionMode::Prompt);
@@ -189,8 +186,7 @@ fn invalid_descriptors_of_kernels() {
     );
 }
 
-/// A kernel whose peer has exited is released, and so is one whose wait would never end, on its
-/// host's request.
+/// A kernel is released if its peer has exited, or on its host's request.
 #[test]
 fn waiting_kernels_are_released() {
     let standin = Standin::load(ExecutionMode::Prompt);

@@ -1,5 +1,4 @@
-//! Symmetric heaps on the soft device: ranks as threads, as processes, and with kernels and streams
-//! of the stand-in for a GPU.
+//! Symmetric heaps on the userspace device and the stand-in for a GPU.
 
 mod gpu;
 mod host;

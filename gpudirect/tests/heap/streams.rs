@@ -7,8 +7,7 @@ use doorbell_gpudirect::proxy::FailureCause;
 
 use crate::world::{TIMEOUT, gpu_ranks, ranks};
 
-/// Puts follow the stream's writes, waits precede the stream's reads, round by round, without
-/// blocking the host.
+/// Puts follow the stream's writes, waits precede its reads, without blocking the host.
 #[test]
 fn put_wait_and_barrier() {
     let standin = Standin::load(ExecutionMode::Prompt);
@@ -61,7 +60,6 @@ fn put_wait_and_barrier() {
     standin.assert_nothing_left("puts in a stream's order");
 }
 
-/// No request is executed before its stream reaches it.
 #[test]
 fn no_request_precedes_its_stream() {
     let standin = Standin::load(ExecutionMode::Prompt);
@@ -102,7 +100,6 @@ fn no_request_precedes_its_stream() {
     );
 }
 
-/// A stream that waits for a failing request continues, and the failure is reported.
 #[test]
 fn failures_release_streams() {
     let standin = Standin::load(ExecutionMode::Prompt);

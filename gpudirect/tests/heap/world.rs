@@ -12,7 +12,6 @@ use doorbell_verbs::{Context, Library};
 
 use crate::gpu::Gpu;
 
-/// Longer than anything here takes, even on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn device() -> Context {

@@ -1,5 +1,4 @@
-//! Device memory as VMM allocations (`cuMemCreate`), which can be exported as file descriptors and
-//! mapped for peer devices.
+//! VMM allocations (`cuMemCreate`), exportable as file descriptors and mapped for peer devices.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -14,8 +13,7 @@ use crate::error::Error;
 use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Location, status};
 
-/// A VMM allocation of device memory. Handles are reference-counted; the memory is freed when the
-/// last is dropped and no work uses it.
+/// A reference-counted VMM allocation of device memory, freed when no handle or work uses it.
 ///
 /// Its initial contents are unspecified. Its bytes are accessed only by copies and kernels.
 #[derive(Clone)]
@@ -61,8 +59,7 @@ impl DeviceMemory {
         self.mapped
     }
 
-    /// Whether it was allocated for GPUDirect RDMA (`gpuDirectRDMACapable`), as it is if the device
-    /// supports that.
+    /// Whether it is `gpuDirectRDMACapable`: every allocation on a device that supports it is.
     #[must_use]
     pub fn is_gpu_direct(&self) -> bool {
         self.gpu_direct
@@ -74,8 +71,7 @@ impl DeviceMemory {
         self.all().device_ptr()
     }
 
-    /// The device it resides on; `None` for imported memory of a device that this process does not
-    /// see.
+    /// The device it resides on; `None` for imported memory of one not visible to this process.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let home = usize::try_from(self.home).ok()?;
@@ -104,9 +100,8 @@ impl DeviceMemoryOptions<'_> {
     /// Allocates `len` bytes.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::NoPeerAccess`] if one of the peers has no access to the
-    /// device; [`Error::NotSupported`] if the device cannot map memory so; [`Error::Empty`]; or
-    /// another driver error.
+    /// [`Error::OutOfMemory`]; [`Error::NoPeerAccess`] if a peer cannot access the device;
+    /// [`Error::NotSupported`] if it cannot map memory so; [`Error::Empty`]; another driver error.
     pub fn alloc(&self, len: usize) -> Result<DeviceMemory, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -172,7 +167,6 @@ impl DeviceMemoryOptions<'_> {
     }
 }
 
-/// The allocation granularity for `prop`, and `len` rounded up to it.
 pub(super) fn round_up(device: Device, prop: &AllocationProp, len: usize) -> Result<(usize, usize), Error> {
     let driver = device.driver();
     let mut granularity = 0;
@@ -211,7 +205,6 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// An allocation of `bytes`, not mapped yet.
     fn of(handle: AllocationHandle, bytes: usize) -> Self {
         Self {
             handle: Some(handle),
@@ -221,7 +214,6 @@ impl Mapping {
         }
     }
 
-    /// Maps it at newly reserved addresses, for `device` and `peers`.
     fn map(&mut self, device: Device, alignment: usize, peers: &[Device]) -> Result<(), Error> {
         let driver = device.driver();
         let table = driver.table();
@@ -253,8 +245,7 @@ impl Mapping {
     }
 }
 
-/// Checks that `device` has peer access to the memory of `other`; the driver's error for a mapping
-/// would not name the cause.
+/// Checked here because the driver's error for a mapping would not name the cause.
 pub(super) fn check_peer_access(device: Device, other: Device) -> Result<(), Error> {
     if device.peer(other)?.is_some() {
         return Ok(());

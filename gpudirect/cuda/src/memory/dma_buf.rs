@@ -25,9 +25,9 @@ impl Span<'_> {
     /// Exports the host pages that contain it as a dma-buf. The memory must outlive the import.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if the device, its driver or its kernel modules do not support
-    /// dma-buf; [`Error::Missing`] before CUDA 11.7; [`Error::Empty`]; or another driver error: for
-    /// host memory, and for memory that was not allocated for GPUDirect RDMA.
+    /// [`Error::NotSupported`] if the device, driver or kernel modules lack dma-buf;
+    /// [`Error::Missing`] before CUDA 11.7; [`Error::Empty`]; or the driver's, for host memory and
+    /// memory not allocated for GPUDirect RDMA.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn dma_buf(self) -> Result<DmaBuf, Error> {
         if self.is_empty() {
@@ -62,8 +62,8 @@ impl Span<'_> {
         })
     }
 
-    /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: synchronous copies and fills (`cuMemcpy`) of its
-    /// allocation return only when all of their work is done, as GPUDirect RDMA requires.
+    /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: synchronous copies (`cuMemcpy`) of its allocation
+    /// return only when all of their work is done, as GPUDirect RDMA requires.
     ///
     /// # Errors
     /// The driver's error: some do not support it for mapped memory, for which

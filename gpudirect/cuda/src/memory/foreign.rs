@@ -1,5 +1,4 @@
-//! Device memory allocated elsewhere: by PyTorch, or by another process that shares it through a
-//! CUDA IPC handle (`cuIpc*`). Also queries of pointer attributes.
+//! Device memory of PyTorch, or of other processes by CUDA IPC (`cuIpc*`); pointer attributes.
 
 use core::ffi::{c_int, c_void};
 use core::fmt;
@@ -37,8 +36,7 @@ pub struct PointerInfo {
     pub memory_type: MemoryType,
     /// The ordinal of the device on or for which it was allocated.
     pub device: usize,
-    /// Start and bytes of its allocation, or of its mapping for VMM memory; `None` if the driver
-    /// does not report it, as is allowed for host memory.
+    /// Start and bytes of its allocation or VMM mapping, if the driver reports it.
     pub allocation: Option<(DevicePtr, usize)>,
     /// An allocation id, unique in this process.
     pub buffer_id: u64,
@@ -53,9 +51,8 @@ pub struct PointerInfo {
 }
 
 impl Driver {
-    /// The memory type of an address and the ordinal of its device; `None` for an address unknown
-    /// to CUDA. Unlike [`Context::pointer_info`] it needs no context, and creates none on a device
-    /// that the program does not use.
+    /// The memory type of an address and the ordinal of its device; `None` if unknown to CUDA.
+    /// Unlike [`Context::pointer_info`] it needs no context, and creates none.
     pub fn locate(self, address: DevicePtr) -> Result<Option<(MemoryType, usize)>, Error> {
         let Some(memory_type) = memory_type(self, address)? else {
             return Ok(None);
@@ -66,8 +63,7 @@ impl Driver {
 }
 
 impl Context {
-    /// The pointer attributes of an address; `None` for an address unknown to CUDA, such as that of
-    /// a `Vec`.
+    /// The pointer attributes of an address; `None` if unknown to CUDA, such as of a `Vec`.
     #[doc(alias("cuPointerGetAttribute", "cudaPointerGetAttributes"))]
     pub fn pointer_info(&self, address: DevicePtr) -> Result<Option<PointerInfo>, Error> {
         let driver = self.driver();
@@ -107,8 +103,7 @@ fn memory_type(driver: Driver, address: DevicePtr) -> Result<Option<MemoryType>,
     }))
 }
 
-/// An attribute that is written as an int. Some are written as a bool, which leaves the other
-/// bytes 0.
+/// An attribute written as an int, or as a bool, which leaves the other bytes 0.
 fn number(driver: Driver, attribute: c_int, address: DevicePtr) -> Result<c_int, Error> {
     let mut value: c_int = 0;
     // SAFETY: these attributes are written as an int or less.
@@ -165,8 +160,7 @@ fn retain(driver: Driver, address: DevicePtr) -> Option<sys::AllocationHandle> {
     (status == status::SUCCESS).then_some(handle)
 }
 
-/// Device memory allocated elsewhere. Handles are reference-counted; it is released when the last
-/// is dropped and no work uses it.
+/// Reference-counted device memory allocated elsewhere, released when no handle or work uses it.
 #[derive(Clone)]
 pub struct Foreign(Arc<Resource>);
 
@@ -176,15 +170,13 @@ pub struct Foreign(Arc<Resource>);
 pub struct IpcHandle(pub [u8; 64]);
 
 impl Foreign {
-    /// Wraps `len` bytes from `address`. `owner` keeps them allocated; it is dropped when no work
-    /// uses them any longer.
+    /// Wraps `len` bytes from `address`; `owner`, which keeps them, is dropped after all work.
     ///
     /// # Safety
     /// Work of `context` must be able to read and write them until `owner` is dropped.
     ///
     /// # Errors
-    /// [`Error::Empty`]; [`Error::OutOfBounds`] if the driver reports a shorter allocation; or
-    /// another driver error, for an unknown address.
+    /// [`Error::Empty`]; [`Error::OutOfBounds`] beyond the allocation; the driver's error.
     pub unsafe fn wrap(context: &Context, address: DevicePtr, len: usize, owner: Owner) -> Result<Self, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -194,8 +186,7 @@ impl Foreign {
             range(context.driver(), address)?
         };
         let offset = usize::try_from(address.0 - base.0).unwrap_or(usize::MAX);
-        // For VMM memory the range is that of one mapping; the owner may have several adjacent
-        // ones.
+        // For VMM memory the range is that of one mapping; the owner may have several.
         if offset.saturating_add(len) > size && !mapped(context.driver(), address).0 {
             return Err(Error::OutOfBounds {
                 start: offset,
@@ -206,8 +197,7 @@ impl Foreign {
         Ok(Self::of(context, address.0, len, Backing::Owner { _owner: owner }))
     }
 
-    /// Opens a whole allocation that another process has shared by [`Foreign::ipc_handle`] or
-    /// `cuIpcGetMemHandle`; never one of this process.
+    /// Opens a whole allocation of another process, never of this one, by its IPC handle.
     ///
     /// # Safety
     /// The other process must keep the allocation until this one has closed it: the driver does
@@ -216,8 +206,7 @@ impl Foreign {
     /// the open one again.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] if the context's device has no access to the memory's,
-    /// [`Error::StillOpen`], or another driver error.
+    /// [`Error::NoPeerAccess`] to the memory's device, [`Error::StillOpen`], or the driver's.
     #[doc(alias("cuIpcOpenMemHandle", "cudaIpcOpenMemHandle"))]
     pub unsafe fn open(context: &Context, handle: &IpcHandle) -> Result<Self, Error> {
         let driver = context.driver();
@@ -290,9 +279,8 @@ impl Foreign {
         Ok((size, mapped(driver, self.device_ptr()).0))
     }
 
-    /// The IPC handle of its allocation, and its offset there. For memory from `cuMemAlloc`; mapped
-    /// memory is exported by [`Foreign::export_fd`]. It must be kept until the other process has
-    /// closed it.
+    /// The IPC handle of its allocation by `cuMemAlloc`, and its offset there; keep it until the
+    /// other process has closed it. Mapped memory is exported by [`Foreign::export_fd`].
     ///
     /// # Errors
     /// The driver's error: for mapped memory, and for an allocation opened from another process.
@@ -313,8 +301,7 @@ impl Foreign {
         Ok((IpcHandle(bytes.0), offset))
     }
 
-    /// A file descriptor of the mapping in which it starts, if that was allocated as shareable, and
-    /// its offset there.
+    /// A descriptor of the mapping in which it starts, if shareable, and its offset there.
     ///
     /// # Errors
     /// The driver's error: for memory that is not mapped or not exportable.
@@ -337,12 +324,10 @@ impl Foreign {
     }
 }
 
-/// What keeps the memory allocated.
 enum Backing {
     Owner {
         _owner: Owner,
     },
-    /// Another process's allocation, opened here.
     Opened(Open),
 }
 
@@ -354,8 +339,7 @@ static OPENED: Mutex<Vec<(OpenKey, Weak<Resource>)>> = Mutex::new(Vec::new());
 /// Serializes openings. Closing needs [`OPENED`] alone.
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// The entry of an open allocation; its inner value is `None` if the last handle is gone and
-/// closing is pending.
+/// The entry of an open allocation; `Some(None)` if its last handle is gone, not yet closed.
 fn opened(key: OpenKey) -> Option<Option<Arc<Resource>>> {
     let opened = OPENED.lock();
     let (_, resource) = opened.iter().find(|(one, _)| *one == key)?;

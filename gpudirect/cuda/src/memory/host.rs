@@ -1,8 +1,5 @@
-//! Pinned host memory, mapped for devices: the target of DMA copies and of kernels' loads and
-//! stores.
-//!
-//! No model is possible, as the other side is a device. The owner of a word chooses its ordering;
-//! copies are relaxed, and ordered by the event or word that reports the device's completion.
+//! Pinned host memory, mapped for devices, which no model can include. The owner of a word chooses
+//! its ordering; copies are relaxed, and ordered by the event or word that reports completion.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -19,15 +16,11 @@ use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::stream::Owner;
 use crate::sys;
 
-/// Pinned host memory, never write-combined. Handles are reference-counted; it is freed when the
-/// last is dropped and no work uses it.
+/// Pinned host memory, never write-combined; reference-counted, freed when no handle or work uses
+/// it. Allocation and freeing may wait for other work of the device, so allocate early.
 ///
-/// Allocation and freeing are driver calls that may wait for other work of the device, so allocate
-/// early and keep it.
-///
-/// A device may write it at any time. So a slice of it is given only to the last handle, when no
-/// work uses it ([`HostMemory::bytes_mut`]); otherwise bytes are copied in and out, and words are
-/// atomics.
+/// A device may write it at any time, so a slice is given only to the last handle, when no work
+/// uses it ([`HostMemory::bytes_mut`]); otherwise bytes are copied, and words are atomics.
 #[derive(Clone)]
 pub struct HostMemory {
     resource: Arc<Resource>,
@@ -94,12 +87,10 @@ impl HostMemory {
         Self::mapped(context, host, len, owner)
     }
 
-    /// Pins and maps memory owned elsewhere, such as a shared mapping. `owner` keeps it, and is
-    /// dropped when it is unpinned.
+    /// Pins memory owned elsewhere, such as a shared mapping; `owner` is dropped when unpinned.
     ///
     /// # Safety
-    /// `len` bytes from `host` must stay valid until `owner` is dropped, and meanwhile be
-    /// referenced only as atomics.
+    /// `host` must have `len` bytes, accessed by atomics only, until `owner` is dropped.
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub unsafe fn register_raw(
         context: &Context,
@@ -162,12 +153,10 @@ impl HostMemory {
         self.all().device_ptr()
     }
 
-    /// Waits for the work that uses it, then frees it, or unpins memory owned elsewhere. If there
-    /// are other handles, the last one does so on drop instead.
+    /// Waits for work that uses it, then frees or unpins it; with other handles, the last does.
     ///
     /// # Errors
-    /// [`Error::Lost`] if work has failed: it is then freed once that work is known to be over; or
-    /// another driver error.
+    /// [`Error::Lost`] if work has failed (freed once it is known to be over), or the driver's.
     #[doc(alias("cuMemFreeHost", "cuMemHostUnregister", "cudaFreeHost"))]
     pub fn free(self) -> Result<(), Error> {
         Arc::into_inner(self.resource).map_or(Ok(()), Resource::free)
@@ -290,8 +279,7 @@ enum Pinned {
         host: usize,
         len: usize,
     },
-    /// Owned elsewhere. If unregistering fails its pages may still be written, so it is then kept
-    /// forever.
+    /// Owned elsewhere; kept forever if unregistering fails, as devices may still write it.
     Borrowed {
         host: usize,
         owner: Owner,

@@ -1,10 +1,8 @@
 //! Memory used by device work: VMM allocations ([`DeviceMemory`]), pinned host memory
-//! ([`HostMemory`]), and device memory allocated elsewhere ([`Foreign`]). [`Shareable`] memory can
-//! be shared with other processes.
+//! ([`HostMemory`]), and memory allocated elsewhere ([`Foreign`]), some of it [`Shareable`].
 //!
-//! A handle keeps its memory; it is freed when its last handle is dropped and the work that uses it
-//! is done (see the crate's documentation). A [`Span`] is a checked, borrowed range for copies and
-//! launches; an [`OwnedSpan`] also keeps its memory.
+//! A handle keeps its memory. A [`Span`] is a checked, borrowed range for copies and launches; an
+//! [`OwnedSpan`] also keeps its memory.
 
 mod device;
 mod dma_buf;
@@ -135,8 +133,7 @@ impl<'a> Span<'a> {
         })
     }
 
-    /// Its device pointer, for kernels of the memory's context and of devices that the memory is
-    /// mapped for.
+    /// Its device pointer, for kernels of every device that the memory is mapped for.
     #[must_use]
     pub fn device_ptr(self) -> DevicePtr {
         DevicePtr(self.address())

@@ -1,9 +1,6 @@
-//! Sharing device memory between processes: as a file descriptor sent over a Unix socket, or, for
-//! memory from `cuMemAlloc`, as a CUDA IPC handle.
-//!
-//! Memory shared by descriptor lives as long as any process maps it or holds a descriptor, so no
-//! process can free it under another. Memory shared by IPC handle must be kept by its allocating
-//! process.
+//! Sharing device memory between processes: by file descriptor over a Unix socket, where it lives
+//! as long as any process maps it or holds a descriptor; or, for memory from `cuMemAlloc`, by CUDA
+//! IPC handle, where its allocating process must keep it.
 
 use core::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -18,20 +15,17 @@ use crate::error::Error;
 use crate::sys::{self, AllocationHandle, AllocationProp};
 
 impl DeviceMemory {
-    /// A file descriptor from which other processes, and this one, import it. It grants full access
-    /// to all of [`DeviceMemory::mapped_len`].
+    /// A descriptor to import it by; grants access to all of [`DeviceMemory::mapped_len`].
     ///
     /// # Errors
-    /// The driver's error: for imported memory that may not be re-exported, and beyond the
-    /// open-file limit.
+    /// The driver's, for memory that may not be re-exported, and beyond the open-file limit.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd, Error> {
         let _entered = self.context().enter()?;
         export(self.context().driver(), self.handle())
     }
 
-    /// Maps the memory of a file descriptor for the device of `context`; see
-    /// [`DeviceMemoryOptions::import`].
+    /// Maps the memory of `fd` for the device of `context`; see [`DeviceMemoryOptions::import`].
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import(context: &crate::Context, fd: BorrowedFd<'_>, len: usize) -> Result<Self, Error> {
         Self::options(context).import(fd, len)
@@ -39,13 +33,11 @@ impl DeviceMemory {
 }
 
 impl DeviceMemoryOptions<'_> {
-    /// Maps `len` bytes of the memory of `fd`, from [`DeviceMemory::export_fd`] on any device. The
-    /// descriptor is not needed afterwards.
+    /// Maps `len` bytes of an [exported](DeviceMemory::export_fd) `fd`, not needed afterwards.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] if the device has no access to the memory's, [`Error::Empty`], or
-    /// the driver's error: `CUDA_ERROR_INVALID_VALUE` for a descriptor of no memory, or of less
-    /// than `len`.
+    /// [`Error::NoPeerAccess`] if the device cannot access the memory's, [`Error::Empty`], or
+    /// the driver's: `CUDA_ERROR_INVALID_VALUE` for a descriptor of less than `len`, or no, memory.
     pub fn import(&self, fd: BorrowedFd<'_>, len: usize) -> Result<DeviceMemory, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -154,8 +146,7 @@ impl ExportedRange {
     /// one has closed it: see [`Foreign::open`].
     ///
     /// # Errors
-    /// As [`DeviceMemory::import`] and [`Foreign::open`]; [`Error::NoPeerAccess`] if the device has
-    /// no access, [`Error::OutOfBounds`] if the range exceeds the allocation.
+    /// As [`DeviceMemory::import`], [`Foreign::open`]; [`Error::OutOfBounds`] for a bad range.
     pub unsafe fn open(&self, context: &Context) -> Result<OwnedSpan, Error> {
         let range = self.offset..self.offset.saturating_add(self.len);
         match &self.handle {
@@ -186,7 +177,6 @@ pub(super) fn export(driver: Driver, handle: AllocationHandle) -> Result<OwnedFd
     owned("cuMemExportToShareableHandle", fd)
 }
 
-/// Takes ownership of the driver's descriptor.
 pub(super) fn owned(call: &'static str, fd: i32) -> Result<OwnedFd, Error> {
     if fd < 0 {
         return Err(Error::NoDescriptor { call, fd });

@@ -1,12 +1,11 @@
-//! Reductions of up to eight memories into one, by kernels that read each memory once:
-//! `kernels/reduce.cu`, embedded in this crate as PTX.
+//! Reductions of up to eight memories into one by `kernels/reduce.cu`, reading each memory once.
 //!
 //! Results are bit-identical to those of the collectives' host kernels: sources are reduced in
 //! order, 16- and 8-bit floats in `f32` with one rounding. Stored NaNs are the positive quiet NaN;
 //! in [partial results](OperandKind::Partial) their signs and payloads are unspecified.
 //!
-//! [`Reducer`] loads a kernel on first use (the driver compiles for tens of milliseconds);
-//! [`Reducer::prepare`] does so in advance. [`Reduction`] is one launch as a value.
+//! [`Reducer`] loads a kernel on first use (the driver compiles for tens of milliseconds) or by
+//! [`Reducer::prepare`]. [`Reduction`] is one launch as a value.
 
 mod plan;
 mod types;
@@ -107,8 +106,7 @@ impl Reducer {
         Self::with(context, KernelFile::Reduce.ptx(), LaunchConfig::default())
     }
 
-    /// Kernels of another build (`cargo xtask kernels --unroll 4`), or another launch
-    /// configuration, for comparison.
+    /// Kernels of another build (`cargo xtask kernels --unroll 4`), for comparison.
     #[must_use]
     pub fn with_ptx(context: &Context, ptx: String, config: LaunchConfig) -> Self {
         Self::with(context, ptx, config)
@@ -135,16 +133,14 @@ impl Reducer {
         self.config
     }
 
-    /// Enqueues on `stream` the reduction of `sources`, in order, into `into`. The target may be
-    /// one of the sources exactly, and must otherwise not overlap them. All operands must have the
-    /// same element count.
+    /// Enqueues the reduction of `sources`, in order, into `into`, which is exactly one of them or
+    /// overlaps none. All operands must have the same element count.
     ///
     /// Memory of another device must be mapped for this one; other writers' data is visible if it
     /// is ordered before this in the stream.
     ///
     /// # Errors
-    /// [`ReduceError`]; nothing was enqueued. Failures while the kernel runs are reported by a
-    /// later call.
+    /// [`ReduceError`]: nothing was enqueued. A later call reports failures of the kernel.
     pub fn reduce(
         &self,
         stream: &Stream,
@@ -181,8 +177,7 @@ impl Reducer {
         unsafe { self.launch(stream, &reduction, &uses[..=count]) }
     }
 
-    /// Enqueues on `stream` a reduction of memory given by address, such as a peer's or PyTorch's.
-    /// `uses` is kept until it is done.
+    /// Enqueues a reduction of memory by address (a peer's, PyTorch's); `uses` is kept until then.
     ///
     /// # Safety
     /// Until it is done, each address must be accessible to the device and hold the element count
@@ -202,8 +197,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Loads the kernels of `data` and `operator` in advance, such as before a capture or a
-    /// measurement.
+    /// Loads the kernels of `data` and `operator` in advance, such as before a capture.
     ///
     /// # Errors
     /// [`ReduceError::Driver`] or [`ReduceError::NoKernel`].

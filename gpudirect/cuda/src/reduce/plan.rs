@@ -1,5 +1,4 @@
-//! A reduction, validated and lowered to launch parameters. It consists of numbers alone, so that
-//! the kernels' source can also be run on the host.
+//! A reduction as validated launch parameters: numbers alone, which host builds of kernels take.
 
 use core::fmt;
 
@@ -94,7 +93,6 @@ pub(super) enum Function {
 impl Function {
     pub(super) const COUNT: usize = 6;
 
-    /// The functions that reductions by `operator` use.
     pub(super) const fn of(operator: Operator) -> &'static [Self] {
         match operator {
             Operator::Sum => &[Self::Sum, Self::PreMulSum],
@@ -155,8 +153,7 @@ pub struct LaunchConfig {
     pub threads: u32,
     /// The maximum number of blocks. With fewer blocks than tiles, each block loops.
     pub blocks: u32,
-    /// The 16-byte groups that a thread has in flight, as built into the kernels, for types of 2
-    /// bytes and more.
+    /// Groups of 16 bytes in flight per thread, as built into kernels of types beyond one byte.
     pub unroll: u32,
 }
 
@@ -185,8 +182,7 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// The reduction of `elements` elements of each source, in order, into memory of the given kind
-    /// and address.
+    /// Reduces `elements` elements of each source, in order, into memory of a kind and address.
     ///
     /// # Errors
     /// See [`InvalidReduction`].
@@ -244,7 +240,6 @@ fn is_partial(data: DataType, kind: OperandKind) -> bool {
     kind == OperandKind::Partial && data.accumulator() != data
 }
 
-/// The address range of the elements, checked for overflow.
 fn extent(
     data: DataType,
     kind: OperandKind,
@@ -307,8 +302,7 @@ fn function(
 }
 
 impl Arguments {
-    /// Divides the elements into head, vectorized groups and tail. If no element makes every memory
-    /// aligned, all elements are head.
+    /// Divides the elements into head, vectorized groups and tail; head alone if none is aligned.
     fn divide(&mut self, data: DataType) {
         let forms = (0..self.count as usize).map(|index| (self.sources[index], self.partials >> index & 1 == 1));
         let target = (self.into, self.partials >> MAX_SOURCES & 1 == 1);

@@ -1,5 +1,4 @@
-//! Tests of validation and work division. The kernels themselves are run in tests/gpu, on a GPU and
-//! on the host.
+//! Tests of validation and work division; tests/gpu runs the kernels, on a GPU and on the host.
 
 use super::plan::Function;
 use super::*;
@@ -100,8 +99,7 @@ fn differently_aligned_memories_have_no_groups() {
 
 #[test]
 fn partial_results_are_aligned_by_their_own_size() {
-    // Two elements of 2 bytes are 4 bytes of elements and 8 of partial results: 6 more of either
-    // reach a multiple of 16.
+    // 2 elements take 4 bytes, as partial results 8: 6 more of either reach a multiple of 16.
     let reduction = sum(
         DataType::Bf16,
         &[elements(0x1004), partials(0x2008)],

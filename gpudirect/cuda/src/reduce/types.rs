@@ -1,5 +1,4 @@
-//! Types, operators and scalars of reductions. They mirror those of the collectives, on which this
-//! crate does not depend.
+//! Types, operators and scalars of reductions; they mirror those of the collectives.
 
 use core::fmt;
 
@@ -79,8 +78,7 @@ impl DataType {
         }
     }
 
-    /// The accumulator type of partial results: `f32` for 16- and 8-bit floats, otherwise the type
-    /// itself.
+    /// The type of partial results: `f32` for 16- and 8-bit floats, otherwise the type itself.
     #[must_use]
     pub const fn accumulator(self) -> Self {
         match self {
@@ -110,8 +108,7 @@ impl fmt::Display for DataType {
 pub enum OperandKind {
     /// Elements.
     Element,
-    /// Partial results in the [accumulator type](DataType::accumulator): not yet rounded or
-    /// divided.
+    /// Partial results in the [accumulator type](DataType::accumulator), not rounded or divided.
     Partial,
 }
 
@@ -147,8 +144,7 @@ impl Operator {
     }
 }
 
-/// A factor for the elements of a source, in their [accumulator type](DataType::accumulator).
-/// Converted from a number of that type.
+/// A factor for a source's elements, in their [accumulator type](DataType::accumulator).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Scalar {
     data_type: DataType,
@@ -168,7 +164,6 @@ impl Scalar {
         self.bits
     }
 
-    /// The factor that changes no element of `data`.
     pub(super) fn one(data: DataType) -> Self {
         match data.accumulator() {
             DataType::F32 => 1f32.into(),

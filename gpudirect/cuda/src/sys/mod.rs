@@ -1,9 +1,7 @@
-//! FFI declarations of the CUDA driver API used by this crate: types, constants, and the [`Table`]
-//! of functions.
+//! Declarations of the CUDA driver API: types, constants, and the [`Table`] of functions.
 //!
-//! Written by hand rather than generated: a function's status is a plain number, as a newer driver
-//! may return one that no enum has. A test compares every size, offset and number with the `cudarc`
-//! crate.
+//! Written by hand: a status is a plain number, as a newer driver may return one that no enum has.
+//! A test compares every size, offset and number with the `cudarc` crate.
 
 mod table;
 #[cfg(test)]
@@ -15,23 +13,16 @@ pub(crate) use table::{Table, fill, open};
 
 /// The status of a driver call: `CUresult`.
 pub(crate) type Status = c_int;
-/// `CUdevice`.
+/// `CUdevice`; other `Raw` types are likewise the `CU` type of their name.
 pub(crate) type RawDevice = c_int;
 /// `CUdeviceptr`.
 pub(crate) type Address = u64;
-/// `CUcontext`.
 pub(crate) type RawContext = *mut c_void;
-/// `CUstream`.
 pub(crate) type RawStream = *mut c_void;
-/// `CUevent`.
 pub(crate) type RawEvent = *mut c_void;
-/// `CUmodule`.
 pub(crate) type RawModule = *mut c_void;
-/// `CUfunction`.
 pub(crate) type RawFunction = *mut c_void;
-/// `CUgraph`.
 pub(crate) type RawGraph = *mut c_void;
-/// `CUgraphExec`.
 pub(crate) type RawGraphExec = *mut c_void;
 /// `CUmemGenericAllocationHandle`.
 pub(crate) type AllocationHandle = u64;
@@ -95,7 +86,6 @@ pub(crate) struct CopyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// The status codes that are distinguished.
 pub(crate) mod status {
     use super::Status;
 

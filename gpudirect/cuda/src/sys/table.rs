@@ -1,8 +1,6 @@
-//! The table of driver functions, and the loader that fills it from `libcuda.so.1`.
-//!
-//! A symbol carries the version of its C prototype in `cuda.h` (`_v2`), as the header's macros do
-//! for C. Functions present since CUDA 11.4 are required; newer ones are `None` in older drivers,
-//! and their callers report that as an error.
+//! The table of driver functions, filled from `libcuda.so.1`. Symbols carry the version of their
+//! prototype in `cuda.h` (`_v2`). Those of CUDA 11.4 are required; newer ones are `None` in older
+//! drivers, which their callers report as an error.
 
 use core::ffi::{c_char, c_float, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::error::Error as _;
@@ -174,8 +172,7 @@ table! {
     }
 }
 
-/// Opens the library at `path` for the life of the process, so that pointers into it never dangle.
-/// On failure, the message of dlerror(3).
+/// Opens the library for the life of the process; on failure, the message of dlerror(3).
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.

@@ -1,5 +1,4 @@
-//! Comparison of this crate's types and constants with those of the `cudarc` crate, generated from
-//! CUDA's headers.
+//! This crate's types and constants match those of `cudarc`, generated from CUDA's headers.
 
 use core::mem::offset_of;
 
@@ -7,7 +6,6 @@ use cudarc::driver::sys as theirs;
 
 use super::*;
 
-/// Compares the size, alignment and field offsets of two types.
 macro_rules! same_layout {
     ($ours:ty, $theirs:ty $(, $our:ident = $their:ident)*) => {
         assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
@@ -50,7 +48,6 @@ fn types() {
     same_layout!([u8; 16], theirs::CUuuid);
 }
 
-/// Compares constants.
 macro_rules! same_numbers {
     ($($ours:expr => $theirs:expr),* $(,)?) => { $(assert_eq!(i64::from($ours), $theirs as i64, stringify!($theirs));)* };
 }

@@ -1,9 +1,7 @@
-//! The suite on NVIDIA's driver, plus cases that need two processes. A program of its own, so that
-//! it runs without cargo: it prints the result of each case, or one line that says why there is no
-//! GPU. Under cargo without a GPU it runs itself on the CPU stand-in.
+//! The suite on NVIDIA's driver, plus cases of two processes. A program that runs without cargo and
+//! prints the result of each case, or why there is no GPU; under cargo it then uses the stand-in.
 //!
-//! `gpu [FILTER]` runs the cases whose names contain FILTER; `gpu --measure` prints the cost of
-//! copies and calls.
+//! `gpu [FILTER]` runs the cases whose names contain FILTER; `gpu --measure` prints costs.
 
 #[path = "../suite/mod.rs"]
 mod suite;
@@ -77,7 +75,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program again, with the stand-in driver.
 fn on_the_stand_in(arguments: &[String]) -> ExitCode {
     let status = env::current_exe().and_then(|program| {
         Command::new(program)

@@ -65,7 +65,6 @@ fn bandwidth(driver: Driver, context: &Context, stream: &Stream) -> Result {
     Ok(())
 }
 
-/// The CPU time and the stream time of single calls.
 fn calls(context: &Context, stream: &Stream) -> Result {
     let memory = DeviceMemory::alloc(context, 1 << 20)?;
     let (one, two) = (memory.span(..8)?, memory.span(4096..4104)?);
@@ -156,7 +155,6 @@ fn calls(context: &Context, stream: &Stream) -> Result {
     Ok(())
 }
 
-/// Round trips of words between the host and a waiting stream.
 fn words(context: &Context, stream: &Stream) -> Result {
     const ROUNDS: u32 = 200;
     let host = HostMemory::alloc(context, 64)?;

@@ -13,7 +13,6 @@ use libloading::os::unix::Library;
 
 use crate::suite::{Case, Outcome, Setting, pattern};
 
-/// The first argument of the second process.
 pub(crate) const CHILD: &str = "--child";
 const BYTES: usize = 5_000_000;
 

@@ -22,8 +22,7 @@ fn no_library() {
     );
 }
 
-/// On a machine without a driver, such as a CI machine, loading fails; anywhere, the first result
-/// is final.
+/// Without a driver, as in CI, loading fails; anywhere, the first result is final.
 #[test]
 fn the_system() {
     match (Driver::load(), Driver::load()) {

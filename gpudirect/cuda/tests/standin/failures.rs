@@ -261,8 +261,7 @@ fn foreign_stream_is_not_destroyed() {
             .unwrap();
         stream.synchronize().unwrap();
         assert_eq!(standin.count("mapping"), 0);
-        // Nor does it count as idle if a capture elsewhere forbids the query, or the status is
-        // unknown.
+        // Nor is it idle if a capture elsewhere forbids the query, or the status is unknown.
         for code in [906, 999] {
             let memory = DeviceMemory::alloc(context, 100).unwrap();
             stream.fill(memory.all(), 1).unwrap();

@@ -1,5 +1,4 @@
-//! Tests that hold for any driver: run on the CPU stand-in (`standin`), and on NVIDIA's if there is
-//! one (`gpu`).
+//! Tests of any driver: the CPU stand-in (`standin`), and NVIDIA's if there is one (`gpu`).
 
 mod copies;
 mod graphs;
@@ -15,7 +14,6 @@ use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Kernel, Launch, M
 
 pub(crate) enum Verdict {
     Passed,
-    /// The machine lacks a requirement.
     Skipped(String),
 }
 
@@ -29,7 +27,6 @@ pub(crate) struct Case {
 
 macro_rules! cases {
     ($($module:ident: $($case:ident),*;)*) => {
-        /// All cases, in execution order.
         pub(crate) const CASES: &[Case] = &[$($(Case { name: concat!(stringify!($module), "::", stringify!($case)), run: $module::$case },)*)*];
     };
 }
@@ -47,7 +44,6 @@ cases! {
 /// Two kernels: `add_one(words, count)` adds 1 to each 32-bit word, `spin(nanoseconds)` busy-waits.
 pub(crate) const PTX: &str = include_str!("kernels.ptx");
 
-/// The common fixture.
 pub(crate) struct Setting {
     pub(crate) context: Context,
     pub(crate) stream: Stream,
@@ -73,7 +69,6 @@ impl Setting {
         Ok(memory)
     }
 
-    /// The contents of memory after all work of the stream.
     pub(crate) fn read(&self, memory: &impl Memory) -> Result<Vec<u8>, Box<dyn Error>> {
         let mut host = HostMemory::alloc(&self.context, memory.len())?;
         self.stream.copy(host.all(), memory.all())?;
@@ -84,7 +79,6 @@ impl Setting {
         Ok(Module::from_ptx(&self.context, PTX)?.kernel(name)?)
     }
 
-    /// Keeps the stream busy for some milliseconds.
     pub(crate) fn keep_busy(&self, milliseconds: u64) -> Result<(), Box<dyn Error>> {
         let spin = self.kernel("spin")?;
         // SAFETY: its only argument is a count of nanoseconds.
@@ -100,7 +94,6 @@ impl Setting {
     }
 }
 
-/// Position-dependent bytes.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len)
         .map(|at| ((at * 31 + at / 251 + seed * 17) % 256) as u8)

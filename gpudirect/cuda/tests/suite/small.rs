@@ -17,7 +17,6 @@ fn submit(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Re
     }
 }
 
-/// Waits for a command that is not cancelled.
 fn finish(copies: &mut SmallCopies, number: u64) -> Result<(), Box<dyn Error>> {
     while copies.done()? < number {
         std::thread::yield_now();
@@ -32,8 +31,7 @@ fn end(setting: Setting, copies: SmallCopies) -> Outcome {
     setting.finish()
 }
 
-/// Every length of a few words at every offset within a word, and the maximum length: the bytes
-/// arrive, and no adjacent byte changes.
+/// Every length of a few words at every offset, and the maximum: no adjacent byte changes.
 pub(crate) fn every_length(driver: Driver) -> Outcome {
     const LEN: usize = 2 * SmallCopies::MAX_BYTES;
     let setting = Setting::new(driver)?;
@@ -83,8 +81,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
     end(setting, copies)
 }
 
-/// The ring wraps more often than there are lap numbers, with one outstanding command and with
-/// many; each sees the previous one's writes.
+/// The ring wraps more often than there are lap numbers; each command sees earlier writes.
 pub(crate) fn many(driver: Driver) -> Outcome {
     const LAPS: usize = 256 * 64;
     let setting = Setting::new(driver)?;
@@ -139,8 +136,7 @@ pub(crate) fn cancelled(driver: Driver) -> Outcome {
     end(setting, copies)
 }
 
-/// Unsupported copies are refused, and no more are accepted than there are slots; dropping
-/// outstanding ones leaves nothing behind.
+/// Unsupported and surplus copies are refused; dropped outstanding ones leave nothing behind.
 pub(crate) fn refused_and_dropped(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let memory = setting.device(&pattern(8 * SmallCopies::MAX_BYTES, 1))?;

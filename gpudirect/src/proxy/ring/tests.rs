@@ -64,8 +64,7 @@ proptest! {
             prop_assert_ne!(first, Peeked::Empty);
         } else {
             prop_assert_eq!(first, Peeked::Empty);
-            // A word of neither this lap nor the previous one is reported, unless a missing word
-            // precedes it.
+            // A word of any other lap is reported, unless a missing word precedes it.
             let odd = laps.iter().position(|lap| *lap > 1);
             let missing = laps.iter().position(|lap| *lap == 0);
             let torn = odd.is_some_and(|odd| missing.is_none_or(|missing| odd < missing));
@@ -74,9 +73,8 @@ proptest! {
         }
     }
 
-    /// Producers store their words one by one, in any order and interleaved, while the proxy peeks,
-    /// consumes and completes: it consumes every request, whole, in index order, and never more
-    /// than there are free slots.
+    /// Words stored in any order and interleaved: the proxy consumes every request, whole, in index
+    /// order, and never more than there are free slots.
     #[test]
     fn stores_in_any_order(
         descriptors in prop::collection::vec((descriptor(), Just((0..DESCRIPTOR_WORDS).collect::<Vec<_>>()).prop_shuffle()), 1..40),
