@@ -19,7 +19,6 @@ pub struct DeviceClock {
 }
 
 impl DeviceClock {
-    /// `None` where a device reports no clock.
     pub(crate) fn from_sys(attr: &sys::ibv_device_attr_ex) -> Option<Self> {
         let (khz, mask) = (attr.hca_core_clock, attr.completion_timestamp_mask);
         (khz != 0 && mask != 0).then_some(Self { khz, mask })
@@ -32,8 +31,7 @@ impl DeviceClock {
         self.khz
     }
 
-    /// The time from `earlier` to `later`, across one wrap of the clock. More than one wrap cannot
-    /// be detected; counters of 64 bits never wrap in practice.
+    /// The time from `earlier` to `later`, across at most one wrap of the clock.
     #[must_use]
     pub fn between(&self, earlier: u64, later: u64) -> Duration {
         let ticks = later.wrapping_sub(earlier) & self.mask;

@@ -1,5 +1,4 @@
-//! An open device: its queries, and the creation of protection domains, completion queues and
-//! channels.
+//! An open device: its queries, and the objects created from it.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
@@ -31,9 +30,7 @@ pub(crate) struct ContextInner {
     pub(crate) raw: *mut sys::ibv_context,
     pub(crate) name: String,
     pub(crate) attr: DeviceAttr,
-    /// Whether an [`Events`] reader of its asynchronous events exists.
     pub(crate) has_event_reader: AtomicBool,
-    /// The owner of a borrowed context, which closes it; kept alive as long as this.
     lender: Lender,
 }
 
@@ -82,8 +79,7 @@ pub struct DeviceAttr {
     pub windows: MemoryWindowSupport,
     /// Its vendor's IEEE OUI.
     pub vendor_id: u32,
-    /// Whether it supports on-demand paging: see
-    /// [`Registration::on_demand`](crate::Registration::on_demand).
+    /// On-demand paging: see [`Registration::on_demand`](crate::Registration::on_demand).
     #[doc(alias("IBV_ODP_SUPPORT", "odp_caps"))]
     pub on_demand_paging: bool,
     /// The size of its on-chip device memory in bytes: see [`Context::device_memory`].
@@ -91,8 +87,7 @@ pub struct DeviceAttr {
     pub device_memory_bytes: u64,
 }
 
-/// The types of memory windows that a device supports (`IBV_DEVICE_MEM_WINDOW` and the like of
-/// ibv_query_device(3)).
+/// The types of memory windows that a device supports (ibv_query_device(3)).
 #[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -243,8 +238,7 @@ impl Context {
     /// The GID at `index` of port `port`'s table.
     ///
     /// # Errors
-    /// When the port or the index does not exist or the entry is empty (the error lists those that
-    /// are not).
+    /// When the port or index does not exist, or the entry is empty (the error lists the rest).
     #[doc(alias("ibv_query_gid", "ibv_query_gid_ex"))]
     pub fn gid(&self, port: u8, index: u32) -> Result<GidEntry, DeviceError> {
         let entries = self.gids(port)?;
@@ -269,8 +263,7 @@ impl Context {
         }
     }
 
-    /// The default source GID of queue pairs and address handles of a RoCE port: the one with the
-    /// widest scope (RoCEv2 with IPv4 first).
+    /// The default source GID of a RoCE port: that of the widest scope (RoCEv2 with IPv4 first).
     ///
     /// # Errors
     /// When there is no such port, it has no GID, or a query fails.
@@ -282,8 +275,7 @@ impl Context {
         best.copied().ok_or_else(|| self.no_gid(port, IndexOrAny::Any, &[]))
     }
 
-    /// The source GID of packets of `port`: that of the given index; otherwise the default GID
-    /// where the link layer needs one.
+    /// The source GID of packets: that at `index`, or the default where the link layer needs one.
     pub(crate) fn source_gid(
         &self,
         port: u8,
@@ -297,7 +289,6 @@ impl Context {
         }
     }
 
-    /// The whole table in one call, where the library has it (ibv_query_gid_table).
     fn gids_by_table(&self, port: u8, len: u32) -> Option<Vec<GidEntry>> {
         let query = self.inner.api.query_gid_table?;
         // The call returns the entries of all ports together.
@@ -330,7 +321,6 @@ impl Context {
         )
     }
 
-    /// One entry; `None` if it is empty.
     fn gid_by_index(&self, port: u8, index: u32) -> Result<Option<GidEntry>, DeviceError> {
         if let Some(query) = self.inner.api.query_gid_ex {
             let mut entry = MaybeUninit::<sys::ibv_gid_entry>::zeroed();
@@ -345,8 +335,7 @@ impl Context {
                     size_of::<sys::ibv_gid_entry>(),
                 )
             };
-            // ENODATA: the entry is empty. Other failures: this library or kernel lacks the call;
-            // fall back to ibv_query_gid.
+            // ENODATA: empty. Otherwise the call is missing: fall back to ibv_query_gid.
             match check(result) {
                 Ok(()) => {
                     // SAFETY: zeroed before and filled by the library; all integers and bytes.
@@ -394,8 +383,7 @@ impl Context {
     /// Creates a completion queue of at least `entries` entries (ibv_create_cq(3), IBTA vol 1,
     /// 10.2.6).
     ///
-    /// Each queue pair on it reserves as many entries as it may have completions outstanding, so it
-    /// cannot overflow.
+    /// Queue pairs reserve entries for their outstanding completions, so it cannot overflow.
     ///
     /// # Errors
     /// When the device refuses, or has no queues as large.
@@ -408,8 +396,7 @@ impl Context {
     /// completions.
     ///
     /// # Errors
-    /// As for [`completion_queue`](Self::completion_queue), and when the channel is another
-    /// device's.
+    /// As for a queue without channel, and when the channel is another device's.
     #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue_on(
         &self,
@@ -419,12 +406,12 @@ impl Context {
         CompletionQueue::classic(self, entries, Some(channel), 0)
     }
 
-    /// As [`completion_queue_on`](Self::completion_queue_on), with events on this completion
-    /// vector: on many adapters a separate interrupt, handled by a separate CPU. There are
-    /// [`completion_vectors`](Self::completion_vectors) of them; the default is 0.
+    /// As [`completion_queue_on`](Self::completion_queue_on), with events on completion `vector`,
+    /// of [`completion_vectors`](Self::completion_vectors): on many adapters the interrupt of one
+    /// CPU. The default is 0.
     ///
     /// # Errors
-    /// As for [`completion_queue_on`](Self::completion_queue_on), and when there is no such vector.
+    /// As for the default vector, and when there is no such vector.
     #[doc(alias("ibv_create_cq", "comp_vector"))]
     pub fn completion_queue_on_vector(
         &self,
@@ -451,15 +438,13 @@ impl Context {
         u32::try_from(unsafe { (*self.inner().raw).num_comp_vectors }).unwrap_or(0)
     }
 
-    /// Builds an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)): see
-    /// [`ExtendedCompletionQueueBuilder`].
+    /// Builds an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)).
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn extended_completion_queue(&self, entries: u32) -> ExtendedCompletionQueueBuilder<'_> {
         ExtendedCompletionQueueBuilder::new(self, entries)
     }
 
-    /// Creates a completion queue of at least `entries` entries, of the best kind that the device
-    /// supports.
+    /// As [`completion_queue`](Self::completion_queue), of the best kind that the device supports.
     ///
     /// # Errors
     /// As for [`completion_queue`](Self::completion_queue).
@@ -468,8 +453,7 @@ impl Context {
         BestCompletionQueue::new(self, entries)
     }
 
-    /// Creates a completion channel to sleep on until completion queues have completions
-    /// (ibv_create_comp_channel(3)).
+    /// Creates a completion channel to wait on (ibv_create_comp_channel(3)).
     ///
     /// # Errors
     /// When the device refuses, or the process has no file descriptor left.
@@ -478,8 +462,7 @@ impl Context {
         CompletionChannel::new(self)
     }
 
-    /// The reader of its asynchronous events. There is one at a time; events are queued while there
-    /// is none.
+    /// The reader of its asynchronous events, one at a time; events are queued while there is none.
     ///
     /// # Errors
     /// When there is one already.

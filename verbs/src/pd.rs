@@ -1,5 +1,4 @@
-//! Protection domains (PD): a queue pair reaches only memory registered in its own (IBTA vol 1,
-//! 10.2.3).
+//! Protection domains (PD; IBTA vol 1, 10.2.3).
 
 use core::mem::ManuallyDrop;
 use std::io;
@@ -30,7 +29,6 @@ pub struct ProtectionDomain {
 pub(crate) struct PdInner {
     pub(crate) raw: *mut sys::ibv_pd,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
-    /// Its address handles.
     pub(crate) handles: DeferredHandles,
     lender: Lender,
 }
@@ -82,7 +80,7 @@ impl ProtectionDomain {
     /// 10.6).
     ///
     /// The buffer owns the memory: it is deregistered and freed with the last piece of it, or
-    /// returned by [`Buffer::into_memory`]. Peers get no other rights.
+    /// returned by [`Buffer::into_memory`].
     ///
     /// # Errors
     /// When the memory is empty or longer than one message may be (see
@@ -121,8 +119,8 @@ impl ProtectionDomain {
         self.check_dmabuf().is_ok()
     }
 
-    /// Whether the device registers dma-bufs, and if not, its error (`EOPNOTSUPP` or
-    /// `EPROTONOSUPPORT`); an error without an errno means that the library has no such call.
+    /// The error of a device that does not register dma-bufs (`EOPNOTSUPP` or `EPROTONOSUPPORT`;
+    /// without an errno, the library has no such call).
     ///
     /// # Errors
     /// When it does not.
@@ -199,8 +197,7 @@ impl ProtectionDomain {
         SharedReceiveQueueBuilder::new(self, depth)
     }
 
-    /// Builds a queue pair whose completions of both work queues go to `cq` (see
-    /// [`QueuePairBuilder::recv_cq`] for two).
+    /// Builds a queue pair whose completions go to `cq` ([`QueuePairBuilder::recv_cq`]: or to two).
     #[doc(alias("ibv_create_qp", "ibv_create_qp_ex", "rdma_create_qp"))]
     pub fn queue_pair<'a, Q: CqKind>(&'a self, cq: &'a CompletionQueue<Q>) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, cq.inner())

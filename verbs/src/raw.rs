@@ -82,11 +82,10 @@ use crate::srq::{SharedReceiveQueue, SharedReceiveQueueError, SharedReceiveQueue
 pub enum Ownership {
     /// This crate, as if it had created the object.
     Taken,
-    /// The lender, which is kept alive until this crate is done with the object, and dropped then.
-    /// The lender's `Drop` may destroy it.
+    /// The lender, dropped when this crate is done with the object; its `Drop` may destroy it.
     ///
-    /// A queue pair is moved to RESET before, so that the device is done with the buffers posted to
-    /// it. If that fails both are leaked.
+    /// A queue pair is moved to RESET before, so that the device is done with its buffers; if that
+    /// fails both are leaked.
     Lent(Arc<dyn Send + Sync>),
 }
 
@@ -258,9 +257,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
-    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). Another connection manager
-    /// may connect it to RTS through this, followed by
-    /// [`assume_connected`](Self::assume_connected).
+    /// The raw pointer ([rules](crate::raw#using-the-pointer)), by which another connection manager
+    /// may connect it to RTS, followed by [`assume_connected`](Self::assume_connected).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_qp {
         self.raw()
@@ -286,8 +284,7 @@ impl AddressHandle {
 }
 
 impl<K: MemoryKind> Buffer<K> {
-    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). It is that of the whole
-    /// region, of which the buffer may be a part.
+    /// The raw pointer of the whole region: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mr {
         self.region_raw()
@@ -362,8 +359,7 @@ impl DeviceMemory {
 }
 
 impl<T: WindowType> MemoryWindow<T> {
-    /// The raw pointer, null if it was freed with its queue pair: see [the
-    /// rules](crate::raw#using-the-pointer).
+    /// The raw pointer ([rules](crate::raw#using-the-pointer)); null if freed with its queue pair.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mw {
         self.raw()
@@ -382,8 +378,7 @@ impl<T: WindowType> MemoryWindow<T> {
 }
 
 impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
-    /// The raw pointer, null if it was freed with its queue pair: see [the
-    /// rules](crate::raw#using-the-pointer).
+    /// The raw pointer ([rules](crate::raw#using-the-pointer)); null if freed with its queue pair.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mw {
         self.raw()

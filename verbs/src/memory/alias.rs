@@ -1,9 +1,6 @@
 //! Memory that an executor manages by itself: ranges of a region, posted repeatedly in requests
-//! that own no buffers.
-//!
-//! A [`Buffer`] is unique and moves when it is posted, so that safe code cannot touch what a device
-//! may touch. Code that sends from, receives into and computes on one region in many overlapping
-//! ways, under a protocol of its own, promises that instead (`unsafe`).
+//! that own no buffers. Code that sends from, receives into and computes on one region in
+//! overlapping ways promises (`unsafe`) what the moves of a [`Buffer`] guarantee.
 
 use core::any::Any;
 use core::ops::RangeBounds;
@@ -19,11 +16,9 @@ use super::source::{Sink, Source, sealed};
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
 
-/// A range of a region that can be posted any number of times: made by [`Buffer::alias`], whose
-/// caller keeps account of it.
+/// A range of a region that can be posted any number of times (see [`Buffer::alias`]).
 ///
-/// A request with it owns nothing: its completion returns nothing, and posting allocates nothing
-/// and counts nothing.
+/// A request with it owns nothing: its completion returns nothing, posting allocates nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct BufferAlias {
     sge: sys::ibv_sge,

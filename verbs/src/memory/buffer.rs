@@ -47,8 +47,7 @@ unsafe impl<K: MemoryKind> Send for Buffer<K> {}
 unsafe impl<K: MemoryKind> Sync for Buffer<K> {}
 
 impl<K: MemoryKind> Buffer<K> {
-    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind
-    /// `K`.
+    /// `addr` and `len` are the caller's, lie in `region`, and are of kind `K`.
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
         Self {
             range: Range::allocate::<K>(region, addr, len),
@@ -84,8 +83,7 @@ impl<K: MemoryKind> Buffer<K> {
         unsafe { self.range.as_mut() }
     }
 
-    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self`
-    /// is.
+    /// The first byte; valid for `len` bytes as long as `self` is.
     #[inline(always)]
     fn start(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.header().sge.addr as usize)
@@ -328,8 +326,7 @@ fn remote_of<K: KeyAccess>(header: &Range) -> Remote<K> {
 impl<R: PeerAccessible> Buffer<R> {
     /// The address and key for a peer to reach this buffer with the rights it has.
     ///
-    /// Valid as long as the region lives; afterwards the peer gets a remote access error, and
-    /// nothing happens here.
+    /// Valid as long as the region lives; afterwards the peer gets a remote access error.
     #[must_use]
     #[doc(alias("rkey", "remote_addr"))]
     pub fn remote(&self) -> Remote<R::Key> {
@@ -452,8 +449,7 @@ pub enum IntoMemoryError<K: MemoryKind> {
     /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
-    /// The memory is not the region's own: the buffer came from a
-    /// [`RegistrationCache`](crate::RegistrationCache); returns it.
+    /// The memory is the user's of a [`RegistrationCache`](crate::RegistrationCache).
     #[error("the region's memory belongs to somebody else")]
     Borrowed(Buffer<K>),
     /// The device refused; the memory is leaked.

@@ -1,13 +1,11 @@
-//! A registration cache: registering costs a system call and pins pages, which a library that sends
-//! from its users' memory cannot afford per message.
+//! A registration cache: registering costs a system call and pins pages, too much per message.
 //!
 //! The cache records that memory *is* registered; the buffers it gives out decide who may access
-//! it. Each holds a reference to its region, so that nothing in use is deregistered; idle regions
-//! are evicted in LRU order when the limits are reached.
+//! it. Each holds a reference to its region; idle regions are evicted in LRU order at the limits.
 //!
-//! There are no hooks into the allocator or munmap(2), as in other caches: they miss what a static
-//! linker resolved. Memory owned by the cache's user is kept alive by the region; for other memory
-//! [`RegistrationCache::invalidate`] must be called.
+//! There are no hooks into the allocator or munmap(2): they miss what a static linker resolved. The
+//! region keeps its user's memory alive; for other memory [`RegistrationCache::invalidate`] must be
+//! called.
 
 use core::ffi::c_uint;
 use core::ops::Range;
@@ -90,7 +88,6 @@ struct State {
     /// Memory registered exactly as requested: the range that peers reach must not grow to whole
     /// pages, and shared memory belongs to its owner.
     exact: HashMap<ExactKey, Entry>,
-    /// Counts requests: the LRU clock.
     clock: u64,
     stats: CacheStats,
 }
@@ -239,8 +236,6 @@ impl RegistrationCache {
         in_use
     }
 
-    /// The region registered with exactly this `key`.
-    ///
     /// # Safety
     /// As for [`Region::register`], whose backing `keep` makes.
     unsafe fn exact(&self, key: ExactKey, keep: impl Fn() -> Backing) -> Result<Arc<Region>, MemoryError> {
@@ -265,8 +260,6 @@ impl RegistrationCache {
         Ok(region)
     }
 
-    /// A region without remote rights that has the `len` bytes at `addr`.
-    ///
     /// # Safety
     /// As for [`Region::register`].
     unsafe fn pages(&self, addr: u64, len: usize) -> Result<Arc<Region>, MemoryError> {
@@ -353,8 +346,7 @@ impl State {
             .collect()
     }
 
-    /// Evicts idle regions in LRU order until the limits are kept. Scans all regions for each:
-    /// cheap beside registering.
+    /// Evicts idle regions in LRU order; the scan for each is cheap beside registering.
     fn evict(&mut self, limits: CacheLimits, evicted: &mut Evicted) {
         self.count();
         while self.stats.regions > limits.regions || self.stats.bytes > limits.bytes {
@@ -389,7 +381,6 @@ enum CacheKey {
     Exact(ExactKey),
 }
 
-/// The bounds of the pages that contain the `len` bytes at `addr`.
 fn whole_pages(addr: u64, len: usize) -> (u64, u64) {
     let page = PAGE as u64;
     let start = addr & !(page - 1);

@@ -10,8 +10,7 @@ use super::rights::{Local, PeerRead, Readable};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frozen;
 
-/// The kind of a write-only buffer, which any number of requests may receive or read into at once,
-/// and which may be cloned (see [`Buffer::scratch`]).
+/// The kind of a write-only buffer, the target of many requests at once: [`Buffer::scratch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scratch;
 
@@ -22,9 +21,8 @@ impl Buffer<Local> {
         self.into_kind()
     }
 
-    /// Makes it write-only and clonable, to be the target of many receives or reads at once, as
-    /// benchmarks do with messages that they discard: it stays in the processor's caches, unlike a
-    /// buffer per request.
+    /// Makes it write-only and clonable, the target of many receives or reads at once whose
+    /// messages are discarded: it stays in the processor's caches.
     #[must_use]
     pub fn scratch(mut self) -> Buffer<Scratch> {
         self.header_mut().set_kind::<Scratch>();
@@ -35,8 +33,7 @@ impl Buffer<Local> {
 }
 
 impl Clone for Buffer<Scratch> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and reuse
-    /// those that completions return.
+    /// It allocates: make as many as will be in flight, and reuse those that completions return.
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Scratch>(Arc::clone(&header.region), header.sge.addr, self.len());
@@ -48,8 +45,7 @@ impl Clone for Buffer<Scratch> {
 }
 
 impl Buffer<PeerRead> {
-    /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay
-    /// valid.
+    /// Makes it read-only and clonable, as the source of many requests. Keys to it stay valid.
     #[must_use]
     pub fn freeze(self) -> Buffer<Frozen> {
         self.into_kind()
@@ -66,8 +62,7 @@ impl<K: Readable> Buffer<K> {
 }
 
 impl Clone for Buffer<Frozen> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and reuse
-    /// those that completions return.
+    /// It allocates: make as many as will be in flight, and reuse those that completions return.
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());

@@ -15,8 +15,6 @@ fn head(at: *const u8, len: usize) -> usize {
     at.align_offset(WORD).min(len)
 }
 
-/// Copies from `from` to `into`.
-///
 /// # Safety
 /// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not
 /// written.
@@ -43,8 +41,6 @@ pub(super) unsafe fn load(from: *mut u8, into: &mut [u8]) {
     }
 }
 
-/// Copies from `from` to `into`.
-///
 /// # Safety
 /// `into` is valid for `from.len()` bytes, which are only accessed atomically meanwhile.
 pub(super) unsafe fn store(into: *mut u8, from: &[u8]) {
@@ -69,8 +65,6 @@ pub(super) unsafe fn store(into: *mut u8, from: &[u8]) {
     }
 }
 
-/// Sets `len` bytes to `byte`.
-///
 /// # Safety
 /// `into` is valid for `len` bytes, which are only accessed atomically meanwhile.
 pub(super) unsafe fn fill(into: *mut u8, len: usize, byte: u8) {

@@ -1,5 +1,4 @@
-//! Device memory (DM; ibv_alloc_dm(3)): small memory on the adapter itself, nearer to the wire than
-//! the host's.
+//! Device memory (DM; ibv_alloc_dm(3)): small memory on the adapter itself.
 
 use core::mem::ManuallyDrop;
 use std::any::Any;
@@ -131,7 +130,6 @@ impl DeviceMemory {
         self.inner.context.raw == pd.context.raw
     }
 
-    /// A reference that keeps it allocated.
     pub(super) fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.inner) as _
     }

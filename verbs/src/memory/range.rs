@@ -1,5 +1,4 @@
-//! A range of a region with its type erased: what a queue's slot holds while a request is in
-//! flight.
+//! A range of a region with its type erased: what a slot holds while a request is in flight.
 
 use core::ptr::NonNull;
 use std::sync::Arc;
@@ -17,16 +16,13 @@ use super::word::AtomicWord;
 pub(crate) struct Range {
     /// Ready to be copied into a work request.
     pub(super) sge: sys::ibv_sge,
-    /// The next buffer of the same request (if the tag has [`LINKED`]) or in the same pool;
-    /// otherwise meaningless.
+    /// The next buffer of the request (tag [`LINKED`]) or of the pool; otherwise meaningless.
     pub(super) next: Option<NonNull<Range>>,
     pub(super) region: Arc<Region>,
-    /// Its kind's tag, plus [`LINKED`] if there is a next: one comparison tests for a kind and for
-    /// the only buffer of a request.
+    /// The kind's tag and [`LINKED`]: one comparison tests for a kind and for an only buffer.
     tag: u16,
 }
 
-/// Tag bit: there is a next buffer.
 const LINKED: u16 = 1 << 8;
 
 /// Tag bit: the range is the beginning of an [`InFlightWindow`], and no buffer's.
@@ -58,8 +54,7 @@ impl Range {
         }
     }
 
-    /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in
-    /// `region`.
+    /// The header of `len` bytes at `addr`, which the caller owns and which lie in `region`.
     pub(super) fn allocate<K: MemoryKind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
         debug_assert!((1..=super::region::MAX_BUFFER).contains(&len));
         let sge = sys::ibv_sge {
@@ -93,8 +88,6 @@ unsafe impl Sync for Buffers {}
 impl Buffers {
     pub(crate) const NONE: Self = Self { head: None };
 
-    /// Takes ownership of the list at `head`.
-    ///
     /// # Safety
     /// Each range of the list is owned by the caller, and no device touches it until the value is
     /// posted again.
@@ -140,7 +133,6 @@ impl Buffers {
         Some(unsafe { Buffer::from_range(range) })
     }
 
-    /// A window in flight, as the only one of its request.
     pub(super) fn of_window(cell: Box<InFlightWindow>) -> Self {
         // SAFETY: a box's pointer is never null.
         let range = unsafe { NonNull::new_unchecked(Box::into_raw(cell)) };

@@ -1,5 +1,4 @@
-//! Memory regions (MR): registration, and the guarantee that memory is freed only after the device
-//! has released it.
+//! Memory regions (MR): memory is freed only after the device has released it.
 
 use core::ffi::c_uint;
 use core::mem::ManuallyDrop;
@@ -57,11 +56,8 @@ const RIGHTS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE
     | sys::IBV_ACCESS_REMOTE_ATOMIC
     | sys::IBV_ACCESS_MW_BIND;
 
-/// What keeps a region's memory alive while it is registered.
 pub(super) enum Backing {
-    /// Memory of its own.
     Owned(Memory),
-    /// An owner that keeps the memory alive, perhaps shared.
     #[expect(dead_code, reason = "it is kept, not used")]
     KeepAlive(Arc<dyn Any + Send + Sync>),
     /// The kernel, or a promise of the caller.
@@ -98,8 +94,6 @@ pub(super) fn register_chunks<R: Rights>(
     Ok(Chunks::new(region, start, len, chunk))
 }
 
-/// One buffer over all of a region registered elsewhere.
-///
 /// # Safety
 /// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of
 /// `K`.
@@ -132,8 +126,6 @@ impl Region {
         unsafe { Self::register(pd, start, len, access, Backing::Owned(memory)) }
     }
 
-    /// Registers `len` bytes at `start` (ibv_reg_mr(3)).
-    ///
     /// # Safety
     /// The bytes are mapped, and stay so until the region is gone; `backing` may ensure that.
     /// Accesses that `access` allows the device and buffers of the region, no other party makes
@@ -154,8 +146,8 @@ impl Region {
         // SAFETY: the domain is live; the memory is mapped as long as the region is, by contract.
         let mr = unsafe {
             match api.reg_mr_iova2 {
-                // As the ibv_reg_mr macro of verbs.h: the library drops the optional flags that its
-                // kernel does not know.
+                // As the ibv_reg_mr macro: the library drops optional flags that its kernel does
+                // not know.
                 Some(register) => register(pd.raw, start.cast(), len, addr, access),
                 None => {
                     let access = access & (sys::IBV_ACCESS_OPTIONAL_FIRST - 1);
@@ -176,8 +168,6 @@ impl Region {
         Ok(unsafe { Self::adopt(pd, mr, addr, len, access, backing) })
     }
 
-    /// Adopts a region just made.
-    ///
     /// # Safety
     /// `mr` was made in `pd`, for `len` bytes that the device addresses from `start` on, and no
     /// other owner deregisters it; the bytes stay there until it is deregistered, which `backing`
@@ -236,7 +226,6 @@ impl Region {
         matches!(*self.backing, Backing::Owned(_))
     }
 
-    /// Deregisters it, and returns the memory it owns.
     pub(super) fn into_memory(self) -> Result<Memory, MemoryError> {
         let mut this = ManuallyDrop::new(self);
         this.deregister().map_err(MemoryError::Deregister)?;
@@ -294,7 +283,6 @@ impl Region {
         Ok(())
     }
 
-    /// ibv_advise_mr(3) with a prefetch advice, for the pages of `sge`.
     pub(super) fn prefetch(&self, mut sge: sys::ibv_sge, writable: bool) -> Result<(), MemoryError> {
         let advice = if writable {
             sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE

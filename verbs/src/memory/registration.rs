@@ -62,8 +62,7 @@ impl<'a> Registration<'a> {
         self
     }
 
-    /// Declares that the memory is of huge pages (`IBV_ACCESS_HUGETLB`), which on-demand paging
-    /// must know; for pinned memory the library detects it.
+    /// Declares huge pages (`IBV_ACCESS_HUGETLB`), which on-demand paging does not detect.
     #[doc(alias = "IBV_ACCESS_HUGETLB")]
     pub fn huge_pages(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_HUGETLB;
@@ -73,8 +72,7 @@ impl<'a> Registration<'a> {
     /// See [`ProtectionDomain::register`].
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`], and when on-demand paging was requested of a device
-    /// without it.
+    /// As there, and when on-demand paging was requested of a device without it.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<R: Rights>(self, memory: impl Into<Memory>, _: R) -> Result<Buffer<R>, MemoryError> {
         self.check()?;
@@ -96,11 +94,10 @@ impl<'a> Registration<'a> {
         region::register_chunks(self.pd.inner(), memory.into(), chunk, self.flags)
     }
 
-    /// Registers the `len` bytes at `address`, which this process need not reach, but the device
-    /// does: GPU memory, where the kernel resolves its addresses for the adapter (nvidia_peermem),
-    /// or where a software device calls the GPU's driver itself. Split into buffers of `chunk`
-    /// bytes (the last may be shorter). `keeper` is dropped when the device has released the
-    /// memory.
+    /// Registers the `len` bytes at `address`, which the device reaches, but perhaps not this
+    /// process: GPU memory, by nvidia_peermem or by a software device that calls the GPU's driver.
+    /// Split into buffers of `chunk` bytes (the last may be shorter). `keeper` is dropped when the
+    /// device has released the memory.
     ///
     /// # Safety
     /// Until `keeper` is dropped the bytes are memory, no reference covers any of them, and the
@@ -215,7 +212,6 @@ pub(crate) fn register_dmabuf<R: Rights>(
     Ok(Buffer::new(region, iova, len))
 }
 
-/// The `len` bytes at `offset` of a dma-buf, as a region with addresses from `iova` on.
 fn dmabuf_region<R: Rights>(
     pd: &Arc<PdInner>,
     fd: OwnedFd,

@@ -1,9 +1,7 @@
-//! Access rights as types.
-//!
-//! Two families: what a region is registered with ([`Local`], [`PeerRead`] …: the parameter of
-//! [`Buffer`](super::Buffer)), and what a key handed to a peer therefore grants ([`ReadAccess`],
-//! [`WriteAccess`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that
-//! any buffer can receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
+//! Access rights as types: of a region ([`Local`], [`PeerRead`] …: the parameter of
+//! [`Buffer`](super::Buffer)), and of the key that peers therefore get ([`ReadAccess`] …: the
+//! parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that any buffer can
+//! receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;

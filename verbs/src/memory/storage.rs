@@ -28,17 +28,13 @@ pub struct Memory {
     origin: Origin,
 }
 
-/// Where memory came from, which decides how it is freed.
 enum Origin {
     /// From the global allocator, with this layout; size 0 when there is none.
     Heap(Layout),
-    /// A mapping of this many bytes.
     Mapped(NonZeroUsize),
-    /// A mapping of a whole file, which stays open as long as the memory lives: its descriptor
-    /// shows a device that other processes can map it too.
+    /// A mapping of a file, kept open: the descriptor shows that other processes can map it too.
     Shared { len: NonZeroUsize, file: OwnedFd },
-    /// Another value's, which frees it when dropped. A raw pointer, as a moved `Box` claims its
-    /// content for itself.
+    /// Another value's; a raw pointer, as a moved `Box` claims its content for itself.
     Owned(NonNull<dyn Send>),
 }
 
@@ -151,8 +147,7 @@ impl Memory {
     fn shared_file(len: usize, whole: NonZeroUsize) -> nix::Result<Self> {
         let file = memfd_create(c"doorbell", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         ftruncate(&file, i64::try_from(whole.get()).map_err(|_| Errno::EFBIG)?)?;
-        // Processes that map it rely on its length: an access beyond the end of a shrunk file
-        // raises SIGBUS.
+        // An access beyond the end of a shrunk file raises SIGBUS in processes that map it.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -215,9 +210,8 @@ impl Memory {
         }
     }
 
-    /// The file of [shared](Self::shared) memory, mapped from its beginning: a process that gets
-    /// the descriptor, or opens it by /proc/PID/fd as the same user, shares the memory. `None` for
-    /// other memory.
+    /// The file of [shared](Self::shared) memory, mapped from its beginning: for processes that get
+    /// the descriptor, or open it by /proc/PID/fd as the same user.
     #[must_use]
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.origin {

@@ -1,13 +1,12 @@
 //! Memory windows (MW): remote rights in part of a region, granted and revoked by work requests
 //! instead of by registering (IBTA vol 1, 10.6.7).
 //!
-//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in flight. In flight it is
-//! an [`InFlightWindow`] in the slot of its request, like a buffer: the completion moves it out, a
-//! rejection returns it, and a queue pair dropped with it in flight drops it with its other slots.
+//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in the slot of its request,
+//! like a buffer ([`InFlightWindow`]).
 //!
 //! Dropping a window deallocates it first and releases the region after: a region is never
-//! deregistered under a window. One of type 2 is tied to the queue pair that bound it and is
-//! deallocated before it ([`TiedWindows`]): some devices cannot destroy the queue pair earlier.
+//! deregistered under a window. One of type 2 is deallocated before the queue pair that bound it
+//! ([`TiedWindows`]): some devices cannot destroy the queue pair earlier.
 
 use core::marker::PhantomData;
 use core::ops::RangeBounds;
@@ -30,7 +29,6 @@ use crate::wr::op::{BindError, Binding};
 mod sealed {
     pub trait Sealed {
         const KIND: doorbell_verbs_sys::ibv_mw_type;
-        /// In the tag of a window in flight.
         const TAG: u16;
     }
 }
@@ -40,8 +38,7 @@ use sealed::Sealed;
 #[doc(alias = "ibv_mw_type")]
 pub trait WindowType: Sealed + 'static {}
 
-/// A window for every queue pair of its protection domain, bound and unbound by a verb of its own
-/// (ibv_bind_mw(3)).
+/// A window for every queue pair of its domain, bound by a verb of its own (ibv_bind_mw(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "IBV_MW_TYPE_1")]
 pub struct WindowType1;
@@ -65,7 +62,6 @@ impl WindowType for WindowType2 {}
 
 /// Tag bit: the request unbinds it.
 const UNBIND: u16 = 1 << 10;
-/// Tag bits: all but the rights.
 const REQUEST: u16 = UNBIND | WindowType1::TAG;
 /// Tag bits: the rights (`ibv_access_flags`).
 const ACCESS: u16 = 0xff;
@@ -119,7 +115,6 @@ pub struct BoundWindow<K: KeyAccess, T: WindowType = WindowType2> {
     rights: PhantomData<(K, T)>,
 }
 
-/// The `ibv_mw`.
 pub(crate) struct WindowInner {
     state: Mutex<State>,
     pd: Arc<PdInner>,
@@ -136,11 +131,9 @@ struct State {
 // lock.
 unsafe impl Send for State {}
 
-/// A window in the slot of its request.
 #[repr(C)]
 pub(super) struct InFlightWindow {
-    /// First, so that the slot's pointer is a range's. Its region is the one that the window is, or
-    /// is to be, bound to.
+    /// First, so that the slot's pointer is a range's; of the region that the window is bound to.
     range: Range,
     inner: Arc<WindowInner>,
     addr: u64,
@@ -173,9 +166,8 @@ impl WindowInner {
         }
     }
 
-    /// Stores the current key in the C struct, which the provider reads in the next call that binds
-    /// the window: for type 2 the consumer maintains it (ibv_bind_mw(3)), for type 1 the value is
-    /// there already.
+    /// Stores the current key, which the provider reads when it next binds the window: for type 2
+    /// the consumer maintains it (ibv_bind_mw(3)), for type 1 the value is there already.
     fn store_rkey(&self, rkey: u32) {
         let state = self.state();
         let mw = state.mw;
@@ -204,7 +196,6 @@ pub(crate) struct TiedWindows {
 }
 
 impl TiedWindows {
-    /// Ties a window that the queue pair is about to bind.
     pub(crate) fn tie(&mut self, window: &Arc<WindowInner>) {
         window.state().tied = true;
         let weak = Arc::downgrade(window);

@@ -1,24 +1,18 @@
 //! Shared receive queues (SRQ): one queue of receives for any number of queue pairs (IBTA vol 1,
 //! 10.2.9; ibv_create_srq(3)).
 //!
-//! [`slots`] holds what is in flight; [`post`] posts it; [`attachment`](mod@attachment) attaches
-//! the queue to a completion queue, whose poller finds the slots by it; [`builder`] creates queue
-//! pairs on it.
-//!
 //! # Why nothing safe frees, moves or aliases memory that the device may touch
 //!
-//! As for queue pairs (see `qp`): posting moves buffers into slots before the device gets them, and
-//! a slot returns them when a completion names it, or when the provider reports that it did not
-//! accept the request. Other contents of the slots are dropped only after ibv_destroy_srq(3) has
-//! returned success, which requires that all queue pairs on the queue are destroyed: each holds a
-//! reference until then.
+//! As for queue pairs (see `qp`), slots own the buffers until a completion or a rejection names
+//! them. Other contents of the slots are dropped only after ibv_destroy_srq(3) has returned
+//! success, which requires that all queue pairs on the queue are destroyed: each holds a reference
+//! until then.
 //!
 //! # Why a completion queue cannot overflow
 //!
 //! A receive has at most one unpolled completion: its slot is posted again only after a poller has
-//! taken that. So there are never more completions of an SRQ than it has slots, in all completion
-//! queues together. As any of its queue pairs may consume all receives, each completion queue that
-//! they use has as many entries reserved, once for all queue pairs that share both.
+//! taken that. As any of its queue pairs may consume all receives, each completion queue that they
+//! use has an entry reserved per slot, once for all queue pairs that share both.
 //!
 //! No model: changed under a lock; otherwise only a reason to take that lock.
 
@@ -54,8 +48,7 @@ use crate::pd::PdInner;
 use crate::qp::PostError;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// The bit that is set in the keys (the upper half of `wr_id`) of SRQs, and clear in those of queue
-/// pairs.
+/// Set in the keys (the upper half of `wr_id`) of SRQs, clear in those of queue pairs.
 pub(crate) const SHARED_KEY: u32 = 1 << 31;
 
 /// Identifies a shared receive queue in events: unique in the process, and never reused.
@@ -76,7 +69,6 @@ impl SrqId {
         io::Error::other("2^31 have been made in this process")
     }
 
-    /// As a queue's `srq_context`, which its events return.
     fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0 as usize)
     }
@@ -114,7 +106,6 @@ impl Verbs {
     }
 }
 
-/// The queue, as its dependents hold it.
 pub(crate) struct SrqInner {
     raw: *mut sys::ibv_srq,
     verbs: Verbs,
@@ -129,7 +120,6 @@ pub(crate) struct SrqInner {
     has_arrivals: AtomicBool,
 }
 
-/// The completion queues that its receives complete to.
 #[derive(Default)]
 struct Attachments {
     attachments: Vec<Weak<SrqAttachment>>,
@@ -253,8 +243,7 @@ pub struct SharedReceiveQueue {
     handle: SharedReceiveQueueHandle,
 }
 
-/// A handle by which queue pairs are created on a shared receive queue (IBTA vol 1, 10.2.9).
-/// Cloning is cheap.
+/// Creates queue pairs on a shared receive queue (IBTA vol 1, 10.2.9). Cloning is cheap.
 #[doc(alias = "ibv_srq")]
 #[derive(Clone)]
 pub struct SharedReceiveQueueHandle(Arc<SrqInner>);

@@ -1,9 +1,8 @@
-//! What `<infiniband/verbs.h>` defines as `static inline`: calls through the context's own function
-//! pointers.
+//! What `<infiniband/verbs.h>` defines as `static inline`, so that no library exports it: calls
+//! through the context's own function pointers.
 //!
-//! These are never symbols of the library, so they are written here by hand. Each has the safety
-//! rules of its man page: the objects named by pointers are live, and were made by the library (or
-//! soft device) whose function pointers they carry.
+//! Each has the safety rules of its man page: the objects named by pointers are live, and were made
+//! by the library (or soft device) whose function pointers they carry.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
@@ -63,8 +62,7 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]:
-/// `UINTPTR_MAX` as a pointer.
+/// The `abi_compat` of an [`ibv_context`] that lies inside a [`verbs_context`]: `UINTPTR_MAX`.
 pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
 /// ibv_alloc_mw(3): null with errno set on failure; `EOPNOTSUPP` when the provider has no windows.
@@ -124,10 +122,9 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast() }
 }
 
-/// The entry of the extended context at `field`, when the context is extended and long enough to
-/// have it.
+/// The entry of the extended context at `field`, if it is long enough to have it.
 ///
-/// The entries lie *before* the embedded `ibv_context`; `sz` counts the whole struct, and older
+/// Entries lie *before* the embedded `ibv_context`; `sz` counts the whole struct, and older
 /// libraries lack the ones at its start. To be used inside `unsafe`: the context is live.
 macro_rules! extended {
     ($context:expr, $field:ident) => {{
@@ -140,8 +137,7 @@ macro_rules! extended {
     }};
 }
 
-/// ibv_query_port(3): 0, or an errno value. Fills the whole of `attr`, with zeros where an old
-/// library knows less.
+/// ibv_query_port(3): 0, or an errno value; zeros where an old library knows less.
 ///
 /// # Safety
 /// `context` is live and was made by `api`; `attr` may be written.
@@ -173,8 +169,7 @@ pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int
     }
 }
 
-/// ibv_query_device_ex(3) with no input: 0, or an errno value; `EOPNOTSUPP` when the provider has
-/// no such function. What the provider does not know is zero.
+/// ibv_query_device_ex(3): 0, or an errno value (`EOPNOTSUPP` if missing); zeros where unknown.
 ///
 /// # Safety
 /// `context` is live; `attr` may be written.
@@ -211,8 +206,7 @@ pub unsafe fn advise_mr(
     }
 }
 
-/// ibv_alloc_dm(3): null, with `errno` set, on failure; `EOPNOTSUPP` when the provider has no such
-/// function.
+/// ibv_alloc_dm(3): null, with `errno` set, on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context` and `attr` are live.
@@ -240,8 +234,7 @@ pub unsafe fn free_dm(dm: *mut ibv_dm) -> c_int {
     }
 }
 
-/// ibv_reg_dm_mr (ibv_alloc_dm(3)): null, with `errno` set, on failure; `EOPNOTSUPP` when the
-/// provider has no such function.
+/// ibv_reg_dm_mr (ibv_alloc_dm(3)): null with `errno` set on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `pd` and `dm` are live, and of one device.
@@ -290,8 +283,7 @@ fn fail<T>(errno: c_int) -> *mut T {
     core::ptr::null_mut()
 }
 
-/// ibv_create_cq_ex(3): null with errno set on failure, `EOPNOTSUPP` when the provider has no such
-/// function.
+/// ibv_create_cq_ex(3): null with errno set on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context`, `attr` and the channel in it are live.
@@ -309,8 +301,7 @@ pub unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_att
     }
 }
 
-/// ibv_start_poll of ibv_create_cq_ex(3): 0 when a completion is current, `ENOENT` when there is
-/// none, or another errno value.
+/// ibv_start_poll (ibv_create_cq_ex(3)): 0 with a completion, `ENOENT` for none, or an errno.
 ///
 /// # Safety
 /// `cq` is live, has its calls, and has no open poll of this thread.
@@ -341,8 +332,7 @@ pub unsafe fn end_poll(cq: *mut ibv_cq_ex) {
     unsafe { (*cq).end_poll.unwrap_unchecked()(cq) }
 }
 
-/// ibv_query_rt_values_ex(3): 0, or an errno value; `EOPNOTSUPP` when the provider has no such
-/// function.
+/// ibv_query_rt_values_ex(3): 0, or an errno value (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context` and `values` are live.

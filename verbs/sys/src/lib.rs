@@ -1,13 +1,13 @@
 //! The libibverbs ABI as a value.
 //!
 //! [`Api`] is a table of the library's functions. [`Api::load`] fills it from the system's
-//! `libibverbs.so.1`; the userspace device of this workspace supplies the same table in-process.
-//! The data path (post, poll, arm) is not in the table: as in C it goes through the function
-//! pointers of [`ibv_context`], by the functions of [`inline`].
+//! `libibverbs.so.1`; the userspace device supplies the same table in-process. The data path (post,
+//! poll, arm) is not in the table: as in C it goes through the function pointers of
+//! [`ibv_context`], by the functions of [`inline`].
 //!
-//! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated once, without the
-//! headers' comments, and committed: building this crate needs neither the headers nor libclang.
-//! `tests/abi` compares every size and offset with the C headers and with `rdma-sys`.
+//! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated and committed: building
+//! needs neither headers nor libclang. `tests/abi` compares every size and offset with the C
+//! headers and with `rdma-sys`.
 //!
 //! FFI only: safe wrappers are in `doorbell-verbs`.
 

@@ -11,8 +11,7 @@ use core::mem::{offset_of, size_of};
 use crate::bindings::*;
 use crate::inline::verbs_get_ctx;
 
-/// ibv_create_qp_ex(3): null, with `errno` set, when it fails; `EOPNOTSUPP` when the provider has
-/// no such function.
+/// ibv_create_qp_ex(3): null with `errno` set on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context` and `attr` are live, and what `attr` names is of this context.
