@@ -30,8 +30,7 @@ pub struct Connection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
-    /// The peer has disconnected or exited: [`flush`](crate::QueuePair::flush) the queue pair to
-    /// get back what is in flight.
+    /// The peer has disconnected: [`flush`](crate::QueuePair::flush) returns what is in flight.
     #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected,
     /// The device is about to be removed: drop every object on it.
@@ -40,8 +39,7 @@ pub enum ConnectionEvent {
     /// The address has moved to other hardware: the connection may be slow or broken.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
     AddressChanged,
-    /// The timewait state of a closed connection is over: no packet of it can be in flight any
-    /// more.
+    /// The timewait state is over: no packet of the closed connection can be in flight.
     #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
     /// Any other event, with its `rdma_cm_event_type`.
@@ -138,8 +136,7 @@ pub(super) fn check_private_data(call: &'static str, private_data: &[u8], max: u
     Ok(())
 }
 
-/// Checks that the queue pair is on the device and port of the path, and sets the path's P_Key
-/// index.
+/// Checks that the queue pair is on the path's device and port, and sets its P_Key index.
 pub(super) fn bind_to_path<T: Reliable, B: Backend>(
     id: &CmId,
     qp: &mut PreparedQueuePair<T, B>,

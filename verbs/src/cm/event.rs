@@ -4,7 +4,6 @@ use core::mem::MaybeUninit;
 
 use doorbell_verbs_sys::rdmacm as sys;
 
-/// An event of an identifier.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) kind: sys::rdma_cm_event_type,

@@ -1,5 +1,4 @@
-//! An identifier (`rdma_cm_id`) with its event channel: the only module that owns either, and calls
-//! librdmacm with them.
+//! An identifier (`rdma_cm_id`) with its event channel: all calls of librdmacm with either.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -53,8 +52,7 @@ impl Drop for Channel {
     }
 }
 
-/// An identifier (rdma_create_id(3)) and its event channel, with the address that errors name it
-/// by.
+/// An identifier (rdma_create_id(3)) and its event channel; errors name it by the address.
 pub(super) struct CmId {
     raw: *mut sys::rdma_cm_id,
     /// `None` only while it is dropped.
@@ -89,8 +87,7 @@ impl CmId {
         })
     }
 
-    /// Takes over the identifier of a listener's event, and moves it to its own channel
-    /// (rdma_migrate_id(3)).
+    /// Takes over an event's identifier, to a channel of its own (rdma_migrate_id(3)).
     pub(super) fn adopt(manager: ConnectionManager, Child(raw): Child, listener: SocketAddr) -> Result<Self, CmError> {
         let mut id = Self {
             raw,
@@ -142,9 +139,8 @@ impl CmId {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The context of the device it is bound to. librdmacm keeps a device open only as long as an
-    /// identifier is bound to it, so the context holds another identifier of the same device: this
-    /// one can then be destroyed, and the connection with it, while the context is in use.
+    /// librdmacm keeps a device open only as long as an identifier is bound to it: the context
+    /// holds another one, so that this one and its connection can be destroyed meanwhile.
     pub(super) fn context(&self) -> Result<Context, CmError> {
         let address = self.name;
         let name = self.device()?;

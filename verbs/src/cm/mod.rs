@@ -61,11 +61,9 @@ use crate::wait::Deadline;
 /// Maximum length of the private data of [`Route::connect`] in bytes: the 92 of a REQ less the CM's
 /// IP header (IBTA vol 1, A11.4).
 pub const MAX_CONNECT_DATA: usize = 56;
-/// Maximum length of the private data of [`ConnectionRequest::accept`] in bytes (REP; IBTA vol 1,
-/// 12.6.8).
+/// Maximum bytes of private data of [`ConnectionRequest::accept`] (REP; IBTA vol 1, 12.6.8).
 pub const MAX_ACCEPT_DATA: usize = 196;
-/// Maximum length of the private data of [`ConnectionRequest::reject`] in bytes (REJ; IBTA vol 1,
-/// 12.6.7).
+/// Maximum bytes of private data of [`ConnectionRequest::reject`] (REJ; IBTA vol 1, 12.6.7).
 pub const MAX_REJECT_DATA: usize = 148;
 
 /// The system's connection manager (rdma_cm(7)).
@@ -89,11 +87,10 @@ impl ConnectionManager {
         })
     }
 
-    /// Another implementation of librdmacm's functions, over the devices of `verbs`: the userspace
-    /// device's.
+    /// Another implementation of librdmacm's functions, over the devices of `verbs`.
     ///
-    /// The tables carry a [`Promise`](doorbell_verbs_sys::Promise) of their author, on which every
-    /// guarantee rests as in [`Library::new`](crate::Library::new).
+    /// Both tables carry a [`Promise`](doorbell_verbs_sys::Promise): see
+    /// [`Library::new`](crate::Library::new).
     #[must_use]
     pub const fn new(cm: &'static CmApi, verbs: &'static Api) -> Self {
         Self { cm, verbs }

@@ -15,8 +15,7 @@ use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// Listens for connections; created by [`ConnectionManager::listen`] (rdma_listen(3)). Its
-/// descriptor is readable when there is a request or another event.
+/// Listens for connections (rdma_listen(3)). Its descriptor is readable when there is an event.
 #[doc(alias("rdma_listen", "rdma_bind_addr"))]
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
@@ -32,8 +31,7 @@ impl Listener {
         Ok(Self { id })
     }
 
-    /// The address it listens on, with the actual port if port 0 was given; `None` if it is of a
-    /// family that the standard library does not support.
+    /// The address it listens on, with the actual port; `None` for a family without [`SocketAddr`].
     #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
@@ -104,15 +102,13 @@ impl ConnectionRequest {
         self.id.port()
     }
 
-    /// The request's destination address; `None` if it is of a family that the standard library
-    /// does not support.
+    /// The request's destination address; `None` for a family without [`SocketAddr`].
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// The request's source address; `None` if it is of a family that the standard library does not
-    /// support.
+    /// The request's source address; `None` for a family without [`SocketAddr`].
     #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {

@@ -1,5 +1,4 @@
-//! Polling a classic queue: ibv_poll_cq(3) copies a batch of work completions into an array, which
-//! the cursor walks.
+//! Polling a classic queue: ibv_poll_cq(3) fills an array, which the cursor walks.
 
 use core::ptr::NonNull;
 
@@ -16,8 +15,7 @@ type WcArray = [sys::ibv_wc; BATCH + 1];
 
 /// The batch of work completions that the device wrote last.
 pub struct WcBatch {
-    /// The last completion that is consumed, and the last that the device wrote: those between are
-    /// to be yielded.
+    /// The last completion that is consumed; those up to the last written are to be yielded.
     last: *const sys::ibv_wc,
     end: *const sys::ibv_wc,
     /// The array, a [`WcArray`] from a box.
@@ -67,8 +65,7 @@ impl Poller<ClassicCq> {
         let before = self.state.completions.as_ptr();
         // SAFETY: the queue is live, and there are BATCH entries behind the first.
         let result = unsafe { inline::poll_cq(self.inner.raw, BATCH as i32, before.add(1)) };
-        // Negative: failed. The one comparison also catches a provider that returns more than
-        // BATCH.
+        // Negative: failed. The comparison also catches more than BATCH.
         let fetched = result.cast_unsigned() as usize;
         if fetched > BATCH {
             return Err(self.failed("ibv_poll_cq", result));
@@ -103,7 +100,7 @@ pub struct ClassicCursor<'a> {
 /// The cursor's position: everything that changes with every request, small enough for registers.
 #[derive(Clone, Copy)]
 struct Position {
-    /// The completion taken last. It is consumed, unless it confirms further requests
+    /// The completion taken last; consumed, unless it confirms further requests
     /// (`unsignaled_left`).
     at: *const sys::ibv_wc,
     /// The end of a *run*: the completions after `at` up to this one may confirm the ring's next
@@ -126,9 +123,8 @@ impl Position {
         }
     }
 
-    /// A run behind the completion `at`: as long as the completions written, or the requests in
-    /// flight if those are fewer. It also ends where the slots wrap, as no completion has the
-    /// `wr_id` that is expected there.
+    /// A run behind `at`: as long as the completions written, or the requests in flight if fewer.
+    /// It also ends where the slots wrap, as no completion has the `wr_id` expected there.
     #[inline(always)]
     fn run((next, in_flight): (RingCursor, u64), at: *const sys::ibv_wc, end: *const sys::ibv_wc) -> Self {
         let bytes = (end.addr() - at.addr()).min(in_flight as usize * size_of::<sys::ibv_wc>());

@@ -21,8 +21,7 @@ use crate::event::channel::{ChannelInner, CqId};
 use crate::raw::Lender;
 
 impl CqInner {
-    /// Creates a queue by `create`, which gets the number of entries, the queue's id, and its
-    /// channel or null.
+    /// `create` gets the number of entries, the queue's id, and its channel or null.
     fn make(
         context: &Context,
         entries: u32,
@@ -122,8 +121,7 @@ impl CompletionQueue<ExtendedCq> {
     }
 }
 
-/// Builds an extended completion queue (ibv_create_cq_ex(3)); created by
-/// [`Context::extended_completion_queue`].
+/// Builds an extended completion queue: see [`Context::extended_completion_queue`].
 #[doc(alias("ibv_cq_init_attr_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
@@ -151,7 +149,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
         self
     }
 
-    /// Completions carry a timestamp of the device's clock: see
+    /// Timestamps by the device:
     /// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self) -> Self {
@@ -159,8 +157,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
         self
     }
 
-    /// Completions carry a wall-clock timestamp: see
-    /// [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
+    /// Wall-clock timestamps: [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
     pub fn wallclock(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;

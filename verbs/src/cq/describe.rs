@@ -18,8 +18,7 @@ pub struct CompletionQueueDescription {
     pub kind: &'static str,
     /// The number of entries.
     pub capacity: u32,
-    /// Entries that queue pairs have reserved. Those of destroyed queue pairs count until a poll
-    /// finds the queue empty.
+    /// Entries reserved; by destroyed queue pairs until a poll finds the queue empty.
     pub reserved: u32,
     /// Whether it is on a completion channel, so that a thread can sleep on it.
     pub on_channel: bool,

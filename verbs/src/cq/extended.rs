@@ -22,7 +22,6 @@ use crate::memory::Buffers;
 /// Returned by the calls when the queue is empty.
 const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
 
-/// The state of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Closed,
@@ -81,7 +80,6 @@ impl Drop for ExtendedPoll {
 }
 
 impl Poller<ExtendedCq> {
-    /// Ends an open poll.
     #[inline(always)]
     fn end(&mut self) {
         self.state.phase = Phase::Closed;
@@ -124,8 +122,7 @@ impl Poller<ExtendedCq> {
             return self.not_started(result);
         }
         self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
-        // Written last, so that a cursor created right after needs no check of which object is
-        // current.
+        // Last, so that a cursor created right after need not check which object is current.
         self.state.current = self.state.raw;
         self.state.phase = Phase::Fresh;
         Ok(())
@@ -311,9 +308,8 @@ impl Drop for ExtendedCursor<'_> {
     }
 }
 
-/// Slow path of `advance`: takes the buffers of the next request. Moves on to the completion of a
-/// request in flight if the current one is of none, and ends the poll when there is none. `left` is
-/// the cursor's.
+/// Slow path of `advance`: takes the buffers of the next request, from the next completion if the
+/// current one has none, and ends the poll when there is none.
 #[cold]
 #[inline(never)]
 fn locate(poller: &mut Poller<ExtendedCq>, cq: *mut sys::ibv_cq_ex, left: u64) -> (RingCursor, u64, Option<Buffers>) {
@@ -332,8 +328,7 @@ fn locate(poller: &mut Poller<ExtendedCq>, cq: *mut sys::ibv_cq_ex, left: u64) -
         {
             let mut run = allowed.min(in_flight);
             if poller.unsignaled_left != 0 {
-                // No run: the current completion's own request must not be taken as the only one
-                // that it confirms.
+                // No run: the completion's own request is not the only one that it confirms.
                 next.hide_wr_id();
                 run = 1;
             }

@@ -5,8 +5,7 @@ use core::ffi::c_int;
 
 use doorbell_verbs_sys as sys;
 
-/// Begins with the part of an extended queue that callers know; the read functions find the rest
-/// behind it.
+/// Begins with what callers know of an extended queue; the read functions find the rest.
 #[repr(C)]
 // fields: one for each read function of `ibv_cq_ex`.
 pub(super) struct HeldCompletion {

@@ -1,5 +1,4 @@
-//! How the threads that create and destroy queue pairs communicate with the poller: a [`Registry`]
-//! behind a lock, and a flag that spares the poller the lock.
+//! A [`Registry`] behind a lock, and a flag that spares the poller the lock.
 //!
 //! The changed flag is proved by the model in `cq/model.rs`: the order of the steps carries it, and
 //! the lock orders the memory.
@@ -28,8 +27,7 @@ impl LockedRegistry {
         sync::lock(&self.registry)
     }
 
-    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
-    /// entries.
+    /// Err: the number of free entries.
     pub(super) fn attach(&self, ring: &Arc<Ring>) -> Result<u32, u32> {
         self.lock().attach(ring)
     }
@@ -40,8 +38,7 @@ impl LockedRegistry {
         }
     }
 
-    /// Sets the changed flag. Called after the registry was changed: were the flag set before, the
-    /// poller could clear it and find nothing.
+    /// After a change: were the flag set before, the poller could clear it and find nothing.
     pub(super) fn set_changed(&self) {
         self.changed.store(true, Ordering::Release);
     }
@@ -52,8 +49,7 @@ impl LockedRegistry {
         self.changed.load(Ordering::Acquire)
     }
 
-    /// Poller: clears the flag before it reads the registry, so that a change made meanwhile sets
-    /// it again.
+    /// Poller: before it reads the registry, so that a change made meanwhile sets it again.
     pub(super) fn clear_changed(&self) {
         self.changed.store(false, Ordering::Relaxed);
     }

@@ -1,16 +1,13 @@
 //! Completion queues (CQ): all queue pairs created on a CQ report their work completions there.
 //!
 //! The queue ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*,
-//! [`CompletionQueue`], is unique: it alone takes completions, and its `table` maps each completion
-//! to the ring of its queue pair. Queue pairs attach and detach through a registry behind a lock,
-//! which the poller reads only when it meets an unknown completion or when the registry's changed
-//! flag is set.
+//! [`CompletionQueue`], is unique: its `table` maps each completion to the ring of its queue pair.
+//! Queue pairs attach and detach through a registry behind a lock, which the poller reads only when
+//! it meets an unknown completion or a changed flag.
 //!
-//! The two kinds of queue (`kind`) are polled differently: `classic` by arrays of work completions
-//! (ibv_poll_cq), `extended` by one call per completion (ibv_start_poll, ibv_next_poll).
-//! `ring_cursor` finds the requests that a completion confirms, for both; `poll` hands them to
-//! users. Fast path: a completion of the request that is next on the ring used last costs one
-//! comparison of `wr_id`.
+//! `classic` and `extended` poll the two kinds of queue; `ring_cursor` finds the requests that a
+//! completion confirms. Fast path: a completion of the request that is next on the ring used last
+//! costs one comparison of `wr_id`.
 //!
 //! No model: compared only with the calling thread's own id.
 
@@ -86,14 +83,12 @@ pub struct Poller<Q: PollBackend> {
     unsignaled_left: u64,
     /// A ring that nothing is ever posted to.
     empty_ring: Arc<Ring>,
-    /// Entries to release when a poll next finds the queue empty: destroyed queue pairs may have
-    /// had as many completions in it.
+    /// Entries to release when a poll next finds the queue empty: of destroyed queue pairs.
     entries_to_release: u32,
     /// Whether `on_empty` must run when a poll next finds the queue empty.
     drain_pending: bool,
 }
 
-/// The queue, as its queue pairs hold it.
 pub(crate) struct CqInner {
     raw: *mut sys::ibv_cq,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
@@ -205,8 +200,7 @@ impl<Q: PollBackend> Poller<Q> {
         }
     }
 
-    /// Drops the buffers that destroyed queue pairs had in flight, and removes their rings from the
-    /// table.
+    /// Drops the buffers that destroyed queue pairs had in flight, and their rings.
     #[cold]
     fn process_departures(&mut self) {
         self.inner.registry.clear_changed();

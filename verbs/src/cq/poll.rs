@@ -1,5 +1,4 @@
-//! Taking completions: each confirms its own request and the unsignaled ones before it (selective
-//! signaling).
+//! Taking completions: each confirms its own request and the unsignaled ones before it.
 
 use core::convert::Infallible;
 use core::ops::ControlFlow;
@@ -51,8 +50,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         }
     }
 
-    /// The next completed request. It must be dropped before the one after it is taken, which
-    /// `while let` ensures.
+    /// The next completed request, to be dropped before another is taken, as `while let` does.
     #[doc(alias = "ibv_next_poll")]
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion<'_, Q>> {
@@ -69,8 +67,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         Some(Completion::new(entry, retired, buffers))
     }
 
-    /// Calls `each` with every completed request, until it breaks. It has one call site of `each`,
-    /// so that it is inlined into the loop.
+    /// One call site of `each`, so that it is inlined into the loop.
     #[inline(always)]
     fn drive<B>(self, mut each: impl FnMut(Completion<'_, Q>) -> ControlFlow<B>) -> ControlFlow<B> {
         let mut guard = DriveGuard::<Q>(self.cursor);

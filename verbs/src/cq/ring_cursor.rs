@@ -10,12 +10,10 @@ use super::{Poller, shared};
 use crate::memory::Buffers;
 use crate::qp::{Ring, Slot};
 
-/// The next request of a ring. It changes with every request, so it is a value that can live in
-/// registers.
+/// The next request of a ring. It changes with every request: a value that fits registers.
 #[derive(Clone, Copy)]
 pub(super) struct RingCursor {
-    /// The request's `wr_id`, and its slot. Past the last slot these are a `wr_id` that no request
-    /// has, and no slot.
+    /// The request's `wr_id`, and its slot; past the last slot a `wr_id` that no request has.
     pub(super) expected: u64,
     slot: *const Slot,
     /// The position of a request on the ring, as long as slots are contiguous, less `expected`.
@@ -33,7 +31,6 @@ pub(super) const NO_KEY: u64 = 1;
 const NO_WR_ID: u64 = 1 << 31;
 
 impl RingCursor {
-    /// No request.
     pub(super) const NONE: Self = Self {
         expected: NO_WR_ID,
         slot: core::ptr::null(),
@@ -208,8 +205,7 @@ fn find_new_ring<Q: PollBackend>(poller: &mut Poller<Q>, key: u32) -> Option<*co
     poller.table.get(key).map(Arc::as_ptr)
 }
 
-/// A completion that confirms nothing in flight: the device completes a request twice, or one that
-/// was never posted.
+/// A completion of nothing in flight: the device completes twice, or what was never posted.
 #[cold]
 #[inline(never)]
 pub(super) fn report_unexpected(wr_id: u64, ring: &Ring) {

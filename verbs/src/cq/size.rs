@@ -8,7 +8,6 @@ use super::{CompletionQueue, CqKind};
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 
-/// The number of entries as verbs take it.
 pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, CompletionQueueError> {
     let max = context.attr.max_cqe;
     match i32::try_from(entries).ok().filter(|_| entries <= max) {

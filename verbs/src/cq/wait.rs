@@ -53,8 +53,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
     /// none when `timeout` expires. A `timeout` of `None` never expires.
     ///
     /// No completion is missed: the queue is armed, then polled again, and only then waited for.
-    /// Completions that belong to a dropped queue pair also end the sleep and are not returned, so
-    /// a caller that waits until a deadline must check the clock.
+    /// Completions of a dropped queue pair also end the sleep: check the clock for deadlines.
     ///
     /// # Errors
     /// When it was created without a channel (see
@@ -91,20 +90,17 @@ impl<Q: CqKind> CompletionQueue<Q> {
             if event.is_none() {
                 break;
             }
-            // An event of an earlier arming may be about completions that were polled since:
-            // repeat.
+            // An event of an earlier arming may be of completions polled since: repeat.
         }
         Ok(self.poll()?)
     }
 
-    /// Polls, and returns whether the next poll has completions to yield without a call of the
-    /// device.
+    /// Whether the next poll has completions to yield without a call of the device.
     pub(crate) fn poll_ready(&mut self) -> Result<bool, CompletionQueueError> {
         Q::refill(&mut self.poller)?;
         Ok(Q::has_completions(&self.poller))
     }
 
-    /// Whether it was created on `channel`.
     #[cfg(feature = "tokio")]
     pub(crate) fn is_on(&self, channel: &crate::event::CompletionChannel) -> bool {
         let own = self.inner().channel.as_ref();

@@ -1,9 +1,8 @@
 //! Completion channels: sleeping until a completion queue has completions (IBTA vol 1, 10.10;
 //! ibv_get_cq_event(3)).
 //!
-//! A thread that reads the channel also reads events of other threads' queues. So events are
-//! *recorded* by queue, each waiter takes its own from the record, and one of them at a time reads
-//! for all ([`leader`](super::leader)).
+//! A thread that reads the channel also reads events of other threads' queues: they are *recorded*
+//! by queue, and each waiter takes its own ([`leader`](super::leader)).
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -38,7 +37,6 @@ impl CqId {
         Self(NonZeroUsize::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroUsize::MAX))
     }
 
-    /// As a queue's `cq_context`, which its events return.
     pub(crate) fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0.get())
     }
@@ -87,7 +85,6 @@ pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
 }
 
-/// The channel, as its queues hold it.
 pub(crate) struct ChannelInner {
     raw: *mut sys::ibv_comp_channel,
     context: ManuallyDrop<Arc<ContextInner>>,
@@ -129,8 +126,7 @@ impl Record {
         self.queues.get(&id).map_or(0, |queue| queue.event_count)
     }
 
-    /// Whether queue `id` has had events beyond the first `seen`. If so, its unreported event is
-    /// consumed.
+    /// Whether queue `id` has had more than `seen` events; if so, takes its unreported one.
     pub(crate) fn take_event_since(&mut self, id: CqId, seen: u64) -> Option<()> {
         let queue = self.queues.get_mut(&id).filter(|queue| queue.event_count != seen)?;
         if core::mem::take(&mut queue.unreported) {
@@ -233,13 +229,11 @@ impl ChannelInner {
         self.context.raw == context.inner().raw
     }
 
-    /// Starts to record the events of a queue about to be created on this channel.
     pub(crate) fn register_cq(&self, id: CqId) {
         self.waiters
             .with(|record| record.queues.insert(id, QueueRecord::default()));
     }
 
-    /// Removes a queue that could not be created.
     pub(crate) fn unregister_cq(&self, id: CqId) {
         self.waiters.with(|record| record.queues.remove(&id));
     }
@@ -273,12 +267,10 @@ impl ChannelInner {
         }
     }
 
-    /// Applies `find` to the record, after reading available events, without blocking.
     pub(super) fn try_find<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
         self.waiters.try_find(self, find)
     }
 
-    /// Sleeps until `find` finds something in the record. `None` when the deadline passed first.
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,

@@ -1,10 +1,9 @@
-//! Many threads wait for events of one source, and one of them at a time, the *leader*, reads it
-//! for all (the leader/followers pattern).
+//! Many threads wait for events of one source, and one at a time, the *leader*, reads it for all
+//! (the leader/followers pattern).
 //!
-//! Events read go into a record, and each waiter takes its own from there, so no event is lost to
-//! the wrong reader. The leader sleeps on the source, and records all events that are there before
-//! it releases the lead; the followers sleep until it does. While there is a leader no other thread
-//! reads the source: the leader would sleep for events that are already consumed.
+//! Events go into a record, from which each waiter takes its own. The leader sleeps on the source,
+//! and records all events before it releases the lead; the followers sleep until then. No other
+//! thread reads the source: the leader would sleep for events that are already consumed.
 //!
 //! Proved for threads by the models in `event/leader/model.rs`, for tasks by the tests of
 //! `verbs/tests/events.rs`.
@@ -48,7 +47,6 @@ impl<R> LeaderFollowers<R> {
         change(&mut sync::lock(&self.state).record)
     }
 
-    /// Notifies tasks when the record has grown, or the lead is free.
     #[cfg(feature = "tokio")]
     pub(super) fn task_notify(&self) -> &::tokio::sync::Notify {
         &self.task_notify

@@ -2,8 +2,7 @@
 //!
 //! A [`CompletionChannel`] reports completions of the queues created on it; [`Events`] reports
 //! asynchronous events of the device and its objects. Both are file descriptors, always
-//! non-blocking: threads sleep in poll(2), which has timeouts, tasks in their runtime (feature
-//! `tokio`).
+//! non-blocking: threads sleep in poll(2), tasks in their runtime (feature `tokio`).
 
 pub(crate) mod channel;
 mod leader;

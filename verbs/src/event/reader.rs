@@ -19,8 +19,7 @@ use crate::srq::SrqId;
 use crate::types::Qpn;
 use crate::wait::{deadline_of, set_nonblocking, wait_readable};
 
-/// An asynchronous event of a device or one of its objects (ibv_get_async_event(3); IBTA vol 1,
-/// 11.6.3).
+/// An asynchronous event of a device or its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
 #[doc(alias("ibv_async_event", "ibv_event_type"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -39,8 +38,7 @@ pub enum AsyncEvent {
         /// What happened.
         event: SharedReceiveQueueEvent,
     },
-    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be
-    /// dropped.
+    /// A completion queue has overrun: completions are lost, and its queue pairs must be dropped.
     #[doc(alias = "IBV_EVENT_CQ_ERR")]
     CqOverrun(CqId),
     /// Of a port.
@@ -188,10 +186,8 @@ impl AsyncEvent {
 /// The reader of a context's asynchronous events, created by [`Context::events`]
 /// (ibv_get_async_event(3)). A context has one at a time.
 ///
-/// An event is acknowledged as soon as it is read: destroying an object waits for its
-/// acknowledgements, and the natural response to an event of a queue pair is to drop the queue
-/// pair. So an event names its object by a number, which may be another object's if other threads
-/// create queue pairs meanwhile.
+/// An event is acknowledged as soon as it is read, because destroying its object waits for that. So
+/// it names the object by a number, which may be another's if other threads create queue pairs.
 ///
 /// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
 /// [`try_next`](Self::try_next) until it returns `None`.
@@ -217,8 +213,8 @@ impl Events {
         }
     }
 
-    /// Sleeps until there is an event, and returns it. `None` when `timeout` expired first; a
-    /// `timeout` of `None` never expires.
+    /// Sleeps until there is an event; `None` when `timeout` expired first (never, if it is
+    /// `None`).
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.

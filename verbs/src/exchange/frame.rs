@@ -11,7 +11,6 @@ pub(super) const PREFIX_LEN: usize = 12;
 /// All but the data.
 pub(super) const HEADER_LEN: usize = PREFIX_LEN + 32;
 
-/// Why a header is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FrameError {
     Magic,

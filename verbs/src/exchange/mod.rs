@@ -57,11 +57,8 @@ use crate::error::QueuePairError;
 use crate::qp::{Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair};
 use crate::wait::{Deadline, readable};
 
-/// Sent when the local queue pair could not be connected.
 const FAILED: u8 = 0;
-/// Sent when the local queue pair is connected.
 const CONNECTED: u8 = 1;
-/// Sent by `finish`.
 const DONE: u8 = 2;
 
 /// Maximum length of the data that accompanies an endpoint, in bytes.
@@ -251,8 +248,8 @@ impl Exchange {
                 // connect_timeout() refuses zero.
                 let left = deadline.remaining().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
-                    // On loopback the kernel may assign the very port that is connected to, which
-                    // then answers itself (a self-connect): no peer listens yet.
+                    // On loopback the kernel may assign the very port connected to (a
+                    // self-connect): no peer yet.
                     Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
                         last = io::ErrorKind::ConnectionRefused.into();
                     }
@@ -301,8 +298,7 @@ impl Exchange {
         Ok((qp, peer_data))
     }
 
-    /// Notifies the peer that this side is done with all queue pairs, and waits until the peer is
-    /// too, up to the exchange's `timeout`.
+    /// Waits until both sides are done with all queue pairs, up to the exchange's `timeout`.
     ///
     /// # Errors
     /// When the peer is gone, or not done in time.
@@ -322,8 +318,7 @@ impl Exchange {
         }
     }
 
-    /// Sends an endpoint and `data`, and receives the peer's: the first half of
-    /// [`pair`](Self::pair).
+    /// The first half of [`pair`](Self::pair).
     fn exchange_endpoints(
         &mut self,
         endpoint: &Endpoint,
@@ -381,7 +376,6 @@ impl Exchange {
         Ok(())
     }
 
-    /// Sets the socket's timeout to the time remaining.
     fn set_socket_timeout(
         &self,
         deadline: Deadline,

@@ -86,8 +86,7 @@ impl fmt::Display for QpState {
     }
 }
 
-/// The attributes that a transition requires, and those that it allows besides. `IBV_QP_STATE` is
-/// implied.
+/// Required attributes, and those allowed besides. `IBV_QP_STATE` is implied.
 #[derive(Clone, Copy)]
 struct AttrMasks {
     required: Mask,
@@ -107,7 +106,6 @@ const fn masks(required: Mask, optional: Mask) -> Option<AttrMasks> {
     Some(AttrMasks { required, optional })
 }
 
-/// The P_Key index and port.
 const PORT_ATTRS: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 const PATH_ATTRS: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 /// Attributes that a connected queue pair may modify in, or on return to, RTS.

@@ -61,8 +61,7 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     }
 }
 
-/// The fast path of posting one request of at most `max_len` bytes: no chain to link, nothing to
-/// undo.
+/// The fast path of posting one request of at most `max_len` bytes: no chain, nothing to undo.
 #[inline(always)]
 pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -93,8 +92,7 @@ fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     payload: P,
 ) -> Result<(), PostError> {
     if !op.rejects(payload.bytes(), room) && payload.fits(poster.limits) && B::supports(poster.qp(), &op) {
-        // A single-element request has tried to take a slot and failed; any other has not tried
-        // yet.
+        // Only a single-element request has tried to take a slot, and failed.
         let flags = if !payload.is_single(poster.limits) && poster.try_take_slot() {
             Some(0)
         } else {
@@ -188,8 +186,7 @@ extern "C" fn stage_at_checkpoint<B: Backend, O: Operation, P: Payload>(
     next
 }
 
-/// Rejects a request, and with it the batch, and keeps its buffers. Returns the slot of the batch's
-/// first request, as if the batch were empty. It cannot unwind either.
+/// Rejects the batch, keeps the request's buffers, and returns the first slot. Cannot unwind.
 #[cold]
 #[inline(never)]
 extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
@@ -204,8 +201,7 @@ extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
 }
 
 impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
-    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which accepts them if `qkey` is
-    /// its Q_Key.
+    /// SENDs the buffer's bytes to queue pair `qpn` at `ah`; `qkey` must be its Q_Key.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_wr_send", "ibv_wr_set_ud_addr"))]
     pub fn send_to<S: Source>(
@@ -380,8 +376,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::RdmaRead::new(remote), remote.len(), SingleSge::new(buffer))
     }
 
-    /// READs from the beginning of `remote`, as many bytes as the buffers have together, filling
-    /// them in order.
+    /// READs from the beginning of `remote` into the buffers, filling them in order.
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn read_scatter<S: Sink, const N: usize>(
@@ -392,8 +387,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::RdmaRead::new(remote), remote.len(), SgeList::new(buffers))
     }
 
-    /// Sets the peer's word to `swap` if it equals `compare`, atomically; `word` returns with the
-    /// old value.
+    /// Sets the peer's word to `swap` if it is `compare`, atomically; `word` returns the old value.
     #[inline(always)]
     #[doc(alias("IBV_WR_ATOMIC_CMP_AND_SWP", "ibv_wr_atomic_cmp_swp"))]
     pub fn compare_swap(
@@ -448,8 +442,7 @@ impl<'b, O: Operation, P: Payload, B: Backend> WorkRequest<'b, O, P, B> {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
-    /// As [`signaled`](WorkRequest::signaled) if `signal`: for selective signaling, one request in
-    /// N.
+    /// As [`signaled`](WorkRequest::signaled) if `signal`: one request in N.
     #[inline(always)]
     #[doc(alias("IBV_SEND_SIGNALED", "cq_mod"))]
     pub fn signaled_if(self, signal: bool) -> Self {

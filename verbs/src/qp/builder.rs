@@ -48,7 +48,6 @@ pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     backend: PhantomData<B>,
 }
 
-/// Connection parameters (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy)]
 // fields: the attributes of a connection, one per option of the builder
 pub(super) struct Settings {
@@ -152,15 +151,13 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The most send requests outstanding (default 128). Reserves as many entries of the completion
-    /// queue.
+    /// The most send requests outstanding (default 128), with as many completion queue entries.
     pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.send_depth = requests;
         self
     }
 
-    /// The most receives outstanding (default 128). Reserves as many entries of the completion
-    /// queue.
+    /// The most receives outstanding (default 128), with as many completion queue entries.
     pub fn max_recv_wr(mut self, requests: u32) -> Self {
         self.recv_depth = requests;
         self
@@ -178,8 +175,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The most bytes that a request may carry inline (default 0); the device may grant more, see
-    /// [`QueuePair::max_inline_data`](crate::QueuePair::max_inline_data).
+    /// The most bytes that a request may carry inline (default 0); the device may grant more.
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
@@ -200,8 +196,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// Allows the peer to READ, from memory registered for it. Nothing remote is allowed by
-    /// default.
+    /// Allows the peer to READ, from memory registered for it (default: nothing remote).
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "qp_access_flags"))]
     pub fn allow_remote_read(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_READ;
@@ -229,8 +224,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The GID index (default on RoCE: the GID with the widest scope; on InfiniBand: none,
-    /// addressing by LID).
+    /// The GID index (default on RoCE: that of the widest scope; on InfiniBand: none).
     #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.settings.gid_index = Some(index);
@@ -275,8 +269,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The most READs and atomics to have outstanding and to serve at once (default: 16, or the
-    /// device's limit).
+    /// The READs and atomics outstanding and served at once (default 16, or the device's limit).
     #[doc(alias("max_dest_rd_atomic", "initiator_depth", "responder_resources"))]
     pub fn max_rd_atomic(mut self, requests: u8) -> Self {
         self.settings.rd_atomic = Some(requests);
@@ -331,10 +324,9 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// Takes receives from the shared receive queue `srq`, which may be of another protection
-    /// domain; the builder's own receive settings have no effect. The receive completion queue
-    /// reserves as many entries as `srq` holds receives, once for all queue pairs that share both
-    /// queues.
+    /// Takes receives from `srq`, which may be of another protection domain, instead of a receive
+    /// queue. The receive completion queue reserves as many entries as `srq` holds, once for all
+    /// queue pairs that share both.
     #[doc(alias("ibv_srq", "srq"))]
     pub fn shared_receive_queue(mut self, srq: &'a impl AsRef<SharedReceiveQueueHandle>) -> SrqQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());

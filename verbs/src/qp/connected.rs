@@ -16,8 +16,7 @@ use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
 use crate::wr::payload::{InlineData, SingleSge};
 
-/// Limits that a UD queue pair sets on datagrams and address handles; all zero for other
-/// transports.
+/// A UD queue pair's limits on datagrams and address handles; zero for other transports.
 #[derive(Default)]
 pub(super) struct UdLimits {
     /// The address of the protection domain, for comparison.
@@ -110,8 +109,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.send.limits.max_inline
     }
 
-    /// The number of requests posted to the send queue so far: the
-    /// [`sequence`](crate::Completion::sequence) of the next one.
+    /// The [`sequence`](crate::Completion::sequence) of the send request posted next.
     #[must_use]
     pub fn next_send(&self) -> u64 {
         self.send.head()
@@ -147,8 +145,7 @@ impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
-    /// The number of receives posted so far: the [`sequence`](crate::Completion::sequence) of the
-    /// next one.
+    /// The [`sequence`](crate::Completion::sequence) of the receive posted next.
     #[must_use]
     pub fn next_receive(&self) -> u64 {
         self.recv.head()
@@ -175,8 +172,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op, room, SingleSge::new(buffer))
     }
 
-    /// Posts one SEND of `bytes` inline (they may be reused at once), as [`send_to`](Self::send_to)
-    /// does.
+    /// As [`send_to`](Self::send_to), of `bytes` inline: they may be reused at once.
     ///
     /// # Errors
     /// As for [`send_to`](Self::send_to).
@@ -236,8 +232,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         )
     }
 
-    /// Posts one RDMA WRITE of `bytes` inline (they may be reused at once) to the beginning of
-    /// `remote`.
+    /// As [`write`](Self::write), of `bytes` inline: they may be reused at once.
     ///
     /// # Errors
     /// As for [`post`](Self::post).

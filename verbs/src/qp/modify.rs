@@ -1,5 +1,4 @@
-//! Modifying a queue pair in use: its attributes, as far as its state allows (the table in
-//! `attributes`), and the SQD state, which allows most of them.
+//! Modifying a queue pair in use, as far as its state allows (`attributes`), and the SQD state.
 
 use core::marker::PhantomData;
 use std::io;
@@ -92,9 +91,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     }
 }
 
-/// A change of a queue pair's attributes (ibv_modify_qp(3)), built by [`QueuePair::modify`] and
-/// applied in one call. The state decides what may be modified: in RTS a little, after
-/// [`drain`](QueuePair::drain) most. An error names the attribute that is not allowed.
+/// A change of attributes (ibv_modify_qp(3)), built by [`QueuePair::modify`] and applied in one
+/// call. RTS allows few, SQD (after [`drain`](QueuePair::drain)) most.
 #[must_use = "a change does nothing until apply() is called"]
 #[doc(alias("ibv_modify_qp", "ibv_qp_attr", "ibv_qp_attr_mask"))]
 pub struct ModifyQueuePair<'q, T: Transport> {
@@ -230,8 +228,7 @@ impl<T: Reliable> ModifyQueuePair<'_, T> {
         self.bounded("rnr_retry", retries, MAX_3_BITS)
     }
 
-    /// The READs and atomics to have outstanding as requester, at most what the peer serves; in SQD
-    /// only.
+    /// READs and atomics outstanding as requester, at most what the peer serves; in SQD only.
     #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
     pub fn max_rd_atomic(mut self, requests: u8) -> Self {
         self.attr.max_rd_atomic = requests;

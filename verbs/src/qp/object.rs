@@ -1,5 +1,4 @@
-//! The `ibv_qp` itself: destroyed before its rings, protection domain and completion queues are
-//! released.
+//! The `ibv_qp` itself, destroyed before its rings, protection domain and completion queues.
 
 use core::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -87,7 +86,6 @@ impl QpObject {
         Ok(QpState::from_sys(attr.qp_state))
     }
 
-    /// ibv_query_qp(3) of all attributes.
     pub(crate) fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
         let (attr, init) = self.query_qp(ALL)?;
         Ok(QueuePairAttr::from_sys(self.qpn, self.transport, &attr, &init))
@@ -109,8 +107,8 @@ impl QpObject {
         Ok((attr, init))
     }
 
-    /// Moves the queue pair from `from` to `to` with the attributes of `mask` (ibv_modify_qp(3)).
-    /// An error is explained by the transition table, and by `notes` from the errno.
+    /// A transition (ibv_modify_qp(3)); errors are explained by the table, and `notes` by the
+    /// errno.
     pub(crate) fn transition(
         &self,
         (from, to): (QpState, QpState),
@@ -126,8 +124,7 @@ impl QpObject {
         })
     }
 
-    /// Modifies the attributes of `mask` in the current state. Errors are explained as in
-    /// [`transition`](Self::transition).
+    /// Modifies attributes in the current state; errors as in [`transition`](Self::transition).
     pub(crate) fn modify(
         &self,
         attr: sys::ibv_qp_attr,
@@ -182,15 +179,13 @@ pub(crate) fn zeroed_attr() -> sys::ibv_qp_attr {
 impl Drop for QpObject {
     fn drop(&mut self) {
         let api = self.pd.context.api;
-        // Flushes what is in flight as early as possible. Fails harmlessly in RESET, or when the
-        // device is gone.
+        // Flushes early; fails harmlessly in RESET, or when the device is gone.
         let mut attr = zeroed_attr();
         attr.qp_state = sys::IBV_QPS_ERR;
         // SAFETY: the queue pair is live.
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };
-        // A provider may hold the lock of an extended completion queue while it is polled, and
-        // ibv_destroy_qp takes that lock: on the polling thread it would deadlock, so destruction
-        // is deferred.
+        // A provider may lock an extended completion queue while it is polled, and ibv_destroy_qp
+        // takes that lock: the polling thread defers it, or it would deadlock.
         let polled_here = [&self.send, &self.recv]
             .map(|attachment| Arc::clone(attachment.cq()))
             .into_iter()
@@ -219,8 +214,7 @@ impl Drop for QpObject {
             return;
         }
         let result = if self.lender.is_some() {
-            // The lender destroys it; in RESET the device has discarded all posted requests (IBTA
-            // vol 1, 10.3.1.1).
+            // In RESET the device has discarded all posted requests (IBTA vol 1, 10.3.1.1).
             attr.qp_state = sys::IBV_QPS_RESET;
             // SAFETY: the queue pair is live.
             unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) }

@@ -1,10 +1,9 @@
-//! The producer side of a work queue: requests are written into WQE slots, counted, and posted by
-//! one doorbell, or reclaimed.
+//! The producer side of a work queue: requests are written into WQE slots, and posted by one
+//! doorbell or reclaimed.
 //!
-//! Per request only the next slot and the number of *slots left* change: how many requests may be
-//! staged before the next *checkpoint*, where the queue may be full or a request must be signaled.
-//! So one decrement is the only check that a request costs on the fast path; everything else waits
-//! until it passes zero.
+//! *Slots left* are the requests that may be staged before the next *checkpoint*, where the queue
+//! may be full or a request must be signaled: one decrement is the only check that a request costs
+//! on the fast path.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::ManuallyDrop;
@@ -20,7 +19,6 @@ use super::ring::Ring;
 use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
 
-/// The producer of one work queue.
 // fields: one queue's state of posting, used on the fast path or at a checkpoint
 pub(crate) struct Poster<L: WorkQueue> {
     next: *mut WqeSlot<L::Wr>,
@@ -33,8 +31,7 @@ pub(crate) struct Poster<L: WorkQueue> {
     bad_wr: *mut L::Wr,
     pub(super) limits: Limits,
     pub(super) ud: UdLimits,
-    /// The position of the next checkpoint: the smaller of the two below. `checkpoint - slots_left`
-    /// is the position of the next request to be staged.
+    /// The smaller of the two below; the next request's position is `checkpoint - slots_left`.
     checkpoint: u64,
     /// The first position beyond the queue: the tail as last read, plus the depth.
     full_at: u64,
@@ -43,9 +40,7 @@ pub(crate) struct Poster<L: WorkQueue> {
     interval: u64,
     depth: u64,
     wqe_slots: WqeSlots<L::Wr>,
-    /// Why the batch being built is rejected, if it is.
     rejection: Option<Box<Rejection>>,
-    /// The memory windows of type 2 that this queue pair has bound.
     pub(super) tied_windows: TiedWindows,
 }
 
@@ -63,8 +58,7 @@ struct Rejection {
 pub(crate) enum SignalPolicy {
     /// None: every request has a completion (`sq_sig_all`, receives).
     None,
-    /// At least one per half queue: when the queue is full, a completion is in flight that frees at
-    /// least half of it.
+    /// When the queue is full, a completion is in flight that frees at least half of it.
     EveryHalfQueue,
 }
 
@@ -135,8 +129,7 @@ impl<L: WorkQueue> Poster<L> {
         self.ring.depth()
     }
 
-    /// Takes a slot for the next request. False at a checkpoint: `take_slot_at_checkpoint` must
-    /// follow.
+    /// False at a checkpoint: `take_slot_at_checkpoint` must follow.
     #[inline(always)]
     pub(crate) fn try_take_slot(&mut self) -> bool {
         let (left, none) = self.slots_left.overflowing_sub(1);
@@ -175,8 +168,8 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted_one(result))
     }
 
-    /// Posts one signaled request for which the provider has a `call` of its own; `call` gets the
-    /// wr_id and returns 0 or an errno value.
+    /// Posts one signaled request by a verb of its own: `call` gets the wr_id, returns an errno or
+    /// 0.
     pub(super) fn post_by_verb(
         &mut self,
         verb: &'static str,
@@ -223,15 +216,13 @@ impl<L: WorkQueue> Poster<L> {
         self.reclaim_unposted(self.wqe_slots.previous(self.next), result)
     }
 
-    /// Sets the checkpoint, and the slots left until then for requests at `position` and after.
     #[inline(always)]
     fn set_checkpoint(&mut self, position: u64) {
         self.checkpoint = self.full_at.min(self.signal_at);
         self.slots_left = self.checkpoint - position;
     }
 
-    /// Notes that the request which has just taken its slot is signaled: the next forced one is an
-    /// interval away.
+    /// The request that took the last slot is signaled: the next forced one is an interval away.
     #[inline(always)]
     pub(super) fn note_signaled(&mut self) {
         let next = self.checkpoint - self.slots_left;
@@ -241,8 +232,7 @@ impl<L: WorkQueue> Poster<L> {
 
     /// Rewinds to `head`: the counters are as if later requests had never been staged.
     fn rewind_to(&mut self, head: u64) {
-        // If one of them was signaled, the last signaled request before it is unknown: signal the
-        // next one.
+        // The last signaled request before them may be unknown: signal the next one.
         if self.signal_at >= head.saturating_add(self.interval) {
             self.signal_at = head;
         }
@@ -250,9 +240,8 @@ impl<L: WorkQueue> Poster<L> {
         self.set_checkpoint(head);
     }
 
-    /// Takes a slot at a checkpoint: re-reads the tail and decides whether the request must be
-    /// signaled. Returns `flags`, with `IBV_SEND_SIGNALED` added if needed; `None` when the queue
-    /// is full or the batch is rejected.
+    /// Re-reads the tail and decides whether the request must be signaled: `flags`, perhaps with
+    /// `IBV_SEND_SIGNALED`, or `None` when the queue is full or the batch is rejected.
     #[inline(always)]
     pub(super) fn take_slot_at_checkpoint(&mut self, flags: c_uint) -> Option<c_uint> {
         let position = self.checkpoint;
@@ -270,8 +259,8 @@ impl<L: WorkQueue> Poster<L> {
         Some(if must { flags | sys::IBV_SEND_SIGNALED } else { flags })
     }
 
-    /// Rejects the next request, for `reason` or because the queue is full, and with it the batch.
-    /// Keeps its buffers, or those of any later request of the batch.
+    /// Rejects the batch for `reason` or a full queue; keeps the buffers of this and later
+    /// requests.
     #[cold]
     #[inline(never)]
     pub(super) fn reject_next(&mut self, reason: Option<RejectReason>, buffers: Buffers) {
@@ -291,8 +280,7 @@ impl<L: WorkQueue> Poster<L> {
         (self.checkpoint, self.slots_left, self.signal_at) = (at, 0, u64::MAX);
     }
 
-    /// Reclaims the staged requests of a batch that `reject_next` has rejected. The provider's
-    /// batch was aborted before.
+    /// Reclaims the staged requests of a rejected batch, which the provider has aborted.
     #[cold]
     #[inline(never)]
     fn reject_batch(&mut self) -> PostError {
@@ -311,8 +299,7 @@ impl<L: WorkQueue> Poster<L> {
         })
     }
 
-    /// Reclaims those of the requests just posted, beginning at `first`, that the provider did not
-    /// accept: from `bad_wr` on.
+    /// Reclaims the requests from `first` on that the provider did not accept: from `bad_wr` on.
     #[cold]
     #[inline(never)]
     fn reclaim_unposted(&mut self, first: *mut WqeSlot<L::Wr>, result: c_int) -> PostError {
@@ -326,8 +313,8 @@ impl<L: WorkQueue> Poster<L> {
             0 => self.ring.mask() + 1,
             count => count,
         };
-        // If the provider reports no request of this chain, it is unknown which ones it accepted:
-        // all stay in flight, where nothing can touch their buffers.
+        // Without a report of this chain it is unknown which ones were accepted: all stay in
+        // flight.
         let bad = self
             .wqe_slots
             .find(core::mem::replace(&mut self.bad_wr, core::ptr::null_mut()));
@@ -353,7 +340,6 @@ impl<L: WorkQueue> Poster<L> {
         })
     }
 
-    /// Takes the buffers of positions `from..to` out of their slots.
     fn unstage(&mut self, from: u64, to: u64) -> Vec<Buffers> {
         // SAFETY: all of them were put there by staging, are not published (or no longer), and are
         // taken once: the caller rewinds past them.
@@ -363,12 +349,10 @@ impl<L: WorkQueue> Poster<L> {
     }
 }
 
-/// A batch being built. Dropped before [`finish`](Self::finish), by an unwinding panic, it discards
-/// all staged requests.
+/// A batch being built, discarded when dropped before [`finish`](Self::finish) by a panic.
 pub(crate) struct Staging<'q, L: WorkQueue> {
     pub(super) poster: &'q mut Poster<L>,
-    /// The slot of the next request. Once the batch is rejected, that of its first, as if it were
-    /// empty.
+    /// The slot of the next request; that of the first once the batch is rejected.
     pub(super) next: *mut WqeSlot<L::Wr>,
 }
 
@@ -419,8 +403,7 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted(first, result))
     }
 
-    /// Finishes a batch that ends at the slot where it began: rejected, empty, or filling the
-    /// queue.
+    /// A batch that ends at the slot where it began: rejected, empty, or filling the queue.
     #[cold]
     #[inline(never)]
     fn finish_empty_or_full(&mut self) -> Result<(), PostError> {
@@ -438,7 +421,6 @@ impl<L: WorkQueue> Poster<L> {
         self.post_staged(self.next)
     }
 
-    /// Discards a batch whose closure has panicked.
     #[cold]
     #[inline(never)]
     fn discard(&mut self) {

@@ -1,5 +1,4 @@
-//! A queue pair in INIT: receives can be posted, its endpoint is exchanged with the peer, then it
-//! is connected.
+//! A queue pair in INIT: receives can be posted, then it is connected.
 
 use core::marker::PhantomData;
 

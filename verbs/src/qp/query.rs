@@ -1,5 +1,4 @@
-//! The result of ibv_query_qp(3) (IBTA vol 1, 11.2.5.3), as a value with a
-//! [`Display`](fmt::Display).
+//! The result of ibv_query_qp(3) (IBTA vol 1, 11.2.5.3).
 
 use core::fmt;
 

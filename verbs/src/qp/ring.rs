@@ -30,8 +30,7 @@ pub enum QueueKind {
     Receive,
 }
 
-/// Alone on its cache lines (two, because of the adjacent-line prefetcher): avoids false sharing
-/// between poster and poller.
+/// Two cache lines (adjacent-line prefetcher), against false sharing of poster and poller.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -46,8 +45,7 @@ pub(crate) struct Ring {
     tag: u64,
     /// The queue pair number, set when it has been created.
     qpn: AtomicU32,
-    /// Whether its receives are datagrams, each after a global route header. Set before the queue
-    /// pair is used.
+    /// Whether its receives are datagrams, after a GRH. Set before the queue pair is used.
     datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
     head: CachePadded<AtomicU64>,
@@ -223,8 +221,7 @@ impl Ring {
         self.tail.0.store(tail, Ordering::Release);
     }
 
-    /// Poller: [`retire`](Self::retire)s one more slot. It is the tail's only writer, so this need
-    /// not be atomic as a whole; it compiles to one instruction nevertheless.
+    /// Poller: [`retire`](Self::retire)s one more slot; as the only writer, not atomic as a whole.
     #[inline(always)]
     pub(crate) fn retire_next(&self) {
         self.retire(self.tail() + 1);
@@ -243,8 +240,7 @@ pub(crate) fn slots_for(depth: u32) -> u32 {
 }
 
 impl Drop for Ring {
-    /// Drops the buffers in flight. The queue pair, which holds a reference, has been destroyed:
-    /// the device is done with them.
+    /// The queue pair, which holds a reference, has been destroyed: the device is done with them.
     fn drop(&mut self) {
         let (tail, head) = (self.tail(), self.head());
         for position in tail..head {

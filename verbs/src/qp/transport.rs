@@ -45,32 +45,27 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// The transport service of a queue pair, as a type: [`ReliableConnection`],
-/// [`UnreliableConnection`] or [`UnreliableDatagram`].
+/// The transport service of a queue pair, as a type.
 pub trait Transport: sealed::Service {}
 
-/// Transports with one peer, to which all requests go: [`ReliableConnection`] and
-/// [`UnreliableConnection`].
+/// Transports with one peer, to which all requests go.
 pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
 /// Transports with acknowledgements, hence READ and atomics: [`ReliableConnection`].
 pub trait Reliable: Connected {}
 
-/// Transports without a connection, where each request names its destination:
-/// [`UnreliableDatagram`].
+/// Transports without a connection, where each request names its destination.
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
 /// Queue pairs with a receive queue of their own: all but those of [`WithSrq`].
 pub trait HasReceiveQueue: Transport {}
 
-/// The transport `T` of a queue pair that takes its receives from a
-/// [`SharedReceiveQueue`](crate::SharedReceiveQueue) (SRQ) and has no receive queue.
+/// `T` with a [`SharedReceiveQueue`](crate::SharedReceiveQueue) instead of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_srq")]
 pub struct WithSrq<T>(PhantomData<T>);
 
-/// Reliable connection (RC): every request arrives, once and in order, or completes in error (IBTA
-/// vol 1, 9.7).
+/// Reliable connection (RC): every request arrives, once and in order, or fails (IBTA vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_RC", "RC"))]
 pub struct ReliableConnection;
@@ -81,8 +76,7 @@ pub struct ReliableConnection;
 #[doc(alias("IBV_QPT_UC", "UC"))]
 pub struct UnreliableConnection;
 
-/// Unreliable datagram (UD): SENDs of one packet each, to any peer with an address handle (IBTA vol
-/// 1, 9.8.3).
+/// Unreliable datagram (UD): SENDs of one packet, to any address handle (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_UD", "UD"))]
 pub struct UnreliableDatagram;

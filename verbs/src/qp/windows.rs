@@ -1,5 +1,4 @@
-//! Memory windows on a queue pair: the short forms of [`Batch`](crate::Batch)'s requests, and
-//! windows of type 1, which have a verb of their own.
+//! Memory windows on a queue pair: short forms of [`Batch`](crate::Batch)'s requests, and type 1.
 
 use core::ops::RangeBounds;
 
@@ -82,7 +81,6 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         self.bind_mw(binding, in_flight)
     }
 
-    /// ibv_bind_mw(3).
     fn bind_mw(&mut self, binding: Binding, in_flight: Buffers) -> Result<(), PostError> {
         if let Some(reason) = binding.reason() {
             return Err(self.send.reject_one(Some(reason), in_flight));

@@ -35,8 +35,7 @@ struct Model {
 }
 
 impl Model {
-    /// With one completion queue for each element of `completions`, each with that many
-    /// completions.
+    /// One completion queue per element of `completions`, each with that many completions.
     fn new(depth: u32, completions: &[usize], barriers: (Ordering, Ordering)) -> Arc<Self> {
         let slots = Arc::new(Slots::new(depth));
         Arc::new(Self {
@@ -53,8 +52,7 @@ impl Model {
         })
     }
 
-    /// Poster: posts `number` in `slot`, and the device completes it at once, to queue `queue` as
-    /// its completion `at`.
+    /// Poster: posts `number` in `slot`, which completes at once, to `queue` as completion `at`.
     fn post(&self, slot: u32, number: usize, (queue, at): (usize, usize)) {
         // SAFETY: this thread is the poster, and the slot is free.
         unsafe { self.slots.put(slot, token(number)) };

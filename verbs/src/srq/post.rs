@@ -1,5 +1,4 @@
-//! Posting to a shared receive queue: slots off a free list, requests chained into a post list,
-//! posted by one call, or reclaimed if refused.
+//! Posting to a shared receive queue: slots off a free list, chained into a post list.
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
@@ -26,7 +25,6 @@ pub(super) struct Poster {
     free: Vec<u32>,
     /// The slots of the batch being built, in its order.
     staged: Vec<u32>,
-    /// The rings by which slots return: one for each completion queue in use.
     returns: Vec<Arc<ReturnRing>>,
 }
 
@@ -65,13 +63,11 @@ impl Poster {
         self.free.len() as u32
     }
 
-    /// Collects the slots that have returned.
     #[inline(never)]
     fn collect_returned(&mut self) {
         let Self { srq, free, returns, .. } = self;
         if srq.take_new_returns(returns) {
-            // Rings of completion queues no longer in use are removed: this is the last reference,
-            // so nothing is pushed any more.
+            // No longer in use: this is the last reference, so nothing is pushed any more.
             returns.retain_mut(|returns| {
                 let over = Arc::get_mut(returns).is_some();
                 free.extend(core::iter::from_fn(|| returns.pop()));
@@ -83,7 +79,6 @@ impl Poster {
         }
     }
 
-    /// A free slot, if there is one.
     #[inline(always)]
     fn take_slot(&mut self) -> Option<u32> {
         if self.free.is_empty() {
@@ -92,7 +87,6 @@ impl Poster {
         self.free.pop()
     }
 
-    /// Posts one receive.
     #[inline]
     pub(super) fn post_one(&mut self, buffer: impl Sink) -> Result<(), PostError> {
         let Some(slot) = self.take_slot() else {
@@ -170,8 +164,8 @@ impl Poster {
         };
         let requests = self.requests.as_ptr();
         let is_bad = |&slot: &u32| ptr::eq(requests.wrapping_add(slot as usize), bad);
-        // A provider that names no request of this chain leaves open which it accepted: then they
-        // all stay in flight, where nothing can touch them.
+        // If the provider names no request of this chain, it is unknown which it accepted: all
+        // stay.
         let accepted = self.staged.iter().position(is_bad).unwrap_or(self.staged.len());
         let buffers = self.unstage(accepted);
         self.staged.clear();
@@ -218,14 +212,12 @@ impl Poster {
     }
 }
 
-/// The receives of one call, being built: see
-/// [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives)
+/// Receives being built for [`post_receives`](super::SharedReceiveQueue::post_receives)
 /// (ibv_post_srq_recv(3)).
 #[doc(alias("ibv_post_srq_recv", "ibv_recv_wr"))]
 pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
-    /// Why the batch is refused, if it is, and the buffers of the refused request and those after
-    /// it.
+    /// Why the batch is refused, and the buffers of the refused request and those after it.
     refusal: Option<Box<(RejectReason, Vec<Buffers>)>>,
 }
 

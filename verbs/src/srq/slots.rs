@@ -77,8 +77,7 @@ impl Slots {
 }
 
 impl Drop for Slots {
-    /// Drops the posted buffers. The shared receive queue, which holds a reference, has been
-    /// destroyed: the device is done with all of them.
+    /// The queue, which holds a reference, has been destroyed: the device is done with them.
     fn drop(&mut self) {
         for slot in 0..self.0.len() as u32 {
             // SAFETY: `&mut self`: there is neither poster nor poller left.

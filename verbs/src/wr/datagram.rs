@@ -28,7 +28,6 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// From the completion of a successful receive of a UD queue pair.
     pub(crate) fn new(entry: impl Entry, imm: Option<u32>) -> Self {
         Self {
             len: entry.byte_len().saturating_sub(GRH_BYTES as u32),

@@ -140,7 +140,6 @@ pub struct Bind(pub(crate) Binding);
 #[doc(alias = "IBV_WR_LOCAL_INV")]
 pub struct Invalidate(pub(crate) Binding);
 
-/// The operands of a window's request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Binding {
     /// Live, unless `objection` is set.
@@ -151,7 +150,6 @@ pub(crate) struct Binding {
     pub(crate) objection: Option<BindError>,
 }
 
-/// Why a window's request is invalid.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum BindError {
     Gone,

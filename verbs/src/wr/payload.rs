@@ -250,7 +250,6 @@ impl sealed::Stage for InlineData<'_> {
 pub struct Window(Buffers);
 
 impl Window {
-    /// A window in flight.
     pub(crate) fn new(in_flight: Buffers) -> Self {
         Self(in_flight)
     }

@@ -29,9 +29,8 @@ use crate::wr::payload::Payload;
 /// (ibv_post_send(3), ibv_wr_post(3)).
 pub trait Backend: sealed::SendQueue {}
 
-/// A value for either backend, returned by
-/// [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and the like, to be matched on
-/// once.
+/// A value for either backend, to be matched on once: the result of
+/// [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and the like.
 #[derive(Debug)]
 pub enum EitherBackend<L, W> {
     /// For [`PostList`].
@@ -40,8 +39,7 @@ pub enum EitherBackend<L, W> {
     WrPost(W),
 }
 
-/// The poster's `ibv_qp` pointer, re-read for each call of the provider: keeping it in a register
-/// across calls would cost saving and restoring that register.
+/// The poster's `ibv_qp` pointer, re-read per call: a register would have to be saved for it.
 #[derive(Clone, Copy)]
 pub struct QpHandle<'p>(&'p *mut sys::ibv_qp);
 
@@ -58,10 +56,8 @@ impl<'p> QpHandle<'p> {
     }
 }
 
-/// A work queue's interface to the provider.
-///
-/// Requests are written into consecutive slots between `begin` and either `ring_doorbell` or
-/// `abort`.
+/// A work queue's interface to the provider: requests are written into consecutive slots between
+/// `begin` and either `ring_doorbell` or `abort`.
 pub trait WorkQueue: 'static {
     type Wr;
 

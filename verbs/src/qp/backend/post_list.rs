@@ -1,8 +1,6 @@
 //! The classic data path: a chain of work requests posted by `ibv_post_send` or `ibv_post_recv`
-//! (ibv_post_send(3)).
-//!
-//! A request is written once, into its slot, where the provider reads it. Each is linked to the
-//! next slot; the last one's link is cut when the chain is posted.
+//! (ibv_post_send(3)). A request is written once, into its slot, linked to the next slot; the last
+//! one's link is cut when the chain is posted.
 
 use core::ffi::{c_int, c_uint};
 
@@ -20,7 +18,6 @@ use crate::wr::payload::Payload;
 #[doc(alias("ibv_post_send", "ibv_post_recv"))]
 pub struct PostList;
 
-/// Receives, posted as a list by `ibv_post_recv`.
 #[derive(Debug)]
 pub(crate) struct Receives;
 

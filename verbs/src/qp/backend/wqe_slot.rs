@@ -1,9 +1,6 @@
-//! The WQE slots of a work queue: for each slot of its ring a work request whose constant fields
-//! are filled in advance.
-//!
-//! The `wr_id`, the address of the scatter-gather list, the buffer slot and the successor are
-//! written at creation: posting computes no address and reads no counter. The work request's type
-//! depends on the [`WorkQueue`](super::WorkQueue).
+//! The WQE slots of a work queue: work requests whose constant fields (`wr_id`, address of the
+//! scatter-gather list, buffer slot, successor) are written at creation, so that posting computes
+//! no address and reads no counter.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -12,8 +9,7 @@ use doorbell_verbs_sys as sys;
 
 use crate::qp::ring::{Ring, Slot};
 
-/// A WQE slot. Its address is that of its work request, which is how the provider reports it as
-/// `bad_wr`.
+/// A WQE slot. Its address is its work request's, by which the provider reports `bad_wr`.
 #[repr(C)]
 pub struct WqeSlot<R> {
     pub(crate) wr: R,

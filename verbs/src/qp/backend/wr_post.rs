@@ -97,8 +97,7 @@ impl sealed::SendQueue for WrPost {
         payload: &P,
         flags: c_uint,
     ) {
-        // The call already says that data is inline; the flag is set too because rxe's provider
-        // reads it.
+        // The call already means inline; rxe's provider reads the flag too.
         let flags = P::FLAGS | flags;
         // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by
         // contract.
