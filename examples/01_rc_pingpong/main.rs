@@ -51,7 +51,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the end that the command line selects.
 fn one_end(options: &Options) -> Result<()> {
     let library = if options.device.starts_with("soft") {
         Library::new(api())

@@ -29,7 +29,6 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// One end before it is connected: its queue pair, completion queue, and a buffer.
 fn prepare(context: &Context) -> Result<(PreparedQueuePair, CompletionQueue, Buffer), Error> {
     let pd = context.protection_domain()?;
     let channel = context.completion_channel()?;
@@ -69,7 +68,6 @@ fn run() -> Result<(), Error> {
     })
 }
 
-/// Receives all messages, sleeping in between.
 fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
     let mut count = 0;
     while count < MESSAGES {
@@ -94,8 +92,7 @@ fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sends messages at intervals, and in the end writes with an invalid rkey. It also sleeps until
-/// each is acknowledged.
+/// In the end it writes with an invalid rkey. It also sleeps until each is acknowledged.
 fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Result<(), Error> {
     for number in 0..MESSAGES {
         thread::sleep(Duration::from_millis(50));

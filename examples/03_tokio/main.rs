@@ -51,8 +51,7 @@ async fn run() -> Result<(), Error> {
         tasks.push(tokio::spawn(run_client(client.connect(&to_server)?, number)));
     }
     let all = async {
-        // Kept until all are done: a dropped connection cannot acknowledge a retransmission of its
-        // peer.
+        // Kept until all are done: a dropped connection acknowledges no retransmission.
         let mut done = Vec::new();
         for task in tasks {
             done.push(task.await??);
@@ -64,13 +63,11 @@ async fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// One device, and the channel of all its connections.
 struct Side {
     pd: ProtectionDomain,
     channel: Arc<TokioChannel>,
 }
 
-/// A connection before its queue pair is connected.
 struct Prepared {
     qp: PreparedQueuePair,
     cq: CompletionQueue,
@@ -78,7 +75,7 @@ struct Prepared {
     message: Buffer,
 }
 
-/// A connection, with the buffers that are not in flight: at most one receives while another sends.
+/// With the buffers that are not in flight: at most one receives while another sends.
 struct Connection {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -95,7 +92,6 @@ impl Side {
         })
     }
 
-    /// A queue pair with one receive posted.
     fn prepare(&self) -> Result<Prepared, Error> {
         let cq = self.pd.context().completion_queue_on(self.channel.channel(), 8)?;
         let mut qp = self

@@ -34,7 +34,6 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// The table, and the objects that its queue pairs are created on.
 struct Server {
     pd: ProtectionDomain,
     cq: CompletionQueue,

@@ -75,8 +75,7 @@ fn completion_queue(context: &Context) -> Result<CompletionQueue, Error> {
 
 fn prepare(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
     let builder = pd.queue_pair(cq).max_send_wr(WINDOW).max_recv_wr(WINDOW);
-    // Local ACK timeout 4.096 µs · 2^17 = 537 ms, and three retransmissions: the connection fails
-    // after two seconds.
+    // 4.096 µs · 2^17 = 537 ms, and three retransmissions: it fails after two seconds.
     Ok(builder.timeout(17).retry_count(3).rc()?)
 }
 
@@ -101,8 +100,7 @@ fn deliver(context: &Context, control: Control<Endpoint, ServerState>) -> Result
     }
 }
 
-/// Sends all messages in order. When one fails, all that were sent are put back in their order,
-/// acknowledged ones too.
+/// When one fails, all that were sent are put back in order, acknowledged ones too.
 fn send(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
@@ -155,8 +153,7 @@ fn serve(context: &Context, control: Control<ServerState, Endpoint>) -> Result<(
         control.to_peer.send((here, has))?;
         receive(&mut qp, &mut cq, &mut has, until)?;
         if has == MESSAGES {
-            // A destroyed queue pair acknowledges nothing: this one stays until the client closes
-            // the control channel.
+            // A destroyed queue pair acknowledges nothing: this one stays until the client is done.
             return match control.from_peer.recv_timeout(TIMEOUT) {
                 Err(RecvTimeoutError::Disconnected) => Ok(()),
                 other => Err(format!("the client did not finish: {other:?}").into()),
@@ -183,8 +180,7 @@ fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue, has: &mut u32, until: u
             *has += 1;
             qp.receive(message)?;
         }
-        // Check the clock: a wait also returns without completions when those of a dropped queue
-        // pair have arrived.
+        // A wait also returns empty when completions of a dropped queue pair have arrived.
         if Instant::now() > deadline {
             return Err("the client stopped sending".into());
         }

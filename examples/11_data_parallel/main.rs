@@ -31,9 +31,8 @@ use network::{Network, Pass, Sample};
 const SAMPLES: usize = 251;
 const STEPS: usize = 120;
 const RATE: f32 = 0.2;
-/// Maximum difference of a weight from one that was trained alone. Sums of 251 products differ by
-/// some 10⁻⁷ in another order, and each of the steps adds that once; ten times as much is left for
-/// amplification by later steps.
+/// Sums of 251 products differ by some 10⁻⁷ in another order, once per step; ten times as much is
+/// left for amplification by later steps.
 const BOUND: f32 = 1e-5;
 
 fn main() -> ExitCode {
@@ -80,8 +79,7 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// Trains on these samples and those of the other ranks. Returns the loss before and after, over
-/// all samples.
+/// Returns the loss before and after, over all samples.
 fn train(comm: &Communicator, network: &mut Network, samples: &[Sample]) -> Result<(f32, f32), Error> {
     let buckets = network.layers.iter().map(|layer| comm.alloc(layer.weights.len()));
     let mut buckets: Vec<CommBuffer<f32>> = buckets.collect::<Result<_, _>>()?;

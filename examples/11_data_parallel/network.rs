@@ -73,7 +73,6 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// With space for this many samples.
     pub(crate) fn new(network: &Network, samples: usize) -> Self {
         let after = network
             .layers
@@ -133,8 +132,7 @@ impl Pass {
                     *sum += slope * weight;
                 }
             }
-            // Through the tanh of the previous layer, whose values these are; there is none before
-            // the first.
+            // Through the tanh of the previous layer, if there is one.
             for (slope, value) in slopes_before.iter_mut().zip(values) {
                 *slope *= 1.0 - value * value;
             }

@@ -73,7 +73,6 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// The mean of all ranks' losses.
 fn loss(comm: &Communicator, samples: &Samples, parameters: &[f32]) -> Result<f32, Error> {
     let mut loss = [samples
         .errors(&parameters[..PARAMETERS])

@@ -40,8 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn both_ends() -> Result<(), Error> {
-    // An initialised driver does not work in children of fork(2), but a new program initialises it
-    // again.
+    // An initialised driver does not work in children of fork(2): they are new programs.
     let gpus = Driver::load()?.device_count();
     let listener = Listener::bind("127.0.0.1:0")?;
     let writer = (gpus - 1).min(1).to_string();

@@ -1,5 +1,4 @@
-//! Memory windows over the stub: what is returned and when, in which order objects are destroyed,
-//! and what is refused.
+//! Memory windows over the stub: completions, refusals and the order of destruction.
 
 use doorbell_verbs::{
     BoundWindow, Buffer, CompletionQueue, MemoryWindow, ProtectionDomain, QueuePair, RKey, ReadAccess, ReadWriteAccess,

@@ -1,10 +1,9 @@
-//! Defers the destruction of address handles until the device is done with them.
+//! Defers the destruction of address handles until the device is done with them: the completions of
+//! all sends with one must have been polled (ibv_post_send(3)), as some devices refer to it.
 //!
-//! An address handle must not be destroyed before the completions of all sends with it have been
-//! polled (ibv_post_send(3)): some devices copy the address when posting, others refer to it.
-//! Counting the sends of each handle would add a cost to every send. Instead a dropped handle is
-//! kept until every UD queue pair of its protection domain has retired all that it had posted by
-//! then, or is destroyed, whichever sends used the handle.
+//! Counting the sends of each handle would cost something on every send. Instead a dropped handle
+//! is kept until every UD queue pair of its protection domain has retired all that it had posted by
+//! then, or is destroyed.
 
 use core::ptr;
 use std::sync::Arc;
@@ -17,7 +16,6 @@ use crate::qp::Ring;
 use crate::raw::Lender;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// The UD send queues and deferred address handles of a protection domain.
 #[derive(Default)]
 pub(crate) struct DeferredHandles {
     state: Mutex<State>,
@@ -30,8 +28,7 @@ struct State {
     deferred: Vec<DeferredHandle>,
 }
 
-/// A dropped handle, and the queues that may still use it, each until it has retired that many
-/// requests.
+/// A dropped handle, and the queues that may use it until they have retired that many requests.
 struct DeferredHandle {
     raw: *mut sys::ibv_ah,
     pending_on: Vec<(Arc<Ring>, u64)>,
@@ -115,8 +112,7 @@ impl DeferredHandles {
     }
 }
 
-/// Destroys handles removed from a domain's list. Outside its lock: this calls the kernel, and
-/// drops lenders.
+/// Outside the list's lock: this calls the kernel, and drops lenders.
 fn destroy(context: &ContextInner, handles: Vec<DeferredHandle>) {
     for DeferredHandle { raw, lender, .. } in handles {
         debug_assert_ne!(raw, ptr::null_mut());

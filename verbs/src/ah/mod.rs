@@ -1,5 +1,4 @@
 //! Address handles (AH): the destinations of datagrams (ibv_create_ah(3), IBTA vol 1, 10.2.2).
-//! Created for an endpoint that a peer sent, for a GID, or for the sender of a datagram.
 
 mod deferred;
 
@@ -116,7 +115,6 @@ impl Drop for AhInner {
 /// Flow labels have 20 bits (IBTA vol 1, 8.3.3).
 pub(crate) const MAX_FLOW_LABEL: u32 = (1 << 20) - 1;
 
-/// The fields of an address vector besides the destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AddressVector {
     pub(crate) port: u8,
@@ -127,8 +125,7 @@ pub(crate) struct AddressVector {
 }
 
 impl AddressVector {
-    /// The address vector to `gid` or, without the index of a source GID, to `lid` (IBTA vol 1,
-    /// 11.2.2.1).
+    /// To `gid` or, without the index of a source GID, to `lid` (IBTA vol 1, 11.2.2.1).
     pub(crate) fn ah_attr(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut vector: sys::ibv_ah_attr = unsafe { core::mem::zeroed() };
@@ -138,8 +135,8 @@ impl AddressVector {
         if let Some(index) = source {
             vector.is_global = 1;
             vector.grh.dgid = gid.to_sys();
-            // The index came from a u8, or is the default GID's, which may exceed this field; the
-            // device then reports an invalid index.
+            // The default GID's index may exceed this field; the device then reports an invalid
+            // index.
             vector.grh.sgid_index = u8::try_from(index).unwrap_or(u8::MAX);
             vector.grh.hop_limit = self.hop_limit;
             vector.grh.traffic_class = self.traffic_class;
@@ -183,8 +180,7 @@ impl<'a> AddressHandleBuilder<'a> {
     }
 
     /// The index of the source GID (default on RoCE:
-    /// [`Context::default_gid`](crate::Context::default_gid); on InfiniBand: none, addressing by
-    /// LID).
+    /// [`Context::default_gid`](crate::Context::default_gid)).
     #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
@@ -203,9 +199,8 @@ impl<'a> AddressHandleBuilder<'a> {
         self
     }
 
-    /// The flow label of the packets, 20 bits (default 0). RoCEv2 over IPv4 has no such field;
-    /// adapters derive the UDP source port from it, by which routers balance flows over paths
-    /// (ECMP).
+    /// The flow label of the packets, 20 bits (default 0). Over IPv4 adapters derive the UDP source
+    /// port from it, by which routers balance flows over paths (ECMP).
     pub fn flow_label(mut self, label: u32) -> Self {
         self.route.flow_label = label;
         self

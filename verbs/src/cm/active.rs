@@ -14,8 +14,7 @@ use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// A resolved device and path to a peer; created by [`ConnectionManager::resolve`]
-/// (rdma_resolve_route(3)).
+/// A resolved device and path to a peer: see [`ConnectionManager::resolve`].
 #[doc(alias("rdma_cm_id", "rdma_resolve_route"))]
 #[derive(Debug)]
 pub struct Route {
@@ -48,8 +47,7 @@ impl Route {
         self.id.port()
     }
 
-    /// The local address of the connection; `None` if it is of a family that the standard library
-    /// does not support.
+    /// The local address of the connection; `None` for a family without [`SocketAddr`].
     #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {

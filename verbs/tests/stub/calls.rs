@@ -1,5 +1,4 @@
-//! `ibv_create_qp_ex` and the `ibv_wr_*` of its queue pairs (ibv_wr_post(3)): requests are recorded
-//! from `wr_start` on, and posted by `wr_complete`, all or none.
+//! `ibv_create_qp_ex` and `ibv_wr_*` (ibv_wr_post(3)): `wr_complete` posts all or none.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;

@@ -1,6 +1,5 @@
-//! The stub's extended completion queues. Misuse, for which a real provider would deadlock on its
-//! own lock, fails the test: a poll started twice, advanced or ended when it is not open, read when
-//! no completion is current, or a queue pair destroyed by the thread that polls its queue.
+//! The stub's extended completion queues. Misuse that would deadlock a real provider fails the
+//! test: polls started twice, used when not open, a queue pair destroyed by the polling thread.
 
 use core::ffi::{c_int, c_uint};
 
@@ -158,7 +157,6 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     stub.state().polls.2 += 1;
 }
 
-/// Whether the calling thread has a poll of the queue open.
 pub(super) fn is_polled_here(cq: &Cq) -> bool {
     let poll = cq.poll.lock().unwrap();
     poll.as_ref()

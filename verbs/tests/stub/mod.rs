@@ -1,8 +1,6 @@
-//! A verbs provider in memory, for the tests of this crate: it records what is posted, and
-//! completes, refuses and fails as tests instruct.
-//!
-//! It moves no data. Each test creates its own device, so tests are independent. This module is the
-//! tests' interface; `provider` is the crate's.
+//! A verbs provider in memory, for the tests of this crate: it moves no data, records what is
+//! posted, and completes, refuses and fails as tests instruct. This module is the tests' interface;
+//! `provider` is the crate's.
 
 mod address;
 mod calls;
@@ -163,8 +161,7 @@ struct Cq {
     raw: ibv_cq_ex,
     poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
-    /// Whether the next completion raises an event; and whether only a failed one does, as nothing
-    /// here is solicited.
+    /// Whether the next completion raises an event; and if only a failed one (none is solicited).
     armed: Mutex<Option<bool>>,
 }
 
@@ -244,7 +241,6 @@ impl Stub {
         self.state().port_state = state;
     }
 
-    /// Completes every send when it is posted.
     pub(crate) fn complete_at_once(&self) {
         self.auto.store(1, Ordering::Relaxed);
     }
@@ -280,8 +276,7 @@ impl Stub {
         self.state().qps[&qpn].aborts
     }
 
-    /// Queue pairs created from now on by `ibv_create_qp_ex` lack these operations
-    /// (`ibv_qp_create_send_ops_flags`).
+    /// From now on `ibv_create_qp_ex` lacks these (`ibv_qp_create_send_ops_flags`).
     pub(crate) fn without(&self, operations: u32) {
         self.state().without = operations;
     }
@@ -341,8 +336,7 @@ impl Stub {
         push(qp.recv_cq, wc);
     }
 
-    /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with
-    /// these additional `flags`.
+    /// Completes the oldest receive with a datagram of `len` bytes and additional `flags`.
     pub(crate) fn complete_datagram(&self, qpn: u32, len: u32, source: u32, flags: u32) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();

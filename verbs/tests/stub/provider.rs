@@ -29,8 +29,7 @@ pub(super) fn set_errno(errno: c_int) {
 unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     let devices = DEVICES.lock().unwrap();
     let listed = devices.iter().map(|stub| (&raw const **stub).cast_mut().cast());
-    // As in the real list, a null pointer terminates it, by which its length is found when it is
-    // freed.
+    // Null-terminated, as the real list: freeing finds its length by that.
     let list: Box<[*mut ibv_device]> = listed.chain([core::ptr::null_mut()]).collect();
     // SAFETY: the caller's.
     unsafe { *num = list.len() as c_int - 1 };

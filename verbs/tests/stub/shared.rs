@@ -38,8 +38,7 @@ impl Stub {
         self.state().srqs[&srq].queue.doorbells
     }
 
-    /// Makes the next post to the shared receive queue of a queue pair refuse its request number
-    /// `index`.
+    /// The next post to the queue pair's SRQ refuses request number `index`.
     pub(crate) fn refuse_shared(&self, qpn: u32, index: usize, errno: c_int) {
         let srq = self.srq_of(qpn);
         self.state().srqs.get_mut(&srq).unwrap().queue.refuse = Some((index, errno));
