@@ -1,5 +1,4 @@
-//! Ping-pong over a reliable connection, compatible with `ibv_rc_pingpong`: either end may be that
-//! program.
+//! Ping-pong over RC, compatible with `ibv_rc_pingpong`: either end may be that program.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 01_rc_pingpong                      both ends here, on soft devices
@@ -8,8 +7,7 @@
 //! ibv_rc_pingpong -d rxe0 -g 1 10.9.0.2                                              or this, to the same server
 //! ```
 //!
-//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this
-//! host.
+//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! A receiver that sleeps: between two messages its thread uses no CPU time, where a busy-polling
-//! one uses a whole core.
+//! A receiver that sleeps between two messages, where a busy-polling one uses a whole core.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 02_sleeping_receiver

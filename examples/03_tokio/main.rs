@@ -1,5 +1,4 @@
-//! Many connections served by tasks of one thread: each awaits its own completion queue, all queues
-//! report to one completion channel.
+//! Many connections served by tasks of one thread, over one completion channel.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 03_tokio

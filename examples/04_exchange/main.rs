@@ -1,5 +1,4 @@
-//! Two programs that share only a TCP address connect their queue pairs and exchange a key; one
-//! writes to the other's memory.
+//! Two programs that share only a TCP address connect, and one writes to the other's memory.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 04_exchange                  both ends here, on soft devices

@@ -6,8 +6,7 @@
 //!
 //! A UD queue pair is ready as soon as it is created. Clients know the server's [`UdEndpoint`]; the
 //! server learns a client's address from the completion of its request, and from the GRH in front
-//! of it in the buffer. Datagrams may be lost without any error: a client that gets no reply sends
-//! its request again.
+//! of it in the buffer. Datagrams may be lost: a client without a reply sends again.
 
 #![forbid(unsafe_code)]
 

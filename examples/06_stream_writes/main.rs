@@ -1,5 +1,4 @@
-//! A stream of RDMA WRITEs into a peer's memory with credit-based flow control: as fast as the
-//! network and the reader allow.
+//! A stream of RDMA WRITEs into a peer's memory with credit-based flow control.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 06_stream_writes

@@ -1,13 +1,11 @@
-//! A table that peers READ at any time while its owner sleeps: one-sided operations do not involve
-//! its CPU.
+//! A table that peers READ at any time while its owner sleeps: its CPU is not involved.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 07_serve_reads
 //! ```
 //!
 //! The server registers the table for reading and gives out its endpoint and the key. Each client
-//! keeps several READs in flight, each of the part of the key that is one record; the server's
-//! device responds.
+//! keeps several READs in flight, each of one record;the server's device responds.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! Recovery from a failed connection: every message arrives, once and in order, though the server's
-//! queue pair disappears in between.
+//! Recovery from a failed connection: every message arrives, once and in order.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 08_recover
@@ -7,9 +6,8 @@
 //!
 //! When a request fails, its queue pair is in ERR, and all requests posted to it complete as
 //! flushed and return their buffers. The client collects them, drops the queue pair, and creates
-//! another. An acknowledgement by the server's device does not mean that the server has processed
-//! the message, so the server reports how many it has; the client sends the rest again, from the
-//! same buffers.
+//! another. An acknowledged message may not have been processed, so the server reports how many it
+//! has; the client sends the rest again, from the same buffers.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! One shared receive queue for all clients: as many buffers as messages arrive at once, instead of
-//! as many for each client.
+//! One shared receive queue for all clients: buffers for what arrives at once, not per client.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 09_shared_receives

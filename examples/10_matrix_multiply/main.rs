@@ -7,8 +7,7 @@
 //!
 //! Rank 0 has A and B. Each rank gets its rows of A by a scatterv, and all of B by a broadcast:
 //! both in one group, so that they progress concurrently. Rank 0 gathers the rows of the product,
-//! and compares them with its own result. All values are small integers, so the sums are exact and
-//! must be equal.
+//! and compares them with its own result. All values are small integers: the sums are exact.
 
 #![forbid(unsafe_code)]
 

@@ -31,8 +31,7 @@ use network::{Network, Pass, Sample};
 const SAMPLES: usize = 251;
 const STEPS: usize = 120;
 const RATE: f32 = 0.2;
-/// Sums of 251 products differ by some 10⁻⁷ in another order, once per step; ten times as much is
-/// left for amplification by later steps.
+/// Another order of 251 sums differs by 10⁻⁷ per step; tenfold, for amplification by later steps.
 const BOUND: f32 = 1e-5;
 
 fn main() -> ExitCode {

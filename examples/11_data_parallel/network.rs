@@ -110,8 +110,7 @@ impl Pass {
             .collect()
     }
 
-    /// The gradient of one layer's weights, summed over the samples, from the slopes behind the
-    /// layer; returns those before it.
+    /// One layer's gradient, summed over the samples; returns the slopes before the layer.
     pub(crate) fn backward(&self, network: &Network, at: usize, slopes: &[f32], gradient: &mut [f32]) -> Vec<f32> {
         let layer = &network.layers[at];
         let width = layer.weights.len() / (layer.before + 1);

@@ -1,5 +1,4 @@
-//! A sharded optimiser: each rank keeps the state of Adam for its share of the parameters only, and
-//! updates only those.
+//! A sharded optimiser: each rank keeps Adam's state for its share of the parameters only.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 12_sharded_optimiser -- --ranks 4

@@ -1,5 +1,4 @@
-//! One process writes from the memory of a GPU into that of another process's GPU, which copies it
-//! to the host to check it.
+//! One process writes from the memory of a GPU into that of another process's GPU.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 13_gpu_write             both processes here, on the soft device
@@ -7,8 +6,7 @@
 //! 13_gpu_write mlx5_0 GPU connect server:18516
 //! ```
 //!
-//! It selects the path of the memory registration and prints it; without a GPU it reports what is
-//! missing.
+//! It prints the path of the memory registration; without a GPU it reports what is missing.
 
 #![forbid(unsafe_code)]
 

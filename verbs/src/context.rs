@@ -174,15 +174,12 @@ impl Context {
                 error,
             });
         }
-        // SAFETY: all-zero is a valid value of this struct of integers, and the query may have
-        // filled any part of it.
+        // SAFETY: all-zero is valid for integers, and the query may have filled any part of it.
         let mut attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
         let mut more = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
-        // SAFETY: `raw` is live and `more` may be written. A provider without this call supports
-        // none of these attributes.
+        // SAFETY: `raw` is live, `more` may be written. Without the call nothing is supported.
         if unsafe { inline::query_device_ex(raw, more.as_mut_ptr()) } == 0 {
-            // SAFETY: all-zero is a valid value of this struct of integers, and the query may have
-            // filled any part of it.
+            // SAFETY: all-zero is valid for integers, and the query may have filled any part.
             attr = attr.extended(unsafe { more.assume_init_ref() });
         }
         Ok(Self {
@@ -230,8 +227,7 @@ impl Context {
         // SAFETY: the context is live and was made by this Api; `attr` may be written.
         let result = unsafe { inline::query_port(self.inner.api, self.inner.raw, port, attr.as_mut_ptr()) };
         check(result).map_err(|error| self.query_failed("ibv_query_port", format!("port {port}"), error))?;
-        // SAFETY: query_port zeroes the whole and fills what the library supports; the struct is
-        // all integers.
+        // SAFETY: query_port zeroes all and fills what the library supports; integers throughout.
         Ok(PortAttr::from_sys(unsafe { attr.assume_init_ref() }))
     }
 
@@ -392,8 +388,7 @@ impl Context {
         CompletionQueue::classic(self, entries, None, 0)
     }
 
-    /// As [`completion_queue`](Self::completion_queue), on `channel`, which reports its
-    /// completions.
+    /// As [`completion_queue`](Self::completion_queue), on `channel`, which reports completions.
     ///
     /// # Errors
     /// As for a queue without channel, and when the channel is another device's.
@@ -407,8 +402,7 @@ impl Context {
     }
 
     /// As [`completion_queue_on`](Self::completion_queue_on), with events on completion `vector`,
-    /// of [`completion_vectors`](Self::completion_vectors): on many adapters the interrupt of one
-    /// CPU. The default is 0.
+    /// of [`completion_vectors`](Self::completion_vectors) (default 0): often one CPU's interrupt.
     ///
     /// # Errors
     /// As for the default vector, and when there is no such vector.

@@ -1,6 +1,5 @@
-//! Errors outside the data path, one enum per area; a message has the verb, the object and what to
-//! do. Those of the data path are [`PostError`](crate::PostError) and
-//! [`CompletionError`](crate::CompletionError).
+//! Errors outside the data path; messages name verb, object and remedy. Those of the data path are
+//! [`PostError`](crate::PostError) and [`CompletionError`](crate::CompletionError).
 
 mod advice;
 

@@ -40,10 +40,9 @@ impl From<&::ibverbs::GidEntry> for GidEntry {
 impl Endpoint {
     /// The endpoint of a queue pair of the crate `ibverbs`, to connect one of ours to.
     ///
-    /// It sends from PSN 0, and expects the PSN of its builder's `set_rq_psn`, 0 by default: build
-    /// ours with [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated).
-    /// `mtu` is its port's unless `set_path_mtu` was called, `rd_atomic` 1 unless
-    /// `set_max_dest_rd_atomic` was.
+    /// It sends from PSN 0 and expects `set_rq_psn`, by default 0: build ours with
+    /// [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated). `mtu` is its
+    /// port's unless `set_path_mtu` was called, `rd_atomic` 1 unless `set_max_dest_rd_atomic` was.
     ///
     /// `None` if its queue pair number is invalid.
     #[must_use]

@@ -46,8 +46,7 @@
 //!
 //! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`]
 //! by a thread, with a timeout, `TokioChannel` (feature `tokio`) by a task, and the channel's
-//! descriptor by an event loop. Asynchronous events of devices, ports and queue pairs come from
-//! [`Context::events`].
+//! descriptor by an event loop. Asynchronous events come from [`Context::events`].
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -118,9 +117,8 @@
 //!   drop with work in flight, and [`Buffer`] for memory that peers read or write.
 //! - From posting to completion there is no allocation, no lock, no atomic read-modify-write, and
 //!   one call of the provider per batch.
-//! - The send queue is accounted for exactly: a batch that does not fit is rejected whole, with its
-//!   buffers, before anything is written. A completion queue cannot overflow: queue pairs reserve
-//!   their entries in it.
+//! - A batch that does not fit is rejected whole, with its buffers, before anything is written. A
+//!   completion queue cannot overflow: queue pairs reserve their entries in it.
 //! - No wake-up is lost, however many threads wait on the same channel, and every event is
 //!   acknowledged before its object is destroyed.
 //! - Every error names the verb that failed, its object, and what to do.

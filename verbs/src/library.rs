@@ -82,8 +82,7 @@ impl Library {
                 available: list.iter().map(|device| list.name(device)).collect(),
             });
         };
-        // SAFETY: `device` is of a live list; the context keeps its own reference to the device, so
-        // the list may be freed after.
+        // SAFETY: `device` is of a live list; the context references it, so the list may be freed.
         let raw = unsafe { (self.api.open_device)(device) };
         if raw.is_null() {
             return Err(DeviceError::Open {

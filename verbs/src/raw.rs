@@ -31,8 +31,7 @@
 //!
 //! # Taking over
 //!
-//! `from_raw` makes an object of this crate from a pointer. It is `unsafe`; the caller promises
-//! that
+//! `from_raw` makes an object of this crate from a pointer. The caller promises that
 //!
 //! - the pointer is live, was created through the library, and on the device or in the domain, that
 //!   is given with it, and is of the type's kind: a
@@ -84,8 +83,7 @@ pub enum Ownership {
     Taken,
     /// The lender, dropped when this crate is done with the object; its `Drop` may destroy it.
     ///
-    /// A queue pair is moved to RESET before, so that the device is done with its buffers; if that
-    /// fails both are leaked.
+    /// A queue pair is moved to RESET before, so that its buffers are free; else both are leaked.
     Lent(Arc<dyn Send + Sync>),
 }
 
@@ -172,8 +170,7 @@ impl CompletionChannel {
         self.inner().raw()
     }
 
-    /// A completion channel created elsewhere (ibv_create_comp_channel(3)). Its descriptor is set
-    /// to O_NONBLOCK.
+    /// A channel created elsewhere (ibv_create_comp_channel(3)), which is set to O_NONBLOCK.
     ///
     /// # Errors
     /// When that fails. It is then destroyed, or returned to its lender.
@@ -216,8 +213,7 @@ impl CompletionQueue<ClassicCq> {
 }
 
 impl CompletionQueue<ExtendedCq> {
-    /// An extended completion queue created elsewhere (ibv_create_cq_ex(3)). It cannot be waited
-    /// for.
+    /// An extended queue created elsewhere (ibv_create_cq_ex(3)). It cannot be waited for.
     ///
     /// # Errors
     /// When it cannot be polled. Its ownership is then unchanged.
@@ -365,8 +361,7 @@ impl<T: WindowType> MemoryWindow<T> {
         self.raw()
     }
 
-    /// A memory window created elsewhere (ibv_alloc_mw(3)). It is always taken over, as a window is
-    /// freed to be unbound.
+    /// A memory window created elsewhere (ibv_alloc_mw(3)), taken over: it is freed to be unbound.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). It is of type `T`, and not bound.

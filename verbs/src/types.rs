@@ -65,8 +65,7 @@ impl fmt::Display for RKey {
 pub struct QKey(pub u32);
 
 impl QKey {
-    /// The default Q_Key of [`QueuePairBuilder::ud`](crate::QueuePairBuilder::ud): that of
-    /// rdma-core's examples (`ibv_ud_pingpong`).
+    /// The default of [`ud`](crate::QueuePairBuilder::ud), and of `ibv_ud_pingpong`.
     pub const DEFAULT: Self = Self(0x1111_1111);
 
     /// Whether its highest bit is set: only privileged processes may assign it to a queue pair
@@ -123,8 +122,7 @@ impl Gid {
     }
 
     pub(crate) fn from_sys(gid: &sys::ibv_gid) -> Self {
-        // SAFETY: every bit pattern is a valid `[u8; 16]`, and all of the union's 16 bytes were
-        // written by the library.
+        // SAFETY: every bit pattern is valid, and the library wrote all 16 bytes of the union.
         Self(unsafe { gid.raw })
     }
 }

@@ -1,9 +1,8 @@
 //! Defers the destruction of address handles until the device is done with them: the completions of
 //! all sends with one must have been polled (ibv_post_send(3)), as some devices refer to it.
 //!
-//! Counting the sends of each handle would cost something on every send. Instead a dropped handle
-//! is kept until every UD queue pair of its protection domain has retired all that it had posted by
-//! then, or is destroyed.
+//! Counting each handle's sends would cost. Instead a dropped handle is kept until every UD queue
+//! pair of its protection domain has retired all that it had posted by then, or is destroyed.
 
 use core::ptr;
 use std::sync::Arc;
@@ -35,8 +34,7 @@ struct DeferredHandle {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; a ring is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; a ring is Send and Sync.
 unsafe impl Send for State {}
 
 impl State {
@@ -75,8 +73,7 @@ impl DeferredHandles {
         destroy(context, free);
     }
 
-    /// Destroys `raw` now if no queue uses it, otherwise later. A lender is dropped at that point
-    /// instead.
+    /// Destroys `raw` now if no queue uses it, otherwise later; with a lender, drops that instead.
     ///
     /// # Safety
     /// It was created in this domain, and no post with it is in progress or follows.

@@ -102,8 +102,7 @@ impl core::fmt::Debug for AddressHandle {
 
 impl Drop for AhInner {
     fn drop(&mut self) {
-        // SAFETY: created in this domain by `new`, released here, once. No post with it is in
-        // progress: that borrows a handle.
+        // SAFETY: created by `new`, released here, once. A post in progress would borrow a handle.
         unsafe {
             self.pd
                 .handles
@@ -135,8 +134,7 @@ impl AddressVector {
         if let Some(index) = source {
             vector.is_global = 1;
             vector.grh.dgid = gid.to_sys();
-            // The default GID's index may exceed this field; the device then reports an invalid
-            // index.
+            // The default GID's index may exceed this; the device reports an invalid index.
             vector.grh.sgid_index = u8::try_from(index).unwrap_or(u8::MAX);
             vector.grh.hop_limit = self.hop_limit;
             vector.grh.traffic_class = self.traffic_class;
@@ -216,8 +214,7 @@ impl<'a> AddressHandleBuilder<'a> {
     /// The handle for the port of `endpoint`.
     ///
     /// # Errors
-    /// When the device has no datagrams, the local port or GID does not exist, or the peer's
-    /// address cannot be resolved.
+    /// When the device has no datagrams, port or GID do not exist, or the peer is not resolved.
     #[doc(alias = "ibv_create_ah")]
     pub fn to(self, endpoint: &UdEndpoint) -> Result<AddressHandle, AddressHandleError> {
         self.create(endpoint.gid, endpoint.lid, endpoint.mtu.bytes())
@@ -250,8 +247,7 @@ impl<'a> AddressHandleBuilder<'a> {
         }
         let mut header = [0; GRH_BYTES];
         received.read_at(0, &mut header);
-        // SAFETY: all-zero is a valid value of both, structs of integers, and any bytes are a valid
-        // header.
+        // SAFETY: all-zero is valid for structs of integers, and any bytes are a valid header.
         let (mut wc, mut grh) = unsafe { (datagram.to_sys(), MaybeUninit::<sys::ibv_grh>::zeroed().assume_init()) };
         const { assert!(size_of::<sys::ibv_grh>() == GRH_BYTES) };
         // SAFETY: both are 40 bytes, and any bytes are a valid ibv_grh.

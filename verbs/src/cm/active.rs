@@ -54,8 +54,7 @@ impl Route {
         self.id.local()
     }
 
-    /// Connects `qp` to the listener at the peer's address, and waits until it has accepted, within
-    /// `timeout` (rdma_connect(3)).
+    /// Connects `qp` to the peer's listener, and waits until it accepts (rdma_connect(3)).
     ///
     /// The peer sees `private_data`, at most [`MAX_CONNECT_DATA`] bytes, followed by zeros. Path
     /// MTU and retry counts are negotiated by the two managers; the builder's `timeout` and

@@ -15,8 +15,7 @@ use crate::wait::Deadline;
 /// The connection manager's side of a connected queue pair: the peer's address, and whether the
 /// connection is up (rdma_cm(7)). Its descriptor is readable when there is an event.
 ///
-/// Dropping it disconnects, without waiting for the peer. The local queue pair is not modified; the
-/// peer is notified (DREQ).
+/// Dropping it disconnects (DREQ), without waiting; the local queue pair is not modified.
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Connection {

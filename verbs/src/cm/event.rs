@@ -44,8 +44,7 @@ impl Event {
                 | sys::RDMA_CM_EVENT_ESTABLISHED
         );
         if connects {
-            // SAFETY: for these events of a connected port space `conn` is the member in use
-            // (rdma_get_cm_event(3)).
+            // SAFETY: events of a connected port space use `conn` (rdma_get_cm_event(3)).
             let conn = unsafe { (*raw).param.conn };
             event.responder_resources = conn.responder_resources;
             event.initiator_depth = conn.initiator_depth;

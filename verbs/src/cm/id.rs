@@ -46,8 +46,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, here; no identifier is on it: `CmId` destroys its own first, and
-        // leaks the channel otherwise.
+        // SAFETY: destroyed once, here, and leaked unless `CmId` has destroyed its identifier.
         unsafe { (self.manager.cm.destroy_event_channel)(self.raw) }
     }
 }
@@ -97,8 +96,7 @@ impl CmId {
             name: unsafe { address::peer(raw) }.unwrap_or(listener),
         };
         let channel = Channel::new(manager)?;
-        // SAFETY: both are live, and the event with the identifier has been acknowledged, so this
-        // does not wait.
+        // SAFETY: both live, and the event with the identifier is acknowledged: this does not wait.
         let result = unsafe { (manager.cm.migrate_id)(raw, channel.raw) };
         id.check("rdma_migrate_id", result)?;
         id.channel = Some(channel);
@@ -187,8 +185,7 @@ impl CmId {
     pub(super) fn attributes(&self, state: ibv_qp_state) -> Result<ibv_qp_attr, CmError> {
         let mut attr = MaybeUninit::<ibv_qp_attr>::zeroed();
         let mut mask = 0;
-        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of
-        // integers, whose state it reads.
+        // SAFETY: live; both may be written, and all-zero is a valid value; the state is read.
         let (result, attr) = unsafe {
             (*attr.as_mut_ptr()).qp_state = state;
             let result = (self.manager.cm.init_qp_attr)(self.raw, attr.as_mut_ptr(), &mut mask);
@@ -200,8 +197,7 @@ impl CmId {
 
     pub(super) fn connect(&self, offer: &ConnParams, private_data: &[u8]) -> Result<(), CmError> {
         let mut parameters = parameters(offer, private_data);
-        // SAFETY: live; the parameters, and the data that they point to, are only read during the
-        // call.
+        // SAFETY: live; the parameters, and the data behind them, are only read during the call.
         let result = unsafe { (self.manager.cm.connect)(self.raw, &mut parameters) };
         self.check("rdma_connect", result)
     }
@@ -322,8 +318,7 @@ impl core::fmt::Debug for CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, here. Every event taken has been acknowledged, so this does not
-        // wait; no queue pair was created on it.
+        // SAFETY: destroyed once, here, with all events acknowledged, and without a queue pair.
         let result = unsafe { (self.manager.cm.destroy_id)(self.raw) };
         if result != 0 {
             let error = io::Error::last_os_error();

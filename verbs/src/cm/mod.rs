@@ -89,15 +89,13 @@ impl ConnectionManager {
 
     /// Another implementation of librdmacm's functions, over the devices of `verbs`.
     ///
-    /// Both tables carry a [`Promise`](doorbell_verbs_sys::Promise): see
-    /// [`Library::new`](crate::Library::new).
+    /// Both tables carry a [`Promise`](doorbell_verbs_sys::Promise), as there.
     #[must_use]
     pub const fn new(cm: &'static CmApi, verbs: &'static Api) -> Self {
         Self { cm, verbs }
     }
 
-    /// Resolves the device and the path by which `peer` is reached (rdma_resolve_addr(3),
-    /// rdma_resolve_route(3)), within `timeout`.
+    /// Resolves device and path to `peer` (rdma_resolve_addr(3), rdma_resolve_route(3)).
     ///
     /// # Errors
     /// When no RDMA device has a route there, the address does not answer, or the timeout expires.
@@ -115,9 +113,8 @@ impl ConnectionManager {
         Route::resolve(*self, Some(from), peer, Deadline::after(timeout))
     }
 
-    /// Listens on `address` (rdma_bind_addr(3), rdma_listen(3)): on all devices if it is the
-    /// unspecified one, and on any free port if its port is 0. At most `backlog` requests are
-    /// queued.
+    /// Listens on `address` (rdma_bind_addr(3), rdma_listen(3)); if unspecified, on all devices,
+    /// and if port 0, on any free port. At most `backlog` requests are queued.
     ///
     /// # Errors
     /// When the address is in use, or of no local RDMA device.

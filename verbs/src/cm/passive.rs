@@ -69,8 +69,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection request (REQ) of a peer (rdma_accept(3), rdma_reject(3)). It is rejected when
-/// dropped.
+/// A peer's connection request (REQ; rdma_accept(3), rdma_reject(3)). Rejected when dropped.
 #[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_cm_id"))]
 #[derive(Debug)]
 pub struct ConnectionRequest {

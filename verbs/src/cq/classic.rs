@@ -85,8 +85,7 @@ impl Poller<ClassicCq> {
         if self.unsignaled_left == 0 {
             return at;
         }
-        // SAFETY: it still confirms requests, so the device wrote it, and the array's first entry
-        // is not one of those.
+        // SAFETY: it still confirms requests: the device wrote it, in an entry after the first.
         unsafe { at.sub(1) }
     }
 }
@@ -100,8 +99,7 @@ pub struct ClassicCursor<'a> {
 /// The cursor's position: everything that changes with every request, small enough for registers.
 #[derive(Clone, Copy)]
 struct Position {
-    /// The completion taken last; consumed, unless it confirms further requests
-    /// (`unsignaled_left`).
+    /// The completion taken last; consumed, unless it confirms more requests (`unsignaled_left`).
     at: *const sys::ibv_wc,
     /// The end of a *run*: the completions after `at` up to this one may confirm the ring's next
     /// requests one by one, so that comparing `wr_id` suffices.
@@ -182,8 +180,7 @@ impl Cursor<ClassicCq> for ClassicCursor<'_> {
                 Some(position.next.take())
             }
         } else if self.poller.unsignaled_left > 1
-            // SAFETY: this is the poller, and with `unsignaled_left` > 1 the next request is in
-            // flight.
+            // SAFETY: this is the poller; with `unsignaled_left` > 1 the next request is in flight.
             && unsafe { position.next.has_buffers() }
         {
             // SAFETY: the current completion confirms it.
@@ -201,8 +198,7 @@ impl Cursor<ClassicCq> for ClassicCursor<'_> {
 
     #[inline(always)]
     unsafe fn retire<'a>(&mut self) -> (&'a sys::ibv_wc, Retired<'a>) {
-        // SAFETY: written by the device, which writes again only in a poll, and that needs the
-        // queue borrowed mutably.
+        // SAFETY: the device wrote it, and writes again in a poll only, which borrows mutably.
         let wc = unsafe { &*self.position.at };
         // SAFETY: by contract.
         (wc, unsafe { self.position.next.retire() })

@@ -91,8 +91,7 @@ impl CompletionQueue<ClassicCq> {
         let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let (api, raw_context) = (context.inner().api, context.inner().raw);
         let inner = CqInner::make(context, entries, channel, "ibv_create_cq", |cqe, id, channel| {
-            // SAFETY: context and channel are live, and of one device; the user pointer is a
-            // number.
+            // SAFETY: context and channel are live, of one device; the user pointer is a number.
             unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, vector) }
         })?;
         Ok(Self::new(inner, WcBatch::new()))
@@ -109,13 +108,11 @@ impl CompletionQueue<ClassicCq> {
 
 impl CompletionQueue<ExtendedCq> {
     /// # Safety
-    /// As for [`CqInner::adopt`]; it is empty, on no channel, was created by ibv_create_cq_ex(3),
-    /// and has the three functions that poll.
+    /// As for [`CqInner::adopt`]; empty, on no channel, of ibv_create_cq_ex(3), able to poll.
     pub(crate) unsafe fn adopt_extended(context: &Context, raw: *mut sys::ibv_cq_ex, lender: Lender) -> Self {
         // SAFETY: by contract; an `ibv_cq_ex` begins with the fields of `ibv_cq`.
         let inner = unsafe { CqInner::adopt(context.inner(), raw.cast(), (CqId::next(), None), lender) };
-        // SAFETY: it lives as long as `inner`, which is dropped after the poll state; the functions
-        // are present by contract.
+        // SAFETY: lives as long as `inner`, dropped after the poll state; functions are present.
         let calls = unsafe { ExtendedPoll::new(raw) };
         Self::new(inner, calls)
     }
@@ -185,8 +182,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 flags: 0,
                 parent_domain: core::ptr::null_mut(),
             };
-            // SAFETY: context and channel are live, and of one device; the user pointer is a
-            // number.
+            // SAFETY: context and channel are live, of one device; the user pointer is a number.
             unsafe { inline::create_cq_ex(raw_context, &mut attr) }.cast()
         })?;
         let raw = inner.raw.cast::<sys::ibv_cq_ex>();
@@ -201,8 +197,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 error: io::ErrorKind::Unsupported.into(),
             });
         }
-        // SAFETY: it lives as long as `inner`, which is dropped after the poll state; the functions
-        // are present.
+        // SAFETY: lives as long as `inner`, dropped after the poll state; functions are present.
         let calls = unsafe { ExtendedPoll::new(raw) };
         Ok(CompletionQueue::new(inner, calls))
     }

@@ -1,5 +1,4 @@
-//! Polling an extended queue: one call makes each completion current, others read its fields while
-//! it is (ibv_create_cq_ex(3)).
+//! Polling an extended queue: calls make each completion current and read it (ibv_create_cq_ex(3)).
 //!
 //! A poll is open from a start that found a completion until its end, which comes exactly once:
 //! when no completion is left, or when the cursor is dropped. A completion that an abandoned poll
@@ -46,8 +45,7 @@ pub struct ExtendedPoll {
     held: NonNull<HeldCompletion>,
 }
 
-// SAFETY: the queue may be called from any thread, one at a time, which the unique poller ensures;
-// the copy is plain memory.
+// SAFETY: any thread may call the queue, as the unique poller does; the copy is plain memory.
 unsafe impl Send for ExtendedPoll {}
 // SAFETY: shared access reads the phase only.
 unsafe impl Sync for ExtendedPoll {}
@@ -93,8 +91,7 @@ impl Poller<ExtendedCq> {
     fn hold_current(&mut self) {
         let state = &mut self.state;
         if state.current == state.raw {
-            // SAFETY: live, and one of its completions is current; the copy is not current, so
-            // nothing else uses it.
+            // SAFETY: live, with a completion current; the copy is not, so nothing else uses it.
             unsafe { state.held.as_mut().copy(state.raw) };
         }
         self.end();
@@ -231,12 +228,10 @@ impl Cursor<ExtendedCq> for ExtendedCursor<'_> {
     fn advance(&mut self) -> Option<Buffers> {
         // SAFETY: live, and one of its completions is current.
         if unsafe { (*self.cq).wr_id } == self.next.expected {
-            // Fast path: the completion of the very next request. SAFETY: in a run, it is in
-            // flight.
+            // Fast path: the very next request's completion. SAFETY: in a run it is in flight.
             Some(unsafe { self.next.take() })
         } else if self.poller.unsignaled_left > 1
-            // SAFETY: this is the poller, and with `unsignaled_left` > 1 the next request is in
-            // flight.
+            // SAFETY: this is the poller; with `unsignaled_left` > 1 the next request is in flight.
             && unsafe { self.next.has_buffers() }
         {
             // SAFETY: the current completion confirms it.

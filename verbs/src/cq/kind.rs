@@ -63,8 +63,7 @@ pub trait Cursor<Q: PollBackend> {
     /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// Gives the slot just taken from back to the poster. Returns the completion, and which request
-    /// it was.
+    /// Gives the slot just taken from back to the poster; returns completion and request.
     ///
     /// # Safety
     /// `advance` has just returned buffers. The completion is not used after the next call of

@@ -1,7 +1,6 @@
 //! A [`Registry`] behind a lock, and a flag that spares the poller the lock.
 //!
-//! The changed flag is proved by the model in `cq/model.rs`: the order of the steps carries it, and
-//! the lock orders the memory.
+//! The flag is proved in `cq/model.rs`: its order of steps carries it, the lock orders the memory.
 
 use std::sync::Arc;
 

@@ -5,9 +5,8 @@
 //! Queue pairs attach and detach through a registry behind a lock, which the poller reads only when
 //! it meets an unknown completion or a changed flag.
 //!
-//! `classic` and `extended` poll the two kinds of queue; `ring_cursor` finds the requests that a
-//! completion confirms. Fast path: a completion of the request that is next on the ring used last
-//! costs one comparison of `wr_id`.
+//! `ring_cursor` finds the requests that a completion confirms. Fast path:a completion of the
+//! request that is next on the ring used last costs one comparison of `wr_id`.
 //!
 //! No model: compared only with the calling thread's own id.
 
@@ -57,8 +56,7 @@ use crate::sync::MutexGuard;
 /// Completions taken by one poll at most.
 const BATCH: usize = 32;
 
-/// A completion queue and the right to poll it (ibv_create_cq(3); IBTA vol 1, 10.2.6). It is not
-/// `Clone`: a queue has one poller.
+/// The right to poll a completion queue (ibv_create_cq(3); IBTA vol 1, 10.2.6); it has one poller.
 ///
 /// It is [`ClassicCq`] when created by
 /// [`Context::completion_queue`](crate::Context::completion_queue), [`ExtendedCq`] when created by
@@ -77,9 +75,8 @@ pub struct Poller<Q: PollBackend> {
     /// The ring used last: one in the table, or `empty_ring`. `key` is its key, in the upper half.
     ring: *const Ring,
     key: u64,
-    /// 0 when the completion taken last confirms no more requests. Otherwise 1 plus the number of
-    /// unsignaled requests before its own that it still confirms, counted only as far as their
-    /// slots are contiguous.
+    /// 0 when the completion taken last confirms no more requests; else 1 plus the unsignaled
+    /// requests before its own still to confirm, as far as their slots are contiguous.
     unsignaled_left: u64,
     /// A ring that nothing is ever posted to.
     empty_ring: Arc<Ring>,
@@ -101,8 +98,7 @@ pub(crate) struct CqInner {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
 unsafe impl Send for CqInner {}
 // SAFETY: as above.
 unsafe impl Sync for CqInner {}

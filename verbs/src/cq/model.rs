@@ -2,8 +2,7 @@
 //! share: the ring of slots, and the registry with its flag. Run by `cargo xtask sanitize loom`.
 //!
 //! The device is a counter of completed requests. Where possible it is read and written *relaxed*:
-//! then all ordering is the ring's own, and a completion whose request the poller does not see in
-//! flight yet is polled again.
+//! then all ordering is the ring's own; a completion that comes too early is polled again.
 //!
 //! After refused requests that is not possible: `head` has then had the same value twice, and only
 //! the provider's barriers, before the doorbell and after reading the completion, determine which
@@ -47,8 +46,7 @@ struct Model {
 const NONE: (Ordering, Ordering) = (Ordering::Relaxed, Ordering::Relaxed);
 const PROVIDERS: (Ordering, Ordering) = (Ordering::Release, Ordering::Acquire);
 
-/// Explores all interleavings with at most three preemptions: most bugs show with fewer (CHESS,
-/// Musuvathi and Qadeer 2007).
+/// At most three preemptions: most bugs show with fewer (CHESS, Musuvathi and Qadeer 2007).
 fn explore(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -6,8 +6,7 @@ use core::ops::ControlFlow;
 use super::kind::{ClassicCq, CqKind, Cursor};
 use crate::wr::completion::Completion;
 
-/// The completed requests that one [`poll`](super::CompletionQueue::poll) found (ibv_poll_cq(3);
-/// IBTA vol 1, 11.4.2.1).
+/// The completed requests that one poll found (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 ///
 /// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest: their
 /// loop state stays in registers. They and [`next_completion`](Self::next_completion) work for both
@@ -33,8 +32,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         });
     }
 
-    /// Calls `each` with every completed request, up to the first for which it fails; the next poll
-    /// yields those after it.
+    /// As [`for_each`](Self::for_each), up to the first failure; the next poll yields the rest.
     ///
     /// # Errors
     /// Those of `each`.

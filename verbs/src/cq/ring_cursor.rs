@@ -1,5 +1,4 @@
-//! The poller's cursor on a ring: what both kinds of queue do with a completion once they have its
-//! `wr_id`.
+//! The poller's cursor on a ring: what both kinds of queue do with a completion's `wr_id`.
 //!
 //! Its loads of a ring's words are proved by the models in `cq/model.rs`.
 
@@ -38,8 +37,7 @@ impl RingCursor {
         ring: core::ptr::null(),
     };
 
-    /// The request at `position` of the ring with this key, which is not retired, and how many are
-    /// in flight from there on.
+    /// The unretired request at `position` of this ring, and how many are in flight from there.
     #[inline(always)]
     pub(super) fn at(ring: &Ring, key: u64, position: u64) -> (Self, u64) {
         let (slot, in_flight) = ring.from(position);
@@ -67,8 +65,7 @@ impl RingCursor {
         self.expected = NO_WR_ID;
     }
 
-    /// The cursor behind a request that a completion has confirmed, which was posted to an SRQ but
-    /// counts in `ring`: no `wr_id` is expected.
+    /// Behind a confirmed request of an SRQ that counts in `ring`: no `wr_id` is expected.
     pub(super) fn for_shared_receive(ring: &Ring) -> Self {
         Self {
             // So that the position is the ring's tail.
@@ -94,8 +91,7 @@ impl RingCursor {
         unsafe { (*self.slot).get() }.is_some()
     }
 
-    /// Takes the buffers of the request, and moves to the next slot. [`retire`](Self::retire)
-    /// follows.
+    /// Takes the request's buffers, and moves to the next slot; [`retire`](Self::retire) follows.
     ///
     /// # Safety
     /// The caller is the poller, the request is in flight, and a completion has confirmed it.
@@ -114,12 +110,10 @@ impl RingCursor {
     /// Returns the slot just taken from to the poster.
     ///
     /// # Safety
-    /// [`take`](Self::take) has just been called; the poller that keeps the ring stays borrowed for
-    /// 'a.
+    /// [`take`](Self::take) was just called; the poller that keeps the ring stays borrowed for 'a.
     #[inline(always)]
     pub(super) unsafe fn retire<'a>(&self) -> Retired<'a> {
-        // SAFETY: the poller's reference keeps the ring alive, and only `process_departures` and
-        // `on_empty` remove one, which need the poller.
+        // SAFETY: the poller keeps the ring; `process_departures` and `on_empty` need the poller.
         let ring = unsafe { &*self.ring };
         ring.retire_next();
         Retired {

@@ -1,9 +1,8 @@
 //! Completions of receives that came from a shared receive queue (SRQ): found by the key of that
 //! queue, and attributed to the queue pair that consumed the receive.
 //!
-//! Such a completion's `wr_id` names the SRQ and the slot; its `qp_num` names the queue pair. The
-//! queue pair's own receive ring has no slots and only stands for its number and tag; the
-//! completion counts in it.
+//! The `wr_id` names SRQ and slot, `qp_num` the queue pair. The queue pair's own receive ring has
+//! no slots and only stands for its number and tag; the completion counts in it.
 
 use std::sync::Arc;
 

@@ -29,8 +29,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
         self.inner().id
     }
 
-    /// Requests an event on the channel for the next completion, once (ibv_req_notify_cq(3), IBTA
-    /// vol 1, 11.4.2.2).
+    /// Requests one event for the next completion (ibv_req_notify_cq(3), IBTA vol 1, 11.4.2.2).
     ///
     /// A completion that is already in the queue raises no event: poll after arming, and sleep only
     /// when that found nothing. [`wait`](Self::wait) does so. Arming for any completion includes

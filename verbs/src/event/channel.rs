@@ -1,5 +1,4 @@
-//! Completion channels: sleeping until a completion queue has completions (IBTA vol 1, 10.10;
-//! ibv_get_cq_event(3)).
+//! Completion channels: sleeping until completions come (IBTA vol 1, 10.10; ibv_get_cq_event(3)).
 //!
 //! A thread that reads the channel also reads events of other threads' queues: they are *recorded*
 //! by queue, and each waiter takes its own ([`leader`](super::leader)).
@@ -92,8 +91,7 @@ pub(crate) struct ChannelInner {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is
-// constant; the rest is Send and Sync.
+// SAFETY: only verbs get `raw`, from any thread; its `fd` is constant; the rest is Send and Sync.
 unsafe impl Send for ChannelInner {}
 // SAFETY: as above.
 unsafe impl Sync for ChannelInner {}
@@ -170,8 +168,7 @@ impl CompletionChannel {
     }
 
     /// # Safety
-    /// `raw` is a live channel of this device, which no completion queue is on, and which only the
-    /// lender, if any, destroys.
+    /// `raw` is a live channel of this device without queues; only the lender, if any, destroys it.
     pub(crate) unsafe fn adopt(
         context: &Arc<ContextInner>,
         raw: *mut sys::ibv_comp_channel,
@@ -238,8 +235,7 @@ impl ChannelInner {
         self.waiters.with(|record| record.queues.remove(&id));
     }
 
-    /// Removes a queue about to be destroyed, and acknowledges its events, which ibv_destroy_cq
-    /// waits for.
+    /// Removes a queue to be destroyed; acknowledges its events, which ibv_destroy_cq waits for.
     ///
     /// # Safety
     /// `cq` is live, and its `cq_context` is `id`.
@@ -294,8 +290,7 @@ impl EventSource<Record> for ChannelInner {
             any = true;
             let acknowledged = record.add(CqId::from_context(context));
             if acknowledged > 0 {
-                // SAFETY: a queue lives at least until its events are acknowledged, and these were
-                // not.
+                // SAFETY: a queue lives at least until its events are acknowledged: these were not.
                 unsafe { (self.context.api.ack_cq_events)(cq, acknowledged) };
             }
         };
@@ -338,8 +333,7 @@ impl Drop for ChannelInner {
     fn drop(&mut self) {
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: the queues on it hold one until they have been destroyed
-            // (and leak it if destroying failed).
+            // SAFETY: the last reference: queues on it hold one until destroyed (or leak it).
             None => check(unsafe { (self.context.api.destroy_comp_channel)(self.raw) }),
         };
         match result {

@@ -1,12 +1,10 @@
-//! Many threads wait for events of one source, and one at a time, the *leader*, reads it for all
-//! (the leader/followers pattern).
+//! One of the threads that wait for a source, the *leader*, reads it for all (leader/followers).
 //!
 //! Events go into a record, from which each waiter takes its own. The leader sleeps on the source,
 //! and records all events before it releases the lead; the followers sleep until then. No other
 //! thread reads the source: the leader would sleep for events that are already consumed.
 //!
-//! Proved for threads by the models in `event/leader/model.rs`, for tasks by the tests of
-//! `verbs/tests/events.rs`.
+//! Proved by the models in `event/leader/model.rs`; for tasks by `verbs/tests/events.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +15,7 @@ use crate::wait::remaining_until;
 pub(super) trait EventSource<R> {
     type Error;
 
-    /// Reads all available events without blocking. Returns whether there were any, even if it
-    /// failed after them.
+    /// Reads all available events without blocking. Whether there were any, even if it then failed.
     fn read(&self, record: &mut R) -> (bool, Result<(), Self::Error>);
 
     /// Sleeps until there are events, reading them would fail, or the deadline passes.

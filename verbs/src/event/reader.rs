@@ -1,5 +1,4 @@
-//! Asynchronous events: affiliated and unaffiliated events of a device and its objects (IBTA vol 1,
-//! 11.6.3; ibv_get_async_event(3)).
+//! Asynchronous events of a device and its objects (IBTA vol 1, 11.6.3; ibv_get_async_event(3)).
 //!
 //! The single-reader flag needs no model: it is swapped and stored, a lock that is only tried.
 
@@ -127,13 +126,11 @@ pub enum PortEvent {
 
 impl AsyncEvent {
     /// # Safety
-    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it
-    /// names is live.
+    /// Filled by ibv_get_async_event and not acknowledged: the object that it names is live.
     unsafe fn from_sys(raw: &sys::ibv_async_event) -> Self {
         use {PortEvent as P, QueuePairEvent as Q};
         let qp = |event| {
-            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)),
-            // live by contract.
+            // SAFETY: called for types of queue pairs (ibv_get_async_event(3)), live by contract.
             let number = unsafe { (*raw.element.qp).qp_num };
             Self::Qp {
                 qpn: Qpn::truncated(number),
@@ -149,8 +146,7 @@ impl AsyncEvent {
             }
         };
         let srq = |event| {
-            // SAFETY: called for the types whose element is a shared receive queue, live by
-            // contract.
+            // SAFETY: called for types of shared receive queues, live by contract.
             let id = SrqId::from_context(unsafe { (*raw.element.srq).srq_context });
             id.map_or(Self::Other(raw.event_type), |id| Self::SharedReceiveQueue { id, event })
         };
@@ -213,8 +209,7 @@ impl Events {
         }
     }
 
-    /// Sleeps until there is an event; `None` when `timeout` expired first (never, if it is
-    /// `None`).
+    /// Sleeps until there is an event; `None` when `timeout` (if not `None`) expired first.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.

@@ -1,5 +1,4 @@
-//! Connecting with the help of a TCP connection: the sides exchange their [`Endpoint`]s, and any
-//! other data, such as keys to their memory.
+//! Connecting over TCP: the sides exchange their [`Endpoint`]s, and other data, such as keys.
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -22,8 +21,7 @@
 //!
 //! # The format, version 1
 //!
-//! Both sides send the same, without waiting for each other. For each queue pair, with integers
-//! big-endian:
+//! Both sides send the same, without waiting. For each queue pair, with integers big-endian:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -41,9 +39,8 @@
 //!
 //! and in the end, by [`finish`](Exchange::finish), one byte `02`.
 //!
-//! A different layout gets a new version number; there is no negotiation. There is no
-//! authentication either: any host that reaches the port can connect, so listen only on trusted
-//! networks.
+//! Versions are not negotiated. There is no authentication: any host that reaches the port can
+//! connect, so listen only on trusted networks.
 
 mod frame;
 
@@ -184,8 +181,7 @@ impl Listener {
         self.address
     }
 
-    /// Waits up to `timeout` for a peer; each [`pair`](Exchange::pair) may then take that long
-    /// again.
+    /// Waits up to `timeout` for a peer; each [`pair`](Exchange::pair) may take as long again.
     ///
     /// # Errors
     /// When no peer connects in time, or the system refuses.
@@ -248,8 +244,7 @@ impl Exchange {
                 // connect_timeout() refuses zero.
                 let left = deadline.remaining().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
-                    // On loopback the kernel may assign the very port connected to (a
-                    // self-connect): no peer yet.
+                    // The kernel may assign the very port connected to (self-connect): no peer yet.
                     Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
                         last = io::ErrorKind::ConnectionRefused.into();
                     }
@@ -281,8 +276,7 @@ impl Exchange {
         self.peer
     }
 
-    /// Connects `qp` to the peer's, sends `data`, and returns the peer's data. Both queue pairs are
-    /// then connected.
+    /// Connects `qp` to the peer's, which is then connected too, and exchanges `data`.
     ///
     /// # Errors
     /// When the peer is gone, too slow, or another program; when there is too much data, or the

@@ -51,8 +51,7 @@ impl<K: MemoryKind> Buffer<K> {
     /// The bytes of `range`, to be posted while the buffer stays here.
     ///
     /// # Safety
-    /// The code that posts it promises, for each request, until that has completed or its queue
-    /// pair has been dropped:
+    /// The poster promises, for each request, until it has completed or its queue pair is dropped:
     ///
     /// - This buffer, or another of its region, is not dropped, nor turned back into memory.
     /// - If the request reads these bytes (as the source of a send or write), nothing writes them;

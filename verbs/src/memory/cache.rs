@@ -60,9 +60,8 @@ pub struct CacheStats {
 
 /// A cache of registered memory by address.
 ///
-/// A hit costs one uncontended mutex, one search among the regions, and the allocation of the
-/// buffer's header; registering holds the mutex, so that two threads don't register the same memory
-/// twice.
+/// A hit costs one uncontended mutex, one search among the regions, and the buffer's header;
+/// registering holds the mutex, so that no memory is registered twice.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -131,8 +130,7 @@ impl RegistrationCache {
     }
 
     /// The bytes `range` of what `owner` lends by `as_ref`, as the source of requests. All of it is
-    /// registered, for the device to read; `owner` is kept alive as long as the region is in the
-    /// cache or in buffers.
+    /// registered, for reading; cache and buffers keep `owner` alive.
     ///
     /// # Errors
     /// When the range is empty, beyond what the owner lends or too long for one message, or the
@@ -157,8 +155,7 @@ impl RegistrationCache {
         };
         let keep = || Backing::KeepAlive(Arc::clone(owner) as _);
         // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached
-        // by `&mut`, as it cannot know when the borrow ends; the region holds a private reference.
-        // The device may only read.
+        // by `&mut`; the region holds a private reference, and the device only reads.
         let region = unsafe { self.exact(key, keep) }?;
         Ok(Buffer::new(region, part.as_ptr() as u64, part.len()))
     }
@@ -192,9 +189,8 @@ impl RegistrationCache {
         Ok(Buffer::new(region, addr, len))
     }
 
-    /// Forgets all memory that overlaps `range`; must be called before it is unmapped. Returns how
-    /// many of the regions are still in use: they are deregistered with their last buffer, and
-    /// their memory must stay mapped until then.
+    /// Forgets all memory that overlaps `range`, which stays mapped until then. Returns how many of
+    /// its regions are still in use: their memory must stay mapped until their last buffer is gone.
     pub fn invalidate(&self, range: Range<u64>) -> usize {
         self.forget(|entry| entry.touches(&range))
     }
@@ -285,8 +281,7 @@ impl RegistrationCache {
             access: super::rights::LOCAL,
         };
         // SAFETY: the pages of the range are mapped since the range is, and so are those of the
-        // regions it is merged with: they would have been invalidated. The device touches only what
-        // requests name.
+        // regions it is merged with (else invalidated). Only requests touch them.
         let (region, mut evicted) = unsafe { self.register(&mut state, key, || Backing::External) }?;
         for key in overlapping {
             evicted.extend(state.local.remove(&key).map(|entry| entry.region));

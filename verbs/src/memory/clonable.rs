@@ -26,8 +26,7 @@ impl Buffer<Local> {
     #[must_use]
     pub fn scratch(mut self) -> Buffer<Scratch> {
         self.header_mut().set_kind::<Scratch>();
-        // SAFETY: owned, in no list, and now of this tag: this process has no access to its bytes
-        // any more.
+        // SAFETY: owned, in no list, now of this tag: this process accesses its bytes no more.
         unsafe { Buffer::from_range(self.into_range()) }
     }
 }
@@ -38,8 +37,7 @@ impl Clone for Buffer<Scratch> {
         let header = self.header();
         let range = Range::allocate::<Scratch>(Arc::clone(&header.region), header.sge.addr, self.len());
         // SAFETY: just made with this tag. Only devices touch scratch bytes, whose value is never
-        // used: the kind is no `Host`, so that this process has no reference to them and no copy of
-        // them, not even when the last handle goes.
+        // used: the kind is no `Host`, so this process has no reference to them and no copy.
         unsafe { Self::from_range(range) }
     }
 }
@@ -55,8 +53,7 @@ impl Buffer<PeerRead> {
 impl<K: Readable> Buffer<K> {
     fn into_kind(mut self) -> Buffer<Frozen> {
         self.header_mut().set_kind::<Frozen>();
-        // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading
-        // it as `&[u8]` stays right.
+        // SAFETY: owned, in no list, now of this tag. Peers write neither: `&[u8]` stays right.
         unsafe { Buffer::from_range(self.into_range()) }
     }
 }
@@ -66,8 +63,7 @@ impl Clone for Buffer<Frozen> {
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());
-        // SAFETY: just made with this tag. Frozen bytes are only ever read, so two handles to them
-        // do no harm.
+        // SAFETY: just made with this tag. Frozen bytes are only read: two handles do no harm.
         unsafe { Self::from_range(range) }
     }
 }

@@ -16,8 +16,7 @@ fn head(at: *const u8, len: usize) -> usize {
 }
 
 /// # Safety
-/// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not
-/// written.
+/// `from` is valid for `into.len()` bytes, meanwhile accessed only atomically, or not written.
 pub(super) unsafe fn load(from: *mut u8, into: &mut [u8]) {
     let (first, rest) = into.split_at_mut(head(from, into.len()));
     let (words, last) = rest.as_chunks_mut::<WORD>();

@@ -60,8 +60,7 @@ impl DeviceMemory {
     }
 
     /// # Safety
-    /// `raw` is live memory of `len` bytes of this device, which no other owner than the lender
-    /// frees.
+    /// `raw` is live memory of `len` bytes of this device, which only the lender, if any, frees.
     pub(crate) unsafe fn adopt(context: &Arc<ContextInner>, raw: *mut sys::ibv_dm, len: usize, lender: Lender) -> Self {
         Self {
             inner: Arc::new(DmInner {
@@ -83,8 +82,7 @@ impl DeviceMemory {
     /// Copies `from` to `offset` (ibv_memcpy_to_dm(3)).
     ///
     /// # Errors
-    /// When the range is beyond it, or the device refuses: some require offset and length to be
-    /// multiples of 4.
+    /// When beyond it, or refused: some devices require offset and length to be multiples of 4.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.check(offset, from.len())?;

@@ -1,9 +1,7 @@
-//! Registered memory: owned, typed by the rights that peers have in it, and out of reach of safe
-//! code while the device may touch it.
+//! Registered memory: owned, typed by peers' rights, and out of safe code's reach while posted.
 //!
 //! [`Memory`] is an allocation; registering it (`region`) gives a [`Buffer`], a unique range of the
-//! region: a thin pointer to a header (`range`), which is cheap to post. [`Remote`] is what a peer
-//! gets.
+//! region: a thin pointer to a header (`range`). [`Remote`] is what a peer gets.
 
 mod alias;
 mod buffer;

@@ -89,8 +89,7 @@ impl Buffers {
     pub(crate) const NONE: Self = Self { head: None };
 
     /// # Safety
-    /// Each range of the list is owned by the caller, and no device touches it until the value is
-    /// posted again.
+    /// Each range is owned by the caller, and no device touches it until the value is posted again.
     #[inline(always)]
     pub(crate) unsafe fn from_head(head: Option<RangePtr>) -> Self {
         Self { head }
@@ -115,8 +114,7 @@ impl Buffers {
 
     /// Takes the first buffer, if it is a `Buffer<K>`.
     ///
-    /// A request has one buffer, or several in the order in which they were given; each call takes
-    /// the next.
+    /// A request has one buffer, or several in the given order; each call takes the next.
     #[inline]
     pub fn take<K: MemoryKind>(&mut self) -> Option<Buffer<K>> {
         let range = self.head?;
@@ -151,8 +149,7 @@ impl Buffers {
             return None;
         }
         self.head = None;
-        // SAFETY: the tag says that it was made by `of_window`, which gave up the box; it is no
-        // longer in the list.
+        // SAFETY: by its tag made by `of_window`, which gave up the box; no longer in the list.
         Some(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) })
     }
 
@@ -216,8 +213,7 @@ unsafe fn drop_list(head: RangePtr) {
             drop(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) });
             return;
         }
-        // SAFETY: owned by the list, allocated by `allocate`, freed once: the loop continues behind
-        // it.
+        // SAFETY: owned by the list, of `allocate`, freed once: the loop continues behind it.
         let header = unsafe { Box::from_raw(range.as_ptr()) };
         next = header.next_in_request();
     }

@@ -67,8 +67,7 @@ pub(super) enum Backing {
     Lent(Arc<dyn Send + Sync>),
 }
 
-// SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached
-// only through ranges, which are unique.
+// SAFETY: only verbs get `mr`, from any thread; memory is reached through unique ranges only.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -95,8 +94,7 @@ pub(super) fn register_chunks<R: Rights>(
 }
 
 /// # Safety
-/// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of
-/// `K`.
+/// As of [`Region::adopt`], but the lender may deregister it; `access` are the rights of `K`.
 pub(crate) unsafe fn adopt_region<K: MemoryKind>(
     pd: &Arc<PdInner>,
     mr: *mut sys::ibv_mr,
@@ -127,9 +125,8 @@ impl Region {
     }
 
     /// # Safety
-    /// The bytes are mapped, and stay so until the region is gone; `backing` may ensure that.
-    /// Accesses that `access` allows the device and buffers of the region, no other party makes
-    /// meanwhile.
+    /// Mapped until the region is gone, which `backing` may ensure. Until then only the device and
+    /// buffers of the region make accesses that `access` allows.
     pub(super) unsafe fn register(
         pd: &Arc<PdInner>,
         start: *mut u8,
@@ -146,8 +143,7 @@ impl Region {
         // SAFETY: the domain is live; the memory is mapped as long as the region is, by contract.
         let mr = unsafe {
             match api.reg_mr_iova2 {
-                // As the ibv_reg_mr macro: the library drops optional flags that its kernel does
-                // not know.
+                // As the ibv_reg_mr macro: the library drops flags that its kernel does not know.
                 Some(register) => register(pd.raw, start.cast(), len, addr, access),
                 None => {
                     let access = access & (sys::IBV_ACCESS_OPTIONAL_FIRST - 1);
@@ -169,9 +165,8 @@ impl Region {
     }
 
     /// # Safety
-    /// `mr` was made in `pd`, for `len` bytes that the device addresses from `start` on, and no
-    /// other owner deregisters it; the bytes stay there until it is deregistered, which `backing`
-    /// may ensure.
+    /// `mr` is of `pd`, `len` bytes that the device addresses from `start`, and no other owner
+    /// deregisters it; the bytes stay until then, which `backing` may ensure.
     pub(super) unsafe fn adopt(
         pd: &Arc<PdInner>,
         mr: *mut sys::ibv_mr,
@@ -229,8 +224,7 @@ impl Region {
     pub(super) fn into_memory(self) -> Result<Memory, MemoryError> {
         let mut this = ManuallyDrop::new(self);
         this.deregister().map_err(MemoryError::Deregister)?;
-        // SAFETY: both are taken once, here, since Drop does not run; the device has released the
-        // memory.
+        // SAFETY: both taken once, as Drop does not run; the device has released the memory.
         let backing = unsafe {
             ManuallyDrop::drop(&mut this.pd);
             ManuallyDrop::take(&mut this.backing)
@@ -255,8 +249,7 @@ impl Region {
             return Err((failed(io::ErrorKind::Unsupported.into()), true));
         };
         let flags = sys::IBV_REREG_MR_CHANGE_ACCESS.cast_signed();
-        // SAFETY: the region is live and borrowed exclusively (`&mut`); domain and translation
-        // stay.
+        // SAFETY: the region is live and borrowed exclusively; domain and translation stay.
         let result = unsafe {
             rereg(
                 self.mr,
@@ -311,8 +304,7 @@ impl Region {
         if let Backing::Lent(_) = *self.backing {
             return Ok(());
         }
-        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude
-        // each other.
+        // SAFETY: of this Api, deregistered once: `dissolve` and Drop exclude each other.
         check(unsafe { (self.pd.context.api.dereg_mr)(self.mr) })
     }
 }
@@ -320,8 +312,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         match self.deregister() {
-            // SAFETY: dropped once, here; the device has released the memory. The domain goes after
-            // the region, as it must.
+            // SAFETY: dropped once, here; the device has released it; the domain goes after.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.backing);
                 ManuallyDrop::drop(&mut self.pd);

@@ -54,8 +54,7 @@ impl<'a> Registration<'a> {
     /// (`IBV_ACCESS_ON_DEMAND`), see [`Buffer::prefetch`]. For [devices that support
     /// it](crate::DeviceAttr::on_demand_paging).
     ///
-    /// Implicit ODP, a region of the whole address space, is not offered: requests could touch
-    /// memory that isn't theirs.
+    /// Implicit ODP, of the whole address space, is not offered: it would reach others' memory.
     #[doc(alias("IBV_ACCESS_ON_DEMAND", "ODP"))]
     pub fn on_demand(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_ON_DEMAND;
@@ -94,18 +93,16 @@ impl<'a> Registration<'a> {
         region::register_chunks(self.pd.inner(), memory.into(), chunk, self.flags)
     }
 
-    /// Registers the `len` bytes at `address`, which the device reaches, but perhaps not this
-    /// process: GPU memory, by nvidia_peermem or by a software device that calls the GPU's driver.
-    /// Split into buffers of `chunk` bytes (the last may be shorter). `keeper` is dropped when the
-    /// device has released the memory.
+    /// Registers the `len` bytes at `address` that the device reaches: GPU memory, by
+    /// nvidia_peermem or by a software device. Split into buffers of `chunk` bytes (the last may be
+    /// shorter). `keeper` is dropped when the device has released the memory.
     ///
     /// # Safety
     /// Until `keeper` is dropped the bytes are memory, no reference covers any of them, and the
     /// device and peers may do anything to them that `rights` allows.
     ///
     /// # Errors
-    /// When the range is empty or `chunk` too long for one message, or the device cannot resolve
-    /// such addresses.
+    /// When the range is empty, `chunk` too long, or the device cannot resolve such addresses.
     #[doc(alias("ibv_reg_mr", "peermem"))]
     pub unsafe fn register_opaque<R: Rights>(
         self,

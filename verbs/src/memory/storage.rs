@@ -83,13 +83,11 @@ impl Memory {
         Self::aligned(len, PAGE)
     }
 
-    /// `len` bytes of zeros in preallocated huge pages (mmap(2), `MAP_HUGETLB`): a device's
-    /// translation table has one entry per page, so large regions register faster and miss less.
-    /// `len` is rounded up to whole pages.
+    /// `len` bytes of zeros in preallocated huge pages (mmap(2), `MAP_HUGETLB`), each one entry of
+    /// a device's translation table. `len` is rounded up to whole pages.
     ///
     /// # Errors
-    /// When not enough of them are free; [`transparent_huge`](Self::transparent_huge) needs none
-    /// preallocated.
+    /// When too few are free; [`transparent_huge`](Self::transparent_huge) needs none preallocated.
     #[doc(alias("MAP_HUGETLB", "hugetlbfs"))]
     pub fn huge(len: usize, page: HugePage) -> Result<Self, MemoryError> {
         let failed = |error| MemoryError::HugePages {
@@ -182,8 +180,7 @@ impl Memory {
         };
         if align > PAGE {
             // Before the first touch, which decides what backs a page. SAFETY: the range is ours;
-            // this advice changes no byte of it. A kernel without transparent huge pages refuses
-            // it, which does no harm.
+            // this changes no byte. A kernel without transparent huge pages refuses.
             let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE) };
         }
         // SAFETY: `len` bytes, just allocated.
@@ -196,9 +193,8 @@ impl Memory {
     #[must_use]
     pub fn from_owner(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let owner = Box::into_raw(Box::new(owner));
-        // SAFETY: a box's pointer, which nothing else has. What `as_mut` lends stays lent for as
-        // long as the value is neither touched nor dropped, as it cannot know when the borrow ends;
-        // and it isn't touched until `Memory` drops it.
+        // SAFETY: a box's pointer, which nothing else has. What `as_mut` lends stays lent as long
+        // as the value is neither touched nor dropped; `Memory` touches it only to drop it.
         let bytes = unsafe { (*owner).as_mut() };
         let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         // SAFETY: a box's pointer is never null.
@@ -230,9 +226,8 @@ impl Memory {
             return self.to_vec();
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other
-        // constructors align it), whose pointer, length and capacity these are; it is given up here
-        // without running its own Drop.
+        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (others align
+        // it), whose pointer, length and capacity these are; given up without its own Drop.
         unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, layout.size()) }
     }
 
@@ -274,8 +269,7 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` is valid for `len` initialised bytes, owned by `self`; while it is part
-        // of a region there is no `&Memory` to it.
+        // SAFETY: `len` initialised bytes of `self`; of a region's memory there is no `&Memory`.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,8 +1,7 @@
 //! Memory windows (MW): remote rights in part of a region, granted and revoked by work requests
 //! instead of by registering (IBTA vol 1, 10.6.7).
 //!
-//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in the slot of its request,
-//! like a buffer ([`InFlightWindow`]).
+//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in its request's slot.
 //!
 //! Dropping a window deallocates it first and releases the region after: a region is never
 //! deregistered under a window. One of type 2 is deallocated before the queue pair that bound it
@@ -68,9 +67,8 @@ const ACCESS: u16 = 0xff;
 
 /// An unbound memory window: it gives no access (ibv_alloc_mw(3); IBTA vol 1, 10.6.7).
 ///
-/// Bound to [`Windowed`](crate::Windowed) memory, it grants a peer rights in a part of it, and
-/// revokes them again, without the cost of registering. Binding moves it to the queue; the
-/// completion returns it as a [`BoundWindow`]:
+/// Bound to [`Windowed`](crate::Windowed) memory, it grants a peer rights in a part of it and
+/// revokes them, without registering. The completion of binding returns it as a [`BoundWindow`]:
 ///
 /// ```no_run
 /// use doorbell_verbs::{ProtectionDomain, QueuePair, CompletionQueue, Windowed, WriteAccess};
@@ -100,8 +98,7 @@ pub struct MemoryWindow<T: WindowType = WindowType2> {
     kind: PhantomData<T>,
 }
 
-/// A bound memory window: a peer with its [`remote`](Self::remote) reaches the memory with the
-/// rights `K`. Dropping it revokes them.
+/// A bound memory window: its [`remote`](Self::remote) grants the rights `K` until it is dropped.
 ///
 /// The region stays registered as long as it is bound. A window of type 2 is deallocated with the
 /// queue pair that bound it: its key is invalid from then on.
@@ -127,8 +124,7 @@ struct State {
     tied: bool,
 }
 
-// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the
-// lock.
+// SAFETY: `mw` is only passed to verbs, which any thread may call; written under the lock.
 unsafe impl Send for State {}
 
 #[repr(C)]
@@ -172,8 +168,7 @@ impl WindowInner {
         let state = self.state();
         let mw = state.mw;
         if !mw.is_null() {
-            // SAFETY: live while it is not null and the lock is held; nothing else reads the key of
-            // a window that is not in flight.
+            // SAFETY: live unless null; under the lock nothing else reads a key not in flight.
             unsafe { (*mw).rkey = rkey };
         }
     }

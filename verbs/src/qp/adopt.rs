@@ -17,9 +17,8 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         self.object.raw()
     }
 
-    /// The queue pair, connected to `peer` by other means than [`connect`](Self::connect):
-    /// ibv_modify_qp(3) on its [pointer](Self::as_raw). The path MTU is the smaller of the
-    /// builder's and the peer's.
+    /// The queue pair, connected to `peer` by ibv_modify_qp(3) on its [pointer](Self::as_raw). The
+    /// path MTU is the smaller of the builder's and the peer's.
     ///
     /// # Safety
     /// It is in RTS.
@@ -35,8 +34,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     /// [`rc`](Self::rc) and [`uc`](Self::uc) do.
     ///
     /// # Errors
-    /// As for these, but none of ibv_create_qp(3). The queue pair has been destroyed then, or is
-    /// its lender's again.
+    /// As for these, except of ibv_create_qp(3). It is then destroyed, or its lender's again.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Besides:
@@ -81,8 +79,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         Ok(QueuePair::new(send, recv, made.object, Link { peer: *peer, mtu }))
     }
 
-    /// Adopts a UD queue pair in RESET instead of creating one, and moves it to RTS as
-    /// [`ud`](Self::ud) does.
+    /// Adopts a UD queue pair in RESET, and moves it to RTS as [`ud`](Self::ud) does.
     ///
     /// # Errors
     /// As for [`prepared_from_raw`](Self::prepared_from_raw).

@@ -260,8 +260,7 @@ fn names(mask: Mask) -> Vec<&'static str> {
         .collect()
 }
 
-/// What is wrong with a rejected transition, in words: `EINVAL` alone does not name which attribute
-/// (ibv_modify_qp(3)).
+/// What is wrong with a transition: `EINVAL` alone names no attribute (ibv_modify_qp(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias("EINVAL", "ibv_modify_qp"))]

@@ -20,9 +20,8 @@ use crate::types::{QKey, Qpn, RKey};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
 use crate::wr::payload::{InlineData, Payload, SgeList, SingleSge, Window};
 
-/// The requests of one doorbell while they are built: see
-/// [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are
-/// posted.
+/// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post).
+/// Inline data must live for `'d`.
 ///
 /// Each method adds a request and returns it for options:
 /// `batch.write(buffer, remote).imm(7).signaled();`.
@@ -77,8 +76,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
         return post_one_slow_path(poster, op, room, payload);
     }
     // SAFETY: a slot was taken, and the payload is one element within the limits. The request is
-    // complete: operation, flags, list. Inline data is borrowed by the payload for longer than this
-    // call.
+    // complete: operation, flags, list. The payload borrows inline data for long enough.
     unsafe { poster.post_one(payload, |qp, wqe, payload| B::write_one(qp, wqe, &op, payload, 0)) }
 }
 
@@ -147,8 +145,7 @@ fn stage<B: Backend, O: Operation, P: Payload>(
 /// Stages a request at `next`.
 ///
 /// # Safety
-/// It has taken a slot; the payload is within the queue pair's limits, and the queue pair supports
-/// the operation.
+/// A slot is taken, the payload within the limits, and the operation supported.
 #[inline(always)]
 unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -297,8 +294,7 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::RdmaWrite::new(remote), remote.len(), SgeList::new(buffers))
     }
 
-    /// WRITEs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), to the
-    /// beginning of `remote`.
+    /// As [`write`](Self::write), inline ([`max_inline_data`](crate::QueuePair::max_inline_data)).
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn write_inline(

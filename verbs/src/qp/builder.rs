@@ -16,11 +16,9 @@ use crate::pd::ProtectionDomain;
 use crate::srq::{SharedReceiveQueueHandle, SrqQueuePairBuilder};
 use crate::types::{Mtu, Psn, QKey};
 
-/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`] (ibv_create_qp(3); IBTA vol 1,
-/// 11.2.5.1).
+/// Builds a queue pair (ibv_create_qp(3); IBTA vol 1, 11.2.5.1).
 ///
-/// Defaults: queues of 128, one buffer per request, no inline data, no remote rights, port 1, the
-/// GID with the widest scope, the port's MTU.
+/// Defaults: queues of 128, one buffer per request, port 1, GID of the widest scope, port's MTU.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 #[doc(alias(
@@ -324,9 +322,8 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// Takes receives from `srq`, which may be of another protection domain, instead of a receive
-    /// queue. The receive completion queue reserves as many entries as `srq` holds, once for all
-    /// queue pairs that share both.
+    /// Takes receives from `srq`, perhaps of another domain, instead of a receive queue. Its
+    /// completion queue reserves `srq`'s depth, once for all queue pairs that share both.
     #[doc(alias("ibv_srq", "srq"))]
     pub fn shared_receive_queue(mut self, srq: &'a impl AsRef<SharedReceiveQueueHandle>) -> SrqQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());
@@ -334,8 +331,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         SrqQueuePairBuilder::new(self)
     }
 
-    /// Creates a reliable connection (RC) queue pair and moves it to INIT (ibv_create_qp(3), IBTA
-    /// vol 1, 10.2.4).
+    /// Creates an RC queue pair and moves it to INIT (ibv_create_qp(3), IBTA vol 1, 10.2.4).
     ///
     /// # Errors
     /// When a capacity is beyond the device's limits, a completion queue is too small, the port is
@@ -349,8 +345,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// too. Settings for acknowledgements, retries, READs and atomics have no effect.
     ///
     /// # Errors
-    /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC
-    /// does not have.
+    /// As for [`rc`](Self::rc), and when the peer may READ or use atomics, which UC has not.
     #[doc(alias("IBV_QPT_UC", "ibv_create_qp"))]
     pub fn uc(self) -> Result<PreparedQueuePair<UnreliableConnection, B>, QueuePairError> {
         self.prepare_unreliable()

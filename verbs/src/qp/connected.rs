@@ -45,9 +45,8 @@ impl UdLimits {
     }
 }
 
-/// A queue pair in use: requests are posted by [`post`](Self::post) and its short forms, receives
-/// by [`post_receives`](Self::post_receives), and their results come from the completion queues
-/// given when it was made (IBTA vol 1, 10.2.4).
+/// A queue pair in use, for [`post`](Self::post) and [`post_receives`](Self::post_receives);
+/// results come from the completion queues it was made with (IBTA vol 1, 10.2.4).
 ///
 /// Sends are unsignaled by default (selective signaling): their buffers come back with the next
 /// signaled completion. The library signals at least one request per half queue, so that the send
@@ -82,8 +81,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.raw()
     }
 
-    /// Posts all requests that `build` makes by one call of the provider: one doorbell
-    /// (ibv_post_send(3)).
+    /// Posts all requests that `build` makes, by one doorbell (ibv_post_send(3)).
     ///
     /// Nothing is posted unless all of them fit the queue and their targets.
     ///
@@ -124,8 +122,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
-    /// Posts all receives that `build` makes, by one call of the provider (ibv_post_recv(3)).
-    /// Messages consume them in this order.
+    /// Posts all receives that `build` makes, consumed in order, by one call (ibv_post_recv(3)).
     ///
     /// # Errors
     /// As for [`post`](Self::post).

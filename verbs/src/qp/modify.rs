@@ -15,8 +15,7 @@ use crate::error::QueuePairError;
 use crate::types::QKey;
 
 impl<T: Transport, B: Backend> QueuePair<T, B> {
-    /// The current state (ibv_query_qp(3)): the device may enter ERR, or with UC and UD SQE, by
-    /// itself.
+    /// The current state (ibv_query_qp(3)); the device may enter ERR, UC and UD SQE, by itself.
     ///
     /// # Errors
     /// When the query fails.
@@ -129,8 +128,7 @@ impl<T: Transport> ModifyQueuePair<'_, T> {
     /// Applies the change.
     ///
     /// # Errors
-    /// When a value is out of range, or the state or the device does not allow the change. Nothing
-    /// is modified then.
+    /// When a value, the state or the device does not allow the change: nothing is modified then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn apply(self) -> Result<(), QueuePairError> {
         if let Some(error) = self.error {

@@ -24,8 +24,7 @@ pub(crate) struct QpObject {
     lender: ManuallyDrop<Lender>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
 unsafe impl Send for QpObject {}
 // SAFETY: as above.
 unsafe impl Sync for QpObject {}
@@ -107,8 +106,7 @@ impl QpObject {
         Ok((attr, init))
     }
 
-    /// A transition (ibv_modify_qp(3)); errors are explained by the table, and `notes` by the
-    /// errno.
+    /// A transition (ibv_modify_qp(3)); the table explains errors, and `notes` errno values.
     pub(crate) fn transition(
         &self,
         (from, to): (QpState, QpState),
@@ -191,8 +189,7 @@ impl Drop for QpObject {
             .into_iter()
             .find(|cq| cq.is_polled_here());
         if let Some(cq) = polled_here {
-            // SAFETY: the four fields are moved out and not used after: they are not dropped with
-            // `self`.
+            // SAFETY: the four fields are moved out, not used after, not dropped with `self`.
             let (pd, send, recv, lender) = unsafe {
                 (
                     ManuallyDrop::new(ManuallyDrop::take(&mut self.pd)),
@@ -219,16 +216,14 @@ impl Drop for QpObject {
             // SAFETY: the queue pair is live.
             unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) }
         } else {
-            // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object
-            // that is being dropped.
+            // SAFETY: of create_qp of this Api, destroyed once, here; posting needs this object.
             unsafe { (api.destroy_qp)(self.raw) }
         };
         if result == 0 {
             self.pd.handles.remove_send_queue(&self.pd.context, self.send.ring());
         }
         match check(result) {
-            // SAFETY: dropped once, here. The device is done with the queue pair, so the contents
-            // of its rings may be dropped.
+            // SAFETY: dropped once, here. The device is done with the contents of its rings.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.send);
                 ManuallyDrop::drop(&mut self.recv);

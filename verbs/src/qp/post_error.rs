@@ -163,8 +163,7 @@ impl RejectedBatch {
             .find_map(|buffers| MemoryWindow::take(buffers, false))
     }
 
-    /// Takes the next bound memory window of this type and these rights that an unposted request
-    /// was to unbind.
+    /// Takes the next bound window of this type and rights that an unposted request was to unbind.
     pub fn take_bound_window<K: KeyAccess, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.buffers
             .iter_mut()

@@ -1,9 +1,7 @@
-//! The producer side of a work queue: requests are written into WQE slots, and posted by one
-//! doorbell or reclaimed.
+//! The producer side of a work queue: writes requests into WQE slots, and posts or reclaims them.
 //!
 //! *Slots left* are the requests that may be staged before the next *checkpoint*, where the queue
-//! may be full or a request must be signaled: one decrement is the only check that a request costs
-//! on the fast path.
+//! may be full or a signal due: the fast path checks no more than one decrement.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::ManuallyDrop;
@@ -62,16 +60,14 @@ pub(crate) enum SignalPolicy {
     EveryHalfQueue,
 }
 
-// SAFETY: `qp` is only passed to verbs, which may be called from any thread; slots and ring are
-// Send.
+// SAFETY: `qp` is only passed to verbs, which any thread may call; slots and ring are Send.
 unsafe impl<L: WorkQueue> Send for Poster<L> {}
 // SAFETY: shared access only reads counters.
 unsafe impl<L: WorkQueue> Sync for Poster<L> {}
 
 impl<L: WorkQueue> Poster<L> {
     /// # Safety
-    /// `qp` is live as long as the poster is used; the poster is the ring's only one; `key` is the
-    /// ring's in its completion queue.
+    /// `qp` outlives the poster, the ring's only one; `key` is the ring's in its completion queue.
     pub(crate) unsafe fn new(
         qp: *mut sys::ibv_qp,
         ring: Arc<Ring>,
@@ -80,8 +76,7 @@ impl<L: WorkQueue> Poster<L> {
         signaling: SignalPolicy,
     ) -> Self {
         let depth = u64::from(ring.depth());
-        // SAFETY: the poster holds the ring as long as the slots, in whatever order it drops them:
-        // dropping the slots does not access it.
+        // SAFETY: the poster holds the ring as long as the slots, whose drop does not access it.
         let wqes = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
         let interval = match signaling {
             SignalPolicy::None => u64::MAX / 2,
@@ -140,9 +135,8 @@ impl<L: WorkQueue> Poster<L> {
     /// Posts one request, which `write` writes into its slot.
     ///
     /// # Safety
-    /// A slot was taken. `write` writes the work request completely, with no successor, with
-    /// `payload`, which keeps to the queue pair's limits, and does not panic; inline data stays
-    /// readable until this returns.
+    /// A slot was taken. `write` writes the whole work request, without successor, with `payload`,
+    /// which keeps to the limits, and does not panic; inline data is readable until this returns.
     #[inline(always)]
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
@@ -168,8 +162,7 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted_one(result))
     }
 
-    /// Posts one signaled request by a verb of its own: `call` gets the wr_id, returns an errno or
-    /// 0.
+    /// Posts one signaled request by a verb of its own: `call` gets the wr_id, returns an errno.
     pub(super) fn post_by_verb(
         &mut self,
         verb: &'static str,
@@ -181,8 +174,7 @@ impl<L: WorkQueue> Poster<L> {
         }
         self.note_signaled();
         let wqe = self.next;
-        // SAFETY: a slot was taken, so that the WQE slot and its buffer slot are the poster's; both
-        // live as long as it.
+        // SAFETY: a slot was taken: WQE slot and buffer slot are the poster's, and live as long.
         let wr_id = unsafe {
             self.next = (*wqe).next_slot;
             (*(*wqe).buffers).set(buffers.into_head());
@@ -259,8 +251,7 @@ impl<L: WorkQueue> Poster<L> {
         Some(if must { flags | sys::IBV_SEND_SIGNALED } else { flags })
     }
 
-    /// Rejects the batch for `reason` or a full queue; keeps the buffers of this and later
-    /// requests.
+    /// Rejects the batch for `reason` or a full queue; keeps buffers of this and later requests.
     #[cold]
     #[inline(never)]
     pub(super) fn reject_next(&mut self, reason: Option<RejectReason>, buffers: Buffers) {
@@ -313,8 +304,7 @@ impl<L: WorkQueue> Poster<L> {
             0 => self.ring.mask() + 1,
             count => count,
         };
-        // Without a report of this chain it is unknown which ones were accepted: all stay in
-        // flight.
+        // Without a report of this chain it is unknown which were accepted: all stay in flight.
         let bad = self
             .wqe_slots
             .find(core::mem::replace(&mut self.bad_wr, core::ptr::null_mut()));
@@ -341,8 +331,7 @@ impl<L: WorkQueue> Poster<L> {
     }
 
     fn unstage(&mut self, from: u64, to: u64) -> Vec<Buffers> {
-        // SAFETY: all of them were put there by staging, are not published (or no longer), and are
-        // taken once: the caller rewinds past them.
+        // SAFETY: put there by staging, not published (any more), taken once: the caller rewinds.
         (from..to)
             .map(|position| unsafe { self.ring.reclaim(position) })
             .collect()
@@ -390,9 +379,8 @@ impl<L: WorkQueue> Poster<L> {
         self.next = next;
         // Before the doorbell: the device may complete them at once.
         self.ring.publish(self.checkpoint - self.slots_left);
-        // SAFETY: the queue pair is live. Each of these slots was written as staging requires;
-        // their buffers are owned by the ring, which keeps them until completed, or until the queue
-        // pair is destroyed.
+        // SAFETY: the queue pair is live. These slots were written as staging requires; the ring
+        // owns their buffers until completed, or until the queue pair is destroyed.
         let result = unsafe {
             L::end_chain(last);
             L::ring_doorbell(QpHandle::new(&self.qp), first, &mut self.bad_wr)
@@ -443,13 +431,11 @@ impl<L: WorkQueue> Drop for Staging<'_, L> {
     }
 }
 
-/// Stages a request, which `write` writes into the slot at `next`, and keeps its payload's buffers.
-/// Advances `next`.
+/// Stages a request, which `write` writes at `next`, keeps its buffers, and advances `next`.
 ///
 /// # Safety
-/// A slot was taken, and the payload keeps to the queue pair's limits. `write` writes the work
-/// request completely, with `payload`, and does not panic. Inline data stays readable until the
-/// batch is finished.
+/// A slot was taken, and the payload keeps to the limits. `write` writes the whole work request,
+/// with `payload`, and does not panic. Inline data is readable until the batch is finished.
 #[inline(always)]
 pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
     poster: &mut Poster<L>,
@@ -459,8 +445,7 @@ pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
 ) {
     let wqe = *next;
     write(poster.qp(), wqe, &payload);
-    // SAFETY: the buffer slots of `head..full_at` are the poster's, and so are their WQE slots: by
-    // contract this is one of them.
+    // SAFETY: by contract this is one of the WQE slots of `head..full_at`, the poster's.
     unsafe {
         *next = (*wqe).next_slot;
         (*(*wqe).buffers).set(payload.into_buffers().into_head());

@@ -8,8 +8,7 @@ use super::attributes::QpState;
 use super::transport::TransportKind;
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// A queue pair's state and attributes (ibv_query_qp(3)). [`Display`](fmt::Display) shows all of
-/// them, one group a line.
+/// A queue pair's attributes (ibv_query_qp(3)), [shown](fmt::Display) one group a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias("ibv_qp_attr", "ibv_query_qp"))]

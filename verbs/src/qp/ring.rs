@@ -1,14 +1,11 @@
-//! The requests in flight on one work queue: a ring of slots, one per request, each holding the
-//! request's buffers.
+//! The requests in flight on one work queue: a ring of slots, each with a request's buffers.
 //!
-//! A single-producer single-consumer ring. The *poster* (owner of the `&mut QueuePair`) fills slots
-//! at `head`; the *poller* (owner of the `&mut CompletionQueue`, perhaps on another thread) empties
-//! them at `tail` as completions retire them. Each writes its own counter and reads the other's:
-//! loads and stores only.
+//! Single producer, single consumer. The *poster* (owner of the `&mut QueuePair`) fills slots at
+//! `head`; the *poller* (owner of the `&mut CompletionQueue`, perhaps on another thread) empties
+//! them at `tail`. Each writes its own counter and reads the other's: loads and stores only.
 //!
-//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's;
-//! `head - tail <= depth <= slots`. A position is the number of requests posted before it, and
-//! lives in slot `position % slots`.
+//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's; `head
+//! - tail <= depth <= slots`. Position *n* follows *n* requests, in slot `n % slots`.
 //!
 //! Head, tail and slots, and the cancellation of rejected requests, are proved by the loom models
 //! in `cq/model.rs`. The device orders nothing here, except after a rejection, when `head` has had
@@ -115,8 +112,7 @@ impl Ring {
     /// Requests in flight, for either party; the other may be changing it.
     pub(crate) fn in_flight(&self) -> u32 {
         let tail = self.tail.0.load(Ordering::Acquire);
-        // At most `depth`; a head read before its owner's last store can't lie before a tail read
-        // earlier.
+        // At most `depth`: a head before its last store can't lie before a tail read earlier.
         self.head.0.load(Ordering::Acquire).saturating_sub(tail) as u32
     }
 
@@ -131,12 +127,10 @@ impl Ring {
         NonNull::from(&*self.slots).cast()
     }
 
-    /// Poster: reclaims the buffers of an unpublished `position`, or of one that `publish` has
-    /// withdrawn.
+    /// Poster: reclaims the buffers of an unpublished `position`, or one that `publish` withdrew.
     ///
     /// # Safety
-    /// The caller is the poster, and put something into this slot, which nothing took since;
-    /// `position` is not below `head`.
+    /// The caller is the poster, its slot was filled and not taken; `position` is not below `head`.
     pub(crate) unsafe fn reclaim(&self, position: u64) -> Buffers {
         let slot = self.slot(position);
         // SAFETY: the slot is the poster's and owns its list, which no device has.
@@ -192,8 +186,7 @@ impl Ring {
         self.is_in_flight(tail + before).then_some(before)
     }
 
-    /// Poller: the slot of `position`, which is not retired, and the number of requests in flight
-    /// from there on.
+    /// Poller: the slot of an unretired `position`, and how many requests are in flight from it on.
     #[inline(always)]
     pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
@@ -244,8 +237,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         let (tail, head) = (self.tail(), self.head());
         for position in tail..head {
-            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of
-            // `tail..head` own their lists.
+            // SAFETY: by `&mut self` no poster or poller is left; slots `tail..head` own lists.
             drop(unsafe { self.reclaim(position) });
         }
     }

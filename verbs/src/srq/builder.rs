@@ -76,8 +76,7 @@ impl<'a, B: Backend> SrqQueuePairBuilder<'a, B> {
     /// As [`QueuePairBuilder::rc`].
     ///
     /// # Errors
-    /// As there, and when the receive completion queue has fewer free entries than the shared
-    /// receive queue's depth.
+    /// As there, and when the receive completion queue has fewer free entries than receives here.
     pub fn rc(self) -> Result<PreparedQueuePair<WithSrq<ReliableConnection>, B>, QueuePairError> {
         self.builder.prepare()
     }

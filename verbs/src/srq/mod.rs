@@ -1,12 +1,10 @@
-//! Shared receive queues (SRQ): one queue of receives for any number of queue pairs (IBTA vol 1,
-//! 10.2.9; ibv_create_srq(3)).
+//! Shared receive queues (SRQ): one for many queue pairs (IBTA vol 1, 10.2.9; ibv_create_srq(3)).
 //!
 //! # Why nothing safe frees, moves or aliases memory that the device may touch
 //!
-//! As for queue pairs (see `qp`), slots own the buffers until a completion or a rejection names
-//! them. Other contents of the slots are dropped only after ibv_destroy_srq(3) has returned
-//! success, which requires that all queue pairs on the queue are destroyed: each holds a reference
-//! until then.
+//! As in `qp`, slots own the buffers until a completion or a rejection names them. Other contents
+//! of the slots are dropped only after ibv_destroy_srq(3) has returned success, which requires that
+//! all queue pairs on the queue are destroyed: each holds a reference until then.
 //!
 //! # Why a completion queue cannot overflow
 //!
@@ -127,8 +125,7 @@ struct Attachments {
     arrivals: Vec<Arc<ReturnRing>>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
 unsafe impl Send for SrqInner {}
 // SAFETY: as above.
 unsafe impl Sync for SrqInner {}
@@ -198,8 +195,7 @@ impl SrqInner {
 /// pairs on it by
 /// [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue).
 ///
-/// It is not `Clone`: a queue has one poster. Other threads create queue pairs on it by its
-/// [`handle`](Self::handle).
+/// It has one poster; other threads create queue pairs on it by its [`handle`](Self::handle).
 ///
 /// ```no_run
 /// # use doorbell_verbs::{CompletionQueue, Endpoint, Local, ProtectionDomain};
@@ -224,8 +220,7 @@ impl SrqInner {
 ///
 /// The queue pair that consumes a receive is not known before its message begins. The completion
 /// arrives at that queue pair's completion queue, in any order, and returns the buffer; its
-/// [`sequence`](crate::Completion::sequence) is the number of receives that the queue pair has had
-/// completed before.
+/// [`sequence`](crate::Completion::sequence) is the number of the queue pair's earlier receives.
 ///
 /// A queue pair that goes to ERR flushes only the receive that it has consumed, if any. Dropping
 /// one may lose completions that were not polled yet, as some devices remove them from the
@@ -235,8 +230,7 @@ impl SrqInner {
 /// [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the completion
 /// queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
 ///
-/// The queue is destroyed when it, its handles and all queue pairs on it are dropped; the buffers
-/// posted to it are dropped after that.
+/// It is destroyed, and its buffers then dropped, after its handles and all queue pairs on it.
 #[doc(alias("ibv_srq", "ibv_create_srq", "ibv_destroy_srq", "SRQ"))]
 pub struct SharedReceiveQueue {
     poster: Poster,
@@ -337,16 +331,14 @@ impl SharedReceiveQueue {
             device: device(),
             error: SrqId::exhausted(),
         })?;
-        // SAFETY: live by contract, and not shared; libibverbs only passes this to the reader of
-        // the queue's events.
+        // SAFETY: live by contract, not shared; only the reader of the queue's events gets this.
         unsafe { (*raw).srq_context = id.to_context() };
         // SAFETY: by contract.
         Ok(unsafe { Self::adopt(pd, raw, (verbs, id), size) })
     }
 
     /// Posts one receive, for the first of its queue pairs that needs one (ibv_post_srq_recv(3)). A
-    /// datagram is placed behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header, for which the
-    /// buffer must have space.
+    /// datagram takes [`GRH_BYTES`](crate::GRH_BYTES) bytes more.
     ///
     /// # Errors
     /// When it is refused, here or by the device. The error returns the buffer.
@@ -488,8 +480,7 @@ impl Drop for SrqInner {
         // SAFETY: the last reference: every queue pair on it has been destroyed, and nothing posts.
         let result = unsafe { (self.verbs.destroy)(self.raw) };
         match check(result) {
-            // SAFETY: dropped once, here; not used after. The device is done with the queue, so the
-            // contents of its slots may be dropped.
+            // SAFETY: dropped once, here. The device is done with the contents of its slots.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.slots);
                 ManuallyDrop::drop(&mut self.pd);

@@ -72,8 +72,7 @@ impl Model {
     fn poll(&self, queue: usize) -> Vec<Option<usize>> {
         let retire = |completion: &AtomicU32| loop {
             if let Some(slot) = completion.load(self.barriers.1).checked_sub(1)
-                // SAFETY: only this thread polls that queue, and it has the completion of this
-                // slot.
+                // SAFETY: the queue's only poller, which has the completion of this slot.
                 && let Some(buffers) = unsafe { self.returns[queue].retire(slot) }
             {
                 return number_of(buffers);

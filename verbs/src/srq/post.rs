@@ -103,8 +103,7 @@ impl Poster {
     /// The slot came from `take_slot`; `N` is at most `max_sge`.
     #[inline(always)]
     unsafe fn stage<S: Sink, const N: usize>(&mut self, slot: u32, buffers: [S; N]) {
-        // SAFETY: slots are below the depth, for which there are as many requests, each with
-        // `max_sge` SGEs.
+        // SAFETY: slots are below the depth: each has a request with `max_sge` SGEs.
         unsafe {
             let list = self
                 .elements
@@ -143,9 +142,8 @@ impl Poster {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue is live. The chain is that of the staged requests, each filled by
-        // `stage`; their memory is owned by their slots, which keep it until they have completed,
-        // or until the queue is destroyed.
+        // SAFETY: the queue is live. The chain is of requests filled by `stage`; their slots own
+        // the memory until they have completed, or until the queue is destroyed.
         let result = unsafe { inline::post_srq_recv(self.srq.raw, next, &mut bad) };
         if result == 0 {
             self.staged.clear();
@@ -164,8 +162,7 @@ impl Poster {
         };
         let requests = self.requests.as_ptr();
         let is_bad = |&slot: &u32| ptr::eq(requests.wrapping_add(slot as usize), bad);
-        // If the provider names no request of this chain, it is unknown which it accepted: all
-        // stay.
+        // Without a name it is unknown which of this chain were accepted: all stay in flight.
         let accepted = self.staged.iter().position(is_bad).unwrap_or(self.staged.len());
         let buffers = self.unstage(accepted);
         self.staged.clear();

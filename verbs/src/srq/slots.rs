@@ -12,8 +12,7 @@
 //! `ReturnRing`. The poster owns its buffers until it is posted; the poller whose queue gets the
 //! completion owns them from then on, until the slot is in the `ReturnRing`.
 //!
-//! Slots and return rings are proved by the models in `srq/model.rs`; between two completion queues
-//! the provider's barriers order them.
+//! Proved by the models in `srq/model.rs`; between two queues the provider's barriers order them.
 
 use std::sync::Arc;
 
@@ -126,15 +125,12 @@ impl ReturnRing {
         &self.unknown_qp
     }
 
-    /// Poller: takes the buffers of a completed request's slot, and returns the slot. `None` when
-    /// no such request is posted.
+    /// Poller: takes the buffers of a completed request, if posted, and returns its slot.
     ///
     /// # Safety
-    /// The caller is the poller of the completion queue that this was created for, and has a
-    /// completion of that request.
+    /// The caller polls the queue that this was created for, and has a completion of that request.
     pub(crate) unsafe fn retire(&self, slot: u32) -> Option<Buffers> {
-        // SAFETY: the device has reported that it is done with the request, in this completion
-        // queue only (ibv_post_srq_recv(3)).
+        // SAFETY: the device reported only here that the request is done (ibv_post_srq_recv(3)).
         let buffers = unsafe { self.slots.take(slot) }?;
         // Never full: no slot is in here twice.
         let at = self.pushed.0.load(Ordering::Relaxed);

@@ -57,8 +57,7 @@ pub enum Success {
     Other(u32),
 }
 
-/// One retired request, with its buffers (`ibv_wc`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1). Buffers
-/// not taken are dropped with it.
+/// A retired request (`ibv_wc`; IBTA vol 1, 11.4.2.1); buffers not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
 #[doc(alias = "ibv_wc")]
 pub struct Completion<'a, Q: CqKind = ClassicCq> {
@@ -83,8 +82,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// The request's result.
     ///
     /// # Errors
-    /// When it failed: the queue pair is in ERR then, and all later requests complete as
-    /// [`CompletionStatus::Flushed`].
+    /// When it failed: in ERR all later requests complete as [`CompletionStatus::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<Success, CompletionError> {
         self.check()?;
@@ -179,8 +177,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         }
     }
 
-    /// The rkey that the received message has invalidated, if it is a SEND with invalidate: an
-    /// argument for [`BoundWindow::invalidated`].
+    /// The rkey that a SEND with invalidate has invalidated: for [`BoundWindow::invalidated`].
     ///
     /// The kernel's rxe of Linux 6.1 invalidates the key, but does not report it here.
     #[must_use]

@@ -11,9 +11,8 @@ use crate::types::{Lid, Qpn};
 /// A datagram received by a UD queue pair (IBTA vol 1, 11.4.2.1). It starts in the request's buffer
 /// after the [`GRH_BYTES`] bytes of its global route header.
 ///
-/// To reply, make an address handle by [`reply_to`](crate::AddressHandleBuilder::reply_to) with the
-/// buffer, and send to [`source`](Self::source). The completion does not carry the sender's Q_Key:
-/// by convention both sides use the same.
+/// To reply, use [`reply_to`](crate::AddressHandleBuilder::reply_to) and [`source`](Self::source).
+/// By convention both sides use the same Q_Key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_wc")]
 pub struct Datagram {

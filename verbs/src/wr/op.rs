@@ -13,8 +13,7 @@ pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 /// without immediate data, and SEND with invalidate.
 pub trait Message: Operation {}
 
-/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE
-/// (IBTA vol 1, 9.2.5).
+/// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).
 #[doc(alias = "imm_data")]
 pub trait Immediate: Message {
     #[doc(hidden)]
@@ -43,15 +42,13 @@ pub(crate) mod sealed {
         /// Makes the operation's `ibv_wr_*` call.
         ///
         /// # Safety
-        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the
-        /// operation `is_callable`.
+        /// `qp` is live, of ibv_create_qp_ex, in a batch; the operation `is_callable`.
         unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex);
 
         /// Whether any queue pair of its transport supports it; else `is_callable` decides.
         const ALWAYS_SUPPORTED: bool = true;
 
-        /// Whether the queue pair supports it. Those that any of its transport supports were
-        /// checked when it was made.
+        /// Whether the queue pair supports it; what its transport always has was checked before.
         ///
         /// # Safety
         /// `qp` is live and was made by ibv_create_qp_ex.

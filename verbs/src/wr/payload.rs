@@ -1,5 +1,4 @@
-//! The payload of a work request: one buffer, a scatter-gather list, inline data, or a memory
-//! window.
+//! The payload of a work request.
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;

@@ -32,9 +32,8 @@ pub enum LoadError {
 }
 
 /// The promise that the functions of an [`Api`], or of a [`CmApi`](crate::rdmacm::CmApi), behave as
-/// their man pages say. A table cannot be made without one, nor one without `unsafe`: the safe API
-/// trusts what a table's functions return, and any safe `extern "C" fn` coerces to a pointer to an
-/// unsafe one.
+/// their man pages say. A table needs one, which needs `unsafe`: the safe API trusts the functions,
+/// and any safe `extern "C" fn` coerces to an unsafe one.
 #[derive(Debug)]
 pub struct Promise(());
 
@@ -65,8 +64,7 @@ macro_rules! api {
     ) => {
         $(#[$doc])*
         /// By its [`Promise`](crate::Promise) the functions do as their man pages say. Neither
-        /// `Clone` nor `Copy`: safe code cannot put functions of its own into a table that other
-        /// code vouches for.
+        /// `Clone` nor `Copy`: safe code cannot change a table that other code vouches for.
         pub struct $name {
             /// Made by the code that fills the table.
             pub promise: $crate::Promise,
@@ -77,12 +75,10 @@ macro_rules! api {
         impl $name {
             fn fill(library: &Library) -> Result<Self, LoadError> {
                 Ok(Self {
-                    // SAFETY: the functions are the system library's own, as the man pages describe
-                    // them.
+                    // SAFETY: the system library's own functions, as the man pages describe them.
                     promise: unsafe { $crate::Promise::given() },
                     $( $req: {
-                        // SAFETY: the symbol is a function of the library's public ABI, whose C
-                        // prototype in its header is the field's type.
+                        // SAFETY: a function of the ABI, whose C prototype is the field's type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) $(-> $rret)?>($rsym.as_bytes()) };
                         *symbol.map_err(|_| LoadError::NoSymbol { library: $library, symbol: $rsym })?
                     }, )*
@@ -107,8 +103,7 @@ pub(crate) use api;
 api! {
     /// The functions of libibverbs (man pages: `ibv_` before the field's name).
     ///
-    /// Every supported rdma-core has the required ones; an optional one is `None` where a library
-    /// or device lacks it.
+    /// Every supported rdma-core has the required ones; optional ones are `None` where missing.
     struct Api from LIBRARY;
     required {
         /// ibv_get_device_list(3).

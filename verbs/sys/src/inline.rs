@@ -17,8 +17,7 @@ use crate::bindings::*;
 /// until its completion.
 #[inline(always)]
 pub unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: a live QP has a live context, and every provider fills this entry (verbs.h calls it
-    // unconditionally).
+    // SAFETY: live, with a live context; every provider fills this entry (verbs.h never checks).
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
@@ -70,8 +69,7 @@ pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut
 /// # Safety
 /// `pd` is live.
 pub unsafe fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    // SAFETY: a live domain has a live context; the pointer to errno is this thread's. The caller's
-    // arguments are the callee's.
+    // SAFETY: a live domain has a live context; errno is this thread's; arguments by contract.
     unsafe {
         let Some(alloc) = (*(*pd).context).ops.alloc_mw else {
             *libc::__errno_location() = libc::EOPNOTSUPP;
@@ -142,9 +140,8 @@ macro_rules! extended {
 /// # Safety
 /// `context` is live and was made by `api`; `attr` may be written.
 pub unsafe fn query_port(api: &Api, context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: `attr` may be written by contract; all-zero is a valid ibv_port_attr, and a prefix of
-    // it is `_compat_ibv_port_attr`. `context` is live, and the extended entry is read only when
-    // `sz` covers it.
+    // SAFETY: `attr` may be written; all-zero is valid, with `_compat_ibv_port_attr` as a prefix.
+    // `context` is live, and the extended entry is read only when `sz` covers it.
     unsafe {
         attr.write_bytes(0, 1);
         match extended!(context, query_port) {
@@ -159,8 +156,7 @@ pub unsafe fn query_port(api: &Api, context: *mut ibv_context, port: u8, attr: *
 /// # Safety
 /// `cq` and `attr` are live.
 pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
-    // SAFETY: a live queue has a live context, and the extended entry is read only when `sz` covers
-    // it.
+    // SAFETY: a live queue has a live context; the entry is read only when `sz` covers it.
     unsafe {
         match extended!((*cq).context, modify_cq) {
             Some(modify) => modify(cq, attr),
@@ -174,8 +170,7 @@ pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int
 /// # Safety
 /// `context` is live; `attr` may be written.
 pub unsafe fn query_device_ex(context: *mut ibv_context, attr: *mut ibv_device_attr_ex) -> c_int {
-    // SAFETY: all-zero is a valid ibv_device_attr_ex; the context is live, and the extended entry
-    // is read only when `sz` covers it.
+    // SAFETY: all-zero is valid; the context is live; the entry is read only when `sz` covers it.
     unsafe {
         attr.write_bytes(0, 1);
         match extended!(context, query_device_ex) {
@@ -196,8 +191,7 @@ pub unsafe fn advise_mr(
     sg_list: *mut ibv_sge,
     num_sge: u32,
 ) -> c_int {
-    // SAFETY: a live domain has a live context, and the extended entry is read only when `sz`
-    // covers it.
+    // SAFETY: a live domain has a live context; the entry is read only when `sz` covers it.
     unsafe {
         match extended!((*pd).context, advise_mr) {
             Some(advise) => advise(pd, advice, flags, sg_list, num_sge),
@@ -288,8 +282,7 @@ fn fail<T>(errno: c_int) -> *mut T {
 /// # Safety
 /// `context`, `attr` and the channel in it are live.
 pub unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
-    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it; the
-    // thread's own errno.
+    // SAFETY: live by contract; the entry is read only when `sz` covers it; this thread's errno.
     unsafe {
         match extended!(context, create_cq_ex) {
             Some(create) => create(context, attr),

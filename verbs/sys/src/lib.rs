@@ -5,9 +5,8 @@
 //! poll, arm) is not in the table: as in C it goes through the function pointers of
 //! [`ibv_context`], by the functions of [`inline`].
 //!
-//! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated and committed: building
-//! needs neither headers nor libclang. `tests/abi` compares every size and offset with the C
-//! headers and with `rdma-sys`.
+//! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated and committed.
+//! `tests/abi` compares sizes and offsets with the C headers and `rdma-sys`.
 //!
 //! FFI only: safe wrappers are in `doorbell-verbs`.
 

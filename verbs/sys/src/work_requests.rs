@@ -1,9 +1,8 @@
 //! `ibv_create_qp_ex` and the `ibv_wr_*` family (ibv_create_qp_ex(3), ibv_wr_post(3)), which
 //! `<infiniband/verbs.h>` defines as `static inline` too.
 //!
-//! Each calls a function pointer of the queue pair's [`ibv_qp_ex`]. A provider fills those that any
-//! queue pair needs and those of the operations requested at creation (`send_ops_flags`); callers
-//! check the latter for null once.
+//! Each calls a function pointer of the [`ibv_qp_ex`]. A provider fills those that any queue pair
+//! needs and those requested at creation (`send_ops_flags`); callers check these for null once.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{offset_of, size_of};

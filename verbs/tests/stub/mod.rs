@@ -1,6 +1,5 @@
-//! A verbs provider in memory, for the tests of this crate: it moves no data, records what is
-//! posted, and completes, refuses and fails as tests instruct. This module is the tests' interface;
-//! `provider` is the crate's.
+//! A verbs provider in memory: it moves no data, records what is posted, and completes, refuses and
+//! fails as tests instruct. This module is the tests' interface; `provider` is the crate's.
 
 mod address;
 mod calls;
@@ -35,8 +34,7 @@ pub(crate) enum Verb {
     CreateQpEx,
     ModifyQp,
     DestroyQp,
-    /// Accepts all requests, and then reports a refusal without saying which; with `ibv_wr_*`,
-    /// accepts none.
+    /// Accepts all, and reports a refusal without naming one; with `ibv_wr_*` accepts none.
     PostSend,
     /// Also the start of an extended queue's poll.
     PollCq,

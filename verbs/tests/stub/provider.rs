@@ -191,8 +191,7 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     if let Some(errno) = stub.failing(Verb::DeregMr) {
         return errno;
     }
-    // SAFETY: the memory must still be there: if it was freed before, this read shows it under
-    // AddressSanitizer and valgrind.
+    // SAFETY: must still be there: this read shows a use after free under ASan and valgrind.
     unsafe { addr.cast::<u8>().read_volatile() };
     stub.count("mr", -1);
     let mut state = stub.state();
@@ -378,8 +377,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
             return errno;
         }
         refuse = refuse.map(|(index, errno)| (index - 1, errno));
-        // SAFETY: the chain is well-formed by contract; both unions were written for the opcode, or
-        // are zero.
+        // SAFETY: well-formed by contract; both unions are written for the opcode, or zero.
         let request = unsafe {
             let inline = if (*wr).send_flags & IBV_SEND_INLINE != 0 && (*wr).num_sge == 1 {
                 let sge = *(*wr).sg_list;

@@ -63,8 +63,7 @@ pub trait WorkQueue: 'static {
 
     const VERB: &'static str;
 
-    /// Whether the provider reports the rejected request (`bad_wr`) and accepts those before it;
-    /// else it accepts all or none.
+    /// Whether the provider names the rejected request (`bad_wr`); else it accepts all or none.
     const REPORTS_BAD_WR: bool = true;
 
     /// A work request with this `wr_id`, whose scatter-gather list is at `list`.
@@ -99,8 +98,7 @@ pub trait WorkQueue: 'static {
     /// `last` is a slot of the queue, whose request the provider does not have.
     unsafe fn end_chain(last: *mut WqeSlot<Self::Wr>);
 
-    /// Posts the requests that begin with `first`, whose chain was ended: one doorbell. 0, or an
-    /// errno value.
+    /// Posts the requests from `first`, whose chain was ended: one doorbell. 0, or an errno value.
     ///
     /// # Safety
     /// `qp` is live; these slots follow one another, were all written since `begin`, and their
@@ -147,9 +145,8 @@ pub(crate) mod sealed {
         /// payload's; `next` is its successor.
         ///
         /// # Safety
-        /// `wqe` is a slot of the queue of `qp`, whose request the provider does not have; the
-        /// payload keeps to the queue pair's limits, and the queue pair `supports` the operation;
-        /// `begin` was called.
+        /// `wqe` is a slot of the queue of `qp` that the provider does not have; the payload keeps
+        /// to the limits, and the queue pair `supports` the operation; `begin` was called.
         unsafe fn write<O: Operation, P: Payload>(
             qp: QpHandle<'_>,
             wqe: *mut WqeSlot<Self::Wr>,

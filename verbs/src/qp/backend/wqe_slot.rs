@@ -1,6 +1,5 @@
-//! The WQE slots of a work queue: work requests whose constant fields (`wr_id`, address of the
-//! scatter-gather list, buffer slot, successor) are written at creation, so that posting computes
-//! no address and reads no counter.
+//! The WQE slots: requests whose constant fields (`wr_id`, address of the scatter-gather list,
+//! buffer slot, successor) are written at creation.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -68,8 +67,7 @@ impl<R> WqeSlots<R> {
         };
         for slot in 0..slots {
             let wqe = wqes.at(slot as u64);
-            // SAFETY: the slot is in the block, which is ours and zero, a valid value of its
-            // elements.
+            // SAFETY: the slot is in the block, which is ours and zero, as its elements may be.
             unsafe {
                 (&raw mut (*wqe).wr).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*wqe).sge));
                 (*wqe).next_slot = wqes.at(slot as u64 + 1);
