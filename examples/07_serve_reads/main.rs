@@ -71,7 +71,6 @@ fn run() -> Result<(), Error> {
             .into_iter()
             .map(|(number, client, server)| scope.spawn(move || client.read(number, &server, key)))
             .collect();
-        // Meanwhile the server does nothing at all.
         clients
             .into_iter()
             .map(|client| client.join().map_err(|_| "a client panicked")?)

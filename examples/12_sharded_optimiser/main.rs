@@ -24,7 +24,6 @@ use doorbell_verbs::Context;
 
 /// Parameters: a prime.
 const PARAMETERS: usize = 1009;
-/// Samples of each rank.
 const SAMPLES: usize = 24;
 const STEPS: i32 = 60;
 
@@ -143,7 +142,6 @@ impl Samples {
         };
         let mut sample = || {
             let inputs: Vec<f32> = (0..PARAMETERS).map(|_| number()).collect();
-            // The sum of every seventh input.
             let target = inputs.iter().step_by(7).sum();
             (inputs, target)
         };

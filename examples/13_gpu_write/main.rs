@@ -118,7 +118,6 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
     Ok(exchange.finish()?)
 }
 
-/// Writes from GPU memory to the memory that the peer gave a key to.
 fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     let stream = stream_of(gpu)?;
     let device = open(device)?;

@@ -103,7 +103,6 @@ impl CObjects {
     }
 }
 
-/// A builder with the sizes of [`CObjects::queue_pair`].
 fn builder_of_depth_8<'a>(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
     pd.queue_pair(cq).max_send_wr(8).max_recv_wr(8)
 }
@@ -303,7 +302,6 @@ fn an_external_connection_manager_connects_by_the_pointer() {
     assert_eq!(stub.pending_sends(qp.qpn().get()).len(), 1);
 }
 
-/// Objects without a lender, and those that queue pairs do not need.
 #[test]
 fn the_other_objects_are_taken_over_too() {
     let stub = Stub::new();

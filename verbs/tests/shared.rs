@@ -266,7 +266,6 @@ fn entries_are_reserved_once_for_each_completion_queue() {
     assert_eq!(rig.srq.free_slots(), DEPTH);
 }
 
-/// What a queue pair received before it was dropped still completes, with its number and tag.
 #[test]
 fn completions_outlive_their_queue_pair() {
     let mut rig = Rig::new();

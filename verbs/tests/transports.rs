@@ -9,7 +9,6 @@ use doorbell_verbs_sys::*;
 use crate::rig::{PEER, opened};
 use crate::stub::{Stub, Verb};
 
-/// Queue pairs of each transport, of a domain that lives as long as they do.
 fn made(
     stub: &'static Stub,
 ) -> (

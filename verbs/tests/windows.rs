@@ -238,7 +238,6 @@ fn what_is_refused_comes_back() {
     assert!(refused.take_window::<WindowType1>().is_none());
     assert!(refused.take_bound_window::<WriteAccess, WindowType2>().is_none());
     let window = refused.take_window::<WindowType2>().unwrap();
-    // Refused by the device.
     rig.stub.refuse_send(rig.qpn(), 0, libc::EINVAL);
     let mut refused = rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap_err();
     assert!(matches!(refused.reason, RejectReason::Device { .. }), "{refused}");

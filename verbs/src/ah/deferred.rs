@@ -22,7 +22,6 @@ pub(crate) struct DeferredHandles {
 
 #[derive(Default)]
 struct State {
-    /// The send queues that may have sends with address handles in flight.
     senders: Vec<Arc<Ring>>,
     deferred: Vec<DeferredHandle>,
 }

@@ -69,7 +69,6 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    /// A new identifier, for connections (RDMA_PS_TCP).
     pub(super) fn new(manager: ConnectionManager, name: SocketAddr) -> Result<Self, CmError> {
         let channel = Channel::new(manager)?;
         let mut raw = ptr::null_mut();
@@ -252,7 +251,6 @@ impl CmId {
         }
     }
 
-    /// Waits for the event `kind`, by which `call` succeeds.
     pub(super) fn wait_event(
         &self,
         kind: sys::rdma_cm_event_type,

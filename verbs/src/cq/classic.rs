@@ -18,7 +18,6 @@ pub struct WcBatch {
     /// The last completion that is consumed; those up to the last written are to be yielded.
     last: *const sys::ibv_wc,
     end: *const sys::ibv_wc,
-    /// The array, a [`WcArray`] from a box.
     completions: NonNull<sys::ibv_wc>,
 }
 
@@ -55,7 +54,6 @@ impl Drop for WcBatch {
 }
 
 impl Poller<ClassicCq> {
-    /// Polls the device if no fetched completion is left.
     #[inline(always)]
     pub(super) fn fetch(&mut self) -> Result<(), CompletionQueueError> {
         if self.state.has_unread() {

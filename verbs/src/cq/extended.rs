@@ -18,7 +18,6 @@ use super::{BATCH, Poller, this_thread};
 use crate::error::CompletionQueueError;
 use crate::memory::Buffers;
 
-/// Returned by the calls when the queue is empty.
 const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +39,6 @@ pub struct ExtendedPoll {
     phase: Phase,
     /// Completions that the poll may still read, besides those that the cursor counts.
     budget: u64,
-    /// The error of the last ibv_next_poll.
     failure: Option<i32>,
     held: NonNull<HeldCompletion>,
 }
@@ -145,7 +143,6 @@ impl Poller<ExtendedCq> {
         true
     }
 
-    /// The queue is empty, or polling failed.
     #[inline(always)]
     fn not_started(&mut self, result: i32) -> Result<(), CompletionQueueError> {
         if result != ENOENT {
@@ -359,13 +356,11 @@ macro_rules! read {
 }
 
 impl ExtendedEntry<'_> {
-    /// The completion timestamp by the device's clock, if requested at creation.
     pub(crate) fn ticks(self) -> Option<u64> {
         // SAFETY: as in `read`.
         unsafe { (*self.cq).read_completion_ts.map(|read| read(self.cq)) }
     }
 
-    /// The completion timestamp in nanoseconds of wall-clock time, if requested at creation.
     pub(crate) fn wallclock_ns(self) -> Option<u64> {
         // SAFETY: as in `read`.
         unsafe { (*self.cq).read_completion_wallclock_ns.map(|read| read(self.cq)) }

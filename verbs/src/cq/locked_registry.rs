@@ -42,7 +42,6 @@ impl LockedRegistry {
         self.changed.store(true, Ordering::Release);
     }
 
-    /// Poller: whether the registry changed since `clear_changed`.
     #[inline(always)]
     pub(super) fn has_changed(&self) -> bool {
         self.changed.load(Ordering::Acquire)

@@ -188,7 +188,6 @@ impl<Q: CqKind> CompletionQueue<Q> {
 }
 
 impl<Q: PollBackend> Poller<Q> {
-    /// Brings the table up to date if queue pairs have been destroyed.
     #[inline(always)]
     fn sync_table(&mut self) {
         if self.inner.registry.has_changed() {
@@ -210,7 +209,6 @@ impl<Q: PollBackend> Poller<Q> {
         drop(departed);
     }
 
-    /// Destroys the queue pairs that were dropped while this thread had a poll open.
     fn destroy_deferred(&self) {
         let deferred = self.inner.registry().take_deferred();
         // Outside the lock, which their destruction takes.

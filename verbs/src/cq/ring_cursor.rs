@@ -51,7 +51,6 @@ impl RingCursor {
         (next, in_flight)
     }
 
-    /// The next request of the ring used last.
     #[inline(always)]
     pub(super) fn of_last_ring<Q: PollBackend>(poller: &Poller<Q>) -> (Self, u64) {
         // SAFETY: `empty_ring`, or in the poller's table.
@@ -59,7 +58,6 @@ impl RingCursor {
         Self::at(ring, poller.key, ring.tail())
     }
 
-    /// No `wr_id` is expected any more, until another cursor replaces this.
     #[inline(always)]
     pub(super) fn expect_none(&mut self) {
         self.expected = NO_WR_ID;
@@ -81,8 +79,6 @@ impl RingCursor {
         self.expected = NO_WR_ID;
     }
 
-    /// Whether the request has posted buffers.
-    ///
     /// # Safety
     /// The caller is the poller, and the request is in flight.
     #[inline(always)]
@@ -130,7 +126,6 @@ pub struct Retired<'a> {
     pub(crate) position: u64,
 }
 
-/// What a completion confirms.
 pub(super) struct Confirmed {
     /// The buffers of the first confirmed request that has any or, when none has, of the
     /// completion's own. It is to be retired.
@@ -191,7 +186,6 @@ pub(super) fn confirm<Q: PollBackend>(
     })
 }
 
-/// Finds the ring of a queue pair created since.
 #[cold]
 #[inline(never)]
 fn find_new_ring<Q: PollBackend>(poller: &mut Poller<Q>, key: u32) -> Option<*const Ring> {

@@ -12,7 +12,6 @@ use super::{CqInner, Poller};
 use crate::qp::{QueueKind, Ring};
 use crate::srq::{ReturnRing, SHARED_KEY};
 
-/// The shared receive queues that the poller knows, and the queue pairs on them.
 #[derive(Default)]
 pub(super) struct SharedTable {
     returns: Vec<Arc<ReturnRing>>,

@@ -27,7 +27,6 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The ring with this key.
     #[inline(always)]
     pub(super) fn get(&self, key: u32) -> Option<&Arc<Ring>> {
         match self.entries.get(index_of(key)) {
@@ -58,7 +57,6 @@ pub(super) struct Registry {
     free: u32,
     /// The next key of each index that was used and is free again.
     vacant: Vec<u32>,
-    /// Indices used so far.
     indices: u32,
     /// Rings that the poller has not put in its table yet.
     arrivals: Arrivals,
@@ -66,7 +64,6 @@ pub(super) struct Registry {
     departures: Vec<(u32, u32)>,
     /// Queue pairs dropped by the thread that polls, to be destroyed when its poll is closed.
     deferred: Vec<QpObject>,
-    /// The same for shared receive queues.
     shared_arrivals: Vec<Arc<ReturnRing>>,
     shared_departures: Vec<(Arc<ReturnRing>, u32)>,
     closed: bool,
@@ -105,7 +102,6 @@ impl Registry {
         (self.capacity, self.free) = (capacity, capacity.saturating_sub(reserved));
     }
 
-    /// A key that no ring has or had.
     fn take_key(&mut self) -> Option<u32> {
         if let Some(key) = self.vacant.pop() {
             return Some(key);

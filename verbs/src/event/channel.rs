@@ -96,7 +96,6 @@ unsafe impl Send for ChannelInner {}
 // SAFETY: as above.
 unsafe impl Sync for ChannelInner {}
 
-/// The events read so far.
 #[derive(Default)]
 pub(crate) struct Record {
     queues: HashMap<CqId, QueueRecord>,

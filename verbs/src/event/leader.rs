@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::wait::remaining_until;
 
-/// A source of events, which are recorded in an `R`.
 pub(super) trait EventSource<R> {
     type Error;
 
@@ -101,7 +100,6 @@ impl<R> LeaderFollowers<R> {
                 return Ok(None);
             }
             state = if state.has_leader {
-                // A follower sleeps until the leader has read events or released the lead.
                 sync::wait(&self.changed, state, left)
             } else {
                 self.lead(source, state, deadline)?
@@ -109,7 +107,6 @@ impl<R> LeaderFollowers<R> {
         }
     }
 
-    /// As the leader: sleeps until there are events, and reads them.
     fn lead<'a, S: EventSource<R>>(
         &'a self,
         source: &S,

@@ -223,7 +223,6 @@ pub struct Exchange {
     timeout: Duration,
 }
 
-/// Delay between connection attempts while no program listens yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Exchange {

@@ -359,7 +359,6 @@ macro_rules! atomics {
     };
 }
 
-/// Access to memory that peers may write at any time.
 impl<R: PeerWritable> Buffer<R> {
     atomics!(load_u8, store_u8, u8, AtomicU8);
     atomics!(load_u32, store_u32, u32, AtomicU32);

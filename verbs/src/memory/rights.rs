@@ -87,7 +87,6 @@ macro_rules! keys {
     )* };
 }
 
-/// The access flags of memory without remote rights.
 pub(super) const LOCAL: c_uint = Local::ACCESS;
 
 const READ: c_uint = sys::IBV_ACCESS_REMOTE_READ;

@@ -247,8 +247,6 @@ impl<T: WindowType> MemoryWindow<T> {
         self.inner.state().mw
     }
 
-    /// Starts binding it to `range` of a buffer: the request's operands, and the window in flight.
-    ///
     /// # Panics
     /// If the range is beyond the buffer.
     pub(crate) fn binding<K: KeyAccess>(
@@ -337,7 +335,6 @@ impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
         self.inner.state().mw
     }
 
-    /// Starts unbinding it: the request's operands, and the window in flight.
     pub(crate) fn unbinding(self) -> (Binding, Buffers) {
         let mw = self.inner.state().mw;
         // Type 1: unbinding is binding to a length of 0.

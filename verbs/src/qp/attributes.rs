@@ -110,7 +110,6 @@ const PORT_ATTRS: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 const PATH_ATTRS: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 /// Attributes that a connected queue pair may modify in, or on return to, RTS.
 const RTS_ATTRS: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
-/// The same for UD.
 const RTS_ATTRS_UD: Mask = IBV_QP_CUR_STATE | IBV_QP_QKEY;
 
 /// All transitions, but for those to RESET and ERR, which take no attributes.

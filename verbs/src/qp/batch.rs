@@ -142,8 +142,6 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     unsafe { stage_in_slot(poster, next, op, payload, flags) }
 }
 
-/// Stages a request at `next`.
-///
 /// # Safety
 /// A slot is taken, the payload within the limits, and the operation supported.
 #[inline(always)]
@@ -306,7 +304,6 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     }
 }
 
-/// Memory windows.
 impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
     /// Binds a window to `range` of a buffer's bytes, granting the peer the rights `grants`.
     /// Requests after it find it bound.

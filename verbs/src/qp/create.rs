@@ -26,7 +26,6 @@ use crate::srq::SharedReceiveQueueHandle;
 use crate::types::Psn;
 use crate::wr::payload::Limits;
 
-/// A queue pair just created, in RESET.
 pub(super) struct CreatedQp {
     pub(super) object: QpObject,
     pub(super) port: PortAttr,

@@ -99,7 +99,6 @@ pub struct ModifyQueuePair<'q, T: Transport> {
     link: &'q mut T::Link,
     attr: sys::ibv_qp_attr,
     mask: sys::ibv_qp_attr_mask,
-    /// Error of the first value out of range.
     error: Option<QueuePairError>,
     transport: PhantomData<T>,
 }

@@ -158,7 +158,6 @@ impl QpObject {
         }
     }
 
-    /// A note for errors while the send queue is still draining.
     pub(crate) fn draining_note(&self) -> Vec<String> {
         match self.query() {
             Ok(attr) if attr.draining => vec!["it is still draining: wait for the event SendQueueDrained".to_owned()],

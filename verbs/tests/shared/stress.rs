@@ -126,7 +126,6 @@ fn neither_posting_nor_polling_allocates() {
     }
 }
 
-/// One thread posts, two poll a completion queue each.
 #[test]
 fn a_poster_and_two_pollers_lose_and_double_nothing() {
     const ROUNDS: u64 = 5_000;

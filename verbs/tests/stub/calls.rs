@@ -124,7 +124,6 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     0
 }
 
-/// Starts a request, which `fill` completes with the fields of its operation.
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Posted)) {
     // SAFETY: the caller's.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };

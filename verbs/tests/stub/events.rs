@@ -43,7 +43,6 @@ impl Stub {
         });
     }
 
-    /// Raises an event of the port, or of the device.
     pub(crate) fn raise_on_port(&self, event_type: u32) {
         self.raise(ibv_async_event {
             element: ibv_async_event_element { port_num: 1 },
@@ -229,7 +228,6 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     }
 }
 
-/// The address of an event's object; 0 for port and device.
 fn object_of(event: &ibv_async_event) -> usize {
     match event.event_type {
         IBV_EVENT_DEVICE_FATAL

@@ -14,14 +14,12 @@ use crate::allocation::ProviderScope;
 
 pub(super) struct Open {
     thread: ThreadId,
-    /// The current completion, until there are no more.
     current: Option<ibv_wc>,
 }
 
 /// The rate of the stub's clock: one tick is 4 ns.
 pub(crate) const CLOCK_KHZ: u64 = 250_000;
 
-/// The stub's timestamp of the completion with this `wr_id`.
 pub(crate) fn ticks_of(wr_id: u64) -> u64 {
     0x1000_0000 + (wr_id & 0xffff)
 }
@@ -31,12 +29,10 @@ pub(crate) fn wallclock_of(wr_id: u64) -> u64 {
 }
 
 impl Stub {
-    /// How often polls were started, advanced and ended.
     pub(crate) fn polls(&self) -> (usize, usize, usize) {
         self.state().polls
     }
 
-    /// How often completions' fields were read by calls.
     pub(crate) fn reads(&self) -> usize {
         self.state().reads
     }

@@ -118,7 +118,6 @@ struct StubQp {
     srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
-    /// The batch being built by `ibv_wr_*`.
     building: Option<calls::Building>,
     aborts: usize,
     masks: Vec<u32>,
@@ -143,7 +142,6 @@ struct State {
     /// Events read and not acknowledged, by the address of their object.
     unacknowledged: HashMap<usize, u32>,
     acknowledgements: usize,
-    /// The queue pair whose oldest send completes just before a completion queue is next armed.
     completes_before_arming: Option<u32>,
     /// Number of starts, advances and ends of extended polls, and of reads of their completions.
     polls: (usize, usize, usize),
@@ -183,7 +181,6 @@ pub(crate) struct Stub {
     state: Mutex<State>,
     /// Whether every request completes as soon as it is posted.
     auto: AtomicU32,
-    /// Readable while there are asynchronous events.
     async_fd: c_int,
     /// Whether contexts opened from now on have the extended functions.
     extended: AtomicU32,
@@ -251,7 +248,6 @@ impl Stub {
         self.state().log.clone()
     }
 
-    /// The address, length and access of the region with this key.
     pub(crate) fn region(&self, key: u32) -> Option<(u64, u64, u32)> {
         self.state().regions.get(&key).copied()
     }
@@ -355,7 +351,6 @@ impl Stub {
         flush(qp, qpn);
     }
 
-    /// Adds a completion with this `wr_id` to the receive completion queue of a queue pair.
     pub(crate) fn forge(&self, qpn: u32, wr_id: u64) {
         let state = self.state();
         push(

@@ -256,7 +256,6 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     // SAFETY: the caller's.
     unsafe { create(pd, attr) }
 }
-/// Creates a queue pair without `ibv_wr_*` functions.
 pub(super) unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's.
     let stub = unsafe { stub_of((*pd).context) };

@@ -85,7 +85,6 @@ impl Stub {
     }
 }
 
-/// Removes the completions of a destroyed queue pair from its completion queues.
 pub(super) fn purge(gone: &StubQp, qpn: u32) {
     for cq in [gone.send_cq, gone.recv_cq] {
         // SAFETY: they outlive the queue pair.
