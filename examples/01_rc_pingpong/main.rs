@@ -62,7 +62,6 @@ fn one_end(options: &Options) -> Result<()> {
     }
 }
 
-/// A server in a thread and a client here, each on its own soft device.
 fn both_ends(options: &Options) -> Result<()> {
     let device = |n: u8| DeviceConfig {
         address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 10 + n))),

@@ -71,7 +71,6 @@ pub(crate) fn run_server(context: &Context, options: &Options, rendezvous: Rende
     report("server", options, start)
 }
 
-/// The client: sends the message, and checks that it returns unchanged.
 pub(crate) fn run_client(context: &Context, options: &Options, server: &str) -> Result<()> {
     let LocalEnd {
         mut completed,

@@ -146,7 +146,6 @@ impl Connection {
         Ok(number)
     }
 
-    /// Awaits completions, and keeps the buffers that they return.
     async fn completions(&mut self) -> Result<(), Error> {
         for mut done in self.channel.completions(&mut self.cq, Notify::Any).await? {
             done.result()?;
@@ -167,7 +166,6 @@ impl Connection {
     }
 }
 
-/// Replies to every number with its double.
 async fn run_server(mut connection: Connection) -> Result<Connection, Error> {
     for _ in 0..ROUNDS {
         let number = connection.receive().await?;

@@ -24,7 +24,6 @@ use doorbell_verbs::{
 const CLIENTS: u32 = 3;
 const REQUESTS: u64 = 20;
 const MESSAGE: usize = 8;
-/// How long a client waits for a reply before it sends again.
 const TIMEOUT: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 60;
 
@@ -32,7 +31,6 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// A UD queue pair with its receives posted.
 struct Socket {
     pd: ProtectionDomain,
     qp: QueuePair<UnreliableDatagram>,

@@ -21,7 +21,6 @@ use doorbell_verbs::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of a slot.
 const CHUNK: usize = 16 << 10;
 /// How many chunks may be in flight or unread.
 const SLOTS: u32 = 8;

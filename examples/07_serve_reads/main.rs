@@ -47,7 +47,6 @@ impl Server {
         Ok(Self { pd, cq, table })
     }
 
-    /// A queue pair for one client, which may have as many READs in flight as its window.
     fn prepare(&self) -> Result<PreparedQueuePair, Error> {
         let builder = self.pd.queue_pair(&self.cq).max_send_wr(1).max_recv_wr(1);
         Ok(builder.allow_remote_read().max_rd_atomic(WINDOW).rc()?)

@@ -28,7 +28,6 @@ const MESSAGES: u32 = 24;
 const FAIL_AFTER: u32 = 10;
 /// Bytes of a message: its number.
 const BYTES: usize = 4;
-/// How many messages are in flight at once.
 const WINDOW: u32 = 8;
 
 fn main() -> ExitCode {

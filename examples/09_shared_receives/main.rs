@@ -89,7 +89,6 @@ fn connect(client_device: &Context, server_device: &Context) -> Result<(Server, 
     Ok((server, clients))
 }
 
-/// Replies to every request with its square.
 fn serve(server: &mut Server) -> Result<(), Error> {
     let Server { cq, srq, clients } = server;
     let mut answered = 0;

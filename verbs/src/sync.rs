@@ -62,8 +62,6 @@ impl<T: Copy> HandoffCell<T> {
         Self(Cell::new(value))
     }
 
-    /// The value.
-    ///
     /// # Safety
     /// No other thread changes it meanwhile.
     #[inline(always)]
@@ -77,8 +75,6 @@ impl<T: Copy> HandoffCell<T> {
         value
     }
 
-    /// Changes the value.
-    ///
     /// # Safety
     /// No other thread reads or changes it meanwhile.
     #[inline(always)]

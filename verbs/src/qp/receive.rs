@@ -78,7 +78,6 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     }
 }
 
-/// The slow path of posting one receive: at a checkpoint, or to reject it.
 #[cold]
 #[inline(never)]
 fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), PostError> {

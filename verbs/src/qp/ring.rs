@@ -40,7 +40,6 @@ pub(crate) struct Ring {
     depth: u32,
     queue: QueueKind,
     tag: u64,
-    /// The queue pair number, set when it has been created.
     qpn: AtomicU32,
     /// Whether its receives are datagrams, after a GRH. Set before the queue pair is used.
     datagrams: AtomicBool,

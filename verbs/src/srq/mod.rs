@@ -121,7 +121,6 @@ pub(crate) struct SrqInner {
 #[derive(Default)]
 struct Attachments {
     attachments: Vec<Weak<SrqAttachment>>,
-    /// Return rings that the poster does not know yet.
     arrivals: Vec<Arc<ReturnRing>>,
 }
 

@@ -23,7 +23,6 @@ pub(super) struct Poster {
     elements: Vec<sys::ibv_sge>,
     /// Free slots, used from the end. Has capacity for all, as has `staged`.
     free: Vec<u32>,
-    /// The slots of the batch being built, in its order.
     staged: Vec<u32>,
     returns: Vec<Arc<ReturnRing>>,
 }

@@ -40,7 +40,6 @@ impl Datagram {
         }
     }
 
-    /// The fields of a completion that an address handle is made from.
     pub(crate) fn to_sys(self) -> sys::ibv_wc {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut wc: sys::ibv_wc = unsafe { core::mem::zeroed() };

@@ -270,7 +270,6 @@ pub unsafe fn memcpy_from_dm(into: *mut c_void, dm: *mut ibv_dm, offset: u64, le
     }
 }
 
-/// Null, with `errno` set: how verbs that make an object fail.
 fn fail<T>(errno: c_int) -> *mut T {
     // SAFETY: the calling thread's own errno.
     unsafe { *libc::__errno_location() = errno };

@@ -71,22 +71,16 @@ pub trait WorkQueue: 'static {
 
     fn wr_id(request: &Self::Wr) -> u64;
 
-    /// Begins a batch of one.
-    ///
     /// # Safety
     /// `qp` is live, and no batch of it is begun.
     #[inline(always)]
     unsafe fn begin_one(_qp: QpHandle<'_>) {}
 
-    /// Begins a batch.
-    ///
     /// # Safety
     /// As for a batch of one.
     #[inline(always)]
     unsafe fn begin(_qp: QpHandle<'_>) {}
 
-    /// Aborts the batch that was begun.
-    ///
     /// # Safety
     /// `qp` is live, and there is one.
     #[inline(always)]
