@@ -1,6 +1,5 @@
-//! Exchange of the endpoints over TCP in the format of `ibv_rc_pingpong`: LID, queue pair number,
-//! first PSN and GID in hexadecimal, separated by colons and terminated by a NUL. The client sends
-//! first; the server connects its queue pair before it answers; the client ends with `done`.
+//! The rendezvous of `ibv_rc_pingpong` over TCP: LID, queue pair number, first PSN and GID in
+//! hexadecimal, by colons, NUL-terminated. The client sends first, and ends with `done`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpListener, TcpStream};

@@ -4,9 +4,8 @@
 //! cargo run --release -p doorbell-examples --bin 02_sleeping_receiver
 //! ```
 //!
-//! The completion queue is created on a completion channel, and [`CompletionQueue::wait`] sleeps on
-//! that until there are completions. In the end the sender writes with an rkey that the receiver
-//! never gave out: the receiver gets no completion for that, but an asynchronous event.
+//! [`CompletionQueue::wait`] sleeps on a completion channel until there are completions. In the end
+//! the sender writes with an invalid rkey: the receiver gets an asynchronous event.
 
 #![forbid(unsafe_code)]
 

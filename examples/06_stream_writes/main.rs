@@ -4,9 +4,8 @@
 //! cargo run --release -p doorbell-examples --bin 06_stream_writes
 //! ```
 //!
-//! The reader gives the writer a key to a window of slots. Each WRITE fills a slot and carries its
-//! number as immediate data, which wakes the reader; the reader returns a credit for each slot that
-//! it has emptied. The writer's buffers circulate: a completion returns them for reuse.
+//! Each WRITE fills a slot of the reader's window and carries its number as immediate data, which
+//! wakes the reader; the reader returns a credit for each slot that it has emptied.
 
 #![forbid(unsafe_code)]
 

@@ -4,10 +4,9 @@
 //! cargo run --release -p doorbell-examples --bin 08_recover
 //! ```
 //!
-//! When a request fails, its queue pair is in ERR, and all requests posted to it complete as
-//! flushed and return their buffers. The client collects them, drops the queue pair, and creates
-//! another. An acknowledged message may not have been processed, so the server reports how many it
-//! has; the client sends the rest again, from the same buffers.
+//! When a request fails, its queue pair is in ERR, and all its requests complete as flushed and
+//! return their buffers; the client replaces the queue pair. An acknowledged message may not have
+//! been processed, so the server reports how many it has, and the client sends the rest again.
 
 #![forbid(unsafe_code)]
 

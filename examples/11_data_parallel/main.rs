@@ -6,10 +6,9 @@
 //! torchrun --nproc-per-node 4 --no-python 11_data_parallel
 //! ```
 //!
-//! The backward pass goes from the last layer to the first. A layer's gradient is a bucket: its
-//! all-reduce is *started* as soon as it is computed, and the communicator's progress thread drives
-//! it while earlier layers are computed. A started operation owns its bucket until it is waited
-//! for, so a bucket in flight cannot be written.
+//! Backwards, a layer's gradient is a bucket: its all-reduce is *started* as soon as it is
+//! computed, and the communicator's progress thread drives it while earlier layers are computed. A
+//! started operation owns its bucket, which cannot be written meanwhile.
 //!
 //! At the end all ranks have bitwise identical weights; rank 0 then trains alone on all samples, as
 //! a communicator of one: the weights differ only by the rounding of another summation order.

@@ -5,14 +5,12 @@
 //! srun -n 4 12_sharded_optimiser
 //! ```
 //!
-//! A step has three parts. A reduce-scatter gives each rank the mean of all ranks' gradients, for
-//! its own share. The rank updates those parameters, with two moments for each of them and for no
-//! others. An all-gather gives all ranks all parameters. The traffic equals that of an all-reduce
-//! of the gradients, and the optimiser's memory is divided by the number of ranks.
+//! A reduce-scatter gives each rank the mean gradients of its share; the rank updates those
+//! parameters, with moments for no others; an all-gather gives all ranks all parameters. The
+//! traffic equals that of an all-reduce, and the optimiser's memory is divided by the ranks.
 //!
-//! The number of parameters is not divisible by that of the ranks, so the vector is padded to
-//! shares of equal length. The full-mesh algorithm sums in rank order, as documented; rank 0 does
-//! the same in a loop, with an unsharded optimiser, and must get bitwise identical parameters.
+//! The vector is padded to shares of equal length. The full-mesh algorithm sums in rank order; rank
+//! 0 does the same unsharded, and must get bitwise identical parameters.
 
 #![forbid(unsafe_code)]
 

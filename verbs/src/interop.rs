@@ -1,8 +1,7 @@
 //! Conversions to and from the types of the crate `ibverbs` (feature `ibverbs`).
 //!
-//! Version 0.9 of that crate keeps its pointers private, except for endpoints, remote keys and
-//! unopened devices: queue pairs of both connect, and both open one device. For anything else,
-//! pointers of [`raw`](crate::raw) can be cast to the structs of `ibverbs-sys`.
+//! Version 0.9 of that crate exposes only endpoints, remote keys and unopened devices: queue pairs
+//! of both connect, and both open one device. Other pointers of [`raw`](crate::raw) can be cast.
 //!
 //! With this feature a program links libibverbs, and does not start without it.
 

@@ -1,10 +1,9 @@
 //! Safe RDMA verbs.
 //!
-//! A [`Library`] opens devices: the system's libibverbs, or any other table of verbs, such as the
+//! A [`Library`] opens devices: the system's libibverbs, or another table of verbs, such as the
 //! userspace device's. A [`Context`] makes [`ProtectionDomain`]s and [`CompletionQueue`]s; a domain
-//! registers memory as [`Buffer`]s and makes [`QueuePair`]s, which are connected to a peer's
-//! [`Endpoint`]. Posting a buffer moves it to the queue pair, its [`Completion`] returns it: while
-//! the device may touch memory, safe code cannot.
+//! makes [`Buffer`]s and [`QueuePair`]s, which are connected to a peer's [`Endpoint`]. Posting
+//! moves a buffer, its [`Completion`] returns it: safe code cannot touch what the device may touch.
 //!
 //! Every item that corresponds to a C call, struct or constant has its C name as an alias: search
 //! this documentation for `ibv_reg_mr` or `IBV_WR_RDMA_WRITE`.
@@ -63,9 +62,8 @@
 //! # Datagrams
 //!
 //! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names its
-//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source.
-//! [`UnreliableConnection`] and [`UnreliableDatagram`], like [`ReliableConnection`], are type
-//! parameters of queue pairs; operations that a transport does not have do not compile.
+//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source. Transports
+//! are type parameters of queue pairs: operations that one does not have do not compile.
 //!
 //! ```no_run
 //! # use doorbell_verbs::{Buffer, CompletionQueue, GRH_BYTES, Local, ProtectionDomain};
@@ -86,10 +84,9 @@
 //! # Taking completions
 //!
 //! [`Completions::try_for_each`] is the fastest path, and a [`BufferPool`] the cheapest free list
-//! for returned buffers; neither allocates. A `for` loop works as well, a little slower. Devices
-//! with extended completion queues ([`Context::extended_completion_queue`]) time-stamp completions;
-//! code for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
-//! [`Context::best_completion_queue`] creates the better one that a device has.
+//! for returned buffers; neither allocates. Extended completion queues
+//! ([`Context::extended_completion_queue`]) time-stamp completions; code for any `Q: CqKind` serves
+//! both kinds, of which [`Context::best_completion_queue`] creates the better one.
 //!
 //! ```no_run
 //! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, CompletionError, BufferPool};

@@ -1,15 +1,13 @@
-//! Raw C objects: pointers to those created here, and adoption of those created elsewhere. It gives
-//! access to verbs that this crate lacks, to other libraries that use the same device, and lets a C
-//! program move to this crate one part at a time.
+//! Raw C objects: pointers to those created here, and adoption of those created elsewhere, for
+//! other verbs, other libraries, and C programs that move to this crate one part at a time.
 //!
 //! Pointers are those of [`doorbell_verbs_sys`], whose types have the layout of
 //! `<infiniband/verbs.h>`: any other binding's pointer to the same struct is a cast away.
 //!
 //! # Using the pointer
 //!
-//! `as_raw` returns the pointer to an object, and is safe. The pointer is valid as long as the
-//! object, or one created from it, lives. Code that uses it (which is `unsafe`) through
-//! [`Context::api`], or through the function pointers of the context, may
+//! `as_raw` is safe. The pointer is valid as long as the object, or one created from it, lives.
+//! Code that uses it through [`Context::api`], or the function pointers of the context, may
 //!
 //! - read fields of the struct, and call queries: ibv_query_qp(3), ibv_query_port(3), …;
 //! - create objects of its own from a context, protection domain, completion channel or shared
@@ -20,9 +18,8 @@
 //!
 //! It must not, as this crate's guarantees rest on it:
 //!
-//! - post to a queue pair or shared receive queue, or poll, arm or resize a completion queue:
-//!   slots, entries and events are counted here, and a foreign `wr_id` is taken for one of this
-//!   crate's;
+//! - post, or poll, arm or resize a completion queue: slots, entries and events are counted here,
+//!   and a foreign `wr_id` is taken for one of this crate's;
 //! - put other queue pairs on a completion queue without keeping entries free for them (it can be
 //!   created larger), as it could overflow;
 //! - move a queue pair to another state but ERR (a prepared one may be connected:
@@ -396,8 +393,7 @@ impl SharedReceiveQueue {
     }
 
     /// A shared receive queue created elsewhere (ibv_create_srq(3)), of `depth` receives of up to
-    /// `max_sge` buffers. It is always taken over: buffers posted to it are returned only when it
-    /// is destroyed. Its `srq_context` is overwritten.
+    /// `max_sge` buffers. It is always taken over, and its `srq_context` overwritten.
     ///
     /// # Errors
     /// When the library has no shared receive queues. Its ownership is then unchanged.

@@ -1,7 +1,6 @@
-//! Synchronisation primitives, replaceable for two tools. With `--cfg doorbell_loom` they are
-//! loom's, for the models (`verbs/src/**/model.rs`); with `--cfg doorbell_tsan` the locks are
-//! parking_lot's, as ThreadSanitizer does not follow the uninstrumented slow paths of the standard
-//! library's. The cfgs are not named `loom` and `tsan`, as other crates use the former.
+//! Synchronisation primitives: with `--cfg doorbell_loom` loom's, for the models
+//! (`verbs/src/**/model.rs`); with `--cfg doorbell_tsan` parking_lot's locks, as ThreadSanitizer
+//! does not follow uninstrumented slow paths. Not `loom` and `tsan`: other crates use the former.
 //!
 //! What needs no model (a counter for unique numbers, bytes of registered memory) uses the standard
 //! library directly; the module documentation of each says why.

@@ -21,8 +21,7 @@ use crate::wr::datagram::Datagram;
 /// An address handle: the path to a port, at which many queue pairs may be.
 ///
 /// Cloning is cheap. It may be dropped as soon as a post with it has returned: the protection
-/// domain keeps what the device may still need (ibv_post_send(3): until the completions of all
-/// sends with it have been polled), at no cost on the data path.
+/// domain keeps what the device may still need (ibv_post_send(3)).
 #[doc(alias("ibv_ah", "ibv_create_ah", "ibv_destroy_ah"))]
 #[derive(Clone)]
 pub struct AddressHandle {

@@ -1,9 +1,8 @@
 //! Connecting by IP address through the RDMA connection manager (CM): librdmacm, loaded on first
 //! use (rdma_cm(7); IBTA vol 1, chapter 12 and annex A11).
 //!
-//! The active side resolves the peer's address, which selects the device, creates a queue pair on
-//! it and connects that. The passive side listens; each connection request names its device, and is
-//! accepted with a queue pair or rejected. Both sides can send private data with these messages.
+//! The active side resolves the peer's address, which selects the device, and connects a queue pair
+//! on it. The passive side accepts or rejects requests. Both can send private data.
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -25,17 +24,15 @@
 //!
 //! # Ownership
 //!
-//! Queue pairs are created by verbs, not by librdmacm, so the rules of memory in flight are
-//! unchanged; the manager only supplies the attributes to connect them with. Each identifier
-//! (`rdma_cm_id`) has its own event channel: waiting for one never consumes an event of another,
-//! and every object here has a file descriptor that becomes readable when there is an event for it.
-//! Events are copied and acknowledged at once, so an identifier can always be destroyed; it is
-//! destroyed before its channel.
+//! Queue pairs are created by verbs, so the rules of memory in flight are unchanged; the manager
+//! only supplies the attributes. Each identifier (`rdma_cm_id`) has its own event channel, whose
+//! descriptor becomes readable: waiting for one never consumes an event of another. Events are
+//! copied and acknowledged at once, so an identifier can always be destroyed; it is destroyed
+//! before its channel.
 //!
 //! The devices' contexts belong to librdmacm. A [`Context`](crate::Context) obtained here keeps its
-//! device open with an identifier of its own, and does not close it. Queue pairs may also be
-//! created on a context of the same device opened by [`Library::open`](crate::Library::open): a
-//! server does that once, instead of for each request.
+//! device open with an identifier of its own. Queue pairs may also be on a context of the same
+//! device opened by [`Library::open`](crate::Library::open), once instead of per request.
 
 mod active;
 mod address;

@@ -1,9 +1,8 @@
 //! Polling an extended queue: calls make each completion current and read it (ibv_create_cq_ex(3)).
 //!
-//! A poll is open from a start that found a completion until its end, which comes exactly once:
-//! when no completion is left, or when the cursor is dropped. A completion that an abandoned poll
-//! has not fully yielded is copied (`held_completion`), as the provider may reuse it, and the next
-//! poll begins with the copy.
+//! A poll is open from a start that found a completion until its one end: when no completion is
+//! left, or the cursor is dropped. A completion that it has not fully yielded is copied
+//! (`held_completion`), as the provider may reuse it, for the next poll.
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;

@@ -1,9 +1,8 @@
 //! Completion queues (CQ): all queue pairs created on a CQ report their work completions there.
 //!
-//! The queue ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*,
-//! [`CompletionQueue`], is unique: its `table` maps each completion to the ring of its queue pair.
-//! Queue pairs attach and detach through a registry behind a lock, which the poller reads only when
-//! it meets an unknown completion or a changed flag.
+//! The queue ([`CqInner`]) outlives its queue pairs. The *poller*, [`CompletionQueue`], is unique:
+//! its `table` maps completions to rings of queue pairs, which attach and detach through a registry
+//! behind a lock, read only at an unknown completion or a changed flag.
 //!
 //! `ring_cursor` finds the requests that a completion confirms. Fast path:a completion of the
 //! request that is next on the ring used last costs one comparison of `wr_id`.
@@ -58,10 +57,9 @@ const BATCH: usize = 32;
 
 /// The right to poll a completion queue (ibv_create_cq(3); IBTA vol 1, 10.2.6); it has one poller.
 ///
-/// It is [`ClassicCq`] when created by
-/// [`Context::completion_queue`](crate::Context::completion_queue), [`ExtendedCq`] when created by
-/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue). Code generic
-/// over `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
+/// [`Context::completion_queue`](crate::Context::completion_queue) creates a [`ClassicCq`],
+/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue) an
+/// [`ExtendedCq`]; [`Q: CqKind`](CqKind) serves both.
 #[doc(alias("ibv_cq", "ibv_create_cq", "ibv_destroy_cq", "ibv_cq_ex"))]
 pub struct CompletionQueue<Q: CqKind = ClassicCq> {
     poller: Poller<Q>,

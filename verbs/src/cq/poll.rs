@@ -9,9 +9,8 @@ use crate::wr::completion::Completion;
 /// The completed requests that one poll found (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 ///
 /// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest: their
-/// loop state stays in registers. They and [`next_completion`](Self::next_completion) work for both
-/// kinds of queue. Completions of a classic queue are also an iterator, and may be collected; one
-/// of an extended queue can be read only until the next is taken.
+/// loop state stays in registers. Completions of a classic queue are also an iterator, and may be
+/// collected; one of an extended queue can be read only until the next is taken.
 #[doc(alias("ibv_poll_cq", "ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
 pub struct Completions<'a, Q: CqKind = ClassicCq> {
     cursor: Q::Cursor<'a>,

@@ -1,9 +1,8 @@
 //! Maps completions to rings, and accounts for the reserved entries of the queue.
 //!
-//! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`:
-//! an index into the poller's table and that index's generation, so that a completion of a
-//! destroyed queue pair is never taken for one of its successor. The highest bit marks shared
-//! receive queues (see `shared`).
+//! Each ring attached has a *key*, the upper half of its requests' `wr_id`: an index into the table
+//! and its generation, so that no completion of a destroyed queue pair is taken for its
+//! successor's. The highest bit marks shared receive queues (see `shared`).
 
 use std::sync::Arc;
 

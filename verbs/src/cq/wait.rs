@@ -55,9 +55,8 @@ impl<Q: CqKind> CompletionQueue<Q> {
     /// Completions of a dropped queue pair also end the sleep: check the clock for deadlines.
     ///
     /// # Errors
-    /// When it was created without a channel (see
-    /// [`Context::completion_queue_on`](crate::Context::completion_queue_on)), the device cannot be
-    /// polled or the channel cannot be read any more.
+    /// When it has [no channel](crate::Context::completion_queue_on), the device cannot be polled
+    /// or the channel cannot be read any more.
     #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Completions<'_, Q>, EventError> {
         self.wait_for(Notify::Any, timeout)

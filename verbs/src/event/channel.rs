@@ -52,9 +52,8 @@ impl core::fmt::Display for CqId {
     }
 }
 
-/// A completion channel: it reports which of its completion queues has completions, once each time
-/// the queue was [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the
-/// same channel, which lives as long as they and the queues created on it.
+/// A completion channel (ibv_create_comp_channel(3)): reports which of its completion queues has
+/// completions, once per [arming](crate::CompletionQueue::arm). Clones are the same channel.
 ///
 /// To sleep until one queue has completions, see
 /// [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
@@ -74,10 +73,9 @@ impl core::fmt::Display for CqId {
 /// }
 /// ```
 ///
-/// [`wait`](Self::wait) returns the queue's id, so that a larger server can poll that queue alone.
-/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
-/// [`try_next`](Self::try_next) until it returns `None`; the descriptor must not be read, nor made
-/// blocking.
+/// [`wait`](Self::wait) returns the queue's id. In an event loop of your own, watch the descriptor
+/// ([`AsFd`]), which must not be read nor made blocking, and call [`try_next`](Self::try_next)
+/// until it returns `None`.
 #[doc(alias("ibv_comp_channel", "ibv_create_comp_channel", "ibv_destroy_comp_channel"))]
 #[derive(Clone)]
 pub struct CompletionChannel {

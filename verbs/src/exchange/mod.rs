@@ -13,11 +13,10 @@
 //! # }
 //! ```
 //!
-//! When [`pair`](Exchange::pair) returns, both queue pairs are connected, and either side may send.
-//! It can be called again for more queue pairs, in the same order on both sides; the TCP connection
-//! is closed when the exchange is dropped. A destroyed queue pair acknowledges nothing, so the
-//! peer's last request may fail if this side drops its own as soon as it has the data:
-//! [`finish`](Exchange::finish) lets both end together.
+//! When [`pair`](Exchange::pair) returns, both queue pairs are connected. It can be called again,
+//! in the same order on both sides; dropping the exchange closes the TCP connection. A destroyed
+//! queue pair acknowledges nothing, so the peer's last request may fail if this side drops its own
+//! early: [`finish`](Exchange::finish) lets both end together.
 //!
 //! # The format, version 1
 //!

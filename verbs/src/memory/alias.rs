@@ -78,9 +78,8 @@ impl<K: MemoryKind> Buffer<K> {
 }
 
 impl ProtectionDomain {
-    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which remain the caller's: for example,
-    /// memory registered in several domains, one per device. `owner` is dropped when the region has
-    /// been deregistered; never, if the device refuses that.
+    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which remain the caller's: in several
+    /// domains, say. `owner` is dropped after deregistering; never, if the device refuses that.
     ///
     /// # Errors
     /// As for [`register`](Self::register).

@@ -1,10 +1,8 @@
-//! Copies to and from memory that a device may touch meanwhile: relaxed atomic accesses, eight
-//! bytes at a time where the shared side is aligned. What a peer writes concurrently may be torn,
-//! but each byte is read once and never assumed to stay.
+//! Copies to and from memory that a device may touch meanwhile, by relaxed atomics of eight bytes
+//! where the shared side is aligned. Each byte is read once; concurrent writes may tear.
 //!
-//! Device accesses are DMA, outside the language's memory model. The soft device, whose copies run
-//! in a thread of this process, follows the same rule: raw copies, without references to the
-//! memory. Threads of this process do not race with one another here: stores need `&mut`.
+//! Device accesses are DMA, outside the language's memory model; the soft device's are raw copies,
+//! without references. Threads of this process do not race here: stores need `&mut`.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 

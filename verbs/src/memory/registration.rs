@@ -129,9 +129,8 @@ impl<'a> Registration<'a> {
         Ok(Chunks::new(region, address, len, chunk))
     }
 
-    /// As [`ProtectionDomain::register_dmabuf`], of any length and with these options: split into
-    /// buffers of `chunk` bytes (the last may be shorter); `keeper` is dropped when the device has
-    /// released the memory.
+    /// As [`ProtectionDomain::register_dmabuf`], with these options, in buffers of `chunk` bytes
+    /// (the last may be shorter). `keeper` is dropped when the device has released the memory.
     ///
     /// # Errors
     /// As [`ProtectionDomain::register_dmabuf`]; only `chunk` must fit a message.

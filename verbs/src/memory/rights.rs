@@ -1,7 +1,6 @@
-//! Access rights as types: of a region ([`Local`], [`PeerRead`] …: the parameter of
-//! [`Buffer`](super::Buffer)), and of the key that peers therefore get ([`ReadAccess`] …: the
-//! parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that any buffer can
-//! receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
+//! Access rights as types: of a region ([`Local`], [`PeerRead`] …, of [`Buffer`](super::Buffer)),
+//! and of its key ([`ReadAccess`] …, of [`Remote`](super::Remote)). Every region has LOCAL_WRITE,
+//! so that any buffer can receive (and remote write and atomics require it: IBTA vol 1, 10.6.3.1).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;

@@ -16,9 +16,8 @@ use nix::unistd::ftruncate;
 
 use crate::error::MemoryError;
 
-/// Owned memory that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying,
-/// page-aligned by [`Memory::zeroed`], of huge pages by [`Memory::huge`], mappable by other
-/// processes by [`Memory::shared`], or of another owner by [`Memory::from_owner`].
+/// Owned memory that can be registered: from a `Vec<u8>` or `Box<[u8]>` without copying,
+/// [`Memory::zeroed`], [`Memory::huge`], [`Memory::shared`], or [`Memory::from_owner`].
 ///
 /// Unlike a `Box` it may be moved while others (a device) hold pointers into it.
 pub struct Memory {
@@ -121,10 +120,9 @@ impl Memory {
         Self::aligned(len, HugePage::Size2M.bytes())
     }
 
-    /// `len` bytes of zeros in an anonymous file (memfd_create(2)), mapped shared: a process that
-    /// gets the descriptor can map it too. A software device reaches such memory of another process
-    /// on the host at the speed of a copy; for other devices it is ordinary memory. The file stays
-    /// open, which takes a descriptor, and its length is sealed.
+    /// Zeros in an anonymous file (memfd_create(2)), mapped shared: a process that gets the
+    /// descriptor can map it too. A software device reaches such memory of another process at the
+    /// speed of a copy. The file stays open, which takes a descriptor, and its length is sealed.
     ///
     /// A child made by fork(2) shares the memory, it does not get a copy.
     ///

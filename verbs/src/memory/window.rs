@@ -3,9 +3,8 @@
 //!
 //! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in its request's slot.
 //!
-//! Dropping a window deallocates it first and releases the region after: a region is never
-//! deregistered under a window. One of type 2 is deallocated before the queue pair that bound it
-//! ([`TiedWindows`]): some devices cannot destroy the queue pair earlier.
+//! Dropping a window deallocates it before the region is released. One of type 2 is deallocated
+//! before the queue pair that bound it ([`TiedWindows`]), as some devices require.
 
 use core::marker::PhantomData;
 use core::ops::RangeBounds;

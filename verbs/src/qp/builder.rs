@@ -118,8 +118,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    /// Posts by the `ibv_wr_*` calls of ibv_wr_post(3) instead of post lists. Not every provider
-    /// has them: then creating the queue pair fails with
+    /// Posts by `ibv_wr_*` (ibv_wr_post(3)) instead of post lists; without them creating fails with
     /// [`NoWrPost`](QueuePairError::NoWrPost).
     #[doc(alias("ibv_wr_post", "ibv_qp_ex", "ibv_create_qp_ex"))]
     pub fn wr_post(self) -> QueuePairBuilder<'a, WrPost> {

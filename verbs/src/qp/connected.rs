@@ -48,9 +48,8 @@ impl UdLimits {
 /// A queue pair in use, for [`post`](Self::post) and [`post_receives`](Self::post_receives);
 /// results come from the completion queues it was made with (IBTA vol 1, 10.2.4).
 ///
-/// Sends are unsignaled by default (selective signaling): their buffers come back with the next
-/// signaled completion. The library signals at least one request per half queue, so that the send
-/// queue never stalls full of unsignaled requests.
+/// Sends are unsignaled by default (selective signaling): buffers come back with the next signaled
+/// completion. At least one request per half queue is signaled, so that it never stalls.
 ///
 /// Its [`Transport`] decides which operations it has: [`ReliableConnection`] all,
 /// [`UnreliableConnection`](crate::UnreliableConnection) SEND and WRITE,

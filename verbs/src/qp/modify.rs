@@ -47,10 +47,9 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         }
     }
 
-    /// Drains the send queue: RTS to SQD (IBTA vol 1, 10.3.1.5). Requests in progress finish,
-    /// requests posted meanwhile wait. Once
-    /// [`SendQueueDrained`](crate::QueuePairEvent::SendQueueDrained) is reported, most attributes
-    /// may be modified; [`resume`](Self::resume) returns to RTS.
+    /// Drains the send queue: RTS to SQD (IBTA vol 1, 10.3.1.5). Requests posted meanwhile wait.
+    /// After [`SendQueueDrained`](crate::QueuePairEvent::SendQueueDrained) most attributes may be
+    /// modified; [`resume`](Self::resume) returns to RTS.
     ///
     /// # Errors
     /// When it is not in RTS, or the device does not support SQD.

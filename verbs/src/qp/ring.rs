@@ -7,10 +7,9 @@
 //! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's; `head
 //! - tail <= depth <= slots`. Position *n* follows *n* requests, in slot `n % slots`.
 //!
-//! Head, tail and slots, and the cancellation of rejected requests, are proved by the loom models
-//! in `cq/model.rs`. The device orders nothing here, except after a rejection, when `head` has had
-//! a value twice: then the provider's barriers do. The number, tag and kind of a ring need no
-//! model: they are written before the queue pair is returned.
+//! Head, tail, slots and the cancellation of rejected requests are proved in `cq/model.rs`. The
+//! device orders nothing, except after a rejection, when `head` had a value twice: then the
+//! provider's barriers do. Number, tag and kind are written before the queue pair is returned.
 
 use core::ptr::NonNull;
 

@@ -97,9 +97,8 @@ impl Link {
     }
 }
 
-/// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
-/// vol 1, 11.4.1.2). A receive of a [`UnreliableDatagram`] queue pair needs as many more than the
-/// longest message, and the message begins after them.
+/// The bytes before every received datagram: its global route header (GRH), or space for one (IBTA
+/// vol 1, 11.4.1.2). A receive needs as many more than the longest message.
 #[doc(alias = "ibv_grh")]
 pub const GRH_BYTES: usize = 40;
 

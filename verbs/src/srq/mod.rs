@@ -2,15 +2,13 @@
 //!
 //! # Why nothing safe frees, moves or aliases memory that the device may touch
 //!
-//! As in `qp`, slots own the buffers until a completion or a rejection names them. Other contents
-//! of the slots are dropped only after ibv_destroy_srq(3) has returned success, which requires that
-//! all queue pairs on the queue are destroyed: each holds a reference until then.
+//! As in `qp`, slots own the buffers until a completion or a rejection names them. The rest is
+//! dropped only after ibv_destroy_srq(3) succeeded, which takes that all queue pairs are destroyed.
 //!
 //! # Why a completion queue cannot overflow
 //!
-//! A receive has at most one unpolled completion: its slot is posted again only after a poller has
-//! taken that. As any of its queue pairs may consume all receives, each completion queue that they
-//! use has an entry reserved per slot, once for all queue pairs that share both.
+//! A receive has at most one unpolled completion: its slot is posted again only after that. As any
+//! queue pair may consume all receives, each completion queue has an entry per slot reserved.
 //!
 //! No model: changed under a lock; otherwise only a reason to take that lock.
 
@@ -188,10 +186,9 @@ impl SrqInner {
     }
 }
 
-/// A shared receive queue, from which queue pairs on it consume their receives:
-/// [`receive`](Self::receive) posts for all of them. Created by
+/// A shared receive queue, from which queue pairs on it consume their receives. Created by
 /// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue
-/// pairs on it by
+/// pairs by
 /// [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue).
 ///
 /// It has one poster; other threads create queue pairs on it by its [`handle`](Self::handle).
@@ -217,17 +214,14 @@ impl SrqInner {
 /// # }
 /// ```
 ///
-/// The queue pair that consumes a receive is not known before its message begins. The completion
-/// arrives at that queue pair's completion queue, in any order, and returns the buffer; its
-/// [`sequence`](crate::Completion::sequence) is the number of the queue pair's earlier receives.
+/// A completion arrives at the completion queue of the queue pair that consumes the receive, in any
+/// order; its [`sequence`](crate::Completion::sequence) counts that queue pair's receives.
 ///
-/// A queue pair that goes to ERR flushes only the receive that it has consumed, if any. Dropping
-/// one may lose completions that were not polled yet, as some devices remove them from the
-/// completion queue: the buffers are then dropped with the shared receive queue, whose usable depth
-/// is smaller until then. To lose none, move the queue pair to ERR
-/// ([`flush`](crate::QueuePair::flush)), wait for the event
-/// [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the completion
-/// queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
+/// In ERR a queue pair flushes only a receive that it has consumed. Dropping one may lose unpolled
+/// completions, as some devices remove them: these buffers stay until the shared receive queue is
+/// dropped. To lose none, move the queue pair to ERR ([`flush`](crate::QueuePair::flush)), wait for
+/// the event [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the
+/// completion queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
 ///
 /// It is destroyed, and its buffers then dropped, after its handles and all queue pairs on it.
 #[doc(alias("ibv_srq", "ibv_create_srq", "ibv_destroy_srq", "SRQ"))]
@@ -382,10 +376,9 @@ impl SharedReceiveQueue {
         self.handle.clone()
     }
 
-    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached)
-    /// is raised once when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
-    /// 10.2.9.5). 0 disarms. With fewer left already, some devices raise it at once, others with
-    /// the next receive that is consumed.
+    /// Raises [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached) once when fewer than
+    /// `limit` receives are left (ibv_modify_srq(3), IBTA vol 1, 10.2.9.5); 0 disarms. With fewer
+    /// left already, some devices raise it at once, others with the next receive that is consumed.
     ///
     /// # Errors
     /// When it is more than the queue holds, or the device refuses.

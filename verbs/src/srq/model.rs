@@ -1,9 +1,8 @@
 //! Loom models of the slots of a shared receive queue, on their way from the poster to the poller
 //! of a completion queue and back. Run by `cargo xtask sanitize loom`.
 //!
-//! As in `cq/model.rs` the device orders nothing where one poller is concerned. With two, a slot
-//! returned by one may be posted again and complete to the other: that this one sees the second
-//! posting, and not still the first, is ensured by the barriers that a provider has.
+//! As in `cq/model.rs` the device orders nothing for one poller. With two, a slot returned by one
+//! may complete to the other, which the provider's barriers let see the second posting.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;

@@ -1,16 +1,13 @@
 //! What is in flight on a shared receive queue: a slot per request, each holding the request's
 //! buffers, and the return path of a slot to the poster.
 //!
-//! Requests complete in any order, and in the completion queue of the queue pair that consumed
-//! them, so the slots are not a ring. The *poster* (the owner of the `&mut SharedReceiveQueue`)
-//! takes a slot off its free list, fills it and posts. The *poller* of a completion queue empties
-//! the slot that a completion names, and pushes its number to the [`ReturnRing`] of that completion
-//! queue, from which the poster collects it: single producer, single consumer, loads and stores
-//! only.
+//! Requests complete in any order and queue, so the slots are not a ring. The *poster* (owner of
+//! the `&mut SharedReceiveQueue`) takes a slot off its free list, fills it and posts. The *poller*
+//! of a completion queue empties the slot that a completion names, and pushes its number to that
+//! queue's [`ReturnRing`], from which the poster collects it: single producer, single consumer.
 //!
-//! Invariant: a slot is in one place at a time: on the poster's free list, posted, or in one
-//! `ReturnRing`. The poster owns its buffers until it is posted; the poller whose queue gets the
-//! completion owns them from then on, until the slot is in the `ReturnRing`.
+//! Invariant: a slot is on the poster's free list, posted, or in one `ReturnRing`. The poster owns
+//! its buffers until posted; then the poller whose queue gets the completion, until it is returned.
 //!
 //! Proved by the models in `srq/model.rs`; between two queues the provider's barriers order them.
 

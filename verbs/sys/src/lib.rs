@@ -1,9 +1,8 @@
 //! The libibverbs ABI as a value.
 //!
-//! [`Api`] is a table of the library's functions. [`Api::load`] fills it from the system's
-//! `libibverbs.so.1`; the userspace device supplies the same table in-process. The data path (post,
-//! poll, arm) is not in the table: as in C it goes through the function pointers of
-//! [`ibv_context`], by the functions of [`inline`].
+//! [`Api`] is a table of the library's functions, filled from the system's `libibverbs.so.1` by
+//! [`Api::load`], or supplied by the userspace device. The data path (post, poll, arm) goes through
+//! the function pointers of [`ibv_context`], by the functions of [`inline`].
 //!
 //! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated and committed.
 //! `tests/abi` compares sizes and offsets with the C headers and `rdma-sys`.

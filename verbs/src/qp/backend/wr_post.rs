@@ -16,9 +16,8 @@ use crate::wr::payload::Payload;
 
 /// The `ibv_wr_*` calls of ibv_wr_post(3), faster with some providers, missing in others.
 ///
-/// A batch that the device rejects is rejected whole: nothing was posted, and
-/// [`index`](crate::RejectedBatch::index) is 0, as the provider does not report which request it
-/// was.
+/// A rejected batch is rejected whole; its [`index`](crate::RejectedBatch::index) is 0, as the
+/// provider does not report the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("ibv_wr_start", "ibv_wr_complete", "ibv_wr_abort", "ibv_qp_ex", "ibv_create_qp_ex"))]
 pub struct WrPost;
