@@ -4,8 +4,7 @@
 //! cargo run --release -p doorbell-examples --bin 03_tokio
 //! ```
 //!
-//! Every client sends a number and awaits its double. With the feature `tokio` of `doorbell-verbs`,
-//! a [`TokioChannel`] replaces the sleeping thread.
+//! Every client sends a number and awaits its double. A [`TokioChannel`] needs the feature `tokio`.
 
 #![forbid(unsafe_code)]
 

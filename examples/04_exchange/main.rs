@@ -6,8 +6,7 @@
 //! 04_exchange mlx5_0 connect server:18516
 //! ```
 //!
-//! Either end may be on a soft device too (`soft0`), which listens on loopback unless
-//! `DOORBELL_SOFT_ADDR` names another address of this host.
+//! A soft device (`soft0`) listens on loopback unless `DOORBELL_SOFT_ADDR` names another address.
 
 #![forbid(unsafe_code)]
 

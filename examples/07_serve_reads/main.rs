@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The server registers the table for reading and gives out its endpoint and the key. Each client
-//! keeps several READs in flight, each of one record;the server's device responds.
+//! keeps several READs in flight, each of one record; the server's device responds.
 
 #![forbid(unsafe_code)]
 

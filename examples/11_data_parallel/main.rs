@@ -1,5 +1,4 @@
-//! Data-parallel training: each rank has the whole model and a share of the samples, and the
-//! gradients are summed over all ranks while they are still being computed.
+//! Data-parallel training: gradients are summed over all ranks while they are being computed.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 11_data_parallel -- --ranks 4

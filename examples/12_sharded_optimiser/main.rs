@@ -9,8 +9,7 @@
 //! parameters, with moments for no others; an all-gather gives all ranks all parameters. The
 //! traffic equals that of an all-reduce, and the optimiser's memory is divided by the ranks.
 //!
-//! The vector is padded to shares of equal length. The full-mesh algorithm sums in rank order; rank
-//! 0 does the same unsharded, and must get bitwise identical parameters.
+//! The full-mesh algorithm sums in rank order: rank 0 alone must get bitwise identical parameters.
 
 #![forbid(unsafe_code)]
 

@@ -17,8 +17,7 @@ use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
 use crate::raw::Lender;
 use crate::types::Gid;
 
-/// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects created from
-/// them, share one context, which is closed with the last.
+/// An open device (ibv_open_device(3)), closed with the last clone and object created from it.
 #[doc(alias("ibv_context", "ibv_open_device", "ibv_close_device"))]
 #[derive(Clone)]
 pub struct Context {
@@ -510,8 +509,7 @@ impl Drop for ContextInner {
         if self.lender.is_some() {
             return;
         }
-        // SAFETY: the last reference: every object created from the context holds one until it has
-        // been destroyed (and leaks it if destroying failed).
+        // SAFETY: the last reference: its objects hold one until destroyed (or leak it).
         let result = unsafe { (self.api.close_device)(self.raw) };
         if let Err(error) = check(result) {
             tracing::error!(device = %self.name, %error, "ibv_close_device failed; the context is leaked");

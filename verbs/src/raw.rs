@@ -285,8 +285,7 @@ impl<K: MemoryKind> Buffer<K> {
 }
 
 impl<R: Rights> Buffer<R> {
-    /// A whole memory region registered elsewhere (ibv_reg_mr(3)). The memory keeps its owner: it
-    /// is not freed here, nor returned by [`into_memory`](Self::into_memory).
+    /// A whole region registered elsewhere (ibv_reg_mr(3)); the memory stays its owner's.
     ///
     /// # Errors
     /// When it is empty, or longer than a message may be. Its ownership is then unchanged.

@@ -1,5 +1,4 @@
-//! The queue against a model: in any order of calls each buffer is returned exactly once, each
-//! request completes in order, and the counts are right.
+//! The queue against a model: buffers return exactly once, requests complete in order.
 
 use std::collections::VecDeque;
 

@@ -176,8 +176,7 @@ impl<'a> AddressHandleBuilder<'a> {
         self
     }
 
-    /// The index of the source GID (default on RoCE:
-    /// [`Context::default_gid`](crate::Context::default_gid)).
+    /// The source GID's index (default on RoCE: [`default_gid`](crate::Context::default_gid)).
     #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
@@ -196,8 +195,7 @@ impl<'a> AddressHandleBuilder<'a> {
         self
     }
 
-    /// The flow label of the packets, 20 bits (default 0). Over IPv4 adapters derive the UDP source
-    /// port from it, by which routers balance flows over paths (ECMP).
+    /// The flow label, 20 bits (default 0); over IPv4 adapters derive the UDP source port from it.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.route.flow_label = label;
         self

@@ -93,8 +93,7 @@ impl Connection {
         }))
     }
 
-    /// Disconnects, and waits up to `timeout` until the peer has confirmed it (rdma_disconnect(3)).
-    /// The caller waits for what is in flight before.
+    /// Disconnects, and waits for the peer's confirmation (rdma_disconnect(3)), not for requests.
     ///
     /// # Errors
     /// When the manager fails or the peer does not answer. The connection is closed in either case.

@@ -1,5 +1,4 @@
-//! Connecting by IP address through the RDMA connection manager (CM): librdmacm, loaded on first
-//! use (rdma_cm(7); IBTA vol 1, chapter 12 and annex A11).
+//! Connecting by IP address: librdmacm, loaded on first use (rdma_cm(7); IBTA vol 1, 12 and A11).
 //!
 //! The active side resolves the peer's address, which selects the device, and connects a queue pair
 //! on it. The passive side accepts or rejects requests. Both can send private data.
@@ -110,8 +109,7 @@ impl ConnectionManager {
         Route::resolve(*self, Some(from), peer, Deadline::after(timeout))
     }
 
-    /// Listens on `address` (rdma_bind_addr(3), rdma_listen(3)); if unspecified, on all devices,
-    /// and if port 0, on any free port. At most `backlog` requests are queued.
+    /// Listens on `address` (rdma_listen(3)): on all devices if unspecified, any free port for 0.
     ///
     /// # Errors
     /// When the address is in use, or of no local RDMA device.

@@ -114,8 +114,7 @@ impl ConnectionRequest {
         self.id.peer()
     }
 
-    /// Connects `qp` to the peer, and waits until it is connected too, within `timeout`
-    /// (rdma_accept(3)). Post receives for the peer's first messages before.
+    /// Connects `qp`, with receives posted, and waits until the peer is connected (rdma_accept(3)).
     ///
     /// The peer sees `private_data`, at most [`MAX_ACCEPT_DATA`] bytes, followed by zeros. The
     /// builder's settings apply as in [`Route::connect`](super::Route::connect).

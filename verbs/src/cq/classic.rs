@@ -28,8 +28,7 @@ unsafe impl Sync for WcBatch {}
 
 impl WcBatch {
     pub(super) fn new() -> Self {
-        // SAFETY: all-zero is a valid value of this struct of integers, so every entry is
-        // initialised even where a provider does not write all of it.
+        // SAFETY: all-zero is valid for integers, even where a provider does not write all.
         let completions: Box<WcArray> = Box::new(unsafe { core::mem::zeroed() });
         let completions = NonNull::from(Box::leak(completions)).cast();
         Self {
@@ -213,8 +212,7 @@ impl Cursor<ClassicCq> for ClassicCursor<'_> {
     }
 }
 
-/// Slow path of `advance`: takes the buffers of the next request. Moves on to the completion of a
-/// request in flight if the current one is consumed.
+/// Slow path of `advance`: the buffers of the next request, of this or the next completion.
 #[cold]
 #[inline(never)]
 fn locate(poller: &mut Poller<ClassicCq>, at: *const sys::ibv_wc) -> (Position, Option<Buffers>) {

@@ -5,8 +5,7 @@ use core::fmt;
 use super::kind::CqKind;
 use super::{CompletionQueue, CqId};
 
-/// The attributes of a completion queue, from [`CompletionQueue::describe`] (verbs have no
-/// ibv_query_cq). [`Display`](fmt::Display) prints one item a line.
+/// The attributes of a completion queue; [`Display`](fmt::Display) prints one item a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompletionQueueDescription {

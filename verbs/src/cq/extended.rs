@@ -187,8 +187,7 @@ pub struct ExtendedCursor<'a> {
     poller: &'a mut Poller<ExtendedCq>,
     cq: *mut sys::ibv_cq_ex,
     next: RingCursor,
-    /// The length of the current *run*: how many completions, the current one included, may confirm
-    /// the ring's next requests one by one and may be read by this poll.
+    /// The current *run*: completions, with this one, that may confirm requests one by one.
     left: u64,
 }
 

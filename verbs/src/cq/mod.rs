@@ -4,7 +4,7 @@
 //! its `table` maps completions to rings of queue pairs, which attach and detach through a registry
 //! behind a lock, read only at an unknown completion or a changed flag.
 //!
-//! `ring_cursor` finds the requests that a completion confirms. Fast path:a completion of the
+//! `ring_cursor` finds the requests that a completion confirms. Fast path: a completion of the
 //! request that is next on the ring used last costs one comparison of `wr_id`.
 //!
 //! No model: compared only with the calling thread's own id.

@@ -4,9 +4,8 @@
 //! The device is a counter of completed requests. Where possible it is read and written *relaxed*:
 //! then all ordering is the ring's own; a completion that comes too early is polled again.
 //!
-//! After refused requests that is not possible: `head` has then had the same value twice, and only
-//! the provider's barriers, before the doorbell and after reading the completion, determine which
-//! the poller reads. Every provider has them, for the device's sake.
+//! After refused requests `head` has had the same value twice, and only the provider's barriers,
+//! before the doorbell and after reading the completion, determine which the poller reads.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;

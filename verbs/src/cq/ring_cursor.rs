@@ -93,8 +93,7 @@ impl RingCursor {
     /// The caller is the poller, the request is in flight, and a completion has confirmed it.
     #[inline(always)]
     pub(super) unsafe fn take(&mut self) -> Buffers {
-        // SAFETY: by contract the list in the slot is the poller's. It is taken once, as the tail
-        // moves past it before anything else sees the ring.
+        // SAFETY: by contract the list is the poller's; taken once, as the tail then moves past it.
         unsafe {
             let buffers = Buffers::from_head((*self.slot).get());
             self.slot = self.slot.add(1);
@@ -127,8 +126,7 @@ pub struct Retired<'a> {
 }
 
 pub(super) struct Confirmed {
-    /// The buffers of the first confirmed request that has any or, when none has, of the
-    /// completion's own. It is to be retired.
+    /// Of the first confirmed request that has any, else of the completion's own. To be retired.
     pub(super) buffers: Buffers,
     /// The cursor behind that request.
     pub(super) next: RingCursor,

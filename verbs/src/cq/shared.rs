@@ -1,5 +1,4 @@
-//! Completions of receives that came from a shared receive queue (SRQ): found by the key of that
-//! queue, and attributed to the queue pair that consumed the receive.
+//! Completions of receives of an SRQ: found by its key, attributed to the consuming queue pair.
 //!
 //! The `wr_id` names SRQ and slot, `qp_num` the queue pair. The queue pair's own receive ring has
 //! no slots and only stands for its number and tag; the completion counts in it.

@@ -185,8 +185,7 @@ impl AsyncEvent {
 /// An event is acknowledged as soon as it is read, because destroying its object waits for that. So
 /// it names the object by a number, which may be another's if other threads create queue pairs.
 ///
-/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
-/// [`try_next`](Self::try_next) until it returns `None`.
+/// In an event loop watch the descriptor ([`AsFd`]), and drain [`try_next`](Self::try_next).
 #[doc(alias("ibv_get_async_event", "async_fd", "ibv_ack_async_event"))]
 pub struct Events {
     context: Arc<ContextInner>,

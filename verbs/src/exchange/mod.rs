@@ -38,8 +38,7 @@
 //!
 //! and in the end, by [`finish`](Exchange::finish), one byte `02`.
 //!
-//! Versions are not negotiated. There is no authentication: any host that reaches the port can
-//! connect, so listen only on trusted networks.
+//! Versions are not negotiated, and hosts not authenticated: listen only on trusted networks.
 
 mod frame;
 
@@ -225,8 +224,7 @@ pub struct Exchange {
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Exchange {
-    /// Connects to a listening peer, retrying for up to `timeout` until it listens; each
-    /// [`pair`](Self::pair) may then take that long again.
+    /// Connects to a peer, retrying until it listens; [`pair`](Self::pair) may take as long again.
     ///
     /// # Errors
     /// When the name has no address, or no peer listens in time.

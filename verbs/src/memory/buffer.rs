@@ -234,8 +234,7 @@ impl<K: HostMemory> Buffer<K> {
         unsafe { copy::load(from, into) }
     }
 
-    /// Prefetches its pages, for a region with on-demand paging (ibv_advise_mr(3)); mapped for
-    /// writing too if `writable`. A hint: it returns at once.
+    /// A hint to prefetch (ibv_advise_mr(3)), with on-demand paging; for writing if `writable`.
     ///
     /// # Errors
     /// When the device has no such call, or refuses.
@@ -347,8 +346,7 @@ macro_rules! atomics {
         }
 
         #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
-        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps
-        /// with another width: that would be a data race even of atomics.
+        /// By `&mut`: concurrent loads of another width would be a data race even of atomics.
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.

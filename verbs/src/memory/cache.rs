@@ -84,8 +84,7 @@ pub struct RegistrationCache {
 struct State {
     /// Memory without remote rights, in whole pages, by first address. No two overlap.
     local: BTreeMap<u64, Entry>,
-    /// Memory registered exactly as requested: the range that peers reach must not grow to whole
-    /// pages, and shared memory belongs to its owner.
+    /// As requested: what peers reach must not grow to pages, and shared memory is its owner's.
     exact: HashMap<ExactKey, Entry>,
     clock: u64,
     stats: CacheStats,

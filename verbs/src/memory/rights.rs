@@ -111,8 +111,7 @@ rights! {
     /// Peers may read, write and perform atomic operations.
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
     PeerAll = 6, READ | WRITE | ATOMIC;
-    /// Peers have only the rights of [memory windows](crate::MemoryWindow) bound to it. As a window
-    /// may let peers write, it is never lent as `&[u8]`.
+    /// Peers have the rights of [memory windows](crate::MemoryWindow) only; never lent as `&[u8]`.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     Windowed = 8, sys::IBV_ACCESS_MW_BIND;
 }

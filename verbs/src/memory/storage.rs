@@ -147,11 +147,9 @@ impl Memory {
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses: nothing there is replaced.
-        // Its file is ours alone until the descriptor is given away.
+        // SAFETY: a new mapping where the kernel chooses; its file is ours until given away.
         let start = unsafe { mmap(None, whole, rights, MapFlags::MAP_SHARED, &file, 0) }?;
-        // SAFETY: the range is ours, and this advice changes no byte of it. A kernel without huge
-        // pages for shmem refuses it, which does no harm.
+        // SAFETY: our range; the advice changes no byte; a kernel without such pages refuses it.
         let _ = unsafe { madvise(start, whole.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self {
             start: start.cast(),

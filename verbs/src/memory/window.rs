@@ -99,8 +99,7 @@ pub struct MemoryWindow<T: WindowType = WindowType2> {
 
 /// A bound memory window: its [`remote`](Self::remote) grants the rights `K` until it is dropped.
 ///
-/// The region stays registered as long as it is bound. A window of type 2 is deallocated with the
-/// queue pair that bound it: its key is invalid from then on.
+/// The region stays registered meanwhile. One of type 2 is invalid without its queue pair.
 #[doc(alias("ibv_mw", "ibv_mw_bind_info"))]
 pub struct BoundWindow<K: KeyAccess, T: WindowType = WindowType2> {
     inner: Arc<WindowInner>,

@@ -23,8 +23,7 @@ use crate::wr::payload::{InlineData, Payload, SgeList, SingleSge, Window};
 /// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post).
 /// Inline data must live for `'d`.
 ///
-/// Each method adds a request and returns it for options:
-/// `batch.write(buffer, remote).imm(7).signaled();`.
+/// Each method returns its request for options: `batch.write(buffer, remote).imm(7).signaled();`.
 #[doc(alias("ibv_send_wr", "ibv_post_send"))]
 pub struct Batch<'q, 'd, T: Transport = ReliableConnection, B: Backend = PostList> {
     staging: Staging<'q, B>,

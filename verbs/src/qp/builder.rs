@@ -258,8 +258,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The minimum RNR NAK timer: the time that the peer waits before a retry when this side has no
-    /// receive posted, as a code of IBTA vol 1, table 46 (default 12, 0.64 ms).
+    /// RNR NAK timer until the peer retries: code of IBTA vol 1, table 46 (default 12, 0.64 ms).
     #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.settings.min_rnr_timer = code;
@@ -293,8 +292,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The flow label, of 20 bits (default 0). RoCEv2 over IPv4 has no such header field; adapters
-    /// derive the UDP source port from it, which routers use for ECMP.
+    /// The flow label, 20 bits (default 0); over IPv4 adapters derive the UDP source port from it.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.settings.flow_label = label;
         self
@@ -354,8 +352,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// Peers need its [`endpoint`](QueuePair::endpoint). Datagrams that arrive before a receive is
     /// posted are dropped.
     ///
-    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message, which is
-    /// the port's MTU, or that set by [`mtu`](Self::mtu).
+    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message (the MTU).
     ///
     /// # Errors
     /// As for [`rc`](Self::rc), and when peers are allowed any remote access: UD has SEND alone.

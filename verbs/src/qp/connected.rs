@@ -27,8 +27,7 @@ pub(super) struct UdLimits {
 }
 
 impl UdLimits {
-    /// The operation that sends to `ah`, and its longest message; with a null handle, which posting
-    /// rejects, if the handle is of another protection domain or port.
+    /// The handle becomes null, which posting rejects, if of another protection domain or port.
     #[inline(always)]
     pub(super) fn send_to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
         let raw = if ah.is_usable_on(self.pd, self.port) {
@@ -55,8 +54,7 @@ impl UdLimits {
 /// [`UnreliableConnection`](crate::UnreliableConnection) SEND and WRITE,
 /// [`UnreliableDatagram`](crate::UnreliableDatagram) SEND to any number of peers.
 ///
-/// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its
-/// completion queues are next polled (or dropped).
+/// Dropping destroys it; buffers in flight are dropped when its completion queues are next polled.
 #[doc(alias("ibv_qp", "ibv_destroy_qp"))]
 pub struct QueuePair<T: Transport = ReliableConnection, B: Backend = PostList> {
     // Before the object: they point into the queue pair.

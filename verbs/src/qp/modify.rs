@@ -33,8 +33,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.query()
     }
 
-    /// Starts a change of attributes, which [`apply`](ModifyQueuePair::apply) carries out:
-    /// `qp.modify().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
+    /// Starts a change of attributes: `qp.modify().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self) -> ModifyQueuePair<'_, T> {
         ModifyQueuePair {
@@ -89,8 +88,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     }
 }
 
-/// A change of attributes (ibv_modify_qp(3)), built by [`QueuePair::modify`] and applied in one
-/// call. RTS allows few, SQD (after [`drain`](QueuePair::drain)) most.
+/// A change of attributes (ibv_modify_qp(3)). RTS allows few, [SQD](QueuePair::drain) most.
 #[must_use = "a change does nothing until apply() is called"]
 #[doc(alias("ibv_modify_qp", "ibv_qp_attr", "ibv_qp_attr_mask"))]
 pub struct ModifyQueuePair<'q, T: Transport> {

@@ -139,8 +139,7 @@ impl Ring {
         }
     }
 
-    /// Poster: publishes everything below `head` to the poller, before the doorbell; with a lower
-    /// value, withdraws requests that the device did not accept.
+    /// Poster: publishes requests below `head`, before the doorbell; or withdraws rejected ones.
     #[inline(always)]
     pub(crate) fn publish(&self, head: u64) {
         self.head.0.store(head, Ordering::Release);

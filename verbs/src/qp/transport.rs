@@ -70,8 +70,7 @@ pub struct WithSrq<T>(PhantomData<T>);
 #[doc(alias("IBV_QPT_RC", "RC"))]
 pub struct ReliableConnection;
 
-/// Unreliable connection (UC): SENDs and WRITEs to one peer; a message that loses a packet is
-/// dropped whole, without notice (IBTA vol 1, 9.8.2).
+/// Unreliable connection (UC): SENDs and WRITEs; a loss drops the message (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_UC", "UC"))]
 pub struct UnreliableConnection;

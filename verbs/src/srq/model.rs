@@ -1,5 +1,4 @@
-//! Loom models of the slots of a shared receive queue, on their way from the poster to the poller
-//! of a completion queue and back. Run by `cargo xtask sanitize loom`.
+//! Loom models of a shared receive queue's slots (`cargo xtask sanitize loom`).
 //!
 //! As in `cq/model.rs` the device orders nothing for one poller. With two, a slot returned by one
 //! may complete to the other, which the provider's barriers let see the second posting.

@@ -1,5 +1,4 @@
-//! What is in flight on a shared receive queue: a slot per request, each holding the request's
-//! buffers, and the return path of a slot to the poster.
+//! What is in flight on a shared receive queue: a slot per request, with its buffers.
 //!
 //! Requests complete in any order and queue, so the slots are not a ring. The *poster* (owner of
 //! the `&mut SharedReceiveQueue`) takes a slot off its free list, fills it and posts. The *poller*

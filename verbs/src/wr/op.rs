@@ -9,8 +9,7 @@ use crate::qp::RejectReason;
 #[doc(alias = "ibv_wr_opcode")]
 pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 
-/// Operations that send a message and may request a solicited event: SEND and WRITE, with or
-/// without immediate data, and SEND with invalidate.
+/// Operations that may request a solicited event: SEND, WRITE, SEND with invalidate.
 pub trait Message: Operation {}
 
 /// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).

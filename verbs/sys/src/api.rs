@@ -231,8 +231,7 @@ impl Api {
     }
 }
 
-/// Loads `library` for the life of the process: the function pointers taken from it outlive any
-/// handle, and providers keep threads and exit handlers in it.
+/// Loads `library` for good: function pointers, threads and exit handlers stay in use.
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.

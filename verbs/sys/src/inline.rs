@@ -1,8 +1,7 @@
 //! What `<infiniband/verbs.h>` defines as `static inline`, so that no library exports it: calls
 //! through the context's own function pointers.
 //!
-//! Each has the safety rules of its man page: the objects named by pointers are live, and were made
-//! by the library (or soft device) whose function pointers they carry.
+//! Safety is that of the man pages: objects are live, of the library whose pointers they carry.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};

@@ -4,8 +4,7 @@
 //! [`Api::load`], or supplied by the userspace device. The data path (post, poll, arm) goes through
 //! the function pointers of [`ibv_context`], by the functions of [`inline`].
 //!
-//! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated and committed.
-//! `tests/abi` compares sizes and offsets with the C headers and `rdma-sys`.
+//! The types of `<infiniband/verbs.h>` (rdma-core 44), generated; `tests/abi` compares them with C.
 //!
 //! FFI only: safe wrappers are in `doorbell-verbs`.
 

@@ -1,5 +1,4 @@
-//! `ibv_create_qp_ex` and the `ibv_wr_*` family (ibv_create_qp_ex(3), ibv_wr_post(3)), which
-//! `<infiniband/verbs.h>` defines as `static inline` too.
+//! `ibv_create_qp_ex` and `ibv_wr_*` (ibv_wr_post(3)), which are `static inline` too.
 //!
 //! Each calls a function pointer of the [`ibv_qp_ex`]. A provider fills those that any queue pair
 //! needs and those requested at creation (`send_ops_flags`); callers check these for null once.

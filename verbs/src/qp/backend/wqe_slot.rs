@@ -1,5 +1,4 @@
-//! The WQE slots: requests whose constant fields (`wr_id`, address of the scatter-gather list,
-//! buffer slot, successor) are written at creation.
+//! WQE slots: requests whose constant fields (`wr_id`, list, buffers, successor) are prefilled.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -38,8 +37,7 @@ unsafe impl<R> Sync for WqeSlots<R> {}
 const LINE: usize = 64;
 
 impl<R> WqeSlots<R> {
-    /// Slots for `ring`, whose requests have `max_sge` elements and are made by `new_wr` from
-    /// `wr_id` and list; `key` is the upper half of the `wr_id`.
+    /// Slots for `ring`, of `max_sge` elements, by `new_wr`; `key` is the upper half of `wr_id`.
     ///
     /// # Safety
     /// The ring outlives them.

@@ -1,8 +1,6 @@
-//! The ABI of librdmacm, which connects queue pairs by IP address: the types of `<rdma/rdma_cma.h>`
-//! (rdma-core 44), generated, and the table of its functions.
+//! The ABI of librdmacm: the types of `<rdma/rdma_cma.h>` (rdma-core 44), and its functions.
 //!
-//! It works on contexts of the system's libibverbs, which it opens itself:
-//! [`Api::load`](crate::Api::load)'s table fits them.
+//! It opens the system's libibverbs: [`Api::load`](crate::Api::load)'s table fits it.
 
 use core::ffi::{c_int, c_void};
 use std::sync::OnceLock;
