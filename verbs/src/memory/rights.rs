@@ -14,8 +14,7 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or
-/// [`Opaque`].
+/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or [`Opaque`].
 pub trait MemoryKind: Sealed + 'static {
     /// Identifies the kind where the type is erased.
     #[doc(hidden)]

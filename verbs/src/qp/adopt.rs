@@ -40,9 +40,8 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     /// See [the rules](crate::raw#taking-over). Besides:
     /// - It is of transport `T`, of this protection domain, on these two completion queues and on
     ///   no shared receive queue, with at least the builder's capacities. Its `sq_sig_all` is what
-    ///   [`signal_all`](Self::signal_all) said. For the backend
-    ///   [`WrPost`](crate::WrPost) it was made by ibv_create_qp_ex with all operations
-    ///   of its transport.
+    ///   [`signal_all`](Self::signal_all) said. For the backend [`WrPost`](crate::WrPost) it was
+    ///   made by ibv_create_qp_ex with all operations of its transport.
     /// - Nothing is posted to it, and none of its completions is in its completion queues.
     pub unsafe fn prepared_from_raw<T: Connected + HasReceiveQueue>(
         self,
