@@ -4,8 +4,7 @@
 //! cargo run --release -p doorbell-examples --bin 09_shared_receives
 //! ```
 //!
-//! The server posts its receives to a shared receive queue (SRQ), from which the queue pairs of all
-//! clients consume them. A completion identifies the client by the tag of its queue pair.
+//! The queue pairs of all clients consume receives of one queue; completions carry their tag.
 
 #![forbid(unsafe_code)]
 

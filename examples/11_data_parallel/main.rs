@@ -9,8 +9,7 @@
 //! computed, and the communicator's progress thread drives it while earlier layers are computed. A
 //! started operation owns its bucket, which cannot be written meanwhile.
 //!
-//! At the end all ranks have bitwise identical weights; rank 0 then trains alone on all samples, as
-//! a communicator of one: the weights differ only by the rounding of another summation order.
+//! All ranks end with identical weights; rank 0 then trains alone: only rounding differs.
 
 #![forbid(unsafe_code)]
 

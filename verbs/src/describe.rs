@@ -11,8 +11,7 @@ use crate::port::{GidEntry, PortAttr};
 use crate::qp::RemoteRights;
 use crate::types::RKey;
 
-/// All attributes of a device and its ports, as returned by [`Context::describe`].
-/// [`Display`](fmt::Display) prints one item a line, under the names of `verbs.h`.
+/// All attributes of a device and its ports; [`Display`](fmt::Display) prints one item a line.
 #[doc(alias("ibv_device_attr", "ibv_devinfo"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

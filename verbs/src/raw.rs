@@ -1,8 +1,7 @@
 //! Raw C objects: pointers to those created here, and adoption of those created elsewhere, for
 //! other verbs, other libraries, and C programs that move to this crate one part at a time.
 //!
-//! Pointers are those of [`doorbell_verbs_sys`], whose types have the layout of
-//! `<infiniband/verbs.h>`: any other binding's pointer to the same struct is a cast away.
+//! [`doorbell_verbs_sys`]'s types have C's layout: other bindings' pointers are a cast away.
 //!
 //! # Using the pointer
 //!

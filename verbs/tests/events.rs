@@ -134,7 +134,6 @@ fn no_thread_loses_its_event_to_another() {
             })
         });
         let running: Vec<_> = running.collect();
-        // Reads concurrently with them.
         while !running.iter().all(|sleeper| sleeper.is_finished()) {
             channel.try_next().unwrap();
         }

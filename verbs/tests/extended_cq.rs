@@ -117,7 +117,6 @@ fn a_held_completion_keeps_all_its_fields() {
     qp.receive(buffer).unwrap();
     stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV_RDMA_WITH_IMM, 61, Some(7));
     let wr_id = 1 << 32;
-    // Started, and abandoned before a read.
     drop(cq.poll().unwrap());
     let reported = poll_each(&mut cq, |done| {
         (done.result(), done.timestamp_ticks(), done.wallclock_ns())

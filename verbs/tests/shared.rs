@@ -84,7 +84,6 @@ fn receives_complete_out_of_order_to_the_queue_pair_that_consumed_them() {
         rig.srq.receive(buffer).unwrap();
     }
     assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn[0])), (4, 4));
-    // The last, the first, then those that were third and second.
     for (qp, place) in [(0, 3), (1, 0), (0, 1), (0, 0)] {
         rig.stub.complete_shared(qpn[qp], place, 8);
     }
@@ -144,7 +143,6 @@ fn what_does_not_fit_comes_back() {
     );
     assert_eq!((refused.index, refused.posted, refused.buffers.len()), (8, 0, 9));
     assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn)), (DEPTH, 0));
-    // Too many buffers in the second.
     let refused = rig.srq.post_receives(|batch| {
         batch.receive(next());
         batch.receive_scatter([next(), next(), next()]);

@@ -226,7 +226,6 @@ fn a_window_whose_request_fails_goes_with_the_completion() {
 #[test]
 fn what_is_refused_comes_back() {
     let mut rig = rig();
-    // Of another domain, over nothing.
     let other = self::rig();
     let window = other.pd.memory_window().unwrap();
     let mut refused = rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap_err();
@@ -265,7 +264,6 @@ fn what_is_refused_comes_back() {
         "{refused}"
     );
     assert_eq!((0..5).filter_map(|_| refused.take_window::<WindowType2>()).count(), 5);
-    // One that was freed with another queue pair.
     let mut gone = self::rig();
     let lost = gone.bind();
     drop(gone.qp);

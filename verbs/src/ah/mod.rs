@@ -143,8 +143,7 @@ impl AddressVector {
     }
 }
 
-/// Builds an address handle; created by [`ProtectionDomain::address_handle`] (ibv_create_ah(3);
-/// IBTA vol 1, 11.2.2.1). Port and source GID must be those of the queue pair that will use it.
+/// Builds an address handle (ibv_create_ah(3)) for queue pairs of the same port and source GID.
 #[doc(alias("ibv_ah_attr", "ibv_create_ah"))]
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]

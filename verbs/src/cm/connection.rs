@@ -12,8 +12,7 @@ use super::id::CmId;
 use crate::qp::{Backend, PreparedQueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// The connection manager's side of a connected queue pair: the peer's address, and whether the
-/// connection is up (rdma_cm(7)). Its descriptor is readable when there is an event.
+/// A connected queue pair's side of the manager (rdma_cm(7)); its descriptor is readable by events.
 ///
 /// Dropping it disconnects (DREQ), without waiting; the local queue pair is not modified.
 #[doc(alias = "rdma_cm_id")]

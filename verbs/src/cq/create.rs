@@ -146,8 +146,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
         self
     }
 
-    /// Timestamps by the device:
-    /// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
+    /// Timestamps: see [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;

@@ -135,7 +135,6 @@ impl Poller<ExtendedCq> {
             self.hold_current();
         }
         if self.state.phase == Phase::Held {
-            // The next poll begins with the copy.
             self.state.current = self.state.held.as_ptr().cast();
             self.state.phase = Phase::Fresh;
         }

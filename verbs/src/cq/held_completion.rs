@@ -1,5 +1,4 @@
-//! A copy of an extended queue's completion that provides the same read functions, so that a
-//! completion which an abandoned poll left half yielded is read like any other.
+//! A copy of an extended queue's completion, with its read functions, of an abandoned poll.
 
 use core::ffi::c_int;
 

@@ -213,8 +213,7 @@ impl<Q: PollBackend> Poller<Q> {
         drop(deferred);
     }
 
-    /// A poll found the queue empty after queue pairs were destroyed: no completion of theirs is
-    /// left in it. With `all_yielded`, none is left to be yielded either.
+    /// No completion of destroyed queue pairs is left in the queue; with `all_yielded`, nor here.
     #[cold]
     fn on_empty(&mut self, all_yielded: bool) {
         self.inner

@@ -1,5 +1,4 @@
-//! Loom models of what the poster, the poller, and the threads that create and destroy queue pairs
-//! share: the ring of slots, and the registry with its flag. Run by `cargo xtask sanitize loom`.
+//! Loom models of the ring of slots, and of the registry's flag (`cargo xtask sanitize loom`).
 //!
 //! The device is a counter of completed requests. Where possible it is read and written *relaxed*:
 //! then all ordering is the ring's own; a completion that comes too early is polled again.

@@ -48,8 +48,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
         })
     }
 
-    /// Sleeps until there are completions, and returns them as [`poll`](Self::poll) does; returns
-    /// none when `timeout` expires. A `timeout` of `None` never expires.
+    /// Sleeps until there are completions, for [`poll`](Self::poll); returns none at `timeout`.
     ///
     /// No completion is missed: the queue is armed, then polled again, and only then waited for.
     /// Completions of a dropped queue pair also end the sleep: check the clock for deadlines.

@@ -55,8 +55,7 @@ impl core::fmt::Display for CqId {
 /// A completion channel (ibv_create_comp_channel(3)): reports which of its completion queues has
 /// completions, once per [arming](crate::CompletionQueue::arm). Clones are the same channel.
 ///
-/// To sleep until one queue has completions, see
-/// [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
+/// For one queue see [`CompletionQueue::wait`](crate::CompletionQueue::wait); to serve many:
 ///
 /// ```no_run
 /// use doorbell_verbs::{CompletionChannel, CompletionQueue, EventError, Notify};
@@ -185,11 +184,9 @@ impl CompletionChannel {
         &self.inner
     }
 
-    /// Sleeps until a queue has an event, and returns the queue (ibv_get_cq_event(3)). `None` when
-    /// `timeout` expired first; a `timeout` of `None` never expires.
+    /// Sleeps until a queue has an event (ibv_get_cq_event(3)); `None` when `timeout` expired.
     ///
-    /// The event says that the queue got a completion after it was armed. A thread that polls may
-    /// find it empty, if another has polled in between.
+    /// The queue may be empty again, if another thread has polled it since.
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
@@ -198,8 +195,7 @@ impl CompletionChannel {
         self.inner.wait(deadline_of(timeout.into()), Record::next)
     }
 
-    /// The next queue that has an event, without blocking. `None` when there is none, or when
-    /// another thread is about to read it and will be given it.
+    /// The next queue that has an event, without blocking; `None` also if another thread gets it.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).

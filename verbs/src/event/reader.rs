@@ -179,8 +179,7 @@ impl AsyncEvent {
     }
 }
 
-/// The reader of a context's asynchronous events, created by [`Context::events`]
-/// (ibv_get_async_event(3)). A context has one at a time.
+/// The reader of a context's asynchronous events, one at a time: see [`Context::events`].
 ///
 /// An event is acknowledged as soon as it is read, because destroying its object waits for that. So
 /// it names the object by a number, which may be another's if other threads create queue pairs.

@@ -181,8 +181,7 @@ impl Drop for Buffers {
     }
 }
 
-/// Takes the first buffer of the list at `head`, if it is of the kind with this tag and has a
-/// successor. Returns it and the rest of the list.
+/// Takes the first buffer, if of this kind and with a successor; returns it and the rest.
 ///
 /// # Safety
 /// The caller owns the list.

@@ -109,8 +109,7 @@ impl Memory {
         })
     }
 
-    /// `len` bytes of zeros, aligned to 2 MiB, with a hint to the kernel to use transparent huge
-    /// pages (madvise(2), `MADV_HUGEPAGE`).
+    /// `len` zeros, aligned to 2 MiB, for transparent huge pages (madvise(2), `MADV_HUGEPAGE`).
     ///
     /// # Panics
     /// As [`zeroed`](Self::zeroed).

@@ -1,5 +1,4 @@
-//! Memory windows (MW): remote rights in part of a region, granted and revoked by work requests
-//! instead of by registering (IBTA vol 1, 10.6.7).
+//! Memory windows (MW): remote rights by work requests, not registering (IBTA vol 1, 10.6.7).
 //!
 //! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in its request's slot.
 //!

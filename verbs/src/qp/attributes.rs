@@ -1,5 +1,4 @@
-//! The queue pair state machine: which attributes each transition requires and allows, as a table
-//! (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)), and the explanation of a rejected transition from it.
+//! The queue pair state machine as a table of attributes (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)).
 
 use core::fmt;
 

@@ -1,5 +1,4 @@
-//! The transport services as types: the compiler knows which operations a queue pair has (IBTA vol
-//! 1, 9.7.1 and table 39: READ and atomics need RC, WRITE needs a connection, UD has SEND alone).
+//! The transport services as types, with their operations (IBTA vol 1, 9.7.1 and table 39).
 
 use core::fmt::{self, Debug};
 use core::marker::PhantomData;

@@ -8,8 +8,7 @@ use crate::cq::Entry;
 use crate::qp::GRH_BYTES;
 use crate::types::{Lid, Qpn};
 
-/// A datagram received by a UD queue pair (IBTA vol 1, 11.4.2.1). It starts in the request's buffer
-/// after the [`GRH_BYTES`] bytes of its global route header.
+/// A datagram received (IBTA vol 1, 11.4.2.1), behind the [`GRH_BYTES`] bytes of its GRH.
 ///
 /// To reply, use [`reply_to`](crate::AddressHandleBuilder::reply_to) and [`source`](Self::source).
 /// By convention both sides use the same Q_Key.
@@ -86,8 +85,7 @@ impl Datagram {
         self.source
     }
 
-    /// Whether the first [`GRH_BYTES`] bytes hold its GRH. On RoCE they always do; on InfiniBand
-    /// they are undefined for a datagram of the same subnet without one.
+    /// Whether the first [`GRH_BYTES`] bytes hold its GRH, as always on RoCE; or are undefined.
     #[must_use]
     #[doc(alias = "IBV_WC_GRH")]
     pub fn has_grh(&self) -> bool {

@@ -1,5 +1,4 @@
-//! The stub's channels, events and modified completion queues. Destroying an object with
-//! unacknowledged events, for which a library would wait for ever, fails the test.
+//! The stub's channels and events; destroying an object with unacknowledged ones fails the test.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::VecDeque;

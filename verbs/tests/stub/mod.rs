@@ -1,5 +1,4 @@
-//! A verbs provider in memory: it moves no data, records what is posted, and completes, refuses and
-//! fails as tests instruct. This module is the tests' interface; `provider` is the crate's.
+//! A verbs provider in memory, which completes, refuses and fails as tests instruct.
 
 mod address;
 mod calls;
@@ -305,7 +304,6 @@ impl Stub {
         }
     }
 
-    /// Completes the oldest receive with a message of `len` bytes.
     pub(crate) fn complete_receive(&self, qpn: u32, opcode: u32, len: u32, imm: Option<u32>) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();
