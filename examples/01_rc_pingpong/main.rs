@@ -1,5 +1,4 @@
-//! Ping-pong over a reliable connection, compatible with `ibv_rc_pingpong`: either end may be that
-//! program.
+//! Ping-pong over RC, compatible with `ibv_rc_pingpong`: either end may be that program.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 01_rc_pingpong                      both ends here, on soft devices
@@ -8,8 +7,7 @@
 //! ibv_rc_pingpong -d rxe0 -g 1 10.9.0.2                                              or this, to the same server
 //! ```
 //!
-//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this
-//! host.
+//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address.
 
 #![forbid(unsafe_code)]
 
@@ -51,7 +49,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the end that the command line selects.
 fn one_end(options: &Options) -> Result<()> {
     let library = if options.device.starts_with("soft") {
         Library::new(api())
@@ -65,7 +62,6 @@ fn one_end(options: &Options) -> Result<()> {
     }
 }
 
-/// A server in a thread and a client here, each on its own soft device.
 fn both_ends(options: &Options) -> Result<()> {
     let device = |n: u8| DeviceConfig {
         address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 10 + n))),

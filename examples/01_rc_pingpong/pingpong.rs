@@ -20,8 +20,7 @@ struct LocalEnd {
     spare: Buffer<Local>,
 }
 
-/// The completion queue, and buffers whose completions came early: the reply may arrive before the
-/// own send is acknowledged.
+/// Buffers may return early: the reply may arrive before the own send is acknowledged.
 struct Completed {
     cq: CompletionQueue,
     size: usize,
@@ -29,8 +28,7 @@ struct Completed {
     received: Option<Buffer<Local>>,
 }
 
-/// Creates a queue pair with one receive posted: the first message may arrive as soon as the peer
-/// has the endpoint.
+/// With one receive posted: the first message may arrive as soon as the peer has the endpoint.
 fn prepare(context: &Context, options: &Options) -> Result<LocalEnd> {
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(4)?;
@@ -53,7 +51,6 @@ fn prepare(context: &Context, options: &Options) -> Result<LocalEnd> {
     Ok(LocalEnd { completed, qp, spare })
 }
 
-/// The server: sends every message back.
 pub(crate) fn run_server(context: &Context, options: &Options, rendezvous: Rendezvous) -> Result<()> {
     let LocalEnd {
         mut completed,
@@ -74,7 +71,6 @@ pub(crate) fn run_server(context: &Context, options: &Options, rendezvous: Rende
     report("server", options, start)
 }
 
-/// The client: sends the message, and checks that it returns unchanged.
 pub(crate) fn run_client(context: &Context, options: &Options, server: &str) -> Result<()> {
     let LocalEnd {
         mut completed,
@@ -104,8 +100,7 @@ fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
 }
 
 impl Completed {
-    /// Waits for the completion of the request of `queue` that is in flight, and returns its
-    /// buffer.
+    /// Waits for the request of `queue` that is in flight, and returns its buffer.
     fn wait(&mut self, queue: QueueKind) -> Result<Buffer<Local>> {
         loop {
             let back = if queue == QueueKind::Send {

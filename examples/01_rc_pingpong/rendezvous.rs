@@ -1,9 +1,5 @@
-//! Exchange of the endpoints over a TCP connection before RDMA is possible, in one line of text
-//! each.
-//!
-//! The format is that of `ibv_rc_pingpong`: LID, queue pair number, first PSN and GID in
-//! hexadecimal, separated by colons and terminated by a NUL. The client sends first; the server
-//! connects its queue pair before it answers; the client ends with `done`.
+//! The rendezvous of `ibv_rc_pingpong` over TCP: LID, queue pair number, first PSN and GID in
+//! hexadecimal, by colons, NUL-terminated. The client sends first, and ends with `done`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
@@ -31,7 +27,6 @@ impl Rendezvous {
         Ok(self.0.local_addr()?.port())
     }
 
-    /// Waits for a client, connects to its queue pair by `connect`, and sends it the own endpoint.
     pub(crate) fn accept(
         self,
         ours: &Endpoint,
@@ -49,7 +44,6 @@ impl Rendezvous {
     }
 }
 
-/// Sends the own endpoint to a server, and returns the server's.
 pub(crate) fn exchange_endpoints(server: &str, port: u16, ours: &Endpoint) -> Result<Endpoint> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("{server}, TCP port {port}: {error}"))?;

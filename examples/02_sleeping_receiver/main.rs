@@ -1,13 +1,11 @@
-//! A receiver that sleeps: between two messages its thread uses no CPU time, where a busy-polling
-//! one uses a whole core.
+//! A receiver that sleeps between two messages, where a busy-polling one uses a whole core.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 02_sleeping_receiver
 //! ```
 //!
-//! The completion queue is created on a completion channel, and [`CompletionQueue::wait`] sleeps on
-//! that until there are completions. In the end the sender writes with an rkey that the receiver
-//! never gave out: the receiver gets no completion for that, but an asynchronous event.
+//! [`CompletionQueue::wait`] sleeps on a completion channel until there are completions. In the end
+//! the sender writes with an invalid rkey: the receiver gets an asynchronous event.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +27,6 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// One end before it is connected: its queue pair, completion queue, and a buffer.
 fn prepare(context: &Context) -> Result<(PreparedQueuePair, CompletionQueue, Buffer), Error> {
     let pd = context.protection_domain()?;
     let channel = context.completion_channel()?;
@@ -69,7 +66,6 @@ fn run() -> Result<(), Error> {
     })
 }
 
-/// Receives all messages, sleeping in between.
 fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
     let mut count = 0;
     while count < MESSAGES {
@@ -94,8 +90,7 @@ fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sends messages at intervals, and in the end writes with an invalid rkey. It also sleeps until
-/// each is acknowledged.
+/// In the end it writes with an invalid rkey. It also sleeps until each is acknowledged.
 fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Result<(), Error> {
     for number in 0..MESSAGES {
         thread::sleep(Duration::from_millis(50));

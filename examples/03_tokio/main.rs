@@ -1,12 +1,10 @@
-//! Many connections served by tasks of one thread: each awaits its own completion queue, all queues
-//! report to one completion channel.
+//! Many connections served by tasks of one thread, over one completion channel.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 03_tokio
 //! ```
 //!
-//! Every client sends a number and awaits its double. With the feature `tokio` of `doorbell-verbs`,
-//! a [`TokioChannel`] replaces the sleeping thread.
+//! Every client sends a number and awaits its double. A [`TokioChannel`] needs the feature `tokio`.
 
 #![forbid(unsafe_code)]
 
@@ -51,8 +49,7 @@ async fn run() -> Result<(), Error> {
         tasks.push(tokio::spawn(run_client(client.connect(&to_server)?, number)));
     }
     let all = async {
-        // Kept until all are done: a dropped connection cannot acknowledge a retransmission of its
-        // peer.
+        // Kept until all are done: a dropped connection acknowledges no retransmission.
         let mut done = Vec::new();
         for task in tasks {
             done.push(task.await??);
@@ -64,13 +61,11 @@ async fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// One device, and the channel of all its connections.
 struct Side {
     pd: ProtectionDomain,
     channel: Arc<TokioChannel>,
 }
 
-/// A connection before its queue pair is connected.
 struct Prepared {
     qp: PreparedQueuePair,
     cq: CompletionQueue,
@@ -78,7 +73,7 @@ struct Prepared {
     message: Buffer,
 }
 
-/// A connection, with the buffers that are not in flight: at most one receives while another sends.
+/// With the buffers that are not in flight: at most one receives while another sends.
 struct Connection {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -95,7 +90,6 @@ impl Side {
         })
     }
 
-    /// A queue pair with one receive posted.
     fn prepare(&self) -> Result<Prepared, Error> {
         let cq = self.pd.context().completion_queue_on(self.channel.channel(), 8)?;
         let mut qp = self
@@ -151,7 +145,6 @@ impl Connection {
         Ok(number)
     }
 
-    /// Awaits completions, and keeps the buffers that they return.
     async fn completions(&mut self) -> Result<(), Error> {
         for mut done in self.channel.completions(&mut self.cq, Notify::Any).await? {
             done.result()?;
@@ -172,7 +165,6 @@ impl Connection {
     }
 }
 
-/// Replies to every number with its double.
 async fn run_server(mut connection: Connection) -> Result<Connection, Error> {
     for _ in 0..ROUNDS {
         let number = connection.receive().await?;

@@ -1,5 +1,4 @@
-//! Two programs that share only a TCP address connect their queue pairs and exchange a key; one
-//! writes to the other's memory.
+//! Two programs that share only a TCP address connect, and one writes to the other's memory.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 04_exchange                  both ends here, on soft devices
@@ -7,8 +6,7 @@
 //! 04_exchange mlx5_0 connect server:18516
 //! ```
 //!
-//! Either end may be on a soft device too (`soft0`), which listens on loopback unless
-//! `DOORBELL_SOFT_ADDR` names another address of this host.
+//! A soft device (`soft0`) listens on loopback unless `DOORBELL_SOFT_ADDR` names another address.
 
 #![forbid(unsafe_code)]
 

@@ -6,8 +6,7 @@
 //!
 //! A UD queue pair is ready as soon as it is created. Clients know the server's [`UdEndpoint`]; the
 //! server learns a client's address from the completion of its request, and from the GRH in front
-//! of it in the buffer. Datagrams may be lost without any error: a client that gets no reply sends
-//! its request again.
+//! of it in the buffer. Datagrams may be lost: a client without a reply sends again.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +24,6 @@ use doorbell_verbs::{
 const CLIENTS: u32 = 3;
 const REQUESTS: u64 = 20;
 const MESSAGE: usize = 8;
-/// How long a client waits for a reply before it sends again.
 const TIMEOUT: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 60;
 
@@ -33,7 +31,6 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// A UD queue pair with its receives posted.
 struct Socket {
     pd: ProtectionDomain,
     qp: QueuePair<UnreliableDatagram>,

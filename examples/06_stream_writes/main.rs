@@ -1,13 +1,11 @@
-//! A stream of RDMA WRITEs into a peer's memory with credit-based flow control: as fast as the
-//! network and the reader allow.
+//! A stream of RDMA WRITEs into a peer's memory with credit-based flow control.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 06_stream_writes
 //! ```
 //!
-//! The reader gives the writer a key to a window of slots. Each WRITE fills a slot and carries its
-//! number as immediate data, which wakes the reader; the reader returns a credit for each slot that
-//! it has emptied. The writer's buffers circulate: a completion returns them for reuse.
+//! Each WRITE fills a slot of the reader's window and carries its number as immediate data, which
+//! wakes the reader; the reader returns a credit for each slot that it has emptied.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +20,6 @@ use doorbell_verbs::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of a slot.
 const CHUNK: usize = 16 << 10;
 /// How many chunks may be in flight or unread.
 const SLOTS: u32 = 8;
@@ -32,8 +29,7 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// One end before it is connected, with `SLOTS` receives posted: for credits, or consumed by WRITEs
-/// with immediate data.
+/// `SLOTS` receives are posted: for credits, or consumed by WRITEs with immediate data.
 struct End {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -74,7 +70,6 @@ fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// The content of chunk `number`.
 fn byte(number: u32) -> u8 {
     (number % 251) as u8
 }
@@ -98,8 +93,7 @@ fn write(
             chunks.push((number, chunk));
         }
         if ready > 0 {
-            // One doorbell for all of them, and one signaled completion, which confirms those
-            // before it.
+            // One doorbell for all, and one signaled completion, which confirms those before it.
             qp.post(|batch| {
                 for (number, chunk) in chunks {
                     let slot = slots[(number % SLOTS) as usize];
@@ -133,8 +127,7 @@ fn write(
 fn read(qp: &mut QueuePair, cq: &mut CompletionQueue, window: &Buffer<PeerWrite>) -> Result<(), Error> {
     let mut chunk = vec![0; CHUNK];
     let (mut next, mut unacknowledged) = (0, 0);
-    // Not done before the writer's device has the last credit: dropping the queue pair earlier
-    // would flush it.
+    // Dropping the queue pair before the writer's device has the last credit would flush it.
     while next < CHUNKS || unacknowledged > 0 {
         let (mut any, mut emptied) = (false, 0);
         for mut done in cq.wait(TIMEOUT)? {

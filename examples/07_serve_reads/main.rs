@@ -1,13 +1,11 @@
-//! A table that peers READ at any time while its owner sleeps: one-sided operations do not involve
-//! its CPU.
+//! A table that peers READ at any time while its owner sleeps: its CPU is not involved.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 07_serve_reads
 //! ```
 //!
 //! The server registers the table for reading and gives out its endpoint and the key. Each client
-//! keeps several READs in flight, each of the part of the key that is one record; the server's
-//! device responds.
+//! keeps several READs in flight, each of one record; the server's device responds.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +32,6 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// The table, and the objects that its queue pairs are created on.
 struct Server {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -50,7 +47,6 @@ impl Server {
         Ok(Self { pd, cq, table })
     }
 
-    /// A queue pair for one client, which may have as many READs in flight as its window.
     fn prepare(&self) -> Result<PreparedQueuePair, Error> {
         let builder = self.pd.queue_pair(&self.cq).max_send_wr(1).max_recv_wr(1);
         Ok(builder.allow_remote_read().max_rd_atomic(WINDOW).rc()?)
@@ -74,7 +70,6 @@ fn run() -> Result<(), Error> {
             .into_iter()
             .map(|(number, client, server)| scope.spawn(move || client.read(number, &server, key)))
             .collect();
-        // Meanwhile the server does nothing at all.
         clients
             .into_iter()
             .map(|client| client.join().map_err(|_| "a client panicked")?)

@@ -1,15 +1,12 @@
-//! Recovery from a failed connection: every message arrives, once and in order, though the server's
-//! queue pair disappears in between.
+//! Recovery from a failed connection: every message arrives, once and in order.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 08_recover
 //! ```
 //!
-//! When a request fails, its queue pair is in ERR, and all requests posted to it complete as
-//! flushed and return their buffers. The client collects them, drops the queue pair, and creates
-//! another. An acknowledgement by the server's device does not mean that the server has processed
-//! the message, so the server reports how many it has; the client sends the rest again, from the
-//! same buffers.
+//! When a request fails, its queue pair is in ERR, and all its requests complete as flushed and
+//! return their buffers; the client replaces the queue pair. An acknowledged message may not have
+//! been processed, so the server reports how many it has, and the client sends the rest again.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +27,6 @@ const MESSAGES: u32 = 24;
 const FAIL_AFTER: u32 = 10;
 /// Bytes of a message: its number.
 const BYTES: usize = 4;
-/// How many messages are in flight at once.
 const WINDOW: u32 = 8;
 
 fn main() -> ExitCode {
@@ -75,8 +71,7 @@ fn completion_queue(context: &Context) -> Result<CompletionQueue, Error> {
 
 fn prepare(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
     let builder = pd.queue_pair(cq).max_send_wr(WINDOW).max_recv_wr(WINDOW);
-    // Local ACK timeout 4.096 µs · 2^17 = 537 ms, and three retransmissions: the connection fails
-    // after two seconds.
+    // 4.096 µs · 2^17 = 537 ms, and three retransmissions: it fails after two seconds.
     Ok(builder.timeout(17).retry_count(3).rc()?)
 }
 
@@ -101,8 +96,7 @@ fn deliver(context: &Context, control: Control<Endpoint, ServerState>) -> Result
     }
 }
 
-/// Sends all messages in order. When one fails, all that were sent are put back in their order,
-/// acknowledged ones too.
+/// When one fails, all that were sent are put back in order, acknowledged ones too.
 fn send(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
@@ -155,8 +149,7 @@ fn serve(context: &Context, control: Control<ServerState, Endpoint>) -> Result<(
         control.to_peer.send((here, has))?;
         receive(&mut qp, &mut cq, &mut has, until)?;
         if has == MESSAGES {
-            // A destroyed queue pair acknowledges nothing: this one stays until the client closes
-            // the control channel.
+            // A destroyed queue pair acknowledges nothing: this one stays until the client is done.
             return match control.from_peer.recv_timeout(TIMEOUT) {
                 Err(RecvTimeoutError::Disconnected) => Ok(()),
                 other => Err(format!("the client did not finish: {other:?}").into()),
@@ -183,8 +176,7 @@ fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue, has: &mut u32, until: u
             *has += 1;
             qp.receive(message)?;
         }
-        // Check the clock: a wait also returns without completions when those of a dropped queue
-        // pair have arrived.
+        // A wait also returns empty when completions of a dropped queue pair have arrived.
         if Instant::now() > deadline {
             return Err("the client stopped sending".into());
         }

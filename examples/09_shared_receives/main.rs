@@ -1,12 +1,10 @@
-//! One shared receive queue for all clients: as many buffers as messages arrive at once, instead of
-//! as many for each client.
+//! One shared receive queue for all clients: buffers for what arrives at once, not per client.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 09_shared_receives
 //! ```
 //!
-//! The server posts its receives to a shared receive queue (SRQ), from which the queue pairs of all
-//! clients consume them. A completion identifies the client by the tag of its queue pair.
+//! The queue pairs of all clients consume receives of one queue; completions carry their tag.
 
 #![forbid(unsafe_code)]
 
@@ -90,7 +88,6 @@ fn connect(client_device: &Context, server_device: &Context) -> Result<(Server, 
     Ok((server, clients))
 }
 
-/// Replies to every request with its square.
 fn serve(server: &mut Server) -> Result<(), Error> {
     let Server { cq, srq, clients } = server;
     let mut answered = 0;

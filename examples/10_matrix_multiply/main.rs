@@ -5,10 +5,8 @@
 //! mpirun -np 4 10_matrix_multiply
 //! ```
 //!
-//! Rank 0 has A and B. Each rank gets its rows of A by a scatterv, and all of B by a broadcast:
-//! both in one group, so that they progress concurrently. Rank 0 gathers the rows of the product,
-//! and compares them with its own result. All values are small integers, so the sums are exact and
-//! must be equal.
+//! Each rank gets its rows of A by a scatterv, and all of B by a broadcast, concurrently in one
+//! group. Rank 0 compares the product with its own: sums of small integers are exact.
 
 #![forbid(unsafe_code)]
 

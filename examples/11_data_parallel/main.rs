@@ -1,18 +1,15 @@
-//! Data-parallel training: each rank has the whole model and a share of the samples, and the
-//! gradients are summed over all ranks while they are still being computed.
+//! Data-parallel training: gradients are summed over all ranks while they are being computed.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 11_data_parallel -- --ranks 4
 //! torchrun --nproc-per-node 4 --no-python 11_data_parallel
 //! ```
 //!
-//! The backward pass goes from the last layer to the first. A layer's gradient is a bucket: its
-//! all-reduce is *started* as soon as it is computed, and the communicator's progress thread drives
-//! it while earlier layers are computed. A started operation owns its bucket until it is waited
-//! for, so a bucket in flight cannot be written.
+//! Backwards, a layer's gradient is a bucket: its all-reduce is *started* as soon as it is
+//! computed, and the communicator's progress thread drives it while earlier layers are computed. A
+//! started operation owns its bucket, which cannot be written meanwhile.
 //!
-//! At the end all ranks have bitwise identical weights; rank 0 then trains alone on all samples, as
-//! a communicator of one: the weights differ only by the rounding of another summation order.
+//! All ranks end with identical weights; rank 0 then trains alone: only rounding differs.
 
 #![forbid(unsafe_code)]
 
@@ -31,9 +28,7 @@ use network::{Network, Pass, Sample};
 const SAMPLES: usize = 251;
 const STEPS: usize = 120;
 const RATE: f32 = 0.2;
-/// Maximum difference of a weight from one that was trained alone. Sums of 251 products differ by
-/// some 10⁻⁷ in another order, and each of the steps adds that once; ten times as much is left for
-/// amplification by later steps.
+/// Another order of 251 sums differs by 10⁻⁷ per step; tenfold, for amplification by later steps.
 const BOUND: f32 = 1e-5;
 
 fn main() -> ExitCode {
@@ -80,8 +75,7 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// Trains on these samples and those of the other ranks. Returns the loss before and after, over
-/// all samples.
+/// Returns the loss before and after, over all samples.
 fn train(comm: &Communicator, network: &mut Network, samples: &[Sample]) -> Result<(f32, f32), Error> {
     let buckets = network.layers.iter().map(|layer| comm.alloc(layer.weights.len()));
     let mut buckets: Vec<CommBuffer<f32>> = buckets.collect::<Result<_, _>>()?;

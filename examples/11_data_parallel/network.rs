@@ -73,7 +73,6 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// With space for this many samples.
     pub(crate) fn new(network: &Network, samples: usize) -> Self {
         let after = network
             .layers
@@ -111,8 +110,7 @@ impl Pass {
             .collect()
     }
 
-    /// The gradient of one layer's weights, summed over the samples, from the slopes behind the
-    /// layer; returns those before it.
+    /// One layer's gradient, summed over the samples; returns the slopes before the layer.
     pub(crate) fn backward(&self, network: &Network, at: usize, slopes: &[f32], gradient: &mut [f32]) -> Vec<f32> {
         let layer = &network.layers[at];
         let width = layer.weights.len() / (layer.before + 1);
@@ -133,8 +131,7 @@ impl Pass {
                     *sum += slope * weight;
                 }
             }
-            // Through the tanh of the previous layer, whose values these are; there is none before
-            // the first.
+            // Through the tanh of the previous layer, if there is one.
             for (slope, value) in slopes_before.iter_mut().zip(values) {
                 *slope *= 1.0 - value * value;
             }

@@ -1,19 +1,15 @@
-//! A sharded optimiser: each rank keeps the state of Adam for its share of the parameters only, and
-//! updates only those.
+//! A sharded optimiser: each rank keeps Adam's state for its share of the parameters only.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 12_sharded_optimiser -- --ranks 4
 //! srun -n 4 12_sharded_optimiser
 //! ```
 //!
-//! A step has three parts. A reduce-scatter gives each rank the mean of all ranks' gradients, for
-//! its own share. The rank updates those parameters, with two moments for each of them and for no
-//! others. An all-gather gives all ranks all parameters. The traffic equals that of an all-reduce
-//! of the gradients, and the optimiser's memory is divided by the number of ranks.
+//! A reduce-scatter gives each rank the mean gradients of its share; the rank updates those
+//! parameters, with moments for no others; an all-gather gives all ranks all parameters. The
+//! traffic equals that of an all-reduce, and the optimiser's memory is divided by the ranks.
 //!
-//! The number of parameters is not divisible by that of the ranks, so the vector is padded to
-//! shares of equal length. The full-mesh algorithm sums in rank order, as documented; rank 0 does
-//! the same in a loop, with an unsharded optimiser, and must get bitwise identical parameters.
+//! The full-mesh algorithm sums in rank order: rank 0 alone must get bitwise identical parameters.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +21,6 @@ use doorbell_verbs::Context;
 
 /// Parameters: a prime.
 const PARAMETERS: usize = 1009;
-/// Samples of each rank.
 const SAMPLES: usize = 24;
 const STEPS: i32 = 60;
 
@@ -73,7 +68,6 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// The mean of all ranks' losses.
 fn loss(comm: &Communicator, samples: &Samples, parameters: &[f32]) -> Result<f32, Error> {
     let mut loss = [samples
         .errors(&parameters[..PARAMETERS])
@@ -145,7 +139,6 @@ impl Samples {
         };
         let mut sample = || {
             let inputs: Vec<f32> = (0..PARAMETERS).map(|_| number()).collect();
-            // The sum of every seventh input.
             let target = inputs.iter().step_by(7).sum();
             (inputs, target)
         };

@@ -1,5 +1,4 @@
-//! One process writes from the memory of a GPU into that of another process's GPU, which copies it
-//! to the host to check it.
+//! One process writes from the memory of a GPU into that of another process's GPU.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 13_gpu_write             both processes here, on the soft device
@@ -7,8 +6,7 @@
 //! 13_gpu_write mlx5_0 GPU connect server:18516
 //! ```
 //!
-//! It selects the path of the memory registration and prints it; without a GPU it reports what is
-//! missing.
+//! It prints the path of the memory registration; without a GPU it reports what is missing.
 
 #![forbid(unsafe_code)]
 
@@ -40,8 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn both_ends() -> Result<(), Error> {
-    // An initialised driver does not work in children of fork(2), but a new program initialises it
-    // again.
+    // An initialised driver does not work in children of fork(2): they are new programs.
     let gpus = Driver::load()?.device_count();
     let listener = Listener::bind("127.0.0.1:0")?;
     let writer = (gpus - 1).min(1).to_string();
@@ -121,7 +118,6 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
     Ok(exchange.finish()?)
 }
 
-/// Writes from GPU memory to the memory that the peer gave a key to.
 fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     let stream = stream_of(gpu)?;
     let device = open(device)?;

@@ -1,8 +1,4 @@
-//! Numbered examples of the toolkit; each is a binary that runs on the soft device with one
-//! command.
-//!
-//! This library is their common part: two soft devices, for both ends in one process; [ranks] as
-//! processes, for collectives; and the exit status.
+//! Numbered examples of the toolkit, and their common part: soft devices, [ranks], exit status.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! Ranks as processes: an example of collectives starts its own, or is one of those that a launcher
-//! has started.
+//! Ranks as processes, started by the example itself or by a launcher.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -14,7 +13,6 @@ use doorbell_verbs::{Context, Library};
 
 use crate::{Error, report};
 
-/// Interval between polls of the ranks' exit status.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long ranks may continue after one has failed, to report the failure.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -24,8 +22,7 @@ struct Options {
     device: String,
 }
 
-/// Runs `rank` in each of the ranks, and returns the exit status: 0, 1 if a rank has failed, 2 for
-/// bad usage. `about` is the help text, and `ranks` the default number of ranks.
+/// Runs `rank` in each rank. Returns 0, 1 if one has failed, or 2 for bad usage.
 pub fn run(about: &str, ranks: u32, rank: fn(&Context) -> Result<(), Error>) -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let (name, args) = args.split_first().map_or(("", &[][..]), |(name, rest)| (name, rest));

@@ -5,8 +5,7 @@
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
-/// The example's command, without the variables of the developer's environment for soft devices,
-/// collectives and launchers.
+/// Without the developer's variables for soft devices, collectives and launchers.
 fn example(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars() {

@@ -8,9 +8,8 @@ use doorbell_verbs_sys::{self as sys, inline};
 use crate::context::Context;
 use crate::error::{DeviceError, check};
 
-/// The rate of a device's clock ([`DeviceAttr::clock`](crate::DeviceAttr::clock)), to convert the
-/// ticks of [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks) and
-/// [`Context::clock_ticks`] to durations.
+/// The rate of a device's clock, which converts ticks ([`Context::clock_ticks`],
+/// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks)) to durations.
 #[doc(alias("hca_core_clock", "completion_timestamp_mask"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceClock {
@@ -19,7 +18,6 @@ pub struct DeviceClock {
 }
 
 impl DeviceClock {
-    /// `None` where a device reports no clock.
     pub(crate) fn from_sys(attr: &sys::ibv_device_attr_ex) -> Option<Self> {
         let (khz, mask) = (attr.hca_core_clock, attr.completion_timestamp_mask);
         (khz != 0 && mask != 0).then_some(Self { khz, mask })
@@ -32,8 +30,7 @@ impl DeviceClock {
         self.khz
     }
 
-    /// The time from `earlier` to `later`, across one wrap of the clock. More than one wrap cannot
-    /// be detected; counters of 64 bits never wrap in practice.
+    /// The time from `earlier` to `later`, across at most one wrap of the clock.
     #[must_use]
     pub fn between(&self, earlier: u64, later: u64) -> Duration {
         let ticks = later.wrapping_sub(earlier) & self.mask;
@@ -51,8 +48,7 @@ impl Context {
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn clock_ticks(&self) -> Result<u64, DeviceError> {
         let mut values = MaybeUninit::<sys::ibv_values_ex>::zeroed();
-        // SAFETY: all-zero is a valid value of this struct of integers; the context is live, and
-        // `values` may be written.
+        // SAFETY: all-zero is valid for integers; the context is live, and `values` may be written.
         let (result, values) = unsafe {
             values.assume_init_mut().comp_mask = sys::IBV_VALUES_MASK_RAW_CLOCK;
             let result = inline::query_rt_values_ex(self.inner().raw, values.as_mut_ptr());

@@ -1,5 +1,4 @@
-//! An open device: its queries, and the creation of protection domains, completion queues and
-//! channels.
+//! An open device: its queries, and the objects created from it.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
@@ -18,8 +17,7 @@ use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
 use crate::raw::Lender;
 use crate::types::Gid;
 
-/// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects created from
-/// them, share one context, which is closed with the last.
+/// An open device (ibv_open_device(3)), closed with the last clone and object created from it.
 #[doc(alias("ibv_context", "ibv_open_device", "ibv_close_device"))]
 #[derive(Clone)]
 pub struct Context {
@@ -31,9 +29,7 @@ pub(crate) struct ContextInner {
     pub(crate) raw: *mut sys::ibv_context,
     pub(crate) name: String,
     pub(crate) attr: DeviceAttr,
-    /// Whether an [`Events`] reader of its asynchronous events exists.
     pub(crate) has_event_reader: AtomicBool,
-    /// The owner of a borrowed context, which closes it; kept alive as long as this.
     lender: Lender,
 }
 
@@ -82,8 +78,7 @@ pub struct DeviceAttr {
     pub windows: MemoryWindowSupport,
     /// Its vendor's IEEE OUI.
     pub vendor_id: u32,
-    /// Whether it supports on-demand paging: see
-    /// [`Registration::on_demand`](crate::Registration::on_demand).
+    /// On-demand paging: see [`Registration::on_demand`](crate::Registration::on_demand).
     #[doc(alias("IBV_ODP_SUPPORT", "odp_caps"))]
     pub on_demand_paging: bool,
     /// The size of its on-chip device memory in bytes: see [`Context::device_memory`].
@@ -91,8 +86,7 @@ pub struct DeviceAttr {
     pub device_memory_bytes: u64,
 }
 
-/// The types of memory windows that a device supports (`IBV_DEVICE_MEM_WINDOW` and the like of
-/// ibv_query_device(3)).
+/// The types of memory windows that a device supports (ibv_query_device(3)).
 #[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -179,15 +173,12 @@ impl Context {
                 error,
             });
         }
-        // SAFETY: all-zero is a valid value of this struct of integers, and the query may have
-        // filled any part of it.
+        // SAFETY: all-zero is valid for integers, and the query may have filled any part of it.
         let mut attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
         let mut more = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
-        // SAFETY: `raw` is live and `more` may be written. A provider without this call supports
-        // none of these attributes.
+        // SAFETY: `raw` is live, `more` may be written. Without the call nothing is supported.
         if unsafe { inline::query_device_ex(raw, more.as_mut_ptr()) } == 0 {
-            // SAFETY: all-zero is a valid value of this struct of integers, and the query may have
-            // filled any part of it.
+            // SAFETY: all-zero is valid for integers, and the query may have filled any part.
             attr = attr.extended(unsafe { more.assume_init_ref() });
         }
         Ok(Self {
@@ -235,16 +226,14 @@ impl Context {
         // SAFETY: the context is live and was made by this Api; `attr` may be written.
         let result = unsafe { inline::query_port(self.inner.api, self.inner.raw, port, attr.as_mut_ptr()) };
         check(result).map_err(|error| self.query_failed("ibv_query_port", format!("port {port}"), error))?;
-        // SAFETY: query_port zeroes the whole and fills what the library supports; the struct is
-        // all integers.
+        // SAFETY: query_port zeroes all and fills what the library supports; integers throughout.
         Ok(PortAttr::from_sys(unsafe { attr.assume_init_ref() }))
     }
 
     /// The GID at `index` of port `port`'s table.
     ///
     /// # Errors
-    /// When the port or the index does not exist or the entry is empty (the error lists those that
-    /// are not).
+    /// When the port or index does not exist, or the entry is empty (the error lists the rest).
     #[doc(alias("ibv_query_gid", "ibv_query_gid_ex"))]
     pub fn gid(&self, port: u8, index: u32) -> Result<GidEntry, DeviceError> {
         let entries = self.gids(port)?;
@@ -269,8 +258,7 @@ impl Context {
         }
     }
 
-    /// The default source GID of queue pairs and address handles of a RoCE port: the one with the
-    /// widest scope (RoCEv2 with IPv4 first).
+    /// The default source GID of a RoCE port: that of the widest scope (RoCEv2 with IPv4 first).
     ///
     /// # Errors
     /// When there is no such port, it has no GID, or a query fails.
@@ -282,8 +270,7 @@ impl Context {
         best.copied().ok_or_else(|| self.no_gid(port, IndexOrAny::Any, &[]))
     }
 
-    /// The source GID of packets of `port`: that of the given index; otherwise the default GID
-    /// where the link layer needs one.
+    /// The source GID of packets: that at `index`, or the default where the link layer needs one.
     pub(crate) fn source_gid(
         &self,
         port: u8,
@@ -297,7 +284,6 @@ impl Context {
         }
     }
 
-    /// The whole table in one call, where the library has it (ibv_query_gid_table).
     fn gids_by_table(&self, port: u8, len: u32) -> Option<Vec<GidEntry>> {
         let query = self.inner.api.query_gid_table?;
         // The call returns the entries of all ports together.
@@ -330,7 +316,6 @@ impl Context {
         )
     }
 
-    /// One entry; `None` if it is empty.
     fn gid_by_index(&self, port: u8, index: u32) -> Result<Option<GidEntry>, DeviceError> {
         if let Some(query) = self.inner.api.query_gid_ex {
             let mut entry = MaybeUninit::<sys::ibv_gid_entry>::zeroed();
@@ -345,8 +330,7 @@ impl Context {
                     size_of::<sys::ibv_gid_entry>(),
                 )
             };
-            // ENODATA: the entry is empty. Other failures: this library or kernel lacks the call;
-            // fall back to ibv_query_gid.
+            // ENODATA: empty. Otherwise the call is missing: fall back to ibv_query_gid.
             match check(result) {
                 Ok(()) => {
                     // SAFETY: zeroed before and filled by the library; all integers and bytes.
@@ -394,8 +378,7 @@ impl Context {
     /// Creates a completion queue of at least `entries` entries (ibv_create_cq(3), IBTA vol 1,
     /// 10.2.6).
     ///
-    /// Each queue pair on it reserves as many entries as it may have completions outstanding, so it
-    /// cannot overflow.
+    /// Queue pairs reserve entries for their outstanding completions, so it cannot overflow.
     ///
     /// # Errors
     /// When the device refuses, or has no queues as large.
@@ -404,12 +387,10 @@ impl Context {
         CompletionQueue::classic(self, entries, None, 0)
     }
 
-    /// As [`completion_queue`](Self::completion_queue), on `channel`, which reports its
-    /// completions.
+    /// As [`completion_queue`](Self::completion_queue), on `channel`, which reports completions.
     ///
     /// # Errors
-    /// As for [`completion_queue`](Self::completion_queue), and when the channel is another
-    /// device's.
+    /// As for a queue without channel, and when the channel is another device's.
     #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue_on(
         &self,
@@ -419,12 +400,11 @@ impl Context {
         CompletionQueue::classic(self, entries, Some(channel), 0)
     }
 
-    /// As [`completion_queue_on`](Self::completion_queue_on), with events on this completion
-    /// vector: on many adapters a separate interrupt, handled by a separate CPU. There are
-    /// [`completion_vectors`](Self::completion_vectors) of them; the default is 0.
+    /// As [`completion_queue_on`](Self::completion_queue_on), with events on completion `vector`,
+    /// of [`completion_vectors`](Self::completion_vectors) (default 0): often one CPU's interrupt.
     ///
     /// # Errors
-    /// As for [`completion_queue_on`](Self::completion_queue_on), and when there is no such vector.
+    /// As for the default vector, and when there is no such vector.
     #[doc(alias("ibv_create_cq", "comp_vector"))]
     pub fn completion_queue_on_vector(
         &self,
@@ -451,15 +431,13 @@ impl Context {
         u32::try_from(unsafe { (*self.inner().raw).num_comp_vectors }).unwrap_or(0)
     }
 
-    /// Builds an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)): see
-    /// [`ExtendedCompletionQueueBuilder`].
+    /// Builds an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)).
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn extended_completion_queue(&self, entries: u32) -> ExtendedCompletionQueueBuilder<'_> {
         ExtendedCompletionQueueBuilder::new(self, entries)
     }
 
-    /// Creates a completion queue of at least `entries` entries, of the best kind that the device
-    /// supports.
+    /// As [`completion_queue`](Self::completion_queue), of the best kind that the device supports.
     ///
     /// # Errors
     /// As for [`completion_queue`](Self::completion_queue).
@@ -468,8 +446,7 @@ impl Context {
         BestCompletionQueue::new(self, entries)
     }
 
-    /// Creates a completion channel to sleep on until completion queues have completions
-    /// (ibv_create_comp_channel(3)).
+    /// Creates a completion channel to wait on (ibv_create_comp_channel(3)).
     ///
     /// # Errors
     /// When the device refuses, or the process has no file descriptor left.
@@ -478,8 +455,7 @@ impl Context {
         CompletionChannel::new(self)
     }
 
-    /// The reader of its asynchronous events. There is one at a time; events are queued while there
-    /// is none.
+    /// The reader of its asynchronous events, one at a time; events are queued while there is none.
     ///
     /// # Errors
     /// When there is one already.
@@ -533,8 +509,7 @@ impl Drop for ContextInner {
         if self.lender.is_some() {
             return;
         }
-        // SAFETY: the last reference: every object created from the context holds one until it has
-        // been destroyed (and leaks it if destroying failed).
+        // SAFETY: the last reference: its objects hold one until destroyed (or leak it).
         let result = unsafe { (self.api.close_device)(self.raw) };
         if let Err(error) = check(result) {
             tracing::error!(device = %self.name, %error, "ibv_close_device failed; the context is leaked");

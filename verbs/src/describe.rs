@@ -1,5 +1,4 @@
-//! Printable descriptions of devices, ports and buffers. Those of queue pairs are
-//! [`QueuePairAttr`](crate::QueuePairAttr).
+//! Printable descriptions of devices, ports and buffers.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -12,9 +11,7 @@ use crate::port::{GidEntry, PortAttr};
 use crate::qp::RemoteRights;
 use crate::types::RKey;
 
-/// All attributes of a device (ibv_query_device(3), ibv_query_port(3) and the tables of its ports),
-/// as returned by [`Context::describe`]. [`Display`](fmt::Display) prints one item a line, under
-/// the names of `verbs.h`.
+/// All attributes of a device and its ports; [`Display`](fmt::Display) prints one item a line.
 #[doc(alias("ibv_device_attr", "ibv_devinfo"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -313,8 +310,7 @@ impl fmt::Display for PortDescription {
     }
 }
 
-/// The attributes of a buffer and its memory region, as returned by
-/// [`Buffer::describe`](crate::Buffer::describe).
+/// The attributes of a buffer and its region: see [`Buffer::describe`](crate::Buffer::describe).
 #[doc(alias = "ibv_mr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

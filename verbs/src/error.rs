@@ -1,8 +1,5 @@
-//! Errors outside the data path: one enum per area, each message naming the verb, the object and
-//! what to do.
-//!
-//! The data path has its own: [`PostError`](crate::PostError) when posting,
-//! [`CompletionError`](crate::CompletionError) in a completion.
+//! Errors outside the data path; messages name verb, object and remedy. Those of the data path are
+//! [`PostError`](crate::PostError) and [`CompletionError`](crate::CompletionError).
 
 mod advice;
 
@@ -22,8 +19,7 @@ use crate::qp::TransportKind;
 use crate::qp::attributes::Explanation;
 use crate::types::{Gid, Mtu};
 
-/// Converts a verb's `int` result: 0 is success, a positive value an errno, a negative one says
-/// that `errno` was set.
+/// Converts a verb's result: 0, an errno, or a negative value with `errno` set.
 pub(crate) fn check(result: c_int) -> Result<(), io::Error> {
     match result {
         0 => Ok(()),
@@ -286,8 +282,7 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// Whether it is a lack of memory or of locked-memory limit, so that deregistering other
-    /// regions may help.
+    /// Lack of memory or of locked-memory limit: deregistering other regions may help.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Register { error, .. } if error.kind() == io::ErrorKind::OutOfMemory)
     }
@@ -368,13 +363,11 @@ pub enum CompletionQueueError {
         count: u16,
         /// The requested period in microseconds (`cq_period`).
         period_us: u16,
-        /// The library's error; of kind [`Unsupported`](io::ErrorKind::Unsupported) where the
-        /// device has no moderation.
+        /// The library's error; [`Unsupported`](io::ErrorKind::Unsupported) without moderation.
         #[source]
         error: io::Error,
     },
-    /// ibv_poll_cq(3), or a call that polls an extended queue, failed: the queue is broken, and so
-    /// are the queue pairs on it.
+    /// ibv_poll_cq(3) or an extended poll failed: the queue and its queue pairs are broken.
     #[error("{verb}({device}): failed ({result}); the queue has overrun or the device is gone: reopen it")]
     Poll {
         /// The verb.
@@ -455,8 +448,7 @@ pub enum QueuePairError {
         /// The device's limit.
         max: u32,
     },
-    /// The completion queue has too few unreserved entries for the completions that this queue pair
-    /// may have outstanding.
+    /// The completion queue has too few unreserved entries for this queue pair's completions.
     #[error(
         "the queue pair's {which} queue needs {needed} entries of its completion queue, which has {capacity}, {free} of them unreserved: make one as large as all \
          the queues on it are deep together, lower the depths, or (after dropping a queue pair) poll it until it is empty"

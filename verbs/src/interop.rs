@@ -1,12 +1,7 @@
 //! Conversions to and from the types of the crate `ibverbs` (feature `ibverbs`).
 //!
-//! Version 0.9 of that crate keeps its pointers private: none of its objects can be taken over, nor
-//! ours lent to it. Public are only endpoints, remote keys and unopened devices. So a queue pair
-//! here and one there can be connected, each reaching the other's memory; and a device opened here
-//! can be opened there as well.
-//!
-//! For anything else there are the raw pointers: those of [`raw`](crate::raw) cast to the structs
-//! of `ibverbs-sys` are valid there, as both have C's layout.
+//! Version 0.9 of that crate exposes only endpoints, remote keys and unopened devices: queue pairs
+//! of both connect, and both open one device. Other pointers of [`raw`](crate::raw) can be cast.
 //!
 //! With this feature a program links libibverbs, and does not start without it.
 
@@ -44,11 +39,9 @@ impl From<&::ibverbs::GidEntry> for GidEntry {
 impl Endpoint {
     /// The endpoint of a queue pair of the crate `ibverbs`, to connect one of ours to.
     ///
-    /// It sends from PSN 0, and expects the PSN of its builder's `set_rq_psn`, 0 by default: build
-    /// ours with [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated).
-    /// Its endpoint contains neither its path MTU, which is its port's unless `set_path_mtu` was
-    /// called, nor how many READs and atomics it serves at once, 1 unless `set_max_dest_rd_atomic`
-    /// was.
+    /// It sends from PSN 0 and expects `set_rq_psn`, by default 0: build ours with
+    /// [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated). `mtu` is its
+    /// port's unless `set_path_mtu` was called, `rd_atomic` 1 unless `set_max_dest_rd_atomic` was.
     ///
     /// `None` if its queue pair number is invalid.
     #[must_use]
@@ -63,8 +56,7 @@ impl Endpoint {
         })
     }
 
-    /// The reverse, for `handshake` of a queue pair of the crate `ibverbs`: see
-    /// [`from_ibverbs`](Self::from_ibverbs) for the values that both sides must agree on.
+    /// The reverse, for that crate's `handshake`: see [`from_ibverbs`](Self::from_ibverbs).
     #[must_use]
     pub fn to_ibverbs(&self) -> ::ibverbs::QueuePairEndpoint {
         ::ibverbs::QueuePairEndpoint {
@@ -76,8 +68,7 @@ impl Endpoint {
 }
 
 impl<K: KeyAccess> Remote<K> {
-    /// Memory registered by the crate `ibverbs`: `len` bytes at `addr`, as its owner advertises, by
-    /// the rkey of its region. That crate registers with all rights.
+    /// `len` bytes at `addr` of memory registered by the crate `ibverbs`, which grants all rights.
     #[must_use]
     pub fn from_ibverbs(key: ::ibverbs::RemoteKey, addr: u64, len: u64) -> Self {
         Self::from_raw(addr, key.key, len)
@@ -85,9 +76,8 @@ impl<K: KeyAccess> Remote<K> {
 }
 
 impl Context {
-    /// The context's device, to be opened by the crate `ibverbs` as well as another context. `None`
-    /// if the device is not of the system's libibverbs that crate is linked with, such as the soft
-    /// device.
+    /// The context's device, to be opened by the crate `ibverbs` too; `None` if it is not of the
+    /// libibverbs that crate is linked with, such as the soft device.
     #[must_use]
     pub fn as_ibverbs(&self) -> Option<::ibverbs::Device<'_>> {
         let ours = self.inner().api.open_device as *const ();

@@ -1,10 +1,9 @@
 //! Safe RDMA verbs.
 //!
-//! A [`Library`] opens devices: the system's libibverbs, or any other table of verbs, such as the
+//! A [`Library`] opens devices: the system's libibverbs, or another table of verbs, such as the
 //! userspace device's. A [`Context`] makes [`ProtectionDomain`]s and [`CompletionQueue`]s; a domain
-//! registers memory as [`Buffer`]s and makes [`QueuePair`]s, which are connected to a peer's
-//! [`Endpoint`]. Posting a buffer moves it to the queue pair, its [`Completion`] returns it: while
-//! the device may touch memory, safe code cannot.
+//! makes [`Buffer`]s and [`QueuePair`]s, which are connected to a peer's [`Endpoint`]. Posting
+//! moves a buffer, its [`Completion`] returns it: safe code cannot touch what the device may touch.
 //!
 //! Every item that corresponds to a C call, struct or constant has its C name as an alias: search
 //! this documentation for `ibv_reg_mr` or `IBV_WR_RDMA_WRITE`.
@@ -46,8 +45,7 @@
 //!
 //! A completion queue made on a [`CompletionChannel`] can be waited for: [`CompletionQueue::wait`]
 //! by a thread, with a timeout, `TokioChannel` (feature `tokio`) by a task, and the channel's
-//! descriptor by an event loop. Asynchronous events of devices, ports and queue pairs come from
-//! [`Context::events`].
+//! descriptor by an event loop. Asynchronous events come from [`Context::events`].
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -64,9 +62,8 @@
 //! # Datagrams
 //!
 //! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names its
-//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source.
-//! [`UnreliableConnection`] and [`UnreliableDatagram`], like [`ReliableConnection`], are type
-//! parameters of queue pairs; operations that a transport does not have do not compile.
+//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source. Transports
+//! are type parameters of queue pairs: operations that one does not have do not compile.
 //!
 //! ```no_run
 //! # use doorbell_verbs::{Buffer, CompletionQueue, GRH_BYTES, Local, ProtectionDomain};
@@ -87,10 +84,9 @@
 //! # Taking completions
 //!
 //! [`Completions::try_for_each`] is the fastest path, and a [`BufferPool`] the cheapest free list
-//! for returned buffers; neither allocates. A `for` loop works as well, a little slower. Devices
-//! with extended completion queues ([`Context::extended_completion_queue`]) time-stamp completions;
-//! code for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
-//! [`Context::best_completion_queue`] creates the better one that a device has.
+//! for returned buffers; neither allocates. Extended completion queues
+//! ([`Context::extended_completion_queue`]) time-stamp completions; code for any `Q: CqKind` serves
+//! both kinds, of which [`Context::best_completion_queue`] creates the better one.
 //!
 //! ```no_run
 //! use doorbell_verbs::{CompletionQueue, CompletionQueueError, CqKind, CompletionError, BufferPool};
@@ -118,9 +114,8 @@
 //!   drop with work in flight, and [`Buffer`] for memory that peers read or write.
 //! - From posting to completion there is no allocation, no lock, no atomic read-modify-write, and
 //!   one call of the provider per batch.
-//! - The send queue is accounted for exactly: a batch that does not fit is rejected whole, with its
-//!   buffers, before anything is written. A completion queue cannot overflow: queue pairs reserve
-//!   their entries in it.
+//! - A batch that does not fit is rejected whole, with its buffers, before anything is written. A
+//!   completion queue cannot overflow: queue pairs reserve their entries in it.
 //! - No wake-up is lost, however many threads wait on the same channel, and every event is
 //!   acknowledged before its object is destroyed.
 //! - Every error names the verb that failed, its object, and what to do.

@@ -1,5 +1,4 @@
-//! The source of devices: the system's libibverbs, or any other [`Api`] table (the userspace
-//! device's).
+//! The source of devices: libibverbs, or another [`Api`] table (the userspace device's).
 
 use std::ffi::CStr;
 use std::io;
@@ -40,9 +39,8 @@ impl Library {
 
     /// The devices of another implementation of the verbs ABI.
     ///
-    /// The table carries a [`Promise`](doorbell_verbs_sys::Promise) of its author that the
-    /// functions behave as the man pages say; every guarantee of this crate rests on that, as it
-    /// rests on libibverbs for [`system`](Self::system).
+    /// Every guarantee of this crate rests on the table's [`Promise`](doorbell_verbs_sys::Promise)
+    /// that the functions behave as the man pages say.
     #[must_use]
     pub const fn new(api: &'static Api) -> Self {
         Self { api }
@@ -74,8 +72,7 @@ impl Library {
     /// Opens the device called `name` (ibv_open_device(3)).
     ///
     /// # Errors
-    /// When there is no such device (the error lists the existing ones), or it cannot be opened or
-    /// queried.
+    /// When there is none (the error lists those there are), or it cannot be opened or queried.
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self, name: &str) -> Result<Context, DeviceError> {
         let list = List::get(self.api)?;
@@ -85,8 +82,7 @@ impl Library {
                 available: list.iter().map(|device| list.name(device)).collect(),
             });
         };
-        // SAFETY: `device` is of a live list; the context keeps its own reference to the device, so
-        // the list may be freed after.
+        // SAFETY: `device` is of a live list; the context references it, so the list may be freed.
         let raw = unsafe { (self.api.open_device)(device) };
         if raw.is_null() {
             return Err(DeviceError::Open {

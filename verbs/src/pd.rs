@@ -1,5 +1,4 @@
-//! Protection domains (PD): a queue pair reaches only memory registered in its own (IBTA vol 1,
-//! 10.2.3).
+//! Protection domains (PD; IBTA vol 1, 10.2.3).
 
 use core::mem::ManuallyDrop;
 use std::io;
@@ -19,8 +18,7 @@ use crate::qp::QueuePairBuilder;
 use crate::raw::Lender;
 use crate::srq::SharedReceiveQueueBuilder;
 
-/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated
-/// with the last object made in it.
+/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3), kept by clones and by its objects.
 #[derive(Clone)]
 #[doc(alias("ibv_pd", "ibv_alloc_pd", "ibv_dealloc_pd"))]
 pub struct ProtectionDomain {
@@ -30,7 +28,6 @@ pub struct ProtectionDomain {
 pub(crate) struct PdInner {
     pub(crate) raw: *mut sys::ibv_pd,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
-    /// Its address handles.
     pub(crate) handles: DeferredHandles,
     lender: Lender,
 }
@@ -78,11 +75,9 @@ impl ProtectionDomain {
         Context::from_inner(Arc::clone(&self.inner.context))
     }
 
-    /// Registers `memory` with the given `rights`, as one [`Buffer`] (ibv_reg_mr(3), IBTA vol 1,
-    /// 10.6).
+    /// Registers `memory` with `rights`, as one [`Buffer`] (ibv_reg_mr(3), IBTA vol 1, 10.6).
     ///
-    /// The buffer owns the memory: it is deregistered and freed with the last piece of it, or
-    /// returned by [`Buffer::into_memory`]. Peers get no other rights.
+    /// Its last piece deregisters and frees it; [`Buffer::into_memory`] returns it.
     ///
     /// # Errors
     /// When the memory is empty or longer than one message may be (see
@@ -93,8 +88,7 @@ impl ProtectionDomain {
         self.registration().register(memory, rights)
     }
 
-    /// Registers `memory` of any length as one region, split into buffers of `chunk` bytes (the
-    /// last may be shorter).
+    /// Registers any length as one region, in buffers of `chunk` bytes (the last may be shorter).
     ///
     /// # Errors
     /// As for [`register`](Self::register), but only `chunk` must fit a message.
@@ -121,8 +115,8 @@ impl ProtectionDomain {
         self.check_dmabuf().is_ok()
     }
 
-    /// Whether the device registers dma-bufs, and if not, its error (`EOPNOTSUPP` or
-    /// `EPROTONOSUPPORT`); an error without an errno means that the library has no such call.
+    /// The error of a device that does not register dma-bufs (`EOPNOTSUPP` or `EPROTONOSUPPORT`;
+    /// without an errno, the library has no such call).
     ///
     /// # Errors
     /// When it does not.
@@ -132,13 +126,11 @@ impl ProtectionDomain {
     }
 
     /// Registers the `len` bytes at `offset` of the dma-buf `fd`, with addresses from `iova` on
-    /// (ibv_reg_dmabuf_mr(3)). The descriptor is closed: the kernel holds the dma-buf as long as it
-    /// is registered.
+    /// (ibv_reg_dmabuf_mr(3)). The descriptor is closed: the kernel holds the dma-buf.
     ///
     /// # Errors
     /// When the range is empty, too long for one message or beyond the address space, `offset` and
-    /// `iova` differ in their offset in a page, or the device refuses (see
-    /// [`supports_dmabuf`](Self::supports_dmabuf)).
+    /// `iova` differ in their page offset, or the device [refuses](Self::supports_dmabuf).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf<R: Rights>(
         &self,
@@ -151,12 +143,10 @@ impl ProtectionDomain {
         registration::register_dmabuf(&self.inner, fd, offset, len, iova, rights)
     }
 
-    /// Registers the `len` bytes at `offset` of device memory (ibv_reg_dm_mr: see ibv_alloc_dm(3)).
-    /// Their addresses begin at 0.
+    /// Registers `len` bytes at `offset` of device memory, from address 0 on (ibv_alloc_dm(3)).
     ///
     /// # Errors
-    /// When the range is empty or beyond the memory, the memory is another device's, or the device
-    /// refuses.
+    /// When the range is empty or beyond it, the memory is another device's, or the device refuses.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory<R: Rights>(
         &self,
@@ -199,8 +189,7 @@ impl ProtectionDomain {
         SharedReceiveQueueBuilder::new(self, depth)
     }
 
-    /// Builds a queue pair whose completions of both work queues go to `cq` (see
-    /// [`QueuePairBuilder::recv_cq`] for two).
+    /// Builds a queue pair whose completions go to `cq` ([`QueuePairBuilder::recv_cq`]: or to two).
     #[doc(alias("ibv_create_qp", "ibv_create_qp_ex", "rdma_create_qp"))]
     pub fn queue_pair<'a, Q: CqKind>(&'a self, cq: &'a CompletionQueue<Q>) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, cq.inner())
@@ -220,8 +209,7 @@ impl Drop for PdInner {
         self.handles.close(&self.context);
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: regions and queue pairs hold one until they have been
-            // destroyed (and leak it if destroying failed).
+            // SAFETY: the last reference: its objects hold one until destroyed (or leak it).
             None => check(unsafe { (self.context.api.dealloc_pd)(self.raw) }),
         };
         match result {

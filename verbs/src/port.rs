@@ -93,8 +93,7 @@ pub struct PortAttr {
     /// The length of the GID table.
     #[doc(alias = "gid_tbl_len")]
     pub gid_table_len: u32,
-    /// Link rate in bits per second, width times lane speed; `None` for a code that the standard
-    /// does not define.
+    /// Link rate in bits per second; `None` for a code that the standard does not define.
     #[doc(alias("active_speed", "active_width"))]
     pub bits_per_s: Option<u64>,
 }
@@ -118,8 +117,7 @@ impl PortAttr {
     }
 }
 
-/// Link rate from the two codes of PortInfo (IBTA vol 1, 14.2.5.6): nominal, as `ibstat` and sysfs
-/// report it.
+/// Nominal link rate, from the two codes of PortInfo (IBTA vol 1, 14.2.5.6).
 fn bits_per_s(width: u8, speed: u8) -> Option<u64> {
     let lanes: u64 = match width {
         1 => 1,

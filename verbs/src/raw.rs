@@ -1,15 +1,12 @@
-//! Raw C objects: pointers to those created here, and adoption of those created elsewhere. It gives
-//! access to verbs that this crate lacks, to other libraries that use the same device, and lets a C
-//! program move to this crate one part at a time.
+//! Raw C objects: pointers to those created here, and adoption of those created elsewhere, for
+//! other verbs, other libraries, and C programs that move to this crate one part at a time.
 //!
-//! Pointers are those of [`doorbell_verbs_sys`], whose types have the layout of
-//! `<infiniband/verbs.h>`: any other binding's pointer to the same struct is a cast away.
+//! [`doorbell_verbs_sys`]'s types have C's layout: other bindings' pointers are a cast away.
 //!
 //! # Using the pointer
 //!
-//! `as_raw` returns the pointer to an object, and is safe. The pointer is valid as long as the
-//! object, or one created from it, lives. Code that uses it (which is `unsafe`) through
-//! [`Context::api`], or through the function pointers of the context, may
+//! `as_raw` is safe. The pointer is valid as long as the object, or one created from it, lives.
+//! Code that uses it through [`Context::api`], or the function pointers of the context, may
 //!
 //! - read fields of the struct, and call queries: ibv_query_qp(3), ibv_query_port(3), …;
 //! - create objects of its own from a context, protection domain, completion channel or shared
@@ -20,9 +17,8 @@
 //!
 //! It must not, as this crate's guarantees rest on it:
 //!
-//! - post to a queue pair or shared receive queue, or poll, arm or resize a completion queue:
-//!   slots, entries and events are counted here, and a foreign `wr_id` is taken for one of this
-//!   crate's;
+//! - post, or poll, arm or resize a completion queue: slots, entries and events are counted here,
+//!   and a foreign `wr_id` is taken for one of this crate's;
 //! - put other queue pairs on a completion queue without keeping entries free for them (it can be
 //!   created larger), as it could overflow;
 //! - move a queue pair to another state but ERR (a prepared one may be connected:
@@ -31,8 +27,7 @@
 //!
 //! # Taking over
 //!
-//! `from_raw` makes an object of this crate from a pointer. It is `unsafe`; the caller promises
-//! that
+//! `from_raw` makes an object of this crate from a pointer. The caller promises that
 //!
 //! - the pointer is live, was created through the library, and on the device or in the domain, that
 //!   is given with it, and is of the type's kind: a
@@ -82,11 +77,9 @@ use crate::srq::{SharedReceiveQueue, SharedReceiveQueueError, SharedReceiveQueue
 pub enum Ownership {
     /// This crate, as if it had created the object.
     Taken,
-    /// The lender, which is kept alive until this crate is done with the object, and dropped then.
-    /// The lender's `Drop` may destroy it.
+    /// The lender, dropped when this crate is done with the object; its `Drop` may destroy it.
     ///
-    /// A queue pair is moved to RESET before, so that the device is done with the buffers posted to
-    /// it. If that fails both are leaked.
+    /// A queue pair is moved to RESET before, so that its buffers are free; else both are leaked.
     Lent(Arc<dyn Send + Sync>),
 }
 
@@ -173,8 +166,7 @@ impl CompletionChannel {
         self.inner().raw()
     }
 
-    /// A completion channel created elsewhere (ibv_create_comp_channel(3)). Its descriptor is set
-    /// to O_NONBLOCK.
+    /// A channel created elsewhere (ibv_create_comp_channel(3)), which is set to O_NONBLOCK.
     ///
     /// # Errors
     /// When that fails. It is then destroyed, or returned to its lender.
@@ -217,8 +209,7 @@ impl CompletionQueue<ClassicCq> {
 }
 
 impl CompletionQueue<ExtendedCq> {
-    /// An extended completion queue created elsewhere (ibv_create_cq_ex(3)). It cannot be waited
-    /// for.
+    /// An extended queue created elsewhere (ibv_create_cq_ex(3)). It cannot be waited for.
     ///
     /// # Errors
     /// When it cannot be polled. Its ownership is then unchanged.
@@ -258,9 +249,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
-    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). Another connection manager
-    /// may connect it to RTS through this, followed by
-    /// [`assume_connected`](Self::assume_connected).
+    /// The raw pointer ([rules](crate::raw#using-the-pointer)), by which another connection manager
+    /// may connect it to RTS, followed by [`assume_connected`](Self::assume_connected).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_qp {
         self.raw()
@@ -286,8 +276,7 @@ impl AddressHandle {
 }
 
 impl<K: MemoryKind> Buffer<K> {
-    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). It is that of the whole
-    /// region, of which the buffer may be a part.
+    /// The raw pointer of the whole region: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mr {
         self.region_raw()
@@ -295,8 +284,7 @@ impl<K: MemoryKind> Buffer<K> {
 }
 
 impl<R: Rights> Buffer<R> {
-    /// A whole memory region registered elsewhere (ibv_reg_mr(3)). The memory keeps its owner: it
-    /// is not freed here, nor returned by [`into_memory`](Self::into_memory).
+    /// A whole region registered elsewhere (ibv_reg_mr(3)); the memory stays its owner's.
     ///
     /// # Errors
     /// When it is empty, or longer than a message may be. Its ownership is then unchanged.
@@ -362,15 +350,13 @@ impl DeviceMemory {
 }
 
 impl<T: WindowType> MemoryWindow<T> {
-    /// The raw pointer, null if it was freed with its queue pair: see [the
-    /// rules](crate::raw#using-the-pointer).
+    /// The raw pointer ([rules](crate::raw#using-the-pointer)); null if freed with its queue pair.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mw {
         self.raw()
     }
 
-    /// A memory window created elsewhere (ibv_alloc_mw(3)). It is always taken over, as a window is
-    /// freed to be unbound.
+    /// A memory window created elsewhere (ibv_alloc_mw(3)), taken over: it is freed to be unbound.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). It is of type `T`, and not bound.
@@ -382,8 +368,7 @@ impl<T: WindowType> MemoryWindow<T> {
 }
 
 impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
-    /// The raw pointer, null if it was freed with its queue pair: see [the
-    /// rules](crate::raw#using-the-pointer).
+    /// The raw pointer ([rules](crate::raw#using-the-pointer)); null if freed with its queue pair.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mw {
         self.raw()
@@ -406,8 +391,7 @@ impl SharedReceiveQueue {
     }
 
     /// A shared receive queue created elsewhere (ibv_create_srq(3)), of `depth` receives of up to
-    /// `max_sge` buffers. It is always taken over: buffers posted to it are returned only when it
-    /// is destroyed. Its `srq_context` is overwritten.
+    /// `max_sge` buffers. It is always taken over, and its `srq_context` overwritten.
     ///
     /// # Errors
     /// When the library has no shared receive queues. Its ownership is then unchanged.

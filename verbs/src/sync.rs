@@ -1,12 +1,6 @@
-//! Synchronisation primitives: the standard library's atomics, locks and cells, replaceable for two
-//! tools.
-//!
-//! With `--cfg doorbell_loom` they are loom's, and the models (`verbs/src/**/model.rs`) run the
-//! code that uses them through every interleaving that the language's memory model allows. With
-//! `--cfg doorbell_tsan` the locks are parking_lot's: ThreadSanitizer follows only code compiled
-//! with its instrumentation, and the slow paths of the standard library's locks are not. A normal
-//! build contains neither. The cfgs are not named `loom` and `tsan`, as other crates use the
-//! former.
+//! Synchronisation primitives: with `--cfg doorbell_loom` loom's, for the models
+//! (`verbs/src/**/model.rs`); with `--cfg doorbell_tsan` parking_lot's locks, as ThreadSanitizer
+//! does not follow uninstrumented slow paths. Not `loom` and `tsan`: other crates use the former.
 //!
 //! What needs no model (a counter for unique numbers, bytes of registered memory) uses the standard
 //! library directly; the module documentation of each says why.
@@ -25,8 +19,7 @@ pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(any(doorbell_loom, doorbell_tsan)))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Locks `mutex`, ignoring poison. The data behind this crate's locks is consistent at every point
-/// where a panic may happen.
+/// Locks, ignoring poison: the data is consistent at every point where a panic may happen.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     let locked = mutex.lock();
     #[cfg(not(doorbell_tsan))]
@@ -68,8 +61,6 @@ impl<T: Copy> HandoffCell<T> {
         Self(Cell::new(value))
     }
 
-    /// The value.
-    ///
     /// # Safety
     /// No other thread changes it meanwhile.
     #[inline(always)]
@@ -83,8 +74,6 @@ impl<T: Copy> HandoffCell<T> {
         value
     }
 
-    /// Changes the value.
-    ///
     /// # Safety
     /// No other thread reads or changes it meanwhile.
     #[inline(always)]

@@ -1,5 +1,4 @@
-//! Newtypes of the identifiers on the wire, so that a key cannot be passed where a queue pair
-//! number is meant.
+//! Newtypes of identifiers on the wire, so that none is passed where another is meant.
 
 use core::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -60,20 +59,17 @@ impl fmt::Display for RKey {
     }
 }
 
-/// A queue key: a datagram is received only if it carries the Q_Key of the destination queue pair
-/// (IBTA vol 1, 10.2.5).
+/// A queue key: must match the destination's for a datagram to be received (IBTA vol 1, 10.2.5).
 #[doc(alias = "qkey")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QKey(pub u32);
 
 impl QKey {
-    /// The default Q_Key of [`QueuePairBuilder::ud`](crate::QueuePairBuilder::ud): that of
-    /// rdma-core's examples (`ibv_ud_pingpong`).
+    /// The default of [`ud`](crate::QueuePairBuilder::ud), and of `ibv_ud_pingpong`.
     pub const DEFAULT: Self = Self(0x1111_1111);
 
-    /// Whether it is a controlled Q_Key, its highest bit set, which only privileged processes may
-    /// assign to a queue pair (IBTA vol 1, 10.2.5). In a send request it selects the sender's own
-    /// Q_Key instead.
+    /// Whether its highest bit is set: only privileged processes may assign it to a queue pair
+    /// (IBTA vol 1, 10.2.5), and in a send request it selects the sender's own Q_Key.
     #[must_use]
     pub const fn is_controlled(self) -> bool {
         self.0 >> 31 != 0
@@ -97,8 +93,7 @@ impl fmt::Display for Lid {
     }
 }
 
-/// A global identifier, written as an IPv6 address; on RoCEv2 it is the port's IP address (IBTA vol
-/// 1, 4.1.1 and annex A17).
+/// A global identifier; on RoCEv2 the port's IP address (IBTA vol 1, 4.1.1 and annex A17).
 #[doc(alias = "ibv_gid")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
@@ -127,8 +122,7 @@ impl Gid {
     }
 
     pub(crate) fn from_sys(gid: &sys::ibv_gid) -> Self {
-        // SAFETY: every bit pattern is a valid `[u8; 16]`, and all of the union's 16 bytes were
-        // written by the library.
+        // SAFETY: every bit pattern is valid, and the library wrote all 16 bytes of the union.
         Self(unsafe { gid.raw })
     }
 }

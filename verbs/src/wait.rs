@@ -18,7 +18,6 @@ impl Deadline {
         Self(Instant::now().checked_add(timeout))
     }
 
-    /// The time remaining; zero once the deadline has passed.
     pub(crate) fn remaining(self) -> Duration {
         self.0
             .map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
@@ -42,7 +41,6 @@ pub(crate) fn deadline_of(timeout: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(timeout?)
 }
 
-/// The time remaining until `deadline`; `None` for ever.
 pub(crate) fn remaining_until(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
@@ -53,8 +51,7 @@ pub(crate) fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sleeps until `fd` is readable or has failed, which the next read reports; false when the
-/// deadline passed first.
+/// Sleeps until `fd` is readable or has failed (the next read reports it); false at the deadline.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = remaining_until(deadline);

@@ -1,5 +1,4 @@
-//! Posting, receiving and polling neither allocate nor free: counted by this test program's
-//! allocator per thread, as its tests run in parallel.
+//! Posting, receiving and polling neither allocate nor free: counted by an allocator per thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -50,8 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Excludes this thread's allocations from the count while it lives: the provider's records are not
-/// the crate's.
+/// Excludes this thread's allocations: the provider's records are not the crate's.
 pub(crate) struct ProviderScope(bool);
 
 impl ProviderScope {
@@ -85,7 +83,6 @@ fn the_allocator_counts() {
 const DEPTH: u32 = 32;
 const BATCH: usize = 16;
 
-/// Posts in every way, and completes and polls all of it.
 fn round<B: TestBackend, Q: TestCq>(
     stub: &'static Stub,
     qp: &mut QueuePair<ReliableConnection, B>,

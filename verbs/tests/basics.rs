@@ -1,5 +1,4 @@
-//! From library to completions, over the stub: the provider gets what was requested, and
-//! completions return what was posted.
+//! From library to completions, over the stub.
 
 use std::cell::RefCell;
 

@@ -1,5 +1,4 @@
-//! The registration cache: what it reports as registered is, no region in use is evicted, and the
-//! limits hold for the rest.
+//! The registration cache: no region in use is evicted, and the limits hold for the rest.
 
 use core::ptr::NonNull;
 use std::collections::BTreeSet;
@@ -20,8 +19,7 @@ fn cache(stub: &'static Stub, regions: usize, bytes: u64) -> (ProtectionDomain, 
     (pd, cache)
 }
 
-/// `PAGES` pages, which outlive the cache and its buffers in each test: created first, so dropped
-/// last.
+/// `PAGES` pages that outlive the cache and its buffers: created first, so dropped last.
 fn arena() -> (Memory, NonNull<u8>) {
     let mut memory = Memory::zeroed(PAGES * PAGE);
     let start = NonNull::new(memory.as_mut_ptr()).unwrap();
@@ -136,9 +134,8 @@ fn pages(base: u64, start: u64, len: u64) -> BTreeSet<u64> {
 }
 
 proptest! {
-    /// The model: the pages that the cache has to keep, and the buffers given out. After any
-    /// sequence of steps a buffer's region is registered with the device and covers it; after
-    /// registering, the limits hold unless buffers keep more; at the end nothing is registered.
+    /// The model: pages to keep, and buffers given out. A buffer's region is registered and covers
+    /// it; the limits hold unless buffers keep more; at the end nothing is registered.
     #[test]
     fn every_buffer_given_out_is_registered(steps in prop::collection::vec(step(), 1..60)) {
         const REGIONS: usize = 3;

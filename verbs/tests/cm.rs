@@ -1,5 +1,4 @@
-//! The connection manager without a route to the peer: most machines have no library, or no device.
-//! Working connections are tested in the guest.
+//! The connection manager without a route to the peer; connections are tested in the guest.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Datagrams over the stub: what is posted, what completions report, and how long address handles
-//! live.
+//! Datagrams over the stub, and how long address handles live.
 
 use doorbell_verbs::{
     AddressHandle, AddressHandleError, Buffer, CompletionQueue, GRH_BYTES, Gid, Lid, Local, Mtu, PostList,

@@ -1,5 +1,4 @@
-//! Sleeping, events, and modified completion queues, over the stub: no wake-up is lost, every event
-//! is acknowledged once, and before its object is destroyed.
+//! Sleeping and events over the stub: no wake-up is lost, every event is acknowledged once.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,14 +18,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Long enough to notice an event that must not happen.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// As [`opened`], with a completion channel.
 fn opened_with_channel() -> (&'static Stub, Context, ProtectionDomain, CompletionChannel) {
     let (stub, context, pd) = opened();
     let channel = context.completion_channel().unwrap();
     (stub, context, pd, channel)
 }
 
-/// A connected queue pair, its completion queue on `channel`, and a buffer.
 fn on_channel(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair, CompletionQueue, Buffer) {
     let cq = pd.context().completion_queue_on(channel, 32).unwrap();
     let qp = pd
@@ -40,8 +37,7 @@ fn on_channel(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair,
     (qp.connect(&PEER).unwrap(), cq, buffer)
 }
 
-/// The buffer of the next completion, where an event has ended the sleep: not the timeout, after
-/// which a last poll would find it as well.
+/// The next buffer, where an event ended the sleep: not the timeout, after which a poll finds it.
 fn woken(cq: &mut CompletionQueue) -> Buffer {
     let start = Instant::now();
     let mut done = cq.wait(TIMEOUT).unwrap().next().expect("a completion came");
@@ -73,8 +69,7 @@ fn a_wait_times_out_and_returns_earlier_completions_at_once() {
     qp.send(buffer).unwrap();
     stub.complete_sends(qp.qpn().get(), 1);
     assert_eq!(cq.wait(None).unwrap().count(), 1, "without any event");
-    // The completion came when the first wait had armed the queue: its event is stale, and does not
-    // end this wait.
+    // The completion came when the first wait had armed: its event is stale, and ends no wait.
     assert_eq!(cq.wait(SHORT_TIMEOUT).unwrap().count(), 0);
 }
 
@@ -139,7 +134,6 @@ fn no_thread_loses_its_event_to_another() {
             })
         });
         let running: Vec<_> = running.collect();
-        // Reads concurrently with them.
         while !running.iter().all(|sleeper| sleeper.is_finished()) {
             channel.try_next().unwrap();
         }

@@ -1,5 +1,4 @@
-//! What only extended completion queues have: polls that are started and ended, completions that
-//! are read by calls, and timestamps.
+//! What only extended completion queues have: open polls, fields read by calls, timestamps.
 
 use std::cell::Cell;
 use std::thread;
@@ -118,7 +117,6 @@ fn a_held_completion_keeps_all_its_fields() {
     qp.receive(buffer).unwrap();
     stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV_RDMA_WITH_IMM, 61, Some(7));
     let wr_id = 1 << 32;
-    // Started, and abandoned before a read.
     drop(cq.poll().unwrap());
     let reported = poll_each(&mut cq, |done| {
         (done.result(), done.timestamp_ticks(), done.wallclock_ns())
@@ -173,8 +171,7 @@ fn a_queue_pair_dropped_by_the_thread_that_polls_is_destroyed_afterwards() {
     cq.poll().unwrap().for_each(|done| {
         done.check().unwrap();
         received.set(received.get() + 1);
-        // The stub fails the test if this destroys it now: a real provider would wait for its own
-        // lock.
+        // The stub fails if this destroys it now: a real provider would wait for its own lock.
         drop(pair.take());
     });
     assert_eq!((received.get(), stub.live("qp")), (2, 1));

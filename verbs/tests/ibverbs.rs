@@ -61,8 +61,7 @@ fn a_device_is_given_only_if_it_is_of_the_library_linked_with() {
     }
 }
 
-/// A pointer of one is a pointer of the other. Not ibv_port_attr: it grows with rdma-core, and its
-/// queries pass its length.
+/// Pointers are interchangeable. Not ibv_port_attr's: it grows, and its queries pass its length.
 #[test]
 fn structs_are_laid_out_alike() {
     macro_rules! alike {

@@ -1,8 +1,5 @@
-//! The order of destruction, and the fate of memory in flight when a queue pair, a completion queue
-//! or a region is dropped.
-//!
-//! The stub itself asserts that nothing is destroyed before its dependents, and reads a region's
-//! memory when it is deregistered.
+//! The order of destruction, and the fate of memory in flight. The stub asserts that nothing is
+//! destroyed before its dependents, and reads a region's memory when it is deregistered.
 
 use doorbell_verbs::{Buffer, CompletionQueue, IntoMemoryError, Local, Memory, MemoryError, PeerRead, PeerWrite};
 
@@ -138,8 +135,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<B: TestBacken
     buffers.clear();
     stub.fail(Verb::DestroyQp, libc::EBUSY);
     drop(qp);
-    // Its flush completion still maps to a known ring: that buffer is the caller's again, and only
-    // that.
+    // Its flush completion still maps to a known ring: only that buffer is the caller's again.
     let back = poll_each(&mut cq, |mut done| done.take::<Local>())
         .into_iter()
         .flatten()

@@ -1,8 +1,7 @@
 //! The safe API over a provider in memory.
 //!
 //! All but the modules excluded below runs under Miri too (`cargo xtask sanitize miri`), with the
-//! provenance of registered memory exposed: a device and its peers know memory by number, so
-//! `Buffer` and the stub make pointers of addresses.
+//! provenance of registered memory exposed: devices know memory by number.
 
 mod alias;
 mod allocation;

@@ -141,7 +141,6 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
     assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
 }
 
-/// The inode mapped at an address (proc_pid_maps(5)).
 fn mapped_inode(addr: usize) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.starts_with(&format!("{addr:08x}-")))?;

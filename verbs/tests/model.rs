@@ -1,6 +1,4 @@
-//! The queue against a model: whatever is posted, refused, completed, failed and polled, in any
-//! order and amount, each buffer is returned exactly once, each request completes in order, and the
-//! counts are right.
+//! The queue against a model: buffers return exactly once, requests complete in order.
 
 use std::collections::VecDeque;
 
@@ -14,8 +12,7 @@ use crate::stub::Stub;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Post a batch: for each request whether it has a buffer, and whether it is signaled.
-    /// Optionally the device refuses one.
+    /// A batch: whether each request has a buffer and is signaled. The device may refuse one.
     Post(Vec<(bool, bool)>, Option<usize>),
     Complete(usize),
     /// Poll, and take at most that many from the iterator.
@@ -34,7 +31,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The model of a request: its number, its buffer's address, and whether it was posted as signaled.
 #[derive(Debug, Clone, PartialEq)]
 struct Request {
     sequence: u64,

@@ -50,8 +50,7 @@ impl CObjects {
     fn new(stub: &'static Stub) -> Self {
         let api = library().api();
         let mut len = 0;
-        // SAFETY: `len` may be written, the list has as many entries, and the device is of it;
-        // domain and queue are of the context.
+        // SAFETY: `len` may be written, the list is as long; all are of one device and context.
         unsafe {
             let list = (api.get_device_list)(&mut len);
             let device = (0..len as usize)
@@ -104,7 +103,6 @@ impl CObjects {
     }
 }
 
-/// A builder with the sizes of [`CObjects::queue_pair`].
 fn builder_of_depth_8<'a>(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
     pd.queue_pair(cq).max_send_wr(8).max_recv_wr(8)
 }
@@ -123,8 +121,7 @@ fn taken_over_objects_are_used_and_destroyed_like_own_ones() {
     let (rc, ud) = (made.queue_pair(IBV_QPT_RC), made.queue_pair(IBV_QPT_UD));
     let mut memory = vec![7_u8; 64];
     let mr = made.register(&mut memory, IBV_ACCESS_LOCAL_WRITE);
-    // SAFETY: all were just created, in these, as the types that they are taken over as; the memory
-    // stays until the end.
+    // SAFETY: all were just created, as the types taken over as; the memory stays until the end.
     unsafe {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         assert_eq!(context.name(), stub.name);
@@ -172,8 +169,7 @@ fn lent_objects_are_returned_unchanged() {
     let (rc, lending) = (made.queue_pair(IBV_QPT_RC), Lending::default());
     let mut memory = vec![7_u8; 64];
     let mr = made.register(&mut memory, IBV_ACCESS_LOCAL_WRITE);
-    // SAFETY: all were just created, in these, as the types that they are taken over as; they stay
-    // until the end.
+    // SAFETY: all were just created, as the types taken over as; they stay until the end.
     unsafe {
         let channel = (made.api.create_comp_channel)(made.context);
         let mut vector: ibv_ah_attr = core::mem::zeroed();
@@ -292,8 +288,7 @@ fn an_external_connection_manager_connects_by_the_pointer() {
     let prepared = pd.queue_pair(&cq).rc().unwrap();
     let raw = prepared.as_raw();
     for state in [IBV_QPS_RTR, IBV_QPS_RTS] {
-        // SAFETY: all-zero is a valid ibv_qp_attr; the stub needs no more than a state, and
-        // `prepared` is then assumed connected.
+        // SAFETY: all-zero is valid; the stub needs a state; `prepared` is assumed connected.
         unsafe {
             let mut attr: ibv_qp_attr = core::mem::zeroed();
             attr.qp_state = state;
@@ -307,7 +302,6 @@ fn an_external_connection_manager_connects_by_the_pointer() {
     assert_eq!(stub.pending_sends(qp.qpn().get()).len(), 1);
 }
 
-/// Objects without a lender, and those that queue pairs do not need.
 #[test]
 fn the_other_objects_are_taken_over_too() {
     let stub = Stub::new();

@@ -313,7 +313,6 @@ fn single_requests_are_refused_as_those_of_a_batch<B: TestBackend>() {
     assert_eq!((refused.posted, refused.buffers.len(), qp.next_receive()), (0, 1, 1));
 }
 
-/// The buffer of the oldest receive, which is completed.
 fn received(cq: &mut doorbell_verbs::CompletionQueue, stub: &'static Stub, qpn: u32) -> Buffer {
     stub.complete_receive(qpn, doorbell_verbs_sys::IBV_WC_RECV, 64, None);
     let mut completions = cq.poll().unwrap();
@@ -321,8 +320,7 @@ fn received(cq: &mut doorbell_verbs::CompletionQueue, stub: &'static Stub, qpn: 
     done.take().unwrap()
 }
 
-/// Two queue pairs on one completion queue, alternating, signaled and not: the fast path for the
-/// very next request must not be taken for another ring's.
+/// The fast path for the very next request must not be taken for another ring's.
 #[test]
 fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
     let (stub, context, pd) = opened();

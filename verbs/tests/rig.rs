@@ -17,7 +17,6 @@ pub(crate) const PEER: Endpoint = Endpoint {
     max_dest_rd_atomic: 4,
 };
 
-/// The backends, for tests that run over both.
 pub(crate) trait TestBackend: Backend + Sized {
     /// Whether a batch that the provider refuses is refused as a whole.
     const WHOLE: bool;
@@ -51,7 +50,6 @@ impl TestBackend for WrPost {
     }
 }
 
-/// The kinds of completion queue, for tests that run over both.
 pub(crate) trait TestCq: CqKind {
     fn make(context: &Context, entries: u32) -> CompletionQueue<Self>;
 }
@@ -82,8 +80,7 @@ pub(crate) fn poll_count<Q: CqKind>(cq: &mut CompletionQueue<Q>) -> usize {
     poll_each(cq, |_| ()).len()
 }
 
-/// Instantiates each of these functions as a test, in a module of this name: for this backend, and
-/// this kind of queue if it is generic over that too.
+/// Instantiates each function as a test: for this backend, and this kind of queue if generic.
 macro_rules! over {
     ($module:ident: $($kind:ident),+; $names:tt) => {
         mod $module {
@@ -104,7 +101,6 @@ macro_rules! over {
 }
 pub(crate) use over;
 
-/// Instantiates each of these functions as a test for either backend.
 macro_rules! over_both_backends {
     ($($name:ident),* $(,)?) => {
         $crate::rig::over!(post_list: PostList; ($($name),*));
@@ -113,7 +109,6 @@ macro_rules! over_both_backends {
 }
 pub(crate) use over_both_backends;
 
-/// Instantiates each of these functions as a test for either backend with either kind of queue.
 macro_rules! over_all_kinds {
     ($($name:ident),* $(,)?) => {
         $crate::rig::over!(post_list_classic: PostList, ClassicCq; ($($name),*));
@@ -124,7 +119,6 @@ macro_rules! over_all_kinds {
 }
 pub(crate) use over_all_kinds;
 
-/// A device of its own, opened, with a protection domain.
 pub(crate) fn opened() -> (&'static Stub, Context, ProtectionDomain) {
     let stub = Stub::new();
     let context = stub.open();
@@ -141,7 +135,6 @@ pub(crate) fn rig<B: TestBackend>(
     rig_of(stub, depth, n)
 }
 
-/// As [`rig`], with a completion queue of either kind.
 pub(crate) fn rig_of<B: TestBackend, Q: TestCq>(
     stub: &'static Stub,
     depth: u32,

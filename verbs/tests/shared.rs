@@ -1,5 +1,4 @@
-//! Shared receive queues: buffers go in by one poster, and come out of any completion queue, in any
-//! order.
+//! Shared receive queues: one poster, completions in any queue, in any order.
 
 mod stress;
 
@@ -20,8 +19,7 @@ type SharedQp = QueuePair<WithSrq<ReliableConnection>>;
 const DEPTH: u32 = 8;
 
 struct Rig {
-    // Declared before the objects it was created from, so that tests show that nothing depends on
-    // the drop order.
+    // Declared first, so that tests show that nothing depends on the drop order.
     srq: SharedReceiveQueue,
     pd: ProtectionDomain,
     context: Context,
@@ -86,7 +84,6 @@ fn receives_complete_out_of_order_to_the_queue_pair_that_consumed_them() {
         rig.srq.receive(buffer).unwrap();
     }
     assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn[0])), (4, 4));
-    // The last, the first, then those that were third and second.
     for (qp, place) in [(0, 3), (1, 0), (0, 1), (0, 0)] {
         rig.stub.complete_shared(qpn[qp], place, 8);
     }
@@ -146,7 +143,6 @@ fn what_does_not_fit_comes_back() {
     );
     assert_eq!((refused.index, refused.posted, refused.buffers.len()), (8, 0, 9));
     assert_eq!((rig.srq.free_slots(), rig.stub.shared_doorbells(qpn)), (DEPTH, 0));
-    // Too many buffers in the second.
     let refused = rig.srq.post_receives(|batch| {
         batch.receive(next());
         batch.receive_scatter([next(), next(), next()]);
@@ -244,8 +240,7 @@ fn entries_are_reserved_once_for_each_completion_queue() {
         .connect(&PEER)
         .unwrap();
     assert_eq!(other.unreserved(), 1);
-    // All receives to either of them: the completion queue does not overflow, which the stub
-    // asserts.
+    // All receives to either of them: no overflow, which the stub asserts.
     for (qp, cq) in [(&third, &mut other), (&second, &mut one)] {
         for buffer in rig.buffers(u64::from(DEPTH)) {
             rig.srq.receive(buffer).unwrap();
@@ -269,7 +264,6 @@ fn entries_are_reserved_once_for_each_completion_queue() {
     assert_eq!(rig.srq.free_slots(), DEPTH);
 }
 
-/// What a queue pair received before it was dropped still completes, with its number and tag.
 #[test]
 fn completions_outlive_their_queue_pair() {
     let mut rig = Rig::new();
@@ -314,8 +308,7 @@ fn completions_outlive_their_queue_pair() {
     assert_eq!(rig.srq.free_slots(), DEPTH);
 }
 
-/// Where a device removes unpolled completions with their queue pair, the buffers stay untouched
-/// until the queue is destroyed.
+/// Where a device removes unpolled completions, buffers stay until the queue is destroyed.
 #[test]
 fn completions_that_the_device_takes_away_keep_their_buffers() {
     let mut rig = Rig::new();
@@ -337,8 +330,6 @@ fn completions_that_the_device_takes_away_keep_their_buffers() {
     assert_eq!(stub.log().as_slice(), ["destroy_qp", "destroy_srq", "dereg_mr"]);
 }
 
-/// The queue lives as long as a queue pair on it, and memory posted to it is freed after it was
-/// destroyed.
 #[test]
 fn the_queue_goes_after_its_queue_pairs_and_before_its_memory() {
     let mut rig = Rig::new();

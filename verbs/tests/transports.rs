@@ -1,5 +1,4 @@
-//! What each transport passes to the device: which attributes, in which state, and how refusals
-//! read.
+//! What each transport passes to the device, and how refusals read.
 
 use doorbell_verbs::{
     Buffer, Local, PathMigration, QKey, QueuePair, QueuePairError, RejectReason, ReliableConnection, RemoteRights,
@@ -10,7 +9,6 @@ use doorbell_verbs_sys::*;
 use crate::rig::{PEER, opened};
 use crate::stub::{Stub, Verb};
 
-/// Queue pairs of each transport, of a domain that lives as long as they do.
 fn made(
     stub: &'static Stub,
 ) -> (
@@ -96,7 +94,6 @@ fn draining_requests_the_event_and_resuming_does_not() {
     assert_eq!(masks[3..], [IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_STATE]);
 }
 
-/// The error of a refused `change`, in the state RTS.
 fn refused<T: Transport>(
     stub: &'static Stub,
     qp: &mut QueuePair<T>,

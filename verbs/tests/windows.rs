@@ -1,5 +1,4 @@
-//! Memory windows over the stub: what is returned and when, in which order objects are destroyed,
-//! and what is refused.
+//! Memory windows over the stub: completions, refusals and the order of destruction.
 
 use doorbell_verbs::{
     BoundWindow, Buffer, CompletionQueue, MemoryWindow, ProtectionDomain, QueuePair, RKey, ReadAccess, ReadWriteAccess,
@@ -227,7 +226,6 @@ fn a_window_whose_request_fails_goes_with_the_completion() {
 #[test]
 fn what_is_refused_comes_back() {
     let mut rig = rig();
-    // Of another domain, over nothing.
     let other = self::rig();
     let window = other.pd.memory_window().unwrap();
     let mut refused = rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap_err();
@@ -239,7 +237,6 @@ fn what_is_refused_comes_back() {
     assert!(refused.take_window::<WindowType1>().is_none());
     assert!(refused.take_bound_window::<WriteAccess, WindowType2>().is_none());
     let window = refused.take_window::<WindowType2>().unwrap();
-    // Refused by the device.
     rig.stub.refuse_send(rig.qpn(), 0, libc::EINVAL);
     let mut refused = rig.qp.bind(window, &rig.inbox, .., WriteAccess).unwrap_err();
     assert!(matches!(refused.reason, RejectReason::Device { .. }), "{refused}");
@@ -267,7 +264,6 @@ fn what_is_refused_comes_back() {
         "{refused}"
     );
     assert_eq!((0..5).filter_map(|_| refused.take_window::<WindowType2>()).count(), 5);
-    // One that was freed with another queue pair.
     let mut gone = self::rig();
     let lost = gone.bind();
     drop(gone.qp);

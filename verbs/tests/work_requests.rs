@@ -1,5 +1,4 @@
-//! Posting by `ibv_wr_*`: how a queue pair for it is created, and that a batch is posted as a whole
-//! or not at all. What both backends have in common is tested over both elsewhere.
+//! Posting by `ibv_wr_*`: creation, and that a batch is posted as a whole or not at all.
 
 use doorbell_verbs::{
     Buffer, EitherBackend, Local, PeerAll, QueuePairError, RejectReason, Remote, WrPost, WriteAccess,
@@ -55,8 +54,7 @@ fn what_is_refused_here_is_aborted() {
     let stub = Stub::new();
     let (mut qp, _cq, mut buffers) = rig::<WrPost>(stub, 2, 3);
     let qpn = qp.qpn().get();
-    // An empty batch, one with an unsupported request, one that the queue has no slots for, and one
-    // whose closure panics.
+    // Empty, with an unsupported request, too long for the queue, and with a panicking closure.
     qp.post(|_| {}).unwrap();
     let refused = qp.post(|batch| {
         batch.write(buffers.remove(0), REMOTE);
@@ -89,7 +87,6 @@ fn what_is_refused_here_is_aborted() {
     assert_eq!(stub.doorbells(qpn).0, 1);
 }
 
-/// The flags of one request do not carry over to the next.
 #[test]
 fn flags_do_not_stick() {
     let stub = Stub::new();

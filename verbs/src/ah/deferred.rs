@@ -1,10 +1,8 @@
-//! Defers the destruction of address handles until the device is done with them.
+//! Defers the destruction of address handles until the device is done with them: the completions of
+//! all sends with one must have been polled (ibv_post_send(3)), as some devices refer to it.
 //!
-//! An address handle must not be destroyed before the completions of all sends with it have been
-//! polled (ibv_post_send(3)): some devices copy the address when posting, others refer to it.
-//! Counting the sends of each handle would add a cost to every send. Instead a dropped handle is
-//! kept until every UD queue pair of its protection domain has retired all that it had posted by
-//! then, or is destroyed, whichever sends used the handle.
+//! Counting each handle's sends would cost. Instead a dropped handle is kept until every UD queue
+//! pair of its protection domain has retired all that it had posted by then, or is destroyed.
 
 use core::ptr;
 use std::sync::Arc;
@@ -17,7 +15,6 @@ use crate::qp::Ring;
 use crate::raw::Lender;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// The UD send queues and deferred address handles of a protection domain.
 #[derive(Default)]
 pub(crate) struct DeferredHandles {
     state: Mutex<State>,
@@ -25,21 +22,18 @@ pub(crate) struct DeferredHandles {
 
 #[derive(Default)]
 struct State {
-    /// The send queues that may have sends with address handles in flight.
     senders: Vec<Arc<Ring>>,
     deferred: Vec<DeferredHandle>,
 }
 
-/// A dropped handle, and the queues that may still use it, each until it has retired that many
-/// requests.
+/// A dropped handle, and the queues that may use it until they have retired that many requests.
 struct DeferredHandle {
     raw: *mut sys::ibv_ah,
     pending_on: Vec<(Arc<Ring>, u64)>,
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; a ring is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; a ring is Send and Sync.
 unsafe impl Send for State {}
 
 impl State {
@@ -78,8 +72,7 @@ impl DeferredHandles {
         destroy(context, free);
     }
 
-    /// Destroys `raw` now if no queue uses it, otherwise later. A lender is dropped at that point
-    /// instead.
+    /// Destroys `raw` now if no queue uses it, otherwise later; with a lender, drops that instead.
     ///
     /// # Safety
     /// It was created in this domain, and no post with it is in progress or follows.
@@ -115,8 +108,7 @@ impl DeferredHandles {
     }
 }
 
-/// Destroys handles removed from a domain's list. Outside its lock: this calls the kernel, and
-/// drops lenders.
+/// Outside the list's lock: this calls the kernel, and drops lenders.
 fn destroy(context: &ContextInner, handles: Vec<DeferredHandle>) {
     for DeferredHandle { raw, lender, .. } in handles {
         debug_assert_ne!(raw, ptr::null_mut());

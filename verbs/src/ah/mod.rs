@@ -1,5 +1,4 @@
 //! Address handles (AH): the destinations of datagrams (ibv_create_ah(3), IBTA vol 1, 10.2.2).
-//! Created for an endpoint that a peer sent, for a GID, or for the sender of a datagram.
 
 mod deferred;
 
@@ -22,8 +21,7 @@ use crate::wr::datagram::Datagram;
 /// An address handle: the path to a port, at which many queue pairs may be.
 ///
 /// Cloning is cheap. It may be dropped as soon as a post with it has returned: the protection
-/// domain keeps what the device may still need (ibv_post_send(3): until the completions of all
-/// sends with it have been polled), at no cost on the data path.
+/// domain keeps what the device may still need (ibv_post_send(3)).
 #[doc(alias("ibv_ah", "ibv_create_ah", "ibv_destroy_ah"))]
 #[derive(Clone)]
 pub struct AddressHandle {
@@ -103,8 +101,7 @@ impl core::fmt::Debug for AddressHandle {
 
 impl Drop for AhInner {
     fn drop(&mut self) {
-        // SAFETY: created in this domain by `new`, released here, once. No post with it is in
-        // progress: that borrows a handle.
+        // SAFETY: created by `new`, released here, once. A post in progress would borrow a handle.
         unsafe {
             self.pd
                 .handles
@@ -116,7 +113,6 @@ impl Drop for AhInner {
 /// Flow labels have 20 bits (IBTA vol 1, 8.3.3).
 pub(crate) const MAX_FLOW_LABEL: u32 = (1 << 20) - 1;
 
-/// The fields of an address vector besides the destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AddressVector {
     pub(crate) port: u8,
@@ -127,8 +123,7 @@ pub(crate) struct AddressVector {
 }
 
 impl AddressVector {
-    /// The address vector to `gid` or, without the index of a source GID, to `lid` (IBTA vol 1,
-    /// 11.2.2.1).
+    /// To `gid` or, without the index of a source GID, to `lid` (IBTA vol 1, 11.2.2.1).
     pub(crate) fn ah_attr(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut vector: sys::ibv_ah_attr = unsafe { core::mem::zeroed() };
@@ -138,8 +133,7 @@ impl AddressVector {
         if let Some(index) = source {
             vector.is_global = 1;
             vector.grh.dgid = gid.to_sys();
-            // The index came from a u8, or is the default GID's, which may exceed this field; the
-            // device then reports an invalid index.
+            // The default GID's index may exceed this; the device reports an invalid index.
             vector.grh.sgid_index = u8::try_from(index).unwrap_or(u8::MAX);
             vector.grh.hop_limit = self.hop_limit;
             vector.grh.traffic_class = self.traffic_class;
@@ -149,8 +143,7 @@ impl AddressVector {
     }
 }
 
-/// Builds an address handle; created by [`ProtectionDomain::address_handle`] (ibv_create_ah(3);
-/// IBTA vol 1, 11.2.2.1). Port and source GID must be those of the queue pair that will use it.
+/// Builds an address handle (ibv_create_ah(3)) for queue pairs of the same port and source GID.
 #[doc(alias("ibv_ah_attr", "ibv_create_ah"))]
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]
@@ -182,9 +175,7 @@ impl<'a> AddressHandleBuilder<'a> {
         self
     }
 
-    /// The index of the source GID (default on RoCE:
-    /// [`Context::default_gid`](crate::Context::default_gid); on InfiniBand: none, addressing by
-    /// LID).
+    /// The source GID's index (default on RoCE: [`default_gid`](crate::Context::default_gid)).
     #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
@@ -203,9 +194,7 @@ impl<'a> AddressHandleBuilder<'a> {
         self
     }
 
-    /// The flow label of the packets, 20 bits (default 0). RoCEv2 over IPv4 has no such field;
-    /// adapters derive the UDP source port from it, by which routers balance flows over paths
-    /// (ECMP).
+    /// The flow label, 20 bits (default 0); over IPv4 adapters derive the UDP source port from it.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.route.flow_label = label;
         self
@@ -221,8 +210,7 @@ impl<'a> AddressHandleBuilder<'a> {
     /// The handle for the port of `endpoint`.
     ///
     /// # Errors
-    /// When the device has no datagrams, the local port or GID does not exist, or the peer's
-    /// address cannot be resolved.
+    /// When the device has no datagrams, port or GID do not exist, or the peer is not resolved.
     #[doc(alias = "ibv_create_ah")]
     pub fn to(self, endpoint: &UdEndpoint) -> Result<AddressHandle, AddressHandleError> {
         self.create(endpoint.gid, endpoint.lid, endpoint.mtu.bytes())
@@ -255,8 +243,7 @@ impl<'a> AddressHandleBuilder<'a> {
         }
         let mut header = [0; GRH_BYTES];
         received.read_at(0, &mut header);
-        // SAFETY: all-zero is a valid value of both, structs of integers, and any bytes are a valid
-        // header.
+        // SAFETY: all-zero is valid for structs of integers, and any bytes are a valid header.
         let (mut wc, mut grh) = unsafe { (datagram.to_sys(), MaybeUninit::<sys::ibv_grh>::zeroed().assume_init()) };
         const { assert!(size_of::<sys::ibv_grh>() == GRH_BYTES) };
         // SAFETY: both are 40 bytes, and any bytes are a valid ibv_grh.

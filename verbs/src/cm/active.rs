@@ -14,8 +14,7 @@ use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// A resolved device and path to a peer; created by [`ConnectionManager::resolve`]
-/// (rdma_resolve_route(3)).
+/// A resolved device and path to a peer: see [`ConnectionManager::resolve`].
 #[doc(alias("rdma_cm_id", "rdma_resolve_route"))]
 #[derive(Debug)]
 pub struct Route {
@@ -48,16 +47,14 @@ impl Route {
         self.id.port()
     }
 
-    /// The local address of the connection; `None` if it is of a family that the standard library
-    /// does not support.
+    /// The local address of the connection; `None` for a family without [`SocketAddr`].
     #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// Connects `qp` to the listener at the peer's address, and waits until it has accepted, within
-    /// `timeout` (rdma_connect(3)).
+    /// Connects `qp` to the peer's listener, and waits until it accepts (rdma_connect(3)).
     ///
     /// The peer sees `private_data`, at most [`MAX_CONNECT_DATA`] bytes, followed by zeros. Path
     /// MTU and retry counts are negotiated by the two managers; the builder's `timeout` and

@@ -12,11 +12,9 @@ use super::id::CmId;
 use crate::qp::{Backend, PreparedQueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// The connection manager's side of a connected queue pair: the peer's address, and whether the
-/// connection is up (rdma_cm(7)). Its descriptor is readable when there is an event.
+/// A connected queue pair's side of the manager (rdma_cm(7)); its descriptor is readable by events.
 ///
-/// Dropping it disconnects, without waiting for the peer. The local queue pair is not modified; the
-/// peer is notified (DREQ).
+/// Dropping it disconnects (DREQ), without waiting; the local queue pair is not modified.
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Connection {
@@ -30,8 +28,7 @@ pub struct Connection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
-    /// The peer has disconnected or exited: [`flush`](crate::QueuePair::flush) the queue pair to
-    /// get back what is in flight.
+    /// The peer has disconnected: [`flush`](crate::QueuePair::flush) returns what is in flight.
     #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected,
     /// The device is about to be removed: drop every object on it.
@@ -40,8 +37,7 @@ pub enum ConnectionEvent {
     /// The address has moved to other hardware: the connection may be slow or broken.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
     AddressChanged,
-    /// The timewait state of a closed connection is over: no packet of it can be in flight any
-    /// more.
+    /// The timewait state is over: no packet of the closed connection can be in flight.
     #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
     /// Any other event, with its `rdma_cm_event_type`.
@@ -96,8 +92,7 @@ impl Connection {
         }))
     }
 
-    /// Disconnects, and waits up to `timeout` until the peer has confirmed it (rdma_disconnect(3)).
-    /// The caller waits for what is in flight before.
+    /// Disconnects, and waits for the peer's confirmation (rdma_disconnect(3)), not for requests.
     ///
     /// # Errors
     /// When the manager fails or the peer does not answer. The connection is closed in either case.
@@ -138,8 +133,7 @@ pub(super) fn check_private_data(call: &'static str, private_data: &[u8], max: u
     Ok(())
 }
 
-/// Checks that the queue pair is on the device and port of the path, and sets the path's P_Key
-/// index.
+/// Checks that the queue pair is on the path's device and port, and sets its P_Key index.
 pub(super) fn bind_to_path<T: Reliable, B: Backend>(
     id: &CmId,
     qp: &mut PreparedQueuePair<T, B>,

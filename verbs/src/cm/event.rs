@@ -4,7 +4,6 @@ use core::mem::MaybeUninit;
 
 use doorbell_verbs_sys::rdmacm as sys;
 
-/// An event of an identifier.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) kind: sys::rdma_cm_event_type,
@@ -45,8 +44,7 @@ impl Event {
                 | sys::RDMA_CM_EVENT_ESTABLISHED
         );
         if connects {
-            // SAFETY: for these events of a connected port space `conn` is the member in use
-            // (rdma_get_cm_event(3)).
+            // SAFETY: events of a connected port space use `conn` (rdma_get_cm_event(3)).
             let conn = unsafe { (*raw).param.conn };
             event.responder_resources = conn.responder_resources;
             event.initiator_depth = conn.initiator_depth;

@@ -1,5 +1,4 @@
-//! An identifier (`rdma_cm_id`) with its event channel: the only module that owns either, and calls
-//! librdmacm with them.
+//! An identifier (`rdma_cm_id`) with its event channel: all calls of librdmacm with either.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -47,14 +46,12 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, here; no identifier is on it: `CmId` destroys its own first, and
-        // leaks the channel otherwise.
+        // SAFETY: destroyed once, here, and leaked unless `CmId` has destroyed its identifier.
         unsafe { (self.manager.cm.destroy_event_channel)(self.raw) }
     }
 }
 
-/// An identifier (rdma_create_id(3)) and its event channel, with the address that errors name it
-/// by.
+/// An identifier (rdma_create_id(3)) and its event channel; errors name it by the address.
 pub(super) struct CmId {
     raw: *mut sys::rdma_cm_id,
     /// `None` only while it is dropped.
@@ -72,7 +69,6 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    /// A new identifier, for connections (RDMA_PS_TCP).
     pub(super) fn new(manager: ConnectionManager, name: SocketAddr) -> Result<Self, CmError> {
         let channel = Channel::new(manager)?;
         let mut raw = ptr::null_mut();
@@ -89,8 +85,7 @@ impl CmId {
         })
     }
 
-    /// Takes over the identifier of a listener's event, and moves it to its own channel
-    /// (rdma_migrate_id(3)).
+    /// Takes over an event's identifier, to a channel of its own (rdma_migrate_id(3)).
     pub(super) fn adopt(manager: ConnectionManager, Child(raw): Child, listener: SocketAddr) -> Result<Self, CmError> {
         let mut id = Self {
             raw,
@@ -100,8 +95,7 @@ impl CmId {
             name: unsafe { address::peer(raw) }.unwrap_or(listener),
         };
         let channel = Channel::new(manager)?;
-        // SAFETY: both are live, and the event with the identifier has been acknowledged, so this
-        // does not wait.
+        // SAFETY: both live, and the event with the identifier is acknowledged: this does not wait.
         let result = unsafe { (manager.cm.migrate_id)(raw, channel.raw) };
         id.check("rdma_migrate_id", result)?;
         id.channel = Some(channel);
@@ -142,9 +136,8 @@ impl CmId {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The context of the device it is bound to. librdmacm keeps a device open only as long as an
-    /// identifier is bound to it, so the context holds another identifier of the same device: this
-    /// one can then be destroyed, and the connection with it, while the context is in use.
+    /// librdmacm keeps a device open only as long as an identifier is bound to it: the context
+    /// holds another one, so that this one and its connection can be destroyed meanwhile.
     pub(super) fn context(&self) -> Result<Context, CmError> {
         let address = self.name;
         let name = self.device()?;
@@ -191,8 +184,7 @@ impl CmId {
     pub(super) fn attributes(&self, state: ibv_qp_state) -> Result<ibv_qp_attr, CmError> {
         let mut attr = MaybeUninit::<ibv_qp_attr>::zeroed();
         let mut mask = 0;
-        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of
-        // integers, whose state it reads.
+        // SAFETY: live; both may be written, and all-zero is a valid value; the state is read.
         let (result, attr) = unsafe {
             (*attr.as_mut_ptr()).qp_state = state;
             let result = (self.manager.cm.init_qp_attr)(self.raw, attr.as_mut_ptr(), &mut mask);
@@ -204,8 +196,7 @@ impl CmId {
 
     pub(super) fn connect(&self, offer: &ConnParams, private_data: &[u8]) -> Result<(), CmError> {
         let mut parameters = parameters(offer, private_data);
-        // SAFETY: live; the parameters, and the data that they point to, are only read during the
-        // call.
+        // SAFETY: live; the parameters, and the data behind them, are only read during the call.
         let result = unsafe { (self.manager.cm.connect)(self.raw, &mut parameters) };
         self.check("rdma_connect", result)
     }
@@ -260,7 +251,6 @@ impl CmId {
         }
     }
 
-    /// Waits for the event `kind`, by which `call` succeeds.
     pub(super) fn wait_event(
         &self,
         kind: sys::rdma_cm_event_type,
@@ -326,8 +316,7 @@ impl core::fmt::Debug for CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, here. Every event taken has been acknowledged, so this does not
-        // wait; no queue pair was created on it.
+        // SAFETY: destroyed once, here, with all events acknowledged, and without a queue pair.
         let result = unsafe { (self.manager.cm.destroy_id)(self.raw) };
         if result != 0 {
             let error = io::Error::last_os_error();

@@ -1,9 +1,7 @@
-//! Connecting by IP address through the RDMA connection manager (CM): librdmacm, loaded on first
-//! use (rdma_cm(7); IBTA vol 1, chapter 12 and annex A11).
+//! Connecting by IP address: librdmacm, loaded on first use (rdma_cm(7); IBTA vol 1, 12 and A11).
 //!
-//! The active side resolves the peer's address, which selects the device, creates a queue pair on
-//! it and connects that. The passive side listens; each connection request names its device, and is
-//! accepted with a queue pair or rejected. Both sides can send private data with these messages.
+//! The active side resolves the peer's address, which selects the device, and connects a queue pair
+//! on it. The passive side accepts or rejects requests. Both can send private data.
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -25,17 +23,15 @@
 //!
 //! # Ownership
 //!
-//! Queue pairs are created by verbs, not by librdmacm, so the rules of memory in flight are
-//! unchanged; the manager only supplies the attributes to connect them with. Each identifier
-//! (`rdma_cm_id`) has its own event channel: waiting for one never consumes an event of another,
-//! and every object here has a file descriptor that becomes readable when there is an event for it.
-//! Events are copied and acknowledged at once, so an identifier can always be destroyed; it is
-//! destroyed before its channel.
+//! Queue pairs are created by verbs, so the rules of memory in flight are unchanged; the manager
+//! only supplies the attributes. Each identifier (`rdma_cm_id`) has its own event channel, whose
+//! descriptor becomes readable: waiting for one never consumes an event of another. Events are
+//! copied and acknowledged at once, so an identifier can always be destroyed; it is destroyed
+//! before its channel.
 //!
 //! The devices' contexts belong to librdmacm. A [`Context`](crate::Context) obtained here keeps its
-//! device open with an identifier of its own, and does not close it. Queue pairs may also be
-//! created on a context of the same device opened by [`Library::open`](crate::Library::open): a
-//! server does that once, instead of for each request.
+//! device open with an identifier of its own. Queue pairs may also be on a context of the same
+//! device opened by [`Library::open`](crate::Library::open), once instead of per request.
 
 mod active;
 mod address;
@@ -61,11 +57,9 @@ use crate::wait::Deadline;
 /// Maximum length of the private data of [`Route::connect`] in bytes: the 92 of a REQ less the CM's
 /// IP header (IBTA vol 1, A11.4).
 pub const MAX_CONNECT_DATA: usize = 56;
-/// Maximum length of the private data of [`ConnectionRequest::accept`] in bytes (REP; IBTA vol 1,
-/// 12.6.8).
+/// Maximum bytes of private data of [`ConnectionRequest::accept`] (REP; IBTA vol 1, 12.6.8).
 pub const MAX_ACCEPT_DATA: usize = 196;
-/// Maximum length of the private data of [`ConnectionRequest::reject`] in bytes (REJ; IBTA vol 1,
-/// 12.6.7).
+/// Maximum bytes of private data of [`ConnectionRequest::reject`] (REJ; IBTA vol 1, 12.6.7).
 pub const MAX_REJECT_DATA: usize = 148;
 
 /// The system's connection manager (rdma_cm(7)).
@@ -89,18 +83,15 @@ impl ConnectionManager {
         })
     }
 
-    /// Another implementation of librdmacm's functions, over the devices of `verbs`: the userspace
-    /// device's.
+    /// Another implementation of librdmacm's functions, over the devices of `verbs`.
     ///
-    /// The tables carry a [`Promise`](doorbell_verbs_sys::Promise) of their author, on which every
-    /// guarantee rests as in [`Library::new`](crate::Library::new).
+    /// Both tables carry a [`Promise`](doorbell_verbs_sys::Promise), as there.
     #[must_use]
     pub const fn new(cm: &'static CmApi, verbs: &'static Api) -> Self {
         Self { cm, verbs }
     }
 
-    /// Resolves the device and the path by which `peer` is reached (rdma_resolve_addr(3),
-    /// rdma_resolve_route(3)), within `timeout`.
+    /// Resolves device and path to `peer` (rdma_resolve_addr(3), rdma_resolve_route(3)).
     ///
     /// # Errors
     /// When no RDMA device has a route there, the address does not answer, or the timeout expires.
@@ -118,9 +109,7 @@ impl ConnectionManager {
         Route::resolve(*self, Some(from), peer, Deadline::after(timeout))
     }
 
-    /// Listens on `address` (rdma_bind_addr(3), rdma_listen(3)): on all devices if it is the
-    /// unspecified one, and on any free port if its port is 0. At most `backlog` requests are
-    /// queued.
+    /// Listens on `address` (rdma_listen(3)): on all devices if unspecified, any free port for 0.
     ///
     /// # Errors
     /// When the address is in use, or of no local RDMA device.

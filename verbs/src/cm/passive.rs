@@ -15,8 +15,7 @@ use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// Listens for connections; created by [`ConnectionManager::listen`] (rdma_listen(3)). Its
-/// descriptor is readable when there is a request or another event.
+/// Listens for connections (rdma_listen(3)). Its descriptor is readable when there is an event.
 #[doc(alias("rdma_listen", "rdma_bind_addr"))]
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
@@ -32,8 +31,7 @@ impl Listener {
         Ok(Self { id })
     }
 
-    /// The address it listens on, with the actual port if port 0 was given; `None` if it is of a
-    /// family that the standard library does not support.
+    /// The address it listens on, with the actual port; `None` for a family without [`SocketAddr`].
     #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
@@ -71,8 +69,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection request (REQ) of a peer (rdma_accept(3), rdma_reject(3)). It is rejected when
-/// dropped.
+/// A peer's connection request (REQ; rdma_accept(3), rdma_reject(3)). Rejected when dropped.
 #[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_cm_id"))]
 #[derive(Debug)]
 pub struct ConnectionRequest {
@@ -104,23 +101,20 @@ impl ConnectionRequest {
         self.id.port()
     }
 
-    /// The request's destination address; `None` if it is of a family that the standard library
-    /// does not support.
+    /// The request's destination address; `None` for a family without [`SocketAddr`].
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// The request's source address; `None` if it is of a family that the standard library does not
-    /// support.
+    /// The request's source address; `None` for a family without [`SocketAddr`].
     #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.peer()
     }
 
-    /// Connects `qp` to the peer, and waits until it is connected too, within `timeout`
-    /// (rdma_accept(3)). Post receives for the peer's first messages before.
+    /// Connects `qp`, with receives posted, and waits until the peer is connected (rdma_accept(3)).
     ///
     /// The peer sees `private_data`, at most [`MAX_ACCEPT_DATA`] bytes, followed by zeros. The
     /// builder's settings apply as in [`Route::connect`](super::Route::connect).

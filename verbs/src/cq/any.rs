@@ -6,9 +6,8 @@ use super::{CompletionQueue, ExtendedCq};
 use crate::context::Context;
 use crate::error::CompletionQueueError;
 
-/// A completion queue of the best kind that a device supports: extended if it has them, otherwise
-/// classic (ibv_create_cq_ex(3), ibv_create_cq(3)). Match on it once and run code that is generic
-/// over the kind:
+/// A completion queue, extended if the device has them, otherwise classic (ibv_create_cq_ex(3),
+/// ibv_create_cq(3)). Match on it once and run code that is generic over the kind:
 ///
 /// ```no_run
 /// use doorbell_verbs::{BestCompletionQueue, CompletionQueue, Context, CqKind};

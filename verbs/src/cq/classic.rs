@@ -1,5 +1,4 @@
-//! Polling a classic queue: ibv_poll_cq(3) copies a batch of work completions into an array, which
-//! the cursor walks.
+//! Polling a classic queue: ibv_poll_cq(3) fills an array, which the cursor walks.
 
 use core::ptr::NonNull;
 
@@ -16,11 +15,9 @@ type WcArray = [sys::ibv_wc; BATCH + 1];
 
 /// The batch of work completions that the device wrote last.
 pub struct WcBatch {
-    /// The last completion that is consumed, and the last that the device wrote: those between are
-    /// to be yielded.
+    /// The last completion that is consumed; those up to the last written are to be yielded.
     last: *const sys::ibv_wc,
     end: *const sys::ibv_wc,
-    /// The array, a [`WcArray`] from a box.
     completions: NonNull<sys::ibv_wc>,
 }
 
@@ -31,8 +28,7 @@ unsafe impl Sync for WcBatch {}
 
 impl WcBatch {
     pub(super) fn new() -> Self {
-        // SAFETY: all-zero is a valid value of this struct of integers, so every entry is
-        // initialised even where a provider does not write all of it.
+        // SAFETY: all-zero is valid for integers, even where a provider does not write all.
         let completions: Box<WcArray> = Box::new(unsafe { core::mem::zeroed() });
         let completions = NonNull::from(Box::leak(completions)).cast();
         Self {
@@ -57,7 +53,6 @@ impl Drop for WcBatch {
 }
 
 impl Poller<ClassicCq> {
-    /// Polls the device if no fetched completion is left.
     #[inline(always)]
     pub(super) fn fetch(&mut self) -> Result<(), CompletionQueueError> {
         if self.state.has_unread() {
@@ -67,8 +62,7 @@ impl Poller<ClassicCq> {
         let before = self.state.completions.as_ptr();
         // SAFETY: the queue is live, and there are BATCH entries behind the first.
         let result = unsafe { inline::poll_cq(self.inner.raw, BATCH as i32, before.add(1)) };
-        // Negative: failed. The one comparison also catches a provider that returns more than
-        // BATCH.
+        // Negative: failed. The comparison also catches more than BATCH.
         let fetched = result.cast_unsigned() as usize;
         if fetched > BATCH {
             return Err(self.failed("ibv_poll_cq", result));
@@ -88,8 +82,7 @@ impl Poller<ClassicCq> {
         if self.unsignaled_left == 0 {
             return at;
         }
-        // SAFETY: it still confirms requests, so the device wrote it, and the array's first entry
-        // is not one of those.
+        // SAFETY: it still confirms requests: the device wrote it, in an entry after the first.
         unsafe { at.sub(1) }
     }
 }
@@ -103,8 +96,7 @@ pub struct ClassicCursor<'a> {
 /// The cursor's position: everything that changes with every request, small enough for registers.
 #[derive(Clone, Copy)]
 struct Position {
-    /// The completion taken last. It is consumed, unless it confirms further requests
-    /// (`unsignaled_left`).
+    /// The completion taken last; consumed, unless it confirms more requests (`unsignaled_left`).
     at: *const sys::ibv_wc,
     /// The end of a *run*: the completions after `at` up to this one may confirm the ring's next
     /// requests one by one, so that comparing `wr_id` suffices.
@@ -126,9 +118,8 @@ impl Position {
         }
     }
 
-    /// A run behind the completion `at`: as long as the completions written, or the requests in
-    /// flight if those are fewer. It also ends where the slots wrap, as no completion has the
-    /// `wr_id` that is expected there.
+    /// A run behind `at`: as long as the completions written, or the requests in flight if fewer.
+    /// It also ends where the slots wrap, as no completion has the `wr_id` expected there.
     #[inline(always)]
     fn run((next, in_flight): (RingCursor, u64), at: *const sys::ibv_wc, end: *const sys::ibv_wc) -> Self {
         let bytes = (end.addr() - at.addr()).min(in_flight as usize * size_of::<sys::ibv_wc>());
@@ -186,8 +177,7 @@ impl Cursor<ClassicCq> for ClassicCursor<'_> {
                 Some(position.next.take())
             }
         } else if self.poller.unsignaled_left > 1
-            // SAFETY: this is the poller, and with `unsignaled_left` > 1 the next request is in
-            // flight.
+            // SAFETY: this is the poller; with `unsignaled_left` > 1 the next request is in flight.
             && unsafe { position.next.has_buffers() }
         {
             // SAFETY: the current completion confirms it.
@@ -205,8 +195,7 @@ impl Cursor<ClassicCq> for ClassicCursor<'_> {
 
     #[inline(always)]
     unsafe fn retire<'a>(&mut self) -> (&'a sys::ibv_wc, Retired<'a>) {
-        // SAFETY: written by the device, which writes again only in a poll, and that needs the
-        // queue borrowed mutably.
+        // SAFETY: the device wrote it, and writes again in a poll only, which borrows mutably.
         let wc = unsafe { &*self.position.at };
         // SAFETY: by contract.
         (wc, unsafe { self.position.next.retire() })
@@ -223,8 +212,7 @@ impl Cursor<ClassicCq> for ClassicCursor<'_> {
     }
 }
 
-/// Slow path of `advance`: takes the buffers of the next request. Moves on to the completion of a
-/// request in flight if the current one is consumed.
+/// Slow path of `advance`: the buffers of the next request, of this or the next completion.
 #[cold]
 #[inline(never)]
 fn locate(poller: &mut Poller<ClassicCq>, at: *const sys::ibv_wc) -> (Position, Option<Buffers>) {

@@ -21,8 +21,7 @@ use crate::event::channel::{ChannelInner, CqId};
 use crate::raw::Lender;
 
 impl CqInner {
-    /// Creates a queue by `create`, which gets the number of entries, the queue's id, and its
-    /// channel or null.
+    /// `create` gets the number of entries, the queue's id, and its channel or null.
     fn make(
         context: &Context,
         entries: u32,
@@ -92,8 +91,7 @@ impl CompletionQueue<ClassicCq> {
         let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let (api, raw_context) = (context.inner().api, context.inner().raw);
         let inner = CqInner::make(context, entries, channel, "ibv_create_cq", |cqe, id, channel| {
-            // SAFETY: context and channel are live, and of one device; the user pointer is a
-            // number.
+            // SAFETY: context and channel are live, of one device; the user pointer is a number.
             unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, vector) }
         })?;
         Ok(Self::new(inner, WcBatch::new()))
@@ -110,20 +108,17 @@ impl CompletionQueue<ClassicCq> {
 
 impl CompletionQueue<ExtendedCq> {
     /// # Safety
-    /// As for [`CqInner::adopt`]; it is empty, on no channel, was created by ibv_create_cq_ex(3),
-    /// and has the three functions that poll.
+    /// As for [`CqInner::adopt`]; empty, on no channel, of ibv_create_cq_ex(3), able to poll.
     pub(crate) unsafe fn adopt_extended(context: &Context, raw: *mut sys::ibv_cq_ex, lender: Lender) -> Self {
         // SAFETY: by contract; an `ibv_cq_ex` begins with the fields of `ibv_cq`.
         let inner = unsafe { CqInner::adopt(context.inner(), raw.cast(), (CqId::next(), None), lender) };
-        // SAFETY: it lives as long as `inner`, which is dropped after the poll state; the functions
-        // are present by contract.
+        // SAFETY: lives as long as `inner`, dropped after the poll state; functions are present.
         let calls = unsafe { ExtendedPoll::new(raw) };
         Self::new(inner, calls)
     }
 }
 
-/// Builds an extended completion queue (ibv_create_cq_ex(3)); created by
-/// [`Context::extended_completion_queue`].
+/// Builds an extended completion queue: see [`Context::extended_completion_queue`].
 #[doc(alias("ibv_cq_init_attr_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
@@ -151,16 +146,14 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
         self
     }
 
-    /// Completions carry a timestamp of the device's clock: see
-    /// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
+    /// Timestamps: see [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
         self
     }
 
-    /// Completions carry a wall-clock timestamp: see
-    /// [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
+    /// Wall-clock timestamps: [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
     pub fn wallclock(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
@@ -188,8 +181,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 flags: 0,
                 parent_domain: core::ptr::null_mut(),
             };
-            // SAFETY: context and channel are live, and of one device; the user pointer is a
-            // number.
+            // SAFETY: context and channel are live, of one device; the user pointer is a number.
             unsafe { inline::create_cq_ex(raw_context, &mut attr) }.cast()
         })?;
         let raw = inner.raw.cast::<sys::ibv_cq_ex>();
@@ -204,8 +196,7 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 error: io::ErrorKind::Unsupported.into(),
             });
         }
-        // SAFETY: it lives as long as `inner`, which is dropped after the poll state; the functions
-        // are present.
+        // SAFETY: lives as long as `inner`, dropped after the poll state; functions are present.
         let calls = unsafe { ExtendedPoll::new(raw) };
         Ok(CompletionQueue::new(inner, calls))
     }

@@ -5,8 +5,7 @@ use core::fmt;
 use super::kind::CqKind;
 use super::{CompletionQueue, CqId};
 
-/// The attributes of a completion queue, from [`CompletionQueue::describe`] (verbs have no
-/// ibv_query_cq). [`Display`](fmt::Display) prints one item a line.
+/// The attributes of a completion queue; [`Display`](fmt::Display) prints one item a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompletionQueueDescription {
@@ -18,8 +17,7 @@ pub struct CompletionQueueDescription {
     pub kind: &'static str,
     /// The number of entries.
     pub capacity: u32,
-    /// Entries that queue pairs have reserved. Those of destroyed queue pairs count until a poll
-    /// finds the queue empty.
+    /// Entries reserved; by destroyed queue pairs until a poll finds the queue empty.
     pub reserved: u32,
     /// Whether it is on a completion channel, so that a thread can sleep on it.
     pub on_channel: bool,

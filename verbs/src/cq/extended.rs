@@ -1,10 +1,8 @@
-//! Polling an extended queue: one call makes each completion current, others read its fields while
-//! it is (ibv_create_cq_ex(3)).
+//! Polling an extended queue: calls make each completion current and read it (ibv_create_cq_ex(3)).
 //!
-//! A poll is open from a start that found a completion until its end, which comes exactly once:
-//! when no completion is left, or when the cursor is dropped. A completion that an abandoned poll
-//! has not fully yielded is copied (`held_completion`), as the provider may reuse it, and the next
-//! poll begins with the copy.
+//! A poll is open from a start that found a completion until its one end: when no completion is
+//! left, or the cursor is dropped. A completion that it has not fully yielded is copied
+//! (`held_completion`), as the provider may reuse it, for the next poll.
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -19,10 +17,8 @@ use super::{BATCH, Poller, this_thread};
 use crate::error::CompletionQueueError;
 use crate::memory::Buffers;
 
-/// Returned by the calls when the queue is empty.
 const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
 
-/// The state of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Closed,
@@ -42,13 +38,11 @@ pub struct ExtendedPoll {
     phase: Phase,
     /// Completions that the poll may still read, besides those that the cursor counts.
     budget: u64,
-    /// The error of the last ibv_next_poll.
     failure: Option<i32>,
     held: NonNull<HeldCompletion>,
 }
 
-// SAFETY: the queue may be called from any thread, one at a time, which the unique poller ensures;
-// the copy is plain memory.
+// SAFETY: any thread may call the queue, as the unique poller does; the copy is plain memory.
 unsafe impl Send for ExtendedPoll {}
 // SAFETY: shared access reads the phase only.
 unsafe impl Sync for ExtendedPoll {}
@@ -81,7 +75,6 @@ impl Drop for ExtendedPoll {
 }
 
 impl Poller<ExtendedCq> {
-    /// Ends an open poll.
     #[inline(always)]
     fn end(&mut self) {
         self.state.phase = Phase::Closed;
@@ -95,8 +88,7 @@ impl Poller<ExtendedCq> {
     fn hold_current(&mut self) {
         let state = &mut self.state;
         if state.current == state.raw {
-            // SAFETY: live, and one of its completions is current; the copy is not current, so
-            // nothing else uses it.
+            // SAFETY: live, with a completion current; the copy is not, so nothing else uses it.
             unsafe { state.held.as_mut().copy(state.raw) };
         }
         self.end();
@@ -124,8 +116,7 @@ impl Poller<ExtendedCq> {
             return self.not_started(result);
         }
         self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
-        // Written last, so that a cursor created right after needs no check of which object is
-        // current.
+        // Last, so that a cursor created right after need not check which object is current.
         self.state.current = self.state.raw;
         self.state.phase = Phase::Fresh;
         Ok(())
@@ -144,14 +135,12 @@ impl Poller<ExtendedCq> {
             self.hold_current();
         }
         if self.state.phase == Phase::Held {
-            // The next poll begins with the copy.
             self.state.current = self.state.held.as_ptr().cast();
             self.state.phase = Phase::Fresh;
         }
         true
     }
 
-    /// The queue is empty, or polling failed.
     #[inline(always)]
     fn not_started(&mut self, result: i32) -> Result<(), CompletionQueueError> {
         if result != ENOENT {
@@ -197,8 +186,7 @@ pub struct ExtendedCursor<'a> {
     poller: &'a mut Poller<ExtendedCq>,
     cq: *mut sys::ibv_cq_ex,
     next: RingCursor,
-    /// The length of the current *run*: how many completions, the current one included, may confirm
-    /// the ring's next requests one by one and may be read by this poll.
+    /// The current *run*: completions, with this one, that may confirm requests one by one.
     left: u64,
 }
 
@@ -234,12 +222,10 @@ impl Cursor<ExtendedCq> for ExtendedCursor<'_> {
     fn advance(&mut self) -> Option<Buffers> {
         // SAFETY: live, and one of its completions is current.
         if unsafe { (*self.cq).wr_id } == self.next.expected {
-            // Fast path: the completion of the very next request. SAFETY: in a run, it is in
-            // flight.
+            // Fast path: the very next request's completion. SAFETY: in a run it is in flight.
             Some(unsafe { self.next.take() })
         } else if self.poller.unsignaled_left > 1
-            // SAFETY: this is the poller, and with `unsignaled_left` > 1 the next request is in
-            // flight.
+            // SAFETY: this is the poller; with `unsignaled_left` > 1 the next request is in flight.
             && unsafe { self.next.has_buffers() }
         {
             // SAFETY: the current completion confirms it.
@@ -311,9 +297,8 @@ impl Drop for ExtendedCursor<'_> {
     }
 }
 
-/// Slow path of `advance`: takes the buffers of the next request. Moves on to the completion of a
-/// request in flight if the current one is of none, and ends the poll when there is none. `left` is
-/// the cursor's.
+/// Slow path of `advance`: takes the buffers of the next request, from the next completion if the
+/// current one has none, and ends the poll when there is none.
 #[cold]
 #[inline(never)]
 fn locate(poller: &mut Poller<ExtendedCq>, cq: *mut sys::ibv_cq_ex, left: u64) -> (RingCursor, u64, Option<Buffers>) {
@@ -332,8 +317,7 @@ fn locate(poller: &mut Poller<ExtendedCq>, cq: *mut sys::ibv_cq_ex, left: u64) -
         {
             let mut run = allowed.min(in_flight);
             if poller.unsignaled_left != 0 {
-                // No run: the current completion's own request must not be taken as the only one
-                // that it confirms.
+                // No run: the completion's own request is not the only one that it confirms.
                 next.hide_wr_id();
                 run = 1;
             }
@@ -369,13 +353,11 @@ macro_rules! read {
 }
 
 impl ExtendedEntry<'_> {
-    /// The completion timestamp by the device's clock, if requested at creation.
     pub(crate) fn ticks(self) -> Option<u64> {
         // SAFETY: as in `read`.
         unsafe { (*self.cq).read_completion_ts.map(|read| read(self.cq)) }
     }
 
-    /// The completion timestamp in nanoseconds of wall-clock time, if requested at creation.
     pub(crate) fn wallclock_ns(self) -> Option<u64> {
         // SAFETY: as in `read`.
         unsafe { (*self.cq).read_completion_wallclock_ns.map(|read| read(self.cq)) }

@@ -1,12 +1,10 @@
-//! A copy of an extended queue's completion that provides the same read functions, so that a
-//! completion which an abandoned poll left half yielded is read like any other.
+//! A copy of an extended queue's completion, with its read functions, of an abandoned poll.
 
 use core::ffi::c_int;
 
 use doorbell_verbs_sys as sys;
 
-/// Begins with the part of an extended queue that callers know; the read functions find the rest
-/// behind it.
+/// Begins with what callers know of an extended queue; the read functions find the rest.
 #[repr(C)]
 // fields: one for each read function of `ibv_cq_ex`.
 pub(super) struct HeldCompletion {

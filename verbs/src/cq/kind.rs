@@ -1,5 +1,4 @@
-//! The two kinds of completion queue, as types: shared code is generic over them and compiled for
-//! each.
+//! The two kinds of completion queue, as types.
 
 use doorbell_verbs_sys as sys;
 
@@ -16,8 +15,7 @@ use crate::memory::Buffers;
 #[doc(alias = "ibv_poll_cq")]
 pub enum ClassicCq {}
 
-/// A completion queue created by ibv_create_cq_ex(3): the fields of a completion are read on
-/// demand, and completions may carry timestamps.
+/// A queue of ibv_create_cq_ex(3): fields are read on demand, and may include timestamps.
 #[doc(alias("ibv_cq_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_start_poll")]
@@ -59,15 +57,13 @@ pub trait Cursor<Q: PollBackend> {
     /// Starts to walk all completions. False when there are none.
     fn begin(&mut self) -> bool;
 
-    /// Continues, or starts when the caller takes one completion at a time. False when there are no
-    /// more.
+    /// Continues, or starts when completions are taken one at a time. False when there are no more.
     fn resume(&mut self) -> bool;
 
     /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// Gives the slot just taken from back to the poster. Returns the completion, and which request
-    /// it was.
+    /// Gives the slot just taken from back to the poster; returns completion and request.
     ///
     /// # Safety
     /// `advance` has just returned buffers. The completion is not used after the next call of

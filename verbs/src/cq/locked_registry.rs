@@ -1,8 +1,6 @@
-//! How the threads that create and destroy queue pairs communicate with the poller: a [`Registry`]
-//! behind a lock, and a flag that spares the poller the lock.
+//! A [`Registry`] behind a lock, and a flag that spares the poller the lock.
 //!
-//! The changed flag is proved by the model in `cq/model.rs`: the order of the steps carries it, and
-//! the lock orders the memory.
+//! The flag is proved in `cq/model.rs`: its order of steps carries it, the lock orders the memory.
 
 use std::sync::Arc;
 
@@ -28,8 +26,7 @@ impl LockedRegistry {
         sync::lock(&self.registry)
     }
 
-    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
-    /// entries.
+    /// Err: the number of free entries.
     pub(super) fn attach(&self, ring: &Arc<Ring>) -> Result<u32, u32> {
         self.lock().attach(ring)
     }
@@ -40,20 +37,17 @@ impl LockedRegistry {
         }
     }
 
-    /// Sets the changed flag. Called after the registry was changed: were the flag set before, the
-    /// poller could clear it and find nothing.
+    /// After a change: were the flag set before, the poller could clear it and find nothing.
     pub(super) fn set_changed(&self) {
         self.changed.store(true, Ordering::Release);
     }
 
-    /// Poller: whether the registry changed since `clear_changed`.
     #[inline(always)]
     pub(super) fn has_changed(&self) -> bool {
         self.changed.load(Ordering::Acquire)
     }
 
-    /// Poller: clears the flag before it reads the registry, so that a change made meanwhile sets
-    /// it again.
+    /// Poller: before it reads the registry, so that a change made meanwhile sets it again.
     pub(super) fn clear_changed(&self) {
         self.changed.store(false, Ordering::Relaxed);
     }

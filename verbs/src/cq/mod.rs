@@ -1,16 +1,11 @@
 //! Completion queues (CQ): all queue pairs created on a CQ report their work completions there.
 //!
-//! The queue ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*,
-//! [`CompletionQueue`], is unique: it alone takes completions, and its `table` maps each completion
-//! to the ring of its queue pair. Queue pairs attach and detach through a registry behind a lock,
-//! which the poller reads only when it meets an unknown completion or when the registry's changed
-//! flag is set.
+//! The queue ([`CqInner`]) outlives its queue pairs. The *poller*, [`CompletionQueue`], is unique:
+//! its `table` maps completions to rings of queue pairs, which attach and detach through a registry
+//! behind a lock, read only at an unknown completion or a changed flag.
 //!
-//! The two kinds of queue (`kind`) are polled differently: `classic` by arrays of work completions
-//! (ibv_poll_cq), `extended` by one call per completion (ibv_start_poll, ibv_next_poll).
-//! `ring_cursor` finds the requests that a completion confirms, for both; `poll` hands them to
-//! users. Fast path: a completion of the request that is next on the ring used last costs one
-//! comparison of `wr_id`.
+//! `ring_cursor` finds the requests that a completion confirms. Fast path: a completion of the
+//! request that is next on the ring used last costs one comparison of `wr_id`.
 //!
 //! No model: compared only with the calling thread's own id.
 
@@ -60,13 +55,11 @@ use crate::sync::MutexGuard;
 /// Completions taken by one poll at most.
 const BATCH: usize = 32;
 
-/// A completion queue and the right to poll it (ibv_create_cq(3); IBTA vol 1, 10.2.6). It is not
-/// `Clone`: a queue has one poller.
+/// The right to poll a completion queue (ibv_create_cq(3); IBTA vol 1, 10.2.6); it has one poller.
 ///
-/// It is [`ClassicCq`] when created by
-/// [`Context::completion_queue`](crate::Context::completion_queue), [`ExtendedCq`] when created by
-/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue). Code generic
-/// over `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
+/// [`Context::completion_queue`](crate::Context::completion_queue) creates a [`ClassicCq`],
+/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue) an
+/// [`ExtendedCq`]; [`Q: CqKind`](CqKind) serves both.
 #[doc(alias("ibv_cq", "ibv_create_cq", "ibv_destroy_cq", "ibv_cq_ex"))]
 pub struct CompletionQueue<Q: CqKind = ClassicCq> {
     poller: Poller<Q>,
@@ -80,20 +73,17 @@ pub struct Poller<Q: PollBackend> {
     /// The ring used last: one in the table, or `empty_ring`. `key` is its key, in the upper half.
     ring: *const Ring,
     key: u64,
-    /// 0 when the completion taken last confirms no more requests. Otherwise 1 plus the number of
-    /// unsignaled requests before its own that it still confirms, counted only as far as their
-    /// slots are contiguous.
+    /// 0 when the completion taken last confirms no more requests; else 1 plus the unsignaled
+    /// requests before its own still to confirm, as far as their slots are contiguous.
     unsignaled_left: u64,
     /// A ring that nothing is ever posted to.
     empty_ring: Arc<Ring>,
-    /// Entries to release when a poll next finds the queue empty: destroyed queue pairs may have
-    /// had as many completions in it.
+    /// Entries to release when a poll next finds the queue empty: of destroyed queue pairs.
     entries_to_release: u32,
     /// Whether `on_empty` must run when a poll next finds the queue empty.
     drain_pending: bool,
 }
 
-/// The queue, as its queue pairs hold it.
 pub(crate) struct CqInner {
     raw: *mut sys::ibv_cq,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
@@ -106,8 +96,7 @@ pub(crate) struct CqInner {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
 unsafe impl Send for CqInner {}
 // SAFETY: as above.
 unsafe impl Sync for CqInner {}
@@ -197,7 +186,6 @@ impl<Q: CqKind> CompletionQueue<Q> {
 }
 
 impl<Q: PollBackend> Poller<Q> {
-    /// Brings the table up to date if queue pairs have been destroyed.
     #[inline(always)]
     fn sync_table(&mut self) {
         if self.inner.registry.has_changed() {
@@ -205,8 +193,7 @@ impl<Q: PollBackend> Poller<Q> {
         }
     }
 
-    /// Drops the buffers that destroyed queue pairs had in flight, and removes their rings from the
-    /// table.
+    /// Drops the buffers that destroyed queue pairs had in flight, and their rings.
     #[cold]
     fn process_departures(&mut self) {
         self.inner.registry.clear_changed();
@@ -220,15 +207,13 @@ impl<Q: PollBackend> Poller<Q> {
         drop(departed);
     }
 
-    /// Destroys the queue pairs that were dropped while this thread had a poll open.
     fn destroy_deferred(&self) {
         let deferred = self.inner.registry().take_deferred();
         // Outside the lock, which their destruction takes.
         drop(deferred);
     }
 
-    /// A poll found the queue empty after queue pairs were destroyed: no completion of theirs is
-    /// left in it. With `all_yielded`, none is left to be yielded either.
+    /// No completion of destroyed queue pairs is left in the queue; with `all_yielded`, nor here.
     #[cold]
     fn on_empty(&mut self, all_yielded: bool) {
         self.inner

@@ -1,13 +1,10 @@
-//! Loom models of what the poster, the poller, and the threads that create and destroy queue pairs
-//! share: the ring of slots, and the registry with its flag. Run by `cargo xtask sanitize loom`.
+//! Loom models of the ring of slots, and of the registry's flag (`cargo xtask sanitize loom`).
 //!
 //! The device is a counter of completed requests. Where possible it is read and written *relaxed*:
-//! then all ordering is the ring's own, and a completion whose request the poller does not see in
-//! flight yet is polled again.
+//! then all ordering is the ring's own; a completion that comes too early is polled again.
 //!
-//! After refused requests that is not possible: `head` has then had the same value twice, and only
-//! the provider's barriers, before the doorbell and after reading the completion, determine which
-//! the poller reads. Every provider has them, for the device's sake.
+//! After refused requests `head` has had the same value twice, and only the provider's barriers,
+//! before the doorbell and after reading the completion, determine which the poller reads.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
@@ -47,8 +44,7 @@ struct Model {
 const NONE: (Ordering, Ordering) = (Ordering::Relaxed, Ordering::Relaxed);
 const PROVIDERS: (Ordering, Ordering) = (Ordering::Release, Ordering::Acquire);
 
-/// Explores all interleavings with at most three preemptions: most bugs show with fewer (CHESS,
-/// Musuvathi and Qadeer 2007).
+/// At most three preemptions: most bugs show with fewer (CHESS, Musuvathi and Qadeer 2007).
 fn explore(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

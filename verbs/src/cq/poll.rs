@@ -1,5 +1,4 @@
-//! Taking completions: each confirms its own request and the unsignaled ones before it (selective
-//! signaling).
+//! Taking completions: each confirms its own request and the unsignaled ones before it.
 
 use core::convert::Infallible;
 use core::ops::ControlFlow;
@@ -7,13 +6,11 @@ use core::ops::ControlFlow;
 use super::kind::{ClassicCq, CqKind, Cursor};
 use crate::wr::completion::Completion;
 
-/// The completed requests that one [`poll`](super::CompletionQueue::poll) found (ibv_poll_cq(3);
-/// IBTA vol 1, 11.4.2.1).
+/// The completed requests that one poll found (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 ///
 /// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest: their
-/// loop state stays in registers. They and [`next_completion`](Self::next_completion) work for both
-/// kinds of queue. Completions of a classic queue are also an iterator, and may be collected; one
-/// of an extended queue can be read only until the next is taken.
+/// loop state stays in registers. Completions of a classic queue are also an iterator, and may be
+/// collected; one of an extended queue can be read only until the next is taken.
 #[doc(alias("ibv_poll_cq", "ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
 pub struct Completions<'a, Q: CqKind = ClassicCq> {
     cursor: Q::Cursor<'a>,
@@ -34,8 +31,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         });
     }
 
-    /// Calls `each` with every completed request, up to the first for which it fails; the next poll
-    /// yields those after it.
+    /// As [`for_each`](Self::for_each), up to the first failure; the next poll yields the rest.
     ///
     /// # Errors
     /// Those of `each`.
@@ -51,8 +47,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         }
     }
 
-    /// The next completed request. It must be dropped before the one after it is taken, which
-    /// `while let` ensures.
+    /// The next completed request, to be dropped before another is taken, as `while let` does.
     #[doc(alias = "ibv_next_poll")]
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion<'_, Q>> {
@@ -69,8 +64,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         Some(Completion::new(entry, retired, buffers))
     }
 
-    /// Calls `each` with every completed request, until it breaks. It has one call site of `each`,
-    /// so that it is inlined into the loop.
+    /// One call site of `each`, so that it is inlined into the loop.
     #[inline(always)]
     fn drive<B>(self, mut each: impl FnMut(Completion<'_, Q>) -> ControlFlow<B>) -> ControlFlow<B> {
         let mut guard = DriveGuard::<Q>(self.cursor);

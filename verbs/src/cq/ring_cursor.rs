@@ -1,5 +1,4 @@
-//! The poller's cursor on a ring: what both kinds of queue do with a completion once they have its
-//! `wr_id`.
+//! The poller's cursor on a ring: what both kinds of queue do with a completion's `wr_id`.
 //!
 //! Its loads of a ring's words are proved by the models in `cq/model.rs`.
 
@@ -10,12 +9,10 @@ use super::{Poller, shared};
 use crate::memory::Buffers;
 use crate::qp::{Ring, Slot};
 
-/// The next request of a ring. It changes with every request, so it is a value that can live in
-/// registers.
+/// The next request of a ring. It changes with every request: a value that fits registers.
 #[derive(Clone, Copy)]
 pub(super) struct RingCursor {
-    /// The request's `wr_id`, and its slot. Past the last slot these are a `wr_id` that no request
-    /// has, and no slot.
+    /// The request's `wr_id`, and its slot; past the last slot a `wr_id` that no request has.
     pub(super) expected: u64,
     slot: *const Slot,
     /// The position of a request on the ring, as long as slots are contiguous, less `expected`.
@@ -33,7 +30,6 @@ pub(super) const NO_KEY: u64 = 1;
 const NO_WR_ID: u64 = 1 << 31;
 
 impl RingCursor {
-    /// No request.
     pub(super) const NONE: Self = Self {
         expected: NO_WR_ID,
         slot: core::ptr::null(),
@@ -41,8 +37,7 @@ impl RingCursor {
         ring: core::ptr::null(),
     };
 
-    /// The request at `position` of the ring with this key, which is not retired, and how many are
-    /// in flight from there on.
+    /// The unretired request at `position` of this ring, and how many are in flight from there.
     #[inline(always)]
     pub(super) fn at(ring: &Ring, key: u64, position: u64) -> (Self, u64) {
         let (slot, in_flight) = ring.from(position);
@@ -56,7 +51,6 @@ impl RingCursor {
         (next, in_flight)
     }
 
-    /// The next request of the ring used last.
     #[inline(always)]
     pub(super) fn of_last_ring<Q: PollBackend>(poller: &Poller<Q>) -> (Self, u64) {
         // SAFETY: `empty_ring`, or in the poller's table.
@@ -64,14 +58,12 @@ impl RingCursor {
         Self::at(ring, poller.key, ring.tail())
     }
 
-    /// No `wr_id` is expected any more, until another cursor replaces this.
     #[inline(always)]
     pub(super) fn expect_none(&mut self) {
         self.expected = NO_WR_ID;
     }
 
-    /// The cursor behind a request that a completion has confirmed, which was posted to an SRQ but
-    /// counts in `ring`: no `wr_id` is expected.
+    /// Behind a confirmed request of an SRQ that counts in `ring`: no `wr_id` is expected.
     pub(super) fn for_shared_receive(ring: &Ring) -> Self {
         Self {
             // So that the position is the ring's tail.
@@ -87,8 +79,6 @@ impl RingCursor {
         self.expected = NO_WR_ID;
     }
 
-    /// Whether the request has posted buffers.
-    ///
     /// # Safety
     /// The caller is the poller, and the request is in flight.
     #[inline(always)]
@@ -97,15 +87,13 @@ impl RingCursor {
         unsafe { (*self.slot).get() }.is_some()
     }
 
-    /// Takes the buffers of the request, and moves to the next slot. [`retire`](Self::retire)
-    /// follows.
+    /// Takes the request's buffers, and moves to the next slot; [`retire`](Self::retire) follows.
     ///
     /// # Safety
     /// The caller is the poller, the request is in flight, and a completion has confirmed it.
     #[inline(always)]
     pub(super) unsafe fn take(&mut self) -> Buffers {
-        // SAFETY: by contract the list in the slot is the poller's. It is taken once, as the tail
-        // moves past it before anything else sees the ring.
+        // SAFETY: by contract the list is the poller's; taken once, as the tail then moves past it.
         unsafe {
             let buffers = Buffers::from_head((*self.slot).get());
             self.slot = self.slot.add(1);
@@ -117,12 +105,10 @@ impl RingCursor {
     /// Returns the slot just taken from to the poster.
     ///
     /// # Safety
-    /// [`take`](Self::take) has just been called; the poller that keeps the ring stays borrowed for
-    /// 'a.
+    /// [`take`](Self::take) was just called; the poller that keeps the ring stays borrowed for 'a.
     #[inline(always)]
     pub(super) unsafe fn retire<'a>(&self) -> Retired<'a> {
-        // SAFETY: the poller's reference keeps the ring alive, and only `process_departures` and
-        // `on_empty` remove one, which need the poller.
+        // SAFETY: the poller keeps the ring; `process_departures` and `on_empty` need the poller.
         let ring = unsafe { &*self.ring };
         ring.retire_next();
         Retired {
@@ -139,10 +125,8 @@ pub struct Retired<'a> {
     pub(crate) position: u64,
 }
 
-/// What a completion confirms.
 pub(super) struct Confirmed {
-    /// The buffers of the first confirmed request that has any or, when none has, of the
-    /// completion's own. It is to be retired.
+    /// Of the first confirmed request that has any, else of the completion's own. To be retired.
     pub(super) buffers: Buffers,
     /// The cursor behind that request.
     pub(super) next: RingCursor,
@@ -200,7 +184,6 @@ pub(super) fn confirm<Q: PollBackend>(
     })
 }
 
-/// Finds the ring of a queue pair created since.
 #[cold]
 #[inline(never)]
 fn find_new_ring<Q: PollBackend>(poller: &mut Poller<Q>, key: u32) -> Option<*const Ring> {
@@ -208,8 +191,7 @@ fn find_new_ring<Q: PollBackend>(poller: &mut Poller<Q>, key: u32) -> Option<*co
     poller.table.get(key).map(Arc::as_ptr)
 }
 
-/// A completion that confirms nothing in flight: the device completes a request twice, or one that
-/// was never posted.
+/// A completion of nothing in flight: the device completes twice, or what was never posted.
 #[cold]
 #[inline(never)]
 pub(super) fn report_unexpected(wr_id: u64, ring: &Ring) {

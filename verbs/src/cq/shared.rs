@@ -1,9 +1,7 @@
-//! Completions of receives that came from a shared receive queue (SRQ): found by the key of that
-//! queue, and attributed to the queue pair that consumed the receive.
+//! Completions of receives of an SRQ: found by its key, attributed to the consuming queue pair.
 //!
-//! Such a completion's `wr_id` names the SRQ and the slot; its `qp_num` names the queue pair. The
-//! queue pair's own receive ring has no slots and only stands for its number and tag; the
-//! completion counts in it.
+//! The `wr_id` names SRQ and slot, `qp_num` the queue pair. The queue pair's own receive ring has
+//! no slots and only stands for its number and tag; the completion counts in it.
 
 use std::sync::Arc;
 
@@ -13,7 +11,6 @@ use super::{CqInner, Poller};
 use crate::qp::{QueueKind, Ring};
 use crate::srq::{ReturnRing, SHARED_KEY};
 
-/// The shared receive queues that the poller knows, and the queue pairs on them.
 #[derive(Default)]
 pub(super) struct SharedTable {
     returns: Vec<Arc<ReturnRing>>,
@@ -38,7 +35,6 @@ impl SharedTable {
         self.detached_members.push(ring);
     }
 
-    /// Whether detached entries are to be removed when a poll next finds the queue empty.
     pub(super) fn has_detached(&self) -> bool {
         !(self.detached_returns.is_empty() && self.detached_members.is_empty())
     }
@@ -71,7 +67,6 @@ impl SharedTable {
     }
 }
 
-/// Whether a ring is that of a queue pair which receives from an SRQ.
 pub(super) fn is_member(ring: &Ring) -> bool {
     ring.queue() == QueueKind::Receive && ring.depth() == 0
 }
@@ -81,8 +76,7 @@ pub(super) fn is_shared(key: u64) -> bool {
     key & (u64::from(SHARED_KEY) << 32) != 0
 }
 
-/// As [`ring_cursor::confirm`](super::ring_cursor::confirm), for such a completion: it confirms its
-/// own request alone, whose slot returns to the poster.
+/// As [`ring_cursor::confirm`](super::ring_cursor::confirm), but of its own request alone.
 pub(super) fn confirm<Q: PollBackend>(poller: &mut Poller<Q>, wr_id: u64, qp_num: u32) -> Option<Confirmed> {
     let (key, slot) = ((wr_id >> 32) as u32, wr_id as u32);
     if poller.table.shared.returns(key).is_none() {
@@ -113,8 +107,7 @@ fn member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Rin
     }
 }
 
-/// Finds a queue pair whose first such completion this is, among the arrivals and then among the
-/// detached.
+/// Finds a queue pair by its first such completion, among arrivals, then the detached.
 #[cold]
 #[inline(never)]
 fn find_member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
@@ -129,14 +122,12 @@ fn find_member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*cons
 }
 
 impl CqInner {
-    /// Reserves `entries` for an SRQ, whose slots return through `returns`. Err: the number of free
-    /// entries.
+    /// Reserves `entries` for an SRQ. Err: the number of free entries.
     pub(crate) fn attach_srq(&self, entries: u32, returns: &Arc<ReturnRing>) -> Result<(), u32> {
         self.registry().attach_srq(entries, Arc::clone(returns))
     }
 
-    /// The last queue pair that shares both queues has been destroyed; as many as `entries`
-    /// completions may be left.
+    /// After the last queue pair that shares both; up to `entries` completions may be left.
     pub(crate) fn detach_srq(&self, entries: u32, returns: Arc<ReturnRing>) {
         if self.registry().detach_srq(entries, returns) {
             self.registry.set_changed();

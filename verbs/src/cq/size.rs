@@ -8,7 +8,6 @@ use super::{CompletionQueue, CqKind};
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 
-/// The number of entries as verbs take it.
 pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, CompletionQueueError> {
     let max = context.attr.max_cqe;
     match i32::try_from(entries).ok().filter(|_| entries <= max) {
@@ -22,8 +21,7 @@ pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, Com
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    /// Changes the number of entries to `entries` or more (ibv_resize_cq(3), IBTA vol 1, 11.2.8.3).
-    /// Queue pairs may work on the queue meanwhile.
+    /// Resizes to `entries` or more, also in use (ibv_resize_cq(3), IBTA vol 1, 11.2.8.3).
     ///
     /// # Errors
     /// When its queue pairs have reserved more than that, the device has no queues as large, or

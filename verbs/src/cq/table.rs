@@ -1,9 +1,8 @@
 //! Maps completions to rings, and accounts for the reserved entries of the queue.
 //!
-//! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`:
-//! an index into the poller's table and that index's generation, so that a completion of a
-//! destroyed queue pair is never taken for one of its successor. The highest bit marks shared
-//! receive queues (see `shared`).
+//! Each ring attached has a *key*, the upper half of its requests' `wr_id`: an index into the table
+//! and its generation, so that no completion of a destroyed queue pair is taken for its
+//! successor's. The highest bit marks shared receive queues (see `shared`).
 
 use std::sync::Arc;
 
@@ -27,7 +26,6 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The ring with this key.
     #[inline(always)]
     pub(super) fn get(&self, key: u32) -> Option<&Arc<Ring>> {
         match self.entries.get(index_of(key)) {
@@ -58,16 +56,13 @@ pub(super) struct Registry {
     free: u32,
     /// The next key of each index that was used and is free again.
     vacant: Vec<u32>,
-    /// Indices used so far.
     indices: u32,
     /// Rings that the poller has not put in its table yet.
     arrivals: Arrivals,
-    /// Keys of rings whose queue pair is destroyed, and how many completions each may have left in
-    /// the queue.
+    /// Keys of destroyed queue pairs' rings, and how many completions each may have left.
     departures: Vec<(u32, u32)>,
     /// Queue pairs dropped by the thread that polls, to be destroyed when its poll is closed.
     deferred: Vec<QpObject>,
-    /// The same for shared receive queues.
     shared_arrivals: Vec<Arc<ReturnRing>>,
     shared_departures: Vec<(Arc<ReturnRing>, u32)>,
     closed: bool,
@@ -101,13 +96,11 @@ impl Registry {
         self.capacity - self.free
     }
 
-    /// Records that the queue now has `capacity` entries, no fewer than are reserved.
     pub(super) fn resized(&mut self, capacity: u32) {
         let reserved = self.reserved();
         (self.capacity, self.free) = (capacity, capacity.saturating_sub(reserved));
     }
 
-    /// A key that no ring has or had.
     fn take_key(&mut self) -> Option<u32> {
         if let Some(key) = self.vacant.pop() {
             return Some(key);
@@ -127,8 +120,7 @@ impl Registry {
         }
     }
 
-    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
-    /// entries.
+    /// Reserves the entries that `ring` needs and assigns a key. Err: the number of free entries.
     pub(super) fn attach(&mut self, ring: &Arc<Ring>) -> Result<u32, u32> {
         if self.free < ring.depth() {
             return Err(self.free);
@@ -139,8 +131,7 @@ impl Registry {
         Ok(key)
     }
 
-    /// The queue pair with this ring has been destroyed. Returns whether the poller is to be
-    /// notified.
+    /// The queue pair has been destroyed. Returns whether the poller is to be notified.
     pub(super) fn detach(&mut self, key: u32, ring: &Ring) -> bool {
         // Only the requests in flight may have a completion in the queue.
         let outstanding = ring.in_flight();
@@ -161,8 +152,7 @@ impl Registry {
         }
     }
 
-    /// Brings the table up to date. Returns the rings of destroyed queue pairs, to be dropped,
-    /// and how many completions they may have left in the queue.
+    /// Returns the rings of destroyed queue pairs, and how many completions they may have left.
     pub(super) fn apply_changes(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
         self.add_arrivals(table);
         let mut rings = Vec::with_capacity(self.departures.len());
@@ -207,8 +197,7 @@ impl Registry {
         Ok(())
     }
 
-    /// An SRQ no longer completes here; `entries` are released when a poll next finds the queue
-    /// empty. Returns whether the poller is to be notified.
+    /// As [`detach`](Self::detach); `entries` are released when a poll finds the queue empty.
     pub(super) fn detach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> bool {
         if self.closed {
             self.free += entries;
@@ -227,8 +216,7 @@ impl Registry {
     }
 }
 
-/// A ring's attachment to a completion queue: reserved entries, and a key. Released when dropped,
-/// which is after the queue pair was destroyed.
+/// A ring's reserved entries and key in a completion queue; dropped after the queue pair.
 pub(crate) struct Attachment {
     cq: Arc<CqInner>,
     key: u32,
@@ -250,8 +238,7 @@ impl Attachment {
         })
     }
 
-    /// Makes the receives come from `srq`; the own ring has no slots. Err: the number of free
-    /// entries.
+    /// Receives come from `srq`; the own ring has no slots. Err: the number of free entries.
     pub(crate) fn share(&mut self, srq: &Arc<SrqInner>) -> Result<(), u32> {
         self.membership = Some(Membership::new(srq, &self.cq)?);
         Ok(())

@@ -29,8 +29,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
         self.inner().id
     }
 
-    /// Requests an event on the channel for the next completion, once (ibv_req_notify_cq(3), IBTA
-    /// vol 1, 11.4.2.2).
+    /// Requests one event for the next completion (ibv_req_notify_cq(3), IBTA vol 1, 11.4.2.2).
     ///
     /// A completion that is already in the queue raises no event: poll after arming, and sleep only
     /// when that found nothing. [`wait`](Self::wait) does so. Arming for any completion includes
@@ -49,17 +48,14 @@ impl<Q: CqKind> CompletionQueue<Q> {
         })
     }
 
-    /// Sleeps until there are completions, and returns them as [`poll`](Self::poll) does; returns
-    /// none when `timeout` expires. A `timeout` of `None` never expires.
+    /// Sleeps until there are completions, for [`poll`](Self::poll); returns none at `timeout`.
     ///
     /// No completion is missed: the queue is armed, then polled again, and only then waited for.
-    /// Completions that belong to a dropped queue pair also end the sleep and are not returned, so
-    /// a caller that waits until a deadline must check the clock.
+    /// Completions of a dropped queue pair also end the sleep: check the clock for deadlines.
     ///
     /// # Errors
-    /// When it was created without a channel (see
-    /// [`Context::completion_queue_on`](crate::Context::completion_queue_on)), the device cannot be
-    /// polled or the channel cannot be read any more.
+    /// When it has [no channel](crate::Context::completion_queue_on), the device cannot be polled
+    /// or the channel cannot be read any more.
     #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Completions<'_, Q>, EventError> {
         self.wait_for(Notify::Any, timeout)
@@ -91,20 +87,17 @@ impl<Q: CqKind> CompletionQueue<Q> {
             if event.is_none() {
                 break;
             }
-            // An event of an earlier arming may be about completions that were polled since:
-            // repeat.
+            // An event of an earlier arming may be of completions polled since: repeat.
         }
         Ok(self.poll()?)
     }
 
-    /// Polls, and returns whether the next poll has completions to yield without a call of the
-    /// device.
+    /// Whether the next poll has completions to yield without a call of the device.
     pub(crate) fn poll_ready(&mut self) -> Result<bool, CompletionQueueError> {
         Q::refill(&mut self.poller)?;
         Ok(Q::has_completions(&self.poller))
     }
 
-    /// Whether it was created on `channel`.
     #[cfg(feature = "tokio")]
     pub(crate) fn is_on(&self, channel: &crate::event::CompletionChannel) -> bool {
         let own = self.inner().channel.as_ref();

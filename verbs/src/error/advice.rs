@@ -1,5 +1,4 @@
-//! Advice for a failure, from its errno and the alternatives available: the ends of the errors'
-//! texts.
+//! Advice for a failure: the ends of the errors' texts.
 
 use std::io;
 

@@ -1,9 +1,7 @@
-//! Completion channels: sleeping until a completion queue has completions (IBTA vol 1, 10.10;
-//! ibv_get_cq_event(3)).
+//! Completion channels: sleeping until completions come (IBTA vol 1, 10.10; ibv_get_cq_event(3)).
 //!
-//! A thread that reads the channel also reads events of other threads' queues. So events are
-//! *recorded* by queue, each waiter takes its own from the record, and one of them at a time reads
-//! for all ([`leader`](super::leader)).
+//! A thread that reads the channel also reads events of other threads' queues: they are *recorded*
+//! by queue, and each waiter takes its own ([`leader`](super::leader)).
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -38,7 +36,6 @@ impl CqId {
         Self(NonZeroUsize::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroUsize::MAX))
     }
 
-    /// As a queue's `cq_context`, which its events return.
     pub(crate) fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0.get())
     }
@@ -55,12 +52,10 @@ impl core::fmt::Display for CqId {
     }
 }
 
-/// A completion channel: it reports which of its completion queues has completions, once each time
-/// the queue was [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the
-/// same channel, which lives as long as they and the queues created on it.
+/// A completion channel (ibv_create_comp_channel(3)): reports which of its completion queues has
+/// completions, once per [arming](crate::CompletionQueue::arm). Clones are the same channel.
 ///
-/// To sleep until one queue has completions, see
-/// [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
+/// For one queue see [`CompletionQueue::wait`](crate::CompletionQueue::wait); to serve many:
 ///
 /// ```no_run
 /// use doorbell_verbs::{CompletionChannel, CompletionQueue, EventError, Notify};
@@ -77,17 +72,15 @@ impl core::fmt::Display for CqId {
 /// }
 /// ```
 ///
-/// [`wait`](Self::wait) returns the queue's id, so that a larger server can poll that queue alone.
-/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
-/// [`try_next`](Self::try_next) until it returns `None`; the descriptor must not be read, nor made
-/// blocking.
+/// [`wait`](Self::wait) returns the queue's id. In an event loop of your own, watch the descriptor
+/// ([`AsFd`]), which must not be read nor made blocking, and call [`try_next`](Self::try_next)
+/// until it returns `None`.
 #[doc(alias("ibv_comp_channel", "ibv_create_comp_channel", "ibv_destroy_comp_channel"))]
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
 }
 
-/// The channel, as its queues hold it.
 pub(crate) struct ChannelInner {
     raw: *mut sys::ibv_comp_channel,
     context: ManuallyDrop<Arc<ContextInner>>,
@@ -95,13 +88,11 @@ pub(crate) struct ChannelInner {
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is
-// constant; the rest is Send and Sync.
+// SAFETY: only verbs get `raw`, from any thread; its `fd` is constant; the rest is Send and Sync.
 unsafe impl Send for ChannelInner {}
 // SAFETY: as above.
 unsafe impl Sync for ChannelInner {}
 
-/// The events read so far.
 #[derive(Default)]
 pub(crate) struct Record {
     queues: HashMap<CqId, QueueRecord>,
@@ -129,8 +120,7 @@ impl Record {
         self.queues.get(&id).map_or(0, |queue| queue.event_count)
     }
 
-    /// Whether queue `id` has had events beyond the first `seen`. If so, its unreported event is
-    /// consumed.
+    /// Whether queue `id` has had more than `seen` events; if so, takes its unreported one.
     pub(crate) fn take_event_since(&mut self, id: CqId, seen: u64) -> Option<()> {
         let queue = self.queues.get_mut(&id).filter(|queue| queue.event_count != seen)?;
         if core::mem::take(&mut queue.unreported) {
@@ -174,8 +164,7 @@ impl CompletionChannel {
     }
 
     /// # Safety
-    /// `raw` is a live channel of this device, which no completion queue is on, and which only the
-    /// lender, if any, destroys.
+    /// `raw` is a live channel of this device without queues; only the lender, if any, destroys it.
     pub(crate) unsafe fn adopt(
         context: &Arc<ContextInner>,
         raw: *mut sys::ibv_comp_channel,
@@ -195,11 +184,9 @@ impl CompletionChannel {
         &self.inner
     }
 
-    /// Sleeps until a queue has an event, and returns the queue (ibv_get_cq_event(3)). `None` when
-    /// `timeout` expired first; a `timeout` of `None` never expires.
+    /// Sleeps until a queue has an event (ibv_get_cq_event(3)); `None` when `timeout` expired.
     ///
-    /// The event says that the queue got a completion after it was armed. A thread that polls may
-    /// find it empty, if another has polled in between.
+    /// The queue may be empty again, if another thread has polled it since.
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
@@ -208,8 +195,7 @@ impl CompletionChannel {
         self.inner.wait(deadline_of(timeout.into()), Record::next)
     }
 
-    /// The next queue that has an event, without blocking. `None` when there is none, or when
-    /// another thread is about to read it and will be given it.
+    /// The next queue that has an event, without blocking; `None` also if another thread gets it.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -233,19 +219,16 @@ impl ChannelInner {
         self.context.raw == context.inner().raw
     }
 
-    /// Starts to record the events of a queue about to be created on this channel.
     pub(crate) fn register_cq(&self, id: CqId) {
         self.waiters
             .with(|record| record.queues.insert(id, QueueRecord::default()));
     }
 
-    /// Removes a queue that could not be created.
     pub(crate) fn unregister_cq(&self, id: CqId) {
         self.waiters.with(|record| record.queues.remove(&id));
     }
 
-    /// Removes a queue about to be destroyed, and acknowledges its events, which ibv_destroy_cq
-    /// waits for.
+    /// Removes a queue to be destroyed; acknowledges its events, which ibv_destroy_cq waits for.
     ///
     /// # Safety
     /// `cq` is live, and its `cq_context` is `id`.
@@ -273,12 +256,10 @@ impl ChannelInner {
         }
     }
 
-    /// Applies `find` to the record, after reading available events, without blocking.
     pub(super) fn try_find<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
         self.waiters.try_find(self, find)
     }
 
-    /// Sleeps until `find` finds something in the record. `None` when the deadline passed first.
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,
@@ -302,8 +283,7 @@ impl EventSource<Record> for ChannelInner {
             any = true;
             let acknowledged = record.add(CqId::from_context(context));
             if acknowledged > 0 {
-                // SAFETY: a queue lives at least until its events are acknowledged, and these were
-                // not.
+                // SAFETY: a queue lives at least until its events are acknowledged: these were not.
                 unsafe { (self.context.api.ack_cq_events)(cq, acknowledged) };
             }
         };
@@ -346,8 +326,7 @@ impl Drop for ChannelInner {
     fn drop(&mut self) {
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: the queues on it hold one until they have been destroyed
-            // (and leak it if destroying failed).
+            // SAFETY: the last reference: queues on it hold one until destroyed (or leak it).
             None => check(unsafe { (self.context.api.destroy_comp_channel)(self.raw) }),
         };
         match result {

@@ -1,25 +1,20 @@
-//! Many threads wait for events of one source, and one of them at a time, the *leader*, reads it
-//! for all (the leader/followers pattern).
+//! One of the threads that wait for a source, the *leader*, reads it for all (leader/followers).
 //!
-//! Events read go into a record, and each waiter takes its own from there, so no event is lost to
-//! the wrong reader. The leader sleeps on the source, and records all events that are there before
-//! it releases the lead; the followers sleep until it does. While there is a leader no other thread
-//! reads the source: the leader would sleep for events that are already consumed.
+//! Events go into a record, from which each waiter takes its own. The leader sleeps on the source,
+//! and records all events before it releases the lead; the followers sleep until then. No other
+//! thread reads the source: the leader would sleep for events that are already consumed.
 //!
-//! Proved for threads by the models in `event/leader/model.rs`, for tasks by the tests of
-//! `verbs/tests/events.rs`.
+//! Proved by the models in `event/leader/model.rs`; for tasks by `verbs/tests/events.rs`.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::wait::remaining_until;
 
-/// A source of events, which are recorded in an `R`.
 pub(super) trait EventSource<R> {
     type Error;
 
-    /// Reads all available events without blocking. Returns whether there were any, even if it
-    /// failed after them.
+    /// Reads all available events without blocking. Whether there were any, even if it then failed.
     fn read(&self, record: &mut R) -> (bool, Result<(), Self::Error>);
 
     /// Sleeps until there are events, reading them would fail, or the deadline passes.
@@ -48,7 +43,6 @@ impl<R> LeaderFollowers<R> {
         change(&mut sync::lock(&self.state).record)
     }
 
-    /// Notifies tasks when the record has grown, or the lead is free.
     #[cfg(feature = "tokio")]
     pub(super) fn task_notify(&self) -> &::tokio::sync::Notify {
         &self.task_notify
@@ -106,7 +100,6 @@ impl<R> LeaderFollowers<R> {
                 return Ok(None);
             }
             state = if state.has_leader {
-                // A follower sleeps until the leader has read events or released the lead.
                 sync::wait(&self.changed, state, left)
             } else {
                 self.lead(source, state, deadline)?
@@ -114,7 +107,6 @@ impl<R> LeaderFollowers<R> {
         }
     }
 
-    /// As the leader: sleeps until there are events, and reads them.
     fn lead<'a, S: EventSource<R>>(
         &'a self,
         source: &S,

@@ -1,9 +1,7 @@
 //! Events: what wakes a thread or task that sleeps.
 //!
-//! A [`CompletionChannel`] reports completions of the queues created on it; [`Events`] reports
-//! asynchronous events of the device and its objects. Both are file descriptors, always
-//! non-blocking: threads sleep in poll(2), which has timeouts, tasks in their runtime (feature
-//! `tokio`).
+//! [`CompletionChannel`] reports completions, [`Events`] asynchronous events. Both are non-blocking
+//! file descriptors: threads sleep in poll(2), tasks in their runtime (feature `tokio`).
 
 pub(crate) mod channel;
 mod leader;

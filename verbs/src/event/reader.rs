@@ -1,5 +1,4 @@
-//! Asynchronous events: affiliated and unaffiliated events of a device and its objects (IBTA vol 1,
-//! 11.6.3; ibv_get_async_event(3)).
+//! Asynchronous events of a device and its objects (IBTA vol 1, 11.6.3; ibv_get_async_event(3)).
 //!
 //! The single-reader flag needs no model: it is swapped and stored, a lock that is only tried.
 
@@ -19,8 +18,7 @@ use crate::srq::SrqId;
 use crate::types::Qpn;
 use crate::wait::{deadline_of, set_nonblocking, wait_readable};
 
-/// An asynchronous event of a device or one of its objects (ibv_get_async_event(3); IBTA vol 1,
-/// 11.6.3).
+/// An asynchronous event of a device or its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
 #[doc(alias("ibv_async_event", "ibv_event_type"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -39,8 +37,7 @@ pub enum AsyncEvent {
         /// What happened.
         event: SharedReceiveQueueEvent,
     },
-    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be
-    /// dropped.
+    /// A completion queue has overrun: completions are lost, and its queue pairs must be dropped.
     #[doc(alias = "IBV_EVENT_CQ_ERR")]
     CqOverrun(CqId),
     /// Of a port.
@@ -129,13 +126,11 @@ pub enum PortEvent {
 
 impl AsyncEvent {
     /// # Safety
-    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it
-    /// names is live.
+    /// Filled by ibv_get_async_event and not acknowledged: the object that it names is live.
     unsafe fn from_sys(raw: &sys::ibv_async_event) -> Self {
         use {PortEvent as P, QueuePairEvent as Q};
         let qp = |event| {
-            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)),
-            // live by contract.
+            // SAFETY: called for types of queue pairs (ibv_get_async_event(3)), live by contract.
             let number = unsafe { (*raw.element.qp).qp_num };
             Self::Qp {
                 qpn: Qpn::truncated(number),
@@ -151,8 +146,7 @@ impl AsyncEvent {
             }
         };
         let srq = |event| {
-            // SAFETY: called for the types whose element is a shared receive queue, live by
-            // contract.
+            // SAFETY: called for types of shared receive queues, live by contract.
             let id = SrqId::from_context(unsafe { (*raw.element.srq).srq_context });
             id.map_or(Self::Other(raw.event_type), |id| Self::SharedReceiveQueue { id, event })
         };
@@ -185,16 +179,12 @@ impl AsyncEvent {
     }
 }
 
-/// The reader of a context's asynchronous events, created by [`Context::events`]
-/// (ibv_get_async_event(3)). A context has one at a time.
+/// The reader of a context's asynchronous events, one at a time: see [`Context::events`].
 ///
-/// An event is acknowledged as soon as it is read: destroying an object waits for its
-/// acknowledgements, and the natural response to an event of a queue pair is to drop the queue
-/// pair. So an event names its object by a number, which may be another object's if other threads
-/// create queue pairs meanwhile.
+/// An event is acknowledged as soon as it is read, because destroying its object waits for that. So
+/// it names the object by a number, which may be another's if other threads create queue pairs.
 ///
-/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
-/// [`try_next`](Self::try_next) until it returns `None`.
+/// In an event loop watch the descriptor ([`AsFd`]), and drain [`try_next`](Self::try_next).
 #[doc(alias("ibv_get_async_event", "async_fd", "ibv_ack_async_event"))]
 pub struct Events {
     context: Arc<ContextInner>,
@@ -217,8 +207,7 @@ impl Events {
         }
     }
 
-    /// Sleeps until there is an event, and returns it. `None` when `timeout` expired first; a
-    /// `timeout` of `None` never expires.
+    /// Sleeps until there is an event; `None` when `timeout` (if not `None`) expired first.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.

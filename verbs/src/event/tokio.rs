@@ -13,8 +13,7 @@ use super::reader::{AsyncEvent, Events};
 use crate::cq::{CompletionQueue, Completions, CqKind, Notify};
 use crate::error::EventError;
 
-/// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each
-/// for its own queue, along with threads.
+/// A [`CompletionChannel`] for tasks, any number at once, each for its own queue, beside threads.
 ///
 /// Every wait is cancel-safe: dropping it loses no event.
 #[doc(alias = "ibv_comp_channel")]
@@ -27,14 +26,12 @@ impl TokioChannel {
     /// Registers `channel` with the current task's runtime.
     ///
     /// # Errors
-    /// When the runtime refuses the descriptor, as it does for a channel that is registered
-    /// already.
+    /// When the runtime refuses the descriptor: of a channel that is registered already, say.
     ///
     /// # Panics
     /// Outside a runtime, or in one whose I/O is not enabled.
     pub fn new(channel: CompletionChannel) -> io::Result<Self> {
-        // SAFETY: the descriptor stays open and the same as long as the channel handle, which the
-        // AsyncFd owns.
+        // SAFETY: the descriptor stays as long as the channel handle, which the AsyncFd owns.
         let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }?;
         Ok(Self { fd })
     }
@@ -56,8 +53,7 @@ impl TokioChannel {
     /// The completions of `cq`, once there are any: the async form of [`CompletionQueue::wait`].
     ///
     /// # Errors
-    /// When `cq` was created on another channel or on none, cannot be armed or polled, or the
-    /// channel cannot be read.
+    /// When `cq` is not on this channel, cannot be armed or polled, or the channel cannot be read.
     #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event"))]
     pub async fn completions<'q, Q: CqKind>(
         &self,
@@ -118,8 +114,7 @@ impl TokioEvents {
     /// # Panics
     /// Outside a runtime, or in one whose I/O is not enabled.
     pub fn new(events: Events) -> io::Result<Self> {
-        // SAFETY: the AsyncFd owns the reader, which holds the context, whose descriptor stays open
-        // and the same as long as it lives.
+        // SAFETY: the AsyncFd owns the reader, which holds the context, which keeps the descriptor.
         let fd = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }?;
         Ok(Self { fd })
     }
@@ -136,8 +131,7 @@ impl TokioEvents {
             }
             let ready = self.fd.readable().await.map(|mut guard| guard.clear_ready());
             ready.map_err(|error| self.fd.get_ref().failed(error))?;
-            // An event from before the readiness was cleared is read now, a later one sets it
-            // again.
+            // An event before the readiness was cleared is read now, a later one sets it again.
         }
     }
 }

@@ -8,10 +8,8 @@ const MAGIC: [u8; 8] = *b"DBELLXCH";
 pub(super) const VERSION: u16 = 1;
 /// Magic, version and length: the part that is the same in all versions.
 pub(super) const PREFIX_LEN: usize = 12;
-/// All but the data.
 pub(super) const HEADER_LEN: usize = PREFIX_LEN + 32;
 
-/// Why a header is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FrameError {
     Magic,

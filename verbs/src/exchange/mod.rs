@@ -1,5 +1,4 @@
-//! Connecting with the help of a TCP connection: the sides exchange their [`Endpoint`]s, and any
-//! other data, such as keys to their memory.
+//! Connecting over TCP: the sides exchange their [`Endpoint`]s, and other data, such as keys.
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -14,16 +13,14 @@
 //! # }
 //! ```
 //!
-//! When [`pair`](Exchange::pair) returns, both queue pairs are connected, and either side may send.
-//! It can be called again for more queue pairs, in the same order on both sides; the TCP connection
-//! is closed when the exchange is dropped. A destroyed queue pair acknowledges nothing, so the
-//! peer's last request may fail if this side drops its own as soon as it has the data:
-//! [`finish`](Exchange::finish) lets both end together.
+//! When [`pair`](Exchange::pair) returns, both queue pairs are connected. It can be called again,
+//! in the same order on both sides; dropping the exchange closes the TCP connection. A destroyed
+//! queue pair acknowledges nothing, so the peer's last request may fail if this side drops its own
+//! early: [`finish`](Exchange::finish) lets both end together.
 //!
 //! # The format, version 1
 //!
-//! Both sides send the same, without waiting for each other. For each queue pair, with integers
-//! big-endian:
+//! Both sides send the same, without waiting. For each queue pair, with integers big-endian:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -41,9 +38,7 @@
 //!
 //! and in the end, by [`finish`](Exchange::finish), one byte `02`.
 //!
-//! A different layout gets a new version number; there is no negotiation. There is no
-//! authentication either: any host that reaches the port can connect, so listen only on trusted
-//! networks.
+//! Versions are not negotiated, and hosts not authenticated: listen only on trusted networks.
 
 mod frame;
 
@@ -57,11 +52,8 @@ use crate::error::QueuePairError;
 use crate::qp::{Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair};
 use crate::wait::{Deadline, readable};
 
-/// Sent when the local queue pair could not be connected.
 const FAILED: u8 = 0;
-/// Sent when the local queue pair is connected.
 const CONNECTED: u8 = 1;
-/// Sent by `finish`.
 const DONE: u8 = 2;
 
 /// Maximum length of the data that accompanies an endpoint, in bytes.
@@ -187,8 +179,7 @@ impl Listener {
         self.address
     }
 
-    /// Waits up to `timeout` for a peer; each [`pair`](Exchange::pair) may then take that long
-    /// again.
+    /// Waits up to `timeout` for a peer; each [`pair`](Exchange::pair) may take as long again.
     ///
     /// # Errors
     /// When no peer connects in time, or the system refuses.
@@ -230,12 +221,10 @@ pub struct Exchange {
     timeout: Duration,
 }
 
-/// Delay between connection attempts while no program listens yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Exchange {
-    /// Connects to a listening peer, retrying for up to `timeout` until it listens; each
-    /// [`pair`](Self::pair) may then take that long again.
+    /// Connects to a peer, retrying until it listens; [`pair`](Self::pair) may take as long again.
     ///
     /// # Errors
     /// When the name has no address, or no peer listens in time.
@@ -251,8 +240,7 @@ impl Exchange {
                 // connect_timeout() refuses zero.
                 let left = deadline.remaining().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
-                    // On loopback the kernel may assign the very port that is connected to, which
-                    // then answers itself (a self-connect): no peer listens yet.
+                    // The kernel may assign the very port connected to (self-connect): no peer yet.
                     Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
                         last = io::ErrorKind::ConnectionRefused.into();
                     }
@@ -284,8 +272,7 @@ impl Exchange {
         self.peer
     }
 
-    /// Connects `qp` to the peer's, sends `data`, and returns the peer's data. Both queue pairs are
-    /// then connected.
+    /// Connects `qp` to the peer's, which is then connected too, and exchanges `data`.
     ///
     /// # Errors
     /// When the peer is gone, too slow, or another program; when there is too much data, or the
@@ -301,8 +288,7 @@ impl Exchange {
         Ok((qp, peer_data))
     }
 
-    /// Notifies the peer that this side is done with all queue pairs, and waits until the peer is
-    /// too, up to the exchange's `timeout`.
+    /// Waits until both sides are done with all queue pairs, up to the exchange's `timeout`.
     ///
     /// # Errors
     /// When the peer is gone, or not done in time.
@@ -322,8 +308,7 @@ impl Exchange {
         }
     }
 
-    /// Sends an endpoint and `data`, and receives the peer's: the first half of
-    /// [`pair`](Self::pair).
+    /// The first half of [`pair`](Self::pair).
     fn exchange_endpoints(
         &mut self,
         endpoint: &Endpoint,
@@ -381,7 +366,6 @@ impl Exchange {
         Ok(())
     }
 
-    /// Sets the socket's timeout to the time remaining.
     fn set_socket_timeout(
         &self,
         deadline: Deadline,

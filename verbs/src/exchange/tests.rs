@@ -1,5 +1,4 @@
-//! The frame format, and peers that violate it. Pairing of real queue pairs is tested over the stub
-//! provider in `tests/`, and over devices by the example.
+//! The frame format, and peers that violate it.
 
 use std::net::Shutdown;
 
@@ -33,8 +32,7 @@ fn with_peer(timeout: Duration) -> (Exchange, TcpStream) {
 fn result_for(bytes: &[u8]) -> Result<(Endpoint, Vec<u8>), ExchangeError> {
     let (mut exchange, mut peer) = with_peer(LONG);
     peer.write_all(bytes).unwrap();
-    // Only this direction: data already written could be lost if the socket were closed with unread
-    // data.
+    // Only this direction: closing a socket with unread data could lose what was written.
     peer.shutdown(Shutdown::Write).unwrap();
     exchange.exchange_endpoints(&endpoint(1), b"", Deadline::after(LONG))
 }

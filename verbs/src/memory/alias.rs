@@ -1,9 +1,6 @@
 //! Memory that an executor manages by itself: ranges of a region, posted repeatedly in requests
-//! that own no buffers.
-//!
-//! A [`Buffer`] is unique and moves when it is posted, so that safe code cannot touch what a device
-//! may touch. Code that sends from, receives into and computes on one region in many overlapping
-//! ways, under a protocol of its own, promises that instead (`unsafe`).
+//! that own no buffers. Code that sends from, receives into and computes on one region in
+//! overlapping ways promises (`unsafe`) what the moves of a [`Buffer`] guarantee.
 
 use core::any::Any;
 use core::ops::RangeBounds;
@@ -19,11 +16,9 @@ use super::source::{Sink, Source, sealed};
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
 
-/// A range of a region that can be posted any number of times: made by [`Buffer::alias`], whose
-/// caller keeps account of it.
+/// A range of a region that can be posted any number of times (see [`Buffer::alias`]).
 ///
-/// A request with it owns nothing: its completion returns nothing, and posting allocates nothing
-/// and counts nothing.
+/// A request with it owns nothing: its completion returns nothing, posting allocates nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct BufferAlias {
     sge: sys::ibv_sge,
@@ -56,8 +51,7 @@ impl<K: MemoryKind> Buffer<K> {
     /// The bytes of `range`, to be posted while the buffer stays here.
     ///
     /// # Safety
-    /// The code that posts it promises, for each request, until that has completed or its queue
-    /// pair has been dropped:
+    /// The poster promises, for each request, until it has completed or its queue pair is dropped:
     ///
     /// - This buffer, or another of its region, is not dropped, nor turned back into memory.
     /// - If the request reads these bytes (as the source of a send or write), nothing writes them;
@@ -84,9 +78,8 @@ impl<K: MemoryKind> Buffer<K> {
 }
 
 impl ProtectionDomain {
-    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which remain the caller's: for example,
-    /// memory registered in several domains, one per device. `owner` is dropped when the region has
-    /// been deregistered; never, if the device refuses that.
+    /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which remain the caller's: in several
+    /// domains, say. `owner` is dropped after deregistering; never, if the device refuses that.
     ///
     /// # Errors
     /// As for [`register`](Self::register).

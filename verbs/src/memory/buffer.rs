@@ -1,7 +1,6 @@
 //! Buffers: unique, owned ranges of registered memory.
 //!
-//! No model is possible: the other side is a device, or raw memory. That the last word is stored
-//! last is tested between two processes.
+//! No model: the other side is a device. That the last word is stored last is tested.
 
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -24,14 +23,11 @@ use crate::types::RKey;
 /// A unique, owned range of registered memory, of kind `K` (IBTA vol 1, 10.6). Never empty.
 ///
 /// Posting a buffer moves it to the queue, its completion returns it: while the device may touch
-/// the memory, safe code cannot. The memory is deregistered when the last buffer of the region is
-/// dropped, and then freed.
+/// the memory, safe code cannot. The region's last buffer deregisters and frees it.
 ///
 /// - `Buffer<Local>` is a `&mut [u8]` whenever you have it.
-/// - `Buffer<PeerRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a
-///   peer may be reading.
-/// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at),
-///   [`load_u64`](Self::load_u64) and the like.
+/// - `Buffer<PeerRead>` is a `&[u8]`, written by [`write_at`](Self::write_at): a peer may read it.
+/// - Memory that peers may write is never a slice: see [`read_at`](Self::read_at) and the like.
 /// - `Buffer<Frozen>` is a `&[u8]` that can be cloned, to be the source of many requests at once.
 /// - `Buffer<Scratch>` can be cloned too, to be the target of many, and gives no bytes.
 #[repr(transparent)]
@@ -47,8 +43,7 @@ unsafe impl<K: MemoryKind> Send for Buffer<K> {}
 unsafe impl<K: MemoryKind> Sync for Buffer<K> {}
 
 impl<K: MemoryKind> Buffer<K> {
-    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind
-    /// `K`.
+    /// `addr` and `len` are the caller's, lie in `region`, and are of kind `K`.
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
         Self {
             range: Range::allocate::<K>(region, addr, len),
@@ -73,8 +68,7 @@ impl<K: MemoryKind> Buffer<K> {
 
     #[inline(always)]
     pub(super) fn header(&self) -> &Range {
-        // SAFETY: the buffer owns its header, and there is no `&mut` to it while `self` is
-        // borrowed.
+        // SAFETY: the buffer owns its header, of which no `&mut` exists while `self` is borrowed.
         unsafe { self.range.as_ref() }
     }
 
@@ -84,8 +78,7 @@ impl<K: MemoryKind> Buffer<K> {
         unsafe { self.range.as_mut() }
     }
 
-    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self`
-    /// is.
+    /// The first byte; valid for `len` bytes as long as `self` is.
     #[inline(always)]
     fn start(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.header().sge.addr as usize)
@@ -210,8 +203,7 @@ impl<K: HostMemory> Buffer<K> {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_memory(self) -> Result<Memory, IntoMemoryError<K>> {
         let region = {
-            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up
-            // ownership.
+            // SAFETY: owned, a Box of `Range::allocate`, whose ownership `into_range` gave up.
             let header = unsafe { Box::from_raw(self.into_range().as_ptr()) };
             let again = |region| {
                 let range = Range::allocate::<K>(region, header.sge.addr, header.sge.length as usize);
@@ -237,14 +229,12 @@ impl<K: HostMemory> Buffer<K> {
     /// If the range is beyond the buffer.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) {
         let from = self.check(offset, into.len());
-        // SAFETY: `check` has seen that the range is in the buffer; there is no `&mut` to these
-        // bytes, and the copy is atomic word by word, so that a peer's device may write them
-        // meanwhile.
+        // SAFETY: `check` saw the range in the buffer; there is no `&mut` to these bytes, and the
+        // copy is atomic by words: a peer's device may write them meanwhile.
         unsafe { copy::load(from, into) }
     }
 
-    /// Prefetches its pages, for a region with on-demand paging (ibv_advise_mr(3)); mapped for
-    /// writing too if `writable`. A hint: it returns at once.
+    /// A hint to prefetch (ibv_advise_mr(3)), with on-demand paging; for writing if `writable`.
     ///
     /// # Errors
     /// When the device has no such call, or refuses.
@@ -275,8 +265,7 @@ impl<R: Rights> Buffer<R> {
         }
         header.sge.lkey = region.lkey();
         header.set_kind::<N>();
-        // SAFETY: owned, in no list, and now of this tag. Accesses by its old rights the device
-        // refuses from here on.
+        // SAFETY: owned, in no list, now of this tag. The device refuses accesses by old rights.
         Ok(unsafe { Buffer::from_range(self.into_range()) })
     }
 
@@ -286,9 +275,8 @@ impl<R: Rights> Buffer<R> {
     /// If the range is beyond the buffer.
     pub fn write_at(&mut self, offset: usize, from: &[u8]) {
         let into = self.check(offset, from.len());
-        // SAFETY: `check` has seen that the range is in the buffer; `&mut self` means that there is
-        // no slice of it here, and the copy is atomic word by word, so that a peer's device may
-        // touch the bytes meanwhile.
+        // SAFETY: `check` saw the range in the buffer; by `&mut self` there is no slice of it here,
+        // and the copy is atomic by words: a peer's device may touch the bytes meanwhile.
         unsafe { copy::store(into, from) }
     }
 
@@ -328,8 +316,7 @@ fn remote_of<K: KeyAccess>(header: &Range) -> Remote<K> {
 impl<R: PeerAccessible> Buffer<R> {
     /// The address and key for a peer to reach this buffer with the rights it has.
     ///
-    /// Valid as long as the region lives; afterwards the peer gets a remote access error, and
-    /// nothing happens here.
+    /// Valid as long as the region lives; afterwards the peer gets a remote access error.
     #[must_use]
     #[doc(alias("rkey", "remote_addr"))]
     pub fn remote(&self) -> Remote<R::Key> {
@@ -349,8 +336,7 @@ impl<R: PeerAccessible> Buffer<Opaque<R>> {
 macro_rules! atomics {
     ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
         #[doc = concat!("Loads the `", stringify!($int), "` at `offset` in one access: a flag or counter that a peer writes.")]
-        /// With `Acquire`, what the peer wrote before it (in the order its device guarantees: IBTA
-        /// vol 1, o9-20) is visible after it.
+        /// With `Acquire`, what the peer wrote before it is visible after it (IBTA vol 1, o9-20).
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Release` or `AcqRel`.
@@ -360,8 +346,7 @@ macro_rules! atomics {
         }
 
         #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
-        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps
-        /// with another width: that would be a data race even of atomics.
+        /// By `&mut`: concurrent loads of another width would be a data race even of atomics.
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.
@@ -372,7 +357,6 @@ macro_rules! atomics {
     };
 }
 
-/// Access to memory that peers may write at any time.
 impl<R: PeerWritable> Buffer<R> {
     atomics!(load_u8, store_u8, u8, AtomicU8);
     atomics!(load_u32, store_u32, u32, AtomicU32);
@@ -423,8 +407,7 @@ impl<K: Readable> Deref for Buffer<K> {
 impl DerefMut for Buffer<Local> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and nothing else reads them: peers have no rights, and the range
-        // is unique.
+        // SAFETY: as in `deref`, and nothing else reads them: no rights of peers, and unique.
         unsafe { core::slice::from_raw_parts_mut(self.start(), self.len()) }
     }
 }
@@ -432,8 +415,7 @@ impl DerefMut for Buffer<Local> {
 impl<K: MemoryKind> Drop for Buffer<K> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the buffer owns its range, and is not used after; the device is not touching it
-        // (it is not posted).
+        // SAFETY: the buffer owns its range, and is not used after; it is not posted to a device.
         drop(unsafe { Buffers::from_head(Some(self.range)) });
     }
 }
@@ -452,8 +434,7 @@ pub enum IntoMemoryError<K: MemoryKind> {
     /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
-    /// The memory is not the region's own: the buffer came from a
-    /// [`RegistrationCache`](crate::RegistrationCache); returns it.
+    /// The memory is the user's of a [`RegistrationCache`](crate::RegistrationCache).
     #[error("the region's memory belongs to somebody else")]
     Borrowed(Buffer<K>),
     /// The device refused; the memory is leaked.

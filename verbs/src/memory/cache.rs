@@ -1,13 +1,11 @@
-//! A registration cache: registering costs a system call and pins pages, which a library that sends
-//! from its users' memory cannot afford per message.
+//! A registration cache: registering costs a system call and pins pages, too much per message.
 //!
 //! The cache records that memory *is* registered; the buffers it gives out decide who may access
-//! it. Each holds a reference to its region, so that nothing in use is deregistered; idle regions
-//! are evicted in LRU order when the limits are reached.
+//! it. Each holds a reference to its region; idle regions are evicted in LRU order at the limits.
 //!
-//! There are no hooks into the allocator or munmap(2), as in other caches: they miss what a static
-//! linker resolved. Memory owned by the cache's user is kept alive by the region; for other memory
-//! [`RegistrationCache::invalidate`] must be called.
+//! There are no hooks into the allocator or munmap(2): they miss what a static linker resolved. The
+//! region keeps its user's memory alive; for other memory [`RegistrationCache::invalidate`] must be
+//! called.
 
 use core::ffi::c_uint;
 use core::ops::Range;
@@ -62,9 +60,8 @@ pub struct CacheStats {
 
 /// A cache of registered memory by address.
 ///
-/// A hit costs one uncontended mutex, one search among the regions, and the allocation of the
-/// buffer's header; registering holds the mutex, so that two threads don't register the same memory
-/// twice.
+/// A hit costs one uncontended mutex, one search among the regions, and the buffer's header;
+/// registering holds the mutex, so that no memory is registered twice.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -87,10 +84,8 @@ pub struct RegistrationCache {
 struct State {
     /// Memory without remote rights, in whole pages, by first address. No two overlap.
     local: BTreeMap<u64, Entry>,
-    /// Memory registered exactly as requested: the range that peers reach must not grow to whole
-    /// pages, and shared memory belongs to its owner.
+    /// As requested: what peers reach must not grow to pages, and shared memory is its owner's.
     exact: HashMap<ExactKey, Entry>,
-    /// Counts requests: the LRU clock.
     clock: u64,
     stats: CacheStats,
 }
@@ -134,8 +129,7 @@ impl RegistrationCache {
     }
 
     /// The bytes `range` of what `owner` lends by `as_ref`, as the source of requests. All of it is
-    /// registered, for the device to read; `owner` is kept alive as long as the region is in the
-    /// cache or in buffers.
+    /// registered, for reading; cache and buffers keep `owner` alive.
     ///
     /// # Errors
     /// When the range is empty, beyond what the owner lends or too long for one message, or the
@@ -160,8 +154,7 @@ impl RegistrationCache {
         };
         let keep = || Backing::KeepAlive(Arc::clone(owner) as _);
         // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached
-        // by `&mut`, as it cannot know when the borrow ends; the region holds a private reference.
-        // The device may only read.
+        // by `&mut`; the region holds a private reference, and the device only reads.
         let region = unsafe { self.exact(key, keep) }?;
         Ok(Buffer::new(region, part.as_ptr() as u64, part.len()))
     }
@@ -195,9 +188,8 @@ impl RegistrationCache {
         Ok(Buffer::new(region, addr, len))
     }
 
-    /// Forgets all memory that overlaps `range`; must be called before it is unmapped. Returns how
-    /// many of the regions are still in use: they are deregistered with their last buffer, and
-    /// their memory must stay mapped until then.
+    /// Forgets all memory that overlaps `range`, which stays mapped until then. Returns how many of
+    /// its regions are still in use: their memory must stay mapped until their last buffer is gone.
     pub fn invalidate(&self, range: Range<u64>) -> usize {
         self.forget(|entry| entry.touches(&range))
     }
@@ -239,8 +231,6 @@ impl RegistrationCache {
         in_use
     }
 
-    /// The region registered with exactly this `key`.
-    ///
     /// # Safety
     /// As for [`Region::register`], whose backing `keep` makes.
     unsafe fn exact(&self, key: ExactKey, keep: impl Fn() -> Backing) -> Result<Arc<Region>, MemoryError> {
@@ -265,8 +255,6 @@ impl RegistrationCache {
         Ok(region)
     }
 
-    /// A region without remote rights that has the `len` bytes at `addr`.
-    ///
     /// # Safety
     /// As for [`Region::register`].
     unsafe fn pages(&self, addr: u64, len: usize) -> Result<Arc<Region>, MemoryError> {
@@ -292,8 +280,7 @@ impl RegistrationCache {
             access: super::rights::LOCAL,
         };
         // SAFETY: the pages of the range are mapped since the range is, and so are those of the
-        // regions it is merged with: they would have been invalidated. The device touches only what
-        // requests name.
+        // regions it is merged with (else invalidated). Only requests touch them.
         let (region, mut evicted) = unsafe { self.register(&mut state, key, || Backing::External) }?;
         for key in overlapping {
             evicted.extend(state.local.remove(&key).map(|entry| entry.region));
@@ -353,8 +340,7 @@ impl State {
             .collect()
     }
 
-    /// Evicts idle regions in LRU order until the limits are kept. Scans all regions for each:
-    /// cheap beside registering.
+    /// Evicts idle regions in LRU order; the scan for each is cheap beside registering.
     fn evict(&mut self, limits: CacheLimits, evicted: &mut Evicted) {
         self.count();
         while self.stats.regions > limits.regions || self.stats.bytes > limits.bytes {
@@ -389,7 +375,6 @@ enum CacheKey {
     Exact(ExactKey),
 }
 
-/// The bounds of the pages that contain the `len` bytes at `addr`.
 fn whole_pages(addr: u64, len: usize) -> (u64, u64) {
     let page = PAGE as u64;
     let start = addr & !(page - 1);

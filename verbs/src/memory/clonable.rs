@@ -10,8 +10,7 @@ use super::rights::{Local, PeerRead, Readable};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frozen;
 
-/// The kind of a write-only buffer, which any number of requests may receive or read into at once,
-/// and which may be cloned (see [`Buffer::scratch`]).
+/// The kind of a write-only buffer, the target of many requests at once: [`Buffer::scratch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scratch;
 
@@ -22,34 +21,29 @@ impl Buffer<Local> {
         self.into_kind()
     }
 
-    /// Makes it write-only and clonable, to be the target of many receives or reads at once, as
-    /// benchmarks do with messages that they discard: it stays in the processor's caches, unlike a
-    /// buffer per request.
+    /// Makes it write-only and clonable, the target of many receives or reads at once whose
+    /// messages are discarded: it stays in the processor's caches.
     #[must_use]
     pub fn scratch(mut self) -> Buffer<Scratch> {
         self.header_mut().set_kind::<Scratch>();
-        // SAFETY: owned, in no list, and now of this tag: this process has no access to its bytes
-        // any more.
+        // SAFETY: owned, in no list, now of this tag: this process accesses its bytes no more.
         unsafe { Buffer::from_range(self.into_range()) }
     }
 }
 
 impl Clone for Buffer<Scratch> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and reuse
-    /// those that completions return.
+    /// It allocates: make as many as will be in flight, and reuse those that completions return.
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Scratch>(Arc::clone(&header.region), header.sge.addr, self.len());
         // SAFETY: just made with this tag. Only devices touch scratch bytes, whose value is never
-        // used: the kind is no `Host`, so that this process has no reference to them and no copy of
-        // them, not even when the last handle goes.
+        // used: the kind is no `Host`, so this process has no reference to them and no copy.
         unsafe { Self::from_range(range) }
     }
 }
 
 impl Buffer<PeerRead> {
-    /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay
-    /// valid.
+    /// Makes it read-only and clonable, as the source of many requests. Keys to it stay valid.
     #[must_use]
     pub fn freeze(self) -> Buffer<Frozen> {
         self.into_kind()
@@ -59,20 +53,17 @@ impl Buffer<PeerRead> {
 impl<K: Readable> Buffer<K> {
     fn into_kind(mut self) -> Buffer<Frozen> {
         self.header_mut().set_kind::<Frozen>();
-        // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading
-        // it as `&[u8]` stays right.
+        // SAFETY: owned, in no list, now of this tag. Peers write neither: `&[u8]` stays right.
         unsafe { Buffer::from_range(self.into_range()) }
     }
 }
 
 impl Clone for Buffer<Frozen> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and reuse
-    /// those that completions return.
+    /// It allocates: make as many as will be in flight, and reuse those that completions return.
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());
-        // SAFETY: just made with this tag. Frozen bytes are only ever read, so two handles to them
-        // do no harm.
+        // SAFETY: just made with this tag. Frozen bytes are only read: two handles do no harm.
         unsafe { Self::from_range(range) }
     }
 }

@@ -1,10 +1,8 @@
-//! Copies to and from memory that a device may touch meanwhile: relaxed atomic accesses, eight
-//! bytes at a time where the shared side is aligned. What a peer writes concurrently may be torn,
-//! but each byte is read once and never assumed to stay.
+//! Copies to and from memory that a device may touch meanwhile, by relaxed atomics of eight bytes
+//! where the shared side is aligned. Each byte is read once; concurrent writes may tear.
 //!
-//! Device accesses are DMA, outside the language's memory model. The soft device, whose copies run
-//! in a thread of this process, follows the same rule: raw copies, without references to the
-//! memory. Threads of this process do not race with one another here: stores need `&mut`.
+//! Device accesses are DMA, outside the language's memory model; the soft device's are raw copies,
+//! without references. Threads of this process do not race here: stores need `&mut`.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -15,11 +13,8 @@ fn head(at: *const u8, len: usize) -> usize {
     at.align_offset(WORD).min(len)
 }
 
-/// Copies from `from` to `into`.
-///
 /// # Safety
-/// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not
-/// written.
+/// `from` is valid for `into.len()` bytes, meanwhile accessed only atomically, or not written.
 pub(super) unsafe fn load(from: *mut u8, into: &mut [u8]) {
     let (first, rest) = into.split_at_mut(head(from, into.len()));
     let (words, last) = rest.as_chunks_mut::<WORD>();
@@ -43,8 +38,6 @@ pub(super) unsafe fn load(from: *mut u8, into: &mut [u8]) {
     }
 }
 
-/// Copies from `from` to `into`.
-///
 /// # Safety
 /// `into` is valid for `from.len()` bytes, which are only accessed atomically meanwhile.
 pub(super) unsafe fn store(into: *mut u8, from: &[u8]) {
@@ -69,8 +62,6 @@ pub(super) unsafe fn store(into: *mut u8, from: &[u8]) {
     }
 }
 
-/// Sets `len` bytes to `byte`.
-///
 /// # Safety
 /// `into` is valid for `len` bytes, which are only accessed atomically meanwhile.
 pub(super) unsafe fn fill(into: *mut u8, len: usize, byte: u8) {

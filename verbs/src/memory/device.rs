@@ -1,5 +1,4 @@
-//! Device memory (DM; ibv_alloc_dm(3)): small memory on the adapter itself, nearer to the wire than
-//! the host's.
+//! Device memory (DM; ibv_alloc_dm(3)): small memory on the adapter itself.
 
 use core::mem::ManuallyDrop;
 use std::any::Any;
@@ -61,8 +60,7 @@ impl DeviceMemory {
     }
 
     /// # Safety
-    /// `raw` is live memory of `len` bytes of this device, which no other owner than the lender
-    /// frees.
+    /// `raw` is live memory of `len` bytes of this device, which only the lender, if any, frees.
     pub(crate) unsafe fn adopt(context: &Arc<ContextInner>, raw: *mut sys::ibv_dm, len: usize, lender: Lender) -> Self {
         Self {
             inner: Arc::new(DmInner {
@@ -84,8 +82,7 @@ impl DeviceMemory {
     /// Copies `from` to `offset` (ibv_memcpy_to_dm(3)).
     ///
     /// # Errors
-    /// When the range is beyond it, or the device refuses: some require offset and length to be
-    /// multiples of 4.
+    /// When beyond it, or refused: some devices require offset and length to be multiples of 4.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.check(offset, from.len())?;
@@ -131,7 +128,6 @@ impl DeviceMemory {
         self.inner.context.raw == pd.context.raw
     }
 
-    /// A reference that keeps it allocated.
     pub(super) fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.inner) as _
     }

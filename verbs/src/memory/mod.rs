@@ -1,10 +1,7 @@
-//! Registered memory: owned, typed by the rights that peers have in it, and out of reach of safe
-//! code while the device may touch it.
+//! Registered memory: owned, typed by peers' rights, and out of safe code's reach while posted.
 //!
-//! [`Memory`] is an allocation; registering it (`region`: a memory region, MR) gives a [`Buffer`],
-//! a unique range of the region, which can be split into more of them. A buffer is one thin pointer
-//! to a header (`range`), so that posting it is a pointer store. [`Remote`] is what a peer gets:
-//! address, rkey and rights.
+//! [`Memory`] is an allocation; registering it (`region`) gives a [`Buffer`], a unique range of the
+//! region: a thin pointer to a header (`range`). [`Remote`] is what a peer gets.
 
 mod alias;
 mod buffer;

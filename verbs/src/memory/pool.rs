@@ -6,8 +6,7 @@ use super::buffer::Buffer;
 use super::range::RangePtr;
 use super::rights::{Local, MemoryKind};
 
-/// A free list of buffers. Last in, first out: the last buffer is the likeliest to be in the
-/// processor's caches.
+/// A free list of buffers, last in, first out: the last is the likeliest to be in caches.
 ///
 /// It is linked through the buffers themselves: it never allocates, is never full, and costs about
 /// as much as C's array of pointers.
@@ -64,13 +63,11 @@ impl<K: MemoryKind> BufferPool<K> {
         let range = self.first?;
         // SAFETY: the pool owns it.
         self.first = unsafe { range.as_ref().next };
-        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the
-        // list.
+        // SAFETY: owned, of this kind as `push` took it from one, and no longer in the list.
         Some(unsafe { Buffer::from_range(range) })
     }
 
-    /// Takes up to `n` buffers, one by one. Those not taken stay in the pool, unless the iterator
-    /// is leaked.
+    /// Takes up to `n` buffers, one by one; the rest stays, unless the iterator is leaked.
     ///
     /// ```no_run
     /// # fn example(pool: &mut doorbell_verbs::BufferPool, qp: &mut doorbell_verbs::QueuePair) -> Result<(), doorbell_verbs::PostError> {
@@ -153,8 +150,7 @@ impl<K: MemoryKind> Iterator for BufferPoolDrain<'_, K> {
         let range = self.first?;
         // SAFETY: owned, as the pool holds it no more.
         self.first = unsafe { range.as_ref().next };
-        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the
-        // list.
+        // SAFETY: owned, of this kind as `push` took it from one, and no longer in the list.
         Some(unsafe { Buffer::from_range(range) })
     }
 

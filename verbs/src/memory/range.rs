@@ -1,5 +1,4 @@
-//! A range of a region with its type erased: what a queue's slot holds while a request is in
-//! flight.
+//! A range of a region with its type erased: what a slot holds while a request is in flight.
 
 use core::ptr::NonNull;
 use std::sync::Arc;
@@ -17,16 +16,13 @@ use super::word::AtomicWord;
 pub(crate) struct Range {
     /// Ready to be copied into a work request.
     pub(super) sge: sys::ibv_sge,
-    /// The next buffer of the same request (if the tag has [`LINKED`]) or in the same pool;
-    /// otherwise meaningless.
+    /// The next buffer of the request (tag [`LINKED`]) or of the pool; otherwise meaningless.
     pub(super) next: Option<NonNull<Range>>,
     pub(super) region: Arc<Region>,
-    /// Its kind's tag, plus [`LINKED`] if there is a next: one comparison tests for a kind and for
-    /// the only buffer of a request.
+    /// The kind's tag and [`LINKED`]: one comparison tests for a kind and for an only buffer.
     tag: u16,
 }
 
-/// Tag bit: there is a next buffer.
 const LINKED: u16 = 1 << 8;
 
 /// Tag bit: the range is the beginning of an [`InFlightWindow`], and no buffer's.
@@ -58,8 +54,7 @@ impl Range {
         }
     }
 
-    /// Allocates the header of `len` bytes at `addr`, which the caller owns and which lie in
-    /// `region`.
+    /// The header of `len` bytes at `addr`, which the caller owns and which lie in `region`.
     pub(super) fn allocate<K: MemoryKind>(region: Arc<Region>, addr: u64, len: usize) -> RangePtr {
         debug_assert!((1..=super::region::MAX_BUFFER).contains(&len));
         let sge = sys::ibv_sge {
@@ -93,11 +88,8 @@ unsafe impl Sync for Buffers {}
 impl Buffers {
     pub(crate) const NONE: Self = Self { head: None };
 
-    /// Takes ownership of the list at `head`.
-    ///
     /// # Safety
-    /// Each range of the list is owned by the caller, and no device touches it until the value is
-    /// posted again.
+    /// Each range is owned by the caller, and no device touches it until the value is posted again.
     #[inline(always)]
     pub(crate) unsafe fn from_head(head: Option<RangePtr>) -> Self {
         Self { head }
@@ -122,8 +114,7 @@ impl Buffers {
 
     /// Takes the first buffer, if it is a `Buffer<K>`.
     ///
-    /// A request has one buffer, or several in the order in which they were given; each call takes
-    /// the next.
+    /// A request has one buffer, or several in the given order; each call takes the next.
     #[inline]
     pub fn take<K: MemoryKind>(&mut self) -> Option<Buffer<K>> {
         let range = self.head?;
@@ -140,7 +131,6 @@ impl Buffers {
         Some(unsafe { Buffer::from_range(range) })
     }
 
-    /// A window in flight, as the only one of its request.
     pub(super) fn of_window(cell: Box<InFlightWindow>) -> Self {
         // SAFETY: a box's pointer is never null.
         let range = unsafe { NonNull::new_unchecked(Box::into_raw(cell)) };
@@ -159,8 +149,7 @@ impl Buffers {
             return None;
         }
         self.head = None;
-        // SAFETY: the tag says that it was made by `of_window`, which gave up the box; it is no
-        // longer in the list.
+        // SAFETY: by its tag made by `of_window`, which gave up the box; no longer in the list.
         Some(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) })
     }
 
@@ -192,8 +181,7 @@ impl Drop for Buffers {
     }
 }
 
-/// Takes the first buffer of the list at `head`, if it is of the kind with this tag and has a
-/// successor. Returns it and the rest of the list.
+/// Takes the first buffer, if of this kind and with a successor; returns it and the rest.
 ///
 /// # Safety
 /// The caller owns the list.
@@ -224,8 +212,7 @@ unsafe fn drop_list(head: RangePtr) {
             drop(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) });
             return;
         }
-        // SAFETY: owned by the list, allocated by `allocate`, freed once: the loop continues behind
-        // it.
+        // SAFETY: owned by the list, of `allocate`, freed once: the loop continues behind it.
         let header = unsafe { Box::from_raw(range.as_ptr()) };
         next = header.next_in_request();
     }

@@ -1,5 +1,4 @@
-//! Memory regions (MR): registration, and the guarantee that memory is freed only after the device
-//! has released it.
+//! Memory regions (MR): memory is freed only after the device has released it.
 
 use core::ffi::c_uint;
 use core::mem::ManuallyDrop;
@@ -57,11 +56,8 @@ const RIGHTS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE
     | sys::IBV_ACCESS_REMOTE_ATOMIC
     | sys::IBV_ACCESS_MW_BIND;
 
-/// What keeps a region's memory alive while it is registered.
 pub(super) enum Backing {
-    /// Memory of its own.
     Owned(Memory),
-    /// An owner that keeps the memory alive, perhaps shared.
     #[expect(dead_code, reason = "it is kept, not used")]
     KeepAlive(Arc<dyn Any + Send + Sync>),
     /// The kernel, or a promise of the caller.
@@ -71,8 +67,7 @@ pub(super) enum Backing {
     Lent(Arc<dyn Send + Sync>),
 }
 
-// SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached
-// only through ranges, which are unique.
+// SAFETY: only verbs get `mr`, from any thread; memory is reached through unique ranges only.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -98,11 +93,8 @@ pub(super) fn register_chunks<R: Rights>(
     Ok(Chunks::new(region, start, len, chunk))
 }
 
-/// One buffer over all of a region registered elsewhere.
-///
 /// # Safety
-/// As of [`Region::adopt`], but for the lender, who may deregister it; `access` are the rights of
-/// `K`.
+/// As of [`Region::adopt`], but the lender may deregister it; `access` are the rights of `K`.
 pub(crate) unsafe fn adopt_region<K: MemoryKind>(
     pd: &Arc<PdInner>,
     mr: *mut sys::ibv_mr,
@@ -132,12 +124,9 @@ impl Region {
         unsafe { Self::register(pd, start, len, access, Backing::Owned(memory)) }
     }
 
-    /// Registers `len` bytes at `start` (ibv_reg_mr(3)).
-    ///
     /// # Safety
-    /// The bytes are mapped, and stay so until the region is gone; `backing` may ensure that.
-    /// Accesses that `access` allows the device and buffers of the region, no other party makes
-    /// meanwhile.
+    /// Mapped until the region is gone, which `backing` may ensure. Until then only the device and
+    /// buffers of the region make accesses that `access` allows.
     pub(super) unsafe fn register(
         pd: &Arc<PdInner>,
         start: *mut u8,
@@ -154,8 +143,7 @@ impl Region {
         // SAFETY: the domain is live; the memory is mapped as long as the region is, by contract.
         let mr = unsafe {
             match api.reg_mr_iova2 {
-                // As the ibv_reg_mr macro of verbs.h: the library drops the optional flags that its
-                // kernel does not know.
+                // As the ibv_reg_mr macro: the library drops flags that its kernel does not know.
                 Some(register) => register(pd.raw, start.cast(), len, addr, access),
                 None => {
                     let access = access & (sys::IBV_ACCESS_OPTIONAL_FIRST - 1);
@@ -176,12 +164,9 @@ impl Region {
         Ok(unsafe { Self::adopt(pd, mr, addr, len, access, backing) })
     }
 
-    /// Adopts a region just made.
-    ///
     /// # Safety
-    /// `mr` was made in `pd`, for `len` bytes that the device addresses from `start` on, and no
-    /// other owner deregisters it; the bytes stay there until it is deregistered, which `backing`
-    /// may ensure.
+    /// `mr` is of `pd`, `len` bytes that the device addresses from `start`, and no other owner
+    /// deregisters it; the bytes stay until then, which `backing` may ensure.
     pub(super) unsafe fn adopt(
         pd: &Arc<PdInner>,
         mr: *mut sys::ibv_mr,
@@ -236,12 +221,10 @@ impl Region {
         matches!(*self.backing, Backing::Owned(_))
     }
 
-    /// Deregisters it, and returns the memory it owns.
     pub(super) fn into_memory(self) -> Result<Memory, MemoryError> {
         let mut this = ManuallyDrop::new(self);
         this.deregister().map_err(MemoryError::Deregister)?;
-        // SAFETY: both are taken once, here, since Drop does not run; the device has released the
-        // memory.
+        // SAFETY: both taken once, as Drop does not run; the device has released the memory.
         let backing = unsafe {
             ManuallyDrop::drop(&mut this.pd);
             ManuallyDrop::take(&mut this.backing)
@@ -266,8 +249,7 @@ impl Region {
             return Err((failed(io::ErrorKind::Unsupported.into()), true));
         };
         let flags = sys::IBV_REREG_MR_CHANGE_ACCESS.cast_signed();
-        // SAFETY: the region is live and borrowed exclusively (`&mut`); domain and translation
-        // stay.
+        // SAFETY: the region is live and borrowed exclusively; domain and translation stay.
         let result = unsafe {
             rereg(
                 self.mr,
@@ -294,7 +276,6 @@ impl Region {
         Ok(())
     }
 
-    /// ibv_advise_mr(3) with a prefetch advice, for the pages of `sge`.
     pub(super) fn prefetch(&self, mut sge: sys::ibv_sge, writable: bool) -> Result<(), MemoryError> {
         let advice = if writable {
             sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
@@ -323,8 +304,7 @@ impl Region {
         if let Backing::Lent(_) = *self.backing {
             return Ok(());
         }
-        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude
-        // each other.
+        // SAFETY: of this Api, deregistered once: `dissolve` and Drop exclude each other.
         check(unsafe { (self.pd.context.api.dereg_mr)(self.mr) })
     }
 }
@@ -332,8 +312,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         match self.deregister() {
-            // SAFETY: dropped once, here; the device has released the memory. The domain goes after
-            // the region, as it must.
+            // SAFETY: dropped once, here; the device has released it; the domain goes after.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.backing);
                 ManuallyDrop::drop(&mut self.pd);

@@ -54,16 +54,14 @@ impl<'a> Registration<'a> {
     /// (`IBV_ACCESS_ON_DEMAND`), see [`Buffer::prefetch`]. For [devices that support
     /// it](crate::DeviceAttr::on_demand_paging).
     ///
-    /// Implicit ODP, a region of the whole address space, is not offered: requests could touch
-    /// memory that isn't theirs.
+    /// Implicit ODP, of the whole address space, is not offered: it would reach others' memory.
     #[doc(alias("IBV_ACCESS_ON_DEMAND", "ODP"))]
     pub fn on_demand(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_ON_DEMAND;
         self
     }
 
-    /// Declares that the memory is of huge pages (`IBV_ACCESS_HUGETLB`), which on-demand paging
-    /// must know; for pinned memory the library detects it.
+    /// Declares huge pages (`IBV_ACCESS_HUGETLB`), which on-demand paging does not detect.
     #[doc(alias = "IBV_ACCESS_HUGETLB")]
     pub fn huge_pages(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_HUGETLB;
@@ -73,8 +71,7 @@ impl<'a> Registration<'a> {
     /// See [`ProtectionDomain::register`].
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`], and when on-demand paging was requested of a device
-    /// without it.
+    /// As there, and when on-demand paging was requested of a device without it.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<R: Rights>(self, memory: impl Into<Memory>, _: R) -> Result<Buffer<R>, MemoryError> {
         self.check()?;
@@ -96,19 +93,16 @@ impl<'a> Registration<'a> {
         region::register_chunks(self.pd.inner(), memory.into(), chunk, self.flags)
     }
 
-    /// Registers the `len` bytes at `address`, which this process need not reach, but the device
-    /// does: GPU memory, where the kernel resolves its addresses for the adapter (nvidia_peermem),
-    /// or where a software device calls the GPU's driver itself. Split into buffers of `chunk`
-    /// bytes (the last may be shorter). `keeper` is dropped when the device has released the
-    /// memory.
+    /// Registers the `len` bytes at `address` that the device reaches: GPU memory, by
+    /// nvidia_peermem or by a software device. Split into buffers of `chunk` bytes (the last may be
+    /// shorter). `keeper` is dropped when the device has released the memory.
     ///
     /// # Safety
     /// Until `keeper` is dropped the bytes are memory, no reference covers any of them, and the
     /// device and peers may do anything to them that `rights` allows.
     ///
     /// # Errors
-    /// When the range is empty or `chunk` too long for one message, or the device cannot resolve
-    /// such addresses.
+    /// When the range is empty, `chunk` too long, or the device cannot resolve such addresses.
     #[doc(alias("ibv_reg_mr", "peermem"))]
     pub unsafe fn register_opaque<R: Rights>(
         self,
@@ -135,9 +129,8 @@ impl<'a> Registration<'a> {
         Ok(Chunks::new(region, address, len, chunk))
     }
 
-    /// As [`ProtectionDomain::register_dmabuf`], of any length and with these options: split into
-    /// buffers of `chunk` bytes (the last may be shorter); `keeper` is dropped when the device has
-    /// released the memory.
+    /// As [`ProtectionDomain::register_dmabuf`], with these options, in buffers of `chunk` bytes
+    /// (the last may be shorter). `keeper` is dropped when the device has released the memory.
     ///
     /// # Errors
     /// As [`ProtectionDomain::register_dmabuf`]; only `chunk` must fit a message.
@@ -215,7 +208,6 @@ pub(crate) fn register_dmabuf<R: Rights>(
     Ok(Buffer::new(region, iova, len))
 }
 
-/// The `len` bytes at `offset` of a dma-buf, as a region with addresses from `iova` on.
 fn dmabuf_region<R: Rights>(
     pd: &Arc<PdInner>,
     fd: OwnedFd,

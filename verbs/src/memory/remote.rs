@@ -1,5 +1,4 @@
-//! A peer's memory as its owner has advertised it: address, length, rkey, and the rights that the
-//! key grants.
+//! A peer's memory as its owner has advertised it.
 
 use core::marker::PhantomData;
 
@@ -162,8 +161,7 @@ impl<K: KeyAccess> Remote<K> {
 }
 
 impl<K: GrantsAtomic> Remote<K> {
-    /// The word at `offset`, for an atomic operation; `None` if it is out of range or not aligned
-    /// to 8 bytes (IBTA vol 1, 9.4.5).
+    /// The word at `offset`; `None` if out of range or not aligned to 8 bytes (IBTA vol 1, 9.4.5).
     #[inline]
     #[must_use]
     pub fn word(&self, offset: u64) -> Option<RemoteWord> {
@@ -188,8 +186,7 @@ impl<K: KeyAccess> core::fmt::Debug for Remote<K> {
     }
 }
 
-/// An aligned 8-byte word of a peer's memory, whose key grants atomic operations (IBTA vol 1,
-/// 9.4.5).
+/// An aligned 8-byte word of a peer's memory, for atomic operations (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteWord {
     pub(crate) addr: u64,

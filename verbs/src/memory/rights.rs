@@ -1,9 +1,6 @@
-//! Access rights as types.
-//!
-//! Two families: what a region is registered with ([`Local`], [`PeerRead`] …: the parameter of
-//! [`Buffer`](super::Buffer)), and what a key handed to a peer therefore grants ([`ReadAccess`],
-//! [`WriteAccess`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that
-//! any buffer can receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
+//! Access rights as types: of a region ([`Local`], [`PeerRead`] …, of [`Buffer`](super::Buffer)),
+//! and of its key ([`ReadAccess`] …, of [`Remote`](super::Remote)). Every region has LOCAL_WRITE,
+//! so that any buffer can receive (and remote write and atomics require it: IBTA vol 1, 10.6.3.1).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -17,8 +14,7 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or
-/// [`Opaque`].
+/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or [`Opaque`].
 pub trait MemoryKind: Sealed + 'static {
     /// Identifies the kind where the type is erased.
     #[doc(hidden)]
@@ -89,7 +85,6 @@ macro_rules! keys {
     )* };
 }
 
-/// The access flags of memory without remote rights.
 pub(super) const LOCAL: c_uint = Local::ACCESS;
 
 const READ: c_uint = sys::IBV_ACCESS_REMOTE_READ;
@@ -115,8 +110,7 @@ rights! {
     /// Peers may read, write and perform atomic operations.
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
     PeerAll = 6, READ | WRITE | ATOMIC;
-    /// Peers have only the rights of [memory windows](crate::MemoryWindow) bound to it. As a window
-    /// may let peers write, it is never lent as `&[u8]`.
+    /// Peers have the rights of [memory windows](crate::MemoryWindow) only; never lent as `&[u8]`.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     Windowed = 8, sys::IBV_ACCESS_MW_BIND;
 }

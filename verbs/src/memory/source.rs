@@ -1,5 +1,4 @@
-//! What can be posted: the source of a send or write (gather), the target of a receive or read
-//! (scatter).
+//! What can be posted: sources (gather) and targets (scatter) of requests.
 
 use doorbell_verbs_sys as sys;
 

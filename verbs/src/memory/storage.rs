@@ -16,9 +16,8 @@ use nix::unistd::ftruncate;
 
 use crate::error::MemoryError;
 
-/// Owned memory that can be registered: made from a `Vec<u8>` or `Box<[u8]>` without copying,
-/// page-aligned by [`Memory::zeroed`], of huge pages by [`Memory::huge`], mappable by other
-/// processes by [`Memory::shared`], or of another owner by [`Memory::from_owner`].
+/// Owned memory that can be registered: from a `Vec<u8>` or `Box<[u8]>` without copying,
+/// [`Memory::zeroed`], [`Memory::huge`], [`Memory::shared`], or [`Memory::from_owner`].
 ///
 /// Unlike a `Box` it may be moved while others (a device) hold pointers into it.
 pub struct Memory {
@@ -28,17 +27,13 @@ pub struct Memory {
     origin: Origin,
 }
 
-/// Where memory came from, which decides how it is freed.
 enum Origin {
     /// From the global allocator, with this layout; size 0 when there is none.
     Heap(Layout),
-    /// A mapping of this many bytes.
     Mapped(NonZeroUsize),
-    /// A mapping of a whole file, which stays open as long as the memory lives: its descriptor
-    /// shows a device that other processes can map it too.
+    /// A mapping of a file, kept open: the descriptor shows that other processes can map it too.
     Shared { len: NonZeroUsize, file: OwnedFd },
-    /// Another value's, which frees it when dropped. A raw pointer, as a moved `Box` claims its
-    /// content for itself.
+    /// Another value's; a raw pointer, as a moved `Box` claims its content for itself.
     Owned(NonNull<dyn Send>),
 }
 
@@ -87,13 +82,11 @@ impl Memory {
         Self::aligned(len, PAGE)
     }
 
-    /// `len` bytes of zeros in preallocated huge pages (mmap(2), `MAP_HUGETLB`): a device's
-    /// translation table has one entry per page, so large regions register faster and miss less.
-    /// `len` is rounded up to whole pages.
+    /// `len` bytes of zeros in preallocated huge pages (mmap(2), `MAP_HUGETLB`), each one entry of
+    /// a device's translation table. `len` is rounded up to whole pages.
     ///
     /// # Errors
-    /// When not enough of them are free; [`transparent_huge`](Self::transparent_huge) needs none
-    /// preallocated.
+    /// When too few are free; [`transparent_huge`](Self::transparent_huge) needs none preallocated.
     #[doc(alias("MAP_HUGETLB", "hugetlbfs"))]
     pub fn huge(len: usize, page: HugePage) -> Result<Self, MemoryError> {
         let failed = |error| MemoryError::HugePages {
@@ -116,8 +109,7 @@ impl Memory {
         })
     }
 
-    /// `len` bytes of zeros, aligned to 2 MiB, with a hint to the kernel to use transparent huge
-    /// pages (madvise(2), `MADV_HUGEPAGE`).
+    /// `len` zeros, aligned to 2 MiB, for transparent huge pages (madvise(2), `MADV_HUGEPAGE`).
     ///
     /// # Panics
     /// As [`zeroed`](Self::zeroed).
@@ -127,10 +119,9 @@ impl Memory {
         Self::aligned(len, HugePage::Size2M.bytes())
     }
 
-    /// `len` bytes of zeros in an anonymous file (memfd_create(2)), mapped shared: a process that
-    /// gets the descriptor can map it too. A software device reaches such memory of another process
-    /// on the host at the speed of a copy; for other devices it is ordinary memory. The file stays
-    /// open, which takes a descriptor, and its length is sealed.
+    /// Zeros in an anonymous file (memfd_create(2)), mapped shared: a process that gets the
+    /// descriptor can map it too. A software device reaches such memory of another process at the
+    /// speed of a copy. The file stays open, which takes a descriptor, and its length is sealed.
     ///
     /// A child made by fork(2) shares the memory, it does not get a copy.
     ///
@@ -151,16 +142,13 @@ impl Memory {
     fn shared_file(len: usize, whole: NonZeroUsize) -> nix::Result<Self> {
         let file = memfd_create(c"doorbell", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         ftruncate(&file, i64::try_from(whole.get()).map_err(|_| Errno::EFBIG)?)?;
-        // Processes that map it rely on its length: an access beyond the end of a shrunk file
-        // raises SIGBUS.
+        // An access beyond the end of a shrunk file raises SIGBUS in processes that map it.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses: nothing there is replaced.
-        // Its file is ours alone until the descriptor is given away.
+        // SAFETY: a new mapping where the kernel chooses; its file is ours until given away.
         let start = unsafe { mmap(None, whole, rights, MapFlags::MAP_SHARED, &file, 0) }?;
-        // SAFETY: the range is ours, and this advice changes no byte of it. A kernel without huge
-        // pages for shmem refuses it, which does no harm.
+        // SAFETY: our range; the advice changes no byte; a kernel without such pages refuses it.
         let _ = unsafe { madvise(start, whole.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self {
             start: start.cast(),
@@ -187,8 +175,7 @@ impl Memory {
         };
         if align > PAGE {
             // Before the first touch, which decides what backs a page. SAFETY: the range is ours;
-            // this advice changes no byte of it. A kernel without transparent huge pages refuses
-            // it, which does no harm.
+            // this changes no byte. A kernel without transparent huge pages refuses.
             let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE) };
         }
         // SAFETY: `len` bytes, just allocated.
@@ -201,9 +188,8 @@ impl Memory {
     #[must_use]
     pub fn from_owner(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let owner = Box::into_raw(Box::new(owner));
-        // SAFETY: a box's pointer, which nothing else has. What `as_mut` lends stays lent for as
-        // long as the value is neither touched nor dropped, as it cannot know when the borrow ends;
-        // and it isn't touched until `Memory` drops it.
+        // SAFETY: a box's pointer, which nothing else has. What `as_mut` lends stays lent as long
+        // as the value is neither touched nor dropped; `Memory` touches it only to drop it.
         let bytes = unsafe { (*owner).as_mut() };
         let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         // SAFETY: a box's pointer is never null.
@@ -215,9 +201,8 @@ impl Memory {
         }
     }
 
-    /// The file of [shared](Self::shared) memory, mapped from its beginning: a process that gets
-    /// the descriptor, or opens it by /proc/PID/fd as the same user, shares the memory. `None` for
-    /// other memory.
+    /// The file of [shared](Self::shared) memory, mapped from its beginning: for processes that get
+    /// the descriptor, or open it by /proc/PID/fd as the same user.
     #[must_use]
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.origin {
@@ -236,9 +221,8 @@ impl Memory {
             return self.to_vec();
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other
-        // constructors align it), whose pointer, length and capacity these are; it is given up here
-        // without running its own Drop.
+        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (others align
+        // it), whose pointer, length and capacity these are; given up without its own Drop.
         unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, layout.size()) }
     }
 
@@ -280,8 +264,7 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` is valid for `len` initialised bytes, owned by `self`; while it is part
-        // of a region there is no `&Memory` to it.
+        // SAFETY: `len` initialised bytes of `self`; of a region's memory there is no `&Memory`.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

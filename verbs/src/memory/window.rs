@@ -1,13 +1,9 @@
-//! Memory windows (MW): remote rights in part of a region, granted and revoked by work requests
-//! instead of by registering (IBTA vol 1, 10.6.7).
+//! Memory windows (MW): remote rights by work requests, not registering (IBTA vol 1, 10.6.7).
 //!
-//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in flight. In flight it is
-//! an [`InFlightWindow`] in the slot of its request, like a buffer: the completion moves it out, a
-//! rejection returns it, and a queue pair dropped with it in flight drops it with its other slots.
+//! A window is unbound ([`MemoryWindow`]), bound ([`BoundWindow`]), or in its request's slot.
 //!
-//! Dropping a window deallocates it first and releases the region after: a region is never
-//! deregistered under a window. One of type 2 is tied to the queue pair that bound it and is
-//! deallocated before it ([`TiedWindows`]): some devices cannot destroy the queue pair earlier.
+//! Dropping a window deallocates it before the region is released. One of type 2 is deallocated
+//! before the queue pair that bound it ([`TiedWindows`]), as some devices require.
 
 use core::marker::PhantomData;
 use core::ops::RangeBounds;
@@ -30,7 +26,6 @@ use crate::wr::op::{BindError, Binding};
 mod sealed {
     pub trait Sealed {
         const KIND: doorbell_verbs_sys::ibv_mw_type;
-        /// In the tag of a window in flight.
         const TAG: u16;
     }
 }
@@ -40,8 +35,7 @@ use sealed::Sealed;
 #[doc(alias = "ibv_mw_type")]
 pub trait WindowType: Sealed + 'static {}
 
-/// A window for every queue pair of its protection domain, bound and unbound by a verb of its own
-/// (ibv_bind_mw(3)).
+/// A window for every queue pair of its domain, bound by a verb of its own (ibv_bind_mw(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "IBV_MW_TYPE_1")]
 pub struct WindowType1;
@@ -65,16 +59,14 @@ impl WindowType for WindowType2 {}
 
 /// Tag bit: the request unbinds it.
 const UNBIND: u16 = 1 << 10;
-/// Tag bits: all but the rights.
 const REQUEST: u16 = UNBIND | WindowType1::TAG;
 /// Tag bits: the rights (`ibv_access_flags`).
 const ACCESS: u16 = 0xff;
 
 /// An unbound memory window: it gives no access (ibv_alloc_mw(3); IBTA vol 1, 10.6.7).
 ///
-/// Bound to [`Windowed`](crate::Windowed) memory, it grants a peer rights in a part of it, and
-/// revokes them again, without the cost of registering. Binding moves it to the queue; the
-/// completion returns it as a [`BoundWindow`]:
+/// Bound to [`Windowed`](crate::Windowed) memory, it grants a peer rights in a part of it and
+/// revokes them, without registering. The completion of binding returns it as a [`BoundWindow`]:
 ///
 /// ```no_run
 /// use doorbell_verbs::{ProtectionDomain, QueuePair, CompletionQueue, Windowed, WriteAccess};
@@ -104,11 +96,9 @@ pub struct MemoryWindow<T: WindowType = WindowType2> {
     kind: PhantomData<T>,
 }
 
-/// A bound memory window: a peer with its [`remote`](Self::remote) reaches the memory with the
-/// rights `K`. Dropping it revokes them.
+/// A bound memory window: its [`remote`](Self::remote) grants the rights `K` until it is dropped.
 ///
-/// The region stays registered as long as it is bound. A window of type 2 is deallocated with the
-/// queue pair that bound it: its key is invalid from then on.
+/// The region stays registered meanwhile. One of type 2 is invalid without its queue pair.
 #[doc(alias("ibv_mw", "ibv_mw_bind_info"))]
 pub struct BoundWindow<K: KeyAccess, T: WindowType = WindowType2> {
     inner: Arc<WindowInner>,
@@ -119,7 +109,6 @@ pub struct BoundWindow<K: KeyAccess, T: WindowType = WindowType2> {
     rights: PhantomData<(K, T)>,
 }
 
-/// The `ibv_mw`.
 pub(crate) struct WindowInner {
     state: Mutex<State>,
     pd: Arc<PdInner>,
@@ -132,15 +121,12 @@ struct State {
     tied: bool,
 }
 
-// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the
-// lock.
+// SAFETY: `mw` is only passed to verbs, which any thread may call; written under the lock.
 unsafe impl Send for State {}
 
-/// A window in the slot of its request.
 #[repr(C)]
 pub(super) struct InFlightWindow {
-    /// First, so that the slot's pointer is a range's. Its region is the one that the window is, or
-    /// is to be, bound to.
+    /// First, so that the slot's pointer is a range's; of the region that the window is bound to.
     range: Range,
     inner: Arc<WindowInner>,
     addr: u64,
@@ -173,15 +159,13 @@ impl WindowInner {
         }
     }
 
-    /// Stores the current key in the C struct, which the provider reads in the next call that binds
-    /// the window: for type 2 the consumer maintains it (ibv_bind_mw(3)), for type 1 the value is
-    /// there already.
+    /// Stores the current key, which the provider reads when it next binds the window: for type 2
+    /// the consumer maintains it (ibv_bind_mw(3)), for type 1 the value is there already.
     fn store_rkey(&self, rkey: u32) {
         let state = self.state();
         let mw = state.mw;
         if !mw.is_null() {
-            // SAFETY: live while it is not null and the lock is held; nothing else reads the key of
-            // a window that is not in flight.
+            // SAFETY: live unless null; under the lock nothing else reads a key not in flight.
             unsafe { (*mw).rkey = rkey };
         }
     }
@@ -204,7 +188,6 @@ pub(crate) struct TiedWindows {
 }
 
 impl TiedWindows {
-    /// Ties a window that the queue pair is about to bind.
     pub(crate) fn tie(&mut self, window: &Arc<WindowInner>) {
         window.state().tied = true;
         let weak = Arc::downgrade(window);
@@ -261,8 +244,6 @@ impl<T: WindowType> MemoryWindow<T> {
         self.inner.state().mw
     }
 
-    /// Starts binding it to `range` of a buffer: the request's operands, and the window in flight.
-    ///
     /// # Panics
     /// If the range is beyond the buffer.
     pub(crate) fn binding<K: KeyAccess>(
@@ -351,7 +332,6 @@ impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
         self.inner.state().mw
     }
 
-    /// Starts unbinding it: the request's operands, and the window in flight.
     pub(crate) fn unbinding(self) -> (Binding, Buffers) {
         let mw = self.inner.state().mw;
         // Type 1: unbinding is binding to a length of 0.

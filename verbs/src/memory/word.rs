@@ -7,8 +7,7 @@ use doorbell_verbs_sys as sys;
 use super::buffer::Buffer;
 use super::rights::Local;
 
-/// A buffer of eight bytes, aligned to eight: CompareSwap and FetchAdd put the remote word's old
-/// value there (IBTA vol 1, 9.4.5).
+/// Eight aligned bytes, where CompareSwap and FetchAdd put the old value (IBTA vol 1, 9.4.5).
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct AtomicWord {

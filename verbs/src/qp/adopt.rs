@@ -17,9 +17,8 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         self.object.raw()
     }
 
-    /// The queue pair, connected to `peer` by other means than [`connect`](Self::connect):
-    /// ibv_modify_qp(3) on its [pointer](Self::as_raw). The path MTU is the smaller of the
-    /// builder's and the peer's.
+    /// The queue pair, connected to `peer` by ibv_modify_qp(3) on its [pointer](Self::as_raw). The
+    /// path MTU is the smaller of the builder's and the peer's.
     ///
     /// # Safety
     /// It is in RTS.
@@ -35,16 +34,14 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     /// [`rc`](Self::rc) and [`uc`](Self::uc) do.
     ///
     /// # Errors
-    /// As for these, but none of ibv_create_qp(3). The queue pair has been destroyed then, or is
-    /// its lender's again.
+    /// As for these, except of ibv_create_qp(3). It is then destroyed, or its lender's again.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Besides:
     /// - It is of transport `T`, of this protection domain, on these two completion queues and on
     ///   no shared receive queue, with at least the builder's capacities. Its `sq_sig_all` is what
-    ///   [`signal_all`](Self::signal_all) said. For the backend
-    ///   [`WrPost`](crate::WrPost) it was made by ibv_create_qp_ex with all operations
-    ///   of its transport.
+    ///   [`signal_all`](Self::signal_all) said. For the backend [`WrPost`](crate::WrPost) it was
+    ///   made by ibv_create_qp_ex with all operations of its transport.
     /// - Nothing is posted to it, and none of its completions is in its completion queues.
     pub unsafe fn prepared_from_raw<T: Connected + HasReceiveQueue>(
         self,
@@ -81,8 +78,7 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         Ok(QueuePair::new(send, recv, made.object, Link { peer: *peer, mtu }))
     }
 
-    /// Adopts a UD queue pair in RESET instead of creating one, and moves it to RTS as
-    /// [`ud`](Self::ud) does.
+    /// Adopts a UD queue pair in RESET, and moves it to RTS as [`ud`](Self::ud) does.
     ///
     /// # Errors
     /// As for [`prepared_from_raw`](Self::prepared_from_raw).

@@ -1,5 +1,4 @@
-//! The queue pair state machine: which attributes each transition requires and allows, as a table
-//! (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)), and the explanation of a rejected transition from it.
+//! The queue pair state machine as a table of attributes (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)).
 
 use core::fmt;
 
@@ -86,8 +85,7 @@ impl fmt::Display for QpState {
     }
 }
 
-/// The attributes that a transition requires, and those that it allows besides. `IBV_QP_STATE` is
-/// implied.
+/// Required attributes, and those allowed besides. `IBV_QP_STATE` is implied.
 #[derive(Clone, Copy)]
 struct AttrMasks {
     required: Mask,
@@ -107,12 +105,10 @@ const fn masks(required: Mask, optional: Mask) -> Option<AttrMasks> {
     Some(AttrMasks { required, optional })
 }
 
-/// The P_Key index and port.
 const PORT_ATTRS: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 const PATH_ATTRS: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 /// Attributes that a connected queue pair may modify in, or on return to, RTS.
 const RTS_ATTRS: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
-/// The same for UD.
 const RTS_ATTRS_UD: Mask = IBV_QP_CUR_STATE | IBV_QP_QKEY;
 
 /// All transitions, but for those to RESET and ERR, which take no attributes.
@@ -262,8 +258,7 @@ fn names(mask: Mask) -> Vec<&'static str> {
         .collect()
 }
 
-/// What is wrong with a rejected transition, in words: `EINVAL` alone does not name which attribute
-/// (ibv_modify_qp(3)).
+/// What is wrong with a transition: `EINVAL` alone names no attribute (ibv_modify_qp(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias("EINVAL", "ibv_modify_qp"))]

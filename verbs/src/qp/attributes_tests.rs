@@ -59,7 +59,6 @@ const MAN_PAGE: &[(TransportKind, QpState, QpState, &[&str])] = &[
     (TransportKind::Ud, QpState::Rtr, QpState::Rts, &["IBV_QP_SQ_PSN"]),
 ];
 
-/// Every transport, from each state, to each state.
 fn transitions() -> impl Iterator<Item = (TransportKind, QpState, QpState)> {
     TRANSPORTS.into_iter().flat_map(|transport| {
         STATES

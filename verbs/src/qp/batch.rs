@@ -20,12 +20,10 @@ use crate::types::{QKey, Qpn, RKey};
 use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
 use crate::wr::payload::{InlineData, Payload, SgeList, SingleSge, Window};
 
-/// The requests of one doorbell while they are built: see
-/// [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are
-/// posted.
+/// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post).
+/// Inline data must live for `'d`.
 ///
-/// Each method adds a request and returns it for options:
-/// `batch.write(buffer, remote).imm(7).signaled();`.
+/// Each method returns its request for options: `batch.write(buffer, remote).imm(7).signaled();`.
 #[doc(alias("ibv_send_wr", "ibv_post_send"))]
 pub struct Batch<'q, 'd, T: Transport = ReliableConnection, B: Backend = PostList> {
     staging: Staging<'q, B>,
@@ -61,8 +59,7 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     }
 }
 
-/// The fast path of posting one request of at most `max_len` bytes: no chain to link, nothing to
-/// undo.
+/// The fast path of posting one request of at most `max_len` bytes: no chain, nothing to undo.
 #[inline(always)]
 pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -78,8 +75,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
         return post_one_slow_path(poster, op, room, payload);
     }
     // SAFETY: a slot was taken, and the payload is one element within the limits. The request is
-    // complete: operation, flags, list. Inline data is borrowed by the payload for longer than this
-    // call.
+    // complete: operation, flags, list. The payload borrows inline data for long enough.
     unsafe { poster.post_one(payload, |qp, wqe, payload| B::write_one(qp, wqe, &op, payload, 0)) }
 }
 
@@ -93,8 +89,7 @@ fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     payload: P,
 ) -> Result<(), PostError> {
     if !op.rejects(payload.bytes(), room) && payload.fits(poster.limits) && B::supports(poster.qp(), &op) {
-        // A single-element request has tried to take a slot and failed; any other has not tried
-        // yet.
+        // Only a single-element request has tried to take a slot, and failed.
         let flags = if !payload.is_single(poster.limits) && poster.try_take_slot() {
             Some(0)
         } else {
@@ -146,11 +141,8 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     unsafe { stage_in_slot(poster, next, op, payload, flags) }
 }
 
-/// Stages a request at `next`.
-///
 /// # Safety
-/// It has taken a slot; the payload is within the queue pair's limits, and the queue pair supports
-/// the operation.
+/// A slot is taken, the payload within the limits, and the operation supported.
 #[inline(always)]
 unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -188,8 +180,7 @@ extern "C" fn stage_at_checkpoint<B: Backend, O: Operation, P: Payload>(
     next
 }
 
-/// Rejects a request, and with it the batch, and keeps its buffers. Returns the slot of the batch's
-/// first request, as if the batch were empty. It cannot unwind either.
+/// Rejects the batch, keeps the request's buffers, and returns the first slot. Cannot unwind.
 #[cold]
 #[inline(never)]
 extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
@@ -204,8 +195,7 @@ extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
 }
 
 impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
-    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which accepts them if `qkey` is
-    /// its Q_Key.
+    /// SENDs the buffer's bytes to queue pair `qpn` at `ah`; `qkey` must be its Q_Key.
     #[inline(always)]
     #[doc(alias("IBV_WR_SEND", "ibv_wr_send", "ibv_wr_set_ud_addr"))]
     pub fn send_to<S: Source>(
@@ -301,8 +291,7 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::RdmaWrite::new(remote), remote.len(), SgeList::new(buffers))
     }
 
-    /// WRITEs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), to the
-    /// beginning of `remote`.
+    /// As [`write`](Self::write), inline ([`max_inline_data`](crate::QueuePair::max_inline_data)).
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn write_inline(
@@ -314,7 +303,6 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     }
 }
 
-/// Memory windows.
 impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
     /// Binds a window to `range` of a buffer's bytes, granting the peer the rights `grants`.
     /// Requests after it find it bound.
@@ -380,8 +368,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::RdmaRead::new(remote), remote.len(), SingleSge::new(buffer))
     }
 
-    /// READs from the beginning of `remote`, as many bytes as the buffers have together, filling
-    /// them in order.
+    /// READs from the beginning of `remote` into the buffers, filling them in order.
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn read_scatter<S: Sink, const N: usize>(
@@ -392,8 +379,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::RdmaRead::new(remote), remote.len(), SgeList::new(buffers))
     }
 
-    /// Sets the peer's word to `swap` if it equals `compare`, atomically; `word` returns with the
-    /// old value.
+    /// Sets the peer's word to `swap` if it is `compare`, atomically; `word` returns the old value.
     #[inline(always)]
     #[doc(alias("IBV_WR_ATOMIC_CMP_AND_SWP", "ibv_wr_atomic_cmp_swp"))]
     pub fn compare_swap(
@@ -448,8 +434,7 @@ impl<'b, O: Operation, P: Payload, B: Backend> WorkRequest<'b, O, P, B> {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
-    /// As [`signaled`](WorkRequest::signaled) if `signal`: for selective signaling, one request in
-    /// N.
+    /// As [`signaled`](WorkRequest::signaled) if `signal`: one request in N.
     #[inline(always)]
     #[doc(alias("IBV_SEND_SIGNALED", "cq_mod"))]
     pub fn signaled_if(self, signal: bool) -> Self {

@@ -9,8 +9,7 @@ use crate::error::QueuePairError;
 
 impl<'a> QueuePairBuilder<'a> {
     /// As [`rc`](Self::rc), by the `ibv_wr_*` calls of ibv_wr_post(3) where the provider has them.
-    /// Match on the result once, and pass the content to code that is generic over the
-    /// [`Backend`](crate::Backend).
+    /// Match on the result once, for code generic over the [`Backend`](crate::Backend).
     ///
     /// # Errors
     /// As for [`rc`](Self::rc).

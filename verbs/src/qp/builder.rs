@@ -16,11 +16,9 @@ use crate::pd::ProtectionDomain;
 use crate::srq::{SharedReceiveQueueHandle, SrqQueuePairBuilder};
 use crate::types::{Mtu, Psn, QKey};
 
-/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`] (ibv_create_qp(3); IBTA vol 1,
-/// 11.2.5.1).
+/// Builds a queue pair (ibv_create_qp(3); IBTA vol 1, 11.2.5.1).
 ///
-/// Defaults: queues of 128, one buffer per request, no inline data, no remote rights, port 1, the
-/// GID with the widest scope, the port's MTU.
+/// Defaults: queues of 128, one buffer per request, port 1, GID of the widest scope, port's MTU.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 #[doc(alias(
@@ -48,7 +46,6 @@ pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     backend: PhantomData<B>,
 }
 
-/// Connection parameters (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy)]
 // fields: the attributes of a connection, one per option of the builder
 pub(super) struct Settings {
@@ -121,8 +118,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    /// Posts by the `ibv_wr_*` calls of ibv_wr_post(3) instead of post lists. Not every provider
-    /// has them: then creating the queue pair fails with
+    /// Posts by `ibv_wr_*` (ibv_wr_post(3)) instead of post lists; without them creating fails with
     /// [`NoWrPost`](QueuePairError::NoWrPost).
     #[doc(alias("ibv_wr_post", "ibv_qp_ex", "ibv_create_qp_ex"))]
     pub fn wr_post(self) -> QueuePairBuilder<'a, WrPost> {
@@ -152,15 +148,13 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The most send requests outstanding (default 128). Reserves as many entries of the completion
-    /// queue.
+    /// The most send requests outstanding (default 128), with as many completion queue entries.
     pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.send_depth = requests;
         self
     }
 
-    /// The most receives outstanding (default 128). Reserves as many entries of the completion
-    /// queue.
+    /// The most receives outstanding (default 128), with as many completion queue entries.
     pub fn max_recv_wr(mut self, requests: u32) -> Self {
         self.recv_depth = requests;
         self
@@ -178,8 +172,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The most bytes that a request may carry inline (default 0); the device may grant more, see
-    /// [`QueuePair::max_inline_data`](crate::QueuePair::max_inline_data).
+    /// The most bytes that a request may carry inline (default 0); the device may grant more.
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
@@ -200,8 +193,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// Allows the peer to READ, from memory registered for it. Nothing remote is allowed by
-    /// default.
+    /// Allows the peer to READ, from memory registered for it (default: nothing remote).
     #[doc(alias("IBV_ACCESS_REMOTE_READ", "qp_access_flags"))]
     pub fn allow_remote_read(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_READ;
@@ -229,8 +221,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The GID index (default on RoCE: the GID with the widest scope; on InfiniBand: none,
-    /// addressing by LID).
+    /// The GID index (default on RoCE: that of the widest scope; on InfiniBand: none).
     #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.settings.gid_index = Some(index);
@@ -267,16 +258,14 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The minimum RNR NAK timer: the time that the peer waits before a retry when this side has no
-    /// receive posted, as a code of IBTA vol 1, table 46 (default 12, 0.64 ms).
+    /// RNR NAK timer until the peer retries: code of IBTA vol 1, table 46 (default 12, 0.64 ms).
     #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.settings.min_rnr_timer = code;
         self
     }
 
-    /// The most READs and atomics to have outstanding and to serve at once (default: 16, or the
-    /// device's limit).
+    /// The READs and atomics outstanding and served at once (default 16, or the device's limit).
     #[doc(alias("max_dest_rd_atomic", "initiator_depth", "responder_resources"))]
     pub fn max_rd_atomic(mut self, requests: u8) -> Self {
         self.settings.rd_atomic = Some(requests);
@@ -303,8 +292,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The flow label, of 20 bits (default 0). RoCEv2 over IPv4 has no such header field; adapters
-    /// derive the UDP source port from it, which routers use for ECMP.
+    /// The flow label, 20 bits (default 0); over IPv4 adapters derive the UDP source port from it.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.settings.flow_label = label;
         self
@@ -331,10 +319,8 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// Takes receives from the shared receive queue `srq`, which may be of another protection
-    /// domain; the builder's own receive settings have no effect. The receive completion queue
-    /// reserves as many entries as `srq` holds receives, once for all queue pairs that share both
-    /// queues.
+    /// Takes receives from `srq`, perhaps of another domain, instead of a receive queue. Its
+    /// completion queue reserves `srq`'s depth, once for all queue pairs that share both.
     #[doc(alias("ibv_srq", "srq"))]
     pub fn shared_receive_queue(mut self, srq: &'a impl AsRef<SharedReceiveQueueHandle>) -> SrqQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());
@@ -342,8 +328,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         SrqQueuePairBuilder::new(self)
     }
 
-    /// Creates a reliable connection (RC) queue pair and moves it to INIT (ibv_create_qp(3), IBTA
-    /// vol 1, 10.2.4).
+    /// Creates an RC queue pair and moves it to INIT (ibv_create_qp(3), IBTA vol 1, 10.2.4).
     ///
     /// # Errors
     /// When a capacity is beyond the device's limits, a completion queue is too small, the port is
@@ -357,8 +342,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// too. Settings for acknowledgements, retries, READs and atomics have no effect.
     ///
     /// # Errors
-    /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC
-    /// does not have.
+    /// As for [`rc`](Self::rc), and when the peer may READ or use atomics, which UC has not.
     #[doc(alias("IBV_QPT_UC", "ibv_create_qp"))]
     pub fn uc(self) -> Result<PreparedQueuePair<UnreliableConnection, B>, QueuePairError> {
         self.prepare_unreliable()
@@ -368,8 +352,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// Peers need its [`endpoint`](QueuePair::endpoint). Datagrams that arrive before a receive is
     /// posted are dropped.
     ///
-    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message, which is
-    /// the port's MTU, or that set by [`mtu`](Self::mtu).
+    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message (the MTU).
     ///
     /// # Errors
     /// As for [`rc`](Self::rc), and when peers are allowed any remote access: UD has SEND alone.

@@ -16,8 +16,7 @@ use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
 use crate::wr::payload::{InlineData, SingleSge};
 
-/// Limits that a UD queue pair sets on datagrams and address handles; all zero for other
-/// transports.
+/// A UD queue pair's limits on datagrams and address handles; zero for other transports.
 #[derive(Default)]
 pub(super) struct UdLimits {
     /// The address of the protection domain, for comparison.
@@ -28,8 +27,7 @@ pub(super) struct UdLimits {
 }
 
 impl UdLimits {
-    /// The operation that sends to `ah`, and its longest message; with a null handle, which posting
-    /// rejects, if the handle is of another protection domain or port.
+    /// The handle becomes null, which posting rejects, if of another protection domain or port.
     #[inline(always)]
     pub(super) fn send_to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
         let raw = if ah.is_usable_on(self.pd, self.port) {
@@ -46,20 +44,17 @@ impl UdLimits {
     }
 }
 
-/// A queue pair in use: requests are posted by [`post`](Self::post) and its short forms, receives
-/// by [`post_receives`](Self::post_receives), and their results come from the completion queues
-/// given when it was made (IBTA vol 1, 10.2.4).
+/// A queue pair in use, for [`post`](Self::post) and [`post_receives`](Self::post_receives);
+/// results come from the completion queues it was made with (IBTA vol 1, 10.2.4).
 ///
-/// Sends are unsignaled by default (selective signaling): their buffers come back with the next
-/// signaled completion. The library signals at least one request per half queue, so that the send
-/// queue never stalls full of unsignaled requests.
+/// Sends are unsignaled by default (selective signaling): buffers come back with the next signaled
+/// completion. At least one request per half queue is signaled, so that it never stalls.
 ///
 /// Its [`Transport`] decides which operations it has: [`ReliableConnection`] all,
 /// [`UnreliableConnection`](crate::UnreliableConnection) SEND and WRITE,
 /// [`UnreliableDatagram`](crate::UnreliableDatagram) SEND to any number of peers.
 ///
-/// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its
-/// completion queues are next polled (or dropped).
+/// Dropping destroys it; buffers in flight are dropped when its completion queues are next polled.
 #[doc(alias("ibv_qp", "ibv_destroy_qp"))]
 pub struct QueuePair<T: Transport = ReliableConnection, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
@@ -83,8 +78,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.raw()
     }
 
-    /// Posts all requests that `build` makes by one call of the provider: one doorbell
-    /// (ibv_post_send(3)).
+    /// Posts all requests that `build` makes, by one doorbell (ibv_post_send(3)).
     ///
     /// Nothing is posted unless all of them fit the queue and their targets.
     ///
@@ -110,8 +104,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.send.limits.max_inline
     }
 
-    /// The number of requests posted to the send queue so far: the
-    /// [`sequence`](crate::Completion::sequence) of the next one.
+    /// The [`sequence`](crate::Completion::sequence) of the send request posted next.
     #[must_use]
     pub fn next_send(&self) -> u64 {
         self.send.head()
@@ -126,8 +119,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
-    /// Posts all receives that `build` makes, by one call of the provider (ibv_post_recv(3)).
-    /// Messages consume them in this order.
+    /// Posts all receives that `build` makes, consumed in order, by one call (ibv_post_recv(3)).
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -147,8 +139,7 @@ impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
-    /// The number of receives posted so far: the [`sequence`](crate::Completion::sequence) of the
-    /// next one.
+    /// The [`sequence`](crate::Completion::sequence) of the receive posted next.
     #[must_use]
     pub fn next_receive(&self) -> u64 {
         self.recv.head()
@@ -175,8 +166,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op, room, SingleSge::new(buffer))
     }
 
-    /// Posts one SEND of `bytes` inline (they may be reused at once), as [`send_to`](Self::send_to)
-    /// does.
+    /// As [`send_to`](Self::send_to), of `bytes` inline: they may be reused at once.
     ///
     /// # Errors
     /// As for [`send_to`](Self::send_to).
@@ -236,8 +226,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         )
     }
 
-    /// Posts one RDMA WRITE of `bytes` inline (they may be reused at once) to the beginning of
-    /// `remote`.
+    /// As [`write`](Self::write), of `bytes` inline: they may be reused at once.
     ///
     /// # Errors
     /// As for [`post`](Self::post).

@@ -1,5 +1,4 @@
-//! Creating a queue pair from its builder, or adopting one, and moving it to INIT, or with UD to
-//! RTS.
+//! Creating a queue pair from its builder, or adopting one: up to INIT, or with UD to RTS.
 
 use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;
@@ -27,7 +26,6 @@ use crate::srq::SharedReceiveQueueHandle;
 use crate::types::Psn;
 use crate::wr::payload::Limits;
 
-/// A queue pair just created, in RESET.
 pub(super) struct CreatedQp {
     pub(super) object: QpObject,
     pub(super) port: PortAttr,
@@ -259,7 +257,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         })
     }
 
-    /// Attaches the receive queue to the SRQ, if there is one, and returns that.
     fn attach_srq(&self, recv: &mut Attachment) -> Result<*mut sys::ibv_srq, QueuePairError> {
         let Some(srq) = self.srq.map(SharedReceiveQueueHandle::inner) else {
             return Ok(core::ptr::null_mut());

@@ -163,8 +163,7 @@ impl UdEndpoint {
     /// Decodes the result of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// When the version differs, it is an [`Endpoint`] of a connection, or a number is out of
-    /// range.
+    /// When the version differs, it is an [`Endpoint`], or a number is out of range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, ParseEndpointError> {
         let wire = WireEndpoint::from_bytes(bytes)?;
         if wire.kind_and_mtu & DATAGRAM == 0 {

@@ -1,5 +1,4 @@
-//! Connecting by the attributes that a connection manager has negotiated, instead of a peer's
-//! [`Endpoint`].
+//! Connecting by a connection manager's attributes, instead of a peer's [`Endpoint`].
 
 use doorbell_verbs_sys as sys;
 
@@ -44,7 +43,6 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
         self.settings.port
     }
 
-    /// Takes over the P_Key index of the resolved path.
     pub(crate) fn set_pkey_index(&mut self, pkey_index: u16) -> Result<(), QueuePairError> {
         if self.settings.pkey_index == pkey_index {
             return Ok(());
@@ -58,9 +56,8 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             })
     }
 
-    /// INIT to RTR to RTS, with the connection manager's attributes. The builder's settings apply
-    /// where only this side is concerned (local ACK timeout, RNR timer), and bound the READs and
-    /// atomics.
+    /// INIT to RTR to RTS, with the connection manager's attributes. The builder's local settings
+    /// apply (local ACK timeout, RNR timer), and bound the READs and atomics.
     pub(crate) fn connect_managed(
         self,
         mut rtr: sys::ibv_qp_attr,

@@ -1,5 +1,4 @@
-//! Queue pairs: built by a [`QueuePairBuilder`], announced to the peer as a [`PreparedQueuePair`],
-//! used as a [`QueuePair`].
+//! Queue pairs: a [`QueuePairBuilder`] makes a [`PreparedQueuePair`], connected a [`QueuePair`].
 //!
 //! `ring` holds the buffers of requests in flight; `poster` writes a batch into the work queue's
 //! slots (`backend`) and rings the doorbell; `batch` is the typed interface.

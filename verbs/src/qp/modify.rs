@@ -1,5 +1,4 @@
-//! Modifying a queue pair in use: its attributes, as far as its state allows (the table in
-//! `attributes`), and the SQD state, which allows most of them.
+//! Modifying a queue pair in use, as far as its state allows (`attributes`), and the SQD state.
 
 use core::marker::PhantomData;
 use std::io;
@@ -16,8 +15,7 @@ use crate::error::QueuePairError;
 use crate::types::QKey;
 
 impl<T: Transport, B: Backend> QueuePair<T, B> {
-    /// The current state (ibv_query_qp(3)): the device may enter ERR, or with UC and UD SQE, by
-    /// itself.
+    /// The current state (ibv_query_qp(3)); the device may enter ERR, UC and UD SQE, by itself.
     ///
     /// # Errors
     /// When the query fails.
@@ -35,8 +33,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.query()
     }
 
-    /// Starts a change of attributes, which [`apply`](ModifyQueuePair::apply) carries out:
-    /// `qp.modify().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
+    /// Starts a change of attributes: `qp.modify().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self) -> ModifyQueuePair<'_, T> {
         ModifyQueuePair {
@@ -49,10 +46,9 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         }
     }
 
-    /// Drains the send queue: RTS to SQD (IBTA vol 1, 10.3.1.5). Requests in progress finish,
-    /// requests posted meanwhile wait. Once
-    /// [`SendQueueDrained`](crate::QueuePairEvent::SendQueueDrained) is reported, most attributes
-    /// may be modified; [`resume`](Self::resume) returns to RTS.
+    /// Drains the send queue: RTS to SQD (IBTA vol 1, 10.3.1.5). Requests posted meanwhile wait.
+    /// After [`SendQueueDrained`](crate::QueuePairEvent::SendQueueDrained) most attributes may be
+    /// modified; [`resume`](Self::resume) returns to RTS.
     ///
     /// # Errors
     /// When it is not in RTS, or the device does not support SQD.
@@ -92,9 +88,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     }
 }
 
-/// A change of a queue pair's attributes (ibv_modify_qp(3)), built by [`QueuePair::modify`] and
-/// applied in one call. The state decides what may be modified: in RTS a little, after
-/// [`drain`](QueuePair::drain) most. An error names the attribute that is not allowed.
+/// A change of attributes (ibv_modify_qp(3)). RTS allows few, [SQD](QueuePair::drain) most.
 #[must_use = "a change does nothing until apply() is called"]
 #[doc(alias("ibv_modify_qp", "ibv_qp_attr", "ibv_qp_attr_mask"))]
 pub struct ModifyQueuePair<'q, T: Transport> {
@@ -102,7 +96,6 @@ pub struct ModifyQueuePair<'q, T: Transport> {
     link: &'q mut T::Link,
     attr: sys::ibv_qp_attr,
     mask: sys::ibv_qp_attr_mask,
-    /// Error of the first value out of range.
     error: Option<QueuePairError>,
     transport: PhantomData<T>,
 }
@@ -131,8 +124,7 @@ impl<T: Transport> ModifyQueuePair<'_, T> {
     /// Applies the change.
     ///
     /// # Errors
-    /// When a value is out of range, or the state or the device does not allow the change. Nothing
-    /// is modified then.
+    /// When a value, the state or the device does not allow the change: nothing is modified then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn apply(self) -> Result<(), QueuePairError> {
         if let Some(error) = self.error {
@@ -230,8 +222,7 @@ impl<T: Reliable> ModifyQueuePair<'_, T> {
         self.bounded("rnr_retry", retries, MAX_3_BITS)
     }
 
-    /// The READs and atomics to have outstanding as requester, at most what the peer serves; in SQD
-    /// only.
+    /// READs and atomics outstanding as requester, at most what the peer serves; in SQD only.
     #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
     pub fn max_rd_atomic(mut self, requests: u8) -> Self {
         self.attr.max_rd_atomic = requests;

@@ -1,5 +1,4 @@
-//! The `ibv_qp` itself: destroyed before its rings, protection domain and completion queues are
-//! released.
+//! The `ibv_qp` itself, destroyed before its rings, protection domain and completion queues.
 
 use core::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -25,8 +24,7 @@ pub(crate) struct QpObject {
     lender: ManuallyDrop<Lender>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
 unsafe impl Send for QpObject {}
 // SAFETY: as above.
 unsafe impl Sync for QpObject {}
@@ -87,7 +85,6 @@ impl QpObject {
         Ok(QpState::from_sys(attr.qp_state))
     }
 
-    /// ibv_query_qp(3) of all attributes.
     pub(crate) fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
         let (attr, init) = self.query_qp(ALL)?;
         Ok(QueuePairAttr::from_sys(self.qpn, self.transport, &attr, &init))
@@ -109,8 +106,7 @@ impl QpObject {
         Ok((attr, init))
     }
 
-    /// Moves the queue pair from `from` to `to` with the attributes of `mask` (ibv_modify_qp(3)).
-    /// An error is explained by the transition table, and by `notes` from the errno.
+    /// A transition (ibv_modify_qp(3)); the table explains errors, and `notes` errno values.
     pub(crate) fn transition(
         &self,
         (from, to): (QpState, QpState),
@@ -126,8 +122,7 @@ impl QpObject {
         })
     }
 
-    /// Modifies the attributes of `mask` in the current state. Errors are explained as in
-    /// [`transition`](Self::transition).
+    /// Modifies attributes in the current state; errors as in [`transition`](Self::transition).
     pub(crate) fn modify(
         &self,
         attr: sys::ibv_qp_attr,
@@ -163,7 +158,6 @@ impl QpObject {
         }
     }
 
-    /// A note for errors while the send queue is still draining.
     pub(crate) fn draining_note(&self) -> Vec<String> {
         match self.query() {
             Ok(attr) if attr.draining => vec!["it is still draining: wait for the event SendQueueDrained".to_owned()],
@@ -182,22 +176,19 @@ pub(crate) fn zeroed_attr() -> sys::ibv_qp_attr {
 impl Drop for QpObject {
     fn drop(&mut self) {
         let api = self.pd.context.api;
-        // Flushes what is in flight as early as possible. Fails harmlessly in RESET, or when the
-        // device is gone.
+        // Flushes early; fails harmlessly in RESET, or when the device is gone.
         let mut attr = zeroed_attr();
         attr.qp_state = sys::IBV_QPS_ERR;
         // SAFETY: the queue pair is live.
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };
-        // A provider may hold the lock of an extended completion queue while it is polled, and
-        // ibv_destroy_qp takes that lock: on the polling thread it would deadlock, so destruction
-        // is deferred.
+        // A provider may lock an extended completion queue while it is polled, and ibv_destroy_qp
+        // takes that lock: the polling thread defers it, or it would deadlock.
         let polled_here = [&self.send, &self.recv]
             .map(|attachment| Arc::clone(attachment.cq()))
             .into_iter()
             .find(|cq| cq.is_polled_here());
         if let Some(cq) = polled_here {
-            // SAFETY: the four fields are moved out and not used after: they are not dropped with
-            // `self`.
+            // SAFETY: the four fields are moved out, not used after, not dropped with `self`.
             let (pd, send, recv, lender) = unsafe {
                 (
                     ManuallyDrop::new(ManuallyDrop::take(&mut self.pd)),
@@ -219,22 +210,19 @@ impl Drop for QpObject {
             return;
         }
         let result = if self.lender.is_some() {
-            // The lender destroys it; in RESET the device has discarded all posted requests (IBTA
-            // vol 1, 10.3.1.1).
+            // In RESET the device has discarded all posted requests (IBTA vol 1, 10.3.1.1).
             attr.qp_state = sys::IBV_QPS_RESET;
             // SAFETY: the queue pair is live.
             unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) }
         } else {
-            // SAFETY: made by create_qp of this Api, destroyed once, here; posting needs the object
-            // that is being dropped.
+            // SAFETY: of create_qp of this Api, destroyed once, here; posting needs this object.
             unsafe { (api.destroy_qp)(self.raw) }
         };
         if result == 0 {
             self.pd.handles.remove_send_queue(&self.pd.context, self.send.ring());
         }
         match check(result) {
-            // SAFETY: dropped once, here. The device is done with the queue pair, so the contents
-            // of its rings may be dropped.
+            // SAFETY: dropped once, here. The device is done with the contents of its rings.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.send);
                 ManuallyDrop::drop(&mut self.recv);

@@ -14,8 +14,7 @@ use crate::types::Qpn;
 #[non_exhaustive]
 #[doc(alias = "ibv_post_send")]
 pub enum RejectReason {
-    /// The queue is full: poll its completion queue, and post again when completions have freed
-    /// slots.
+    /// The queue is full: post again when polled completions have freed slots.
     #[error("the queue is full: {depth} requests are in flight or in this batch; poll its completion queue first")]
     QueueFull {
         /// The queue's depth.
@@ -135,10 +134,9 @@ impl fmt::Display for PostTarget {
 
 /// A rejected batch (`bad_wr`).
 ///
-/// If the request was rejected by this library, nothing was posted, and all the batch's buffers are
-/// in [`buffers`](Self::buffers). If the device rejected it, the requests before it are posted, and
-/// its own and later buffers come back; with [`WrPost`](crate::WrPost) none is posted,
-/// and all come back.
+/// If this library rejected the request, nothing was posted, and [`buffers`](Self::buffers) has
+/// all. If the device did, the requests before it are posted; with [`WrPost`](crate::WrPost) none
+/// is.
 #[derive(Debug, thiserror::Error)]
 #[error("{queue}: request {index} of the batch was rejected: {reason}")]
 #[non_exhaustive]
@@ -153,8 +151,7 @@ pub struct RejectedBatch {
     pub reason: RejectReason,
     /// How many requests of the batch are posted nevertheless.
     pub posted: usize,
-    /// The buffers of each request that was not posted, in order, from request number
-    /// [`posted`](Self::posted).
+    /// The buffers of each unposted request, in order, from number [`posted`](Self::posted) on.
     pub buffers: Vec<Buffers>,
 }
 
@@ -166,8 +163,7 @@ impl RejectedBatch {
             .find_map(|buffers| MemoryWindow::take(buffers, false))
     }
 
-    /// Takes the next bound memory window of this type and these rights that an unposted request
-    /// was to unbind.
+    /// Takes the next bound window of this type and rights that an unposted request was to unbind.
     pub fn take_bound_window<K: KeyAccess, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.buffers
             .iter_mut()

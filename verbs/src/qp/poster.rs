@@ -1,10 +1,7 @@
-//! The producer side of a work queue: requests are written into WQE slots, counted, and posted by
-//! one doorbell, or reclaimed.
+//! The producer side of a work queue: writes requests into WQE slots, and posts or reclaims them.
 //!
-//! Per request only the next slot and the number of *slots left* change: how many requests may be
-//! staged before the next *checkpoint*, where the queue may be full or a request must be signaled.
-//! So one decrement is the only check that a request costs on the fast path; everything else waits
-//! until it passes zero.
+//! *Slots left* are the requests that may be staged before the next *checkpoint*, where the queue
+//! may be full or a signal due: the fast path checks no more than one decrement.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::ManuallyDrop;
@@ -20,7 +17,6 @@ use super::ring::Ring;
 use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
 
-/// The producer of one work queue.
 // fields: one queue's state of posting, used on the fast path or at a checkpoint
 pub(crate) struct Poster<L: WorkQueue> {
     next: *mut WqeSlot<L::Wr>,
@@ -33,8 +29,7 @@ pub(crate) struct Poster<L: WorkQueue> {
     bad_wr: *mut L::Wr,
     pub(super) limits: Limits,
     pub(super) ud: UdLimits,
-    /// The position of the next checkpoint: the smaller of the two below. `checkpoint - slots_left`
-    /// is the position of the next request to be staged.
+    /// The smaller of the two below; the next request's position is `checkpoint - slots_left`.
     checkpoint: u64,
     /// The first position beyond the queue: the tail as last read, plus the depth.
     full_at: u64,
@@ -43,9 +38,7 @@ pub(crate) struct Poster<L: WorkQueue> {
     interval: u64,
     depth: u64,
     wqe_slots: WqeSlots<L::Wr>,
-    /// Why the batch being built is rejected, if it is.
     rejection: Option<Box<Rejection>>,
-    /// The memory windows of type 2 that this queue pair has bound.
     pub(super) tied_windows: TiedWindows,
 }
 
@@ -63,21 +56,18 @@ struct Rejection {
 pub(crate) enum SignalPolicy {
     /// None: every request has a completion (`sq_sig_all`, receives).
     None,
-    /// At least one per half queue: when the queue is full, a completion is in flight that frees at
-    /// least half of it.
+    /// When the queue is full, a completion is in flight that frees at least half of it.
     EveryHalfQueue,
 }
 
-// SAFETY: `qp` is only passed to verbs, which may be called from any thread; slots and ring are
-// Send.
+// SAFETY: `qp` is only passed to verbs, which any thread may call; slots and ring are Send.
 unsafe impl<L: WorkQueue> Send for Poster<L> {}
 // SAFETY: shared access only reads counters.
 unsafe impl<L: WorkQueue> Sync for Poster<L> {}
 
 impl<L: WorkQueue> Poster<L> {
     /// # Safety
-    /// `qp` is live as long as the poster is used; the poster is the ring's only one; `key` is the
-    /// ring's in its completion queue.
+    /// `qp` outlives the poster, the ring's only one; `key` is the ring's in its completion queue.
     pub(crate) unsafe fn new(
         qp: *mut sys::ibv_qp,
         ring: Arc<Ring>,
@@ -86,8 +76,7 @@ impl<L: WorkQueue> Poster<L> {
         signaling: SignalPolicy,
     ) -> Self {
         let depth = u64::from(ring.depth());
-        // SAFETY: the poster holds the ring as long as the slots, in whatever order it drops them:
-        // dropping the slots does not access it.
+        // SAFETY: the poster holds the ring as long as the slots, whose drop does not access it.
         let wqes = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
         let interval = match signaling {
             SignalPolicy::None => u64::MAX / 2,
@@ -135,8 +124,7 @@ impl<L: WorkQueue> Poster<L> {
         self.ring.depth()
     }
 
-    /// Takes a slot for the next request. False at a checkpoint: `take_slot_at_checkpoint` must
-    /// follow.
+    /// False at a checkpoint: `take_slot_at_checkpoint` must follow.
     #[inline(always)]
     pub(crate) fn try_take_slot(&mut self) -> bool {
         let (left, none) = self.slots_left.overflowing_sub(1);
@@ -147,9 +135,8 @@ impl<L: WorkQueue> Poster<L> {
     /// Posts one request, which `write` writes into its slot.
     ///
     /// # Safety
-    /// A slot was taken. `write` writes the work request completely, with no successor, with
-    /// `payload`, which keeps to the queue pair's limits, and does not panic; inline data stays
-    /// readable until this returns.
+    /// A slot was taken. `write` writes the whole work request, without successor, with `payload`,
+    /// which keeps to the limits, and does not panic; inline data is readable until this returns.
     #[inline(always)]
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
@@ -175,8 +162,7 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted_one(result))
     }
 
-    /// Posts one signaled request for which the provider has a `call` of its own; `call` gets the
-    /// wr_id and returns 0 or an errno value.
+    /// Posts one signaled request by a verb of its own: `call` gets the wr_id, returns an errno.
     pub(super) fn post_by_verb(
         &mut self,
         verb: &'static str,
@@ -188,8 +174,7 @@ impl<L: WorkQueue> Poster<L> {
         }
         self.note_signaled();
         let wqe = self.next;
-        // SAFETY: a slot was taken, so that the WQE slot and its buffer slot are the poster's; both
-        // live as long as it.
+        // SAFETY: a slot was taken: WQE slot and buffer slot are the poster's, and live as long.
         let wr_id = unsafe {
             self.next = (*wqe).next_slot;
             (*(*wqe).buffers).set(buffers.into_head());
@@ -223,15 +208,13 @@ impl<L: WorkQueue> Poster<L> {
         self.reclaim_unposted(self.wqe_slots.previous(self.next), result)
     }
 
-    /// Sets the checkpoint, and the slots left until then for requests at `position` and after.
     #[inline(always)]
     fn set_checkpoint(&mut self, position: u64) {
         self.checkpoint = self.full_at.min(self.signal_at);
         self.slots_left = self.checkpoint - position;
     }
 
-    /// Notes that the request which has just taken its slot is signaled: the next forced one is an
-    /// interval away.
+    /// The request that took the last slot is signaled: the next forced one is an interval away.
     #[inline(always)]
     pub(super) fn note_signaled(&mut self) {
         let next = self.checkpoint - self.slots_left;
@@ -241,8 +224,7 @@ impl<L: WorkQueue> Poster<L> {
 
     /// Rewinds to `head`: the counters are as if later requests had never been staged.
     fn rewind_to(&mut self, head: u64) {
-        // If one of them was signaled, the last signaled request before it is unknown: signal the
-        // next one.
+        // The last signaled request before them may be unknown: signal the next one.
         if self.signal_at >= head.saturating_add(self.interval) {
             self.signal_at = head;
         }
@@ -250,9 +232,8 @@ impl<L: WorkQueue> Poster<L> {
         self.set_checkpoint(head);
     }
 
-    /// Takes a slot at a checkpoint: re-reads the tail and decides whether the request must be
-    /// signaled. Returns `flags`, with `IBV_SEND_SIGNALED` added if needed; `None` when the queue
-    /// is full or the batch is rejected.
+    /// Re-reads the tail and decides whether the request must be signaled: `flags`, perhaps with
+    /// `IBV_SEND_SIGNALED`, or `None` when the queue is full or the batch is rejected.
     #[inline(always)]
     pub(super) fn take_slot_at_checkpoint(&mut self, flags: c_uint) -> Option<c_uint> {
         let position = self.checkpoint;
@@ -270,8 +251,7 @@ impl<L: WorkQueue> Poster<L> {
         Some(if must { flags | sys::IBV_SEND_SIGNALED } else { flags })
     }
 
-    /// Rejects the next request, for `reason` or because the queue is full, and with it the batch.
-    /// Keeps its buffers, or those of any later request of the batch.
+    /// Rejects the batch for `reason` or a full queue; keeps buffers of this and later requests.
     #[cold]
     #[inline(never)]
     pub(super) fn reject_next(&mut self, reason: Option<RejectReason>, buffers: Buffers) {
@@ -291,8 +271,7 @@ impl<L: WorkQueue> Poster<L> {
         (self.checkpoint, self.slots_left, self.signal_at) = (at, 0, u64::MAX);
     }
 
-    /// Reclaims the staged requests of a batch that `reject_next` has rejected. The provider's
-    /// batch was aborted before.
+    /// Reclaims the staged requests of a rejected batch, which the provider has aborted.
     #[cold]
     #[inline(never)]
     fn reject_batch(&mut self) -> PostError {
@@ -311,8 +290,7 @@ impl<L: WorkQueue> Poster<L> {
         })
     }
 
-    /// Reclaims those of the requests just posted, beginning at `first`, that the provider did not
-    /// accept: from `bad_wr` on.
+    /// Reclaims the requests from `first` on that the provider did not accept: from `bad_wr` on.
     #[cold]
     #[inline(never)]
     fn reclaim_unposted(&mut self, first: *mut WqeSlot<L::Wr>, result: c_int) -> PostError {
@@ -326,8 +304,7 @@ impl<L: WorkQueue> Poster<L> {
             0 => self.ring.mask() + 1,
             count => count,
         };
-        // If the provider reports no request of this chain, it is unknown which ones it accepted:
-        // all stay in flight, where nothing can touch their buffers.
+        // Without a report of this chain it is unknown which were accepted: all stay in flight.
         let bad = self
             .wqe_slots
             .find(core::mem::replace(&mut self.bad_wr, core::ptr::null_mut()));
@@ -353,22 +330,18 @@ impl<L: WorkQueue> Poster<L> {
         })
     }
 
-    /// Takes the buffers of positions `from..to` out of their slots.
     fn unstage(&mut self, from: u64, to: u64) -> Vec<Buffers> {
-        // SAFETY: all of them were put there by staging, are not published (or no longer), and are
-        // taken once: the caller rewinds past them.
+        // SAFETY: put there by staging, not published (any more), taken once: the caller rewinds.
         (from..to)
             .map(|position| unsafe { self.ring.reclaim(position) })
             .collect()
     }
 }
 
-/// A batch being built. Dropped before [`finish`](Self::finish), by an unwinding panic, it discards
-/// all staged requests.
+/// A batch being built, discarded when dropped before [`finish`](Self::finish) by a panic.
 pub(crate) struct Staging<'q, L: WorkQueue> {
     pub(super) poster: &'q mut Poster<L>,
-    /// The slot of the next request. Once the batch is rejected, that of its first, as if it were
-    /// empty.
+    /// The slot of the next request; that of the first once the batch is rejected.
     pub(super) next: *mut WqeSlot<L::Wr>,
 }
 
@@ -406,9 +379,8 @@ impl<L: WorkQueue> Poster<L> {
         self.next = next;
         // Before the doorbell: the device may complete them at once.
         self.ring.publish(self.checkpoint - self.slots_left);
-        // SAFETY: the queue pair is live. Each of these slots was written as staging requires;
-        // their buffers are owned by the ring, which keeps them until completed, or until the queue
-        // pair is destroyed.
+        // SAFETY: the queue pair is live. These slots were written as staging requires; the ring
+        // owns their buffers until completed, or until the queue pair is destroyed.
         let result = unsafe {
             L::end_chain(last);
             L::ring_doorbell(QpHandle::new(&self.qp), first, &mut self.bad_wr)
@@ -419,8 +391,7 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted(first, result))
     }
 
-    /// Finishes a batch that ends at the slot where it began: rejected, empty, or filling the
-    /// queue.
+    /// A batch that ends at the slot where it began: rejected, empty, or filling the queue.
     #[cold]
     #[inline(never)]
     fn finish_empty_or_full(&mut self) -> Result<(), PostError> {
@@ -438,7 +409,6 @@ impl<L: WorkQueue> Poster<L> {
         self.post_staged(self.next)
     }
 
-    /// Discards a batch whose closure has panicked.
     #[cold]
     #[inline(never)]
     fn discard(&mut self) {
@@ -461,13 +431,11 @@ impl<L: WorkQueue> Drop for Staging<'_, L> {
     }
 }
 
-/// Stages a request, which `write` writes into the slot at `next`, and keeps its payload's buffers.
-/// Advances `next`.
+/// Stages a request, which `write` writes at `next`, keeps its buffers, and advances `next`.
 ///
 /// # Safety
-/// A slot was taken, and the payload keeps to the queue pair's limits. `write` writes the work
-/// request completely, with `payload`, and does not panic. Inline data stays readable until the
-/// batch is finished.
+/// A slot was taken, and the payload keeps to the limits. `write` writes the whole work request,
+/// with `payload`, and does not panic. Inline data is readable until the batch is finished.
 #[inline(always)]
 pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
     poster: &mut Poster<L>,
@@ -477,8 +445,7 @@ pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
 ) {
     let wqe = *next;
     write(poster.qp(), wqe, &payload);
-    // SAFETY: the buffer slots of `head..full_at` are the poster's, and so are their WQE slots: by
-    // contract this is one of them.
+    // SAFETY: by contract this is one of the WQE slots of `head..full_at`, the poster's.
     unsafe {
         *next = (*wqe).next_slot;
         (*(*wqe).buffers).set(payload.into_buffers().into_head());

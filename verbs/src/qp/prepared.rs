@@ -1,5 +1,4 @@
-//! A queue pair in INIT: receives can be posted, its endpoint is exchanged with the peer, then it
-//! is connected.
+//! A queue pair in INIT: receives can be posted, then it is connected.
 
 use core::marker::PhantomData;
 
@@ -21,8 +20,7 @@ use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
 
-/// A queue pair in the INIT state: receives can be posted, and connecting makes it a [`QueuePair`]
-/// (IBTA vol 1, 10.3.1.2).
+/// A queue pair in INIT, with receives; connecting makes it a [`QueuePair`] (IBTA vol 1, 10.3.1.2).
 #[doc(alias("ibv_qp", "IBV_QPS_INIT"))]
 pub struct PreparedQueuePair<T: Connected = ReliableConnection, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
@@ -88,8 +86,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     /// earlier packets are dropped, and retransmitted only as the timeout allows.
     ///
     /// # Errors
-    /// When the device refuses; the error names the attribute. The queue pair is destroyed then,
-    /// with the receives posted to it.
+    /// When the device refuses: the attribute is named, queue pair and receives are destroyed.
     #[doc(alias("ibv_modify_qp", "IBV_QPS_RTR", "IBV_QPS_RTS"))]
     pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T, B>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);

@@ -1,5 +1,4 @@
-//! The result of ibv_query_qp(3) (IBTA vol 1, 11.2.5.3), as a value with a
-//! [`Display`](fmt::Display).
+//! The result of ibv_query_qp(3) (IBTA vol 1, 11.2.5.3).
 
 use core::fmt;
 
@@ -9,8 +8,7 @@ use super::attributes::QpState;
 use super::transport::TransportKind;
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// A queue pair's state and attributes (ibv_query_qp(3)). [`Display`](fmt::Display) shows all of
-/// them, one group a line.
+/// A queue pair's attributes (ibv_query_qp(3)), [shown](fmt::Display) one group a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias("ibv_qp_attr", "ibv_query_qp"))]

@@ -11,8 +11,7 @@ use crate::memory::Sink;
 use crate::wr::payload::sealed::Stage;
 use crate::wr::payload::{Limits, Payload, SgeList, SingleSge};
 
-/// The receives of one call while they are built: see
-/// [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
+/// Receives being built for [`post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
 #[doc(alias("ibv_recv_wr", "ibv_post_recv"))]
 pub struct ReceiveBatch<'q, T: Transport = ReliableConnection> {
     staging: Staging<'q, Receives>,
@@ -79,7 +78,6 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     }
 }
 
-/// The slow path of posting one receive: at a checkpoint, or to reject it.
 #[cold]
 #[inline(never)]
 fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), PostError> {
@@ -123,8 +121,7 @@ extern "C" fn reject_receive<P: Payload>(
     poster.first()
 }
 
-/// Why a receive is invalid that needs `headroom` bytes for the header before a message; `None` if
-/// it is valid.
+/// Why a receive is invalid that needs `headroom` bytes before the message, if it is.
 fn receive_reject_reason(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<RejectReason> {
     let len = payload.bytes();
     let short = (len < headroom).then_some(RejectReason::NoRoomForHeader { len });

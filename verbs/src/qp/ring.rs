@@ -1,19 +1,15 @@
-//! The requests in flight on one work queue: a ring of slots, one per request, each holding the
-//! request's buffers.
+//! The requests in flight on one work queue: a ring of slots, each with a request's buffers.
 //!
-//! A single-producer single-consumer ring. The *poster* (owner of the `&mut QueuePair`) fills slots
-//! at `head`; the *poller* (owner of the `&mut CompletionQueue`, perhaps on another thread) empties
-//! them at `tail` as completions retire them. Each writes its own counter and reads the other's:
-//! loads and stores only.
+//! Single producer, single consumer. The *poster* (owner of the `&mut QueuePair`) fills slots at
+//! `head`; the *poller* (owner of the `&mut CompletionQueue`, perhaps on another thread) empties
+//! them at `tail`. Each writes its own counter and reads the other's: loads and stores only.
 //!
-//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's;
-//! `head - tail <= depth <= slots`. A position is the number of requests posted before it, and
-//! lives in slot `position % slots`.
+//! Invariant: the slots of positions `tail..head` are the poller's, all others the poster's; `head
+//! - tail <= depth <= slots`. Position *n* follows *n* requests, in slot `n % slots`.
 //!
-//! Head, tail and slots, and the cancellation of rejected requests, are proved by the loom models
-//! in `cq/model.rs`. The device orders nothing here, except after a rejection, when `head` has had
-//! a value twice: then the provider's barriers do. The number, tag and kind of a ring need no
-//! model: they are written before the queue pair is returned.
+//! Head, tail, slots and the cancellation of rejected requests are proved in `cq/model.rs`. The
+//! device orders nothing, except after a rejection, when `head` had a value twice: then the
+//! provider's barriers do. Number, tag and kind are written before the queue pair is returned.
 
 use core::ptr::NonNull;
 
@@ -30,8 +26,7 @@ pub enum QueueKind {
     Receive,
 }
 
-/// Alone on its cache lines (two, because of the adjacent-line prefetcher): avoids false sharing
-/// between poster and poller.
+/// Two cache lines (adjacent-line prefetcher), against false sharing of poster and poller.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -44,10 +39,8 @@ pub(crate) struct Ring {
     depth: u32,
     queue: QueueKind,
     tag: u64,
-    /// The queue pair number, set when it has been created.
     qpn: AtomicU32,
-    /// Whether its receives are datagrams, each after a global route header. Set before the queue
-    /// pair is used.
+    /// Whether its receives are datagrams, after a GRH. Set before the queue pair is used.
     datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
     head: CachePadded<AtomicU64>,
@@ -117,8 +110,7 @@ impl Ring {
     /// Requests in flight, for either party; the other may be changing it.
     pub(crate) fn in_flight(&self) -> u32 {
         let tail = self.tail.0.load(Ordering::Acquire);
-        // At most `depth`; a head read before its owner's last store can't lie before a tail read
-        // earlier.
+        // At most `depth`: a head before its last store can't lie before a tail read earlier.
         self.head.0.load(Ordering::Acquire).saturating_sub(tail) as u32
     }
 
@@ -133,12 +125,10 @@ impl Ring {
         NonNull::from(&*self.slots).cast()
     }
 
-    /// Poster: reclaims the buffers of an unpublished `position`, or of one that `publish` has
-    /// withdrawn.
+    /// Poster: reclaims the buffers of an unpublished `position`, or one that `publish` withdrew.
     ///
     /// # Safety
-    /// The caller is the poster, and put something into this slot, which nothing took since;
-    /// `position` is not below `head`.
+    /// The caller is the poster, its slot was filled and not taken; `position` is not below `head`.
     pub(crate) unsafe fn reclaim(&self, position: u64) -> Buffers {
         let slot = self.slot(position);
         // SAFETY: the slot is the poster's and owns its list, which no device has.
@@ -149,8 +139,7 @@ impl Ring {
         }
     }
 
-    /// Poster: publishes everything below `head` to the poller, before the doorbell; with a lower
-    /// value, withdraws requests that the device did not accept.
+    /// Poster: publishes requests below `head`, before the doorbell; or withdraws rejected ones.
     #[inline(always)]
     pub(crate) fn publish(&self, head: u64) {
         self.head.0.store(head, Ordering::Release);
@@ -194,8 +183,7 @@ impl Ring {
         self.is_in_flight(tail + before).then_some(before)
     }
 
-    /// Poller: the slot of `position`, which is not retired, and the number of requests in flight
-    /// from there on.
+    /// Poller: the slot of an unretired `position`, and how many requests are in flight from it on.
     #[inline(always)]
     pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
@@ -223,8 +211,7 @@ impl Ring {
         self.tail.0.store(tail, Ordering::Release);
     }
 
-    /// Poller: [`retire`](Self::retire)s one more slot. It is the tail's only writer, so this need
-    /// not be atomic as a whole; it compiles to one instruction nevertheless.
+    /// Poller: [`retire`](Self::retire)s one more slot; as the only writer, not atomic as a whole.
     #[inline(always)]
     pub(crate) fn retire_next(&self) {
         self.retire(self.tail() + 1);
@@ -243,13 +230,11 @@ pub(crate) fn slots_for(depth: u32) -> u32 {
 }
 
 impl Drop for Ring {
-    /// Drops the buffers in flight. The queue pair, which holds a reference, has been destroyed:
-    /// the device is done with them.
+    /// The queue pair, which holds a reference, has been destroyed: the device is done with them.
     fn drop(&mut self) {
         let (tail, head) = (self.tail(), self.head());
         for position in tail..head {
-            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of
-            // `tail..head` own their lists.
+            // SAFETY: by `&mut self` no poster or poller is left; slots `tail..head` own lists.
             drop(unsafe { self.reclaim(position) });
         }
     }

@@ -1,5 +1,4 @@
-//! The transport services as types: the compiler knows which operations a queue pair has (IBTA vol
-//! 1, 9.7.1 and table 39: READ and atomics need RC, WRITE needs a connection, UD has SEND alone).
+//! The transport services as types, with their operations (IBTA vol 1, 9.7.1 and table 39).
 
 use core::fmt::{self, Debug};
 use core::marker::PhantomData;
@@ -45,44 +44,37 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// The transport service of a queue pair, as a type: [`ReliableConnection`],
-/// [`UnreliableConnection`] or [`UnreliableDatagram`].
+/// The transport service of a queue pair, as a type.
 pub trait Transport: sealed::Service {}
 
-/// Transports with one peer, to which all requests go: [`ReliableConnection`] and
-/// [`UnreliableConnection`].
+/// Transports with one peer, to which all requests go.
 pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
 /// Transports with acknowledgements, hence READ and atomics: [`ReliableConnection`].
 pub trait Reliable: Connected {}
 
-/// Transports without a connection, where each request names its destination:
-/// [`UnreliableDatagram`].
+/// Transports without a connection, where each request names its destination.
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
 /// Queue pairs with a receive queue of their own: all but those of [`WithSrq`].
 pub trait HasReceiveQueue: Transport {}
 
-/// The transport `T` of a queue pair that takes its receives from a
-/// [`SharedReceiveQueue`](crate::SharedReceiveQueue) (SRQ) and has no receive queue.
+/// `T` with a [`SharedReceiveQueue`](crate::SharedReceiveQueue) instead of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_srq")]
 pub struct WithSrq<T>(PhantomData<T>);
 
-/// Reliable connection (RC): every request arrives, once and in order, or completes in error (IBTA
-/// vol 1, 9.7).
+/// Reliable connection (RC): every request arrives, once and in order, or fails (IBTA vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_RC", "RC"))]
 pub struct ReliableConnection;
 
-/// Unreliable connection (UC): SENDs and WRITEs to one peer; a message that loses a packet is
-/// dropped whole, without notice (IBTA vol 1, 9.8.2).
+/// Unreliable connection (UC): SENDs and WRITEs; a loss drops the message (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_UC", "UC"))]
 pub struct UnreliableConnection;
 
-/// Unreliable datagram (UD): SENDs of one packet each, to any peer with an address handle (IBTA vol
-/// 1, 9.8.3).
+/// Unreliable datagram (UD): SENDs of one packet, to any address handle (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("IBV_QPT_UD", "UD"))]
 pub struct UnreliableDatagram;
@@ -103,9 +95,8 @@ impl Link {
     }
 }
 
-/// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
-/// vol 1, 11.4.1.2). A receive of a [`UnreliableDatagram`] queue pair needs as many more than the
-/// longest message, and the message begins after them.
+/// The bytes before every received datagram: its global route header (GRH), or space for one (IBTA
+/// vol 1, 11.4.1.2). A receive needs as many more than the longest message.
 #[doc(alias = "ibv_grh")]
 pub const GRH_BYTES: usize = 40;
 

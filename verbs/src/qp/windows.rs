@@ -1,5 +1,4 @@
-//! Memory windows on a queue pair: the short forms of [`Batch`](crate::Batch)'s requests, and
-//! windows of type 1, which have a verb of their own.
+//! Memory windows on a queue pair: short forms of [`Batch`](crate::Batch)'s requests, and type 1.
 
 use core::ops::RangeBounds;
 
@@ -42,8 +41,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// Its completion [returns the window](crate::Completion::take_window).
     ///
     /// # Errors
-    /// As for [`post`](Self::post); the error [returns
-    /// it](crate::RejectedBatch::take_bound_window).
+    /// As for [`post`](Self::post), [returning it](crate::RejectedBatch::take_bound_window).
     #[doc(alias = "IBV_WR_LOCAL_INV")]
     pub fn invalidate<K: KeyAccess>(&mut self, window: BoundWindow<K>) -> Result<(), PostError> {
         self.post(|batch| {
@@ -51,8 +49,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         })
     }
 
-    /// Posts one signaled bind of a window of type 1 (ibv_bind_mw(3)), otherwise as
-    /// [`bind`](Self::bind).
+    /// Posts one signaled bind of a type 1 window (ibv_bind_mw(3)), else as [`bind`](Self::bind).
     ///
     /// # Errors
     /// As for [`bind`](Self::bind).
@@ -82,7 +79,6 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         self.bind_mw(binding, in_flight)
     }
 
-    /// ibv_bind_mw(3).
     fn bind_mw(&mut self, binding: Binding, in_flight: Buffers) -> Result<(), PostError> {
         if let Some(reason) = binding.reason() {
             return Err(self.send.reject_one(Some(reason), in_flight));
@@ -93,8 +89,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
                 send_flags: sys::IBV_SEND_SIGNALED,
                 bind_info: binding.info,
             };
-            // SAFETY: the queue pair is live; so are window and region, which are kept in the
-            // request's slot.
+            // SAFETY: the queue pair is live; window and region are kept in the request's slot.
             unsafe { inline::bind_mw(qp, binding.mw, &mut bind) }
         })
     }

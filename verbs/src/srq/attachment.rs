@@ -1,5 +1,4 @@
-//! The attachment of a shared receive queue to a completion queue, and a queue pair's membership in
-//! both.
+//! A shared receive queue on a completion queue, and a queue pair's membership in both.
 
 use std::sync::Arc;
 
@@ -7,9 +6,8 @@ use super::SrqInner;
 use super::slots::ReturnRing;
 use crate::cq::CqInner;
 
-/// The entries that a shared receive queue has reserved in a completion queue, and the ring by
-/// which its slots return from there. Dropped when the last queue pair that shares both has been
-/// destroyed.
+/// The entries that an SRQ has reserved in a completion queue, and the ring by which its slots
+/// return from there. Dropped with the last queue pair that shares both.
 pub(crate) struct SrqAttachment {
     cq: Arc<CqInner>,
     entries: u32,
@@ -39,16 +37,14 @@ impl Drop for SrqAttachment {
     }
 }
 
-/// Held by a queue pair until it has been destroyed: the attachment of its completions, and then
-/// the shared receive queue itself.
+/// Held by a queue pair until it is destroyed: the attachment, then the shared receive queue.
 pub(crate) struct Membership {
     _attachment: Arc<SrqAttachment>,
     _srq: Arc<SrqInner>,
 }
 
 impl Membership {
-    /// Joins a queue pair to `srq`, whose receives complete to `cq`. Err: the number of free
-    /// entries.
+    /// Err: the number of free entries.
     pub(crate) fn new(srq: &Arc<SrqInner>, cq: &Arc<CqInner>) -> Result<Self, u32> {
         Ok(Self {
             _attachment: srq.attachment(cq)?,

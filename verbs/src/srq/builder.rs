@@ -8,8 +8,7 @@ use crate::qp::{
     UnreliableDatagram, WithSrq,
 };
 
-/// Builds a shared receive queue; created by [`ProtectionDomain::shared_receive_queue`]
-/// (ibv_create_srq(3)).
+/// Builds a shared receive queue: see [`ProtectionDomain::shared_receive_queue`].
 #[doc(alias = "ibv_srq_init_attr")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
@@ -61,8 +60,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     }
 }
 
-/// Builds a queue pair whose receives come from a shared receive queue: the last step of a
-/// [`QueuePairBuilder`], created by its [`shared_receive_queue`](QueuePairBuilder::shared_receive_queue).
+/// Builds a queue pair on a shared receive queue: [`QueuePairBuilder::shared_receive_queue`].
 #[doc(alias = "ibv_create_qp")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
@@ -78,8 +76,7 @@ impl<'a, B: Backend> SrqQueuePairBuilder<'a, B> {
     /// As [`QueuePairBuilder::rc`].
     ///
     /// # Errors
-    /// As there, and when the receive completion queue has fewer free entries than the shared
-    /// receive queue's depth.
+    /// As there, and when the receive completion queue has fewer free entries than receives here.
     pub fn rc(self) -> Result<PreparedQueuePair<WithSrq<ReliableConnection>, B>, QueuePairError> {
         self.builder.prepare()
     }

@@ -1,24 +1,14 @@
-//! Shared receive queues (SRQ): one queue of receives for any number of queue pairs (IBTA vol 1,
-//! 10.2.9; ibv_create_srq(3)).
-//!
-//! [`slots`] holds what is in flight; [`post`] posts it; [`attachment`](mod@attachment) attaches
-//! the queue to a completion queue, whose poller finds the slots by it; [`builder`] creates queue
-//! pairs on it.
+//! Shared receive queues (SRQ): one for many queue pairs (IBTA vol 1, 10.2.9; ibv_create_srq(3)).
 //!
 //! # Why nothing safe frees, moves or aliases memory that the device may touch
 //!
-//! As for queue pairs (see `qp`): posting moves buffers into slots before the device gets them, and
-//! a slot returns them when a completion names it, or when the provider reports that it did not
-//! accept the request. Other contents of the slots are dropped only after ibv_destroy_srq(3) has
-//! returned success, which requires that all queue pairs on the queue are destroyed: each holds a
-//! reference until then.
+//! As in `qp`, slots own the buffers until a completion or a rejection names them. The rest is
+//! dropped only after ibv_destroy_srq(3) succeeded, which takes that all queue pairs are destroyed.
 //!
 //! # Why a completion queue cannot overflow
 //!
-//! A receive has at most one unpolled completion: its slot is posted again only after a poller has
-//! taken that. So there are never more completions of an SRQ than it has slots, in all completion
-//! queues together. As any of its queue pairs may consume all receives, each completion queue that
-//! they use has as many entries reserved, once for all queue pairs that share both.
+//! A receive has at most one unpolled completion: its slot is posted again only after that. As any
+//! queue pair may consume all receives, each completion queue has an entry per slot reserved.
 //!
 //! No model: changed under a lock; otherwise only a reason to take that lock.
 
@@ -54,8 +44,7 @@ use crate::pd::PdInner;
 use crate::qp::PostError;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// The bit that is set in the keys (the upper half of `wr_id`) of SRQs, and clear in those of queue
-/// pairs.
+/// Set in the keys (the upper half of `wr_id`) of SRQs, clear in those of queue pairs.
 pub(crate) const SHARED_KEY: u32 = 1 << 31;
 
 /// Identifies a shared receive queue in events: unique in the process, and never reused.
@@ -76,7 +65,6 @@ impl SrqId {
         io::Error::other("2^31 have been made in this process")
     }
 
-    /// As a queue's `srq_context`, which its events return.
     fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0 as usize)
     }
@@ -114,7 +102,6 @@ impl Verbs {
     }
 }
 
-/// The queue, as its dependents hold it.
 pub(crate) struct SrqInner {
     raw: *mut sys::ibv_srq,
     verbs: Verbs,
@@ -129,16 +116,13 @@ pub(crate) struct SrqInner {
     has_arrivals: AtomicBool,
 }
 
-/// The completion queues that its receives complete to.
 #[derive(Default)]
 struct Attachments {
     attachments: Vec<Weak<SrqAttachment>>,
-    /// Return rings that the poster does not know yet.
     arrivals: Vec<Arc<ReturnRing>>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
-// Sync.
+// SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
 unsafe impl Send for SrqInner {}
 // SAFETY: as above.
 unsafe impl Sync for SrqInner {}
@@ -202,14 +186,12 @@ impl SrqInner {
     }
 }
 
-/// A shared receive queue, from which queue pairs on it consume their receives:
-/// [`receive`](Self::receive) posts for all of them. Created by
+/// A shared receive queue, from which queue pairs on it consume their receives. Created by
 /// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue
-/// pairs on it by
+/// pairs by
 /// [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue).
 ///
-/// It is not `Clone`: a queue has one poster. Other threads create queue pairs on it by its
-/// [`handle`](Self::handle).
+/// It has one poster; other threads create queue pairs on it by its [`handle`](Self::handle).
 ///
 /// ```no_run
 /// # use doorbell_verbs::{CompletionQueue, Endpoint, Local, ProtectionDomain};
@@ -232,29 +214,23 @@ impl SrqInner {
 /// # }
 /// ```
 ///
-/// The queue pair that consumes a receive is not known before its message begins. The completion
-/// arrives at that queue pair's completion queue, in any order, and returns the buffer; its
-/// [`sequence`](crate::Completion::sequence) is the number of receives that the queue pair has had
-/// completed before.
+/// A completion arrives at the completion queue of the queue pair that consumes the receive, in any
+/// order; its [`sequence`](crate::Completion::sequence) counts that queue pair's receives.
 ///
-/// A queue pair that goes to ERR flushes only the receive that it has consumed, if any. Dropping
-/// one may lose completions that were not polled yet, as some devices remove them from the
-/// completion queue: the buffers are then dropped with the shared receive queue, whose usable depth
-/// is smaller until then. To lose none, move the queue pair to ERR
-/// ([`flush`](crate::QueuePair::flush)), wait for the event
-/// [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the completion
-/// queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
+/// In ERR a queue pair flushes only a receive that it has consumed. Dropping one may lose unpolled
+/// completions, as some devices remove them: these buffers stay until the shared receive queue is
+/// dropped. To lose none, move the queue pair to ERR ([`flush`](crate::QueuePair::flush)), wait for
+/// the event [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the
+/// completion queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
 ///
-/// The queue is destroyed when it, its handles and all queue pairs on it are dropped; the buffers
-/// posted to it are dropped after that.
+/// It is destroyed, and its buffers then dropped, after its handles and all queue pairs on it.
 #[doc(alias("ibv_srq", "ibv_create_srq", "ibv_destroy_srq", "SRQ"))]
 pub struct SharedReceiveQueue {
     poster: Poster,
     handle: SharedReceiveQueueHandle,
 }
 
-/// A handle by which queue pairs are created on a shared receive queue (IBTA vol 1, 10.2.9).
-/// Cloning is cheap.
+/// Creates queue pairs on a shared receive queue (IBTA vol 1, 10.2.9). Cloning is cheap.
 #[doc(alias = "ibv_srq")]
 #[derive(Clone)]
 pub struct SharedReceiveQueueHandle(Arc<SrqInner>);
@@ -348,16 +324,14 @@ impl SharedReceiveQueue {
             device: device(),
             error: SrqId::exhausted(),
         })?;
-        // SAFETY: live by contract, and not shared; libibverbs only passes this to the reader of
-        // the queue's events.
+        // SAFETY: live by contract, not shared; only the reader of the queue's events gets this.
         unsafe { (*raw).srq_context = id.to_context() };
         // SAFETY: by contract.
         Ok(unsafe { Self::adopt(pd, raw, (verbs, id), size) })
     }
 
     /// Posts one receive, for the first of its queue pairs that needs one (ibv_post_srq_recv(3)). A
-    /// datagram is placed behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header, for which the
-    /// buffer must have space.
+    /// datagram takes [`GRH_BYTES`](crate::GRH_BYTES) bytes more.
     ///
     /// # Errors
     /// When it is refused, here or by the device. The error returns the buffer.
@@ -402,10 +376,9 @@ impl SharedReceiveQueue {
         self.handle.clone()
     }
 
-    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached)
-    /// is raised once when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
-    /// 10.2.9.5). 0 disarms. With fewer left already, some devices raise it at once, others with
-    /// the next receive that is consumed.
+    /// Raises [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached) once when fewer than
+    /// `limit` receives are left (ibv_modify_srq(3), IBTA vol 1, 10.2.9.5); 0 disarms. With fewer
+    /// left already, some devices raise it at once, others with the next receive that is consumed.
     ///
     /// # Errors
     /// When it is more than the queue holds, or the device refuses.
@@ -499,8 +472,7 @@ impl Drop for SrqInner {
         // SAFETY: the last reference: every queue pair on it has been destroyed, and nothing posts.
         let result = unsafe { (self.verbs.destroy)(self.raw) };
         match check(result) {
-            // SAFETY: dropped once, here; not used after. The device is done with the queue, so the
-            // contents of its slots may be dropped.
+            // SAFETY: dropped once, here. The device is done with the contents of its slots.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.slots);
                 ManuallyDrop::drop(&mut self.pd);

@@ -1,9 +1,7 @@
-//! Loom models of the slots of a shared receive queue, on their way from the poster to the poller
-//! of a completion queue and back. Run by `cargo xtask sanitize loom`.
+//! Loom models of a shared receive queue's slots (`cargo xtask sanitize loom`).
 //!
-//! As in `cq/model.rs` the device orders nothing where one poller is concerned. With two, a slot
-//! returned by one may be posted again and complete to the other: that this one sees the second
-//! posting, and not still the first, is ensured by the barriers that a provider has.
+//! As in `cq/model.rs` the device orders nothing for one poller. With two, a slot returned by one
+//! may complete to the other, which the provider's barriers let see the second posting.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
@@ -35,8 +33,7 @@ struct Model {
 }
 
 impl Model {
-    /// With one completion queue for each element of `completions`, each with that many
-    /// completions.
+    /// One completion queue per element of `completions`, each with that many completions.
     fn new(depth: u32, completions: &[usize], barriers: (Ordering, Ordering)) -> Arc<Self> {
         let slots = Arc::new(Slots::new(depth));
         Arc::new(Self {
@@ -53,8 +50,7 @@ impl Model {
         })
     }
 
-    /// Poster: posts `number` in `slot`, and the device completes it at once, to queue `queue` as
-    /// its completion `at`.
+    /// Poster: posts `number` in `slot`, which completes at once, to `queue` as completion `at`.
     fn post(&self, slot: u32, number: usize, (queue, at): (usize, usize)) {
         // SAFETY: this thread is the poster, and the slot is free.
         unsafe { self.slots.put(slot, token(number)) };
@@ -74,8 +70,7 @@ impl Model {
     fn poll(&self, queue: usize) -> Vec<Option<usize>> {
         let retire = |completion: &AtomicU32| loop {
             if let Some(slot) = completion.load(self.barriers.1).checked_sub(1)
-                // SAFETY: only this thread polls that queue, and it has the completion of this
-                // slot.
+                // SAFETY: the queue's only poller, which has the completion of this slot.
                 && let Some(buffers) = unsafe { self.returns[queue].retire(slot) }
             {
                 return number_of(buffers);

@@ -1,5 +1,4 @@
-//! Posting to a shared receive queue: slots off a free list, requests chained into a post list,
-//! posted by one call, or reclaimed if refused.
+//! Posting to a shared receive queue: slots off a free list, chained into a post list.
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
@@ -24,9 +23,7 @@ pub(super) struct Poster {
     elements: Vec<sys::ibv_sge>,
     /// Free slots, used from the end. Has capacity for all, as has `staged`.
     free: Vec<u32>,
-    /// The slots of the batch being built, in its order.
     staged: Vec<u32>,
-    /// The rings by which slots return: one for each completion queue in use.
     returns: Vec<Arc<ReturnRing>>,
 }
 
@@ -65,13 +62,11 @@ impl Poster {
         self.free.len() as u32
     }
 
-    /// Collects the slots that have returned.
     #[inline(never)]
     fn collect_returned(&mut self) {
         let Self { srq, free, returns, .. } = self;
         if srq.take_new_returns(returns) {
-            // Rings of completion queues no longer in use are removed: this is the last reference,
-            // so nothing is pushed any more.
+            // No longer in use: this is the last reference, so nothing is pushed any more.
             returns.retain_mut(|returns| {
                 let over = Arc::get_mut(returns).is_some();
                 free.extend(core::iter::from_fn(|| returns.pop()));
@@ -83,7 +78,6 @@ impl Poster {
         }
     }
 
-    /// A free slot, if there is one.
     #[inline(always)]
     fn take_slot(&mut self) -> Option<u32> {
         if self.free.is_empty() {
@@ -92,7 +86,6 @@ impl Poster {
         self.free.pop()
     }
 
-    /// Posts one receive.
     #[inline]
     pub(super) fn post_one(&mut self, buffer: impl Sink) -> Result<(), PostError> {
         let Some(slot) = self.take_slot() else {
@@ -109,8 +102,7 @@ impl Poster {
     /// The slot came from `take_slot`; `N` is at most `max_sge`.
     #[inline(always)]
     unsafe fn stage<S: Sink, const N: usize>(&mut self, slot: u32, buffers: [S; N]) {
-        // SAFETY: slots are below the depth, for which there are as many requests, each with
-        // `max_sge` SGEs.
+        // SAFETY: slots are below the depth: each has a request with `max_sge` SGEs.
         unsafe {
             let list = self
                 .elements
@@ -149,9 +141,8 @@ impl Poster {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue is live. The chain is that of the staged requests, each filled by
-        // `stage`; their memory is owned by their slots, which keep it until they have completed,
-        // or until the queue is destroyed.
+        // SAFETY: the queue is live. The chain is of requests filled by `stage`; their slots own
+        // the memory until they have completed, or until the queue is destroyed.
         let result = unsafe { inline::post_srq_recv(self.srq.raw, next, &mut bad) };
         if result == 0 {
             self.staged.clear();
@@ -170,8 +161,7 @@ impl Poster {
         };
         let requests = self.requests.as_ptr();
         let is_bad = |&slot: &u32| ptr::eq(requests.wrapping_add(slot as usize), bad);
-        // A provider that names no request of this chain leaves open which it accepted: then they
-        // all stay in flight, where nothing can touch them.
+        // Without a name it is unknown which of this chain were accepted: all stay in flight.
         let accepted = self.staged.iter().position(is_bad).unwrap_or(self.staged.len());
         let buffers = self.unstage(accepted);
         self.staged.clear();
@@ -218,14 +208,12 @@ impl Poster {
     }
 }
 
-/// The receives of one call, being built: see
-/// [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives)
+/// Receives being built for [`post_receives`](super::SharedReceiveQueue::post_receives)
 /// (ibv_post_srq_recv(3)).
 #[doc(alias("ibv_post_srq_recv", "ibv_recv_wr"))]
 pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
-    /// Why the batch is refused, if it is, and the buffers of the refused request and those after
-    /// it.
+    /// Why the batch is refused, and the buffers of the refused request and those after it.
     refusal: Option<Box<(RejectReason, Vec<Buffers>)>>,
 }
 

@@ -1,19 +1,14 @@
-//! What is in flight on a shared receive queue: a slot per request, each holding the request's
-//! buffers, and the return path of a slot to the poster.
+//! What is in flight on a shared receive queue: a slot per request, with its buffers.
 //!
-//! Requests complete in any order, and in the completion queue of the queue pair that consumed
-//! them, so the slots are not a ring. The *poster* (the owner of the `&mut SharedReceiveQueue`)
-//! takes a slot off its free list, fills it and posts. The *poller* of a completion queue empties
-//! the slot that a completion names, and pushes its number to the [`ReturnRing`] of that completion
-//! queue, from which the poster collects it: single producer, single consumer, loads and stores
-//! only.
+//! Requests complete in any order and queue, so the slots are not a ring. The *poster* (owner of
+//! the `&mut SharedReceiveQueue`) takes a slot off its free list, fills it and posts. The *poller*
+//! of a completion queue empties the slot that a completion names, and pushes its number to that
+//! queue's [`ReturnRing`], from which the poster collects it: single producer, single consumer.
 //!
-//! Invariant: a slot is in one place at a time: on the poster's free list, posted, or in one
-//! `ReturnRing`. The poster owns its buffers until it is posted; the poller whose queue gets the
-//! completion owns them from then on, until the slot is in the `ReturnRing`.
+//! Invariant: a slot is on the poster's free list, posted, or in one `ReturnRing`. The poster owns
+//! its buffers until posted; then the poller whose queue gets the completion, until it is returned.
 //!
-//! Slots and return rings are proved by the models in `srq/model.rs`; between two completion queues
-//! the provider's barriers order them.
+//! Proved by the models in `srq/model.rs`; between two queues the provider's barriers order them.
 
 use std::sync::Arc;
 
@@ -77,8 +72,7 @@ impl Slots {
 }
 
 impl Drop for Slots {
-    /// Drops the posted buffers. The shared receive queue, which holds a reference, has been
-    /// destroyed: the device is done with all of them.
+    /// The queue, which holds a reference, has been destroyed: the device is done with them.
     fn drop(&mut self) {
         for slot in 0..self.0.len() as u32 {
             // SAFETY: `&mut self`: there is neither poster nor poller left.
@@ -127,15 +121,12 @@ impl ReturnRing {
         &self.unknown_qp
     }
 
-    /// Poller: takes the buffers of a completed request's slot, and returns the slot. `None` when
-    /// no such request is posted.
+    /// Poller: takes the buffers of a completed request, if posted, and returns its slot.
     ///
     /// # Safety
-    /// The caller is the poller of the completion queue that this was created for, and has a
-    /// completion of that request.
+    /// The caller polls the queue that this was created for, and has a completion of that request.
     pub(crate) unsafe fn retire(&self, slot: u32) -> Option<Buffers> {
-        // SAFETY: the device has reported that it is done with the request, in this completion
-        // queue only (ibv_post_srq_recv(3)).
+        // SAFETY: the device reported only here that the request is done (ibv_post_srq_recv(3)).
         let buffers = unsafe { self.slots.take(slot) }?;
         // Never full: no slot is in here twice.
         let at = self.pushed.0.load(Ordering::Relaxed);

@@ -57,8 +57,7 @@ pub enum Success {
     Other(u32),
 }
 
-/// One retired request, with its buffers (`ibv_wc`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1). Buffers
-/// not taken are dropped with it.
+/// A retired request (`ibv_wc`; IBTA vol 1, 11.4.2.1); buffers not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
 #[doc(alias = "ibv_wc")]
 pub struct Completion<'a, Q: CqKind = ClassicCq> {
@@ -83,8 +82,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// The request's result.
     ///
     /// # Errors
-    /// When it failed: the queue pair is in ERR then, and all later requests complete as
-    /// [`CompletionStatus::Flushed`].
+    /// When it failed: in ERR all later requests complete as [`CompletionStatus::Flushed`].
     #[inline]
     pub fn result(&self) -> Result<Success, CompletionError> {
         self.check()?;
@@ -112,8 +110,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         })
     }
 
-    /// Whether the request succeeded: [`result`](Self::result) without decoding the operation.
-    /// Costs next to nothing.
+    /// Whether it succeeded: [`result`](Self::result) without decoding, at next to no cost.
     ///
     /// # Errors
     /// As for [`result`](Self::result).
@@ -161,8 +158,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.ring.queue()
     }
 
-    /// The number of requests posted to that queue before this one:
-    /// [`QueuePair::next_send`](crate::QueuePair::next_send) when it was posted.
+    /// The number of requests posted to that queue before this one.
     #[inline]
     #[must_use]
     #[doc(alias = "wr_id")]
@@ -170,8 +166,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.position
     }
 
-    /// The datagram received, if this is a receive of a
-    /// [`UnreliableDatagram`](crate::UnreliableDatagram) queue pair that succeeded.
+    /// The datagram received, if this is a successful receive of a UD queue pair.
     #[inline]
     #[must_use]
     #[doc(alias = "src_qp")]
@@ -182,8 +177,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         }
     }
 
-    /// The rkey that the received message has invalidated, if it is a SEND with invalidate: an
-    /// argument for [`BoundWindow::invalidated`].
+    /// The rkey that a SEND with invalidate has invalidated: for [`BoundWindow::invalidated`].
     ///
     /// The kernel's rxe of Linux 6.1 invalidates the key, but does not report it here.
     #[must_use]
@@ -195,8 +189,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         invalidating.then(|| RKey(self.entry.imm_data()))
     }
 
-    /// Takes the memory window that the request has bound, with the rights that it has bound, if it
-    /// succeeded.
+    /// Takes the memory window that the request has bound, if it succeeded.
     pub fn take_bound_window<K: KeyAccess, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.is_ok()
             .then(|| BoundWindow::take(&mut self.buffers, true))
@@ -210,8 +203,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
             .flatten()
     }
 
-    /// Takes the request's first buffer, if it is a `Buffer<K>`; the next call takes the next (see
-    /// [`Buffers::take`]).
+    /// Takes the request's next buffer, if it is a `Buffer<K>` (see [`Buffers::take`]).
     #[inline]
     pub fn take<K: MemoryKind>(&mut self) -> Option<Buffer<K>> {
         self.buffers.take()
@@ -239,10 +231,9 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
 }
 
 impl Completion<'_, ExtendedCq> {
-    /// Completion time in ticks of the device's clock (see [`DeviceClock`](crate::DeviceClock)).
-    /// `None` unless the queue was made [with time
-    /// stamps](crate::ExtendedCompletionQueueBuilder::timestamps); for a request that a later one
-    /// retires, the time of that.
+    /// Completion time in ticks of the device's clock; of the later request for one that it
+    /// retires. `None` unless made [with time
+    /// stamps](crate::ExtendedCompletionQueueBuilder::timestamps).
     #[inline]
     #[must_use]
     #[doc(alias = "ibv_wc_read_completion_ts")]
@@ -250,9 +241,8 @@ impl Completion<'_, ExtendedCq> {
         self.entry.ticks()
     }
 
-    /// Completion time in nanoseconds since 1970-01-01 UTC. `None` unless the queue was made [with
-    /// the time of day](crate::ExtendedCompletionQueueBuilder::wallclock); for a request that a
-    /// later one retires, the time of that.
+    /// Completion time in nanoseconds since 1970-01-01 UTC; of the later request for one that it
+    /// retires. `None` unless made [with it](crate::ExtendedCompletionQueueBuilder::wallclock).
     #[inline]
     #[must_use]
     #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
@@ -261,16 +251,14 @@ impl Completion<'_, ExtendedCq> {
     }
 }
 
-/// Whether a completion that retires the request at `position` is a later one's: the lower half of
-/// its `wr_id` is its own slot. Receives have one each; those of a shared receive queue have no
-/// slot in the ring.
+/// Whether the completion is a later request's: the lower half of its `wr_id` is its own slot.
+/// Receives have one each; those of a shared receive queue have no slot in the ring.
 #[inline]
 fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
     u64::from(entry.slot()) != ring.slot_of(position) && ring.queue() == QueueKind::Send
 }
 
-/// The error of the request at `position`, if this error completion is its own. By value, so that a
-/// completion need not be in memory, and computed entirely here, off the fast path.
+/// The request's own error, if this is its own completion. By value, and off the fast path.
 #[cold]
 #[inline(never)]
 fn error_of(entry: impl Entry, ring: &Ring, position: u64) -> Option<CompletionError> {

@@ -8,12 +8,10 @@ use crate::cq::Entry;
 use crate::qp::GRH_BYTES;
 use crate::types::{Lid, Qpn};
 
-/// A datagram received by a UD queue pair (IBTA vol 1, 11.4.2.1). It starts in the request's buffer
-/// after the [`GRH_BYTES`] bytes of its global route header.
+/// A datagram received (IBTA vol 1, 11.4.2.1), behind the [`GRH_BYTES`] bytes of its GRH.
 ///
-/// To reply, make an address handle by [`reply_to`](crate::AddressHandleBuilder::reply_to) with the
-/// buffer, and send to [`source`](Self::source). The completion does not carry the sender's Q_Key:
-/// by convention both sides use the same.
+/// To reply, use [`reply_to`](crate::AddressHandleBuilder::reply_to) and [`source`](Self::source).
+/// By convention both sides use the same Q_Key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_wc")]
 pub struct Datagram {
@@ -28,7 +26,6 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// From the completion of a successful receive of a UD queue pair.
     pub(crate) fn new(entry: impl Entry, imm: Option<u32>) -> Self {
         Self {
             len: entry.byte_len().saturating_sub(GRH_BYTES as u32),
@@ -42,7 +39,6 @@ impl Datagram {
         }
     }
 
-    /// The fields of a completion that an address handle is made from.
     pub(crate) fn to_sys(self) -> sys::ibv_wc {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut wc: sys::ibv_wc = unsafe { core::mem::zeroed() };
@@ -89,8 +85,7 @@ impl Datagram {
         self.source
     }
 
-    /// Whether the first [`GRH_BYTES`] bytes hold its GRH. On RoCE they always do; on InfiniBand
-    /// they are undefined for a datagram of the same subnet without one.
+    /// Whether the first [`GRH_BYTES`] bytes hold its GRH, as always on RoCE; or are undefined.
     #[must_use]
     #[doc(alias = "IBV_WC_GRH")]
     pub fn has_grh(&self) -> bool {

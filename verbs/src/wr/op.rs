@@ -9,12 +9,10 @@ use crate::qp::RejectReason;
 #[doc(alias = "ibv_wr_opcode")]
 pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 
-/// Operations that send a message and may request a solicited event: SEND and WRITE, with or
-/// without immediate data, and SEND with invalidate.
+/// Operations that may request a solicited event: SEND, WRITE, SEND with invalidate.
 pub trait Message: Operation {}
 
-/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE
-/// (IBTA vol 1, 9.2.5).
+/// Operations that may carry 32 bits of immediate data: SEND and WRITE (IBTA vol 1, 9.2.5).
 #[doc(alias = "imm_data")]
 pub trait Immediate: Message {
     #[doc(hidden)]
@@ -43,15 +41,13 @@ pub(crate) mod sealed {
         /// Makes the operation's `ibv_wr_*` call.
         ///
         /// # Safety
-        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the
-        /// operation `is_callable`.
+        /// `qp` is live, of ibv_create_qp_ex, in a batch; the operation `is_callable`.
         unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex);
 
         /// Whether any queue pair of its transport supports it; else `is_callable` decides.
         const ALWAYS_SUPPORTED: bool = true;
 
-        /// Whether the queue pair supports it. Those that any of its transport supports were
-        /// checked when it was made.
+        /// Whether the queue pair supports it; what its transport always has was checked before.
         ///
         /// # Safety
         /// `qp` is live and was made by ibv_create_qp_ex.
@@ -140,7 +136,6 @@ pub struct Bind(pub(crate) Binding);
 #[doc(alias = "IBV_WR_LOCAL_INV")]
 pub struct Invalidate(pub(crate) Binding);
 
-/// The operands of a window's request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Binding {
     /// Live, unless `objection` is set.
@@ -151,7 +146,6 @@ pub(crate) struct Binding {
     pub(crate) objection: Option<BindError>,
 }
 
-/// Why a window's request is invalid.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum BindError {
     Gone,

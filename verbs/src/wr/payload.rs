@@ -1,5 +1,4 @@
-//! The payload of a work request: one buffer, a scatter-gather list, inline data, or a memory
-//! window.
+//! The payload of a work request.
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -250,7 +249,6 @@ impl sealed::Stage for InlineData<'_> {
 pub struct Window(Buffers);
 
 impl Window {
-    /// A window in flight.
     pub(crate) fn new(in_flight: Buffers) -> Self {
         Self(in_flight)
     }

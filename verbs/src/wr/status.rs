@@ -151,7 +151,6 @@ impl fmt::Display for CompletionStatus {
     }
 }
 
-/// The vendor's code, if it is not 0.
 fn vendor_suffix(code: u32) -> String {
     match code {
         0 => String::new(),
@@ -159,8 +158,7 @@ fn vendor_suffix(code: u32) -> String {
     }
 }
 
-/// An error completion: the fields that are valid in it, and no more (ibv_poll_cq(3): identity,
-/// status, queue pair, vendor's code).
+/// An error completion, with the fields that are valid in it (ibv_poll_cq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]

@@ -1,5 +1,4 @@
-//! The table of libibverbs' functions, the loader that fills it from the system's library, and the
-//! macro that defines such tables.
+//! The table of libibverbs' functions, its loader, and the macro that defines such tables.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::error::Error as _;
@@ -33,9 +32,8 @@ pub enum LoadError {
 }
 
 /// The promise that the functions of an [`Api`], or of a [`CmApi`](crate::rdmacm::CmApi), behave as
-/// their man pages say. A table cannot be made without one, nor one without `unsafe`: the safe API
-/// trusts what a table's functions return, and any safe `extern "C" fn` coerces to a pointer to an
-/// unsafe one.
+/// their man pages say. A table needs one, which needs `unsafe`: the safe API trusts the functions,
+/// and any safe `extern "C" fn` coerces to an unsafe one.
 #[derive(Debug)]
 pub struct Promise(());
 
@@ -65,10 +63,8 @@ macro_rules! api {
         optional { $( $(#[$odoc:meta])* fn $opt:ident = $osym:literal ( $($oarg:ident : $oty:ty),* ) $(-> $oret:ty)? ; )* }
     ) => {
         $(#[$doc])*
-        /// The code that fills the table promises what the man pages promise, by its
-        /// [`Promise`](crate::Promise); callers keep to their rules. It is neither `Clone` nor
-        /// `Copy`: safe code cannot put functions of its own into a table that other code has
-        /// vouched for.
+        /// By its [`Promise`](crate::Promise) the functions do as their man pages say. Neither
+        /// `Clone` nor `Copy`: safe code cannot change a table that other code vouches for.
         pub struct $name {
             /// Made by the code that fills the table.
             pub promise: $crate::Promise,
@@ -79,12 +75,10 @@ macro_rules! api {
         impl $name {
             fn fill(library: &Library) -> Result<Self, LoadError> {
                 Ok(Self {
-                    // SAFETY: the functions are the system library's own, as the man pages describe
-                    // them.
+                    // SAFETY: the system library's own functions, as the man pages describe them.
                     promise: unsafe { $crate::Promise::given() },
                     $( $req: {
-                        // SAFETY: the symbol is a function of the library's public ABI, whose C
-                        // prototype in its header is the field's type.
+                        // SAFETY: a function of the ABI, whose C prototype is the field's type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($rty),*) $(-> $rret)?>($rsym.as_bytes()) };
                         *symbol.map_err(|_| LoadError::NoSymbol { library: $library, symbol: $rsym })?
                     }, )*
@@ -107,11 +101,9 @@ macro_rules! api {
 pub(crate) use api;
 
 api! {
-    /// The functions of libibverbs, as pointers (see the man page of each, `ibv_` before the
-    /// field's name).
+    /// The functions of libibverbs (man pages: `ibv_` before the field's name).
     ///
-    /// Every supported rdma-core has the required ones; an optional one is `None` where a library
-    /// or a device does not supply it.
+    /// Every supported rdma-core has the required ones; optional ones are `None` where missing.
     struct Api from LIBRARY;
     required {
         /// ibv_get_device_list(3).
@@ -191,8 +183,7 @@ api! {
         fn rereg_mr = "ibv_rereg_mr"(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> c_int;
         /// ibv_reg_mr_iova(3), since rdma-core 25.
         fn reg_mr_iova = "ibv_reg_mr_iova"(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr;
-        /// ibv_reg_mr_iova2: what the `ibv_reg_mr` macro calls for optional access flags, since
-        /// rdma-core 28.
+        /// ibv_reg_mr_iova2: the `ibv_reg_mr` macro's call for optional flags; since rdma-core 28.
         fn reg_mr_iova2 = "ibv_reg_mr_iova2"(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
         /// ibv_reg_dmabuf_mr(3), since rdma-core 34.
         fn reg_dmabuf_mr = "ibv_reg_dmabuf_mr"(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr;
@@ -218,12 +209,10 @@ api! {
 const LIBRARY: &str = "libibverbs.so.1";
 
 impl Api {
-    /// The functions of the system's `libibverbs.so.1`, loaded on the first call and kept for the
-    /// life of the process.
+    /// The functions of the system's `libibverbs.so.1`, loaded once for the life of the process.
     ///
     /// # Errors
-    /// When the dynamic loader cannot load the library or it lacks a required function. The result
-    /// of the first call is final.
+    /// When the library or a required function is missing; the result of the first call is final.
     pub fn load() -> Result<&'static Self, LoadError> {
         static SYSTEM: OnceLock<Result<Api, LoadError>> = OnceLock::new();
         SYSTEM
@@ -242,8 +231,7 @@ impl Api {
     }
 }
 
-/// Loads `library` for the life of the process: the function pointers taken from it outlive any
-/// handle, and providers keep threads and exit handlers in it.
+/// Loads `library` for good: function pointers, threads and exit handlers stay in use.
 ///
 /// # Safety
 /// The library's initialisers must have no requirements that the caller does not meet.

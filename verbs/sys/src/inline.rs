@@ -1,9 +1,7 @@
-//! What `<infiniband/verbs.h>` defines as `static inline`: calls through the context's own function
-//! pointers.
+//! What `<infiniband/verbs.h>` defines as `static inline`, so that no library exports it: calls
+//! through the context's own function pointers.
 //!
-//! These are never symbols of the library, so they are written here by hand. Each has the safety
-//! rules of its man page: the objects named by pointers are live, and were made by the library (or
-//! soft device) whose function pointers they carry.
+//! Safety is that of the man pages: objects are live, of the library whose pointers they carry.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
@@ -18,8 +16,7 @@ use crate::bindings::*;
 /// until its completion.
 #[inline(always)]
 pub unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: a live QP has a live context, and every provider fills this entry (verbs.h calls it
-    // unconditionally).
+    // SAFETY: live, with a live context; every provider fills this entry (verbs.h never checks).
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
@@ -63,8 +60,7 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// The marker in `ibv_context::abi_compat` of a context that lies inside a [`verbs_context`]:
-/// `UINTPTR_MAX` as a pointer.
+/// The `abi_compat` of an [`ibv_context`] that lies inside a [`verbs_context`]: `UINTPTR_MAX`.
 pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
 /// ibv_alloc_mw(3): null with errno set on failure; `EOPNOTSUPP` when the provider has no windows.
@@ -72,8 +68,7 @@ pub const VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut
 /// # Safety
 /// `pd` is live.
 pub unsafe fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    // SAFETY: a live domain has a live context; the pointer to errno is this thread's. The caller's
-    // arguments are the callee's.
+    // SAFETY: a live domain has a live context; errno is this thread's; arguments by contract.
     unsafe {
         let Some(alloc) = (*(*pd).context).ops.alloc_mw else {
             *libc::__errno_location() = libc::EOPNOTSUPP;
@@ -124,10 +119,9 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast() }
 }
 
-/// The entry of the extended context at `field`, when the context is extended and long enough to
-/// have it.
+/// The entry of the extended context at `field`, if it is long enough to have it.
 ///
-/// The entries lie *before* the embedded `ibv_context`; `sz` counts the whole struct, and older
+/// Entries lie *before* the embedded `ibv_context`; `sz` counts the whole struct, and older
 /// libraries lack the ones at its start. To be used inside `unsafe`: the context is live.
 macro_rules! extended {
     ($context:expr, $field:ident) => {{
@@ -140,15 +134,13 @@ macro_rules! extended {
     }};
 }
 
-/// ibv_query_port(3): 0, or an errno value. Fills the whole of `attr`, with zeros where an old
-/// library knows less.
+/// ibv_query_port(3): 0, or an errno value; zeros where an old library knows less.
 ///
 /// # Safety
 /// `context` is live and was made by `api`; `attr` may be written.
 pub unsafe fn query_port(api: &Api, context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: `attr` may be written by contract; all-zero is a valid ibv_port_attr, and a prefix of
-    // it is `_compat_ibv_port_attr`. `context` is live, and the extended entry is read only when
-    // `sz` covers it.
+    // SAFETY: `attr` may be written; all-zero is valid, with `_compat_ibv_port_attr` as a prefix.
+    // `context` is live, and the extended entry is read only when `sz` covers it.
     unsafe {
         attr.write_bytes(0, 1);
         match extended!(context, query_port) {
@@ -163,8 +155,7 @@ pub unsafe fn query_port(api: &Api, context: *mut ibv_context, port: u8, attr: *
 /// # Safety
 /// `cq` and `attr` are live.
 pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
-    // SAFETY: a live queue has a live context, and the extended entry is read only when `sz` covers
-    // it.
+    // SAFETY: a live queue has a live context; the entry is read only when `sz` covers it.
     unsafe {
         match extended!((*cq).context, modify_cq) {
             Some(modify) => modify(cq, attr),
@@ -173,14 +164,12 @@ pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int
     }
 }
 
-/// ibv_query_device_ex(3) with no input: 0, or an errno value; `EOPNOTSUPP` when the provider has
-/// no such function. What the provider does not know is zero.
+/// ibv_query_device_ex(3): 0, or an errno value (`EOPNOTSUPP` if missing); zeros where unknown.
 ///
 /// # Safety
 /// `context` is live; `attr` may be written.
 pub unsafe fn query_device_ex(context: *mut ibv_context, attr: *mut ibv_device_attr_ex) -> c_int {
-    // SAFETY: all-zero is a valid ibv_device_attr_ex; the context is live, and the extended entry
-    // is read only when `sz` covers it.
+    // SAFETY: all-zero is valid; the context is live; the entry is read only when `sz` covers it.
     unsafe {
         attr.write_bytes(0, 1);
         match extended!(context, query_device_ex) {
@@ -201,8 +190,7 @@ pub unsafe fn advise_mr(
     sg_list: *mut ibv_sge,
     num_sge: u32,
 ) -> c_int {
-    // SAFETY: a live domain has a live context, and the extended entry is read only when `sz`
-    // covers it.
+    // SAFETY: a live domain has a live context; the entry is read only when `sz` covers it.
     unsafe {
         match extended!((*pd).context, advise_mr) {
             Some(advise) => advise(pd, advice, flags, sg_list, num_sge),
@@ -211,8 +199,7 @@ pub unsafe fn advise_mr(
     }
 }
 
-/// ibv_alloc_dm(3): null, with `errno` set, on failure; `EOPNOTSUPP` when the provider has no such
-/// function.
+/// ibv_alloc_dm(3): null, with `errno` set, on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context` and `attr` are live.
@@ -240,8 +227,7 @@ pub unsafe fn free_dm(dm: *mut ibv_dm) -> c_int {
     }
 }
 
-/// ibv_reg_dm_mr (ibv_alloc_dm(3)): null, with `errno` set, on failure; `EOPNOTSUPP` when the
-/// provider has no such function.
+/// ibv_reg_dm_mr (ibv_alloc_dm(3)): null with `errno` set on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `pd` and `dm` are live, and of one device.
@@ -283,21 +269,18 @@ pub unsafe fn memcpy_from_dm(into: *mut c_void, dm: *mut ibv_dm, offset: u64, le
     }
 }
 
-/// Null, with `errno` set: how verbs that make an object fail.
 fn fail<T>(errno: c_int) -> *mut T {
     // SAFETY: the calling thread's own errno.
     unsafe { *libc::__errno_location() = errno };
     core::ptr::null_mut()
 }
 
-/// ibv_create_cq_ex(3): null with errno set on failure, `EOPNOTSUPP` when the provider has no such
-/// function.
+/// ibv_create_cq_ex(3): null with errno set on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context`, `attr` and the channel in it are live.
 pub unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
-    // SAFETY: live by contract, and the extended entry is read only when `sz` covers it; the
-    // thread's own errno.
+    // SAFETY: live by contract; the entry is read only when `sz` covers it; this thread's errno.
     unsafe {
         match extended!(context, create_cq_ex) {
             Some(create) => create(context, attr),
@@ -309,8 +292,7 @@ pub unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_att
     }
 }
 
-/// ibv_start_poll of ibv_create_cq_ex(3): 0 when a completion is current, `ENOENT` when there is
-/// none, or another errno value.
+/// ibv_start_poll (ibv_create_cq_ex(3)): 0 with a completion, `ENOENT` for none, or an errno.
 ///
 /// # Safety
 /// `cq` is live, has its calls, and has no open poll of this thread.
@@ -341,8 +323,7 @@ pub unsafe fn end_poll(cq: *mut ibv_cq_ex) {
     unsafe { (*cq).end_poll.unwrap_unchecked()(cq) }
 }
 
-/// ibv_query_rt_values_ex(3): 0, or an errno value; `EOPNOTSUPP` when the provider has no such
-/// function.
+/// ibv_query_rt_values_ex(3): 0, or an errno value (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context` and `values` are live.

@@ -1,13 +1,10 @@
 //! The libibverbs ABI as a value.
 //!
-//! [`Api`] is a table of the library's functions. [`Api::load`] fills it from the system's
-//! `libibverbs.so.1`; the userspace device of this workspace supplies the same table in-process.
-//! The data path (post, poll, arm) is not in the table: as in C it goes through the function
-//! pointers of [`ibv_context`], by the functions of [`inline`].
+//! [`Api`] is a table of the library's functions, filled from the system's `libibverbs.so.1` by
+//! [`Api::load`], or supplied by the userspace device. The data path (post, poll, arm) goes through
+//! the function pointers of [`ibv_context`], by the functions of [`inline`].
 //!
-//! The types are those of `<infiniband/verbs.h>` (rdma-core 44), generated once, without the
-//! headers' comments, and committed: building this crate needs neither the headers nor libclang.
-//! `tests/abi` compares every size and offset with the C headers and with `rdma-sys`.
+//! The types of `<infiniband/verbs.h>` (rdma-core 44), generated; `tests/abi` compares them with C.
 //!
 //! FFI only: safe wrappers are in `doorbell-verbs`.
 

@@ -1,9 +1,7 @@
-//! `ibv_create_qp_ex` and the `ibv_wr_*` family (ibv_create_qp_ex(3), ibv_wr_post(3)), which
-//! `<infiniband/verbs.h>` defines as `static inline` too.
+//! `ibv_create_qp_ex` and `ibv_wr_*` (ibv_wr_post(3)), which are `static inline` too.
 //!
-//! Each calls a function pointer of the queue pair's [`ibv_qp_ex`]. A provider fills those that any
-//! queue pair needs and those of the operations requested at creation (`send_ops_flags`); callers
-//! check the latter for null once.
+//! Each calls a function pointer of the [`ibv_qp_ex`]. A provider fills those that any queue pair
+//! needs and those requested at creation (`send_ops_flags`); callers check these for null once.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{offset_of, size_of};
@@ -11,8 +9,7 @@ use core::mem::{offset_of, size_of};
 use crate::bindings::*;
 use crate::inline::verbs_get_ctx;
 
-/// ibv_create_qp_ex(3): null, with `errno` set, when it fails; `EOPNOTSUPP` when the provider has
-/// no such function.
+/// ibv_create_qp_ex(3): null with `errno` set on failure (`EOPNOTSUPP` if missing).
 ///
 /// # Safety
 /// `context` and `attr` are live, and what `attr` names is of this context.
@@ -47,38 +44,23 @@ macro_rules! work_requests {
 }
 
 work_requests! {
-    /// Begins a batch of requests.
     fn wr_start();
     /// Rings the doorbell for the batch: 0, or an errno value, and then nothing of it was posted.
     fn wr_complete() -> c_int;
-    /// Aborts the batch.
     fn wr_abort();
-    /// A SEND.
     fn wr_send();
-    /// A SEND with immediate data.
     fn wr_send_imm(imm_data: __be32);
-    /// A SEND with invalidate of a peer's key.
     fn wr_send_inv(invalidate_rkey: u32);
-    /// A local invalidate.
     fn wr_local_inv(invalidate_rkey: u32);
-    /// A bind of a memory window of type 2.
     fn wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info);
-    /// An RDMA WRITE.
     fn wr_rdma_write(rkey: u32, remote_addr: u64);
-    /// An RDMA WRITE with immediate data.
     fn wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm_data: __be32);
-    /// An RDMA READ.
     fn wr_rdma_read(rkey: u32, remote_addr: u64);
-    /// A compare and swap.
     fn wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64);
-    /// A fetch and add.
     fn wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64);
-    /// Sets the request's only buffer.
     fn wr_set_sge(lkey: u32, addr: u64, length: u32);
-    /// Sets the request's buffers.
     fn wr_set_sge_list(num_sge: usize, sg_list: *const ibv_sge);
     /// Sets the request's inline data, which is copied.
     fn wr_set_inline_data(addr: *mut c_void, length: usize);
-    /// Sets the destination of a datagram.
     fn wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
 }

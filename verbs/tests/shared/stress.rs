@@ -9,8 +9,7 @@ use doorbell_verbs::{Buffer, CompletionQueue, Local};
 use super::{DEPTH, Rig, SharedQp, number_of};
 use crate::allocation::{ProviderScope, calls_in};
 
-/// Queue pairs and completion queues are created and dropped at random, receives complete at
-/// random; every buffer is accounted for, and returns with its content.
+/// Random lifetimes and completions: every buffer is accounted for, with its content.
 #[test]
 fn nothing_is_lost_or_doubled_in_a_long_life() {
     let mut rig = Rig::new();
@@ -127,8 +126,6 @@ fn neither_posting_nor_polling_allocates() {
     }
 }
 
-/// One thread posts, two poll a completion queue each: every buffer circulates, in one place at a
-/// time.
 #[test]
 fn a_poster_and_two_pollers_lose_and_double_nothing() {
     const ROUNDS: u64 = 5_000;

@@ -1,5 +1,4 @@
-//! Address handles of the stub: it records how each was created, and asserts that none is destroyed
-//! while a send with it is incomplete.
+//! Address handles of the stub: none may be destroyed while a send with it is incomplete.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;

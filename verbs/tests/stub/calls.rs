@@ -1,5 +1,4 @@
-//! `ibv_create_qp_ex` and the `ibv_wr_*` of its queue pairs (ibv_wr_post(3)): requests are recorded
-//! from `wr_start` on, and posted by `wr_complete`, all or none.
+//! `ibv_create_qp_ex` and `ibv_wr_*` (ibv_wr_post(3)): `wr_complete` posts all or none.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -125,7 +124,6 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     0
 }
 
-/// Starts a request, which `fill` completes with the fields of its operation.
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Posted)) {
     // SAFETY: the caller's.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };

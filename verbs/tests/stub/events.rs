@@ -1,6 +1,4 @@
-//! The stub's completion channels, asynchronous events, and completion queue modifications. Events
-//! are counted by a semaphore, as the soft device's are. An object destroyed with unacknowledged
-//! events, for which a real library would wait for ever, fails the test.
+//! The stub's channels and events; destroying an object with unacknowledged ones fails the test.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::VecDeque;
@@ -23,8 +21,7 @@ impl Stub {
         self.extended.store(1, core::sync::atomic::Ordering::Relaxed);
     }
 
-    /// The oldest send of a queue pair completes just before a completion queue is next armed:
-    /// after a sleeper's last poll.
+    /// The oldest send completes just before a queue is next armed: after a sleeper's last poll.
     pub(crate) fn complete_before_arming(&self, qpn: u32) {
         self.state().completes_before_arming = Some(qpn);
     }
@@ -37,7 +34,6 @@ impl Stub {
         });
     }
 
-    /// The completion queue of a queue pair's sends overruns.
     pub(crate) fn raise_overrun(&self, qpn: u32) {
         let cq = self.state().qps[&qpn].send_cq as *mut ibv_cq;
         self.raise(ibv_async_event {
@@ -46,7 +42,6 @@ impl Stub {
         });
     }
 
-    /// Raises an event of the port, or of the device.
     pub(crate) fn raise_on_port(&self, event_type: u32) {
         self.raise(ibv_async_event {
             element: ibv_async_event_element { port_num: 1 },
@@ -85,8 +80,7 @@ impl Stub {
     }
 }
 
-/// No descriptor: Miri supports no eventfd that is a semaphore, and no poll(2). The tests that wait
-/// are not built for it.
+/// No descriptor: Miri has no semaphore eventfd and no poll(2), nor the tests that wait.
 #[cfg(miri)]
 pub(super) fn semaphore() -> c_int {
     -1
@@ -115,7 +109,6 @@ fn take(fd: c_int) -> bool {
     unsafe { libc::read(fd, (&raw mut count).cast(), 8) == 8 }
 }
 
-/// A completion has been added to `cq`.
 pub(super) fn completed(cq: &Cq, failed: bool) {
     let mut armed = cq.armed.lock().unwrap();
     if armed.is_none_or(|solicited| solicited && !failed) {
@@ -234,7 +227,6 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     }
 }
 
-/// The address of an event's object; 0 for port and device.
 fn object_of(event: &ibv_async_event) -> usize {
     match event.event_type {
         IBV_EVENT_DEVICE_FATAL

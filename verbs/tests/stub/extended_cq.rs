@@ -1,6 +1,5 @@
-//! The stub's extended completion queues. Misuse, for which a real provider would deadlock on its
-//! own lock, fails the test: a poll started twice, advanced or ended when it is not open, read when
-//! no completion is current, or a queue pair destroyed by the thread that polls its queue.
+//! The stub's extended completion queues. Misuse that would deadlock a real provider fails the
+//! test: polls started twice, used when not open, a queue pair destroyed by the polling thread.
 
 use core::ffi::{c_int, c_uint};
 
@@ -15,14 +14,12 @@ use crate::allocation::ProviderScope;
 
 pub(super) struct Open {
     thread: ThreadId,
-    /// The current completion, until there are no more.
     current: Option<ibv_wc>,
 }
 
 /// The rate of the stub's clock: one tick is 4 ns.
 pub(crate) const CLOCK_KHZ: u64 = 250_000;
 
-/// The stub's timestamp of the completion with this `wr_id`.
 pub(crate) fn ticks_of(wr_id: u64) -> u64 {
     0x1000_0000 + (wr_id & 0xffff)
 }
@@ -32,12 +29,10 @@ pub(crate) fn wallclock_of(wr_id: u64) -> u64 {
 }
 
 impl Stub {
-    /// How often polls were started, advanced and ended.
     pub(crate) fn polls(&self) -> (usize, usize, usize) {
         self.state().polls
     }
 
-    /// How often completions' fields were read by calls.
     pub(crate) fn reads(&self) -> usize {
         self.state().reads
     }
@@ -158,7 +153,6 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     stub.state().polls.2 += 1;
 }
 
-/// Whether the calling thread has a poll of the queue open.
 pub(super) fn is_polled_here(cq: &Cq) -> bool {
     let poll = cq.poll.lock().unwrap();
     poll.as_ref()

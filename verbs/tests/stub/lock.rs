@@ -1,5 +1,4 @@
-//! The stub's lock: the standard library's, except for ThreadSanitizer, which sees only locks
-//! compiled with its instrumentation (see `src/sync.rs`).
+//! The stub's lock, replaced for ThreadSanitizer (see `src/sync.rs`).
 
 #[cfg(not(doorbell_tsan))]
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -1,8 +1,4 @@
-//! A verbs provider in memory, for the tests of this crate: it records what is posted, and
-//! completes, refuses and fails as tests instruct.
-//!
-//! It moves no data. Each test creates its own device, so tests are independent. This module is the
-//! tests' interface; `provider` is the crate's.
+//! A verbs provider in memory, which completes, refuses and fails as tests instruct.
 
 mod address;
 mod calls;
@@ -37,8 +33,7 @@ pub(crate) enum Verb {
     CreateQpEx,
     ModifyQp,
     DestroyQp,
-    /// Accepts all requests, and then reports a refusal without saying which; with `ibv_wr_*`,
-    /// accepts none.
+    /// Accepts all, and reports a refusal without naming one; with `ibv_wr_*` accepts none.
     PostSend,
     /// Also the start of an extended queue's poll.
     PollCq,
@@ -122,7 +117,6 @@ struct StubQp {
     srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
-    /// The batch being built by `ibv_wr_*`.
     building: Option<calls::Building>,
     aborts: usize,
     masks: Vec<u32>,
@@ -147,7 +141,6 @@ struct State {
     /// Events read and not acknowledged, by the address of their object.
     unacknowledged: HashMap<usize, u32>,
     acknowledgements: usize,
-    /// The queue pair whose oldest send completes just before a completion queue is next armed.
     completes_before_arming: Option<u32>,
     /// Number of starts, advances and ends of extended polls, and of reads of their completions.
     polls: (usize, usize, usize),
@@ -163,8 +156,7 @@ struct Cq {
     raw: ibv_cq_ex,
     poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
-    /// Whether the next completion raises an event; and whether only a failed one does, as nothing
-    /// here is solicited.
+    /// Whether the next completion raises an event; and if only a failed one (none is solicited).
     armed: Mutex<Option<bool>>,
 }
 
@@ -188,7 +180,6 @@ pub(crate) struct Stub {
     state: Mutex<State>,
     /// Whether every request completes as soon as it is posted.
     auto: AtomicU32,
-    /// Readable while there are asynchronous events.
     async_fd: c_int,
     /// Whether contexts opened from now on have the extended functions.
     extended: AtomicU32,
@@ -244,7 +235,6 @@ impl Stub {
         self.state().port_state = state;
     }
 
-    /// Completes every send when it is posted.
     pub(crate) fn complete_at_once(&self) {
         self.auto.store(1, Ordering::Relaxed);
     }
@@ -257,7 +247,6 @@ impl Stub {
         self.state().log.clone()
     }
 
-    /// The address, length and access of the region with this key.
     pub(crate) fn region(&self, key: u32) -> Option<(u64, u64, u32)> {
         self.state().regions.get(&key).copied()
     }
@@ -280,8 +269,7 @@ impl Stub {
         self.state().qps[&qpn].aborts
     }
 
-    /// Queue pairs created from now on by `ibv_create_qp_ex` lack these operations
-    /// (`ibv_qp_create_send_ops_flags`).
+    /// From now on `ibv_create_qp_ex` lacks these (`ibv_qp_create_send_ops_flags`).
     pub(crate) fn without(&self, operations: u32) {
         self.state().without = operations;
     }
@@ -316,7 +304,6 @@ impl Stub {
         }
     }
 
-    /// Completes the oldest receive with a message of `len` bytes.
     pub(crate) fn complete_receive(&self, qpn: u32, opcode: u32, len: u32, imm: Option<u32>) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();
@@ -341,8 +328,7 @@ impl Stub {
         push(qp.recv_cq, wc);
     }
 
-    /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with
-    /// these additional `flags`.
+    /// Completes the oldest receive with a datagram of `len` bytes and additional `flags`.
     pub(crate) fn complete_datagram(&self, qpn: u32, len: u32, source: u32, flags: u32) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();
@@ -363,7 +349,6 @@ impl Stub {
         flush(qp, qpn);
     }
 
-    /// Adds a completion with this `wr_id` to the receive completion queue of a queue pair.
     pub(crate) fn forge(&self, qpn: u32, wr_id: u64) {
         let state = self.state();
         push(

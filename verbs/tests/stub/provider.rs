@@ -29,8 +29,7 @@ pub(super) fn set_errno(errno: c_int) {
 unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     let devices = DEVICES.lock().unwrap();
     let listed = devices.iter().map(|stub| (&raw const **stub).cast_mut().cast());
-    // As in the real list, a null pointer terminates it, by which its length is found when it is
-    // freed.
+    // Null-terminated, as the real list: freeing finds its length by that.
     let list: Box<[*mut ibv_device]> = listed.chain([core::ptr::null_mut()]).collect();
     // SAFETY: the caller's.
     unsafe { *num = list.len() as c_int - 1 };
@@ -192,8 +191,7 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     if let Some(errno) = stub.failing(Verb::DeregMr) {
         return errno;
     }
-    // SAFETY: the memory must still be there: if it was freed before, this read shows it under
-    // AddressSanitizer and valgrind.
+    // SAFETY: must still be there: this read shows a use after free under ASan and valgrind.
     unsafe { addr.cast::<u8>().read_volatile() };
     stub.count("mr", -1);
     let mut state = stub.state();
@@ -258,7 +256,6 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     // SAFETY: the caller's.
     unsafe { create(pd, attr) }
 }
-/// Creates a queue pair without `ibv_wr_*` functions.
 pub(super) unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's.
     let stub = unsafe { stub_of((*pd).context) };
@@ -379,8 +376,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
             return errno;
         }
         refuse = refuse.map(|(index, errno)| (index - 1, errno));
-        // SAFETY: the chain is well-formed by contract; both unions were written for the opcode, or
-        // are zero.
+        // SAFETY: well-formed by contract; both unions are written for the opcode, or zero.
         let request = unsafe {
             let inline = if (*wr).send_flags & IBV_SEND_INLINE != 0 && (*wr).num_sge == 1 {
                 let sge = *(*wr).sg_list;

@@ -38,8 +38,7 @@ impl Stub {
         self.state().srqs[&srq].queue.doorbells
     }
 
-    /// Makes the next post to the shared receive queue of a queue pair refuse its request number
-    /// `index`.
+    /// The next post to the queue pair's SRQ refuses request number `index`.
     pub(crate) fn refuse_shared(&self, qpn: u32, index: usize, errno: c_int) {
         let srq = self.srq_of(qpn);
         self.state().srqs.get_mut(&srq).unwrap().queue.refuse = Some((index, errno));
@@ -86,7 +85,6 @@ impl Stub {
     }
 }
 
-/// Removes the completions of a destroyed queue pair from its completion queues.
 pub(super) fn purge(gone: &StubQp, qpn: u32) {
     for cq in [gone.send_cq, gone.recv_cq] {
         // SAFETY: they outlive the queue pair.

@@ -1,5 +1,4 @@
-//! Memory windows of the stub: counted and logged, so that tests see the order of their
-//! destruction.
+//! Memory windows of the stub, logged to show the order of their destruction.
 
 use core::ffi::c_int;
 

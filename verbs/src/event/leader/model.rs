@@ -9,7 +9,6 @@ use loom::thread;
 
 use super::*;
 
-/// A descriptor: readable while it holds events.
 #[derive(Default)]
 struct Descriptor {
     events: Mutex<VecDeque<u32>>,

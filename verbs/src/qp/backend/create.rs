@@ -1,5 +1,4 @@
-//! Creating a queue pair for a backend: by ibv_create_qp(3), or by ibv_create_qp_ex(3) with the
-//! operations of its transport.
+//! Creating a queue pair by ibv_create_qp(3) or ibv_create_qp_ex(3).
 
 use std::io;
 
@@ -53,8 +52,7 @@ pub(super) fn create_qp_ex(
     attr.pd = pd.raw;
     let needed = send_ops_flags(transport, context.attr.atomics);
     let mut raw = core::ptr::null_mut();
-    // Window operations are checked when used, as atomics are: a provider without them gets the
-    // request again for the rest.
+    // Windows are checked when used, as atomics are: a provider without them gets a second request.
     let windows = transport == TransportKind::Rc && context.attr.windows.type_2;
     for more in [WINDOWS, 0].into_iter().filter(|&more| windows || more == 0) {
         attr.send_ops_flags = (needed | more).into();
@@ -86,11 +84,9 @@ pub(super) fn create_qp_ex(
     Err(lacking("the provider leaves some of the functions out"))
 }
 
-/// The operations of memory windows (`ibv_qp_create_send_ops_flags`).
 const WINDOWS: sys::ibv_qp_create_send_ops_flags =
     sys::IBV_QP_EX_WITH_BIND_MW | sys::IBV_QP_EX_WITH_LOCAL_INV | sys::IBV_QP_EX_WITH_SEND_WITH_INV;
 
-/// The operations of a transport (`ibv_qp_create_send_ops_flags`).
 fn send_ops_flags(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create_send_ops_flags {
     let send = sys::IBV_QP_EX_WITH_SEND | sys::IBV_QP_EX_WITH_SEND_WITH_IMM;
     let write = sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -103,8 +99,7 @@ fn send_ops_flags(transport: TransportKind, atomics: bool) -> sys::ibv_qp_create
     }
 }
 
-/// Whether the provider has all functions of this transport; atomics and windows are checked when
-/// used.
+/// Those of its transport; atomics and windows are checked when used.
 fn has_required_calls(qp: &sys::ibv_qp_ex, transport: TransportKind) -> bool {
     let always = qp.wr_start.is_some()
         && qp.wr_complete.is_some()

@@ -29,9 +29,8 @@ use crate::wr::payload::Payload;
 /// (ibv_post_send(3), ibv_wr_post(3)).
 pub trait Backend: sealed::SendQueue {}
 
-/// A value for either backend, returned by
-/// [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and the like, to be matched on
-/// once.
+/// A value for either backend, to be matched on once: the result of
+/// [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and the like.
 #[derive(Debug)]
 pub enum EitherBackend<L, W> {
     /// For [`PostList`].
@@ -40,8 +39,7 @@ pub enum EitherBackend<L, W> {
     WrPost(W),
 }
 
-/// The poster's `ibv_qp` pointer, re-read for each call of the provider: keeping it in a register
-/// across calls would cost saving and restoring that register.
+/// The poster's `ibv_qp` pointer, re-read per call: a register would have to be saved for it.
 #[derive(Clone, Copy)]
 pub struct QpHandle<'p>(&'p *mut sys::ibv_qp);
 
@@ -58,17 +56,14 @@ impl<'p> QpHandle<'p> {
     }
 }
 
-/// A work queue's interface to the provider.
-///
-/// Requests are written into consecutive slots between `begin` and either `ring_doorbell` or
-/// `abort`.
+/// A work queue's interface to the provider: requests are written into consecutive slots between
+/// `begin` and either `ring_doorbell` or `abort`.
 pub trait WorkQueue: 'static {
     type Wr;
 
     const VERB: &'static str;
 
-    /// Whether the provider reports the rejected request (`bad_wr`) and accepts those before it;
-    /// else it accepts all or none.
+    /// Whether the provider names the rejected request (`bad_wr`); else it accepts all or none.
     const REPORTS_BAD_WR: bool = true;
 
     /// A work request with this `wr_id`, whose scatter-gather list is at `list`.
@@ -76,22 +71,16 @@ pub trait WorkQueue: 'static {
 
     fn wr_id(request: &Self::Wr) -> u64;
 
-    /// Begins a batch of one.
-    ///
     /// # Safety
     /// `qp` is live, and no batch of it is begun.
     #[inline(always)]
     unsafe fn begin_one(_qp: QpHandle<'_>) {}
 
-    /// Begins a batch.
-    ///
     /// # Safety
     /// As for a batch of one.
     #[inline(always)]
     unsafe fn begin(_qp: QpHandle<'_>) {}
 
-    /// Aborts the batch that was begun.
-    ///
     /// # Safety
     /// `qp` is live, and there is one.
     #[inline(always)]
@@ -103,8 +92,7 @@ pub trait WorkQueue: 'static {
     /// `last` is a slot of the queue, whose request the provider does not have.
     unsafe fn end_chain(last: *mut WqeSlot<Self::Wr>);
 
-    /// Posts the requests that begin with `first`, whose chain was ended: one doorbell. 0, or an
-    /// errno value.
+    /// Posts the requests from `first`, whose chain was ended: one doorbell. 0, or an errno value.
     ///
     /// # Safety
     /// `qp` is live; these slots follow one another, were all written since `begin`, and their
@@ -151,9 +139,8 @@ pub(crate) mod sealed {
         /// payload's; `next` is its successor.
         ///
         /// # Safety
-        /// `wqe` is a slot of the queue of `qp`, whose request the provider does not have; the
-        /// payload keeps to the queue pair's limits, and the queue pair `supports` the operation;
-        /// `begin` was called.
+        /// `wqe` is a slot of the queue of `qp` that the provider does not have; the payload keeps
+        /// to the limits, and the queue pair `supports` the operation; `begin` was called.
         unsafe fn write<O: Operation, P: Payload>(
             qp: QpHandle<'_>,
             wqe: *mut WqeSlot<Self::Wr>,

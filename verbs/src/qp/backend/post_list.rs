@@ -1,8 +1,5 @@
-//! The classic data path: a chain of work requests posted by `ibv_post_send` or `ibv_post_recv`
-//! (ibv_post_send(3)).
-//!
-//! A request is written once, into its slot, where the provider reads it. Each is linked to the
-//! next slot; the last one's link is cut when the chain is posted.
+//! The classic data path: a chain posted by `ibv_post_send` or `ibv_post_recv` (ibv_post_send(3)).
+//! A request is written into its slot, linked to the next; the last link is cut when posted.
 
 use core::ffi::{c_int, c_uint};
 
@@ -20,7 +17,6 @@ use crate::wr::payload::Payload;
 #[doc(alias("ibv_post_send", "ibv_post_recv"))]
 pub struct PostList;
 
-/// Receives, posted as a list by `ibv_post_recv`.
 #[derive(Debug)]
 pub(crate) struct Receives;
 
@@ -29,8 +25,7 @@ impl WorkQueue for PostList {
     const VERB: &'static str = "ibv_post_send";
 
     fn new_wr(wr_id: u64, list: *mut sys::ibv_sge) -> sys::ibv_send_wr {
-        // SAFETY: all-zero is a valid value of this struct of integers, nullable pointers and
-        // unions of them.
+        // SAFETY: all-zero is valid for integers, nullable pointers and unions of them.
         let zero: sys::ibv_send_wr = unsafe { core::mem::zeroed() };
         sys::ibv_send_wr {
             wr_id,
@@ -74,8 +69,7 @@ impl sealed::SendQueue for PostList {
         payload: &P,
         flags: c_uint,
     ) {
-        // SAFETY: the slot may be written by contract. Its list has as many elements as the limits
-        // allow.
+        // SAFETY: the slot may be written by contract; its list is as long as the limits.
         unsafe {
             let request = &raw mut (*wqe).wr;
             (*request).next = next.cast();

@@ -1,9 +1,4 @@
-//! The WQE slots of a work queue: for each slot of its ring a work request whose constant fields
-//! are filled in advance.
-//!
-//! The `wr_id`, the address of the scatter-gather list, the buffer slot and the successor are
-//! written at creation: posting computes no address and reads no counter. The work request's type
-//! depends on the [`WorkQueue`](super::WorkQueue).
+//! WQE slots: requests whose constant fields (`wr_id`, list, buffers, successor) are prefilled.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -12,8 +7,7 @@ use doorbell_verbs_sys as sys;
 
 use crate::qp::ring::{Ring, Slot};
 
-/// A WQE slot. Its address is that of its work request, which is how the provider reports it as
-/// `bad_wr`.
+/// A WQE slot. Its address is its work request's, by which the provider reports `bad_wr`.
 #[repr(C)]
 pub struct WqeSlot<R> {
     pub(crate) wr: R,
@@ -43,8 +37,7 @@ unsafe impl<R> Sync for WqeSlots<R> {}
 const LINE: usize = 64;
 
 impl<R> WqeSlots<R> {
-    /// Slots for `ring`, whose requests have `max_sge` elements and are made by `new_wr` from
-    /// `wr_id` and list; `key` is the upper half of the `wr_id`.
+    /// Slots for `ring`, of `max_sge` elements, by `new_wr`; `key` is the upper half of `wr_id`.
     ///
     /// # Safety
     /// The ring outlives them.
@@ -72,8 +65,7 @@ impl<R> WqeSlots<R> {
         };
         for slot in 0..slots {
             let wqe = wqes.at(slot as u64);
-            // SAFETY: the slot is in the block, which is ours and zero, a valid value of its
-            // elements.
+            // SAFETY: the slot is in the block, which is ours and zero, as its elements may be.
             unsafe {
                 (&raw mut (*wqe).wr).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*wqe).sge));
                 (*wqe).next_slot = wqes.at(slot as u64 + 1);

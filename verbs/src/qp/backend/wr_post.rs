@@ -1,9 +1,7 @@
-//! The extended data path (ibv_wr_post(3)): `ibv_wr_start` begins a batch, each request is one call
-//! for its operation and one for its data, and `ibv_wr_complete`, which rings the doorbell, or
-//! `ibv_wr_abort` ends it.
+//! The extended data path (ibv_wr_post(3)): between `ibv_wr_start` and `ibv_wr_complete` (the
+//! doorbell) or `ibv_wr_abort`, each request is one call for its operation and one for its data.
 //!
-//! The provider writes its own WQE format at once, without a list in between; a slot holds the
-//! `wr_id` alone.
+//! The provider writes its own WQE format at once, without a list; a slot holds the `wr_id`.
 
 use core::ffi::{c_int, c_uint};
 
@@ -16,12 +14,10 @@ use crate::qp::transport::TransportKind;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
-/// Requests are posted by the `ibv_wr_*` calls of ibv_wr_post(3): faster than lists with some
-/// providers, missing in others.
+/// The `ibv_wr_*` calls of ibv_wr_post(3), faster with some providers, missing in others.
 ///
-/// A batch that the device rejects is rejected whole: nothing was posted, and
-/// [`index`](crate::RejectedBatch::index) is 0, as the provider does not report which request it
-/// was.
+/// A rejected batch is rejected whole; its [`index`](crate::RejectedBatch::index) is 0, as the
+/// provider does not report the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias("ibv_wr_start", "ibv_wr_complete", "ibv_wr_abort", "ibv_qp_ex", "ibv_create_qp_ex"))]
 pub struct WrPost;
@@ -83,8 +79,7 @@ impl sealed::SendQueue for WrPost {
 
     #[inline(always)]
     fn supports<O: Operation>(qp: QpHandle<'_>, op: &O) -> bool {
-        // SAFETY: the queue pair of a poster is live, and one of this backend was made by
-        // ibv_create_qp_ex.
+        // SAFETY: a poster's queue pair is live, and made by ibv_create_qp_ex for this backend.
         O::ALWAYS_SUPPORTED || unsafe { op.is_callable(qp.get().cast()) }
     }
 
@@ -97,11 +92,9 @@ impl sealed::SendQueue for WrPost {
         payload: &P,
         flags: c_uint,
     ) {
-        // The call already says that data is inline; the flag is set too because rxe's provider
-        // reads it.
+        // The call already means inline; rxe's provider reads the flag too.
         let flags = P::FLAGS | flags;
-        // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by
-        // contract.
+        // SAFETY: the queue pair is live, a batch was begun; it has the operation by contract.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
             (*extended).wr_id = (*wqe).wr;

@@ -1,9 +1,6 @@
-//! The ABI of librdmacm, which connects queue pairs by IP address: the types of `<rdma/rdma_cma.h>`
-//! (rdma-core 44), generated as those of libibverbs, and the table of its functions, filled from
-//! the system's `librdmacm.so.1`.
+//! The ABI of librdmacm: the types of `<rdma/rdma_cma.h>` (rdma-core 44), and its functions.
 //!
-//! It works on contexts of the system's libibverbs, which it opens itself:
-//! [`Api::load`](crate::Api::load)'s table fits them.
+//! It opens the system's libibverbs: [`Api::load`](crate::Api::load)'s table fits it.
 
 use core::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -21,8 +18,7 @@ mod bindings;
 pub use bindings::*;
 
 api! {
-    /// The functions of librdmacm, as pointers (see the man page of each, `rdma_` before the
-    /// field's name).
+    /// The functions of librdmacm (man pages: `rdma_` before the field's name).
     struct CmApi from LIBRARY;
     required {
         /// rdma_create_event_channel(3).
@@ -57,8 +53,7 @@ api! {
         fn get_cm_event = "rdma_get_cm_event"(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
         /// rdma_ack_cm_event(3).
         fn ack_cm_event = "rdma_ack_cm_event"(event: *mut rdma_cm_event) -> c_int;
-        /// rdma_init_qp_attr: what the connection says for a transition to the state in `attr`;
-        /// used by rdma_create_qp(3).
+        /// rdma_init_qp_attr: the connection's attributes for a transition to the state in `attr`.
         fn init_qp_attr = "rdma_init_qp_attr"(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, attr_mask: *mut c_int) -> c_int;
     }
     optional {}
@@ -67,12 +62,10 @@ api! {
 const LIBRARY: &str = "librdmacm.so.1";
 
 impl CmApi {
-    /// The functions of the system's `librdmacm.so.1`, loaded on the first call and kept for the
-    /// life of the process.
+    /// The functions of the system's `librdmacm.so.1`, loaded once for the life of the process.
     ///
     /// # Errors
-    /// When the dynamic loader cannot load the library or it lacks a required function. The result
-    /// of the first call is final.
+    /// When the library or a required function is missing; the result of the first call is final.
     pub fn load() -> Result<&'static Self, LoadError> {
         static SYSTEM: OnceLock<Result<CmApi, LoadError>> = OnceLock::new();
         SYSTEM
