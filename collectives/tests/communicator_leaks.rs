@@ -1,25 +1,18 @@
 //! Dropped communicators leave no descriptors, threads, or shared memory: counted for the process.
 
+#[path = "common/held.rs"]
+mod held;
 #[path = "communicator/world.rs"]
 mod world;
 
-use std::fs;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
 use doorbell_collectives::{Options, Rank, ReduceOp};
+use held::held;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-fn held() -> (usize, usize, usize) {
-    let count = |what: &str| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
-    let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    let shared = maps
-        .lines()
-        .filter(|line| line.contains("memfd:") || line.contains("/dev/shm"));
-    (count("fd"), count("task"), shared.count())
-}
 
 fn round(number: u32) {
     let options = Options {

@@ -1,14 +1,14 @@
 //! Idle groups wake no thread, and dropped ones leave no descriptors or threads in this process.
 
+#[path = "common/held.rs"]
+mod held;
+
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use doorbell_collectives::bootstrap::{Exchange, Group};
-
-fn count(what: &str) -> usize {
-    fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
-}
+use held::held;
 
 fn naps() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task")
@@ -44,7 +44,7 @@ fn idle_groups_sleep_and_two_hundred_leave_no_descriptors_or_threads() {
         before = after;
     }
     drop(groups);
-    let before = (count("fd"), count("task"));
+    let before = held();
     for round in 0..200 {
         let groups = Group::local(3).unwrap();
         thread::scope(|scope| {
@@ -66,10 +66,10 @@ fn idle_groups_sleep_and_two_hundred_leave_no_descriptors_or_threads() {
     }
     // The kernel removes a thread from the list shortly after it was joined.
     for _ in 0..1000 {
-        if count("task") == before.1 {
+        if held().1 == before.1 {
             break;
         }
         thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!((count("fd"), count("task")), before);
+    assert_eq!(held(), before, "descriptors, threads, shared mappings");
 }

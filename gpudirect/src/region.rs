@@ -95,12 +95,6 @@ impl GpuRegion {
         &self.0.memory
     }
 
-    /// The staging buffer in host memory that is registered in its place, if staged.
-    #[must_use]
-    pub fn staging_buffer(&self) -> Option<&HostMemory> {
-        self.0.staging.as_ref()
-    }
-
     /// The range of the memory that corresponds to `buffer`, a slice of its buffer.
     #[must_use]
     pub fn range_of<K: MemoryKind>(&self, buffer: &Buffer<K>) -> core::ops::Range<usize> {

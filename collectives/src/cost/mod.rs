@@ -149,12 +149,6 @@ impl MessageCost {
     pub fn latency_ns(&self) -> f64 {
         (self.alpha_ns - self.send_ns - self.receive_ns).max(0.0)
     }
-
-    /// α + bβ, ns.
-    #[must_use]
-    pub fn message_ns(&self, bytes: f64) -> f64 {
-        self.alpha_ns + bytes * self.beta_ns_per_byte
-    }
 }
 
 /// The fraction of payload in the bytes on the wire.

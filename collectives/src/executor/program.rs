@@ -7,7 +7,7 @@
 
 use crate::executor::error::EngineError;
 use crate::executor::layout::{Coalescing, MemoryContents, cut_into_pieces};
-use crate::plan::{BlockForm, PlanMemory, Program, Shape, Span, Step};
+use crate::plan::{PlanMemory, Program, Shape, Span, Step};
 use crate::types::Rank;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,12 +129,7 @@ fn check<'c>(
     contents: &'c MemoryContents,
     varied: bool,
 ) -> Result<&'c [u32], &'static str> {
-    let peer = match step {
-        Step::Send { to: peer, .. } | Step::Recv { from: peer, .. } | Step::RecvReduce { from: peer, .. } => {
-            Some(*peer)
-        }
-        Step::Reduce { .. } | Step::Copy { .. } => None,
-    };
+    let peer = step.message().map(|(peer, ..)| peer);
     if peer.is_some_and(|peer| peer.0 >= shape.ranks() || peer == rank) {
         return Err("the other end is no other rank");
     }
@@ -215,13 +210,4 @@ fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<Step
         let (reads, writes) = accesses(&steps[edge.step as usize]);
         reads.into_iter().chain(writes).any(|span| overlap.between(span, into))
     })
-}
-
-pub(super) fn message(step: &Step) -> Option<(Rank, BlockForm, Span)> {
-    match step {
-        Step::Send { to, span } => Some((*to, span.place.form(), *span)),
-        Step::Recv { from, into } => Some((*from, into.place.form(), *into)),
-        Step::RecvReduce { from, form, into, .. } => Some((*from, *form, *into)),
-        Step::Reduce { .. } | Step::Copy { .. } => None,
-    }
 }

@@ -197,6 +197,19 @@ pub enum Step {
     },
 }
 
+impl Step {
+    /// The peer, form and span of its message, if it sends or receives one.
+    #[inline]
+    pub(crate) fn message(&self) -> Option<(Rank, BlockForm, Span)> {
+        match self {
+            Self::Send { to, span } => Some((*to, span.place.form(), *span)),
+            Self::Recv { from, into } => Some((*from, into.place.form(), *into)),
+            Self::RecvReduce { from, form, into, .. } => Some((*from, *form, *into)),
+            Self::Reduce { .. } | Self::Copy { .. } => None,
+        }
+    }
+}
+
 /// The parameters of a collective that determine a plan.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Shape {

@@ -199,15 +199,16 @@ impl<'a> Simulation<'a> {
                             .steps(strand, rank)
                             .any(|step| matches!(step, Step::Send { .. }));
                     if grants {
-                        let messages = schedule.steps(strand, rank).filter_map(|step| message(&step));
-                        for (from, form, blocks) in messages {
+                        let steps = schedule.steps(strand, rank);
+                        let received = steps.filter(|step| !matches!(step, Step::Send { .. }));
+                        for (from, form, span) in received.filter_map(|step| step.message()) {
                             receives = true;
                             let each = if form == BlockForm::Element {
                                 element_bytes
                             } else {
                                 partial_bytes
                             };
-                            if each * f64::from(blocks) > EAGER_BYTES as f64 {
+                            if each * f64::from(span.blocks) > EAGER_BYTES as f64 {
                                 senders.push(from);
                             }
                         }
@@ -510,14 +511,6 @@ fn running(schedule: &dyn Schedule, scope: Scope) -> Vec<Rank> {
     match scope {
         Scope::All => (0..shape.ranks()).map(Rank).collect(),
         Scope::Representative => shape.order.first().copied().into_iter().collect(),
-    }
-}
-
-fn message(step: &Step) -> Option<(Rank, BlockForm, u32)> {
-    match step {
-        Step::Recv { from, into } => Some((*from, into.place.form(), into.blocks)),
-        Step::RecvReduce { from, form, into, .. } => Some((*from, *form, into.blocks)),
-        Step::Send { .. } | Step::Reduce { .. } | Step::Copy { .. } => None,
     }
 }
 

@@ -27,7 +27,6 @@ mod table;
 mod tests;
 
 use core::fmt;
-use core::time::Duration;
 
 use crate::plan::{Collective, Schedule, Shape};
 use crate::types::{DataType, Protocol, Rank};
@@ -125,12 +124,6 @@ impl Time {
     #[must_use]
     pub fn ns(self) -> f64 {
         self.0 as f64 / 1000.0
-    }
-
-    /// As a `Duration`.
-    #[must_use]
-    pub fn duration(self) -> Duration {
-        Duration::from_nanos(self.0 / 1000)
     }
 }
 

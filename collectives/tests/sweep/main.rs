@@ -8,6 +8,8 @@
 //! number of runs, or `all` for every algorithm with every fault among every number of ranks.
 
 mod fault;
+#[path = "../common/held.rs"]
+mod held;
 mod rank;
 mod run;
 

@@ -77,15 +77,8 @@ fn held() -> (Vec<String>, usize, usize) {
         .filter(|target| !target.contains("/fd"))
         .collect();
     descriptors.sort();
-    let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    let shared = maps
-        .lines()
-        .filter(|line| line.contains("memfd:") || line.contains("/dev/shm"));
-    (
-        descriptors,
-        fs::read_dir("/proc/self/task").unwrap().count(),
-        shared.count(),
-    )
+    let (_, threads, shared) = crate::held::held();
+    (descriptors, threads, shared)
 }
 
 /// Runs until its own fault, or until all faults have happened. Returns its last reply.

@@ -23,22 +23,18 @@ impl CollectiveKernels {
     /// The embedded kernels.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, KernelFile::Collective.ptx())
+        Self::with_ptx(context, KernelFile::Collective.ptx())
     }
 
     /// The embedded kernels of short operations.
     #[must_use]
     pub fn small(context: &Context) -> Self {
-        Self::with(context, KernelFile::Small.ptx())
+        Self::with_ptx(context, KernelFile::Small.ptx())
     }
 
     /// Kernels of another build, for comparison.
     #[must_use]
-    pub fn with_ptx(context: &Context, ptx: String) -> Self {
-        Self::with(context, ptx)
-    }
-
-    fn with(context: &Context, ptx: impl Into<Cow<'static, str>>) -> Self {
+    pub fn with_ptx(context: &Context, ptx: impl Into<Cow<'static, str>>) -> Self {
         Self {
             context: context.clone(),
             ptx: ptx.into(),

@@ -1,6 +1,6 @@
 //! Modules of kernels, JIT-compiled by the driver from PTX, and kernel launches.
 
-use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::fmt;
 use std::ffi::CString;
 use std::ptr;
@@ -305,29 +305,6 @@ impl Kernel {
             "cuFuncSetAttribute",
             format_args!("{bytes} bytes of shared memory for the kernel {}", self.name),
         )
-    }
-
-    /// Occupancy: how many such blocks one multiprocessor runs at once.
-    #[doc(alias(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        "cudaOccupancyMaxActiveBlocksPerMultiprocessor"
-    ))]
-    pub fn resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32, Error> {
-        let context = self.module.context();
-        let driver = context.driver();
-        let _entered = context.enter()?;
-        let mut blocks = 0;
-        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
-        // SAFETY: the pointer is to a local c_int; the function is live.
-        let status = unsafe {
-            (driver.table().occupancy_max_active_blocks)(&raw mut blocks, self.raw, threads, shared_bytes as usize)
-        };
-        driver.check(
-            status,
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            format_args!("the kernel {}", self.name),
-        )?;
-        Ok(c_uint::try_from(blocks).unwrap_or(0))
     }
 }
 

@@ -137,12 +137,6 @@ EXPORT cuCtxPopCurrent_v2(void **context) {
     return OK;
 }
 
-EXPORT cuCtxGetDevice(int *device) {
-    ENTER;
-    *device = current_device();
-    return current() ? OK : INVALID_CONTEXT;
-}
-
 EXPORT cuCtxSynchronize() {
     ENTER;
     return finish_all(held, current_device());

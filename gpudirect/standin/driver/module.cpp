@@ -210,12 +210,6 @@ EXPORT cuFuncSetAttribute(Function *, int attribute, int value) {
     return attribute != 8 || value > 200 << 10 ? INVALID_VALUE : OK;
 }
 
-EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Function *, int threads, size_t) {
-    ENTER;
-    *blocks = THREADS_PER_MULTIPROCESSOR / threads;
-    return OK;
-}
-
 EXPORT cuLaunchKernel(
     Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments, void **extra
 ) {

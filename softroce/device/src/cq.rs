@@ -248,12 +248,17 @@ impl Cq {
     /// # Errors
     /// When the queue has overrun, and the completions in it have been taken.
     pub fn poll(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
-        let found = self.0.ring.take(max, |completion, _| take(completion))?;
+        self.take_or_drive(max, |completion, _| take(completion))
+    }
+
+    #[inline]
+    fn take_or_drive(&self, max: usize, mut take: impl FnMut(Completion, Timestamp)) -> Result<usize, Overrun> {
+        let found = self.0.ring.take(max, &mut take)?;
         if found > 0 || max == 0 {
             return Ok(found);
         }
         self.shared().drive_for_app();
-        self.0.ring.take(max, |completion, _| take(completion))
+        self.0.ring.take(max, take)
     }
 
     /// The oldest completion and its time stamp.
@@ -273,13 +278,9 @@ impl Cq {
     /// # Errors
     /// As for [`poll`](Self::poll).
     pub fn poll_next(&self) -> Result<Option<(Completion, Timestamp)>, Overrun> {
-        match self.take_next()? {
-            None => {
-                self.shared().drive_for_app();
-                self.take_next()
-            }
-            found => Ok(found),
-        }
+        let mut next = None;
+        self.take_or_drive(1, |completion, stamp| next = Some((completion, stamp)))?;
+        Ok(next)
     }
 
     /// Arms the channel for the next completion; only for a solicited one or an error when

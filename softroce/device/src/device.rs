@@ -281,11 +281,6 @@ impl Device {
         *self.shared.core.lock().endpoint.counters()
     }
 
-    /// The current number of queue pairs.
-    pub fn queue_pairs(&self) -> usize {
-        self.shared.core.lock().endpoint.qp_count()
-    }
-
     /// The process group on its address.
     pub fn host(&self) -> &Arc<Host> {
         &self.host

@@ -4,7 +4,6 @@
 use core::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use doorbell_verbs_sys::*;
 
 use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
 use crate::errno;
+use crate::event::{from_token, token_of};
 use crate::extended_cq::Poll;
 use crate::protection::errno_of_limit;
 
@@ -35,7 +35,7 @@ pub(crate) struct SoftCq {
     events: Arc<EventQueue<Event>>,
     /// Events reported to the application.
     completion_events: AtomicU32,
-    async_events: AtomicU32,
+    pub(crate) async_events: AtomicU32,
 }
 
 impl SoftCq {
@@ -47,15 +47,6 @@ impl SoftCq {
         // SAFETY: ours if not null, `base` first; written at creation and destruction only.
         (!cq.is_null()).then(|| unsafe { &(*cq.cast::<Self>()).cq })
     }
-}
-
-fn token_of(cq: *mut SoftCq) -> Token {
-    cq.expose_provenance() as Token
-}
-
-fn from_token(token: Token) -> *mut SoftCq {
-    // It came from a pointer in this process.
-    ptr::with_exposed_provenance_mut(token as usize)
 }
 
 pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -96,12 +87,12 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     let count = |token: &Token| {
         // SAFETY: an event's queue is live: destroying it removes its events first, which is
         // excluded while this runs.
-        let events = unsafe { &(*from_token(*token)).completion_events };
+        let events = unsafe { &(*from_token::<SoftCq>(*token)).completion_events };
         events.fetch_add(1, Ordering::Relaxed);
     };
     match soft.queue.wait(count) {
         Ok(token) => {
-            let found = from_token(token);
+            let found: *mut SoftCq = from_token(token);
             // SAFETY: live until the event just counted is acknowledged; writable (man page).
             unsafe {
                 *cq_context = (*found).base.cq_context;
@@ -272,17 +263,6 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: it came from a Box in `create_cq`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(soft) });
     0
-}
-
-/// # Safety
-/// The event was just taken from the context's event queue, under its lock.
-pub(crate) unsafe fn count_async_event(token: Token) {
-    // SAFETY: live: destroying it removes its events first.
-    unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
-}
-
-pub(crate) fn of_event(token: Token) -> *mut ibv_cq {
-    from_token(token).cast()
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {

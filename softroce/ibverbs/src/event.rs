@@ -1,8 +1,10 @@
 //! Asynchronous events: ibv_get_async_event(3).
 
 use core::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::Ordering;
 
-use doorbell_softroce::{Event, PortEvent, QpEvent};
+use doorbell_softroce::{Event, PortEvent, QpEvent, Token};
 use doorbell_verbs_sys::{
     IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE,
     IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED,
@@ -10,21 +12,38 @@ use doorbell_verbs_sys::{
     ibv_async_event_element, ibv_context, ibv_event_type,
 };
 
+use crate::completion::SoftCq;
 use crate::context::{Context, acknowledge};
+use crate::errno;
 use crate::query::PORT;
-use crate::{completion, errno, queue_pair, shared_receive};
+use crate::queue_pair::SoftQp;
+use crate::shared_receive::SoftSrq;
+
+/// The token of an object in its events: its address.
+pub(crate) fn token_of<T>(object: *mut T) -> Token {
+    object.expose_provenance() as Token
+}
+
+/// The object with a token of this process, as itself or as its first field.
+pub(crate) fn from_token<T>(token: Token) -> *mut T {
+    ptr::with_exposed_provenance_mut(token as usize)
+}
 
 pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     // SAFETY: `context` is live by contract.
     let context = unsafe { Context::from_ptr(context) };
-    let count = |event: &Event| match *event {
-        // SAFETY: called for an event just taken, under the queue's lock.
-        Event::CqOverrun(token) => unsafe { completion::count_async_event(token) },
-        // SAFETY: as above.
-        Event::Qp(token, _) => unsafe { queue_pair::count_async_event(token) },
-        // SAFETY: as above.
-        Event::SrqLimit(token) => unsafe { shared_receive::count_async_event(token) },
-        Event::Port(_) | Event::DeviceFatal => {}
+    let count = |event: &Event| {
+        // SAFETY: an event's object is live: destroying it removes its events first, which is
+        // excluded while this runs.
+        let events = unsafe {
+            match *event {
+                Event::CqOverrun(token) => &(*from_token::<SoftCq>(token)).async_events,
+                Event::Qp(token, _) => &(*from_token::<SoftQp>(token)).async_events,
+                Event::SrqLimit(token) => &(*from_token::<SoftSrq>(token)).async_events,
+                Event::Port(_) | Event::DeviceFatal => return,
+            }
+        };
+        events.fetch_add(1, Ordering::Relaxed);
     };
     match context.events.wait(count) {
         Ok(taken) => {
@@ -39,15 +58,11 @@ pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
 fn to_event(event: Event) -> ibv_async_event {
     match event {
         Event::CqOverrun(token) => ibv_async_event {
-            element: ibv_async_event_element {
-                cq: completion::of_event(token),
-            },
+            element: ibv_async_event_element { cq: from_token(token) },
             event_type: IBV_EVENT_CQ_ERR,
         },
         Event::Qp(token, what) => ibv_async_event {
-            element: ibv_async_event_element {
-                qp: queue_pair::of_event(token),
-            },
+            element: ibv_async_event_element { qp: from_token(token) },
             event_type: match what {
                 QpEvent::Fatal => IBV_EVENT_QP_FATAL,
                 QpEvent::RequestError => IBV_EVENT_QP_REQ_ERR,
@@ -58,9 +73,7 @@ fn to_event(event: Event) -> ibv_async_event {
             },
         },
         Event::SrqLimit(token) => ibv_async_event {
-            element: ibv_async_event_element {
-                srq: shared_receive::of_event(token),
-            },
+            element: ibv_async_event_element { srq: from_token(token) },
             event_type: IBV_EVENT_SRQ_LIMIT_REACHED,
         },
         Event::Port(what) => of_port(match what {

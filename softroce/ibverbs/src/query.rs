@@ -2,6 +2,7 @@
 
 use core::ffi::{c_char, c_int};
 use std::mem::{MaybeUninit, offset_of};
+use std::ptr;
 
 use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
@@ -61,13 +62,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attributes.cq_mod_caps.max_cq_period = u16::MAX;
     attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
     attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
-    let len = attr_size.min(size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are integers.
+    // SAFETY: the caller's struct has `attr_size` bytes.
     unsafe {
         attr.cast::<u8>().write_bytes(0, attr_size);
-        (&raw const attributes)
-            .cast::<u8>()
-            .copy_to_nonoverlapping(attr.cast(), len);
+        copy_prefix(&attributes, attr, attr_size);
     };
     0
 }
@@ -181,13 +179,8 @@ pub(crate) unsafe extern "C" fn query_port(
     }
     // SAFETY: `context` is live by contract.
     let attributes = port_attributes(unsafe { Context::from_ptr(context) });
-    let len = len.min(size_of::<ibv_port_attr>());
-    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are integers.
-    unsafe {
-        (&raw const attributes)
-            .cast::<u8>()
-            .copy_to_nonoverlapping(attr.cast(), len)
-    };
+    // SAFETY: the caller's struct has `len` bytes.
+    unsafe { copy_prefix(&attributes, attr, len) };
     0
 }
 
@@ -235,18 +228,14 @@ fn gid_entry(context: &Context) -> Option<ibv_gid_entry> {
     })
 }
 
-/// Writes as much of the entry as the caller's version has.
+/// Copies as much of a struct as the caller's version of it, `size` bytes long, has.
 ///
 /// # Safety
-/// `to` has space for `size` bytes.
-unsafe fn write_entry(entry: &ibv_gid_entry, to: *mut ibv_gid_entry, size: usize) {
-    let len = size.min(size_of::<ibv_gid_entry>());
-    // SAFETY: space for `len` bytes by contract; `entry` has as many, none of them padding.
-    unsafe {
-        std::ptr::from_ref(entry)
-            .cast::<u8>()
-            .copy_to_nonoverlapping(to.cast(), len)
-    };
+/// `to` has space for `size` bytes, and does not overlap `from`.
+unsafe fn copy_prefix<T>(from: &T, to: *mut T, size: usize) {
+    let len = size.min(size_of::<T>());
+    // SAFETY: space for `len` bytes by contract; `from` has as many, and padding is copied untyped.
+    unsafe { ptr::from_ref(from).cast::<u8>().copy_to_nonoverlapping(to.cast(), len) };
 }
 
 pub(crate) unsafe extern "C" fn query_gid_ex(
@@ -268,7 +257,7 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
         return libc::ENODATA;
     };
     // SAFETY: `entry` has `entry_size` bytes.
-    unsafe { write_entry(&found, entry, entry_size) };
+    unsafe { copy_prefix(&found, entry, entry_size) };
     0
 }
 
@@ -291,7 +280,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
         return 0;
     };
     // SAFETY: there is space for one entry of `entry_size` bytes.
-    unsafe { write_entry(&found, entries, entry_size) };
+    unsafe { copy_prefix(&found, entries, entry_size) };
     1
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_roce_proto::wire::Transport;
-use doorbell_softroce::{CreateQpError, Event, EventOwner, EventQueue, Qp, QpConfig, Token};
+use doorbell_softroce::{CreateQpError, Event, EventOwner, EventQueue, Qp, QpConfig};
 use doorbell_verbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_INIT_ATTR_CREATE_FLAGS,
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
@@ -17,6 +17,7 @@ use doorbell_verbs_sys::{
 
 use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
+use crate::event::token_of;
 use crate::protection::SoftPd;
 use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
@@ -31,7 +32,7 @@ pub(crate) struct SoftQp {
     is_datagram: bool,
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
-    async_events: AtomicU32,
+    pub(crate) async_events: AtomicU32,
 }
 
 impl SoftQp {
@@ -57,26 +58,6 @@ impl SoftQp {
         // SAFETY: ours by contract; the field is written at creation only.
         unsafe { (*qp.cast::<Self>()).is_datagram }
     }
-}
-
-fn token_of(qp: *mut SoftQp) -> Token {
-    qp.expose_provenance() as Token
-}
-
-fn from_token(token: Token) -> *mut SoftQp {
-    // It came from a pointer in this process.
-    ptr::with_exposed_provenance_mut(token as usize)
-}
-
-/// # Safety
-/// The event was just taken from the context's event queue, under its lock.
-pub(crate) unsafe fn count_async_event(token: Token) {
-    // SAFETY: live: destroying it removes its events first.
-    unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
-}
-
-pub(crate) fn of_event(token: Token) -> *mut ibv_qp {
-    from_token(token).cast()
 }
 
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {

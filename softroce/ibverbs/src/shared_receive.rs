@@ -2,11 +2,10 @@
 
 use core::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use doorbell_softroce::{Event, EventOwner, EventQueue, Srq, SrqConfig, Token};
+use doorbell_softroce::{Event, EventOwner, EventQueue, Srq, SrqConfig};
 use doorbell_verbs_sys::{
     IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context, ibv_pd,
     ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
@@ -14,6 +13,7 @@ use doorbell_verbs_sys::{
 
 use crate::context::{Context, await_acknowledged, next_handle};
 use crate::errno;
+use crate::event::token_of;
 use crate::protection::{SoftPd, errno_of_limit};
 
 #[repr(C)]
@@ -22,7 +22,7 @@ pub(crate) struct SoftSrq {
     srq: Srq,
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
-    async_events: AtomicU32,
+    pub(crate) async_events: AtomicU32,
 }
 
 impl SoftSrq {
@@ -34,26 +34,6 @@ impl SoftSrq {
         // SAFETY: ours by contract, `base` first; written at creation and destruction only.
         unsafe { &(*srq.cast::<Self>()).srq }
     }
-}
-
-fn token_of(srq: *mut SoftSrq) -> Token {
-    srq.expose_provenance() as Token
-}
-
-fn from_token(token: Token) -> *mut SoftSrq {
-    // It came from a pointer in this process.
-    ptr::with_exposed_provenance_mut(token as usize)
-}
-
-/// # Safety
-/// The event was just taken from the context's event queue, under its lock.
-pub(crate) unsafe fn count_async_event(token: Token) {
-    // SAFETY: live: destroying it removes its events first.
-    unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
-}
-
-pub(crate) fn of_event(token: Token) -> *mut ibv_srq {
-    from_token(token).cast()
 }
 
 /// The limit is not armed, whatever `srq_limit` is (man page).

@@ -2,7 +2,7 @@
 //! interleaved, on f32. The peers' programs (`tests/peers/collectives`) repeat an operation for
 //! every size and print its mean time over all ranks.
 
-use super::{Request, median, replaced};
+use super::{Request, median, process::KillOnDrop, replaced};
 use crate::{setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
@@ -11,7 +11,7 @@ use std::{
     fmt::Write as _,
     fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +27,6 @@ const WRITTEN_SIZES: [u64; 11] = [
 ];
 /// Time limit of one program for all sizes of an operation.
 const LIMIT: Duration = Duration::from_secs(120);
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 const BEGIN: &str = "<!-- begin collective peers -->\n";
 const END: &str = "<!-- end collective peers -->\n";
@@ -166,30 +165,20 @@ impl Implementation {
 }
 
 fn spawn(mut command: Command) -> Result<KillOnDrop> {
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .with_context(|| format!("cannot run {}", command.get_program().to_string_lossy()))?;
-    Ok(KillOnDrop(child))
+    KillOnDrop::spawn(&mut command, Duration::ZERO)
 }
 
 /// Waits for all processes and returns the rows that the first printed.
 fn finish(mut children: Vec<KillOnDrop>) -> Result<Vec<(u64, f64)>> {
-    let Some(stdout) = children.first_mut().and_then(|first| first.0.stdout.take()) else {
+    let Some(stdout) = children.first_mut().and_then(|first| first.child.stdout.take()) else {
         bail!("nothing was started");
     };
     let reader = thread::spawn(move || std::io::read_to_string(stdout));
-    let deadline = Instant::now() + LIMIT;
+    let start = Instant::now();
     for child in &mut children {
-        loop {
-            match child.0.try_wait()? {
-                Some(status) if status.success() => break,
-                Some(status) => bail!("ended with {status}"),
-                None if Instant::now() > deadline => bail!("took more than {} s", LIMIT.as_secs()),
-                None => thread::sleep(POLL_INTERVAL),
-            }
+        let status = child.wait(start, LIMIT)?;
+        if !status.success() {
+            bail!("ended with {status}");
         }
     }
     let text = reader.join().unwrap_or_else(|_| Ok(String::new()))?;
@@ -214,17 +203,6 @@ fn row(line: &str) -> Option<(u64, f64)> {
         _ => return None,
     };
     Some((bytes.parse().ok()?, micros.parse().ok()?))
-}
-
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
 }
 
 fn tables(medians: &BTreeMap<(usize, u32, u64, Implementation), f64>, shown: &dyn Fn(u64) -> bool) -> String {

@@ -1,12 +1,15 @@
 //! The programs that are compared: how to run both ends of each, and where to read its result.
 
-use super::read::{self, FieldSelector};
+use super::{
+    process::KillOnDrop,
+    read::{self, FieldSelector},
+};
 use crate::target_folder;
 use anyhow::{Context, Result, bail};
 use std::{
     io,
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
@@ -101,6 +104,8 @@ pub(super) const CONTESTS: [Contest; 11] = [
 static PORT: AtomicU16 = AtomicU16::new(23_000);
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// For a server to exit after its client.
+const GRACE: Duration = Duration::from_secs(1);
 /// How often a client retries while its server does not listen yet, and the delay between attempts.
 const MAX_ATTEMPTS: u32 = 40;
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -242,11 +247,11 @@ impl Trial {
         let Some(server) = &self.server else {
             return self.parse(&finish(self.start(&self.client)?)?);
         };
-        let mut server = KillOnDrop(self.start(server)?);
+        let mut server = self.start(server)?;
         let mut last = String::new();
         for _ in 0..MAX_ATTEMPTS {
             thread::sleep(RETRY_DELAY);
-            if let Some(status) = server.0.try_wait()? {
+            if let Some(status) = server.child.try_wait()? {
                 bail!("the server ended early, with {status}: {last}");
             }
             let output = finish(self.start(&self.client)?)?;
@@ -258,16 +263,11 @@ impl Trial {
         bail!("{last}")
     }
 
-    fn start(&self, line: &[String]) -> Result<Child> {
+    fn start(&self, line: &[String]) -> Result<KillOnDrop> {
         let (name, arguments) = line.split_first().context("no program")?;
-        Command::new(name)
-            .args(arguments)
-            .envs(self.variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot run {name}"))
+        let mut command = Command::new(name);
+        command.args(arguments).envs(self.variables.iter().copied());
+        KillOnDrop::spawn(command.stderr(Stdio::piped()), GRACE)
     }
 
     fn parse(&self, output: &Output) -> Result<f64> {
@@ -282,39 +282,15 @@ impl Trial {
 }
 
 /// Waits for a process that prints little, and kills it on timeout.
-fn finish(child: Child) -> Result<Output> {
-    let mut child = KillOnDrop(child);
-    let deadline = Instant::now() + LIMIT;
-    while child.0.try_wait()?.is_none() {
-        if Instant::now() > deadline {
-            bail!("took more than {} s", LIMIT.as_secs());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+fn finish(mut process: KillOnDrop) -> Result<Output> {
     let mut output = Output {
-        status: child.0.wait()?,
+        status: process.wait(Instant::now(), LIMIT)?,
         stdout: Vec::new(),
         stderr: Vec::new(),
     };
-    if let (Some(mut stdout), Some(mut stderr)) = (child.0.stdout.take(), child.0.stderr.take()) {
+    if let (Some(mut stdout), Some(mut stderr)) = (process.child.stdout.take(), process.child.stderr.take()) {
         io::copy(&mut stdout, &mut output.stdout)?;
         io::copy(&mut stderr, &mut output.stderr)?;
     }
     Ok(output)
-}
-
-/// A process that ends with this value: killed when it has not exited 1 s after its client.
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        for _ in 0..100 {
-            if matches!(self.0.try_wait(), Ok(Some(_))) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

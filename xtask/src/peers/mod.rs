@@ -5,6 +5,7 @@
 
 mod coll;
 mod contest;
+mod process;
 mod read;
 
 use crate::{setup, vm::machine::Outcome, workspace};

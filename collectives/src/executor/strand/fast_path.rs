@@ -12,7 +12,7 @@ use crate::executor::error::Failed;
 use crate::executor::layout::Layout;
 use crate::executor::link::Link;
 use crate::executor::operation::ActiveOperation;
-use crate::executor::program::{CompiledProgram, message};
+use crate::executor::program::CompiledProgram;
 use crate::kernel::Function;
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::protocol::{EAGER_SLOTS, LineProtocol};
@@ -103,12 +103,12 @@ impl FastPath {
                     place: span.place,
                     at: cursor::byte_offset(layout, function, instruction, span, 0, fragment),
                 };
-                let (form, span) = match (message(&instruction.step), &instruction.step) {
+                let (form, span) = match (instruction.step.message(), &instruction.step) {
                     (Some((_, form, span)), _) => (form, span),
                     (None, Step::Reduce { into, .. } | Step::Copy { into, .. }) => (into.place.form(), *into),
                     (None, _) => continue,
                 };
-                let of_message = message(&instruction.step).is_some();
+                let of_message = instruction.step.message().is_some();
                 let most = if of_message {
                     (cut / function.bytes(form)) as u64
                 } else {

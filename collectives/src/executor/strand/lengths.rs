@@ -14,7 +14,7 @@ use crate::executor::error::Failed;
 use crate::executor::layout::Layout;
 use crate::executor::link::Link;
 use crate::executor::operation::ActiveOperation;
-use crate::executor::program::{CompiledProgram, message};
+use crate::executor::program::CompiledProgram;
 use crate::failure::Awaited;
 use crate::kernel::Function;
 use crate::plan::Step;
@@ -40,7 +40,7 @@ impl ExpectedLengths {
         let strand = |strand: &crate::executor::program::StrandProgram| {
             let mut all: Vec<Self> = Vec::new();
             for instruction in &strand.instructions {
-                let Some((peer, form, span)) = message(&instruction.step) else {
+                let Some((peer, form, span)) = instruction.step.message() else {
                     continue;
                 };
                 if root.is_some_and(|root| root != rank && root != peer) {

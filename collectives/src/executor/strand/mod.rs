@@ -20,7 +20,7 @@ use self::staging::{STAGING_SLOTS, StagingSlots};
 use super::error::Failed;
 use super::link::Link;
 use super::operation::{ActiveOperation, Data};
-use super::program::{Instruction, StepRef, StrandProgram, message};
+use super::program::{Instruction, StepRef, StrandProgram};
 use crate::failure::Awaited;
 use crate::memory::Segment;
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
@@ -250,7 +250,7 @@ impl StrandRunner {
             .iter()
             .zip(&self.sent)
             .filter_map(|(instruction, &sent)| {
-                let (to, ..) = message(&instruction.step)?;
+                let (to, ..) = instruction.step.message()?;
                 Some((to, sent))
             });
         send_staging
@@ -294,7 +294,7 @@ impl StrandRunner {
             .iter()
             .find(|edge| !self.is_sent(**edge, slice_index, strand, links));
         if let Some(edge) = behind {
-            let (to, ..) = message(&strand.instructions[edge.step as usize].step)?;
+            let (to, ..) = strand.instructions[edge.step as usize].step.message()?;
             let room = self.sends.iter().find(|send| send.to == to).map(of_send);
             return room.or(Some((
                 self.slice(op, slice_index),
@@ -303,7 +303,7 @@ impl StrandRunner {
                 Awaited::Acknowledgement,
             )));
         }
-        let (peer, ..) = message(&instruction.step)?;
+        let (peer, ..) = instruction.step.message()?;
         let awaited = match instruction.step {
             Step::Send { .. } => Awaited::Credit,
             _ => Awaited::Message,
@@ -319,8 +319,8 @@ impl StrandRunner {
         if sent == 0 {
             return true;
         }
-        let to = message(&strand.instructions[edge.step as usize].step).map(|(to, ..)| to);
-        sent != NOT_SENT && to.is_some_and(|to| has_confirmed(links, to, sent))
+        let message = strand.instructions[edge.step as usize].step.message();
+        sent != NOT_SENT && message.is_some_and(|(to, ..)| has_confirmed(links, to, sent))
     }
 
     /// Whether a part of a step's target is free of all sends that read it. It also is if a pending
@@ -370,7 +370,7 @@ impl StrandRunner {
         into: Span,
         part: Fragment,
     ) -> bool {
-        let Some((.., of)) = message(&send.step) else {
+        let Some((.., of)) = send.step.message() else {
             return false;
         };
         let start = |instruction, span: Span, slice_index| {

@@ -6,7 +6,7 @@ use super::cursor::{self, MessageCursor};
 use super::staging::STAGING_SLOTS;
 use super::{DriveContext, NOT_SENT, PendingSend, StrandRunner, link};
 use crate::executor::error::Failed;
-use crate::executor::program::{Instruction, message};
+use crate::executor::program::Instruction;
 use crate::plan::{PlanMemory, Step};
 use crate::types::Rank;
 
@@ -27,7 +27,7 @@ impl StrandRunner {
             };
             self.grants.step = step;
             let instruction = &strand.instructions[step as usize];
-            let Some((from, form, span)) = message(&instruction.step) else {
+            let Some((from, form, span)) = instruction.step.message() else {
                 break;
             };
             let slice = self.slice(op, self.grants.slice_index);
@@ -142,7 +142,7 @@ impl StrandRunner {
     ) -> Result<(bool, bool), Failed> {
         let op = context.op;
         let instruction = &op.ready.program.strands[self.strand as usize].instructions[send.at.step as usize];
-        let Some((_, form, span)) = message(&instruction.step) else {
+        let Some((_, form, span)) = instruction.step.message() else {
             return Ok((false, true));
         };
         let slice = self.slice(op, send.at.slice_index);
@@ -245,7 +245,7 @@ impl StrandRunner {
         moved: &mut bool,
     ) -> Result<bool, Failed> {
         let op = context.op;
-        let Some((from, form, span)) = message(&instruction.step) else {
+        let Some((from, form, span)) = instruction.step.message() else {
             return Ok(true);
         };
         if self.awaits_lengths_from(from) {

@@ -103,22 +103,18 @@ impl Reducer {
     /// The embedded kernels with the launch configuration that measured fastest.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, KernelFile::Reduce.ptx(), LaunchConfig::default())
-    }
-
-    /// Kernels of another build (`cargo xtask kernels --unroll 4`), for comparison.
-    #[must_use]
-    pub fn with_ptx(context: &Context, ptx: String, config: LaunchConfig) -> Self {
-        Self::with(context, ptx, config)
+        Self::with_ptx(context, KernelFile::Reduce.ptx(), LaunchConfig::default())
     }
 
     /// The embedded kernels with this launch configuration.
     #[must_use]
     pub fn with_config(context: &Context, config: LaunchConfig) -> Self {
-        Self::with(context, KernelFile::Reduce.ptx(), config)
+        Self::with_ptx(context, KernelFile::Reduce.ptx(), config)
     }
 
-    fn with(context: &Context, ptx: impl Into<Cow<'static, str>>, config: LaunchConfig) -> Self {
+    /// Kernels of another build (`cargo xtask kernels --unroll 4`), for comparison.
+    #[must_use]
+    pub fn with_ptx(context: &Context, ptx: impl Into<Cow<'static, str>>, config: LaunchConfig) -> Self {
         Self {
             context: context.clone(),
             ptx: ptx.into(),

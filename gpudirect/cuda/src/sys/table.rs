@@ -110,7 +110,6 @@ table! {
         fn module_get_function = "cuModuleGetFunction"(function: *mut RawFunction, module: RawModule, name: *const c_char);
         fn func_get_attribute = "cuFuncGetAttribute"(value: *mut c_int, attribute: c_int, function: RawFunction);
         fn func_set_attribute = "cuFuncSetAttribute"(function: RawFunction, attribute: c_int, value: c_int);
-        fn occupancy_max_active_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor"(blocks: *mut c_int, function: RawFunction, threads: c_int, shared: usize);
         fn launch_kernel = "cuLaunchKernel"(
             function: RawFunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
             stream: RawStream, parameters: *mut *mut c_void, extra: *mut *mut c_void

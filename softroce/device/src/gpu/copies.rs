@@ -179,11 +179,11 @@ impl Copies {
     }
 
     pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
-        self.engine.has_small_copies(memory)
+        self.engine.small.has(memory)
     }
 
     pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
-        self.engine.add_small_copies(small);
+        self.engine.small.add(small);
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -466,7 +466,7 @@ impl Copies {
         let Some(first) = self.in_flight.front().filter(|batch| batch.small.is_some()) else {
             return;
         };
-        let Some(device) = self.engine.cancel(&first.marks) else {
+        let Some(device) = self.engine.small.cancel(&first.marks) else {
             return;
         };
         for batch in &mut self.in_flight {

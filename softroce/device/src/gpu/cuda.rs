@@ -12,7 +12,7 @@ use doorbell_cuda::{
 use parking_lot::Mutex;
 
 use super::copies::CopyOp;
-use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
+use super::small::{Block, SmallCopyDevices, start_small_copies};
 use super::udp_staging::StagedWrite;
 use super::{Handle, Located, RING};
 
@@ -379,7 +379,7 @@ pub(crate) struct Engine {
     streams: Vec<CopyStream>,
     spare: Vec<Event>,
     ring: Option<HostMemory>,
-    small: SmallCopyDevices,
+    pub(super) small: SmallCopyDevices,
 }
 
 #[derive(Debug)]
@@ -418,14 +418,6 @@ impl Engine {
         self.ring.as_ref().map(HostMemory::as_ptr)
     }
 
-    pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
-        self.small.has(memory)
-    }
-
-    pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
-        self.small.add(small);
-    }
-
     pub(crate) fn are_small(&self, moves: &[CopyOp]) -> bool {
         self.small.take(moves, self.ring.as_ref())
     }
@@ -433,12 +425,6 @@ impl Engine {
     /// `moves` [are small](Self::are_small); their memory is kept until they are done.
     pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         self.small.copy(moves, self.ring.as_ref(), marks)
-    }
-
-    /// Cancels small copies whose kernel has not run for long. Returns the device index, if they
-    /// were cancelled: copy engines must do them.
-    pub(crate) fn cancel(&mut self, marks: &[Mark]) -> Option<usize> {
-        self.small.cancel(marks)
     }
 
     /// Starts a copy within GPU memory; ranges outside it are an error.

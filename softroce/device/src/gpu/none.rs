@@ -78,7 +78,24 @@ pub(crate) fn start_small_copies(_: &Memory) -> SmallCopyDevice {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Engine;
+pub(super) struct SmallCopyDevices;
+
+impl SmallCopyDevices {
+    pub(super) fn has(&self, _: &Memory) -> bool {
+        true
+    }
+
+    pub(super) fn add(&mut self, _: SmallCopyDevice) {}
+
+    pub(super) fn cancel(&mut self, _: &[Mark]) -> Option<usize> {
+        None
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Engine {
+    pub(super) small: SmallCopyDevices,
+}
 
 pub(crate) fn is_possible() -> bool {
     false
@@ -155,22 +172,12 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn has_small_copies(&self, _: &Memory) -> bool {
-        true
-    }
-
-    pub(crate) fn add_small_copies(&mut self, _: SmallCopyDevice) {}
-
     pub(crate) fn are_small(&self, _: &[CopyOp]) -> bool {
         false
     }
 
     pub(crate) fn copy_small(&mut self, _: &[CopyOp], _: &mut Vec<Mark>) -> Result<(), DriverError> {
         Ok(())
-    }
-
-    pub(crate) fn cancel(&mut self, _: &[Mark]) -> Option<usize> {
-        None
     }
 
     pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, DriverError> {

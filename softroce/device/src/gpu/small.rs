@@ -122,7 +122,8 @@ impl SmallCopyDevices {
         Ok(())
     }
 
-    /// Cancels these copies if their kernel has not run for long. Returns the device index.
+    /// Cancels these copies if their kernel has not run for long. Returns the device index, if they
+    /// were cancelled: copy engines must do them.
     pub(super) fn cancel(&mut self, marks: &[Mark]) -> Option<usize> {
         let device = marks.iter().find_map(|mark| match mark {
             Mark::Small(device, _) => Some(*device),

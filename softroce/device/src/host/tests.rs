@@ -1,24 +1,22 @@
 //! Several members in one process: nothing here depends on whose process they are.
 
+#[path = "../../tests/common/address.rs"]
+mod address;
+
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
+use address::own_address;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::peers::ControlRecord;
 use super::*;
 
-/// An address that no other test has, here or in another process.
 fn address() -> SocketAddr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let pid = std::process::id();
-    let last = NEXT.fetch_add(1, Ordering::Relaxed);
-    let ip = Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last);
-    SocketAddr::new(ip.into(), 4791)
+    SocketAddr::new(own_address(), 4791)
 }
 
 /// Joins while the existing members are polled.

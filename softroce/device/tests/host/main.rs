@@ -1,14 +1,16 @@
 //! Processes that share an address: many join at once, are killed, stopped and forked, and belong
 //! to other users. The members are processes of this test program (`member`).
 
+#[path = "../common/address.rs"]
+mod address;
 mod member;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::process;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use address::own_address;
 use doorbell_softroce::Device;
 use member::{Member, Start};
 use nix::sys::signal::{Signal, kill};
@@ -16,14 +18,6 @@ use nix::unistd::{Pid, geteuid};
 
 /// Longer than any test takes, even on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// An address that no other test has.
-fn own_address() -> IpAddr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let pid = process::id();
-    let last = NEXT.fetch_add(1, Ordering::Relaxed);
-    IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
-}
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();

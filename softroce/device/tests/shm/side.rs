@@ -1,12 +1,15 @@
 //! A queue pair on a device, with memory to send from and to receive into, through the crate's API.
 
-use std::net::{IpAddr, Ipv4Addr};
+#[path = "../common/address.rs"]
+mod address;
+
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+pub(crate) use address::own_address;
 use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
@@ -25,13 +28,6 @@ use nix::unistd::ftruncate;
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) const DEPTH: u32 = 64;
-
-pub(crate) fn own_address() -> IpAddr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let pid = std::process::id();
-    let last = NEXT.fetch_add(1, Ordering::Relaxed);
-    IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
-}
 
 /// Memory that is mapped until it is dropped: private, or shared for that copy mode.
 #[derive(Debug)]

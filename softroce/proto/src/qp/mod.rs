@@ -25,6 +25,9 @@ use crate::wire::{Nak, Transport};
 use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
 
+/// Maximum message length: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
+const MAX_MESSAGE: u32 = 1 << 31;
+
 /// Connection attributes that both requester and responder use.
 #[derive(Clone, Copy, Debug)]
 struct Connection {

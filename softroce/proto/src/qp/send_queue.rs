@@ -3,13 +3,10 @@
 //! Requests are numbered from 0 without wrapping; those from `head` to `tail` are in the ring.
 
 use crate::memory::{AccessError, Memory, PdId, Sge};
-use crate::qp::{QpInit, sges};
+use crate::qp::{MAX_MESSAGE, QpInit, sges};
 use crate::wire::Transport;
 use crate::work::{CompletionOpcode, Destination, Operation, Payload, PostError, SendRequest};
 use crate::{LKey, RKey};
-
-/// Maximum message length: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
-const MAX_MESSAGE: u64 = 1 << 31;
 
 /// A work queue element: a queued send request.
 #[derive(Clone, Copy, Debug)]
@@ -202,7 +199,7 @@ impl SendQueue {
         {
             return Err(PostError::Invalid);
         }
-        if len > MAX_MESSAGE || len > 0 && request.operation.is_local() {
+        if len > u64::from(MAX_MESSAGE) || len > 0 && request.operation.is_local() {
             return Err(PostError::Invalid);
         }
         Ok(len as u32)

@@ -115,12 +115,18 @@ impl Layout {
 }
 
 macro_rules! opcodes {
-    ($($(#[$doc:meta])* $name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
+    ($($name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
         /// An opcode of the services RC, UC and UD (IBTA vol 1, table 38).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode {
-            $($(#[$doc])* $name = $code,)*
+            $(
+                #[doc = concat!(
+                    stringify!($code), ": ", stringify!($transport), " ", stringify!($operation), " ",
+                    stringify!($position), ", ", stringify!($layout), ".",
+                )]
+                $name = $code,
+            )*
         }
 
         impl Opcode {
@@ -174,79 +180,42 @@ macro_rules! opcodes {
 }
 
 opcodes! {
-    /// RC SEND First.
     RcSendFirst = 0x00: Rc Send First, Bare, true;
-    /// RC SEND Middle.
     RcSendMiddle = 0x01: Rc Send Middle, Bare, true;
-    /// RC SEND Last.
     RcSendLast = 0x02: Rc Send Last, Bare, true;
-    /// RC SEND Last with Immediate.
     RcSendLastImm = 0x03: Rc Send Last, Imm, true;
-    /// RC SEND Only.
     RcSendOnly = 0x04: Rc Send Only, Bare, true;
-    /// RC SEND Only with Immediate.
     RcSendOnlyImm = 0x05: Rc Send Only, Imm, true;
-    /// RC RDMA WRITE First.
     RcWriteFirst = 0x06: Rc Write First, Reth, true;
-    /// RC RDMA WRITE Middle.
     RcWriteMiddle = 0x07: Rc Write Middle, Bare, true;
-    /// RC RDMA WRITE Last.
     RcWriteLast = 0x08: Rc Write Last, Bare, true;
-    /// RC RDMA WRITE Last with Immediate.
     RcWriteLastImm = 0x09: Rc Write Last, Imm, true;
-    /// RC RDMA WRITE Only.
     RcWriteOnly = 0x0a: Rc Write Only, Reth, true;
-    /// RC RDMA WRITE Only with Immediate.
     RcWriteOnlyImm = 0x0b: Rc Write Only, RethImm, true;
-    /// RC RDMA READ Request.
     RcReadRequest = 0x0c: Rc ReadRequest Only, Reth, false;
-    /// RC RDMA READ response First.
     RcReadResponseFirst = 0x0d: Rc ReadResponse First, Aeth, true;
-    /// RC RDMA READ response Middle.
     RcReadResponseMiddle = 0x0e: Rc ReadResponse Middle, Bare, true;
-    /// RC RDMA READ response Last.
     RcReadResponseLast = 0x0f: Rc ReadResponse Last, Aeth, true;
-    /// RC RDMA READ response Only.
     RcReadResponseOnly = 0x10: Rc ReadResponse Only, Aeth, true;
-    /// RC Acknowledge.
     RcAcknowledge = 0x11: Rc Acknowledge Only, Aeth, false;
-    /// RC ATOMIC Acknowledge.
     RcAtomicAcknowledge = 0x12: Rc AtomicAcknowledge Only, AethAtomic, false;
-    /// RC CmpSwap.
     RcCompareSwap = 0x13: Rc CompareSwap Only, Atomic, false;
-    /// RC FetchAdd.
     RcFetchAdd = 0x14: Rc FetchAdd Only, Atomic, false;
-    /// RC SEND Last with Invalidate.
     RcSendLastInvalidate = 0x16: Rc Send Last, Ieth, true;
-    /// RC SEND Only with Invalidate.
     RcSendOnlyInvalidate = 0x17: Rc Send Only, Ieth, true;
-    /// UC SEND First.
     UcSendFirst = 0x20: Uc Send First, Bare, true;
-    /// UC SEND Middle.
     UcSendMiddle = 0x21: Uc Send Middle, Bare, true;
-    /// UC SEND Last.
     UcSendLast = 0x22: Uc Send Last, Bare, true;
-    /// UC SEND Last with Immediate.
     UcSendLastImm = 0x23: Uc Send Last, Imm, true;
-    /// UC SEND Only.
     UcSendOnly = 0x24: Uc Send Only, Bare, true;
-    /// UC SEND Only with Immediate.
     UcSendOnlyImm = 0x25: Uc Send Only, Imm, true;
-    /// UC RDMA WRITE First.
     UcWriteFirst = 0x26: Uc Write First, Reth, true;
-    /// UC RDMA WRITE Middle.
     UcWriteMiddle = 0x27: Uc Write Middle, Bare, true;
-    /// UC RDMA WRITE Last.
     UcWriteLast = 0x28: Uc Write Last, Bare, true;
-    /// UC RDMA WRITE Last with Immediate.
     UcWriteLastImm = 0x29: Uc Write Last, Imm, true;
-    /// UC RDMA WRITE Only.
     UcWriteOnly = 0x2a: Uc Write Only, Reth, true;
-    /// UC RDMA WRITE Only with Immediate.
     UcWriteOnlyImm = 0x2b: Uc Write Only, RethImm, true;
-    /// UD SEND Only.
     UdSendOnly = 0x64: Ud Send Only, Deth, true;
-    /// UD SEND Only with Immediate.
     UdSendOnlyImm = 0x65: Ud Send Only, DethImm, true;
 }
 

@@ -7,12 +7,9 @@ use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
 use crate::qp::responder::replies::{ReadStream, ReplyKind};
 use crate::qp::responder::{FatalNak, InboundMessage, Outcome, Responder, WriteTarget};
-use crate::qp::{Connection, sges};
+use crate::qp::{Connection, MAX_MESSAGE, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Reth};
 use crate::work::{CompletionOpcode, Status};
-
-/// Maximum message length in bytes.
-const MAX_MESSAGE: u32 = 1 << 31;
 
 const MASK_24: u32 = 0x00ff_ffff;
 
