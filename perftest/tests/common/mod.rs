@@ -70,7 +70,7 @@ pub(crate) fn children_of(parent: u32) -> Vec<Pid> {
         .collect()
 }
 
-/// Whether a process has not ended; one that nobody has reaped yet has.
+/// Whether a process has not ended; one that is not reaped yet has.
 pub(crate) fn is_running(pid: Pid) -> bool {
     fields_of(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
 }
