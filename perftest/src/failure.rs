@@ -20,10 +20,7 @@ pub(crate) enum Failure {
     Refused(String),
     /// The connection to the peer broke, or the peer stopped sending. Exit status 1.
     #[error("peer {control} lost: {reason}")]
-    Lost {
-        control: SocketAddr,
-        reason: String,
-    },
+    Lost { control: SocketAddr, reason: String },
     /// A command could not be run. Exit statuses as in env(1): 127 when there is no such command,
     /// 126 when it cannot be started, 125 when this program failed before.
     #[error("{0}")]
@@ -71,6 +68,11 @@ pub(crate) fn one_line(message: &str) -> String {
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
+}
+
+/// A test failure with the message of a library or of the system.
+pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure::test(one_line(&error.to_string()))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use self::common::{complaint, doorbell, json_of, stderr};
+use self::common::{children_of, complaint, doorbell, is_running, json_of, stderr};
 
 /// Longer than anything here takes, also on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -273,26 +273,15 @@ fn ranks_of(parent: &Child, ranks: u32) -> Vec<Pid> {
 
 fn rank_of(parent: u32, rank: u32) -> Option<Pid> {
     let wanted = format!("\0--rank\0{rank}\0");
-    std::fs::read_dir("/proc").unwrap().find_map(|entry| {
-        let path = entry.ok()?.path();
-        let stat = std::fs::read_to_string(path.join("stat")).ok()?;
-        let ppid: u32 = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
-        let line = std::fs::read_to_string(path.join("cmdline")).ok()?;
-        let pid = path.file_name()?.to_string_lossy().parse().ok()?;
-        (ppid == parent && line.ends_with(&wanted)).then(|| Pid::from_raw(pid))
+    children_of(parent).into_iter().find(|pid| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line.ends_with(&wanted))
     })
 }
 
 fn gone(ranks: &[Pid]) {
     let deadline = Instant::now() + TIME_LIMIT;
-    let there = |pid: &Pid| {
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-            stat.rsplit(')')
-                .next()
-                .is_some_and(|rest| !rest.trim_start().starts_with('Z'))
-        })
-    };
-    while ranks.iter().any(there) {
+    while ranks.iter().any(|&rank| is_running(rank)) {
         assert!(Instant::now() < deadline, "ranks are left");
         thread::sleep(Duration::from_millis(10));
     }

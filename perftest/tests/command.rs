@@ -9,20 +9,11 @@ mod common;
 
 use std::fs::File;
 use std::net::{TcpListener, UdpSocket};
-use std::process::Output;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use self::common::{complaint, doorbell, json_of, stderr};
-
-fn run(line: &str) -> Output {
-    doorbell(line).output().expect("the binary runs")
-}
-
-fn json(line: &str) -> Value {
-    json_of(doorbell(line))
-}
+use self::common::{complaint, doorbell, json, run, stderr};
 
 fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value

@@ -15,15 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use self::common::{complaint, doorbell, json_of, stderr};
-
-fn run(line: &str) -> Output {
-    doorbell(line).output().expect("the binary runs")
-}
-
-fn json(line: &str) -> Value {
-    json_of(doorbell(line))
-}
+use self::common::{children_of, complaint, doorbell, is_running, json, run, stderr, ticks_of};
 
 struct Server {
     child: Child,
@@ -111,18 +103,6 @@ impl Client {
     }
 }
 
-/// The CPU time of a process, in clock ticks (proc_pid_stat(5)); constant after it has ended.
-fn ticks_of(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not collected yet");
-    // pid (name) state ppid …; the name may contain anything. utime and stime are fields 14 and 15.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    fields
-        .skip(11)
-        .take(2)
-        .filter_map(|field| field.parse::<u64>().ok())
-        .sum()
-}
-
 fn wait(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -204,27 +184,12 @@ fn a_killed_client_is_named_and_ends_the_server() {
     }
 }
 
-fn children_of(parent: u32) -> Vec<i32> {
-    let stat = |entry: std::fs::DirEntry| {
-        let text = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        // pid (name) state ppid …; the name may contain anything.
-        let ppid: u32 = text.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
-        (ppid == parent)
-            .then(|| entry.file_name().to_string_lossy().parse().ok())
-            .flatten()
-    };
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| stat(entry.ok()?))
-        .collect()
-}
-
 #[test]
 fn a_killed_child_ends_the_test() {
     let client = Client::start("bw write -D 60 --timeout 15");
     let children = children_of(client.child.id());
     assert_eq!(children.len(), 1);
-    kill(Pid::from_raw(children[0]), Signal::SIGKILL).unwrap();
+    kill(children[0], Signal::SIGKILL).unwrap();
     let output = client.end();
     assert_eq!(output.status.code(), Some(1));
     let complaint = complaint(&output);
@@ -242,20 +207,10 @@ fn the_child_does_not_outlive_a_killed_parent() {
     client.child.kill().unwrap();
     client.child.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
-    // Signal 0 checks whether it exists.
-    while kill(Pid::from_raw(children[0]), None).is_ok() && !is_zombie(children[0]) {
+    while is_running(children[0]) {
         assert!(Instant::now() < deadline, "the child lives on");
         thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Ended, but not reaped by the process that inherited it.
-fn is_zombie(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit(')')
-            .next()
-            .is_some_and(|rest| rest.trim_start().starts_with('Z'))
-    })
 }
 
 #[test]

@@ -10,35 +10,20 @@ mod common;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
 use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
-use self::common::{complaint, doorbell, json_of};
+use self::common::{children_of, complaint, doorbell, json, run, schema, ticks_of};
 
 /// Longer than anything here takes, also on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-fn run(line: &str) -> Output {
-    doorbell(line).output().expect("the binary runs")
-}
-
 fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
-}
-
-fn json(line: &str) -> Value {
-    json_of(doorbell(line))
-}
-
-fn schema() -> Value {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/result.schema.json");
-    serde_json::from_str(&std::fs::read_to_string(file).expect("the schema")).expect("JSON")
 }
 
 #[test]
@@ -167,30 +152,6 @@ fn the_requested_clock_is_used() {
     }
 }
 
-fn child_of(parent: u32) -> Option<u32> {
-    std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        (fields_of(pid)?.get(1)?.parse() == Ok(parent)).then_some(pid)
-    })
-}
-
-/// The fields of proc_pid_stat(5) after the name, from the third on.
-fn fields_of(pid: u32) -> Option<Vec<String>> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
-}
-
-/// CPU time in ticks of 10 ms.
-fn ticks_of(pid: u32) -> u64 {
-    let fields = fields_of(pid).unwrap_or_default();
-    fields
-        .iter()
-        .skip(11)
-        .take(2)
-        .filter_map(|field| field.parse::<u64>().ok())
-        .sum()
-}
-
 /// Runs a latency test whose peer is stopped once for `stall` during the measurement. Returns p99
 /// and the maximum, in ns.
 fn with_a_stalled_peer(line: &str, stall: Duration) -> (f64, f64) {
@@ -205,7 +166,7 @@ fn with_a_stalled_peer(line: &str, stall: Duration) -> (f64, f64) {
         assert!(began.elapsed() < TIME_LIMIT, "it does not measure");
         thread::sleep(Duration::from_millis(2));
     }
-    let peer = Pid::from_raw(i32::try_from(child_of(client.id()).expect("the peer")).unwrap());
+    let peer = *children_of(client.id()).first().expect("the peer");
     kill(peer, Signal::SIGSTOP).unwrap();
     thread::sleep(stall);
     kill(peer, Signal::SIGCONT).unwrap();

@@ -5,26 +5,23 @@
 
 #![forbid(unsafe_code)]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use self::common::{schema, stderr};
+
 fn doorbell(folder: &Path, line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
-    command.args(line.split_whitespace()).current_dir(folder);
-    for name in ["SOFT_ADDR", "SOFT_PORT", "FAULTS", "PCAP", "LINK"] {
-        command.env_remove(format!("DOORBELL_{name}"));
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let mut command = common::doorbell(line);
+    command.current_dir(folder);
     command
 }
 
@@ -33,9 +30,7 @@ fn run(folder: &Path, line: &str) -> Output {
 }
 
 fn check_schema(result: &Value) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/result.schema.json");
-    let schema: Value = serde_json::from_str(&fs::read_to_string(file).expect("the schema")).expect("JSON");
-    let validator = jsonschema::draft202012::new(&schema).expect("a schema");
+    let validator = jsonschema::draft202012::new(&schema()).expect("a schema");
     let errors: Vec<_> = validator.iter_errors(result).map(|error| error.to_string()).collect();
     assert!(errors.is_empty(), "{errors:?}: {result}");
 }
@@ -44,10 +39,6 @@ fn run_ok(folder: &Path, line: &str) -> Output {
     let output = run(folder, line);
     assert!(output.status.success(), "{line}: {}", stderr(&output));
     output
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Runs a command that has to fail with this status, and one line that contains `says`.

@@ -138,7 +138,7 @@ fn tree_of(gpus: usize) -> tempfile::TempDir {
 }
 
 /// `gpus` GPUs from bus 10 on, and further answers of NVML.
-fn check_schema(gpus: usize, more: &str) -> String {
+fn nvml_answers(gpus: usize, more: &str) -> String {
     let each: String = (0..gpus)
         .map(|gpu| format!("gpu 0:{:x}:0 GPU-{gpu} H200\n", 16 + gpu))
         .collect();
@@ -146,9 +146,9 @@ fn check_schema(gpus: usize, more: &str) -> String {
 }
 
 /// `doorbell topo` on such a machine.
-fn topo_of(root: &Path, check_schema: &str, arguments: &[&str]) -> Output {
+fn topo_of(root: &Path, answers: &str, arguments: &[&str]) -> Output {
     let file = root.join("nvml.txt");
-    fs::write(&file, check_schema).unwrap();
+    fs::write(&file, answers).unwrap();
     let mut command = command(arguments);
     command.arg("--sysfs").arg(root);
     command.env("DOORBELL_NVML_LIBRARY", nvml()).env("FAKE_NVML", file);
@@ -181,8 +181,8 @@ const HIDDEN: &str =
 #[test]
 fn nvlink_is_reported_before_pcie() {
     let tree = tree_of(2);
-    let check_schema = check_schema(2, "links 0 4 25781 3 1\nlinks 1 4 25781 3 0\ncpus 0 0 3\n");
-    let reported = json(&topo_of(tree.path(), &check_schema, &["--json"]));
+    let answers = nvml_answers(2, "links 0 4 25781 3 1\nlinks 1 4 25781 3 0\ncpus 0 0 3\n");
+    let reported = json(&topo_of(tree.path(), &answers, &["--json"]));
     let expected = serde_json::json!({
         "devices": ["0000:10:00.0", "0000:11:00.0"],
         "distance": "nvlink",
@@ -213,7 +213,7 @@ fn behind_switches_all_pairs_are_linked_by_the_lesser_count() {
         let links: String = (0..gpus)
             .map(|gpu| format!("links {gpu} {} 26562 6 switch\n", 18 - gpu / 3))
             .collect();
-        let reported = json(&topo_of(tree.path(), &check_schema(gpus, &links), &["--json"]));
+        let reported = json(&topo_of(tree.path(), &nvml_answers(gpus, &links), &["--json"]));
         for two in 1..gpus as u32 {
             for one in 0..two {
                 let links = 18 - two / 3;
@@ -226,7 +226,7 @@ fn behind_switches_all_pairs_are_linked_by_the_lesser_count() {
     let tree = tree_of(2);
     let drawn = topo_of(
         tree.path(),
-        &check_schema(2, "links 0 18 26562 6 switch\nlinks 1 18 26562 6 switch\ncpus 1 2 3"),
+        &nvml_answers(2, "links 0 18 26562 6 switch\nlinks 1 18 26562 6 switch\ncpus 1 2 3"),
         &[],
     );
     let tail = "\
@@ -255,13 +255,13 @@ near 0000:11:00.0: adapters mlx5_0 (node), processors 2-3
 #[test]
 fn gpus_on_pcie_alone_are_as_near_as_sysfs_says() {
     let tree = tree_of(4);
-    let drawn = topo_of(tree.path(), &check_schema(4, ""), &["--json"]);
+    let drawn = topo_of(tree.path(), &nvml_answers(4, ""), &["--json"]);
     let reported = json(&drawn);
     let expected =
         serde_json::json!({"devices": ["0000:10:00.0", "0000:12:00.0"], "distance": "node", "peer_access": false});
     assert_eq!(pair(&reported, 0, 2), &expected);
     assert_eq!(pair(&reported, 0, 1)["distance"], "switch");
-    let drawn = topo_of(tree.path(), &check_schema(4, ""), &[]);
+    let drawn = topo_of(tree.path(), &nvml_answers(4, ""), &[]);
     assert!(
         text(&drawn).contains("\n0000:10:00.0 and 0000:11:00.0 do not reach each other's memory\n"),
         "{}",
@@ -292,7 +292,7 @@ fn a_mesh_has_links_between_some() {
     let both = |(one, two, links)| format!("links {one} {links} 25781 3 {two}\nlinks {two} {links} 25781 3 {one}\n");
     let links: String = direct.into_iter().map(both).collect();
     let tree = tree_of(8);
-    let reported = json(&topo_of(tree.path(), &check_schema(8, &links), &["--json"]));
+    let reported = json(&topo_of(tree.path(), &nvml_answers(8, &links), &["--json"]));
     for two in 1..8 {
         for one in 0..two {
             let links = direct
@@ -333,7 +333,7 @@ fn errors_of_nvml_are_a_line_and_the_rest_is_shown() {
     for function in all {
         let failed = topo_of(
             tree.path(),
-            &check_schema(2, &format!("{links}fail {function} 3\n")),
+            &nvml_answers(2, &format!("{links}fail {function} 3\n")),
             &[],
         );
         assert!(text(&failed).contains("0000:10:00.0 GPU"), "{failed:?}");
@@ -350,7 +350,7 @@ fn errors_of_nvml_are_a_line_and_the_rest_is_shown() {
     // The links exist, with unknown attributes.
     let slow = topo_of(
         tree.path(),
-        &check_schema(
+        &nvml_answers(
             2,
             &format!("{links}fail DeviceGetFieldValues 3\nfail DeviceGetNvLinkVersion 3"),
         ),

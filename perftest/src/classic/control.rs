@@ -2,7 +2,7 @@
 
 use super::printer::Printer;
 use super::settings::{Exchange, Settings};
-use super::wire::{CmEndpoint, ControlConnection, Listener, QpChannel, connect};
+use super::wire::{CmEndpoint, ControlConnection, QpChannel, accept, connect, listen};
 use crate::device::Device;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -48,9 +48,9 @@ fn over_tcp(settings: &Settings, printer: &Printer<'_>, interrupt: &Interrupt) -
             connect(host, settings.port, settings.source, interrupt)
         }
         None => {
-            let listener = Listener::bind(settings.source, settings.port, settings.ipv6)?;
+            let listener = listen(settings.source, settings.port, settings.ipv6)?;
             printer.waiting()?;
-            listener.accept(interrupt)
+            accept(listener, interrupt)
         }
     }
 }

@@ -5,11 +5,8 @@
 
 use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
 
-use crate::limits::processors;
-
-const SELF: Pid = Pid::from_raw(0);
+use crate::limits::{SELF, processors, set_of};
 
 /// What a rank is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -36,29 +33,20 @@ pub(super) fn bind(to: Bind, rank: u32, ranks: u32) {
 /// The CPU of a rank, among those allowed; `None` where they are fewer than the ranks.
 fn own_cpu(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
     let processors = processors(allowed);
-    let mut own_cpu = CpuSet::new();
-    own_cpu
-        .set(*processors.get(rank).filter(|_| ranks <= processors.len())?)
-        .ok()?;
-    Some(own_cpu)
+    let own_cpu = *processors.get(rank).filter(|_| ranks <= processors.len())?;
+    set_of([own_cpu])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(processors: &[usize]) -> CpuSet {
-        let mut set = CpuSet::new();
-        processors.iter().for_each(|&cpu| set.set(cpu).unwrap());
-        set
-    }
-
     #[test]
     fn each_rank_has_its_own_allowed_cpu() {
-        let allowed = of(&[1, 4, 6]);
-        assert_eq!(own_cpu(&allowed, 0, 3), Some(of(&[1])));
-        assert_eq!(own_cpu(&allowed, 2, 3), Some(of(&[6])));
-        assert_eq!(own_cpu(&allowed, 1, 2), Some(of(&[4])));
+        let allowed = set_of([1, 4, 6]).unwrap();
+        assert_eq!(own_cpu(&allowed, 0, 3), set_of([1]));
+        assert_eq!(own_cpu(&allowed, 2, 3), set_of([6]));
+        assert_eq!(own_cpu(&allowed, 1, 2), set_of([4]));
         assert_eq!(own_cpu(&allowed, 0, 4), None);
     }
 

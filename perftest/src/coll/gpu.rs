@@ -9,17 +9,12 @@ use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, Reduc
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, Graph, HostMemory, Memory, Span, Stream};
 
 use super::CollArgs;
-use super::measure::{TypedJob, all_values, dispatch, print};
+use super::measure::{TRIAL_OPERATIONS, TypedJob, all_values, dispatch, iterations, own_offsets, print, summary};
 use super::table::{Measurement, Report, Row};
-use super::traffic;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::report::LinkKind;
 
-/// Default duration of a size, seconds.
-const SECONDS: f64 = 0.2;
-/// Operations that are timed to choose the iterations.
-const TRIAL_OPERATIONS: u32 = 3;
 /// Operations in a graph.
 const GRAPH_OPERATIONS: u32 = 20;
 /// Bytes copied between the host and a GPU at a time.
@@ -195,16 +190,11 @@ impl Job<'_> {
         let (case, rank) = (&self.case, self.gpu.rank());
         let bytes = |elements: u64| elements as usize * size_of::<T>();
         let (gives, gets) = (bytes(case.input(rank)), bytes(case.output(rank)));
-        let own_offset = rank.index() * bytes(case.count);
         let [first, second] = self.memories;
-        let (input, output) = match (in_place, case.collective) {
-            (false, _) => return Self::at((first, 0, gives), (second, 0, gets)),
-            (true, Collective::AllGather) => (own_offset, 0),
-            (true, Collective::Gather) if rank == case.root => (own_offset, 0),
-            (true, Collective::ReduceScatter) => (0, own_offset),
-            (true, Collective::Scatter) if rank == case.root => (0, own_offset),
-            _ => (0, 0),
-        };
+        if !in_place {
+            return Self::at((first, 0, gives), (second, 0, gets));
+        }
+        let [input, output] = own_offsets(case, rank).map(|elements| elements * size_of::<T>());
         Self::at((first, input, gives), (first, output, gets))
     }
 
@@ -265,38 +255,25 @@ impl Job<'_> {
         self.stream.synchronize()?;
         self.gpu.check()?;
         let mine = ended.since(&began)?.as_secs_f64() / f64::from(self.iterations.div_ceil(each) * each);
-        let all = all_values(self.gpu.host(), mine)?;
-        let mean = all.iter().sum::<f64>() / all.len() as f64;
-        let (algorithm, bus) = traffic::bandwidths(&self.case, T::TYPE, mean);
-        Ok(Measurement {
-            time_us: mean * 1e6,
-            algbw_bytes_per_s: algorithm,
-            busbw_bytes_per_s: bus,
-            wrong: (self.args.check > 0).then_some(wrong),
-        })
+        Ok(summary(self.args, self.gpu.host(), &self.case, T::TYPE, mine, wrong)?)
     }
 
-    /// Chooses the number of iterations unless given: the same on all ranks, by the slowest.
     fn count<T: Number>(&mut self, in_place: bool) -> Result<(), Stop> {
         if self.iterations > 0 {
             return Ok(());
         }
-        if let Some(iterations) = self.args.iterations {
-            self.iterations = iterations;
-            return Ok(());
-        }
-        let operands = self.operands::<T>(in_place)?;
-        self.enqueue::<T>(&operands)?;
-        let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
-        self.stream.record(&began)?;
-        for _ in 0..TRIAL_OPERATIONS {
+        self.iterations = iterations::<Stop>(self.args, self.gpu.host(), || {
+            let operands = self.operands::<T>(in_place)?;
             self.enqueue::<T>(&operands)?;
-        }
-        self.stream.record(&ended)?;
-        self.stream.synchronize()?;
-        let mine = ended.since(&began)?.as_secs_f64() / f64::from(TRIAL_OPERATIONS);
-        let slowest = all_values(self.gpu.host(), mine)?.into_iter().fold(1e-9, f64::max);
-        self.iterations = ((SECONDS / slowest) as u32).clamp(10, 5000);
+            let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
+            self.stream.record(&began)?;
+            for _ in 0..TRIAL_OPERATIONS {
+                self.enqueue::<T>(&operands)?;
+            }
+            self.stream.record(&ended)?;
+            self.stream.synchronize()?;
+            Ok(ended.since(&began)?.as_secs_f64())
+        })?;
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use crate::report::print_line;
 /// Default duration of a size, seconds.
 const SECONDS: f64 = 0.2;
 /// Operations that are timed to choose the iterations.
-const TRIAL_OPERATIONS: u32 = 3;
+pub(super) const TRIAL_OPERATIONS: u32 = 3;
 
 struct Job<'a> {
     args: &'a CollArgs,
@@ -200,37 +200,58 @@ impl Job<'_> {
             buffers.run(comm, &case, &reduction, None)?;
         }
         let mine = began.elapsed().as_secs_f64() / f64::from(self.iterations);
-        let all = all_values(self.comm, mine)?;
-        let mean = all.iter().sum::<f64>() / all.len() as f64;
-        let (algorithm, bus) = traffic::bandwidths(&case, T::TYPE, mean);
-        Ok(Measurement {
-            time_us: mean * 1e6,
-            algbw_bytes_per_s: algorithm,
-            busbw_bytes_per_s: bus,
-            wrong: (args.check > 0).then_some(wrong),
-        })
+        summary(args, comm, &case, T::TYPE, mine, wrong)
     }
 
-    /// Chooses the number of iterations unless given: the same on all ranks, by the slowest.
     fn count(&mut self, mut run: impl FnMut() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         if self.iterations > 0 {
             return Ok(());
         }
-        self.iterations = match self.args.iterations {
-            Some(iterations) => iterations,
-            None => {
+        self.iterations = iterations::<CollectiveError>(self.args, self.comm, || {
+            run()?;
+            let began = Instant::now();
+            for _ in 0..TRIAL_OPERATIONS {
                 run()?;
-                let began = Instant::now();
-                for _ in 0..TRIAL_OPERATIONS {
-                    run()?;
-                }
-                let mine = began.elapsed().as_secs_f64() / f64::from(TRIAL_OPERATIONS);
-                let slowest = all_values(self.comm, mine)?.into_iter().fold(1e-9, f64::max);
-                ((SECONDS / slowest) as u32).clamp(10, 5000)
             }
-        };
+            Ok(began.elapsed().as_secs_f64())
+        })?;
         Ok(())
     }
+}
+
+/// The number of iterations: the one given, or the same on all ranks by the slowest, from the
+/// seconds of [`TRIAL_OPERATIONS`].
+pub(super) fn iterations<E: From<CollectiveError>>(
+    args: &CollArgs,
+    comm: &Communicator,
+    trial: impl FnOnce() -> Result<f64, E>,
+) -> Result<u32, E> {
+    if let Some(iterations) = args.iterations {
+        return Ok(iterations);
+    }
+    let mine = trial()? / f64::from(TRIAL_OPERATIONS);
+    let slowest = all_values(comm, mine)?.into_iter().fold(1e-9, f64::max);
+    Ok(((SECONDS / slowest) as u32).clamp(10, 5000))
+}
+
+/// The result of all ranks, of which this one took `mine` seconds for an operation.
+pub(super) fn summary(
+    args: &CollArgs,
+    comm: &Communicator,
+    case: &Case,
+    data: DataType,
+    mine: f64,
+    wrong: u64,
+) -> Result<Measurement, CollectiveError> {
+    let all = all_values(comm, mine)?;
+    let mean = all.iter().sum::<f64>() / all.len() as f64;
+    let (algorithm, bus) = traffic::bandwidths(case, data, mean);
+    Ok(Measurement {
+        time_us: mean * 1e6,
+        algbw_bytes_per_s: algorithm,
+        busbw_bytes_per_s: bus,
+        wrong: (args.check > 0).then_some(wrong),
+    })
 }
 
 pub(super) fn all_values(comm: &Communicator, mine: f64) -> Result<Vec<f64>, CollectiveError> {
@@ -247,6 +268,18 @@ fn with_choice<'c, B>(call: Call<'c, B>, choice: Option<&Choice>) -> Call<'c, B>
             .protocol(choice.protocol)
             .channels(choice.channels)
             .slice(choice.slice_bytes),
+    }
+}
+
+/// Offsets in elements of input and output in one buffer, in place.
+pub(super) fn own_offsets(case: &Case, rank: Rank) -> [usize; 2] {
+    let part = rank.index() * case.count as usize;
+    match case.collective {
+        Collective::AllGather => [part, 0],
+        Collective::Gather if rank == case.root => [part, 0],
+        Collective::ReduceScatter => [0, part],
+        Collective::Scatter if rank == case.root => [0, part],
+        _ => [0, 0],
     }
 }
 
@@ -281,18 +314,6 @@ impl<T: Number> Buffers<T> {
         ))
     }
 
-    /// Offsets of input and output in one buffer, in place.
-    fn own_offset(case: &Case, rank: Rank) -> [usize; 2] {
-        let part = rank.index() * case.count as usize;
-        match case.collective {
-            Collective::AllGather => [part, 0],
-            Collective::Gather if rank == case.root => [part, 0],
-            Collective::ReduceScatter => [0, part],
-            Collective::Scatter if rank == case.root => [0, part],
-            _ => [0, 0],
-        }
-    }
-
     /// Fills the input with its pattern, and the output with wrong values.
     fn fill(&mut self, case: &Case, rank: Rank, seed: u64) {
         let wrong_value: T = input_element(!seed, rank, u64::MAX);
@@ -303,7 +324,7 @@ impl<T: Number> Buffers<T> {
             }
             Self::InPlace(memory) => {
                 memory.fill(wrong_value);
-                let first = Self::own_offset(case, rank)[0];
+                let first = own_offsets(case, rank)[0];
                 &mut memory[first..first + case.input(rank) as usize]
             }
         };
@@ -316,7 +337,7 @@ impl<T: Number> Buffers<T> {
         match self {
             Self::OutOfPlace { output, .. } => output,
             Self::InPlace(memory) => {
-                let first = Self::own_offset(case, rank)[1];
+                let first = own_offsets(case, rank)[1];
                 &memory[first..first + case.output(rank) as usize]
             }
         }

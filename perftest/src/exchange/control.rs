@@ -6,7 +6,7 @@
 //! No model: the flags are reasons to read what a channel or the process knows.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,15 +15,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::{Message, frame};
-use crate::failure::{Failure, one_line};
+use super::{Message, frame, tcp};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 
 /// Time limit for a reply that the peer can send at once.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a client retries while the server refuses, as it may still be starting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time limit for the preamble of an accepted connection.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a wait checks for Ctrl-C.
@@ -217,66 +214,27 @@ pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Co
         .to_socket_addrs()
         .map_err(|e| Failure::usage(format!("cannot resolve the peer '{}': {e}", one_line(host))))?
         .collect();
-    let deadline = Instant::now() + CONNECT_TIMEOUT;
-    loop {
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for address in &addresses {
-            let left = deadline
-                .saturating_duration_since(Instant::now())
-                .max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(address, left) {
-                Ok(stream) => {
-                    return Control::new(stream, interrupt).map_err(|e| Failure::test(one_line(&e.to_string())));
-                }
-                Err(e) => last = e,
-            }
-        }
-        if interrupt.requested() {
-            return Err(Failure::Interrupted);
-        }
-        if last.kind() != io::ErrorKind::ConnectionRefused || Instant::now() >= deadline {
-            return Err(Failure::test(format!(
-                "cannot reach peer {} port {port}: {last}: start the same test there with --server, and --bind its address",
-                one_line(host)
-            )));
-        }
-        thread::sleep(RETRY_DELAY);
-    }
+    let (stream, _) = tcp::connect(&addresses, None, interrupt, |last| {
+        format!(
+            "cannot reach peer {} port {port}: {last}: start the same test there with --server, and --bind its address",
+            one_line(host)
+        )
+    })?;
+    Control::new(stream, interrupt).map_err(refused)
 }
 
 #[derive(Debug)]
-pub(crate) struct Listener {
-    listener: TcpListener,
-    address: SocketAddr,
-}
+pub(crate) struct Listener(tcp::Acceptor);
 
 impl Listener {
-    /// Listens; port 0 takes any free one.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the address is in use or is not this machine's.
+    /// As [`tcp::Acceptor::bind`].
     pub(crate) fn bind(address: IpAddr, port: u16) -> Result<Listener, Failure> {
-        let explain = |e: io::Error| {
-            let advice = match e.kind() {
-                io::ErrorKind::AddrInUse => ": another server may be running; choose another --port",
-                io::ErrorKind::AddrNotAvailable => ": --bind needs an address of this machine",
-                io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges; choose another --port",
-                _ => "",
-            };
-            Failure::test(format!(
-                "cannot listen on {}: {}{advice}",
-                SocketAddr::new(address, port),
-                one_line(&e.to_string())
-            ))
-        };
-        let listener = TcpListener::bind((address, port)).map_err(explain)?;
-        listener.set_nonblocking(true).map_err(explain)?;
-        let address = listener.local_addr().map_err(explain)?;
-        Ok(Listener { listener, address })
+        let address = SocketAddr::new(address, port);
+        tcp::Acceptor::bind(address, "--port", "--bind needs an address of this machine").map(Listener)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        self.0.address()
     }
 
     /// Waits for a client. Connections that do not speak the protocol are refused with a line on
@@ -288,34 +246,13 @@ impl Listener {
     pub(crate) fn accept(&self, within: Option<Duration>, interrupt: &Interrupt) -> Result<Control, Failure> {
         let deadline = within.map(|within| Instant::now() + within);
         loop {
-            if interrupt.requested() {
-                return Err(Failure::Interrupted);
-            }
-            match self.listener.accept() {
-                Ok((stream, peer)) => match stream
-                    .set_nonblocking(false)
-                    .and_then(|()| Control::new(stream, interrupt))
-                {
-                    Ok(control) => return Ok(control),
-                    Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),
-                },
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        return Err(Failure::test(format!(
-                            "no client connected to {} in time",
-                            self.address
-                        )));
-                    }
-                    thread::sleep(Duration::from_millis(10));
-                }
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
-                Err(e) => {
-                    return Err(Failure::test(format!(
-                        "cannot accept on {}: {}",
-                        self.address,
-                        one_line(&e.to_string())
-                    )));
-                }
+            let (stream, peer) = self.0.accept(deadline, interrupt)?;
+            match stream
+                .set_nonblocking(false)
+                .and_then(|()| Control::new(stream, interrupt))
+            {
+                Ok(control) => return Ok(control),
+                Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),
             }
         }
     }

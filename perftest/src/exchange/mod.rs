@@ -22,6 +22,7 @@
 mod control;
 pub(crate) mod frame;
 mod message;
+pub(crate) mod tcp;
 
 pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect, set_keepalive};
 pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup, check_hello};

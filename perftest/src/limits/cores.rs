@@ -6,7 +6,7 @@
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-const SELF: Pid = Pid::from_raw(0);
+pub(crate) const SELF: Pid = Pid::from_raw(0);
 
 /// While it lives, this thread and the threads and processes it starts are bound to two CPUs.
 pub(super) struct CpuPair {
@@ -40,36 +40,36 @@ pub(crate) fn processors(set: &CpuSet) -> Vec<usize> {
         .collect()
 }
 
+/// The set of these CPUs; `None` where one is beyond what a set holds.
+pub(crate) fn set_of(processors: impl IntoIterator<Item = usize>) -> Option<CpuSet> {
+    let mut set = CpuSet::new();
+    for cpu in processors {
+        set.set(cpu).ok()?;
+    }
+    Some(set)
+}
+
 /// Two adjacent CPUs of `set`, different ones each round; `None` when it has fewer.
 fn pair_of(set: &CpuSet, round: usize) -> Option<CpuSet> {
     let processors = processors(set);
     if processors.len() < 2 {
         return None;
     }
-    let mut pair = CpuSet::new();
-    for cpu in processors.iter().cycle().skip(round % processors.len()).take(2) {
-        pair.set(*cpu).ok()?;
-    }
-    Some(pair)
+    let first = round % processors.len();
+    set_of(processors.into_iter().cycle().skip(first).take(2))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(processors: &[usize]) -> CpuSet {
-        let mut set = CpuSet::new();
-        processors.iter().for_each(|&cpu| set.set(cpu).unwrap());
-        set
-    }
-
     #[test]
     fn each_round_has_another_pair_of_the_allowed_cpus() {
-        let allowed = of(&[1, 4, 6]);
+        let allowed = set_of([1, 4, 6]).unwrap();
         for (round, pair) in [(0, [1, 4]), (1, [4, 6]), (2, [6, 1]), (3, [1, 4])] {
-            assert_eq!(pair_of(&allowed, round), Some(of(&pair)), "round {round}");
+            assert_eq!(pair_of(&allowed, round), set_of(pair), "round {round}");
         }
-        assert_eq!(pair_of(&of(&[3]), 0), None);
+        assert_eq!(pair_of(&set_of([3]).unwrap(), 0), None);
     }
 
     #[test]

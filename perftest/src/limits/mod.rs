@@ -20,7 +20,7 @@ use crate::failure::{Failure, one_line};
 use crate::report;
 
 use cores::CpuPair;
-pub(crate) use cores::processors;
+pub(crate) use cores::{SELF, processors, set_of};
 use goal::Goal;
 use soft::DeviceTest;
 

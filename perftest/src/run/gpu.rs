@@ -10,9 +10,8 @@ use doorbell_gpudirect::{Arrivals, GpuMemory, GpuRegion, Scope};
 use doorbell_verbs::{Buffer, Local, MemoryKind, Opaque, ProtectionDomain, Rights};
 
 use super::pattern::Pattern;
-use super::test_end::refused;
 use crate::device::Gpu;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
 pub(crate) struct GpuMessages {

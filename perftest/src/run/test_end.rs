@@ -13,7 +13,7 @@ use doorbell_verbs::{
 
 use crate::device::{Device, PORT};
 use crate::exchange::{self, Control, Message, REPLY_TIMEOUT, Setup};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::plan::Plan;
 
 /// Outstanding READs and atomics of a queue pair; more only helps over longer distances than tests
@@ -259,10 +259,6 @@ impl<O> TestEnd<O> {
         }
         None
     }
-}
-
-pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
-    Failure::test(one_line(&error.to_string()))
 }
 
 fn prepare(

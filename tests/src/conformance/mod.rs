@@ -17,10 +17,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs_sys::Api;
 
 use rig::Bench;
+
+use crate::raw;
 
 const USAGE: &str = "conformance [--device NAME] [--system] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list | --matrix";
 
@@ -172,16 +173,10 @@ fn run(options: &Options) -> Result<bool> {
     Ok(results.iter().all(runner::CaseResult::is_good))
 }
 
-/// The verbs for the device: a name that begins with `soft` makes a soft device, any other is the
-/// system's, and all are with `--system`.
+/// The verbs for the device: the system's for any name with `--system`.
 fn api_for(options: &Options) -> Result<&'static Api> {
-    if options.system || !options.device.starts_with("soft") {
+    if options.system {
         return Ok(Api::load()?);
     }
-    configure(vec![DeviceConfig {
-        address: options.address,
-        seed: Some(options.seed),
-        ..DeviceConfig::new(&options.device)
-    }])?;
-    Ok(api())
+    raw::api_for(&options.device, options.address, Some(options.seed))
 }

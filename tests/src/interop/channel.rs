@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A TCP connection to the peer.
 #[derive(Debug)]
 pub struct Channel {
-    stream: TcpStream,
+    pub(crate) stream: TcpStream,
     barriers: u32,
 }
 

@@ -7,8 +7,8 @@ use doorbell_verbs::{
 };
 
 use super::super::settings::{Atomic, Settings};
-use super::super::test_end::{Cycle, TestEnd, TestQp, TestTransport, allocate, frozen, refused, scratch, slots};
-use crate::failure::Failure;
+use super::super::test_end::{Cycle, TestEnd, TestQp, TestTransport, allocate, frozen, scratch, slots};
+use crate::failure::{Failure, refused};
 use crate::run::gpu::{Content, GpuPool};
 
 /// The requester's part of an operation, on one queue pair and for one message size.

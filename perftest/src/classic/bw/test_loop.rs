@@ -12,11 +12,11 @@ use doorbell_verbs::QueueKind;
 
 use super::super::settings::{Rate, Settings, TestLength, Transport};
 use super::super::spin_wait::SpinWait;
-use super::super::test_end::{TestEnd, TestQp, TestTransport, refused};
+use super::super::test_end::{TestEnd, TestQp, TestTransport};
 use super::super::tool::Verb;
 use super::super::wire::PeerMonitor;
 use super::requester::{Receiver, Requester};
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::stats::{Bandwidth, Clock, CpuMeter, Timeline};
 
 /// Time limit for requests in flight when the test time is over; nothing is measured by then.

@@ -6,9 +6,9 @@ use doorbell_verbs::{AtomicAccess, AtomicWord, Buffer, Local, ReadAccess, Reliab
 use super::send::SLEEP;
 use super::single::LatRequester;
 use crate::classic::settings::{Atomic, Settings};
-use crate::classic::test_end::{TestEnd, allocate, refused, registration, slots};
+use crate::classic::test_end::{TestEnd, allocate, registration, slots};
 use crate::classic::tool::Verb;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::run::gpu::{Content, GpuPool};
 
 /// Bytes of the operand of an atomic.

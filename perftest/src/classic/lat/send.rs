@@ -7,9 +7,9 @@ use doorbell_verbs::{Buffer, Local, QueueKind, Success};
 use super::pingpong::PingPong;
 use super::send_buffers::{BUFFERS, SendBuffers, buffers, needs_completion};
 use crate::classic::settings::Settings;
-use crate::classic::test_end::{TestEnd, TestTransport, refused, slots};
+use crate::classic::test_end::{TestEnd, TestTransport, slots};
 use crate::device::Gpu;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::run::gpu::{Content, GpuPool};
 
 /// Longest sleep on the completion channel, so that Ctrl-C and a lost peer are noticed.

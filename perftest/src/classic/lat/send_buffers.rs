@@ -3,8 +3,8 @@
 use doorbell_verbs::{Buffer, Local};
 
 use crate::classic::settings::Settings;
-use crate::classic::test_end::{TestEnd, TestTransport, allocate, refused, registration};
-use crate::failure::Failure;
+use crate::classic::test_end::{TestEnd, TestTransport, allocate, registration};
+use crate::failure::{Failure, refused};
 
 /// Buffers per end: the completion of a message may arrive after its answer.
 pub(super) const BUFFERS: u32 = 8;

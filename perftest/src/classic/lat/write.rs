@@ -8,8 +8,8 @@ use doorbell_verbs::{Buffer, Connected, PeerWrite, Remote, WriteAccess};
 use super::pingpong::PingPong;
 use super::send_buffers::SendBuffers;
 use crate::classic::settings::Settings;
-use crate::classic::test_end::{Target, TestEnd, TestQp, TestTransport, refused};
-use crate::failure::Failure;
+use crate::classic::test_end::{Target, TestEnd, TestQp, TestTransport};
+use crate::failure::{Failure, refused};
 
 /// Memory polls per call.
 const POLLS_PER_CALL: u32 = 16;

@@ -8,9 +8,9 @@ use doorbell_gpudirect::GpuMemory;
 use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, Rights};
 
 use super::super::settings::Settings;
-use super::{Target, memory, refused};
+use super::{Target, memory};
 use crate::device::Gpu;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::run::gpu::GpuPool;
 
 /// Memory for the peer, at least `len` bytes per queue pair: one memory region, or with
@@ -23,14 +23,8 @@ pub(super) fn pieces<R: Rights>(
     rights: R,
     target: fn(Buffer<Opaque<R>>) -> Target,
 ) -> Result<Vec<Target>, Failure> {
-    let qps = settings.qps as usize;
-    let (piece, whole) = memory::piece(len, qps)?;
-    let (regions, each) = if settings.region_per_qp {
-        (qps, piece)
-    } else {
-        (1, whole)
-    };
-    let mut pieces = Vec::with_capacity(qps);
+    let (piece, regions, each) = memory::layout(settings, len)?;
+    let mut pieces = Vec::with_capacity(settings.qps as usize);
     for _ in 0..regions {
         let memory = GpuMemory::alloc(&gpu.context, each).map_err(refused)?;
         let mut registration = gpu.registration(pd)?;

@@ -4,8 +4,8 @@ use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, 
 
 use super::super::settings::Settings;
 use super::super::wire::SharedParameters;
-use super::{Target, refused};
-use crate::failure::Failure;
+use super::Target;
+use crate::failure::{Failure, refused};
 
 /// Cycling through a buffer: each message starts at a cache line behind the previous one until the
 /// page is full. Messages longer than half a page all use the same place.
@@ -101,35 +101,32 @@ pub(super) fn pieces<R: Rights>(
     rights: R,
     target: fn(Buffer<R>) -> Target,
 ) -> Result<Vec<Target>, Failure> {
-    let qps = settings.qps as usize;
-    let (piece, whole) = piece(len, qps)?;
-    if !settings.region_per_qp {
-        let pieces = registration(settings, pd)
-            .register_chunks(allocate(settings, whole)?, piece, rights)
+    let (piece, regions, each) = layout(settings, len)?;
+    let mut pieces = Vec::with_capacity(settings.qps as usize);
+    for _ in 0..regions {
+        let chunks = registration(settings, pd)
+            .register_chunks(allocate(settings, each)?, piece, rights)
             .map_err(refused)?;
-        return Ok(pieces.map(target).collect());
-    }
-    let mut pieces = Vec::with_capacity(qps);
-    for _ in 0..qps {
-        pieces.push(target(
-            registration(settings, pd)
-                .register(allocate(settings, piece)?, rights)
-                .map_err(refused)?,
-        ));
+        pieces.extend(chunks.map(target));
     }
     Ok(pieces)
 }
 
-/// The length of each of `count` pieces of at least `len` bytes, and of all together.
-pub(super) fn piece(len: u64, count: usize) -> Result<(usize, usize), Failure> {
+/// The length of a piece of at least `len` bytes, the number of regions, and the length of each.
+pub(super) fn layout(settings: &Settings, len: u64) -> Result<(usize, usize, usize), Failure> {
+    let qps = settings.qps as usize;
     let piece = usize::try_from(len)
         .ok()
         .and_then(|len| len.max(1).checked_next_multiple_of(PAGE))
         .ok_or_else(|| Failure::test(format!("{len} B exceed the address space")))?;
     let whole = piece
-        .checked_mul(count)
-        .ok_or_else(|| Failure::test(format!("{count} times {piece} B exceed the address space")))?;
-    Ok((piece, whole))
+        .checked_mul(qps)
+        .ok_or_else(|| Failure::test(format!("{qps} times {piece} B exceed the address space")))?;
+    Ok(if settings.region_per_qp {
+        (piece, qps, piece)
+    } else {
+        (piece, 1, whole)
+    })
 }
 
 /// `count` handles for sending from the cycle buffer.

@@ -31,7 +31,7 @@ use super::settings::Settings;
 use super::tool::{Kind, Tool, Verb};
 use super::wire::{CmEndpoint, ControlConnection, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 
 /// The page size and cache line this end reports; no message of a test depends on them.
@@ -465,10 +465,6 @@ impl<'a> EndBuilder<'a> {
             max_dest_rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
         })
     }
-}
-
-pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
-    Failure::test(one_line(&error.to_string()))
 }
 
 fn path_mtu(settings: &Settings, device: &str, active: Mtu) -> Result<Mtu, Failure> {

@@ -6,7 +6,7 @@ use std::thread;
 
 use doorbell_verbs::{Gid, Lid, Mtu, Psn, Qpn};
 
-use super::super::{Listener, connect};
+use super::super::{accept, connect, listen};
 use super::*;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -56,10 +56,10 @@ const VERSION_6_06: &[u8] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
 #[test]
 fn two_ends_run_the_whole_protocol() {
     let interrupt = Interrupt::default();
-    let listener = Listener::bind(Some(HERE), 0, false).unwrap();
+    let listener = listen(Some(HERE), 0, false).unwrap();
     let port = listener.address().port();
     let server = thread::spawn(move || {
-        let mut server = listener.accept(&Interrupt::default()).unwrap();
+        let mut server = accept(listener, &Interrupt::default()).unwrap();
         let agreed = server
             .exchange_parameters(SharedParameters {
                 mtu: Mtu::B1024,
@@ -237,10 +237,10 @@ fn a_monitor_sees_messages_and_the_close() {
 
 #[test]
 fn a_second_client_is_refused() {
-    let listener = Listener::bind(Some(HERE), 0, false).unwrap();
+    let listener = listen(Some(HERE), 0, false).unwrap();
     let port = listener.address().port();
     let first = TcpStream::connect((HERE, port)).unwrap();
-    let server = listener.accept(&Interrupt::default()).unwrap();
+    let server = accept(listener, &Interrupt::default()).unwrap();
     assert!(TcpStream::connect((HERE, port)).is_err());
     drop((first, server));
 }

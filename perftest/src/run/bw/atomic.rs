@@ -4,10 +4,10 @@
 
 use doorbell_verbs::{AtomicAccess, AtomicWord, Batch, Completion, Local, Memory, ProtectionDomain, RemoteWord};
 
-use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
 use super::bw_loop::{BwRequester, DataError, PostParams};
 use crate::cli::AtomicOperation;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
 #[derive(Debug)]

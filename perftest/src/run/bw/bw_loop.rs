@@ -13,9 +13,9 @@ use doorbell_verbs::{Batch, Completion};
 use super::super::meter::Meter;
 use super::super::monitor::{Deadline, LoopMonitor};
 use super::super::pattern::Mismatch;
-use super::super::test_end::{PeerQp, QpMemory, Test, TestEnd, TestQp, refused};
+use super::super::test_end::{PeerQp, QpMemory, Test, TestEnd, TestQp};
 use crate::exchange::REPLY_TIMEOUT;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::stats::{Clock, Pacer, Timeline};
 
 /// The client's part of an operation, on one queue pair.

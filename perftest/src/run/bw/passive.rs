@@ -7,9 +7,9 @@ use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, Pr
 
 use super::super::gpu::{Chunking, GpuMessages};
 use super::super::pattern::Pattern;
-use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test};
 use crate::device::Gpu;
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
 #[derive(Debug)]

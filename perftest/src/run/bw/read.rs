@@ -6,9 +6,9 @@ use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain,
 
 use super::super::gpu::{Content, GpuPool};
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
 use super::bw_loop::{BwRequester, DataError, PostParams};
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
 pub(crate) struct ReadRequester {

@@ -6,11 +6,9 @@ use doorbell_verbs::{Buffer, Local, Opaque, PreparedQueuePair, ProtectionDomain,
 use super::super::gpu::{Content, GpuPool};
 use super::super::monitor::LoopMonitor;
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::test_end::{
-    AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp, refused,
-};
+use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp};
 use super::credit::{self, CreditWriter, DrainWait};
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
 pub(crate) struct ReceiveRing {

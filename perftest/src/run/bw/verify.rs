@@ -12,9 +12,9 @@ use doorbell_verbs::{Buffer, Memory, Opaque, PeerWrite, ProtectionDomain};
 use super::super::gpu::{Chunking, GpuMessages};
 use super::super::monitor::LoopMonitor;
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, refused};
+use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
 use super::credit::{self, CreditWriter, DrainWait};
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
 pub(crate) struct VerifiedSlots {

@@ -16,9 +16,9 @@ use doorbell_verbs::{
 
 use super::super::gpu::{Content, GpuPool};
 use super::super::pattern::Pattern;
-use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
 use super::bw_loop::{BwRequester, DataError, PostParams};
-use crate::failure::Failure;
+use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
 #[derive(Debug)]

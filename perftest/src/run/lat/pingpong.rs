@@ -17,10 +17,8 @@ use super::super::gpu::{Chunking, Content, GpuMessages, GpuPool};
 use super::super::meter::{LatencyMeter, Meter};
 use super::super::monitor::{Deadline, LoopMonitor};
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::test_end::{
-    AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp, refused,
-};
-use crate::failure::Failure;
+use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp};
+use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 use crate::stats::Latency;
 

@@ -5,8 +5,8 @@
 use super::super::bw::bw_loop::BwRequester;
 use super::super::meter::{LatencyMeter, Meter};
 use super::super::monitor::{Deadline, LoopMonitor};
-use super::super::test_end::{Test, TestEnd, refused};
-use crate::failure::Failure;
+use super::super::test_end::{Test, TestEnd};
+use crate::failure::{Failure, refused};
 use crate::stats::Latency;
 
 /// Runs the test at one size. The meter holds what was measured even when it fails.

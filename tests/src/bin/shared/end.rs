@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
+use doorbell_tests::raw::{Base, Cq, Qp, QpAddress, Srq, zeroed};
 use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
@@ -16,7 +16,6 @@ pub(crate) const DEPTH: usize = 32;
 /// The longest message; that of the stock ping-pongs.
 pub(crate) const SIZE: usize = 4096;
 
-const QKEY: u32 = 0x1111_1111;
 const GRH: usize = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Flag in the wr_id of a send; the low bits are the queue pair's index.
@@ -35,19 +34,12 @@ pub(crate) enum Event {
 }
 
 /// One end. Its buffer: a send slot per queue pair, then the receive slots.
-// fields: raw verbs objects of one process, without owners
 pub(crate) struct End {
     transport: Transport,
-    api: &'static Api,
-    pd: *mut ibv_pd,
-    cq: *mut ibv_cq,
-    srq: *mut ibv_srq,
-    qps: Vec<*mut ibv_qp>,
-    mr: *mut ibv_mr,
-    buffer: *mut u8,
-    gid: ibv_gid,
-    gid_index: u8,
-    peers: Vec<(u32, *mut ibv_ah)>,
+    base: Base,
+    cq: Cq,
+    srq: Srq,
+    qps: Vec<Qp>,
     /// By queue pair: whether a send is in flight.
     sending: Vec<bool>,
     /// Messages received while waiting for something else.
@@ -59,109 +51,43 @@ pub(crate) struct End {
 impl End {
     /// Creates queue pairs in INIT; no receive is posted.
     pub(crate) fn open(api: &'static Api, config: &Config) -> Result<Self> {
-        let buffer = Box::leak(vec![0_u8; (SIZE + GRH) * (config.qps + DEPTH)].into_boxed_slice());
-        let len = buffer.len();
-        let buffer = buffer.as_mut_ptr();
-        let create_srq = api.create_srq.context("the library has no ibv_create_srq")?;
-        // SAFETY: each object was returned by the call before and lives to the end of the process,
-        // as does the buffer; attributes are read and written in the calls.
-        unsafe {
-            let context = open_device(api, &config.options.device)?;
-            let (gid_index, gid) = find_gid(api, context, config.options.address)?;
-            let pd = non_null((api.alloc_pd)(context), "ibv_alloc_pd")?;
-            let access = IBV_ACCESS_LOCAL_WRITE as i32;
-            let mr = non_null((api.reg_mr)(pd, buffer.cast(), len, access), "ibv_reg_mr")?;
-            let entries = (DEPTH + config.qps) as i32;
-            let cq = (api.create_cq)(context, entries, ptr::null_mut(), ptr::null_mut(), 0);
-            let cq = non_null(cq, "ibv_create_cq")?;
-            let mut init: ibv_srq_init_attr = zeroed();
-            init.attr.max_wr = DEPTH as u32;
-            init.attr.max_sge = 1;
-            let srq = non_null(create_srq(pd, &mut init), "ibv_create_srq")?;
-            let mut init: ibv_qp_init_attr = zeroed();
-            init.send_cq = cq;
-            init.recv_cq = cq;
-            init.srq = srq;
-            init.cap.max_send_wr = 4;
-            init.cap.max_send_sge = 1;
-            init.qp_type = match config.transport {
-                Transport::Rc => IBV_QPT_RC,
-                Transport::Ud => IBV_QPT_UD,
-            };
-            let qps = (0..config.qps)
-                .map(|_| non_null((api.create_qp)(pd, &mut init), "ibv_create_qp"))
-                .collect::<Result<Vec<_>>>()?;
-            let end = Self {
-                transport: config.transport,
-                api,
-                pd,
-                cq,
-                srq,
-                qps,
-                mr,
-                buffer,
-                gid,
-                gid_index,
-                peers: Vec::new(),
-                sending: vec![false; config.qps],
-                kept: Vec::new(),
-                events: events(api, context),
-                is_soft: config.options.device.starts_with("soft"),
-            };
-            let mut attr: ibv_qp_attr = zeroed();
-            attr.qp_state = IBV_QPS_INIT;
-            attr.port_num = 1;
-            attr.qkey = QKEY;
-            let own = match config.transport {
-                Transport::Rc => IBV_QP_ACCESS_FLAGS,
-                Transport::Ud => IBV_QP_QKEY,
-            };
-            for qp in 0..config.qps {
-                end.modify(qp, &mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own)?;
-            }
-            Ok(end)
-        }
+        let options = &config.options;
+        let len = (SIZE + GRH) * (config.qps + DEPTH);
+        let base = Base::open(api, &options.device, options.address, len, IBV_ACCESS_LOCAL_WRITE)?;
+        let kind = match config.transport {
+            Transport::Rc => IBV_QPT_RC,
+            Transport::Ud => IBV_QPT_UD,
+        };
+        let cq = base.create_cq(DEPTH + config.qps)?;
+        let srq = base.create_srq(DEPTH as u32)?;
+        let qps = (0..config.qps)
+            .map(|_| base.create_qp(kind, (4, 0), &cq, Some(&srq), 0))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            transport: config.transport,
+            cq,
+            srq,
+            qps,
+            sending: vec![false; config.qps],
+            kept: Vec::new(),
+            events: events(api, base.context()),
+            is_soft: options.device.starts_with("soft"),
+            base,
+        })
     }
 
     pub(crate) fn addresses(&self) -> Vec<QpAddress> {
-        let one = |&qp: &*mut ibv_qp| QpAddress {
-            // SAFETY: live.
-            qpn: unsafe { (*qp).qp_num },
-            psn: PSN,
-            // SAFETY: a GID is 16 bytes whichever member was written.
-            gid: unsafe { self.gid.raw },
-        };
-        self.qps.iter().map(one).collect()
+        self.qps.iter().map(|qp| self.base.address(qp)).collect()
     }
 
     /// Brings each queue pair to RTS towards its peer.
     pub(crate) fn connect(&mut self, peers: &[QpAddress]) -> Result<()> {
-        for (qp, peer) in peers.iter().enumerate() {
-            // SAFETY: live.
-            let mut address = unsafe { raw::connect(self.api, self.qps[qp], self.gid_index, peer)? };
-            let mut ah = ptr::null_mut();
-            if self.transport == Transport::Ud {
-                let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
-                // SAFETY: the PD is live.
-                ah = non_null(unsafe { create(self.pd, &mut address) }, "ibv_create_ah")?;
-            }
-            self.peers.push((peer.qpn, ah));
-        }
-        Ok(())
+        let mut pairs = self.qps.iter_mut().zip(peers);
+        pairs.try_for_each(|(qp, peer)| self.base.connect(qp, peer))
     }
 
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
-        let modify = self.api.modify_srq.context("the library has no ibv_modify_srq")?;
-        let mut attr = ibv_srq_attr {
-            max_wr: 0,
-            max_sge: 0,
-            srq_limit: limit,
-        };
-        // SAFETY: live.
-        check_errno(
-            unsafe { modify(self.srq, &mut attr, IBV_SRQ_LIMIT as i32) },
-            "ibv_modify_srq",
-        )
+        self.srq.arm(limit)
     }
 
     pub(crate) fn event(&self) -> Result<Option<Event>> {
@@ -176,11 +102,10 @@ impl End {
     pub(crate) fn fail(&mut self, qp: usize) -> Result<()> {
         let mut attr: ibv_qp_attr = zeroed();
         attr.qp_state = IBV_QPS_ERR;
-        self.modify(qp, &mut attr, IBV_QP_STATE)?;
+        self.qps[qp].modify(&mut attr, IBV_QP_STATE)?;
         // The kernel's rxe has no such event.
         if self.is_soft {
-            // SAFETY: live.
-            let wanted = Event::LastWqe(unsafe { (*self.qps[qp]).qp_num });
+            let wanted = Event::LastWqe(self.qps[qp].number());
             let event = self.event()?;
             ensure!(event == Some(wanted), "{event:?} instead of {wanted:?}");
         }
@@ -190,49 +115,18 @@ impl End {
 
     /// Posts the receive of a slot to the shared receive queue.
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<()> {
-        let mut element = self.element(self.qps.len() + slot, SIZE + GRH);
-        let mut wr = ibv_recv_wr {
-            wr_id: slot as u64,
-            next: ptr::null_mut(),
-            sg_list: &mut element,
-            num_sge: 1,
-        };
-        let mut bad = ptr::null_mut();
-        // SAFETY: live; a list of one, whose element is in registered memory.
-        let result = unsafe { inline::post_srq_recv(self.srq, &mut wr, &mut bad) };
-        check_errno(result, "ibv_post_srq_recv")
+        let element = self.base.element(self.receive_slot(slot), SIZE + GRH);
+        self.srq.receive(slot as u64, element)
     }
 
     /// Sends a message once the queue pair's last send is complete.
     pub(crate) fn send(&mut self, qp: usize, bytes: &[u8]) -> Result<()> {
         self.wait_until(|end| !end.sending[qp])?;
-        // SAFETY: the slot holds the longest message, and no request uses it.
-        unsafe {
-            let slot = self.buffer.add(qp * (SIZE + GRH));
-            slot.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(SIZE));
-        }
-        let mut element = self.element(qp, bytes.len());
-        let mut wr: ibv_send_wr = zeroed();
-        wr.wr_id = SEND | qp as u64;
-        wr.sg_list = &mut element;
-        wr.num_sge = 1;
-        wr.send_flags = IBV_SEND_SIGNALED;
-        wr.opcode = IBV_WR_SEND;
-        if self.transport == Transport::Ud {
-            let (remote_qpn, ah) = self.peers[qp];
-            wr.wr.ud = ibv_send_wr_ud {
-                ah,
-                remote_qpn,
-                remote_qkey: QKEY,
-            };
-        }
-        let mut bad = ptr::null_mut();
+        let at = qp * (SIZE + GRH);
+        self.base.fill(at, bytes);
         self.sending[qp] = true;
-        // SAFETY: live; a list of one, whose element is in registered memory.
-        check_errno(
-            unsafe { inline::post_send(self.qps[qp], &mut wr, &mut bad) },
-            "ibv_post_send",
-        )
+        let wr = self.qps[qp].request(SEND | qp as u64);
+        self.qps[qp].send(wr, Some(self.base.element(at, bytes.len())))
     }
 
     pub(crate) fn receive(&mut self) -> Result<Received> {
@@ -256,17 +150,10 @@ impl End {
 
     /// Polls a completion, and stores a received message in `kept`.
     fn take_completion(&mut self) -> Result<()> {
-        let mut wc = MaybeUninit::<ibv_wc>::uninit();
-        // SAFETY: live, room for one.
-        let count = unsafe { inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) };
-        ensure!(count >= 0, "ibv_poll_cq: {count}");
-        if count == 0 {
+        let Some(wc) = self.cq.poll()? else {
             return Ok(());
-        }
-        // SAFETY: filled, as it says.
-        let wc = unsafe { wc.assume_init() };
-        // SAFETY: live.
-        let qp = self.qps.iter().position(|&qp| unsafe { (*qp).qp_num } == wc.qp_num);
+        };
+        let qp = self.qps.iter().position(|qp| qp.number() == wc.qp_num);
         let qp = qp.with_context(|| format!("a completion of queue pair {:#x}", wc.qp_num))?;
         let is_send = wc.wr_id == SEND | qp as u64;
         ensure!(
@@ -290,30 +177,17 @@ impl End {
         );
         ensure!((grh..=SIZE + GRH).contains(&end), "{end} bytes received");
         ensure!(
-            wc.src_qp == self.peers[qp].0 || grh == 0,
+            wc.src_qp == self.qps[qp].peer() || grh == 0,
             "a datagram of queue pair {:#x}",
             wc.src_qp
         );
-        let start = (self.qps.len() + slot) * (SIZE + GRH) + grh;
-        // SAFETY: in the buffer, and the device has done with it.
-        let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(start), end - grh) }.to_vec();
+        let bytes = self.base.bytes(self.receive_slot(slot) + grh, end - grh);
         self.kept.push(Received { qp, bytes });
         Ok(())
     }
 
-    fn element(&self, slot: usize, len: usize) -> ibv_sge {
-        ibv_sge {
-            addr: (self.buffer.expose_provenance() + slot * (SIZE + GRH)) as u64,
-            length: len as u32,
-            // SAFETY: live.
-            lkey: unsafe { (*self.mr).lkey },
-        }
-    }
-
-    fn modify(&self, qp: usize, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
-        // SAFETY: live.
-        let result = unsafe { (self.api.modify_qp)(self.qps[qp], attr, mask as i32) };
-        check_errno(result, "ibv_modify_qp")
+    fn receive_slot(&self, number: usize) -> usize {
+        (self.qps.len() + number) * (SIZE + GRH)
     }
 }
 

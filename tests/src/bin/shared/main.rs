@@ -12,9 +12,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use doorbell_tests::interop::Role;
+use doorbell_tests::interop::{Channel, Role};
 use doorbell_tests::program::{self, EndOptions, Program};
-use doorbell_tests::raw::{Rendezvous, api_for};
+use doorbell_tests::raw::api_for;
 
 use end::{End, Event};
 
@@ -85,15 +85,15 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut end = End::open(api_for(&config.options.device, config.options.address)?, config)?;
-    let mut rendezvous = Rendezvous::open(config.options.role)?;
+    let api = api_for(&config.options.device, Some(config.options.address), None)?;
+    let mut end = End::open(api, config)?;
+    let mut channel = Channel::open(config.options.role)?;
     let is_server = matches!(config.options.role, Role::Listen(_));
-    connect(&mut end, &mut rendezvous, is_server)?;
+    channel.exchange_addresses(is_server, &end.addresses(), |theirs| end.connect(theirs))?;
     let mut conversation = Conversation {
         end,
-        rendezvous,
+        channel,
         transport: config.transport,
-        step: 0,
         next: vec![0; config.qps],
         posted: 0,
     };
@@ -113,30 +113,10 @@ fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn connect(end: &mut End, rendezvous: &mut Rendezvous, is_server: bool) -> Result<()> {
-    let ours = end.addresses();
-    let send = |rendezvous: &mut Rendezvous| ours.iter().try_for_each(|one| rendezvous.send_address(one));
-    if !is_server {
-        send(rendezvous)?;
-    }
-    let theirs = ours
-        .iter()
-        .map(|_| rendezvous.receive_address())
-        .collect::<Result<Vec<_>>>()?;
-    end.connect(&theirs)?;
-    if is_server {
-        send(rendezvous)?;
-        rendezvous.receive_done()
-    } else {
-        rendezvous.send_done()
-    }
-}
-
 struct Conversation {
     end: End,
-    rendezvous: Rendezvous,
+    channel: Channel,
     transport: Transport,
-    step: u32,
     /// By queue pair: the number of its next message in this direction.
     next: Vec<u64>,
     /// Receives posted so far; the slots are used round-robin.
@@ -144,13 +124,6 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn barrier(&mut self) -> Result<()> {
-        self.step += 1;
-        let theirs = u32::from_be_bytes(self.rendezvous.exchange(self.step.to_be_bytes())?);
-        ensure!(theirs == self.step, "out of step: {} here, {theirs} there", self.step);
-        Ok(())
-    }
-
     fn post(&mut self, count: usize) -> Result<()> {
         for _ in 0..count {
             self.end.post_receive(self.posted % end::DEPTH)?;
@@ -202,7 +175,7 @@ impl Conversation {
             self.post(INITIAL_RECEIVES)?;
             self.end.arm(LIMIT as u32)?;
         }
-        self.barrier()?;
+        self.channel.barrier()?;
         let count = INITIAL_RECEIVES - LIMIT + 1;
         if sends {
             self.send(count, 0)?;
@@ -211,7 +184,7 @@ impl Conversation {
             let event = self.end.event()?;
             ensure!(event == Some(Event::Limit), "{event:?} instead of the limit's event");
         }
-        self.barrier()
+        self.channel.barrier()
     }
 
     /// The rest of the receives; and over RC messages without a receive, which wait.
@@ -230,7 +203,7 @@ impl Conversation {
             self.receive(waiting, false)?;
             self.post(waiting)?;
         }
-        self.barrier()
+        self.channel.barrier()
     }
 
     /// Many messages; used receives are reposted.
@@ -245,7 +218,7 @@ impl Conversation {
             } else {
                 self.receive(batch, true)?;
             }
-            self.barrier()?;
+            self.channel.barrier()?;
         }
         Ok(())
     }
@@ -256,13 +229,13 @@ impl Conversation {
         if fails {
             self.end.fail(0)?;
         }
-        self.barrier()?;
+        self.channel.barrier()?;
         if fails {
             self.receive(BATCH, true)?;
         } else {
             self.send(BATCH, 1)?;
         }
-        self.barrier()
+        self.channel.barrier()
     }
 }
 

@@ -7,9 +7,9 @@ mod end;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_tests::interop::Role;
+use doorbell_tests::interop::{Channel, Role};
 use doorbell_tests::program::{self, EndOptions, Program};
-use doorbell_tests::raw::{Rendezvous, api_for};
+use doorbell_tests::raw::api_for;
 
 use end::{End, Target};
 
@@ -84,22 +84,13 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let mut end = End::open(api_for(&config.options.device, config.options.address)?, config)?;
-    let mut rendezvous = Rendezvous::open(config.options.role)?;
+    let api = api_for(&config.options.device, Some(config.options.address), None)?;
+    let mut end = End::open(api, config)?;
+    let mut channel = Channel::open(config.options.role)?;
     let is_server = matches!(config.options.role, Role::Listen(_));
-    if is_server {
-        let theirs = rendezvous.receive_address()?;
-        end.connect(&theirs)?;
-        rendezvous.send_address(&end.address())?;
-        rendezvous.receive_done()?;
-    } else {
-        rendezvous.send_address(&end.address())?;
-        let theirs = rendezvous.receive_address()?;
-        end.connect(&theirs)?;
-        rendezvous.send_done()?;
-    }
+    channel.exchange_addresses(is_server, &[end.address()], |theirs| end.connect(&theirs[0]))?;
     let target = if config.write {
-        Some(Target::from_bytes(rendezvous.exchange(end.target().to_bytes())?))
+        Some(Target::from_bytes(channel.exchange(end.target().to_bytes())?))
     } else {
         None
     };

@@ -68,7 +68,7 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 
 /// Passes the window's address and rkey to the peer; the peer's side returns what it received.
 fn offer(end: &mut End, window: Option<&Window>) -> Result<(u64, u32)> {
-    let (addr, rkey) = window.map_or((0, 0), |window| (end.addr() + AT as u64, window.rkey()));
+    let (addr, rkey) = window.map_or((0, 0), |window| (end.base.addr(AT), window.rkey()));
     let addr_theirs = u64::from_be_bytes(end.channel.exchange(addr.to_be_bytes())?);
     let rkey_theirs = u32::from_be_bytes(end.channel.exchange(rkey.to_be_bytes())?);
     Ok(if window.is_some() {
@@ -88,7 +88,7 @@ fn prepared(
     access: u32,
 ) -> Result<(Connection, Option<Window>, (u64, u32))> {
     let connection = end.connect()?;
-    end.fill(0, &pattern(LEN, u64::from(owner)));
+    end.base.fill(0, &pattern(LEN, u64::from(owner)));
     let mut window = None;
     if owner {
         let made = end.window(kind)?;
@@ -97,7 +97,7 @@ fn prepared(
             IBV_WC_SUCCESS,
             IBV_WC_BIND_MW,
         )?;
-        ensure!(made.rkey() != end.rkey(), "window and region have one key");
+        ensure!(made.rkey() != end.base.rkey(), "window and region have one key");
         window = Some(made);
     }
     let target = offer(end, window.as_ref())?;
@@ -132,7 +132,7 @@ fn act(end: &End, connection: &Connection, attempt: Attempt, (addr, rkey): (u64,
         }
         _ => wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey },
     }
-    Ok(connection.complete(wr, end.element(SCRATCH, attempt.len))?.status)
+    Ok(connection.complete(wr, end.base.element(SCRATCH, attempt.len))?.status)
 }
 
 /// The peer's access is refused; the owner's memory is unchanged.
@@ -154,7 +154,7 @@ fn every_operation(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> 
     // The first aligned word in the window.
     let word = (AT.next_multiple_of(8) - AT) as i64;
     if !owner {
-        end.fill(SCRATCH, &pattern(SIZE, 5));
+        end.base.fill(SCRATCH, &pattern(SIZE, 5));
         ensure!(
             act(end, &connection, WRITE, target)? == IBV_WC_SUCCESS,
             "the WRITE failed"
@@ -165,8 +165,8 @@ fn every_operation(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> 
     wanted[AT..AT + SIZE].copy_from_slice(&pattern(SIZE, 5));
     if owner {
         ensure!(end.bytes() == wanted, "memory is not as written");
-        end.fill(AT, &pattern(SIZE, 6));
-        end.fill(AT + word as usize, &7_u64.to_ne_bytes());
+        end.base.fill(AT, &pattern(SIZE, 6));
+        end.base.fill(AT + word as usize, &7_u64.to_ne_bytes());
     }
     end.channel.barrier()?;
     if !owner {
@@ -217,7 +217,7 @@ fn unbound(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
             let wc = connection.bind(window, end.range(AT, 0, 0))?;
             expect(&wc, IBV_WC_SUCCESS, IBV_WC_BIND_MW)?;
         } else {
-            let wc = connection.complete(invalidate(IBV_WR_LOCAL_INV, window.rkey()), end.element(0, 0))?;
+            let wc = connection.complete(invalidate(IBV_WR_LOCAL_INV, window.rkey()), end.base.element(0, 0))?;
             expect(&wc, IBV_WC_SUCCESS, IBV_WC_LOCAL_INV)?;
         }
     }
@@ -227,7 +227,7 @@ fn unbound(end: &mut End, owner: bool, kind: ibv_mw_type) -> Result<()> {
 fn invalidated(end: &mut End, owner: bool, soft: bool, len: usize) -> Result<()> {
     let (connection, window, target) = prepared(end, owner, IBV_MW_TYPE_2, ALL)?;
     if owner {
-        connection.receive(end.element(SCRATCH, 4000))?;
+        connection.receive(end.base.element(SCRATCH, 4000))?;
     }
     end.channel.barrier()?;
     if owner {
@@ -247,9 +247,12 @@ fn invalidated(end: &mut End, owner: bool, soft: bool, len: usize) -> Result<()>
             end.bytes()[SCRATCH..SCRATCH + len] == pattern(LEN, 0)[..len],
             "the message is wrong"
         );
-        end.fill(0, &pattern(LEN, 1));
+        end.base.fill(0, &pattern(LEN, 1));
     } else {
-        let wc = connection.complete(invalidate(IBV_WR_SEND_WITH_INV, target.1), end.element(SCRATCH, len))?;
+        let wc = connection.complete(
+            invalidate(IBV_WR_SEND_WITH_INV, target.1),
+            end.base.element(SCRATCH, len),
+        )?;
         expect(&wc, IBV_WC_SUCCESS, IBV_WC_SEND)?;
     }
     refusal(end, owner, &connection, WRITE, target)
@@ -259,14 +262,14 @@ fn invalidated(end: &mut End, owner: bool, soft: bool, len: usize) -> Result<()>
 fn wrongly_invalidated(end: &mut End, owner: bool, soft: bool, former: bool) -> Result<()> {
     let (connection, _window, (_, rkey)) = prepared(end, owner, IBV_MW_TYPE_2, ALL)?;
     if owner {
-        connection.receive(end.element(SCRATCH, 100))?;
+        connection.receive(end.base.element(SCRATCH, 100))?;
     }
     let key = if former { rkey ^ 0xff } else { NO_KEY };
     if owner {
         let wc = connection.received()?;
         ensure!(wc.status == IBV_WC_REM_INV_REQ_ERR, "status {}", wc.status);
     } else {
-        let wc = connection.complete(invalidate(IBV_WR_SEND_WITH_INV, key), end.element(SCRATCH, 0))?;
+        let wc = connection.complete(invalidate(IBV_WR_SEND_WITH_INV, key), end.base.element(SCRATCH, 0))?;
         // rxe (Linux 6.1) acknowledges the message before it fails.
         let wanted = if soft { IBV_WC_REM_ACCESS_ERR } else { IBV_WC_SUCCESS };
         ensure!(wc.status == wanted, "status {} instead of {wanted}", wc.status);
