@@ -1,4 +1,4 @@
-//! A thousand GPU communicators leave no descriptor, memory or mapping. A separate program, so that
+//! GPU communicators leave no descriptor, memory or mapping. A separate program, so that
 //! no other test opens any meanwhile.
 
 #[path = "gpu/gpus.rs"]
@@ -38,7 +38,7 @@ fn make(comm: &Communicator, context: &Context, times: u32) {
 }
 
 #[test]
-fn a_thousand_communicators_leave_nothing() {
+fn many_communicators_leave_nothing() {
     let standin = Standin::load(ExecutionMode::Prompt);
     let driver = standin.driver().unwrap();
     let contexts: Vec<_> = (0..2).map(|rank| gpus::gpu(driver, Rank(rank))).collect();
@@ -53,9 +53,9 @@ fn a_thousand_communicators_leave_nothing() {
         let context = &contexts[comm.rank().index()];
         make(&comm, context, 20);
         let before = count(&comm);
-        make(&comm, context, 500);
+        make(&comm, context, 100);
         assert_eq!(count(&comm), before, "descriptors, and {KINDS:?}");
     });
     drop(contexts);
-    standin.assert_nothing_left("a thousand communicators");
+    standin.assert_nothing_left("many communicators");
 }

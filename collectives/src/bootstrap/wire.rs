@@ -123,7 +123,11 @@ pub(super) enum BootstrapMessage {
     /// From the rendezvous: all members, by rank.
     Table(Vec<Entry>),
     /// To a member: the hello of the connection from `from` to `to`.
-    Connect { nonce: Nonce, from: Rank, to: Rank },
+    Connect {
+        nonce: Nonce,
+        from: Rank,
+        to: Rank,
+    },
     Accept,
     Reject(String),
     /// Reply: wrong nonce, another group's.

@@ -20,7 +20,10 @@ pub(crate) enum Message {
         timeout_ms: u32,
         test_links: bool,
     },
-    Reply { number: u32, report: Report },
+    Reply {
+        number: u32,
+        report: Report,
+    },
     Verdict(Verdict),
 }
 

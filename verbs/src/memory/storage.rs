@@ -32,7 +32,10 @@ enum Origin {
     Heap(Layout),
     Mapped(NonZeroUsize),
     /// A mapping of a file, kept open: the descriptor shows that other processes can map it too.
-    Shared { len: NonZeroUsize, file: OwnedFd },
+    Shared {
+        len: NonZeroUsize,
+        file: OwnedFd,
+    },
     /// Another value's; a raw pointer, as a moved `Box` claims its content for itself.
     Owned(NonNull<dyn Send>),
 }

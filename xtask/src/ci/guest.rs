@@ -200,7 +200,7 @@ fn judge(reports: impl Iterator<Item = String>, scripts: Vec<Script>) -> (Counts
     (counts, failed)
 }
 
-/// Shows a guest's output, that of each script in one piece, and picks the runner's reports from it.
+/// Shows a guest's output, each script's in one piece, and picks the runner's reports from it.
 struct Watch<W: Write> {
     shown: W,
     held: Vec<u8>,

@@ -145,16 +145,21 @@ fn doc(_: Scope) -> Result<Verdict> {
     succeed(command(&["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-Dwarnings"))
 }
 
-/// Builds tests in one call, so that each dependency is built with one set of features; and the
-/// programs of the release, which stock, swarm, browser and the guest run.
-fn build(_: Scope) -> Result<Verdict> {
+/// Builds everything in one call, so that each dependency is built with one set of features.
+fn build(scope: Scope) -> Result<Verdict> {
     let targets = ["build", "--lib", "--bins", "--tests", "--examples"];
     succeed(&mut tested(&targets)?)?;
-    release()
+    if scope == Scope::Full {
+        release()?;
+    }
+    Ok(Verdict::Passed)
 }
 
-fn programs() -> Result<PathBuf> {
-    Ok(target_folder()?.join("release"))
+/// Where the programs are that stock, swarm, browser and the guest run: built with assertions, and
+/// with `--full` as released.
+fn programs(scope: Scope) -> Result<PathBuf> {
+    let profile = if scope == Scope::Full { "release" } else { "debug" };
+    Ok(target_folder()?.join(profile))
 }
 
 fn test(scope: Scope) -> Result<Verdict> {
@@ -185,41 +190,50 @@ fn release() -> Result<Verdict> {
     cargo(&[&["build", "--release"], &packages[..], &targets].concat())
 }
 
-fn stock(_: Scope) -> Result<Verdict> {
+fn stock(scope: Scope) -> Result<Verdict> {
     match setup::provide(&setup::STOCK)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    let programs = programs()?;
+    let programs = programs(scope)?;
+    let every = if scope == Scope::Full { "1" } else { "2" };
     // The classic names of `doorbell` come second, with perftest itself at the other end.
-    let tables = rows::run(&programs, "stock", &["host", "--check", "docs/STOCK.md"])?;
+    let tables = rows::run(
+        &programs,
+        "stock",
+        &["host", "--every", every, "--check", "docs/STOCK.md"],
+    )?;
     let pairings = rows::run(&programs, "pairings", &["host", "--quick"])?;
     rows::verdict(&[tables, pairings])
 }
 
 fn swarm(scope: Scope) -> Result<Verdict> {
-    let mut swarm = Command::new(programs()?.join("swarm"));
+    let mut swarm = Command::new(programs(scope)?.join("swarm"));
     if scope == Scope::Short {
         swarm.args(["--processes", "16", "--bytes", "134217728"]);
     }
     succeed(&mut swarm)
 }
 
-fn vm(_: Scope) -> Result<Verdict> {
+fn vm(scope: Scope) -> Result<Verdict> {
     match setup::provide(&[setup::QEMU])?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    guest::run(&programs()?, &test_binaries()?)
+    let mut variables = test_binaries()?;
+    if scope == Scope::Full {
+        variables.extend(COMPLETE.map(|(name, value)| (name.into(), value.into())));
+    }
+    guest::run(&programs(scope)?, &variables)
 }
 
 /// Leaves the screenshots in the target folder.
-fn browser(_: Scope) -> Result<Verdict> {
+fn browser(scope: Scope) -> Result<Verdict> {
     match setup::provide(&[setup::BROWSER])?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    let program = programs()?.join("browser");
+    let program = programs(scope)?.join("browser");
     let status = Command::new(&program)
         .arg("--keep")
         .arg(target_folder()?.join("ci/browser"))

@@ -38,9 +38,17 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
-    Failure { group: GroupId, message: Message },
-    Shrink { group: GroupId, message: ShrinkMessage },
-    Leave { group: GroupId },
+    Failure {
+        group: GroupId,
+        message: Message,
+    },
+    Shrink {
+        group: GroupId,
+        message: ShrinkMessage,
+    },
+    Leave {
+        group: GroupId,
+    },
     /// The sender closes its mesh.
     Goodbye,
 }

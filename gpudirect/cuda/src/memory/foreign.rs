@@ -325,9 +325,7 @@ impl Foreign {
 }
 
 enum Backing {
-    Owner {
-        _owner: Owner,
-    },
+    Owner { _owner: Owner },
     Opened(Open),
 }
 
