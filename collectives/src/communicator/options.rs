@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::CollectiveError;
 use crate::executor::Config;
 use crate::topology;
-use crate::tune::{Overrides, mapped};
+use crate::tune::{Overrides, calibrate, mapped};
 
 /// Options of a communicator. [`config`](Self::config) is the same on all ranks; for choices of
 /// algorithms all ranks follow rank 0.
@@ -50,8 +50,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults with the environment's overrides: see [`Overrides::from_environment`] and
-    /// [`mapped`].
+    /// The defaults with the environment's overrides: see [`Overrides::from_environment`],
+    /// [`mapped`] and [`calibrate`].
     ///
     /// # Errors
     /// A variable has an invalid value.
@@ -63,6 +63,7 @@ impl Options {
                 mapped,
                 ..Config::default()
             },
+            calibrate: calibrate(|name| std::env::var_os(name))?,
             overrides,
             tuning_file,
             ..Self::default()

@@ -88,18 +88,29 @@ impl Overrides {
 /// # Errors
 /// An invalid value.
 pub fn mapped(variable: impl Fn(&str) -> Option<OsString>) -> Result<bool, EnvironmentError> {
-    let text = |name: &'static str| {
-        let value = variable(name).map(|value| value.to_string_lossy().into_owned());
-        value
-            .filter(|value| !value.is_empty() && value != "auto")
-            .map(|value| (name, value))
-    };
-    let said = parse(text("DOORBELL_MAPPED"), |value| match value {
+    let forced = yes_or_no("DOORBELL_MAPPED", &variable)?;
+    Ok(forced.unwrap_or_else(|| variable("DOORBELL_LINK").is_none_or(|link| link != "udp")))
+}
+
+/// Whether costs are measured at creation: `DOORBELL_CALIBRATE`, `yes` (default) or `no`.
+///
+/// # Errors
+/// An invalid value.
+pub fn calibrate(variable: impl Fn(&str) -> Option<OsString>) -> Result<bool, EnvironmentError> {
+    Ok(yes_or_no("DOORBELL_CALIBRATE", variable)?.unwrap_or(true))
+}
+
+fn yes_or_no(
+    name: &'static str,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Result<Option<bool>, EnvironmentError> {
+    let value = variable(name).map(|value| value.to_string_lossy().into_owned());
+    let set = value.filter(|value| !value.is_empty() && value != "auto");
+    parse(set.map(|value| (name, value)), |value| match value {
         "yes" | "1" => Ok(true),
         "no" | "0" => Ok(false),
         _ => Err("yes, no or auto".to_owned()),
-    })?;
-    Ok(said.unwrap_or_else(|| text("DOORBELL_LINK").is_none_or(|(_, link)| link != "udp")))
+    })
 }
 
 fn parse<T>(

@@ -1,5 +1,4 @@
-//! Runs the scripts of `tests/vm`, in the order of their names, in two guests at once: an emulated
-//! one keeps little more than one processor busy.
+//! Runs the scripts of `tests/vm` in one guest, in the order of their names.
 //!
 //! A script runs under bash in the workspace's root and passes with status 0; 77 skips it, with a
 //! reason in its output. It has 120 seconds, or those of its line `# limit: SECONDS`, and finds the
@@ -14,16 +13,14 @@ use crate::{
     vm::{Request, machine::Outcome},
     workspace,
 };
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use std::{
-    cmp::Reverse,
     env,
     ffi::OsString,
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
     sync::mpsc::{self, Sender},
-    thread,
     time::Duration,
 };
 
@@ -33,7 +30,6 @@ const LIMIT: u64 = 120;
 /// Seconds for booting, and for killing what scripts leave.
 const MARGIN: u64 = 180;
 const RETRIES: usize = 3;
-const GUESTS: usize = 2;
 /// Prefix of the runner's reports.
 const REPORT: &str = "guest-script-ended ";
 /// Exit status of a skipped script, as in automake.
@@ -44,7 +40,6 @@ struct Script {
     limit: u64,
 }
 
-#[derive(Default)]
 struct GuestRun {
     counts: Counts,
     failed: Vec<Script>,
@@ -59,7 +54,7 @@ pub(super) fn run(programs: &Path, variables: &[(OsString, OsString)]) -> Result
     if scripts.is_empty() {
         bail!("no scripts in tests/vm");
     }
-    let first = in_guests(scripts, programs, variables)?;
+    let first = in_a_guest(scripts, programs, variables)?;
     let named = format!("failed: {}", names(&first.failed));
     if first.stopped.is_some() || first.failed.is_empty() || first.failed.len() > RETRIES {
         let named = (!first.failed.is_empty()).then_some(named);
@@ -84,40 +79,6 @@ pub(super) fn run(programs: &Path, variables: &[(OsString, OsString)]) -> Result
         counts,
         format!("passed only in a new guest ({named})"),
     ))
-}
-
-/// Divides the scripts among [`GUESTS`] guests.
-fn in_guests(scripts: Vec<Script>, programs: &Path, variables: &[(OsString, OsString)]) -> Result<GuestRun> {
-    thread::scope(|scope| {
-        let guests: Vec<_> = divided(scripts)
-            .into_iter()
-            .map(|scripts| scope.spawn(move || in_a_guest(scripts, programs, variables)))
-            .collect();
-        let mut total = GuestRun::default();
-        for guest in guests {
-            let run = guest.join().map_err(|_| anyhow!("a guest's thread panicked"))??;
-            total.counts.add(run.counts);
-            total.failed.extend(run.failed);
-            total.stopped = total.stopped.or(run.stopped);
-        }
-        Ok(total)
-    })
-}
-
-/// With about equal sums of limits.
-fn divided(mut scripts: Vec<Script>) -> Vec<Vec<Script>> {
-    scripts.sort_by_key(|script| Reverse(script.limit));
-    let mut guests: [Vec<Script>; GUESTS] = Default::default();
-    for script in scripts {
-        let sum = |guest: &Vec<Script>| guest.iter().map(|script| script.limit).sum::<u64>();
-        if let Some(least) = guests.iter_mut().min_by_key(|guest| sum(guest)) {
-            least.push(script);
-        }
-    }
-    for guest in &mut guests {
-        guest.sort_by(|one, other| one.path.cmp(&other.path));
-    }
-    guests.into_iter().filter(|guest| !guest.is_empty()).collect()
 }
 
 fn in_a_guest(scripts: Vec<Script>, programs: &Path, variables: &[(OsString, OsString)]) -> Result<GuestRun> {
@@ -200,19 +161,17 @@ fn judge(reports: impl Iterator<Item = String>, scripts: Vec<Script>) -> (Counts
     (counts, failed)
 }
 
-/// Shows a guest's output, each script's in one piece, and picks the runner's reports from it.
-struct Watch<W: Write> {
+/// Shows the guest's output and picks the runner's reports from it.
+struct Watch<W> {
     shown: W,
-    held: Vec<u8>,
     line: Vec<u8>,
     reports: Sender<String>,
 }
 
-impl<W: Write> Watch<W> {
+impl<W> Watch<W> {
     fn new(shown: W, reports: Sender<String>) -> Self {
         Self {
             shown,
-            held: Vec::new(),
             line: Vec::new(),
             reports,
         }
@@ -222,18 +181,16 @@ impl<W: Write> Watch<W> {
 impl<W: Write> Write for Watch<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for byte in bytes {
-            self.held.push(*byte);
             if *byte != b'\n' {
                 self.line.push(*byte);
                 continue;
             }
             if let Some(report) = self.line.strip_prefix(REPORT.as_bytes()) {
                 let _ = self.reports.send(String::from_utf8_lossy(report).into_owned());
-                self.shown.write_all(&self.held)?;
-                self.held.clear();
             }
             self.line.clear();
         }
+        self.shown.write_all(bytes)?;
         Ok(bytes.len())
     }
 
@@ -242,27 +199,9 @@ impl<W: Write> Write for Watch<W> {
     }
 }
 
-impl<W: Write> Drop for Watch<W> {
-    fn drop(&mut self) {
-        // Of a guest that ended within a script.
-        let _ = self.shown.write_all(&self.held);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn guests_get_about_equal_limits() {
-        let scripts = [("a", 100), ("b", 540), ("c", 300), ("d", 120)].map(|(path, limit)| Script {
-            path: path.into(),
-            limit,
-        });
-        let guests = divided(scripts.into());
-        let named: Vec<_> = guests.iter().map(|scripts| names(scripts)).collect();
-        assert_eq!(named, ["b", "a c d"]);
-    }
 
     #[test]
     fn a_script_may_name_its_limit() {
@@ -293,8 +232,7 @@ mod tests {
     #[test]
     fn reports_are_found_wherever_the_output_is_cut() {
         let (reports, received) = mpsc::channel();
-        let mut shown = Vec::new();
-        let mut watch = Watch::new(&mut shown, reports);
+        let mut watch = Watch::new(Vec::new(), reports);
         for piece in [
             "some\nguest-script",
             "-ended 0 ",
@@ -302,8 +240,8 @@ mod tests {
         ] {
             watch.write_all(piece.as_bytes()).unwrap();
         }
+        assert!(watch.shown.ends_with(b"b.sh\n"), "everything is shown");
         drop(watch);
-        assert!(shown.ends_with(b"b.sh\n"), "everything is shown");
         assert_eq!(received.iter().collect::<Vec<_>>(), ["0 a.sh"]);
     }
 }

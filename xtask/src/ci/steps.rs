@@ -11,6 +11,7 @@ use std::{
 };
 
 /// In order: cheap ones first, the guest last. In the background: what needs no build first.
+/// The guest is the first in order: it keeps one processor busy, and the background uses the others.
 pub(crate) const ALL: [Step; 18] = [
     Step::new(
         "setup",
@@ -32,6 +33,12 @@ pub(crate) const ALL: [Step; 18] = [
         "words, widths, lengths, fields, variables and visibility",
     ),
     Step::new("build", Place::First, build, "programs, libraries and tests"),
+    Step::new(
+        "vm",
+        Place::InOrder,
+        vm,
+        "the scripts of tests/vm in a guest with the kernel's rxe",
+    ),
     Step::new("test", Place::InOrder, test, "every test that needs no guest"),
     Step::new(
         "browser",
@@ -93,12 +100,6 @@ pub(crate) const ALL: [Step; 18] = [
         Place::InOrder,
         swarm,
         "processes on one address, all connected, one killed every second",
-    ),
-    Step::new(
-        "vm",
-        Place::InOrder,
-        vm,
-        "the scripts of tests/vm in a guest with the kernel's rxe",
     ),
 ];
 
