@@ -10,8 +10,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// In order: cheap ones first, the guest last. In the background: what needs no build first.
-/// The guest is the first in order: it keeps one processor busy, and the background uses the others.
+/// In order: the guest first, which keeps one processor busy while the background uses the others.
+/// In the background: what needs no build first.
 pub(crate) const ALL: [Step; 18] = [
     Step::new(
         "setup",
