@@ -77,7 +77,7 @@ struct TempFile {
 impl TempFile {
     /// With the mode of any new file, less the umask: a collector of metrics runs as another user.
     fn create_in(folder: &Path) -> io::Result<TempFile> {
-        for number in 0u64.. {
+        for number in 0..1000 {
             let path = folder.join(format!(".doorbell-{}-{number}", process::id()));
             match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}

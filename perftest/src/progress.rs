@@ -53,15 +53,25 @@ impl Progress {
     fn draw(&self) {
         if self.shown {
             let State { done, current } = &*self.state.borrow();
-            let elapsed = self.began.elapsed().as_secs();
-            eprint!("\r\x1b[K{done}/{} {}: {current}, {elapsed} s", self.total, self.noun);
-            let _ = stderr().flush();
+            let left = match *done {
+                0 => String::new(),
+                done => {
+                    let each = self.began.elapsed().as_secs_f64() / done as f64;
+                    format!(", {:.0} s left", each * self.total.saturating_sub(done) as f64)
+                }
+            };
+            // Without automatic wrap: what wrapped could not be cleared. The terminal may be gone.
+            let (total, noun) = (self.total, self.noun);
+            let _ = write!(
+                stderr(),
+                "\r\x1b[K\x1b[?7l{done}/{total} {noun}: {current}{left}\x1b[?7h"
+            );
         }
     }
 
     fn clear(&self) {
         if self.shown {
-            eprint!("\r\x1b[K");
+            let _ = write!(stderr(), "\r\x1b[K");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The cases: tools with options, and environments.
 
+use doorbell_tests::environment::is_whole;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Environment {
     /// On this host, on the userspace device.
@@ -57,7 +59,7 @@ impl Case {
 pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
     let (one, many) = environment.rounds();
     let (one, many, seconds) = if quick {
-        (one / 10, (many / 20).max(5), 1)
+        (one / 10, (many / if is_whole() { 10 } else { 20 }).max(5), 1)
     } else {
         (one, many, 2)
     };
@@ -110,7 +112,7 @@ pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
                 // Atomics have one size. Ping-pongs of 8 MiB take long, on an emulated processor a
                 // minute.
                 let emulated = matches!(environment, Environment::Rxe | Environment::Wire);
-                let is_slow = quick && !is_bw && (emulated || verb != "write");
+                let is_slow = quick && !is_bw && (emulated || verb != "write" && !is_whole());
                 if verb != "atomic" && !is_slow {
                     // A bidirectional sweep moves 16 MiB per iteration.
                     let many = if is_bw || !transport.is_empty() {

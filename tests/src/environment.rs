@@ -1,11 +1,16 @@
-//! The privileges of programs under test, and the addresses of the guest's device.
+//! The privileges of programs under test, the addresses of the guest's device, the extent of tests.
 
 use anyhow::{Context, Result, bail};
 use std::{
-    fs,
+    env, fs,
     net::{Ipv4Addr, Ipv6Addr},
     path::Path,
 };
+
+/// Whether tests run all of their cases, `DOORBELL_SWEEP=all`, and not a selection.
+pub fn is_whole() -> bool {
+    env::var_os("DOORBELL_SWEEP").is_some_and(|value| value == "all")
+}
 
 /// A command prefix that drops every privilege; empty when there is none to drop.
 pub fn unprivileged() -> Vec<String> {

@@ -75,6 +75,38 @@ pub(crate) fn grid(grid: &Grid, outcomes: &[Outcome]) -> String {
     text
 }
 
+/// The outcomes in a text that contains what [`grid`] returned for them; `None` if it does not.
+pub(crate) fn read(grid: &Grid, text: &str) -> Option<Vec<Outcome>> {
+    let (_, text) = text.split_once(&format!("### {}\n", grid.title))?;
+    let text = text.split("\n### ").next()?;
+    let notes: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_once(". "))
+        .filter(|(number, _)| number.parse::<usize>().is_ok())
+        .map(|(_, note)| note)
+        .collect();
+    let noted = |number: &str| notes.get(number.strip_suffix(')')?.parse::<usize>().ok()? - 1);
+    let outcome = |cell: &str| match cell.split_once(" (") {
+        None if cell == "yes" => Some(Outcome::Runs),
+        Some(("–", number)) => Some(Outcome::NotOffered((*noted(number)?).to_owned())),
+        Some(("no", number)) => Some(Outcome::Lacking((*noted(number)?).to_owned())),
+        _ => None,
+    };
+    let mut outcomes = Vec::new();
+    for line in grid.lines {
+        let start = match line.trim() {
+            "" => "| (none) |".to_owned(),
+            options => format!("| `{options}` |"),
+        };
+        let row = text
+            .lines()
+            .find_map(|row| row.strip_prefix(&start)?.strip_suffix('|'))?;
+        let cells: Option<Vec<_>> = row.split('|').map(|cell| outcome(cell.trim())).collect();
+        outcomes.extend(cells.filter(|cells| cells.len() == grid.tools.len())?);
+    }
+    Some(outcomes)
+}
+
 pub(crate) fn lines(title: &str, lines: &[Line]) -> String {
     let mut text = format!("### {title}\n\n| what | result |\n|---|---|\n");
     for Line { what, about, outcome } in lines {
@@ -121,7 +153,7 @@ pub(crate) fn differences(file: &str, section: &str, body: &str) -> Result<Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::Environment;
+    use crate::cases::{Environment, HOST, WIRE};
     use doorbell_tests::section::replaced;
 
     const FILE: &str = "# Report\n<!-- begin host -->\n\nold\nkept\n\n<!-- end host -->\nmore\n";
@@ -137,6 +169,19 @@ mod tests {
         assert!(differences(&new, "host", "new\n\nkept\n").unwrap().is_empty());
         assert_eq!(differences(&new, "host", "kept\nnew\n").unwrap().len(), 1);
         assert!(replaced(FILE, "wire", "").is_err());
+    }
+
+    #[test]
+    fn committed_tables_are_read_back() {
+        let text = include_str!("../../docs/STOCK.md");
+        for (section, grids) in [("host", HOST), ("wire", WIRE)] {
+            let own = &text[span(text, section).unwrap()];
+            for one in grids {
+                let outcomes = read(one, own).expect(one.title);
+                assert!(own.contains(&grid(one, &outcomes)), "{}", one.title);
+            }
+        }
+        assert_eq!(read(&HOST[0], "### Pingpongs of ibverbs-utils\n"), None);
     }
 
     #[test]

@@ -173,6 +173,8 @@ mod tests {
             assert_eq!(mapped(variables), Ok(expected), "{variables:?}");
         }
         assert!(mapped(&[("DOORBELL_MAPPED", "perhaps")]).is_err());
+        let no = |_: &str| Some("no".into());
+        assert_eq!((calibrate(|_| None), calibrate(no)), (Ok(true), Ok(false)));
     }
 
     #[test]

@@ -24,7 +24,9 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     /// mkdtemp(3), with [`MODE`].
     fn create(parent: &Path, prefix: &str) -> io::Result<TempDir> {
-        let folder = TempDir(mkdtemp(&parent.join(format!("{prefix}XXXXXX")))?);
+        // mkdtemp(3) replaces the six Xs.
+        let template = parent.join([prefix, "XXXXXX"].concat());
+        let folder = TempDir(mkdtemp(&template)?);
         fs::set_permissions(folder.path(), Permissions::from_mode(MODE))?;
         Ok(folder)
     }

@@ -13,8 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{setsockopt, sockopt};
-
 use super::{Message, frame, tcp};
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
@@ -38,19 +36,11 @@ pub(crate) struct Control {
     interrupt: Interrupt,
 }
 
-/// Detects within some ten seconds that the peer's host is gone: tcp(7).
-pub(crate) fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
-    setsockopt(stream, sockopt::TcpKeepIdle, &5)?;
-    setsockopt(stream, sockopt::TcpKeepInterval, &2)?;
-    setsockopt(stream, sockopt::TcpKeepCount, &3)?;
-    Ok(setsockopt(stream, sockopt::KeepAlive, &true)?)
-}
-
 impl Control {
     fn new(stream: TcpStream, interrupt: &Interrupt) -> io::Result<Control> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        set_keepalive(&stream)?;
+        tcp::set_keepalive(&stream)?;
         let peer = stream.peer_addr()?;
         exchange_preambles(&stream, peer)?;
         let attention = Arc::new(AtomicBool::new(false));

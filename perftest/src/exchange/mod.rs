@@ -24,5 +24,5 @@ pub(crate) mod frame;
 mod message;
 pub(crate) mod tcp;
 
-pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect, set_keepalive};
+pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect};
 pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup, check_hello};

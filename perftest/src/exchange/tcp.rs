@@ -74,6 +74,14 @@ fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io
     }
 }
 
+/// Detects within some ten seconds that the peer's host is gone: tcp(7).
+pub(crate) fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
+    setsockopt(stream, sockopt::TcpKeepIdle, &5)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &2)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &3)?;
+    Ok(setsockopt(stream, sockopt::KeepAlive, &true)?)
+}
+
 /// A server's listening socket.
 #[derive(Debug)]
 pub(crate) struct Acceptor {

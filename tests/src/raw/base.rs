@@ -272,7 +272,7 @@ impl Srq {
     /// Posts a receive into registered memory; fails when the call does.
     pub fn receive(&self, wr_id: u64, mut element: ibv_sge) -> Result<()> {
         let (mut wr, mut bad) = (receive_request(wr_id, &mut element), ptr::null_mut());
-        // SAFETY: live; a list of one, whose element is in registered memory.
+        // SAFETY: live; a list of one, read in the call; the device checks the element's lkey.
         let result = unsafe { inline::post_srq_recv(self.raw, &mut wr, &mut bad) };
         check_errno(result, "ibv_post_srq_recv")
     }
@@ -317,13 +317,18 @@ impl Qp {
         wr
     }
 
-    /// Posts a signaled request on registered memory; fails when the call does.
-    pub fn send(&self, mut wr: ibv_send_wr, mut element: Option<ibv_sge>) -> Result<()> {
+    /// Posts a signaled request; fails when the call does.
+    ///
+    /// # Safety
+    /// An address handle or memory window that `wr` names is live.
+    pub unsafe fn send(&self, mut wr: ibv_send_wr, mut element: Option<ibv_sge>) -> Result<()> {
+        wr.next = ptr::null_mut();
         wr.send_flags = IBV_SEND_SIGNALED;
         wr.num_sge = c_int::from(element.is_some());
         wr.sg_list = element.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         let mut bad = ptr::null_mut();
-        // SAFETY: live; a list of one, whose element, if any, is in registered memory.
+        // SAFETY: live; a list of one, read in the call, with live objects by contract. The device
+        // accesses no memory but the registered buffer: it checks the element's lkey.
         let result = unsafe { inline::post_send(self.raw, &mut wr, &mut bad) };
         check_errno(result, "ibv_post_send")
     }
@@ -331,7 +336,7 @@ impl Qp {
     /// Posts a receive into registered memory; fails when the call does.
     pub fn receive(&self, wr_id: u64, mut element: ibv_sge) -> Result<()> {
         let (mut wr, mut bad) = (receive_request(wr_id, &mut element), ptr::null_mut());
-        // SAFETY: live; a list of one, whose element is in registered memory.
+        // SAFETY: live; a list of one, read in the call; the device checks the element's lkey.
         let result = unsafe { inline::post_recv(self.raw, &mut wr, &mut bad) };
         check_errno(result, "ibv_post_recv")
     }
@@ -348,7 +353,8 @@ fn receive_request(wr_id: u64, element: &mut ibv_sge) -> ibv_recv_wr {
 
 fn open_device(api: &Api, name: &str) -> Result<*mut ibv_context> {
     let mut count = 0;
-    // SAFETY: the list has `count` entries; it is never freed, so the devices stay valid.
+    // SAFETY: an `Api` is a libibverbs; the list has `count` entries and is never freed, so the
+    // devices stay valid.
     unsafe {
         let list = non_null((api.get_device_list)(&mut count), "ibv_get_device_list")?;
         for index in 0..count as usize {

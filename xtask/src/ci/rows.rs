@@ -16,14 +16,17 @@ pub(super) struct Rows {
     failures: Failures,
 }
 
-/// Runs a program of a folder in the workspace's root and prints its output.
-pub(super) fn run(folder: &Path, name: &str, arguments: &[&str]) -> Result<Rows> {
-    let mut command = Command::new(folder.join(name));
-    command.args(arguments).current_dir(workspace());
+/// Runs a program in the workspace's root and prints its output.
+pub(super) fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Rows> {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .current_dir(workspace());
     let mut failures = Failures::default();
     let status = run_lines(&mut command, |line| failures.take(line))?;
     Ok(Rows {
-        program: [&[name], arguments].concat().join(" "),
+        program: format!("{} {}", program.display(), arguments.join(" ")),
         passed: status.success(),
         failures,
     })

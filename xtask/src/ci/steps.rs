@@ -165,14 +165,17 @@ fn programs(scope: Scope) -> Result<PathBuf> {
 
 fn test(scope: Scope) -> Result<Verdict> {
     let mut command = tested(&["test"])?;
-    if scope == Scope::Full {
-        command.envs(COMPLETE);
-    }
+    command.envs(environment(scope).iter().copied());
     tests(command.arg("--no-fail-fast"))
 }
 
-/// Make tests of large products run the whole product instead of a sample.
-const COMPLETE: [(&str, &str); 2] = [("DOORBELL_COLLECTIVES_WHOLE", "1"), ("DOORBELL_SWEEP", "all")];
+/// Variables of tests: with `--full` those of large products run the whole product, not a sample.
+fn environment(scope: Scope) -> &'static [(&'static str, &'static str)] {
+    match scope {
+        Scope::Short => &[],
+        Scope::Full => &[("DOORBELL_COLLECTIVES_WHOLE", "1"), ("DOORBELL_SWEEP", "all")],
+    }
+}
 
 /// Cargo with the features of tests: `rdma-sys`' bindings are compared where they can be built.
 fn tested(arguments: &[&str]) -> Result<Command> {
@@ -197,14 +200,10 @@ fn stock(scope: Scope) -> Result<Verdict> {
         missing => return lacking(missing),
     }
     let programs = programs(scope)?;
-    let every = if scope == Scope::Full { "1" } else { "2" };
     // The classic names of `doorbell` come second, with perftest itself at the other end.
-    let tables = rows::run(
-        &programs,
-        "stock",
-        &["host", "--every", every, "--check", "docs/STOCK.md"],
-    )?;
-    let pairings = rows::run(&programs, "pairings", &["host", "--quick"])?;
+    let run = |name, arguments: &[&str]| rows::run(&programs.join(name), arguments, environment(scope));
+    let tables = run("stock", &["host", "--quick", "--check", "docs/STOCK.md"])?;
+    let pairings = run("pairings", &["host", "--quick"])?;
     rows::verdict(&[tables, pairings])
 }
 
@@ -222,9 +221,8 @@ fn vm(scope: Scope) -> Result<Verdict> {
         missing => return lacking(missing),
     }
     let mut variables = test_binaries()?;
-    if scope == Scope::Full {
-        variables.extend(COMPLETE.map(|(name, value)| (name.into(), value.into())));
-    }
+    let extent = environment(scope).iter();
+    variables.extend(extent.map(|(name, value)| (name.into(), value.into())));
     guest::run(&programs(scope)?, &variables)
 }
 

@@ -6,18 +6,19 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use doorbell_verbs::cm::Connection;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+
 use super::message::{
     BwReport, DONE, LARGEST_CACHE_LINE, LARGEST_PAGE, MTU, Malformed, SharedParameters, VERSION, check_version,
     format_mtu, our_version, parse_mtu, parse_power,
 };
 use super::qp_channel::{ChannelError, QpChannel};
 use super::qp_info::QpInfo;
-use crate::exchange::set_keepalive;
+use crate::exchange::tcp::set_keepalive;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
-use doorbell_verbs::cm::Connection;
-use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv};
 
 /// Time limit for a reply that the peer can send at once: enough for a C tool to register much
 /// memory, or to compute a peak.

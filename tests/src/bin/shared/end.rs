@@ -126,7 +126,8 @@ impl End {
         self.base.fill(at, bytes);
         self.sending[qp] = true;
         let wr = self.qps[qp].request(SEND | qp as u64);
-        self.qps[qp].send(wr, Some(self.base.element(at, bytes.len())))
+        // SAFETY: the address handle is the queue pair's, which is never destroyed.
+        unsafe { self.qps[qp].send(wr, Some(self.base.element(at, bytes.len()))) }
     }
 
     pub(crate) fn receive(&mut self) -> Result<Received> {

@@ -114,7 +114,8 @@ impl End {
             };
         }
         self.sent = false;
-        self.qp.send(wr, Some(self.base.element(0, bytes.len())))
+        // SAFETY: the address handle is the queue pair's, which is never destroyed.
+        unsafe { self.qp.send(wr, Some(self.base.element(0, bytes.len()))) }
     }
 
     pub(crate) fn receive(&mut self) -> Result<Vec<u8>> {
