@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::io::{IsTerminal, Write, stderr};
-use std::time::Instant;
 
 /// The line on stderr. It is shown on a terminal only, and cleared when dropped.
 #[derive(Debug)]
@@ -10,7 +9,6 @@ pub(crate) struct Progress {
     shown: bool,
     total: usize,
     noun: &'static str,
-    began: Instant,
     state: RefCell<State>,
 }
 
@@ -27,7 +25,6 @@ impl Progress {
             shown: !none && stderr().is_terminal(),
             total,
             noun,
-            began: Instant::now(),
             state: RefCell::default(),
         }
     }
@@ -51,21 +48,11 @@ impl Progress {
     }
 
     fn draw(&self) {
-        if self.shown {
-            let State { done, current } = &*self.state.borrow();
-            let left = match *done {
-                0 => String::new(),
-                done => {
-                    let each = self.began.elapsed().as_secs_f64() / done as f64;
-                    format!(", {:.0} s left", each * self.total.saturating_sub(done) as f64)
-                }
-            };
+        let State { done, current } = &*self.state.borrow();
+        if self.shown && !current.is_empty() {
             // Without automatic wrap: what wrapped could not be cleared. The terminal may be gone.
             let (total, noun) = (self.total, self.noun);
-            let _ = write!(
-                stderr(),
-                "\r\x1b[K\x1b[?7l{done}/{total} {noun}: {current}{left}\x1b[?7h"
-            );
+            let _ = write!(stderr(), "\r\x1b[K\x1b[?7l{done}/{total} {noun}: {current}\x1b[?7h");
         }
     }
 
