@@ -32,6 +32,8 @@ const MARGIN: u64 = 180;
 const RETRIES: usize = 3;
 /// Prefix of the runner's reports.
 const REPORT: &str = "guest-script-ended ";
+/// Prefix of a row that failed, as [`rows`](super::rows) has it.
+const FAILED_ROW: &str = "FAILED ";
 /// Exit status of a skipped script, as in automake.
 const SKIPPED: &str = "77";
 
@@ -43,6 +45,8 @@ struct Script {
 struct GuestRun {
     counts: Counts,
     failed: Vec<Script>,
+    /// Rows that failed in a script, which may have repeated them: see [`rows`](super::rows).
+    failed_rows: Vec<String>,
     /// Why the guest ended before the scripts did.
     stopped: Option<String>,
 }
@@ -55,6 +59,13 @@ pub(super) fn run(programs: &Path, variables: &[(OsString, OsString)]) -> Result
         bail!("no scripts in tests/vm");
     }
     let first = in_a_guest(scripts, programs, variables)?;
+    if first.stopped.is_none() && first.failed.is_empty() && !first.failed_rows.is_empty() {
+        let rows = first.failed_rows.join("\n    ");
+        return Ok(Verdict::Retried(
+            first.counts,
+            format!("passed only when repeated:\n    {rows}"),
+        ));
+    }
     let named = format!("failed: {}", names(&first.failed));
     if first.stopped.is_some() || first.failed.is_empty() || first.failed.len() > RETRIES {
         let named = (!first.failed.is_empty()).then_some(named);
@@ -94,7 +105,8 @@ fn in_a_guest(scripts: Vec<Script>, programs: &Path, variables: &[(OsString, OsS
 
     let (reports, received) = mpsc::channel();
     let outcome = request.run(Box::new(Watch::new(io::stdout(), reports)), Box::new(io::stderr()))?;
-    let (counts, failed) = judge(received.iter(), scripts);
+    let (failed_rows, ended): (Vec<_>, Vec<_>) = received.iter().partition(|line| line.starts_with(FAILED_ROW));
+    let (counts, failed) = judge(ended.into_iter(), scripts);
     let stopped = match outcome {
         Outcome::Exited(0) => None,
         Outcome::Exited(status) => Some(format!("the runner of the scripts ended with {status}")),
@@ -110,6 +122,7 @@ fn in_a_guest(scripts: Vec<Script>, programs: &Path, variables: &[(OsString, OsS
     Ok(GuestRun {
         counts,
         failed,
+        failed_rows,
         stopped,
     })
 }
@@ -185,8 +198,10 @@ impl<W: Write> Write for Watch<W> {
                 self.line.push(*byte);
                 continue;
             }
-            if let Some(report) = self.line.strip_prefix(REPORT.as_bytes()) {
-                let _ = self.reports.send(String::from_utf8_lossy(report).into_owned());
+            let report = self.line.strip_prefix(REPORT.as_bytes());
+            let row = self.line.starts_with(FAILED_ROW.as_bytes()).then_some(&*self.line);
+            if let Some(line) = report.or(row) {
+                let _ = self.reports.send(String::from_utf8_lossy(line).into_owned());
             }
             self.line.clear();
         }
@@ -236,12 +251,13 @@ mod tests {
         for piece in [
             "some\nguest-script",
             "-ended 0 ",
-            "a.sh\nnot a guest-script-ended 1 b.sh\n",
+            "a.sh\nnot a guest-script-ended 1 b.sh\nFAILED  a row",
+            "\n",
         ] {
             watch.write_all(piece.as_bytes()).unwrap();
         }
-        assert!(watch.shown.ends_with(b"b.sh\n"), "everything is shown");
+        assert!(watch.shown.ends_with(b"a row\n"), "everything is shown");
         drop(watch);
-        assert_eq!(received.iter().collect::<Vec<_>>(), ["0 a.sh"]);
+        assert_eq!(received.iter().collect::<Vec<_>>(), ["0 a.sh", "FAILED  a row"]);
     }
 }
