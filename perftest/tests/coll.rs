@@ -19,8 +19,11 @@ use self::common::{children_of, complaint, doorbell, is_running, json_of, stderr
 /// Longer than anything here takes, also on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
+/// Without measuring the costs of the links, which takes ten times as long as most of these tests.
 fn coll(line: &str) -> Command {
-    doorbell(&format!("coll {line}"))
+    let mut command = doorbell(&format!("coll {line}"));
+    command.env("DOORBELL_CALIBRATE", "no");
+    command
 }
 
 fn right(report: &Value, rows: usize) {
@@ -193,7 +196,9 @@ fn a_plan_is_explained_and_drawn() {
 
 #[test]
 fn predictions_are_printed_beside_measurements() {
-    let report = json_of(coll("allreduce --ranks 2 -b 8 -e 4K -f 512 --simulate --measure"));
+    let report = json_of(doorbell(
+        "coll allreduce --ranks 2 -b 8 -e 4K -f 512 --simulate --measure",
+    ));
     let lines = report["results"].as_array().unwrap();
     for bytes in [8, 4096] {
         let of_size: Vec<_> = lines.iter().filter(|line| line["bytes"] == bytes).collect();

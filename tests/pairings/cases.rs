@@ -1,7 +1,5 @@
 //! The cases: tools with options, and environments.
 
-use doorbell_tests::environment::is_whole;
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Environment {
     /// On this host, on the userspace device.
@@ -54,12 +52,33 @@ impl Case {
     }
 }
 
-/// All cases of an environment in the report's order. `quick`: a tenth of the iterations, half of
-/// the time, no slow cases.
-pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
+/// The cases of `--quick`: a tenth of the iterations, half of the time, no slow cases. Unless
+/// `whole`, every second case on this host, and the others in the guest.
+pub(crate) fn quick(environment: Environment, whole: bool) -> Vec<Case> {
+    let cases = cases(environment, true, whole);
+    let other = match environment {
+        Environment::Host => 0,
+        Environment::Rxe => 1,
+        _ => return cases,
+    };
+    let chosen = |&(index, _): &(usize, Case)| whole || index % 2 == other;
+    cases
+        .into_iter()
+        .enumerate()
+        .filter(chosen)
+        .map(|(_, case)| case)
+        .collect()
+}
+
+/// All cases of an environment in the report's order.
+pub(crate) fn all(environment: Environment) -> Vec<Case> {
+    cases(environment, false, true)
+}
+
+fn cases(environment: Environment, quick: bool, whole: bool) -> Vec<Case> {
     let (one, many) = environment.rounds();
     let (one, many, seconds) = if quick {
-        (one / 10, (many / if is_whole() { 10 } else { 20 }).max(5), 1)
+        (one / 10, (many / if whole { 10 } else { 20 }).max(5), 1)
     } else {
         (one, many, 2)
     };
@@ -112,7 +131,7 @@ pub(crate) fn all(environment: Environment, quick: bool) -> Vec<Case> {
                 // Atomics have one size. Ping-pongs of 8 MiB take long, on an emulated processor a
                 // minute.
                 let emulated = matches!(environment, Environment::Rxe | Environment::Wire);
-                let is_slow = quick && !is_bw && (emulated || verb != "write" && !is_whole());
+                let is_slow = quick && !is_bw && (emulated || !whole);
                 if verb != "atomic" && !is_slow {
                     // A bidirectional sweep moves 16 MiB per iteration.
                     let many = if is_bw || !transport.is_empty() {
@@ -153,7 +172,7 @@ mod tests {
 
     #[test]
     fn every_tool_has_its_cases() {
-        let cases = all(Environment::Rxe, false);
+        let cases = all(Environment::Rxe);
         let of = |tool: &str| cases.iter().filter(|case| case.tool == tool).count();
         let tools = ["write", "read", "send", "atomic"].map(|verb| (of(bw(verb)), of(lat(verb))));
         assert_eq!(tools, [(5, 3), (5, 3), (10, 6), (4, 2)]);
@@ -167,5 +186,24 @@ mod tests {
                 .iter()
                 .any(|case| case.tool.contains("atomic") && case.options.contains("-a"))
         );
+    }
+
+    #[test]
+    fn every_case_of_the_short_form_is_run_in_one_of_two_environments() {
+        let without_counts = |environment| {
+            let cases = quick(environment, false).into_iter();
+            cases.map(|case| {
+                let (options, _) = case.options.split_once("-n").unwrap_or((&case.options, ""));
+                format!("{} {options}", case.tool)
+            })
+        };
+        let mut run: Vec<_> = [Environment::Host, Environment::Rxe]
+            .into_iter()
+            .flat_map(without_counts)
+            .collect();
+        let count = run.len();
+        run.sort_unstable();
+        run.dedup();
+        assert_eq!((run.len(), count), (count, cases(Environment::Rxe, true, false).len()));
     }
 }

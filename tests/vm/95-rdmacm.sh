@@ -30,11 +30,22 @@ reach() {
     return 1
 }
 
+# Waits until the namespace has a device: without one the kernel repeats its request after seconds.
+device_is_up() {
+    for _ in $(seq 100); do
+        ! ip netns exec peer cat /proc/net/udp /proc/net/udp6 | grep -q ":$(printf %04X 4791) " || return 0
+        sleep 0.1
+    done
+    echo "no device after 10 s"
+    return 1
+}
+
 # Runs a server and its client; both must succeed.
 pair() {
     local server=$1 client=$2 pid
     $server > /tmp/server.log 2>&1 &
     pid=$!
+    [[ $server != soft* ]] || device_is_up
     if reach "$client" && wait $pid; then
         echo "ok: $server / $client"
         return 0
@@ -69,11 +80,7 @@ refused() {
 refused soft 10.9.0.2 rping -c -C 5 -a 10.9.0.1 -p 7999
 soft 10.9.0.2 rping -s -C 1 -a 10.9.0.2 -p 7998 &> /tmp/server.log &
 pid=$!
-# There is at least a device.
-for _ in $(seq 50); do
-    ! ip netns exec peer grep -q ":$(printf %04X 4791) " /proc/net/udp || break
-    sleep 0.2
-done
+device_is_up
 refused rping -c -C 1 -a 10.9.0.2 -p 7999
 reach "rxe rping -c -C 1 -a 10.9.0.2 -p 7998"
 wait $pid

@@ -462,8 +462,8 @@ struct Collective {
         }
     }
 
-    // Waits for a line of each source that is lines, and loads a part of the others.
-    DOORBELL_INSIDE void gather(uint32_t (&data)[BATCH][2], const Body &body, uint32_t first, uint32_t line, uint32_t count) {
+    // Waits for a line of each source that is lines, and loads a part of the others. False if stopped.
+    DOORBELL_INSIDE bool gather(uint32_t (&data)[BATCH][2], const Body &body, uint32_t first, uint32_t line, uint32_t count) {
         const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
         bool is_here[BATCH];
         #pragma unroll
@@ -489,16 +489,17 @@ struct Collective {
                 data[k][0] = found[k].data[0];
                 data[k][1] = found[k].data[1];
             }
-            if (all) return;
+            if (all) return true;
             if (looks % 1024 == 0 && must_stop()) {
                 block.stopped = 1;
-                return;
+                return false;
             }
             relax();
         }
     }
 
-    DOORBELL_INSIDE void lines(const Body &body, uint32_t operands, uint32_t elements) {
+    // False if stopped.
+    DOORBELL_INSIDE bool lines(const Body &body, uint32_t operands, uint32_t elements) {
         const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
         #pragma unroll 1
         for (uint32_t line = threadIdx.x; line * LINE < elements; line += blockDim.x) {
@@ -514,7 +515,7 @@ struct Collective {
             #pragma unroll 1
             for (uint32_t first = 0; first < body.sources; first += BATCH) {
                 uint32_t data[BATCH][2];
-                gather(data, body, first, line, count);
+                if (!gather(data, body, first, line, count)) return false;
                 if (REDUCES && body.reduces) {
                     by_operator([&](auto kind) {
                         #pragma unroll
@@ -542,6 +543,7 @@ struct Collective {
                 }
             }
         }
+        return true;
     }
 
     // The first bodies of a group that can be copied beside the reduction that follows them.
@@ -609,7 +611,7 @@ struct Collective {
             if (elements == 0 && together.count == 0) continue;
             const Beside beside = i == together.count ? together : Beside{0, 0};
             if constexpr (LINES) {
-                lines(body, operand_at, elements);
+                if (!lines(body, operand_at, elements)) break;
             } else if (REDUCES && body.reduces) {
                 if constexpr (REDUCES) {
                     by_operator([&](auto kind) { reduce<decltype(kind)>(body, operand_at, elements, beside); });
