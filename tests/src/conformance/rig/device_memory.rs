@@ -10,6 +10,8 @@ use super::{Cq, Device, Errno, Memory, Mr, Object, Pd, zeroed};
 
 pub(in crate::conformance) struct Dm {
     object: Object<ibv_dm>,
+    /// Closed after the memory is freed.
+    _device: Device,
 }
 
 /// ibv_free_dm (ibv_alloc_dm(3)).
@@ -30,6 +32,7 @@ impl Device {
         let dm = unsafe { inline::alloc_dm(self.raw(), &mut attr) };
         Ok(Dm {
             object: Object::new(self, "device memory", dm, free)?,
+            _device: self.clone(),
         })
     }
 }
