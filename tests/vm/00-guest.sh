@@ -19,7 +19,7 @@ pair() {
     pid=$!
     for try in $(seq 50); do
         # State 0A in the kernel's table is LISTEN.
-        ! cat /proc/net/tcp /proc/net/tcp6 | grep -qi ":$(printf %04X 18515) .* 0A " || break
+        ! grep -qi ":$(printf %04X 18515) .* 0A " /proc/net/tcp /proc/net/tcp6 || break
         sleep 0.1
     done
     $client || { cat /tmp/server.log; return 1; }

@@ -17,7 +17,7 @@ ours() {
 # Waits until the pingpong's TCP port has a listener in the namespace of "$@".
 listening() {
     for _ in $(seq 100); do
-        ! "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X 18515) .* 0A " || return 0
+        ! "$@" grep -q ":$(printf %04X 18515) .* 0A " /proc/net/tcp /proc/net/tcp6 || return 0
         sleep 0.1
     done
     echo "no server after 10 s"

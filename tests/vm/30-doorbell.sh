@@ -26,7 +26,7 @@ ipv4=$(grep -l ffff:0a09:0001 /sys/class/infiniband/rxe0/ports/1/gids/* | head -
 # Waits until the command's TCP port has a listener in the namespace of "$@".
 listening() {
     for _ in $(seq 100); do
-        ! "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X 18515) .* 0A " || return 0
+        ! "$@" grep -q ":$(printf %04X 18515) .* 0A " /proc/net/tcp /proc/net/tcp6 || return 0
         sleep 0.1
     done
     echo "no server after 10 s"

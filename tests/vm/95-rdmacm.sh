@@ -33,7 +33,7 @@ reach() {
 # Waits until the namespace has a device: without one the kernel repeats its request after seconds.
 device_is_up() {
     for _ in $(seq 100); do
-        ! ip netns exec peer cat /proc/net/udp /proc/net/udp6 | grep -q ":$(printf %04X 4791) " || return 0
+        ! ip netns exec peer grep -q ":$(printf %04X 4791) " /proc/net/udp /proc/net/udp6 || return 0
         sleep 0.1
     done
     echo "no device after 10 s"

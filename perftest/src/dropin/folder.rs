@@ -24,8 +24,7 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     /// mkdtemp(3), with [`MODE`].
     fn create(parent: &Path, prefix: &str) -> io::Result<TempDir> {
-        // mkdtemp(3) replaces the six Xs.
-        let template = parent.join([prefix, "XXXXXX"].concat());
+        let template = parent.join([prefix, "XXXXXX"].concat()); // mkdtemp(3) replaces the six Xs
         let folder = TempDir(mkdtemp(&template)?);
         fs::set_permissions(folder.path(), Permissions::from_mode(MODE))?;
         Ok(folder)
