@@ -207,7 +207,7 @@ impl Device {
         let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;
         if !config.is_udp_only() {
-            let enabled = core.rings.enable(config.link == LinkChoice::Local, config.copy_mode);
+            let enabled = core.enable_shm(config.link == LinkChoice::Local, config.copy_mode);
             own = Some(enabled.map_err(|source| OpenError::ShmRing {
                 device: device(),
                 source,

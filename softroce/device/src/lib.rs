@@ -13,6 +13,7 @@ pub mod cm;
 mod config;
 mod cq;
 mod device;
+mod direct;
 mod drive;
 mod event;
 mod gpu;

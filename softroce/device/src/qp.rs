@@ -150,7 +150,7 @@ impl Posting<'_> {
             true => shared.about_now(),
             false => *now.get_or_insert_with(|| shared.now()),
         };
-        if self.core.send_fast(start, self.qpn, request) {
+        if self.core.send_direct(self.qpn, request) || self.core.send_fast(start, self.qpn, request) {
             return Ok(());
         }
         let now = self.now();
@@ -259,16 +259,20 @@ impl Qp {
             shared.wait_for_copies(Some(self.number), None);
             shared.flush_waiting(shared.core.lock());
         }
+        if shared.core.lock().withdraw_qp(self.number) {
+            shared.wait_for_direct(Some(self.number), None);
+        }
         let mut core = shared.core.lock();
-        let modify = &Modify {
-            path: self.resolve_path(modify, &mut core)?,
-            ..*modify
-        };
-        let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
+        let path = self.resolve_path(modify, &mut core);
+        let result = path.and_then(|path| {
+            let modify = &Modify { path, ..*modify };
+            core.endpoint.modify_qp(shared.now(), self.number, modify)
+        });
         if result.is_ok() && modify.state == Some(State::Reset) {
             core.memory.release_windows_of(self.number);
             core.drop_deferred(self.number);
         }
+        core.publish_qp(self.number);
         shared.flush(core);
         if modify.state == Some(State::Reset) {
             shared.wait_for_copies(Some(self.number), None);
@@ -307,9 +311,10 @@ impl Drop for Qp {
         shared.wait_for_copies(Some(self.number), None);
         shared.flush_waiting(shared.core.lock());
         let mut core = shared.core.lock();
+        core.withdraw_qp(self.number);
         core.remove_qp(self.number);
         // Its timers are gone with it.
         shared.deliver(core);
-        shared.wait_for_copies(Some(self.number), None);
+        shared.wait_for_access(Some(self.number), None);
     }
 }

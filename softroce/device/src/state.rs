@@ -1,6 +1,7 @@
 //! What the core lock guards: the engine, memory, and where completions and events go.
 
 mod copying;
+mod exposing;
 mod objects;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use self::copying::{defer_packet, defer_ticket};
 use crate::capacity;
 use crate::cm::{Connections, PendingRequests};
 use crate::cq::CqRing;
+use crate::direct::{DirectPeers, Initiator, Published};
 use crate::event::{Event, EventOwner, EventQueue, QpEvent};
 use crate::gpu::Copies;
 use crate::gpu::deferred::{DeferQueue, Deferred};
@@ -52,6 +54,9 @@ pub(crate) struct Core {
     /// The group's address with the UDP port of RoCEv2 devices, here and at all peers.
     address: SocketAddr,
     pub(crate) rings: OutgoingRings,
+    /// What peers published for direct access.
+    pub(crate) direct: DirectPeers,
+    published: Option<Arc<Published>>,
     pub(crate) copies: Copies,
     deferred: DeferQueue,
     /// Queue pairs whose datagrams have staged writes to GPU memory.
@@ -138,6 +143,8 @@ impl Core {
             device_memory: 0,
             next_pd: 0,
             rings: OutgoingRings::new(Arc::clone(&host), address.ip()),
+            direct: DirectPeers::default(),
+            published: None,
             copies: Copies::default(),
             deferred: DeferQueue::default(),
             writers: Vec::new(),
@@ -314,6 +321,21 @@ impl Core {
         }
     }
 
+    /// Fast path: carries a request out in the memory of a peer ([`direct`](crate::direct)).
+    pub(crate) fn send_direct(&mut self, qpn: Qpn, request: &SendRequest<'_>) -> bool {
+        // What is copied or deferred is before it.
+        if self.direct.is_empty() || self.is_copying() {
+            return false;
+        }
+        let mut initiator = Initiator {
+            table: &self.memory,
+            peers: &self.direct,
+            rings: &self.rings,
+            me: link_to(self.host.me()),
+        };
+        self.endpoint.post_send_direct(qpn, request, &mut initiator)
+    }
+
     /// Fast path: posts a send request and puts its packet on the shm ring, if it needs nothing
     /// else ([`Endpoint::post_send_fast`]).
     pub(crate) fn send_fast(
@@ -428,6 +450,7 @@ impl Core {
     /// unless its slot has a new member.
     pub(crate) fn remove_member(&mut self, now: Instant, member: MemberId) {
         self.rings.close(member, &mut self.endpoint);
+        self.direct.remove(link_to(member));
         self.copies.remove_imports(link_to(member));
         if self.host.member(member.slot()).is_none_or(|now| now == member) {
             self.connections.remove_member(now, member.slot());
@@ -459,6 +482,7 @@ impl Core {
     /// Revokes what ended queue pairs and windows referred to.
     fn revoke_withdrawn(&mut self) {
         while let Some(qpn) = self.endpoint.poll_revoked() {
+            self.withdraw_qp(qpn);
             self.deferred.revoke_qp(qpn);
             self.rings.revoke_qp(qpn);
         }
@@ -468,7 +492,8 @@ impl Core {
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        self.endpoint.handle_timeout(now);
+        let rings = &self.rings;
+        self.endpoint.handle_timeout_on_links(now, |link| rings.progress(link));
         self.connections.handle_timeout(now);
         if self.pending_requests.due().is_some_and(|due| due <= now) {
             self.retry_pending_requests(now);

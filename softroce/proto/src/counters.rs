@@ -46,4 +46,6 @@ pub struct Counters {
     pub retransmits: u64,
     /// Expired local ACK timeouts.
     pub timeouts: u64,
+    /// Requests carried out in the peer's memory, without a packet.
+    pub direct_requests: u64,
 }

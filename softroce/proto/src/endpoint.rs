@@ -14,7 +14,7 @@ use crate::ident::{IdentTracker, Verdict};
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
-use crate::qp::{Attributes, Modify, ModifyError, Path, QpInit, QueuePair, ShmLinkId};
+use crate::qp::{Attributes, LinkProgress, Modify, ModifyError, Path, QpInit, QueuePair, ShmLinkId};
 use crate::qpn::QpnBlock;
 use crate::shm_links::FullShmLinks;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
@@ -401,9 +401,16 @@ impl Endpoint {
     /// Handles expired timers: local ACK timeout and end of RNR waits. Handle received packets
     /// first: an ACK not yet read counts as lost and costs a retry.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.handle_timeout_on_links(now, |_| None);
+    }
+
+    /// As [`handle_timeout`](Self::handle_timeout), with the progress of lossless links: a timeout
+    /// is no retry while the peer's process has not taken what was sent. `None`: the process is
+    /// gone, and what is sent to it is dropped.
+    pub fn handle_timeout_on_links(&mut self, now: Instant, progress: impl Fn(ShmLinkId) -> Option<LinkProgress>) {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {
-                qp.handle_timeout(now, &mut self.out);
+                qp.handle_timeout(now, &progress, &mut self.out);
                 self.reschedule(index);
             }
         }

@@ -64,6 +64,20 @@ impl Operation {
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::Bind(_) | Self::Invalidate { .. })
     }
+
+    pub(crate) const fn completion_opcode(&self) -> CompletionOpcode {
+        match self {
+            Self::Send { .. } | Self::SendInvalidate { .. } => CompletionOpcode::Send,
+            Self::Write { .. } => CompletionOpcode::Write,
+            Self::Read { .. } => CompletionOpcode::Read,
+            Self::Atomic { op, .. } => match op {
+                AtomicOp::CompareSwap { .. } => CompletionOpcode::CompareSwap,
+                AtomicOp::FetchAdd { .. } => CompletionOpcode::FetchAdd,
+            },
+            Self::Bind(_) => CompletionOpcode::BindWindow,
+            Self::Invalidate { .. } => CompletionOpcode::LocalInvalidate,
+        }
+    }
 }
 
 /// The payload of a request.

@@ -2,21 +2,26 @@
 
 use std::os::fd::OwnedFd;
 use std::thread;
+use std::time::Duration;
 
 use doorbell_roce_proto::{Instant, Qpn};
 
 use super::Shared;
+use crate::direct::Access;
 use crate::gpu::{self, Handle};
 use crate::host::{HostEvent, MemberId, Message};
 use crate::shm::{IncomingRings, Polled, link_to};
 use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{Receiver, RecordKind};
+use crate::shm_ring::{MappedSegment, Receiver, RecordKind, SegmentAccess};
 use crate::state::Core;
 use crate::sync::Ordering;
 
 /// After this many records, or bytes of them, the clock is read: timers may be due.
 const CLOCK_RECORDS: usize = 8;
 const CLOCK_BYTES: usize = 32 << 10;
+
+/// The longest sleep between two looks at the access words.
+const ACCESS_PAUSE_MAX: Duration = Duration::from_micros(200);
 
 #[derive(Default)]
 struct Batch {
@@ -116,6 +121,26 @@ impl Shared {
         connections.iter().for_each(|connection| connection.wake());
     }
 
+    /// Waits until no copy and no direct access for `qpn` or of `key`, which was withdrawn, is in
+    /// progress. No lock may be held.
+    pub(crate) fn wait_for_access(&self, qpn: Option<Qpn>, key: Option<u32>) {
+        self.wait_for_copies(qpn, key);
+        self.wait_for_direct(qpn, key);
+    }
+
+    /// Waits for the direct accesses of peers alone. A peer that is stopped during one delays it.
+    pub(crate) fn wait_for_direct(&self, qpn: Option<Qpn>, key: Option<u32>) {
+        let names =
+            |access: Access| qpn.is_some_and(|qpn| qpn.get() == access.qpn) || key.is_some_and(|key| key == access.key);
+        let mut pause = Duration::ZERO;
+        while self.rx.lock().rings.is_accessed(names) {
+            // A copy takes microseconds, unless the peer has no processor.
+            thread::yield_now();
+            thread::sleep(pause);
+            pause = (2 * pause + Duration::from_nanos(100)).min(ACCESS_PAUSE_MAX);
+        }
+    }
+
     /// Waits until no copy for `qpn` or of `key` is in flight, then unpins. No lock may be held.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
         while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
@@ -189,16 +214,43 @@ impl Shared {
                     (Message::Released { id }, _) => {
                         if let Ok(id) = u32::try_from(id) {
                             self.rx.lock().rings.remove_segment(from, SegmentId(id));
-                            self.core.lock().copies.remove_import(link_to(from), SegmentId(id));
+                            let mut core = self.core.lock();
+                            core.copies.remove_import(link_to(from), SegmentId(id));
+                            core.direct.remove_segment(link_to(from), SegmentId(id));
                         }
                     }
                     (Message::Device { id, len, own }, Some(fd)) => {
                         let imported = self.import(from, pid, (id, len), (fd, own));
                         self.rx.lock().rings.add_device_memory(from, imported);
                     }
-                    (Message::Ring | Message::Segment { .. } | Message::Device { .. }, None) => {}
+                    (Message::Tables, Some(fd)) => self.core.lock().direct.add(link_to(from), fd),
+                    (Message::Exposed { id, writable }, Some(fd)) => self.add_exposed(from, id, fd, writable),
+                    (
+                        Message::Ring
+                        | Message::Segment { .. }
+                        | Message::Device { .. }
+                        | Message::Tables
+                        | Message::Exposed { .. },
+                        None,
+                    ) => {}
                 }
             }
+        }
+    }
+
+    fn add_exposed(&self, from: MemberId, id: u64, fd: OwnedFd, writable: bool) {
+        let Ok(id) = u32::try_from(id) else {
+            return;
+        };
+        let access = if writable {
+            SegmentAccess::Write
+        } else {
+            SegmentAccess::Read
+        };
+        // Mapping may take milliseconds: not under the lock.
+        match MappedSegment::new(SegmentId(id), fd, access) {
+            Ok(segment) => self.core.lock().direct.add_segment(link_to(from), segment),
+            Err(error) => tracing::debug!("{error}"),
         }
     }
 

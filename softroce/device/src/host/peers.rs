@@ -36,6 +36,15 @@ pub enum Message {
         /// The descriptor is the memory's own, not a file with the `cuIpcOpenMemHandle` handle.
         own: bool,
     },
+    /// The descriptor is the sender's tables of directly accessible objects.
+    Tables,
+    /// The descriptor is a segment that the receiver may access directly.
+    Exposed {
+        /// Its number.
+        id: u64,
+        /// It can be mapped to write.
+        writable: bool,
+    },
     /// The sender has withdrawn that segment: it can be unmapped.
     Released {
         /// Its number.
@@ -89,6 +98,8 @@ impl ControlRecord {
             Self::Message(Message::Segment { id }) => [5, id, 0],
             Self::Message(Message::Released { id }) => [6, id, 0],
             Self::Message(Message::Device { id, len, own }) => [if own { 7 } else { 8 }, id, len],
+            Self::Message(Message::Tables) => [9, 0, 0],
+            Self::Message(Message::Exposed { id, writable }) => [10, id, u64::from(writable)],
         };
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -120,6 +131,11 @@ impl ControlRecord {
                 id: word(1),
                 len: word(2),
                 own: kind == 7,
+            }),
+            9 => Self::Message(Message::Tables),
+            10 => Self::Message(Message::Exposed {
+                id: word(1),
+                writable: word(2) != 0,
             }),
             _ => return None,
         };

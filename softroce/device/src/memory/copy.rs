@@ -58,11 +58,27 @@ pub(crate) unsafe fn tail_to_peer_visible(tail: &[u8], end: *mut u8) {
     }
 }
 
+/// As [`to_peer_visible`], between registered memory and a peer's.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `len` bytes; both may be accessed concurrently.
+pub(crate) unsafe fn between(src: *const u8, dst: *mut u8, len: usize) {
+    let head = len.saturating_sub(WORD);
+    let mut tail = [0; WORD];
+    let tail = &mut tail[..len - head];
+    // SAFETY: the first `head` bytes of both; `copy` as one may be a mapping of the other.
+    unsafe { ptr::copy(src, dst, head) };
+    // SAFETY: the rest of `src`, into bytes of our own.
+    unsafe { from(src.add(head), tail) };
+    // SAFETY: the rest of `dst`.
+    unsafe { tail_to_peer_visible(tail, dst.add(head)) };
+}
+
 /// Performs an atomic and returns the previous word, in host order.
 ///
 /// # Safety
 /// `word` is readable and writable for 8 bytes, and aligned to them.
-pub(super) unsafe fn atomic(word: *mut u8, op: AtomicOp) -> u64 {
+pub(crate) unsafe fn atomic(word: *mut u8, op: AtomicOp) -> u64 {
     // SAFETY: readable, writable and aligned by contract.
     let word = unsafe { AtomicU64::from_ptr(word.cast()) };
     match op {

@@ -204,6 +204,7 @@ impl Pd {
     fn add(&self, region: Region, memory: RegisteredMemory) -> Result<Mr, RegisterError> {
         let mut core = self.device().shared().core.lock();
         let key = core.memory.add_region(region).ok_or(RegisterError::Exhausted)?;
+        core.expose(key);
         drop(core);
         let pd = self.clone();
         Ok(Mr { pd, key, memory })
@@ -269,12 +270,15 @@ impl Mr {
             (range, segment, device)
         });
         let range = placed.as_ref().map(|placed| placed.0);
+        self.device().shared().core.lock().memory.withdraw(self.key);
+        self.device().shared().wait_for_direct(None, Some(self.key));
         let mut core = self.device().shared().core.lock();
         let before = core
             .memory
             .change(self.key, placed, pd.id(), rights)
             .map_err(|WindowsBound| RegisterError::Bound)?;
         core.revoke_region_memory(self.key, before);
+        core.expose(self.key);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
         if let Some(range) = range {
@@ -293,7 +297,7 @@ impl Mr {
         core.memory.deregister(self.key)?;
         core.revoke_region_memory(self.key, SharedBacking::default());
         drop(core);
-        self.device().shared().wait_for_copies(None, Some(self.key));
+        self.device().shared().wait_for_access(None, Some(self.key));
         Ok(())
     }
 }
@@ -304,6 +308,6 @@ impl Drop for Mr {
         let shares = core.memory.remove(self.key);
         core.revoke_region_memory(self.key, shares);
         drop(core);
-        self.device().shared().wait_for_copies(None, Some(self.key));
+        self.device().shared().wait_for_access(None, Some(self.key));
     }
 }

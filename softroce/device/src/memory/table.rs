@@ -15,6 +15,7 @@ use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
 
 use self::window::Window;
 use super::{Rights, copy};
+use crate::direct::Published;
 use crate::gpu::{self, Failed};
 use crate::shm_ring::segment::{Segment, SegmentId, SegmentRange};
 
@@ -170,6 +171,8 @@ pub(crate) struct Table {
     udp_staging: gpu::UdpStaging,
     /// Regions that lost a window: references made through it are to be revoked.
     revoked_regions: Vec<u32>,
+    /// Where regions are published to peers that access them directly.
+    published: Option<Arc<Published>>,
 }
 
 // SAFETY: the pointers in `payload_refs` are to registered memory, as those of the regions are.
@@ -190,7 +193,13 @@ impl Table {
             has_device_memory: false,
             udp_staging: gpu::UdpStaging::default(),
             revoked_regions: Vec::new(),
+            published: None,
         }
+    }
+
+    /// Before the first registration.
+    pub(crate) fn publish_in(&mut self, published: Arc<Published>) {
+        self.published = Some(published);
     }
 
     pub(crate) fn payload_refs(&self) -> &[PayloadRef] {
@@ -244,7 +253,14 @@ impl Table {
         }
     }
 
-    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Location<'_>, AccessError> {
+    pub(crate) fn local(
+        &self,
+        pd: PdId,
+        key: LKey,
+        addr: u64,
+        len: usize,
+        write: bool,
+    ) -> Result<Location<'_>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
             return Err(AccessError);
@@ -300,16 +316,6 @@ impl Table {
             }
             _ => Err(AccessError),
         }
-    }
-
-    pub(crate) fn local_target(
-        &self,
-        pd: PdId,
-        lkey: LKey,
-        addr: u64,
-        len: usize,
-    ) -> Result<Location<'_>, AccessError> {
-        self.local(pd, lkey, addr, len, true)
     }
 
     /// The location for a peer's WRITE, and the key of its region.

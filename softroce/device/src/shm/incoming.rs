@@ -7,6 +7,7 @@ use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::ShmLinkId;
 
 use super::link_to;
+use crate::direct::Access;
 use crate::host::MemberId;
 use crate::shm_ring::segment::SegmentId;
 use crate::shm_ring::{CorruptRing, Disposition, Received, Receiver};
@@ -70,6 +71,9 @@ impl IncomingRings {
             retained: VecDeque::new(),
             batch: 1,
         });
+        if let Some(ring) = self.rings.last_mut() {
+            ring.receiver.enable_direct();
+        }
     }
 
     /// A member is gone: hands out its queued records and removes the ring.
@@ -166,6 +170,15 @@ impl IncomingRings {
             index += 1;
         }
         polled
+    }
+
+    /// Whether the direct access of some member to this process's memory is one of those.
+    pub(crate) fn is_accessed(&self, names: impl Fn(Access) -> bool) -> bool {
+        let mut accesses = self
+            .rings
+            .iter()
+            .filter_map(|ring| Access::of(ring.receiver.access_word()));
+        accesses.any(names)
     }
 
     /// `false` when records are queued, so that the caller must not sleep until woken.

@@ -86,7 +86,7 @@ impl Memory for ShmMemory<'_> {
             return Ok(());
         }
         let Self { table, payload, .. } = self;
-        let location = table.local_target(pd, lkey, addr, part.len())?;
+        let location = table.local(pd, lkey, addr, part.len(), true)?;
         // SAFETY: inside a region with LOCAL_WRITE, thus writable.
         unsafe { payload.fetch(part.start, part.len(), (lkey.0, table), location) }
     }

@@ -95,6 +95,6 @@ pub(crate) fn is_immediate(opcode: u8) -> bool {
     immediate.iter().any(|one| one.code() == opcode)
 }
 
-fn slot_of(link: ShmLinkId) -> usize {
+pub(crate) fn slot_of(link: ShmLinkId) -> usize {
     (link.0 & ((1 << SLOT_BITS) - 1)) as usize
 }

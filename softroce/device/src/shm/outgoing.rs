@@ -3,13 +3,15 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 
-use doorbell_roce_proto::qp::{Path, ShmLinkId};
+use doorbell_roce_proto::qp::{LinkProgress, Path, ShmLinkId};
 use doorbell_roce_proto::{Endpoint, FastPathSend, Qpn, Transmit};
 
 use super::piggyback::{PendingAck, RecordHeaders};
 use super::{CopyMode, Forwarded, SLOT_BITS, link_to, slot_of};
+use crate::direct::Published;
 use crate::gpu::Allocation;
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::memory::{PayloadRef, Table};
@@ -30,6 +32,9 @@ pub(crate) struct OutgoingRings {
     full: usize,
     references: Vec<Reference>,
     keys: Vec<u32>,
+    /// What peers access directly: the tables, and segments, with whether they may write.
+    published: Option<Arc<Published>>,
+    exposed: Vec<(Weak<Segment>, bool)>,
 }
 
 struct OutgoingRing {
@@ -78,12 +83,19 @@ impl OutgoingRings {
             full: 0,
             references: Vec::new(),
             keys: Vec::new(),
+            published: None,
+            exposed: Vec::new(),
         }
     }
 
     /// Lets queue pairs use the links: `only` those when set. Returns the receiving end of the ring
     /// of this process to itself; fails without memory or descriptors.
-    pub(crate) fn enable(&mut self, only: bool, forced: Option<CopyMode>) -> io::Result<(MemberId, Receiver)> {
+    pub(crate) fn enable(
+        &mut self,
+        only: bool,
+        forced: Option<CopyMode>,
+        published: Arc<Published>,
+    ) -> io::Result<(MemberId, Receiver)> {
         let me = self.host.me();
         let (sender, fd) = Sender::create()?;
         // SAFETY: the sender is this process's, and refers to registered memory by address, which
@@ -91,6 +103,7 @@ impl OutgoingRings {
         let receiver = unsafe { Receiver::attach_own(fd) }?;
         self.put(me, sender, None);
         (self.enabled, self.only, self.forced) = (true, only, forced);
+        self.published = Some(published);
         Ok((me, receiver))
     }
 
@@ -146,8 +159,54 @@ impl OutgoingRings {
         let connection = self.host.connect(member)?;
         let (sender, fd) = Sender::create()?;
         connection.send(Message::Ring, &[fd.as_fd()])?;
+        if let Some(published) = &self.published
+            && connection.send(Message::Tables, &[published.fd()]).is_ok()
+        {
+            for (segment, writable) in &self.exposed {
+                if let Some(segment) = segment.upgrade() {
+                    send_exposed(&connection, &segment, *writable);
+                }
+            }
+        }
         self.put(member, sender, Some(connection));
         Ok(())
+    }
+
+    /// Gives a segment to all peers, for direct access.
+    pub(crate) fn expose(&mut self, segment: &Arc<Segment>, writable: bool) {
+        self.exposed.retain(|(known, _)| known.strong_count() > 0);
+        let known = self
+            .exposed
+            .iter_mut()
+            .find(|(known, _)| known.as_ptr() == Arc::as_ptr(segment));
+        match known {
+            Some((_, before)) if *before || !writable => return,
+            Some((_, before)) => *before = true,
+            None => self.exposed.push((Arc::downgrade(segment), writable)),
+        }
+        let connections = self.rings.iter().flatten().filter_map(|ring| ring.connection.as_ref());
+        connections.for_each(|connection| send_exposed(connection, segment, writable));
+    }
+
+    fn is_exposed(&self, id: SegmentId) -> bool {
+        let exposed = self.exposed.iter().filter_map(|(segment, _)| segment.upgrade());
+        exposed.into_iter().any(|segment| segment.id() == id)
+    }
+
+    fn ring(&self, link: ShmLinkId) -> Option<&OutgoingRing> {
+        let ring = self.rings.get(slot_of(link))?.as_ref()?;
+        (!ring.closed && link_to(ring.to) == link).then_some(ring)
+    }
+
+    /// Where direct accesses over this link are named, while its member is alive and finds it there.
+    pub(crate) fn access_word(&self, link: ShmLinkId) -> Option<&AtomicU64> {
+        self.ring(link)?.sender.access_word()
+    }
+
+    /// How far the packets on a link have got, while its member is alive.
+    pub(crate) fn progress(&self, link: ShmLinkId) -> Option<LinkProgress> {
+        let (sent, taken) = self.ring(link)?.sender.progress();
+        Some(LinkProgress { sent, taken })
     }
 
     pub(crate) fn close(&mut self, member: MemberId, endpoint: &mut Endpoint) {
@@ -379,8 +438,9 @@ impl OutgoingRings {
     /// Peers unmap the segment if a region that is gone was its last.
     pub(crate) fn release(&mut self, segment: Arc<Segment>) {
         let id = segment.id();
+        let exposed = self.is_exposed(id);
         if Arc::into_inner(segment).is_some() {
-            self.release_id(id);
+            self.release_id(id, exposed);
         }
     }
 
@@ -388,20 +448,34 @@ impl OutgoingRings {
     pub(crate) fn release_allocation(&mut self, allocation: Arc<Allocation>) {
         let id = allocation.id();
         if Arc::into_inner(allocation).is_some() {
-            self.release_id(id);
+            self.release_id(id, false);
         }
     }
 
-    fn release_id(&mut self, id: SegmentId) {
+    fn release_id(&mut self, id: SegmentId, exposed: bool) {
         for ring in self.rings.iter_mut().flatten() {
             if let Some(connection) = &ring.connection
-                && ring.sender.withdraw(id)
+                && (ring.sender.withdraw(id) || exposed)
             {
                 // A peer that does not get it keeps the mapping, which costs only memory.
                 let _ = connection.send(Message::Released { id: u64::from(id.0) }, &[]);
             }
         }
     }
+}
+
+/// If the peer does not get it, requests to that memory take the ring.
+fn send_exposed(connection: &Connection, segment: &Segment, writable: bool) {
+    let message = Message::Exposed {
+        id: u64::from(segment.id().0),
+        writable,
+    };
+    let _ = match writable {
+        true => segment
+            .writable()
+            .and_then(|fd| connection.send(message, &[fd.as_fd()])),
+        false => connection.send(message, &[segment.fd()]),
+    };
 }
 
 /// Whether connecting, or the first message on a connection, failed because the peer is gone.

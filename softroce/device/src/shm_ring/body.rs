@@ -6,7 +6,7 @@ use std::slice;
 
 use super::REFERENCES;
 use super::layout::Mapping;
-use super::mapped::Segments;
+use super::mapped::{MappedSegments, SegmentAccess};
 use super::receiver::Origin;
 use super::record::Reference;
 use super::ring::Consumer;
@@ -32,7 +32,7 @@ pub(super) enum Source {
 #[derive(Clone, Copy, Debug)]
 pub struct RecordBody<'a> {
     pub(super) map: &'a Mapping,
-    pub(super) segments: &'a Segments,
+    pub(super) segments: &'a MappedSegments,
     pub(super) origin: Origin,
     pub(super) position: u64,
     pub(super) references: &'a [Reference],
@@ -185,7 +185,10 @@ impl RecordBody<'_> {
         let len = part.len();
         let src = match (part, self.origin) {
             (Reference::Bulk { offset, .. }, _) => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
-            (Reference::Segment { id, offset, .. }, _) => self.segments.find(id, offset, len),
+            (Reference::Segment { id, offset, .. }, _) => self
+                .segments
+                .find(id, offset, len, SegmentAccess::Read)
+                .map(<*mut u8>::cast_const),
             (Reference::Process { addr, .. }, Origin::Own) => Some(ptr::with_exposed_provenance(addr as usize)),
             (Reference::Process { .. }, Origin::Process(peer)) => {
                 let remote = Remote::of([part].into_iter()).ok_or(PayloadUnavailable)?;

@@ -5,6 +5,7 @@
 //! 64     the sender's word: it waits for credits
 //! 128    the receiver's words: head; how many segments it has mapped; its capabilities
 //! 192    the receiver sleeps: cleared by the sender
+//! 256    what the sender accesses directly in the receiver's memory ([`direct`](crate::direct))
 //! 4096   slots of 256 bytes: tag, control, the record's content; at the end, revoked
 //! …      the bulk area
 //! ```
@@ -24,8 +25,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{LARGEST, REFERENCES, ring};
 
-/// "DBLANE" and the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"DBLANE\0\x01");
+/// "DBRING" and the version of this layout.
+const MAGIC: u64 = u64::from_be_bytes(*b"DBRING\0\x02");
 
 pub(super) const SLOT: usize = 256;
 pub(super) const CONTENT_OFFSET: usize = 16;
@@ -93,6 +94,7 @@ pub(super) enum Field {
     /// Bits of `receiver::Capabilities`.
     Capabilities = 144,
     Asleep = 192,
+    Access = 256,
 }
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! A peer's segments, mapped read-only.
+//! A peer's segments, mapped.
 
 use std::fs::File;
 use std::io;
@@ -29,30 +29,36 @@ const MAX_SEGMENTS: usize = 4096;
 /// Segments up to this size are populated when mapped; larger ones on use.
 const POPULATE_MAX: usize = 64 << 20;
 
+/// What a mapping of a segment permits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum SegmentAccess {
+    Read,
+    /// Reading, too.
+    Write,
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Segments {
-    mapped: Vec<Mapped>,
+pub(crate) struct MappedSegments {
+    mapped: Vec<MappedSegment>,
     tried: u64,
 }
 
+/// A segment of a peer, mapped.
 #[derive(Debug)]
-struct Mapped {
+pub(crate) struct MappedSegment {
     id: SegmentId,
     start: NonNull<u8>,
     len: NonZeroUsize,
+    access: SegmentAccess,
 }
 
-// SAFETY: it owns a mapping, which is of the whole process and only read, by raw copies.
-unsafe impl Send for Mapped {}
+// SAFETY: it owns a mapping, which is of the whole process and accessed by raw copies and atomics.
+unsafe impl Send for MappedSegment {}
 // SAFETY: as above.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for MappedSegment {}
 
-impl Segments {
-    pub(super) fn add(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), UnfitSegment> {
-        self.tried += 1;
-        if self.mapped.len() >= MAX_SEGMENTS || self.mapped.iter().any(|mapped| mapped.id == id) {
-            return Err(UnfitSegment::Refused(id));
-        }
+impl MappedSegment {
+    pub(crate) fn new(id: SegmentId, fd: OwnedFd, access: SegmentAccess) -> Result<Self, UnfitSegment> {
         let file = File::from(fd);
         if !cannot_shrink(&file) {
             return Err(UnfitSegment::RecordKind(id));
@@ -66,14 +72,37 @@ impl Segments {
         if len.get() <= POPULATE_MAX {
             flags |= MapFlags::MAP_POPULATE;
         }
+        let rights = match access {
+            SegmentAccess::Read => ProtFlags::PROT_READ,
+            SegmentAccess::Write => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        };
         // SAFETY: a new mapping replaces nothing; there is no reference to bytes that others write.
-        let start = unsafe { mmap(None, len, ProtFlags::PROT_READ, flags, &file, 0) };
+        let start = unsafe { mmap(None, len, rights, flags, &file, 0) };
         let start = start.map_err(|errno| failed(errno.into()))?.cast();
-        self.mapped.push(Mapped { id, start, len });
+        Ok(Self { id, start, len, access })
+    }
+}
+
+impl MappedSegments {
+    pub(super) fn add(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), UnfitSegment> {
+        self.tried += 1;
+        if self.mapped.iter().any(|mapped| mapped.id == id) {
+            return Err(UnfitSegment::Refused(id));
+        }
+        self.insert(MappedSegment::new(id, fd, SegmentAccess::Read)?)
+    }
+
+    /// Adds a segment, or replaces the mapping of one.
+    pub(crate) fn insert(&mut self, segment: MappedSegment) -> Result<(), UnfitSegment> {
+        self.remove(segment.id);
+        if self.mapped.len() >= MAX_SEGMENTS {
+            return Err(UnfitSegment::Refused(segment.id));
+        }
+        self.mapped.push(segment);
         Ok(())
     }
 
-    pub(super) fn remove(&mut self, id: SegmentId) {
+    pub(crate) fn remove(&mut self, id: SegmentId) {
         self.mapped.retain(|mapped| mapped.id != id);
     }
 
@@ -87,17 +116,20 @@ impl Segments {
         self.tried
     }
 
-    /// The address of a range of a segment, if it is inside.
-    pub(super) fn find(&self, id: SegmentId, offset: u64, len: usize) -> Option<*const u8> {
+    /// The address of a range of a segment, if it is inside and permits the access.
+    pub(crate) fn find(&self, id: SegmentId, offset: u64, len: usize, access: SegmentAccess) -> Option<*mut u8> {
         let mapped = self.mapped.iter().find(|mapped| mapped.id == id)?;
+        if mapped.access < access {
+            return None;
+        }
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(len)?;
         // SAFETY: `offset` is within the mapping, as `end` is.
-        (end <= mapped.len.get()).then(|| unsafe { mapped.start.as_ptr().add(offset) }.cast_const())
+        (end <= mapped.len.get()).then(|| unsafe { mapped.start.as_ptr().add(offset) })
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedSegment {
     fn drop(&mut self) {
         // SAFETY: mapped in `add` with this length, and unmapped once; only the copy of a record
         // points into it, which borrows the segments.

@@ -35,8 +35,10 @@ mod sender;
 pub use body::{PayloadUnavailable, RecordBody};
 pub use layout::RingGeometry;
 pub use mapped::UnfitSegment;
+pub(crate) use mapped::{MappedSegment, MappedSegments, SegmentAccess};
 pub use receiver::{Disposition, Received, Receiver};
 pub use record::{Payload, Record, RecordKind, Reference};
+pub(crate) use ring::SharedWord;
 pub use sender::{Referrer, RingFull, Sender};
 
 /// The most header bytes of a record.

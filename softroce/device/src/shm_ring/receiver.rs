@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::body::{Peer, RecordBody, Source};
 use super::layout::{Field, Mapping};
-use super::mapped::{Segments, UnfitSegment};
+use super::mapped::{MappedSegments, UnfitSegment};
 use super::record::{Control, PayloadLocation, REFERENCE, RecordKind, Reference};
 use super::ring::{Consumer, slot};
 use super::segment::SegmentId;
@@ -30,6 +30,7 @@ impl Capabilities {
     pub(super) const SEGMENTS: Self = Self(1);
     pub(super) const PROCESS: Self = Self(2);
     pub(super) const DEVICES: Self = Self(4);
+    pub(super) const DIRECT: Self = Self(8);
 
     pub(super) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -65,7 +66,7 @@ pub struct Receiver {
     map: Mapping,
     ring: Consumer,
     origin: Origin,
-    segments: Segments,
+    segments: MappedSegments,
     capabilities: Capabilities,
     /// The sender waits for credits and must be woken.
     credit_wakeup_pending: bool,
@@ -111,7 +112,7 @@ impl Receiver {
             map,
             ring: Consumer::default(),
             origin,
-            segments: Segments::default(),
+            segments: MappedSegments::default(),
             capabilities,
             credit_wakeup_pending: false,
             references: Vec::with_capacity(REFERENCES),
@@ -244,6 +245,18 @@ impl Receiver {
             .iter()
             .any(|reference| !matches!(reference, Reference::Bulk { .. }));
         Ok(Source::Referred { revocable, bulk })
+    }
+
+    /// From now on the sender may access this process's memory directly: whoever withdraws some
+    /// finds its access word.
+    pub(crate) fn enable_direct(&mut self) {
+        self.capabilities.0 |= Capabilities::DIRECT.0;
+        self.map.set(Field::Capabilities, self.capabilities.0);
+    }
+
+    /// Where the sender names its direct accesses to this process's memory.
+    pub(crate) fn access_word(&self) -> &AtomicU64 {
+        self.map.field(Field::Access)
     }
 
     /// Whether the sender waits for credits that were returned and must be woken: once per wait.

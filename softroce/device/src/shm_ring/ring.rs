@@ -14,7 +14,7 @@ use crate::sync::{Ordering, fence};
 use super::CorruptRing;
 
 /// A trait because of the models: loom's atomics cannot be in shared memory.
-pub(super) trait SharedWord {
+pub(crate) trait SharedWord {
     fn load(&self, ordering: Ordering) -> u64;
     fn store(&self, value: u64, ordering: Ordering);
     fn swap(&self, value: u64, ordering: Ordering) -> u64;

@@ -7,7 +7,8 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -38,6 +39,8 @@ pub struct Segment {
     file: File,
     inode: Inode,
     len: u64,
+    /// Allocated for this purpose, by `Memory::shared` of doorbell-verbs.
+    allocated: bool,
 }
 
 impl Segment {
@@ -51,6 +54,19 @@ impl Segment {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Whether peers may map it for access to `len` bytes from `offset` on: it was allocated by
+    /// doorbell-verbs, and has no other bytes but the rest of the last page.
+    pub(crate) fn is_exactly(&self, offset: u64, len: u64) -> bool {
+        self.allocated && offset == 0 && len.next_multiple_of(PAGE) == self.len
+    }
+
+    /// A descriptor by which a peer can map it to write.
+    pub(crate) fn writable(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(file.into())
     }
 }
 
@@ -68,6 +84,8 @@ struct Inode {
     dev: u64,
     number: u64,
 }
+
+const PAGE: u64 = 4096;
 
 static SEGMENTS: Mutex<Vec<Weak<Segment>>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
@@ -92,7 +110,7 @@ pub fn find(addr: usize, len: usize) -> Option<SegmentRange> {
     let segment = match found {
         Some(segment) => segment,
         None => {
-            let file = open(range.inode)?;
+            let (file, allocated) = open(range.inode)?;
             let len = file.metadata().ok()?.len();
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
             if end > len || id >> ID_BITS != 0 {
@@ -103,6 +121,7 @@ pub fn find(addr: usize, len: usize) -> Option<SegmentRange> {
                 file,
                 inode: range.inode,
                 len,
+                allocated,
             });
             known.push(Arc::downgrade(&segment));
             segment
@@ -185,7 +204,7 @@ impl Piece {
 }
 
 /// Opens the file of one of this process's descriptors read-only, if it can be a segment.
-fn open(inode: Inode) -> Option<File> {
+fn open(inode: Inode) -> Option<(File, bool)> {
     for entry in fs::read_dir("/proc/self/fd").ok()? {
         // A memfd has no name: it is reached through the link. The descriptor may be closed or
         // reused at any time, so the opened file is checked again.
@@ -208,10 +227,15 @@ fn open(inode: Inode) -> Option<File> {
             continue;
         }
         if cannot_shrink(&file) || (seal(&path, inode) && cannot_shrink(&file)) {
-            return Some(file);
+            return Some((file, is_allocated(&path)));
         }
     }
     None
+}
+
+/// Whether it is a memfd of doorbell-verbs, by its name.
+fn is_allocated(link: &Path) -> bool {
+    fs::read_link(link).is_ok_and(|target| target.as_os_str().as_bytes() == b"/memfd:doorbell (deleted)")
 }
 
 /// Whether the link of a descriptor is to a memfd: opening other files may have side effects.

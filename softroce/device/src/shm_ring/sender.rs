@@ -427,6 +427,18 @@ impl Sender {
         place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped)) && self.peer_supports_devices()
     }
 
+    /// Records sent, and how many of them the receiver has returned the slots of.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        (self.ring.tail(), self.map.get(Field::Head))
+    }
+
+    /// Where this process names its direct accesses to the receiver's memory, if that has
+    /// [enabled](super::Receiver::enable_direct) them.
+    pub(crate) fn access_word(&self) -> Option<&AtomicU64> {
+        let enabled = self.capabilities().contains(Capabilities::DIRECT);
+        enabled.then(|| self.map.field(Field::Access))
+    }
+
     /// Whether records may refer to memory by address: the receiver has probed that it can read it.
     #[must_use]
     pub(crate) fn peer_reads_memory(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Shm links on one address, whose memory, queue pairs or processes end while peers copy.
 
+mod direct;
 mod processes;
 mod races;
 mod side;

@@ -8,9 +8,10 @@ use std::{env, thread};
 use doorbell_roce_proto::work::Status;
 use doorbell_softroce::{CopyMode, Device, DeviceConfig};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::side::{Key, Side, TEST_TIMEOUT, device, own_address};
+use super::side::{Backing, Key, Side, TEST_TIMEOUT, device, own_address};
 
 const LEN: usize = 1 << 20;
 const MESSAGES: usize = 16;
@@ -25,14 +26,14 @@ const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
 /// Marks a line as the peer's, among the test harness's output.
 const ANSWER: &str = "peer: ";
 
-struct Peer {
+pub(super) struct Peer {
     process: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn start(address: std::net::IpAddr, copy_mode: CopyMode, task: &str) -> Self {
+    pub(super) fn start(address: std::net::IpAddr, copy_mode: CopyMode, task: &str) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "processes::peer", "--nocapture", "--include-ignored"])
             .env(ROLE, format!("{address} {} {task}", copy_mode.name()))
@@ -47,7 +48,7 @@ impl Peer {
         }
     }
 
-    fn read_line(&mut self) -> String {
+    pub(super) fn read_line(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the peer is gone");
@@ -58,11 +59,11 @@ impl Peer {
         }
     }
 
-    fn send_line(&mut self, what: &str) {
+    pub(super) fn send_line(&mut self, what: &str) {
         writeln!(self.commands, "{what}").unwrap();
     }
 
-    fn connect_side(&mut self, side: &Side) -> Key {
+    pub(super) fn connect_side(&mut self, side: &Side) -> Key {
         let key = parse(&self.read_line());
         side.connect(key, TIMEOUT);
         let ours = side.key();
@@ -71,7 +72,15 @@ impl Peer {
         key
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Returns when all of its threads have stopped.
+    pub(super) fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let pid = Pid::from_raw(self.process.id() as i32);
+        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
     }
 }
@@ -107,7 +116,11 @@ fn peer() {
         .into_iter()
         .find(|known| known.name() == copy_mode)
         .unwrap();
-    let side = Side::new(&device(address, copy_mode), MESSAGES * LEN, copy_mode);
+    let device = device(address, copy_mode);
+    let side = match task {
+        "direct" => Side::with(&device, LEN, Backing::Doorbell),
+        _ => Side::new(&device, MESSAGES * LEN, copy_mode),
+    };
     let key = side.key();
     println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
     let mut lines = std::io::stdin().lines();
@@ -117,8 +130,19 @@ fn peer() {
     if task == "receive" {
         (0..MESSAGES).for_each(|n| side.receive(n as u64, n * LEN, LEN));
     }
+    if task == "direct" {
+        side.receive(0, LEN - 64, 8);
+    }
     println!("{ANSWER}ready");
     match task {
+        // The byte that all of its memory has but the end, which atomics and receives use.
+        "direct" => {
+            lines.next();
+            let byte = side.memory.word(8) as u8;
+            let same = side.memory.is_all(8, LEN - 72, byte);
+            println!("{ANSWER}{}", if same { byte } else { 0 });
+            lines.next();
+        }
         // The messages received until it is queried.
         "receive" => {
             lines.next();
@@ -235,7 +259,7 @@ fn a_killed_sender_leaves_no_trace() {
     }
 }
 
-/// The sender times out as configured and gets its memory back; what is copied then is no message.
+/// The sender ends its queue pair and gets its memory back; what is copied then is no message.
 #[test]
 fn a_stopped_receiver_does_not_block_the_sender() {
     for copy_mode in CopyMode::ALL {
@@ -252,6 +276,7 @@ fn a_stopped_receiver_does_not_block_the_sender() {
                 side.cq.poll(0, |_| {}).unwrap();
             }
             stopped.signal(Signal::SIGSTOP);
+            side.fail();
             let done = side.wait(MESSAGES);
             drop(side.mr.take());
             side.memory.fill(0, MESSAGES * LEN, POISON);

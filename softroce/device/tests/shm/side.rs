@@ -29,7 +29,25 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) const DEPTH: u32 = 64;
 
-/// Memory that is mapped until it is dropped: private, or shared for that copy mode.
+/// What memory of a test is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Backing {
+    Private,
+    Shared,
+    /// As doorbell-verbs allocates it: peers may access it directly.
+    Doorbell,
+}
+
+impl From<CopyMode> for Backing {
+    fn from(copy_mode: CopyMode) -> Self {
+        match copy_mode {
+            CopyMode::Shared => Self::Shared,
+            CopyMode::Vm | CopyMode::Ring => Self::Private,
+        }
+    }
+}
+
+/// Memory that is mapped until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: NonNull<u8>,
@@ -42,11 +60,15 @@ pub(crate) struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    pub(crate) fn new(len: usize, copy_mode: CopyMode) -> Self {
+    pub(crate) fn new(len: usize, backing: Backing) -> Self {
         let len = NonZeroUsize::new(len).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let file = (copy_mode == CopyMode::Shared).then(|| {
-            let file = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        let file = (backing != Backing::Private).then(|| {
+            let name = match backing {
+                Backing::Doorbell => c"doorbell",
+                _ => c"test",
+            };
+            let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
             ftruncate(&file, len.get() as i64).unwrap();
             file
         });
@@ -72,6 +94,12 @@ impl Memory {
         assert!(at + len <= self.len.get());
         // SAFETY: inside the mapping, without references to it; devices may access it concurrently.
         unsafe { self.start.as_ptr().add(at).write_bytes(byte, len) };
+    }
+
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        assert!(at + 8 <= self.len.get());
+        // SAFETY: as in `fill`.
+        unsafe { self.start.as_ptr().add(at).cast::<u64>().read_unaligned() }
     }
 
     pub(crate) fn is_all(&self, at: usize, len: usize, byte: u8) -> bool {
@@ -123,6 +151,10 @@ pub(crate) struct Key {
 
 impl Side {
     pub(crate) fn new(device: &Arc<Device>, len: usize, copy_mode: CopyMode) -> Self {
+        Self::with(device, len, copy_mode.into())
+    }
+
+    pub(crate) fn with(device: &Arc<Device>, len: usize, backing: Backing) -> Self {
         let pd = device.protection_domain().unwrap();
         let owner = EventOwner {
             queue: Arc::new(EventQueue::new().unwrap()),
@@ -153,17 +185,18 @@ impl Side {
             cq,
             pd,
             device: Arc::clone(device),
-            memory: Memory::new(len, copy_mode),
+            memory: Memory::new(len, backing),
         };
         side.register();
         side
     }
 
-    fn register(&mut self) {
+    pub(crate) fn register(&mut self) {
         let rights = Rights {
             local_write: true,
             remote_write: true,
             remote_read: true,
+            remote_atomic: true,
             ..Rights::default()
         };
         let range = HostRange {
@@ -173,6 +206,10 @@ impl Side {
         };
         // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only.
         self.mr = Some(unsafe { self.pd.register(range, rights) }.unwrap());
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     pub(crate) fn qp(&self) -> &Qp {
@@ -204,7 +241,7 @@ impl Side {
                 access: Some(RemoteAccess {
                     write: true,
                     read: true,
-                    atomic: false,
+                    atomic: true,
                 }),
                 ..none
             },
@@ -240,6 +277,15 @@ impl Side {
         Ok(())
     }
 
+    /// To the error state, which flushes what is outstanding.
+    pub(crate) fn fail(&self) {
+        let error = Modify {
+            state: Some(State::Err),
+            ..Modify::default()
+        };
+        self.qp().modify(&error).unwrap();
+    }
+
     fn sge(&self, at: usize, len: usize) -> Sge {
         Sge {
             addr: self.memory.addr() + at as u64,
@@ -248,7 +294,7 @@ impl Side {
         }
     }
 
-    fn post(&self, wr_id: u64, operation: Operation, at: usize, len: usize) {
+    pub(crate) fn post(&self, wr_id: u64, operation: Operation, at: usize, len: usize) {
         let sges = [self.sge(at, len)];
         let request = SendRequest {
             wr_id,

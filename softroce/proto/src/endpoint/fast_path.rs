@@ -1,8 +1,12 @@
-//! Fast paths on a shm link (decision 14): a short request transmitted while it is posted, and a
-//! received WRITE ONLY. Each equals the general path, and declines what is not the common case.
+//! Fast paths on a shm link (decision 14): a request carried out in the peer's memory ([`direct`]),
+//! a short one transmitted while it is posted, and a received WRITE ONLY. Each equals the general
+//! path, and declines what is not the common case.
+//!
+//! [`direct`]: crate::direct
 
 use core::time::Duration;
 
+use crate::direct::DirectMemory;
 use crate::endpoint::{Endpoint, ShmPacket, find};
 use crate::memory::Memory;
 use crate::qp::ShmLinkId;
@@ -24,6 +28,18 @@ pub struct FastPathSend {
 }
 
 impl Endpoint {
+    /// Fast path of [`post_send`](Self::post_send) for an RDMA WRITE without immediate data, READ
+    /// or atomic of an RC queue pair on a shm link, none of whose requests is outstanding: carries
+    /// it out, by `direct`, and completes it. False, with nothing changed, for any other request.
+    pub fn post_send_direct<D: DirectMemory>(&mut self, qpn: Qpn, request: &SendRequest<'_>, direct: &mut D) -> bool {
+        let Some((_, qp)) = find(&mut self.qps, qpn) else {
+            return false;
+        };
+        let done = qp.post_send_direct(request, direct, &mut self.out);
+        self.out.counters.direct_requests += u64::from(done);
+        done
+    }
+
     /// Fast path of [`post_send`](Self::post_send) and
     /// [`poll_transmit_shm`](Self::poll_transmit_shm), for a short SEND or WRITE of an RC queue
     /// pair on a shm link with free slots: writes its packet into `buf`. Nothing else is to be sent

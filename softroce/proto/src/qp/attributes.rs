@@ -73,6 +73,15 @@ pub struct RemoteAccess {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ShmLinkId(pub u32);
 
+/// How far the packets on a lossless link have got; both counts only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkProgress {
+    /// Packets sent on the link, of all queue pairs.
+    pub sent: u64,
+    /// How many of them the peer's process has taken from it.
+    pub taken: u64,
+}
+
 /// The path to the peer: an address vector under RoCEv2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {

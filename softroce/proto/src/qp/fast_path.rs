@@ -3,8 +3,10 @@
 use core::time::Duration;
 
 use crate::Instant;
+use crate::direct::{DirectMemory, DirectPath};
 use crate::endpoint::FastPathSend;
 use crate::memory::Memory;
+use crate::outbox::Outbox;
 use crate::qp::{QueuePair, ShmLinkId, State};
 use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
@@ -26,6 +28,29 @@ impl QueuePair {
             && self
                 .responder
                 .handle_write_fast(bth, reth, len, &self.connection, memory)
+    }
+
+    /// See [`Endpoint::post_send_direct`](crate::Endpoint::post_send_direct).
+    pub(crate) fn post_send_direct<D: DirectMemory>(
+        &mut self,
+        request: &SendRequest<'_>,
+        direct: &mut D,
+        out: &mut Outbox,
+    ) -> bool {
+        let Some(link) = self.connection.shm_link else {
+            return false;
+        };
+        let path = DirectPath {
+            link,
+            target: self.connection.peer,
+            initiator: self.connection.qpn,
+            pd: self.connection.pd,
+        };
+        self.init.transport == Transport::Rc
+            && self.state == State::Rts
+            && self
+                .requester
+                .post_send_direct(request, &path, &self.connection, direct, out)
     }
 
     /// See [`Endpoint::post_send_fast`](crate::Endpoint::post_send_fast). `has_ack`: the queue pair

@@ -13,7 +13,9 @@ mod unreliable;
 
 use core::net::IpAddr;
 
-pub use attributes::{Attributes, Modify, ModifyError, Path, QpInit, RemoteAccess, ShmLinkId, State, ack_timeout};
+pub use attributes::{
+    Attributes, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, ShmLinkId, State, ack_timeout,
+};
 
 use crate::memory::{AccessContext, Memory, PdId};
 use crate::outbox::Outbox;
@@ -390,8 +392,15 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) {
-        if let Err(status) = self.requester.handle_timeout(now, out) {
+    /// `progress` returns that of its link, if that is lossless.
+    pub(crate) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        progress: impl FnOnce(ShmLinkId) -> Option<LinkProgress>,
+        out: &mut Outbox,
+    ) {
+        let link = self.connection.shm_link.and_then(progress);
+        if let Err(status) = self.requester.handle_timeout(now, link, out) {
             self.fail(status, out);
         }
     }

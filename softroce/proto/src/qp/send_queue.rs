@@ -5,7 +5,7 @@
 use crate::memory::{AccessError, Memory, PdId, Sge};
 use crate::qp::{MAX_MESSAGE, QpInit, sges};
 use crate::wire::Transport;
-use crate::work::{CompletionOpcode, Destination, Operation, Payload, PostError, SendRequest};
+use crate::work::{Destination, Operation, Payload, PostError, SendRequest};
 use crate::{LKey, RKey};
 
 /// A work queue element: a queued send request.
@@ -46,25 +46,6 @@ impl Wqe {
     /// Whether a response with data completes it: READs and atomics.
     pub(crate) const fn awaits_data(&self) -> bool {
         matches!(self.operation, Operation::Read { .. } | Operation::Atomic { .. })
-    }
-
-    pub(crate) const fn completion_opcode(&self) -> CompletionOpcode {
-        use crate::memory::AtomicOp;
-        match self.operation {
-            Operation::Send { .. } | Operation::SendInvalidate { .. } => CompletionOpcode::Send,
-            Operation::Write { .. } => CompletionOpcode::Write,
-            Operation::Read { .. } => CompletionOpcode::Read,
-            Operation::Atomic {
-                op: AtomicOp::CompareSwap { .. },
-                ..
-            } => CompletionOpcode::CompareSwap,
-            Operation::Atomic {
-                op: AtomicOp::FetchAdd { .. },
-                ..
-            } => CompletionOpcode::FetchAdd,
-            Operation::Bind(_) => CompletionOpcode::BindWindow,
-            Operation::Invalidate { .. } => CompletionOpcode::LocalInvalidate,
-        }
     }
 }
 
@@ -161,12 +142,13 @@ impl SendQueue {
         Ok(())
     }
 
-    pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
-        self.check(request)?;
+    /// Returns the length of the message.
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<u32, PostError> {
+        let len = self.check(request)?;
         if self.tail - self.head + u64::from(ahead) >= self.limit {
             return Err(PostError::Full);
         }
-        Ok(())
+        Ok(len)
     }
 
     pub(crate) fn post_datagram(

@@ -2,14 +2,16 @@
 
 use std::hash::BuildHasher;
 use std::mem;
+use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
 
 use super::{Object, Region, SharedBacking, Slot, Table};
 use crate::capacity;
+use crate::direct::{DirectRights, PublishedRegion};
 use crate::gpu;
 use crate::memory::{HostRange, Rights, WindowsBound};
-use crate::shm_ring::segment::SegmentRange;
+use crate::shm_ring::segment::{Segment, SegmentRange};
 
 impl Table {
     /// Adds a region and returns its key; `None` when there are too many.
@@ -21,12 +23,55 @@ impl Table {
         let key = self.insert(Object::Region(region))?;
         self.has_device_memory |= is_device;
         self.regions += 1;
+        self.publish(key);
         Some(key)
+    }
+
+    fn publish(&self, key: u32) {
+        if let Some(published) = &self.published
+            && let Some((region, place)) = self.exposed(key)
+        {
+            let region = PublishedRegion {
+                pd: region.pd,
+                rights: DirectRights::of(region.rights),
+                iova: region.iova,
+                len: region.len,
+                segment: place.segment.id(),
+                offset: place.offset,
+            };
+            published.publish_region(key, &region);
+        }
+    }
+
+    /// A region whose memory peers may map, by its rights and its segment.
+    fn exposed(&self, key: u32) -> Option<(&Region, &SegmentRange)> {
+        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
+        let Object::Region(region) = &slot.object else {
+            return None;
+        };
+        let place = region.segment.as_ref()?;
+        let whole = place.segment.is_exactly(place.offset, region.len);
+        (whole && DirectRights::of(region.rights).any()).then_some((region, place))
+    }
+
+    /// The segment to give to peers for direct access to a region, and whether to write.
+    pub(crate) fn exposed_segment(&self, key: u32) -> Option<(Arc<Segment>, bool)> {
+        let (region, place) = self.exposed(key)?;
+        let writable = region.rights.remote_write || region.rights.remote_atomic;
+        Some((Arc::clone(&place.segment), writable))
+    }
+
+    /// Peers begin no direct access to the region from here on; those in progress may last.
+    pub(crate) fn withdraw(&self, key: u32) {
+        if let Some(published) = &self.published {
+            published.withdraw_region(key);
+        }
     }
 
     /// Removes a region, unbinds its windows, and returns what others may have mapped of it.
     pub(in crate::memory) fn remove(&mut self, key: u32) -> SharedBacking {
         let index = (key >> 16) as u16;
+        self.withdraw(key);
         if let Some(Slot {
             object: Object::Region(region),
             ..
@@ -62,6 +107,7 @@ impl Table {
             region.len = 0;
             region.rights = Rights::default();
         }
+        self.withdraw(key);
         Ok(())
     }
 
@@ -81,7 +127,8 @@ impl Table {
         self.region_mut(key).map_or(Rights::default(), |region| region.rights)
     }
 
-    /// Fails while windows are bound. Returns what others may have mapped, if that changed.
+    /// Changes a region that was [withdrawn](Self::withdraw), and publishes it again. Fails while
+    /// windows are bound. Returns what others may have mapped, if that changed.
     pub(in crate::memory) fn change(
         &mut self,
         key: u32,
@@ -94,6 +141,7 @@ impl Table {
             return Ok(SharedBacking::default());
         };
         if region.windows > 0 {
+            self.publish(key);
             return Err(WindowsBound);
         }
         let mut before = SharedBacking::default();
@@ -104,6 +152,7 @@ impl Table {
         }
         (region.pd, region.rights) = (pd, rights);
         self.has_device_memory |= is_device;
+        self.publish(key);
         Ok(before)
     }
 

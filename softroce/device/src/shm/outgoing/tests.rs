@@ -41,7 +41,9 @@ fn a_delayed_ack_on_a_full_ring_wakes_the_receiver() {
     let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (host, _socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
     let mut outgoing = OutgoingRings::new(Arc::new(host), address.ip());
-    let (me, mut receiver) = outgoing.enable(false, None).unwrap();
+    let (me, mut receiver) = outgoing
+        .enable(false, None, Arc::new(Published::create().unwrap()))
+        .unwrap();
     let (id, mut endpoint) = (link_to(me), Endpoint::new(1));
     send(&mut outgoing, id, 6, Opcode::RcAcknowledge, &mut endpoint);
     while !outgoing.is_blocked() {

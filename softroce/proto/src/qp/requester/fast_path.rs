@@ -1,15 +1,48 @@
-//! Fast path of a request: queued and sent at once.
+//! Fast paths of a request: carried out in the peer's memory, or queued and sent at once.
 
 use core::time::Duration;
 
 use crate::Instant;
+use crate::direct::{DirectMemory, DirectPath};
 use crate::memory::Memory;
+use crate::outbox::Outbox;
 use crate::qp::requester::{Requester, Timer};
 use crate::qp::{Connection, sges};
 use crate::wire::{Bth, Extension, ImmDt, Opcode, Position, Reth, write_headers};
-use crate::work::{Operation, Payload, SendRequest};
+use crate::work::{Operation, Payload, SendRequest, Status};
 
 impl Requester {
+    /// As [`post`](Self::post) followed by the request's execution and completion. False, with
+    /// nothing changed, unless no request is outstanding, so that nothing is before it.
+    pub(crate) fn post_send_direct<D: DirectMemory>(
+        &mut self,
+        request: &SendRequest<'_>,
+        path: &DirectPath,
+        connection: &Connection,
+        direct: &mut D,
+        out: &mut Outbox,
+    ) -> bool {
+        let rd_atomic = match request.operation {
+            Operation::Write { imm: None, .. } => false,
+            Operation::Read { .. } | Operation::Atomic { .. } => true,
+            _ => return false,
+        };
+        if self.queue.head != self.queue.tail || rd_atomic && self.limits.max_rd_atomic == 0 {
+            return false;
+        }
+        let Ok(len) = self.queue.check_post(request, 0) else {
+            return false;
+        };
+        if !direct.execute(path, &request.operation, request.payload) {
+            return false;
+        }
+        if request.signaled || self.signal_all {
+            let opcode = request.operation.completion_opcode();
+            self.report(request.wr_id, Status::Success, opcode, len, connection, out);
+        }
+        true
+    }
+
     /// As [`post`](Self::post) followed by [`transmit`](Self::transmit); returns the length of the
     /// headers, and that with the payload. `None`, with nothing changed, unless the request can be
     /// sent at once, inlined in a shm packet.

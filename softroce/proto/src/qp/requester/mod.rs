@@ -25,8 +25,8 @@ use core::time::Duration;
 
 use crate::outbox::Outbox;
 use crate::qp::send_queue::{SendQueue, Wqe};
-use crate::qp::{Connection, Modify, QpInit, ack_timeout};
-use crate::work::{Completion, CqId, Destination, Operation, PostError, SendRequest, Status};
+use crate::qp::{Connection, LinkProgress, Modify, QpInit, ack_timeout};
+use crate::work::{Completion, CompletionOpcode, CqId, Destination, Operation, PostError, SendRequest, Status};
 use crate::{Instant, Psn};
 
 /// `rnr_retry` 7 retries indefinitely (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
@@ -69,6 +69,8 @@ pub(crate) struct Requester {
     rnr_retries_left: u8,
     /// Go-back-N was already done for this packet: other evidence of the same loss is ignored.
     recovering: Option<u64>,
+    /// Lossless link: packets sent on it when a timeout found some that the peer had not taken.
+    undelivered: Option<u64>,
     timer: Timer,
 }
 
@@ -111,6 +113,7 @@ impl Requester {
             retries_left: 0,
             rnr_retries_left: 0,
             recovering: None,
+            undelivered: None,
             timer: Timer::Idle,
         }
     }
@@ -152,6 +155,7 @@ impl Requester {
         self.ack_suppressed = false;
         self.local_end = 0;
         self.recovering = None;
+        self.undelivered = None;
         self.timer = Timer::Idle;
     }
 
@@ -160,7 +164,7 @@ impl Requester {
     }
 
     pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
-        self.queue.check_post(request, ahead)
+        self.queue.check_post(request, ahead).map(drop)
     }
 
     pub(crate) fn next_psn(&self) -> Psn {
@@ -186,11 +190,17 @@ impl Requester {
         }
     }
 
-    /// Local ACK timeout, or end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8).
+    /// Local ACK timeout, or end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8). `link`: the
+    /// progress of its lossless link.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
-    pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
+    pub(crate) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        link: Option<LinkProgress>,
+        out: &mut Outbox,
+    ) -> Result<(), Status> {
         let timer = self.timer;
         match timer {
             Timer::Rnr(at) if at <= now => {
@@ -202,6 +212,10 @@ impl Requester {
                 self.restart_ack_timer(now);
                 Ok(())
             }
+            Timer::LocalAck(at) if at <= now && link.is_some_and(|link| self.awaits_delivery(link)) => {
+                self.restart_ack_timer(now);
+                Ok(())
+            }
             Timer::LocalAck(at) if at <= now => {
                 out.counters.timeouts += 1;
                 self.recovering = None;
@@ -209,6 +223,18 @@ impl Requester {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the peer's process may not have taken the packets in flight from the lossless link:
+    /// it is stopped or slow, and nothing is lost. A timeout counts as a retry only after it has
+    /// taken everything that was sent before the timeout that preceded.
+    fn awaits_delivery(&mut self, link: LinkProgress) -> bool {
+        let mark = *self.undelivered.get_or_insert(link.sent);
+        let awaits = link.taken < mark;
+        if !awaits {
+            self.undelivered = None;
+        }
+        awaits
     }
 
     /// On a shm link, which is lossless, an unsignaled request that nothing waits for goes without
@@ -258,21 +284,40 @@ impl Requester {
     fn complete(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
         let wqe = self.queue.get(self.queue.head);
         if wqe.signaled || status != Status::Success {
-            let completion = Completion {
-                wr_id: wqe.wr_id,
+            self.report(
+                wqe.wr_id,
                 status,
-                opcode: wqe.completion_opcode(),
-                byte_len: wqe.len,
-                imm: None,
-                invalidated: None,
-                qpn: connection.qpn,
-                src_qpn: connection.peer,
-                solicited: false,
-                grh: false,
-            };
-            out.complete(self.cq, completion);
+                wqe.operation.completion_opcode(),
+                wqe.len,
+                connection,
+                out,
+            );
         }
         self.queue.head += 1;
+    }
+
+    fn report(
+        &self,
+        wr_id: u64,
+        status: Status,
+        opcode: CompletionOpcode,
+        len: u32,
+        connection: &Connection,
+        out: &mut Outbox,
+    ) {
+        let completion = Completion {
+            wr_id,
+            status,
+            opcode,
+            byte_len: len,
+            imm: None,
+            invalidated: None,
+            qpn: connection.qpn,
+            src_qpn: connection.peer,
+            solicited: false,
+            grh: false,
+        };
+        out.complete(self.cq, completion);
     }
 
     /// One past the last packet of the READ part, or other request, that contains packet `number`.

@@ -219,6 +219,7 @@ impl Requester {
         self.retries_left = self.limits.retry_cnt;
         self.rnr_retries_left = self.limits.rnr_retry;
         self.recovering = None;
+        self.undelivered = None;
         if self.next < self.una {
             self.go_back_n();
         }

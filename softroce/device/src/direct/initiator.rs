@@ -1,0 +1,233 @@
+//! The initiator of direct requests: its peers' tables and segments, the checks, and the copies.
+
+use std::os::fd::OwnedFd;
+use std::ptr;
+
+use doorbell_roce_proto::RKey;
+use doorbell_roce_proto::direct::{DirectMemory, DirectPath};
+use doorbell_roce_proto::memory::{AtomicOp, RemoteRight, Sge};
+use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::work::{Operation, Payload};
+
+use super::entry::Access;
+use super::tables::PeerTables;
+use crate::memory::{Location, Table, copy};
+use crate::shm::{OutgoingRings, slot_of};
+use crate::shm_ring::segment::SegmentId;
+use crate::shm_ring::{MappedSegment, MappedSegments, SegmentAccess};
+
+/// Longer messages take the ring, so that the device's lock is not held for milliseconds.
+const LONGEST: usize = 4 << 20;
+
+/// What the peers of this process have published to it, by member slot.
+#[derive(Default)]
+pub(crate) struct DirectPeers(Vec<Option<Peer>>);
+
+struct Peer {
+    link: ShmLinkId,
+    tables: PeerTables,
+    segments: MappedSegments,
+}
+
+impl DirectPeers {
+    /// Whether no request can be direct.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn get(&self, link: ShmLinkId) -> Option<&Peer> {
+        let peer = self.0.get(slot_of(link))?.as_ref();
+        peer.filter(|peer| peer.link == link)
+    }
+
+    /// A peer's tables have arrived: its requests may be direct from now on.
+    pub(crate) fn add(&mut self, link: ShmLinkId, tables: OwnedFd) {
+        let slot = slot_of(link);
+        if self.0.len() <= slot {
+            self.0.resize_with(slot + 1, || None);
+        }
+        match PeerTables::attach(tables) {
+            Ok(tables) => {
+                self.0[slot] = Some(Peer {
+                    link,
+                    tables,
+                    segments: MappedSegments::default(),
+                });
+            }
+            Err(error) => tracing::warn!("another process sent invalid tables of its memory: {error}"),
+        }
+    }
+
+    pub(crate) fn add_segment(&mut self, link: ShmLinkId, segment: MappedSegment) {
+        if let Some(Some(peer)) = self.0.get_mut(slot_of(link))
+            && peer.link == link
+            && let Err(error) = peer.segments.insert(segment)
+        {
+            tracing::debug!("{error}");
+        }
+    }
+
+    pub(crate) fn remove_segment(&mut self, link: ShmLinkId, id: SegmentId) {
+        if let Some(Some(peer)) = self.0.get_mut(slot_of(link))
+            && peer.link == link
+        {
+            peer.segments.remove(id);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, link: ShmLinkId) {
+        if self.get(link).is_some() {
+            self.0[slot_of(link)] = None;
+        }
+    }
+}
+
+/// Executes the requests of this process.
+pub(crate) struct Initiator<'a> {
+    pub(crate) table: &'a Table,
+    pub(crate) peers: &'a DirectPeers,
+    pub(crate) rings: &'a OutgoingRings,
+    /// The link to this process, as its peers number it.
+    pub(crate) me: ShmLinkId,
+}
+
+/// The peer's bytes of a request.
+struct Remote {
+    addr: u64,
+    rkey: RKey,
+    len: usize,
+    right: RemoteRight,
+}
+
+impl DirectMemory for Initiator<'_> {
+    fn execute(&mut self, path: &DirectPath, operation: &Operation, payload: Payload<'_>) -> bool {
+        let Some(peer) = self.peers.get(path.link) else {
+            return false;
+        };
+        let (addr, rkey, right) = match *operation {
+            Operation::Write { addr, rkey, .. } => (addr, rkey, RemoteRight::Write),
+            Operation::Read { addr, rkey } => (addr, rkey, RemoteRight::Read),
+            Operation::Atomic { addr, rkey, .. } => (addr, rkey, RemoteRight::Atomic),
+            _ => return false,
+        };
+        let len = match payload {
+            Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Gather(sges) => sges.iter().map(|sge| u64::from(sge.len)).sum(),
+        };
+        if len > LONGEST as u64 || !self.permits_local(path, payload, right != RemoteRight::Write) {
+            return false;
+        }
+        let Some(word) = self.rings.access_word(path.link) else {
+            return false;
+        };
+        let remote = Remote {
+            addr,
+            rkey,
+            len: len as usize,
+            right,
+        };
+        let access = Access {
+            qpn: path.target.get(),
+            key: rkey.0,
+        };
+        access.begin(word);
+        let done = self.locate(peer, path, &remote).is_some_and(|at| match *operation {
+            Operation::Atomic { op, .. } => self.atomic(path, op, payload, at),
+            _ if len == 0 => true,
+            _ => {
+                self.copy(path, payload, at, right == RemoteRight::Write);
+                true
+            }
+        });
+        Access::end(word);
+        done
+    }
+}
+
+impl Initiator<'_> {
+    /// Whether all local elements may be accessed, and are memory of the CPU's.
+    fn permits_local(&self, path: &DirectPath, payload: Payload<'_>, write: bool) -> bool {
+        match payload {
+            Payload::Inline(_) => true,
+            Payload::Gather(sges) => sges
+                .iter()
+                .all(|sge| sge.len == 0 || self.local(path, sge, write).is_some()),
+        }
+    }
+
+    fn local(&self, path: &DirectPath, sge: &Sge, write: bool) -> Option<*mut u8> {
+        let Sge { addr, len, lkey } = *sge;
+        match self.table.local(path.pd, lkey, addr, len as usize, write) {
+            Ok(Location::Host(at)) => Some(at),
+            _ => None,
+        }
+    }
+
+    /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are mapped.
+    /// Valid until the access ends.
+    fn locate(&self, peer: &Peer, path: &DirectPath, remote: &Remote) -> Option<*mut u8> {
+        let qp = peer.tables.qp(path.target)?;
+        if qp.peer != path.initiator || qp.link != self.me || !qp.rights.grants(remote.right) {
+            return None;
+        }
+        // A range of length 0 is always granted (IBTA vol 1, 9.4.3).
+        if remote.len == 0 {
+            return Some(ptr::null_mut());
+        }
+        if remote.right == RemoteRight::Atomic && !remote.addr.is_multiple_of(8) {
+            return None;
+        }
+        let region = peer.tables.region(remote.rkey)?;
+        if region.pd != qp.pd || !region.rights.grants(remote.right) {
+            return None;
+        }
+        let offset = remote.addr.checked_sub(region.iova)?;
+        if offset.checked_add(remote.len as u64)? > region.len {
+            return None;
+        }
+        let access = match remote.right {
+            RemoteRight::Read => SegmentAccess::Read,
+            RemoteRight::Write | RemoteRight::Atomic => SegmentAccess::Write,
+        };
+        let at = region.offset.checked_add(offset)?;
+        peer.segments.find(region.segment, at, remote.len, access)
+    }
+
+    /// Copies between the local elements, which were checked, and the peer's bytes.
+    fn copy(&self, path: &DirectPath, payload: Payload<'_>, mut at: *mut u8, to_peer: bool) {
+        let sges = match payload {
+            Payload::Inline(bytes) => {
+                // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's own.
+                return unsafe { copy::to_peer_visible(bytes, at) };
+            }
+            Payload::Gather(sges) => sges,
+        };
+        for sge in sges.iter().filter(|sge| sge.len > 0) {
+            let len = sge.len as usize;
+            if let Some(local) = self.local(path, sge, !to_peer) {
+                let (from, to) = if to_peer { (local, at) } else { (at, local) };
+                // SAFETY: `len` bytes of a region, with the right, by `local`; as many of the
+                // peer's from `at` on, by `locate`. Two mappings of the same bytes may overlap.
+                unsafe { copy::between(from, to, len) };
+            }
+            at = at.wrapping_add(len);
+        }
+    }
+
+    fn atomic(&self, path: &DirectPath, op: AtomicOp, payload: Payload<'_>, word: *mut u8) -> bool {
+        let Payload::Gather([sge]) = payload else {
+            return false;
+        };
+        let Some(local) = self.local(path, sge, true).filter(|_| sge.len == 8) else {
+            return false;
+        };
+        if !word.addr().is_multiple_of(8) {
+            return false;
+        }
+        // SAFETY: eight bytes of the peer's, mapped to be written, by `locate`; aligned as checked.
+        let original = unsafe { copy::atomic(word, op) };
+        // SAFETY: eight bytes of a region with LOCAL_WRITE, by `local`.
+        unsafe { copy::to_peer_visible(&original.to_ne_bytes(), local) };
+        true
+    }
+}

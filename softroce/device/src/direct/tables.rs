@@ -1,0 +1,336 @@
+//! The published tables of a process: a memfd with an entry for each key index and queue pair.
+//!
+//! Entries of objects that take the ring only are withdrawn or were never published.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use doorbell_roce_proto::memory::{PdId, RemoteRight};
+use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::{Qpn, RKey};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::unistd::ftruncate;
+
+use super::entry::{self, EntryWords};
+use crate::memory::Rights;
+use crate::shm_ring::segment::SegmentId;
+
+/// One for each index of a key.
+const REGIONS: usize = 1 << 16;
+/// Queue pairs whose numbers are equal modulo this have one entry: the first gets it.
+const QPS: usize = 1 << 15;
+
+/// A cache line: it is read for each request.
+#[repr(C, align(64))]
+struct Entry<const N: usize> {
+    guard: AtomicU64,
+    words: [AtomicU64; N],
+}
+
+impl<const N: usize> EntryWords for Entry<N> {
+    type Word = AtomicU64;
+
+    fn guard(&self) -> &AtomicU64 {
+        &self.guard
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.words[index]
+    }
+}
+
+const REGION_WORDS: usize = 5;
+const QP_WORDS: usize = 2;
+
+#[repr(C)]
+struct Layout {
+    regions: [Entry<REGION_WORDS>; REGIONS],
+    qps: [Entry<QP_WORDS>; QPS],
+}
+
+const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
+
+/// A region that peers may access directly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PublishedRegion {
+    pub(crate) pd: PdId,
+    pub(crate) rights: DirectRights,
+    pub(crate) iova: u64,
+    pub(crate) len: u64,
+    pub(crate) segment: SegmentId,
+    /// The offset of its first byte in the segment.
+    pub(crate) offset: u64,
+}
+
+/// A queue pair that executes direct requests of its peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PublishedQp {
+    pub(crate) pd: PdId,
+    pub(crate) rights: DirectRights,
+    /// The initiator's queue pair, and the link to its process.
+    pub(crate) peer: Qpn,
+    pub(crate) link: ShmLinkId,
+}
+
+/// Remote access rights, as bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DirectRights(u32);
+
+impl DirectRights {
+    pub(crate) fn new(read: bool, write: bool, atomic: bool) -> Self {
+        Self(u32::from(read) | u32::from(write) << 1 | u32::from(atomic) << 2)
+    }
+
+    pub(crate) fn of(rights: Rights) -> Self {
+        Self::new(rights.remote_read, rights.remote_write, rights.remote_atomic)
+    }
+
+    pub(crate) fn any(self) -> bool {
+        self.0 != 0
+    }
+
+    pub(super) fn grants(self, right: RemoteRight) -> bool {
+        let bit = match right {
+            RemoteRight::Read => 1,
+            RemoteRight::Write => 2,
+            RemoteRight::Atomic => 4,
+        };
+        self.0 & bit != 0
+    }
+}
+
+/// The tables of this process.
+#[derive(Debug)]
+pub(crate) struct Published {
+    fd: OwnedFd,
+    map: Mapping,
+}
+
+impl Published {
+    pub(crate) fn create() -> io::Result<Self> {
+        let fd = memfd_create(c"doorbell-tables", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        ftruncate(&fd, LEN.get() as libc::off_t)?;
+        let map = Mapping::of(&fd, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
+        // Only this mapping can be written from here on; before Linux 5.1 peers could write, too.
+        let _ = fcntl(
+            &fd,
+            FcntlArg::F_ADD_SEALS(SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WRITE)),
+        );
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(Self { fd, map })
+    }
+
+    /// The descriptor for peers.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn region(&self, key: u32) -> &Entry<REGION_WORDS> {
+        &self.map.layout().regions[(key >> 16) as usize]
+    }
+
+    fn qp(&self, qpn: Qpn) -> &Entry<QP_WORDS> {
+        &self.map.layout().qps[qpn.get() as usize % QPS]
+    }
+
+    /// Its entry is withdrawn.
+    pub(crate) fn publish_region(&self, key: u32, region: &PublishedRegion) {
+        let words = [
+            u64::from(region.pd.0) << 32 | u64::from(region.rights.0),
+            region.iova,
+            region.len,
+            u64::from(region.segment.0),
+            region.offset,
+        ];
+        entry::publish(self.region(key), key, words);
+    }
+
+    /// Whether it was published: accesses may be in progress then.
+    pub(crate) fn withdraw_region(&self, key: u32) -> bool {
+        let entry = self.region(key);
+        let was = entry::published(entry) == key;
+        if was {
+            entry::withdraw(entry);
+        }
+        was
+    }
+
+    /// Does nothing if another queue pair has the entry; its own is withdrawn.
+    pub(crate) fn publish_qp(&self, qpn: Qpn, qp: &PublishedQp) {
+        let entry = self.qp(qpn);
+        if entry::published(entry) == 0 {
+            let words = [
+                u64::from(qp.pd.0) << 32 | u64::from(qp.link.0),
+                u64::from(qp.peer.get()) << 32 | u64::from(qp.rights.0),
+            ];
+            entry::publish(entry, qpn.get(), words);
+        }
+    }
+
+    /// As [`withdraw_region`](Self::withdraw_region).
+    pub(crate) fn withdraw_qp(&self, qpn: Qpn) -> bool {
+        let entry = self.qp(qpn);
+        let was = entry::published(entry) == qpn.get();
+        if was {
+            entry::withdraw(entry);
+        }
+        was
+    }
+}
+
+/// The tables of another process, which may write anything there at any time.
+#[derive(Debug)]
+pub(super) struct PeerTables(Mapping);
+
+impl PeerTables {
+    /// Maps the tables of a descriptor from a peer. `InvalidData` when they are none.
+    pub(super) fn attach(fd: OwnedFd) -> io::Result<Self> {
+        let file = File::from(fd);
+        let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_retain);
+        // A file that cannot shrink raises no SIGBUS here.
+        if !seals.contains(SealFlag::F_SEAL_SHRINK) || file.metadata()?.len() != LEN.get() as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Self(Mapping::of(&file, ProtFlags::PROT_READ)?))
+    }
+
+    pub(super) fn region(&self, key: RKey) -> Option<PublishedRegion> {
+        let entry = &self.0.layout().regions[(key.0 >> 16) as usize];
+        let [grant, iova, len, segment, offset] = entry::read(entry, key.0)?;
+        Some(PublishedRegion {
+            pd: PdId((grant >> 32) as u32),
+            rights: DirectRights(grant as u32),
+            iova,
+            len,
+            segment: SegmentId(segment as u32),
+            offset,
+        })
+    }
+
+    pub(super) fn qp(&self, qpn: Qpn) -> Option<PublishedQp> {
+        let entry = &self.0.layout().qps[qpn.get() as usize % QPS];
+        let [owner, peer] = entry::read(entry, qpn.get())?;
+        Some(PublishedQp {
+            pd: PdId((owner >> 32) as u32),
+            rights: DirectRights(peer as u32),
+            peer: Qpn::new((peer >> 32) as u32 & 0x00ff_ffff),
+            link: ShmLinkId(owner as u32),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Mapping(NonNull<Layout>);
+
+// SAFETY: the mapping belongs to the value and is reached as `&Layout` only: atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// The file has a [`Layout`]'s length, and is sealed against shrinking before it is used.
+    fn of(file: &impl AsFd, rights: ProtFlags) -> io::Result<Self> {
+        // SAFETY: no address is requested, so no mapping is replaced.
+        let at = unsafe { mmap(None, LEN, rights, MapFlags::MAP_SHARED, file, 0)? };
+        Ok(Self(at.cast()))
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: mapped, readable, page-aligned, as long as Layout and lives as long as `self`.
+        // Layout is atomics, for which every bit pattern is a value, and which others may change at
+        // any time; a mapping without the right to write is only loaded from.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length, unmapped once; references into it end with `self`.
+        let _ = unsafe { munmap(self.0.cast(), LEN.get()) };
+    }
+}
+
+#[cfg(all(test, not(doorbell_loom)))]
+mod tests {
+    use super::*;
+
+    fn region(key: u32) -> PublishedRegion {
+        PublishedRegion {
+            pd: PdId(key),
+            rights: DirectRights::new(true, false, true),
+            iova: 0x1000,
+            len: 4096,
+            segment: SegmentId(9),
+            offset: 64,
+        }
+    }
+
+    fn attached(published: &Published) -> PeerTables {
+        PeerTables::attach(published.fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_peer_reads_what_is_published_until_it_is_withdrawn() {
+        let published = Published::create().unwrap();
+        let peer = attached(&published);
+        let qp = PublishedQp {
+            pd: PdId(3),
+            rights: DirectRights::new(false, true, false),
+            peer: Qpn::new(0x12_3456),
+            link: ShmLinkId(u32::MAX),
+        };
+        let (key, qpn) = (0xffff_1234, Qpn::new(0xab_cdef));
+        published.publish_region(key, &region(key));
+        published.publish_qp(qpn, &qp);
+        assert_eq!(peer.region(RKey(key)), Some(region(key)));
+        assert_eq!(peer.region(RKey(key ^ 1)), None, "another tag");
+        assert_eq!(peer.qp(qpn), Some(qp));
+        assert_eq!(peer.qp(Qpn::new(0x00_cdef)), None, "the same entry");
+        assert!(qp.rights.grants(RemoteRight::Write) && !qp.rights.grants(RemoteRight::Read));
+
+        assert!(published.withdraw_region(key) && published.withdraw_qp(qpn));
+        assert!(!published.withdraw_region(key) && !published.withdraw_qp(qpn));
+        assert_eq!((peer.region(RKey(key)), peer.qp(qpn)), (None, None));
+        let next = key + 1;
+        published.publish_region(next, &region(next));
+        assert_eq!(
+            (peer.region(RKey(key)), peer.region(RKey(next))),
+            (None, Some(region(next)))
+        );
+    }
+
+    #[test]
+    fn the_first_queue_pair_of_an_entry_keeps_it() {
+        let published = Published::create().unwrap();
+        let peer = attached(&published);
+        let qp = |pd| PublishedQp {
+            pd: PdId(pd),
+            rights: DirectRights::default(),
+            peer: Qpn::new(1),
+            link: ShmLinkId(0),
+        };
+        let (first, second) = (Qpn::new(5), Qpn::new(5 + QPS as u32));
+        published.publish_qp(first, &qp(1));
+        published.publish_qp(second, &qp(2));
+        assert!(peer.qp(first).is_some() && peer.qp(second).is_none());
+        assert!(!published.withdraw_qp(second));
+        assert!(peer.qp(first).is_some());
+    }
+
+    #[test]
+    fn peers_cannot_write_and_other_files_are_no_tables() {
+        let published = Published::create().unwrap();
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        assert!(Mapping::of(&published.fd(), rights).is_err());
+        let other = memfd_create(c"other", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        ftruncate(&other, LEN.get() as libc::off_t).unwrap();
+        assert!(PeerTables::attach(other).is_err(), "not sealed");
+    }
+}

@@ -1,0 +1,219 @@
+//! Direct operations: on memory of doorbell-verbs' kind, whatever the target does meanwhile.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_roce_proto::RKey;
+use doorbell_roce_proto::memory::AtomicOp;
+use doorbell_roce_proto::work::{Operation, Status};
+use doorbell_softroce::{CopyMode, Device};
+use nix::sys::signal::Signal;
+
+use super::processes::Peer;
+use super::side::{Backing, Key, Side, TEST_TIMEOUT, device, own_address};
+
+const LEN: usize = 1 << 20;
+const TIMEOUT: u8 = 14;
+
+fn direct_requests(device: &Device) -> u64 {
+    device.counters().direct_requests
+}
+
+/// Until the tables and segments of the peer have arrived: a request is direct.
+fn warm_up(side: &Side, peer: Key) {
+    let since = Instant::now();
+    while direct_requests(side.device()) == 0 {
+        side.write(0, 0, 1, peer);
+        assert_eq!(side.wait(1)[0].status, Status::Success);
+        assert!(since.elapsed() < TEST_TIMEOUT);
+    }
+}
+
+fn connected(address: IpAddr) -> (Side, Side) {
+    let [one, other] = [0, 1].map(|_| Side::with(&device(address, CopyMode::Shared), LEN, Backing::Doorbell));
+    one.connect(other.key(), TIMEOUT);
+    other.connect(one.key(), TIMEOUT);
+    (one, other)
+}
+
+fn atomic(side: &Side, at: usize, peer: Key, op: AtomicOp) -> u64 {
+    let addr = peer.addr + at as u64;
+    let rkey = RKey(peer.rkey);
+    side.post(9, Operation::Atomic { addr, rkey, op }, LEN - 8, 8);
+    let done = side.wait(1)[0];
+    assert_eq!((done.status, done.wr_id), (Status::Success, 9));
+    side.memory.word(LEN - 8)
+}
+
+/// WRITE, READ, compare-swap and fetch-add of every power of two, each byte checked.
+fn every_operation(side: &Side, peer: Key) {
+    let sizes = (0..=19).map(|bits| 1 << bits).chain([LEN - 8]);
+    for (round, len) in sizes.enumerate() {
+        let byte = round as u8 + 1;
+        side.memory.fill(0, len, byte);
+        side.write(1, 0, len, peer);
+        assert_eq!(side.wait(1)[0].status, Status::Success);
+        side.memory.fill(0, len, 0xee);
+        side.read(2, 0, len, peer);
+        assert_eq!(side.wait(1)[0].status, Status::Success);
+        assert!(side.memory.is_all(0, len, byte), "{len} bytes");
+    }
+    let before = atomic(side, 0, peer, AtomicOp::FetchAdd { add: 5 });
+    let (compare, swap) = (before + 5, 42);
+    assert_eq!(atomic(side, 0, peer, AtomicOp::CompareSwap { compare, swap }), compare);
+    assert_eq!(atomic(side, 0, peer, AtomicOp::CompareSwap { compare, swap: 1 }), swap);
+}
+
+#[test]
+fn a_stopped_target_serves_every_operation() {
+    let address = own_address();
+    let side = Side::with(&device(address, CopyMode::Shared), LEN, Backing::Doorbell);
+    let mut peer = Peer::start(address, CopyMode::Shared, "direct");
+    let key = peer.connect_side(&side);
+    warm_up(&side, key);
+    peer.stop();
+    let before = direct_requests(side.device());
+    every_operation(&side, key);
+    assert_eq!(direct_requests(side.device()) - before, 2 * 21 + 3);
+    // The bytes of the last WRITE are in the target's memory.
+    peer.signal(Signal::SIGCONT);
+    peer.send_line("report");
+    assert_eq!(peer.read_line(), "21");
+}
+
+/// A SEND needs the target. It waits on the ring, and no timeout ends the connection.
+#[test]
+fn a_stopped_target_keeps_its_connections() {
+    for copy_mode in CopyMode::ALL {
+        let address = own_address();
+        let side = Side::with(&device(address, copy_mode), LEN, Backing::Doorbell);
+        let mut peer = Peer::start(address, copy_mode, "direct");
+        // With 17 ms and three retries, a lost peer is detected after 70 ms.
+        let key = peer.connect_side(&side);
+        peer.stop();
+        side.memory.fill(0, LEN, 21);
+        side.send(1, 0, 8);
+        side.write(2, 0, LEN, key);
+        thread::sleep(Duration::from_millis(1500));
+        assert_eq!(side.poll(), []);
+        peer.signal(Signal::SIGCONT);
+        let done = side.wait(2);
+        assert!(done.iter().all(|done| done.status == Status::Success), "{done:?}");
+        peer.send_line("report");
+        assert_eq!(peer.read_line(), "21");
+    }
+}
+
+#[test]
+fn a_request_behind_another_keeps_its_order() {
+    let (one, other) = connected(own_address());
+    warm_up(&one, other.key());
+    for round in 0..200 {
+        let byte = round as u8;
+        other.receive(0, LEN / 2, 64);
+        one.memory.fill(0, 64, byte);
+        one.send(1, 0, 64);
+        // Behind the SEND, which takes the ring; then alone.
+        one.write(2, 64, 64, other.key());
+        one.wait(2);
+        assert_eq!(other.wait(1)[0].status, Status::Success);
+        assert!(other.memory.is_all(LEN / 2, 64, byte));
+    }
+}
+
+/// After deregistering or the end of a queue pair nothing is written, however late the request.
+#[test]
+fn nothing_is_written_after_the_end_of_a_registration() {
+    let address = own_address();
+    for round in 0..50 {
+        let (one, mut other) = connected(address);
+        let key = other.key();
+        warm_up(&one, key);
+        let writer = thread::spawn(move || {
+            one.memory.fill(0, LEN, 1);
+            loop {
+                one.write(1, 0, LEN, key);
+                if one.wait(1)[0].status != Status::Success {
+                    return one;
+                }
+            }
+        });
+        thread::sleep(Duration::from_micros(50 * round));
+        if round % 2 == 0 {
+            drop(other.mr.take());
+        } else {
+            drop(other.qp.take());
+        }
+        other.memory.fill(0, LEN, 2);
+        drop(writer.join().unwrap());
+        assert!(other.memory.is_all(0, LEN, 2), "round {round}");
+    }
+}
+
+/// Keys, ranges and rights are refused as over the ring: the request takes it.
+#[test]
+fn what_is_not_permitted_is_refused_by_the_target() {
+    let address = own_address();
+    let refusals: [fn(&mut Key); 3] = [
+        |key| key.rkey ^= 1,
+        |key| key.addr -= 8,
+        |key| key.addr += LEN as u64 - 7,
+    ];
+    for alter in refusals {
+        let (one, other) = connected(address);
+        warm_up(&one, other.key());
+        let before = direct_requests(one.device());
+        let mut wrong = other.key();
+        alter(&mut wrong);
+        one.write(1, 0, 8, wrong);
+        assert_eq!(one.wait(1)[0].status, Status::RemoteAccess);
+        assert_eq!(direct_requests(one.device()), before);
+    }
+    // Another queue pair of the target, which is connected to nobody of ours.
+    let (one, other) = connected(address);
+    warm_up(&one, other.key());
+    let stranger = Side::with(other.device(), LEN, Backing::Doorbell);
+    let third = Side::with(one.device(), LEN, Backing::Doorbell);
+    third.connect(other.key(), 12);
+    third.write(1, 0, 8, other.key());
+    assert_eq!(third.wait(1)[0].status, Status::RetryExceeded);
+    drop(stranger);
+}
+
+/// Memory that this library did not allocate, or of which only a part is registered, is not given
+/// to peers.
+#[test]
+fn other_memory_takes_the_ring() {
+    let address = own_address();
+    for backing in [Backing::Private, Backing::Shared] {
+        let [one, other] = [0, 1].map(|_| Side::with(&device(address, CopyMode::Shared), LEN, backing));
+        one.connect(other.key(), TIMEOUT);
+        other.connect(one.key(), TIMEOUT);
+        for round in 0..20 {
+            one.memory.fill(0, LEN, round);
+            one.write(1, 0, LEN, other.key());
+            assert_eq!(one.wait(1)[0].status, Status::Success);
+            assert!(other.memory.is_all(0, LEN, round));
+        }
+        assert_eq!(direct_requests(one.device()), 0, "{backing:?}");
+    }
+}
+
+/// Regions come and go; none is written by a request for another.
+#[test]
+fn rebinding_regions_never_misdirects_a_write() {
+    let address = own_address();
+    let (one, mut other) = connected(address);
+    warm_up(&one, other.key());
+    for round in 0..200 {
+        let key = other.key();
+        one.memory.fill(0, 4096, round as u8);
+        one.write(1, 0, 4096, key);
+        assert_eq!(one.wait(1)[0].status, Status::Success);
+        assert!(other.memory.is_all(0, 4096, round as u8));
+        // A new region of the same memory, in the same slot of the table.
+        drop(other.mr.take());
+        other.register();
+    }
+}
