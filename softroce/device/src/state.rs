@@ -550,7 +550,10 @@ impl Core {
                 AsyncEvent::QpFatal(qpn) => (qpn, QpEvent::Fatal),
                 AsyncEvent::QpRequestError(qpn) => (qpn, QpEvent::RequestError),
                 AsyncEvent::QpAccessError(qpn) => (qpn, QpEvent::AccessError),
-                AsyncEvent::CommunicationEstablished(qpn) => (qpn, QpEvent::CommunicationEstablished),
+                AsyncEvent::CommunicationEstablished(qpn) => {
+                    self.publish_qp(qpn);
+                    (qpn, QpEvent::CommunicationEstablished)
+                }
                 AsyncEvent::SendQueueDrained(qpn) => (qpn, QpEvent::SendQueueDrained),
                 AsyncEvent::LastWqeReached(qpn) => (qpn, QpEvent::LastWqeReached),
                 AsyncEvent::SrqLimitReached(srq) => {

@@ -5,10 +5,10 @@
 //! nothing of its queue pair is before it, and completes at once. What is not the common case is
 //! declined with nothing changed, and takes the packet path, which reports every error.
 
-use crate::Qpn;
 use crate::memory::PdId;
-use crate::qp::ShmLinkId;
+use crate::qp::{RemoteAccess, ShmLinkId};
 use crate::work::{Operation, Payload};
+use crate::{Psn, Qpn};
 
 /// The queue pair whose memory a request accesses, and the one that accesses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +21,23 @@ pub struct DirectPath {
     pub initiator: Qpn,
     /// The protection domain of the initiator's queue pair.
     pub pd: PdId,
+    /// The first PSN of the initiator's requests.
+    pub first_psn: Psn,
+}
+
+/// What a queue pair permits its peer, while it executes requests: for the peer's initiator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirectTarget {
+    /// Its protection domain.
+    pub pd: PdId,
+    /// The link to the initiator's process.
+    pub link: ShmLinkId,
+    /// The initiator's queue pair.
+    pub initiator: Qpn,
+    /// READs and atomics also need `max_dest_rd_atomic`.
+    pub access: RemoteAccess,
+    /// The first PSN expected: with another, requests of the initiator would be lost.
+    pub first_psn: Psn,
 }
 
 /// Access to the memory of peers.

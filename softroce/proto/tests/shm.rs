@@ -6,6 +6,8 @@
 
 #[path = "shm/ack_suppression.rs"]
 mod ack_suppression;
+#[path = "shm/direct.rs"]
+mod direct;
 #[path = "shm/fast_path.rs"]
 mod fast_path;
 #[path = "flow.rs"]

@@ -167,7 +167,13 @@ impl Initiator<'_> {
     /// Valid until the access ends.
     fn locate(&self, peer: &Peer, path: &DirectPath, remote: &Remote) -> Option<*mut u8> {
         let qp = peer.tables.qp(path.target)?;
-        if qp.peer != path.initiator || qp.link != self.me || !qp.rights.grants(remote.right) {
+        let connected = qp.initiator == path.initiator && qp.link == self.me && qp.first_psn == path.first_psn;
+        let permits = match remote.right {
+            RemoteRight::Read => qp.access.read,
+            RemoteRight::Write => qp.access.write,
+            RemoteRight::Atomic => qp.access.atomic,
+        };
+        if !connected || !permits {
             return None;
         }
         // A range of length 0 is always granted (IBTA vol 1, 9.4.3).

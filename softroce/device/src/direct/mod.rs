@@ -29,4 +29,4 @@ mod tables;
 
 pub(crate) use entry::Access;
 pub(crate) use initiator::{DirectPeers, Initiator};
-pub(crate) use tables::{DirectRights, Published, PublishedQp, PublishedRegion};
+pub(crate) use tables::{DirectRights, Published, PublishedRegion};

@@ -9,9 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
+use doorbell_roce_proto::direct::DirectTarget;
 use doorbell_roce_proto::memory::{PdId, RemoteRight};
-use doorbell_roce_proto::qp::ShmLinkId;
-use doorbell_roce_proto::{Qpn, RKey};
+use doorbell_roce_proto::qp::{RemoteAccess, ShmLinkId};
+use doorbell_roce_proto::{Psn, Qpn, RKey};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -45,8 +46,10 @@ impl<const N: usize> EntryWords for Entry<N> {
     }
 }
 
+const MASK_24: u32 = 0x00ff_ffff;
+
 const REGION_WORDS: usize = 5;
-const QP_WORDS: usize = 2;
+const QP_WORDS: usize = 3;
 
 #[repr(C)]
 struct Layout {
@@ -66,16 +69,6 @@ pub(crate) struct PublishedRegion {
     pub(crate) segment: SegmentId,
     /// The offset of its first byte in the segment.
     pub(crate) offset: u64,
-}
-
-/// A queue pair that executes direct requests of its peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PublishedQp {
-    pub(crate) pd: PdId,
-    pub(crate) rights: DirectRights,
-    /// The initiator's queue pair, and the link to its process.
-    pub(crate) peer: Qpn,
-    pub(crate) link: ShmLinkId,
 }
 
 /// Remote access rights, as bits.
@@ -163,12 +156,14 @@ impl Published {
     }
 
     /// Does nothing if another queue pair has the entry; its own is withdrawn.
-    pub(crate) fn publish_qp(&self, qpn: Qpn, qp: &PublishedQp) {
+    pub(crate) fn publish_qp(&self, qpn: Qpn, qp: &DirectTarget) {
         let entry = self.qp(qpn);
         if entry::published(entry) == 0 {
+            let rights = DirectRights::new(qp.access.read, qp.access.write, qp.access.atomic);
             let words = [
                 u64::from(qp.pd.0) << 32 | u64::from(qp.link.0),
-                u64::from(qp.peer.get()) << 32 | u64::from(qp.rights.0),
+                u64::from(qp.initiator.get()) << 32 | u64::from(rights.0),
+                u64::from(qp.first_psn.get()),
             ];
             entry::publish(entry, qpn.get(), words);
         }
@@ -214,14 +209,20 @@ impl PeerTables {
         })
     }
 
-    pub(super) fn qp(&self, qpn: Qpn) -> Option<PublishedQp> {
+    pub(super) fn qp(&self, qpn: Qpn) -> Option<DirectTarget> {
         let entry = &self.0.layout().qps[qpn.get() as usize % QPS];
-        let [owner, peer] = entry::read(entry, qpn.get())?;
-        Some(PublishedQp {
+        let [owner, peer, psn] = entry::read(entry, qpn.get())?;
+        let rights = DirectRights(peer as u32);
+        Some(DirectTarget {
             pd: PdId((owner >> 32) as u32),
-            rights: DirectRights(peer as u32),
-            peer: Qpn::new((peer >> 32) as u32 & 0x00ff_ffff),
             link: ShmLinkId(owner as u32),
+            initiator: Qpn::new((peer >> 32) as u32 & MASK_24),
+            access: RemoteAccess {
+                read: rights.grants(RemoteRight::Read),
+                write: rights.grants(RemoteRight::Write),
+                atomic: rights.grants(RemoteRight::Atomic),
+            },
+            first_psn: Psn::new(psn as u32 & MASK_24),
         })
     }
 }
@@ -272,6 +273,19 @@ mod tests {
         }
     }
 
+    fn target(pd: u32) -> DirectTarget {
+        DirectTarget {
+            pd: PdId(pd),
+            link: ShmLinkId(u32::MAX),
+            initiator: Qpn::new(0x12_3456),
+            access: RemoteAccess {
+                write: true,
+                ..RemoteAccess::default()
+            },
+            first_psn: Psn::new(0xff_ffff),
+        }
+    }
+
     fn attached(published: &Published) -> PeerTables {
         PeerTables::attach(published.fd().try_clone_to_owned().unwrap()).unwrap()
     }
@@ -280,12 +294,7 @@ mod tests {
     fn a_peer_reads_what_is_published_until_it_is_withdrawn() {
         let published = Published::create().unwrap();
         let peer = attached(&published);
-        let qp = PublishedQp {
-            pd: PdId(3),
-            rights: DirectRights::new(false, true, false),
-            peer: Qpn::new(0x12_3456),
-            link: ShmLinkId(u32::MAX),
-        };
+        let qp = target(3);
         let (key, qpn) = (0xffff_1234, Qpn::new(0xab_cdef));
         published.publish_region(key, &region(key));
         published.publish_qp(qpn, &qp);
@@ -293,7 +302,8 @@ mod tests {
         assert_eq!(peer.region(RKey(key ^ 1)), None, "another tag");
         assert_eq!(peer.qp(qpn), Some(qp));
         assert_eq!(peer.qp(Qpn::new(0x00_cdef)), None, "the same entry");
-        assert!(qp.rights.grants(RemoteRight::Write) && !qp.rights.grants(RemoteRight::Read));
+        let rights = region(key).rights;
+        assert!(rights.grants(RemoteRight::Read) && !rights.grants(RemoteRight::Write));
 
         assert!(published.withdraw_region(key) && published.withdraw_qp(qpn));
         assert!(!published.withdraw_region(key) && !published.withdraw_qp(qpn));
@@ -310,15 +320,9 @@ mod tests {
     fn the_first_queue_pair_of_an_entry_keeps_it() {
         let published = Published::create().unwrap();
         let peer = attached(&published);
-        let qp = |pd| PublishedQp {
-            pd: PdId(pd),
-            rights: DirectRights::default(),
-            peer: Qpn::new(1),
-            link: ShmLinkId(0),
-        };
         let (first, second) = (Qpn::new(5), Qpn::new(5 + QPS as u32));
-        published.publish_qp(first, &qp(1));
-        published.publish_qp(second, &qp(2));
+        published.publish_qp(first, &target(1));
+        published.publish_qp(second, &target(2));
         assert!(peer.qp(first).is_some() && peer.qp(second).is_none());
         assert!(!published.withdraw_qp(second));
         assert!(peer.qp(first).is_some());

@@ -4,11 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use doorbell_roce_proto::Qpn;
-use doorbell_roce_proto::qp::State;
-use doorbell_roce_proto::wire::Transport;
 
 use super::Core;
-use crate::direct::{DirectRights, Published, PublishedQp};
+use crate::direct::Published;
 use crate::host::MemberId;
 use crate::shm::CopyMode;
 use crate::shm_ring::Receiver;
@@ -29,23 +27,12 @@ impl Core {
         }
     }
 
-    /// Publishes a queue pair that receives over a shm link; it was [withdrawn](Self::withdraw_qp).
-    /// Before RTS its first message has an event, which only the ring reports.
+    /// Publishes a queue pair that executes requests; it was [withdrawn](Self::withdraw_qp).
     pub(crate) fn publish_qp(&self, qpn: Qpn) {
-        let (Some(published), Some(qp)) = (&self.published, self.endpoint.query_qp(qpn)) else {
-            return;
-        };
-        let receives = qp.init.transport == Transport::Rc && matches!(qp.state, State::Rts | State::Sqd);
-        let link = qp.set.path.and_then(|path| path.shm_link);
-        let (Some(link), Some(peer), true) = (link, qp.set.dest_qpn, receives) else {
-            return;
-        };
-        let access = qp.set.access.unwrap_or_default();
-        let rd_atomic = qp.set.max_dest_rd_atomic.unwrap_or(0) > 0;
-        let rights = DirectRights::new(access.read && rd_atomic, access.write, access.atomic && rd_atomic);
-        if rights.any() {
-            let pd = qp.init.pd;
-            published.publish_qp(qpn, &PublishedQp { pd, rights, peer, link });
+        if let Some(published) = &self.published
+            && let Some(target) = self.endpoint.direct_target(qpn)
+        {
+            published.publish_qp(qpn, &target);
         }
     }
 

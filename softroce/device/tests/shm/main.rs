@@ -3,6 +3,7 @@
 mod direct;
 mod processes;
 mod races;
+mod random;
 mod side;
 
 use doorbell_softroce::CopyMode;

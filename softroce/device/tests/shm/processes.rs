@@ -15,6 +15,8 @@ use super::side::{Backing, Key, Side, TEST_TIMEOUT, device, own_address};
 
 const LEN: usize = 1 << 20;
 const MESSAGES: usize = 16;
+/// What the task `hammer` writes, again and again.
+const HAMMER_LEN: usize = 64 << 10;
 const GOOD: u8 = 0x5a;
 const POISON: u8 = 0xee;
 /// 17 ms: with three retries a dead peer is detected after 70 ms; a busy one is not taken for dead.
@@ -118,7 +120,7 @@ fn peer() {
         .unwrap();
     let device = device(address, copy_mode);
     let side = match task {
-        "direct" => Side::with(&device, LEN, Backing::Doorbell),
+        "direct" | "hammer" => Side::with(&device, LEN, Backing::Doorbell),
         _ => Side::new(&device, MESSAGES * LEN, copy_mode),
     };
     let key = side.key();
@@ -151,6 +153,13 @@ fn peer() {
             let wrong = good.filter(|done| !side.memory.is_all(done.wr_id as usize * LEN, LEN, GOOD));
             println!("{ANSWER}{}", wrong.count());
             lines.next();
+        }
+        "hammer" => {
+            side.memory.fill(0, HAMMER_LEN, 1);
+            loop {
+                side.write(0, 0, HAMMER_LEN, them);
+                side.wait(1);
+            }
         }
         "write" => {
             side.memory.fill(0, MESSAGES * LEN, GOOD);

@@ -18,7 +18,7 @@ use doorbell_roce_proto::{Psn, Qpn, RKey};
 use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::{
     CopyMode, Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, LinkChoice, Mr, Pd, Qp, QpConfig,
-    Rights,
+    Reregister, Rights,
 };
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -206,6 +206,19 @@ impl Side {
         };
         // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only.
         self.mr = Some(unsafe { self.pd.register(range, rights) }.unwrap());
+    }
+
+    /// Keeps the keys.
+    pub(crate) fn reregister_without_rights(&mut self) {
+        let change = Reregister {
+            rights: Some(Rights {
+                local_write: true,
+                ..Rights::default()
+            }),
+            ..Reregister::default()
+        };
+        // SAFETY: the memory is the same.
+        unsafe { self.mr.as_mut().unwrap().reregister(&change) }.unwrap();
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {

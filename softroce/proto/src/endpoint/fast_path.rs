@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use crate::direct::DirectMemory;
+use crate::direct::{DirectMemory, DirectTarget};
 use crate::endpoint::{Endpoint, ShmPacket, find};
 use crate::memory::Memory;
 use crate::qp::ShmLinkId;
@@ -38,6 +38,14 @@ impl Endpoint {
         let done = qp.post_send_direct(request, direct, &mut self.out);
         self.out.counters.direct_requests += u64::from(done);
         done
+    }
+
+    /// What a queue pair permits its peer to do directly; `None` if it executes no requests, or the
+    /// first one has an event ([`CommunicationEstablished`]). Changes with its state and attributes.
+    ///
+    /// [`CommunicationEstablished`]: crate::AsyncEvent::CommunicationEstablished
+    pub fn direct_target(&self, qpn: Qpn) -> Option<DirectTarget> {
+        self.qps.get(self.qps.find(qpn)?)?.direct_target()
     }
 
     /// Fast path of [`post_send`](Self::post_send) and

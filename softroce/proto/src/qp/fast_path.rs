@@ -3,11 +3,11 @@
 use core::time::Duration;
 
 use crate::Instant;
-use crate::direct::{DirectMemory, DirectPath};
+use crate::direct::{DirectMemory, DirectPath, DirectTarget};
 use crate::endpoint::FastPathSend;
 use crate::memory::Memory;
 use crate::outbox::Outbox;
-use crate::qp::{QueuePair, ShmLinkId, State};
+use crate::qp::{QueuePair, RemoteAccess, ShmLinkId, State};
 use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
 
@@ -45,12 +45,31 @@ impl QueuePair {
             target: self.connection.peer,
             initiator: self.connection.qpn,
             pd: self.connection.pd,
+            first_psn: self.requester.first_psn(),
         };
         self.init.transport == Transport::Rc
             && self.state == State::Rts
             && self
                 .requester
                 .post_send_direct(request, &path, &self.connection, direct, out)
+    }
+
+    /// See [`Endpoint::direct_target`](crate::Endpoint::direct_target).
+    pub(crate) fn direct_target(&self) -> Option<DirectTarget> {
+        let executes = self.init.transport == Transport::Rc && self.receives() && self.established;
+        let access = self.set.access.filter(|_| executes)?;
+        let rd_atomic = self.set.max_dest_rd_atomic.is_some_and(|most| most > 0);
+        Some(DirectTarget {
+            pd: self.connection.pd,
+            link: self.connection.shm_link?,
+            initiator: self.connection.peer,
+            access: RemoteAccess {
+                read: access.read && rd_atomic,
+                write: access.write,
+                atomic: access.atomic && rd_atomic,
+            },
+            first_psn: self.set.rq_psn?,
+        })
     }
 
     /// See [`Endpoint::post_send_fast`](crate::Endpoint::post_send_fast). `has_ack`: the queue pair

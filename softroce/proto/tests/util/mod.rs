@@ -483,7 +483,7 @@ fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> 
     bytes
 }
 
-fn drain(node: &mut Node) {
+pub(crate) fn drain(node: &mut Node) {
     node.completions
         .extend(std::iter::from_fn(|| node.endpoint.poll_completion()));
     node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));

@@ -167,6 +167,10 @@ impl Requester {
         self.queue.check_post(request, ahead).map(drop)
     }
 
+    pub(crate) const fn first_psn(&self) -> Psn {
+        self.start
+    }
+
     pub(crate) fn next_psn(&self) -> Psn {
         self.psn(self.max)
     }
