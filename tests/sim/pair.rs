@@ -49,7 +49,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            shm_link: None,
+            link: None,
         };
         let access = RemoteAccess {
             read: true,

@@ -120,7 +120,7 @@ impl Side {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                shm_link: None,
+                link: None,
             }),
             path_mtu: Some(self.device.info().mtu),
             dest_qpn: Some(Qpn::new(qpn.parse()?)),

@@ -87,7 +87,7 @@ impl Connections {
                 traffic_class: 0,
                 hop_limit: HOP_LIMIT,
                 flow_label: 0,
-                shm_link: None,
+                link: None,
             };
             // What does not fit is lost, and retransmitted by the manager.
             endpoint.send_mad(path, transmit.mad);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
-use doorbell_roce_proto::qp::{Path, ShmLinkId};
+use doorbell_roce_proto::qp::{LinkId, Path};
 use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Qpn, ShmPacket, mad_of};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LinkPacket, Qpn, mad_of};
 
 use self::copying::{defer_packet, defer_ticket};
 use crate::capacity;
@@ -62,7 +62,7 @@ pub(crate) struct Core {
     /// Queue pairs whose datagrams have staged writes to GPU memory.
     writers: Vec<Qpn>,
     /// Links whose next record was deferred after its piggybacked ACK was handled.
-    deferred_links: Vec<ShmLinkId>,
+    deferred_links: Vec<LinkId>,
     /// Scratch buffer: a packet for a shm ring, or a forwarded datagram.
     packet: Box<[u8]>,
 }
@@ -224,7 +224,7 @@ impl Core {
     pub(crate) fn receive_record(
         &mut self,
         mut now: impl FnMut() -> Instant,
-        link: ShmLinkId,
+        link: LinkId,
         record: &Received<'_>,
     ) -> RecordOutcome {
         match record.kind {
@@ -254,12 +254,12 @@ impl Core {
     fn receive_packet(
         &mut self,
         now: impl FnOnce() -> Instant,
-        link: ShmLinkId,
+        link: LinkId,
         headers: &[u8],
         len: usize,
         record: &Received<'_>,
     ) -> RecordOutcome {
-        let packet = ShmPacket {
+        let packet = LinkPacket {
             link,
             address: self.address.ip(),
             headers,
@@ -285,7 +285,7 @@ impl Core {
             },
         };
         if !self.endpoint.handle_write_fast(&packet, &mut memory) && !memory.payload.deferred {
-            self.endpoint.handle_shm_packet(now, &packet, &mut memory);
+            self.endpoint.handle_link_packet(now, &packet, &mut memory);
             if memory.payload.deferred {
                 self.endpoint.defer();
             }
@@ -372,9 +372,12 @@ impl Core {
     /// Moves the engine's packets for shm links onto the rings. Whether it may have more, for UDP.
     pub(crate) fn fill_shm(&mut self, now: Instant) -> bool {
         self.connections.exchange(now, &mut self.endpoint);
-        while let Some(transmit) = self.endpoint.poll_transmit_shm(now, &mut self.memory, &mut self.packet) {
+        while let Some(transmit) = self
+            .endpoint
+            .poll_transmit_link(now, &mut self.memory, &mut self.packet)
+        {
             // `None` is for UDP.
-            if let Some(link) = transmit.shm_link {
+            if let Some(link) = transmit.link {
                 let packet = &self.packet[..transmit.len];
                 if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
                     defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
@@ -408,7 +411,7 @@ impl Core {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return filled;
             };
-            if let Some(link) = transmit.shm_link {
+            if let Some(link) = transmit.link {
                 let packet = &slot[..transmit.len];
                 if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
                     defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
@@ -458,7 +461,7 @@ impl Core {
     }
 
     /// The shm link to a queue pair, or `None` for UDP. Fails when there is no permitted path.
-    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<ShmLinkId>, PathError> {
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LinkId>, PathError> {
         self.rings.route(path, peer)
     }
 

@@ -154,7 +154,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
             vector.grh.hop_limit
         },
         flow_label: vector.grh.flow_label,
-        shm_link: None,
+        link: None,
     })
 }
 

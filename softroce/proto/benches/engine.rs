@@ -133,7 +133,7 @@ fn connected() -> [Node; 2] {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            shm_link: None,
+            link: None,
         };
         let steps = [
             Modify {

@@ -6,7 +6,7 @@
 //! declined with nothing changed, and takes the packet path, which reports every error.
 
 use crate::memory::PdId;
-use crate::qp::{RemoteAccess, ShmLinkId};
+use crate::qp::{LinkId, RemoteAccess};
 use crate::work::{Operation, Payload};
 use crate::{Psn, Qpn};
 
@@ -14,7 +14,7 @@ use crate::{Psn, Qpn};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectPath {
     /// The link to the target's process.
-    pub link: ShmLinkId,
+    pub link: LinkId,
     /// The target's queue pair.
     pub target: Qpn,
     /// The initiator's queue pair.
@@ -31,7 +31,7 @@ pub struct DirectTarget {
     /// Its protection domain.
     pub pd: PdId,
     /// The link to the initiator's process.
-    pub link: ShmLinkId,
+    pub link: LinkId,
     /// The initiator's queue pair.
     pub initiator: Qpn,
     /// READs and atomics also need `max_dest_rd_atomic`.

@@ -9,14 +9,14 @@ use std::collections::VecDeque;
 
 use crate::cm::Mad;
 use crate::counters::Counters;
+use crate::full_links::FullLinks;
 use crate::gsi::{GSI, Gsi, ReceivedMad};
 use crate::ident::{IdentTracker, Verdict};
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
-use crate::qp::{Attributes, LinkProgress, Modify, ModifyError, Path, QpInit, QueuePair, ShmLinkId};
+use crate::qp::{Attributes, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, QueuePair};
 use crate::qpn::QpnBlock;
-use crate::shm_links::FullShmLinks;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
@@ -24,9 +24,9 @@ use crate::wire::{self, Packet};
 use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
 use crate::{Instant, Qpn};
 
-pub use config::EndpointConfig;
+pub use config::{EndpointConfig, LinkCapabilities};
 pub use fast_path::FastPathSend;
-pub use types::{AsyncEvent, Datagram, Ident, ShmPacket, Transmit};
+pub use types::{AsyncEvent, Datagram, Ident, LinkPacket, Transmit};
 
 /// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
 const MAX_BURST: u32 = 16;
@@ -52,7 +52,7 @@ pub struct Endpoint {
     /// The queue pair of the last UDP packet returned, cleared when its path may change.
     last_sent: Option<u32>,
     gsi: Gsi,
-    full_shm_links: FullShmLinks,
+    full_links: FullLinks,
     out: Outbox,
 }
 
@@ -104,7 +104,10 @@ impl Endpoint {
             qps: QpTable::new(config.seed),
             config: EndpointConfig {
                 window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
-                shm_window: config.shm_window.clamp(1, EndpointConfig::MAX_WINDOW),
+                link: LinkCapabilities {
+                    window: config.link.window.clamp(1, EndpointConfig::MAX_WINDOW),
+                    ..config.link
+                },
                 ..config
             },
             idents: IdentTracker::default(),
@@ -115,7 +118,7 @@ impl Endpoint {
                 ..SendSchedule::default()
             },
             gsi: Gsi::default(),
-            full_shm_links: FullShmLinks::default(),
+            full_links: FullLinks::default(),
             out: Outbox::default(),
         }
     }
@@ -151,7 +154,7 @@ impl Endpoint {
         let slots = self.qps.slots();
         self.timers.grow(slots);
         self.active.queued.resize(slots, false);
-        self.full_shm_links.grow(slots);
+        self.full_links.grow(slots);
         match created {
             Some(qpn) => qpn,
             None => panic!(
@@ -341,11 +344,11 @@ impl Endpoint {
         self.gsi.send(path, mad)
     }
 
-    /// Handles an untrusted packet of a shm link; `now` is called only if it depends on the time.
-    pub fn handle_shm_packet<M: Memory>(
+    /// Handles an untrusted packet of a lossless link; `now` is called only if it depends on the time.
+    pub fn handle_link_packet<M: Memory>(
         &mut self,
         now: impl FnOnce() -> Instant,
-        packet: &ShmPacket<'_>,
+        packet: &LinkPacket<'_>,
         memory: &mut M,
     ) {
         let counters = &mut self.out.counters;
@@ -362,7 +365,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.is_on_shm_link(packet.link) {
+        if !qp.is_on_link(packet.link) {
             counters.wrong_peer += 1;
             return;
         }
@@ -380,19 +383,19 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// Queue pairs on this shm link wait until [`shm_link_ready`](Self::shm_link_ready).
-    pub fn shm_link_full(&mut self, link: ShmLinkId) {
-        self.full_shm_links.fill(link);
+    /// Queue pairs on this lossless link wait until [`link_ready`](Self::link_ready).
+    pub fn link_full(&mut self, link: LinkId) {
+        self.full_links.fill(link);
     }
 
-    /// The shm link has free slots, or discards packets: [`has_more`](Self::has_more) may be true.
-    pub fn shm_link_ready(&mut self, link: ShmLinkId) {
-        for index in self.full_shm_links.ready(link) {
+    /// The lossless link has free slots, or discards packets: [`has_more`](Self::has_more) may be true.
+    pub fn link_ready(&mut self, link: LinkId) {
+        for index in self.full_links.ready(link) {
             self.active.add(index);
         }
     }
 
-    /// The next queue pair on a shm link that was reset, destroyed, or entered the error state:
+    /// The next queue pair on a lossless link that was reset, destroyed, or entered the error state:
     /// memory that its packets reference must not be read once its completions are reported.
     pub fn poll_revoked(&mut self) -> Option<Qpn> {
         self.out.revoked.pop_front()
@@ -407,7 +410,7 @@ impl Endpoint {
     /// As [`handle_timeout`](Self::handle_timeout), with the progress of lossless links: a timeout
     /// is no retry while the peer's process has not taken what was sent. `None`: the process is
     /// gone, and what is sent to it is dropped.
-    pub fn handle_timeout_on_links(&mut self, now: Instant, progress: impl Fn(ShmLinkId) -> Option<LinkProgress>) {
+    pub fn handle_timeout_on_links(&mut self, now: Instant, progress: impl Fn(LinkId) -> Option<LinkProgress>) {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {
                 qp.handle_timeout(now, &progress, &mut self.out);
@@ -442,7 +445,7 @@ impl Endpoint {
 
     /// As [`poll_transmit`](Self::poll_transmit), but stops at a queue pair that sends over UDP;
     /// [`has_more`](Self::has_more) is true then.
-    pub fn poll_transmit_shm<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
+    pub fn poll_transmit_link<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         self.next_transmit(now, memory, buf, true)
     }
 
@@ -456,7 +459,7 @@ impl Endpoint {
         now: Instant,
         memory: &mut M,
         buf: &mut [u8],
-        shm_only: bool,
+        links_only: bool,
     ) -> Option<Transmit> {
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
@@ -468,11 +471,11 @@ impl Endpoint {
                 self.active.end_burst(true);
                 continue;
             }
-            let shm_link = qp.next_shm_link();
-            if shm_only && shm_link.is_none() {
+            let link = qp.next_link();
+            if links_only && link.is_none() {
                 return None;
             }
-            if self.full_shm_links.blocks(index, shm_link) {
+            if self.full_links.blocks(index, link) {
                 qp.end_burst(true);
                 self.timers.set(index, qp.deadline());
                 self.active.end_burst(false);
@@ -494,7 +497,7 @@ impl Endpoint {
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
-            if shm_link.is_none() {
+            if link.is_none() {
                 self.last_sent = Some(index);
             }
             self.active.burst_left -= 1;

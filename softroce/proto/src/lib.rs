@@ -13,6 +13,7 @@ pub mod cm;
 mod counters;
 pub mod direct;
 mod endpoint;
+mod full_links;
 mod gsi;
 pub mod icrc;
 pub mod ident;
@@ -20,7 +21,6 @@ pub mod memory;
 mod outbox;
 pub mod qp;
 mod qpn;
-mod shm_links;
 mod srq;
 mod table;
 mod time;
@@ -30,7 +30,9 @@ pub mod wire;
 pub mod work;
 
 pub use counters::Counters;
-pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, ShmPacket, Transmit};
+pub use endpoint::{
+    AsyncEvent, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, LinkCapabilities, LinkPacket, Transmit,
+};
 pub use gsi::{ReceivedMad, mad_of};
 pub use qpn::QpnBlock;
 pub use srq::{SrqAttributes, SrqError, SrqInit};

@@ -209,7 +209,7 @@ pub trait Memory {
     /// When it is not the key of such a window, or may not be invalidated through this queue pair.
     fn invalidate(&mut self, context: AccessContext, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
 
-    // Payloads by reference, on shm links. An implementor without shm links keeps the defaults.
+    // Payloads by reference, on lossless links. An implementor without lossless links keeps the defaults.
 
     /// Whether some of `sges` is memory that the CPU cannot address: always passed by reference.
     fn is_device_memory(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
@@ -244,7 +244,7 @@ pub trait Memory {
         Err(AccessError)
     }
 
-    /// As [`scatter`](Self::scatter), from bytes `part` of the current shm packet's payload.
+    /// As [`scatter`](Self::scatter), from bytes `part` of the current packet's payload.
     ///
     /// # Errors
     /// When the range may not be written locally, or the payload cannot be read.
@@ -252,7 +252,7 @@ pub trait Memory {
         Err(CopyError::Gone)
     }
 
-    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload.
+    /// As [`remote_write`](Self::remote_write), from the current packet's payload.
     ///
     /// # Errors
     /// When the range may not be written remotely, or the payload cannot be read.

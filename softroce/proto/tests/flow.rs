@@ -394,8 +394,8 @@ fn ack_follows_the_request_unless_configured_before() {
         ..Setup::default()
     };
     assert_eq!(answered(ack_first), [acknowledgement, answer]);
-    // One GSO run, of which the last segment may be shorter. A shm link has no runs.
-    let default_order = if util::over_shm() {
+    // One GSO run, of which the last segment may be shorter. A lossless link has no runs.
+    let default_order = if util::over_link() {
         [acknowledgement, answer]
     } else {
         [answer, acknowledgement]

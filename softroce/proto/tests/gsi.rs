@@ -28,7 +28,7 @@ fn path() -> Path {
         traffic_class: 0,
         hop_limit: 64,
         flow_label: 0,
-        shm_link: None,
+        link: None,
     }
 }
 
@@ -75,7 +75,7 @@ fn mads_are_delivered() {
     for (byte, psn) in [(1, 0), (2, 1)] {
         let transmit = sender.poll_transmit(NOW, &mut Regions::new(PD), &mut buf).unwrap();
         assert_eq!((transmit.src, transmit.dst), (ENDS[0], ENDS[1]));
-        assert_eq!((transmit.qpn, transmit.shm_link), (Qpn::new(1), None));
+        assert_eq!((transmit.qpn, transmit.link), (Qpn::new(1), None));
         let sent = buf[..transmit.len].to_vec();
         let packet = Packet::parse(&sent).unwrap();
         assert_eq!((packet.bth.dest_qp, packet.bth.psn), (Qpn::new(1), Psn::new(psn)));

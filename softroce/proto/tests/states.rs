@@ -506,7 +506,7 @@ fn to_itself() {
         rtr.path = rtr.path.map(|path| Path {
             local: address,
             remote: address,
-            shm_link: None,
+            link: None,
             ..path
         });
         for modify in [pair.init_modify(), rtr, pair.rts_modify(at)] {

@@ -81,7 +81,7 @@ fn datagram_completes_when_transmitted() {
 fn every_request_has_its_destination() {
     let (mut pair, local, _) = connected();
     let mut here = pair.destination(0);
-    here.path.shm_link = None;
+    here.path.link = None;
     let mut elsewhere = here;
     elsewhere.path.remote = "10.9.0.77".parse().unwrap();
     elsewhere.path.hop_limit = 44;

@@ -364,7 +364,7 @@ impl<'a> RunningEnd<'a> {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            shm_link: None,
+            link: None,
         };
         [
             Modify {

@@ -74,7 +74,7 @@ pub(super) fn connect(local: IpAddr, remote: IpAddr, peer: Qpn, max_dest_rd_atom
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                shm_link: None,
+                link: None,
             }),
             path_mtu: Some(MTU),
             dest_qpn: Some(peer),

@@ -360,7 +360,7 @@ impl End {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                shm_link: None,
+                link: None,
             },
             qpn,
             qkey: QKEY,

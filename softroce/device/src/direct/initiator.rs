@@ -6,7 +6,7 @@ use std::ptr;
 use doorbell_roce_proto::RKey;
 use doorbell_roce_proto::direct::{DirectMemory, DirectPath};
 use doorbell_roce_proto::memory::{AtomicOp, RemoteRight, Sge};
-use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::work::{Operation, Payload};
 
 use super::entry::Access;
@@ -24,7 +24,7 @@ const LONGEST: usize = 4 << 20;
 pub(crate) struct DirectPeers(Vec<Option<Peer>>);
 
 struct Peer {
-    link: ShmLinkId,
+    link: LinkId,
     tables: PeerTables,
     segments: MappedSegments,
 }
@@ -35,13 +35,13 @@ impl DirectPeers {
         self.0.is_empty()
     }
 
-    fn get(&self, link: ShmLinkId) -> Option<&Peer> {
+    fn get(&self, link: LinkId) -> Option<&Peer> {
         let peer = self.0.get(slot_of(link))?.as_ref();
         peer.filter(|peer| peer.link == link)
     }
 
     /// A peer's tables have arrived: its requests may be direct from now on.
-    pub(crate) fn add(&mut self, link: ShmLinkId, tables: OwnedFd) {
+    pub(crate) fn add(&mut self, link: LinkId, tables: OwnedFd) {
         let slot = slot_of(link);
         if self.0.len() <= slot {
             self.0.resize_with(slot + 1, || None);
@@ -58,7 +58,7 @@ impl DirectPeers {
         }
     }
 
-    pub(crate) fn add_segment(&mut self, link: ShmLinkId, segment: MappedSegment) {
+    pub(crate) fn add_segment(&mut self, link: LinkId, segment: MappedSegment) {
         if let Some(Some(peer)) = self.0.get_mut(slot_of(link))
             && peer.link == link
             && let Err(error) = peer.segments.insert(segment)
@@ -67,7 +67,7 @@ impl DirectPeers {
         }
     }
 
-    pub(crate) fn remove_segment(&mut self, link: ShmLinkId, id: SegmentId) {
+    pub(crate) fn remove_segment(&mut self, link: LinkId, id: SegmentId) {
         if let Some(Some(peer)) = self.0.get_mut(slot_of(link))
             && peer.link == link
         {
@@ -75,7 +75,7 @@ impl DirectPeers {
         }
     }
 
-    pub(crate) fn remove(&mut self, link: ShmLinkId) {
+    pub(crate) fn remove(&mut self, link: LinkId) {
         if self.get(link).is_some() {
             self.0[slot_of(link)] = None;
         }
@@ -88,7 +88,7 @@ pub(crate) struct Initiator<'a> {
     pub(crate) peers: &'a DirectPeers,
     pub(crate) rings: &'a OutgoingRings,
     /// The link to this process, as its peers number it.
-    pub(crate) me: ShmLinkId,
+    pub(crate) me: LinkId,
 }
 
 /// The peer's bytes of a request.

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use doorbell_roce_proto::direct::DirectTarget;
 use doorbell_roce_proto::memory::{PdId, RemoteRight};
-use doorbell_roce_proto::qp::{RemoteAccess, ShmLinkId};
+use doorbell_roce_proto::qp::{LinkId, RemoteAccess};
 use doorbell_roce_proto::{Psn, Qpn, RKey};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -215,7 +215,7 @@ impl PeerTables {
         let rights = DirectRights(peer as u32);
         Some(DirectTarget {
             pd: PdId((owner >> 32) as u32),
-            link: ShmLinkId(owner as u32),
+            link: LinkId(owner as u32),
             initiator: Qpn::new((peer >> 32) as u32 & MASK_24),
             access: RemoteAccess {
                 read: rights.grants(RemoteRight::Read),
@@ -276,7 +276,7 @@ mod tests {
     fn target(pd: u32) -> DirectTarget {
         DirectTarget {
             pd: PdId(pd),
-            link: ShmLinkId(u32::MAX),
+            link: LinkId(u32::MAX),
             initiator: Qpn::new(0x12_3456),
             access: RemoteAccess {
                 write: true,

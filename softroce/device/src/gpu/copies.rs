@@ -14,7 +14,7 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::Qpn;
-use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::qp::LinkId;
 
 use self::imports::Import;
 use super::cuda::{Engine, Mark, Pin};
@@ -66,10 +66,10 @@ pub(crate) struct Copies {
     /// For each queue pair the last ticket, and the last of responses.
     busy: HashMap<Qpn, (u64, u64)>,
     checkpoint: Checkpoint,
-    imports: HashMap<(ShmLinkId, SegmentId), Import>,
+    imports: HashMap<(LinkId, SegmentId), Import>,
     pins: Pins,
     /// The link of this process to itself: its records name local allocations.
-    loopback: Option<ShmLinkId>,
+    loopback: Option<LinkId>,
 }
 
 // SAFETY: its pointers are to registered memory, as in `Region`; used under the engine's lock.
@@ -174,7 +174,7 @@ pub(crate) enum CopyRequest {
 }
 
 impl Copies {
-    pub(crate) fn set_loopback_link(&mut self, link: ShmLinkId) {
+    pub(crate) fn set_loopback_link(&mut self, link: LinkId) {
         self.loopback = Some(link);
     }
 
@@ -254,7 +254,7 @@ impl Copies {
     pub(crate) fn request(
         &mut self,
         owner: CopyOwner,
-        (link, id, offset): (ShmLinkId, SegmentId, u64),
+        (link, id, offset): (LinkId, SegmentId, u64),
         target: Target<'_>,
         len: usize,
     ) -> CopyRequest {

@@ -11,7 +11,7 @@ use std::{mem, ptr};
 use doorbell_roce_proto::memory::{
     AccessContext, AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
-use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
+use doorbell_roce_proto::{LKey, LinkCapabilities, Qpn, RKey};
 
 use self::window::Window;
 use super::{Rights, copy};
@@ -137,7 +137,7 @@ pub(crate) struct PayloadRef {
 }
 
 /// What a null region reads as, for the largest packet.
-static ZEROS: [u8; EndpointConfig::SHM_MTU] = [0; EndpointConfig::SHM_MTU];
+static ZEROS: [u8; LinkCapabilities::MTU] = [0; LinkCapabilities::MTU];
 
 #[derive(Debug)]
 enum Object {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use doorbell_roce_proto::Qpn;
-use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::qp::LinkId;
 
 use super::link_to;
 use crate::direct::Access;
@@ -28,7 +28,7 @@ pub(crate) struct IncomingRings {
 #[derive(Debug)]
 struct IncomingRing {
     from: MemberId,
-    id: ShmLinkId,
+    id: LinkId,
     receiver: Receiver,
     /// Retained records and those consumed behind them, the oldest first: each with the ticket of
     /// its copies and its queue pair, if it has any.
@@ -77,7 +77,7 @@ impl IncomingRings {
     }
 
     /// A member is gone: hands out its queued records and removes the ring.
-    pub(crate) fn remove(&mut self, from: MemberId, mut take: impl FnMut(ShmLinkId, Received<'_>) -> RecordOutcome) {
+    pub(crate) fn remove(&mut self, from: MemberId, mut take: impl FnMut(LinkId, Received<'_>) -> RecordOutcome) {
         while let Some(index) = self.rings.iter().position(|ring| ring.from == from) {
             let mut ring = self.rings.swap_remove(index);
             // A deferred record is lost, like everything that the member would have sent later.
@@ -146,7 +146,7 @@ impl IncomingRings {
     pub(crate) fn receive<T>(
         &mut self,
         mut begin: impl FnMut() -> T,
-        mut take: impl FnMut(&mut T, ShmLinkId, Received<'_>) -> RecordOutcome,
+        mut take: impl FnMut(&mut T, LinkId, Received<'_>) -> RecordOutcome,
         mut end: impl FnMut(T, Option<MemberId>),
     ) -> Polled {
         let mut polled = Polled::default();
@@ -193,10 +193,7 @@ impl IncomingRings {
 
 impl IncomingRing {
     /// Handles a batch. Whether more may be queued.
-    fn receive(
-        &mut self,
-        take: &mut impl FnMut(ShmLinkId, Received<'_>) -> RecordOutcome,
-    ) -> Result<bool, CorruptRing> {
+    fn receive(&mut self, take: &mut impl FnMut(LinkId, Received<'_>) -> RecordOutcome) -> Result<bool, CorruptRing> {
         let mut referred = false;
         let (mut taken, mut batch) = (0, self.batch);
         while taken < batch {
@@ -228,7 +225,7 @@ impl IncomingRing {
 
     fn receive_one(
         &mut self,
-        take: &mut impl FnMut(ShmLinkId, Received<'_>) -> RecordOutcome,
+        take: &mut impl FnMut(LinkId, Received<'_>) -> RecordOutcome,
     ) -> Result<Option<RecordOutcome>, CorruptRing> {
         let outcome = self.receiver.pop_with(|record| {
             let outcome = take(self.id, record);

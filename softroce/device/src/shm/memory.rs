@@ -9,7 +9,7 @@ use std::ops::Range;
 use doorbell_roce_proto::memory::{
     AccessContext, AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
-use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::{LKey, Qpn, RKey};
 
@@ -26,7 +26,7 @@ pub(crate) struct ShmMemory<'a> {
 pub(crate) struct ShmPayload<'a> {
     pub(crate) body: RecordBody<'a>,
     pub(crate) copies: &'a mut Copies,
-    pub(crate) link: ShmLinkId,
+    pub(crate) link: LinkId,
     pub(crate) headers: &'a [u8],
     /// Copies of earlier packets of the same queue pair are in flight.
     pub(crate) copies_pending: bool,

@@ -20,7 +20,7 @@ mod piggyback;
 use std::fs;
 use std::io::IoSliceMut;
 
-use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::wire::Opcode;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -76,8 +76,8 @@ impl CopyMode {
 /// Bits for the member's slot; the rest are its generation: packets never reach a later member.
 const SLOT_BITS: u32 = 10;
 
-pub(crate) fn link_to(member: MemberId) -> ShmLinkId {
-    ShmLinkId(member.generation() << SLOT_BITS | u32::from(member.slot()))
+pub(crate) fn link_to(member: MemberId) -> LinkId {
+    LinkId(member.generation() << SLOT_BITS | u32::from(member.slot()))
 }
 
 fn is_reliable(opcode: u8) -> bool {
@@ -95,6 +95,6 @@ pub(crate) fn is_immediate(opcode: u8) -> bool {
     immediate.iter().any(|one| one.code() == opcode)
 }
 
-pub(crate) fn slot_of(link: ShmLinkId) -> usize {
+pub(crate) fn slot_of(link: LinkId) -> usize {
     (link.0 & ((1 << SLOT_BITS) - 1)) as usize
 }

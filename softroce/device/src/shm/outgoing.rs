@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
-use doorbell_roce_proto::qp::{LinkProgress, Path, ShmLinkId};
+use doorbell_roce_proto::qp::{LinkId, LinkProgress, Path};
 use doorbell_roce_proto::{Endpoint, FastPathSend, Qpn, Transmit};
 
 use super::piggyback::{PendingAck, RecordHeaders};
@@ -129,7 +129,7 @@ impl OutgoingRings {
     /// The link to a queue pair, whose ring then exists; `None` for UDP, also where its process has
     /// died. As with an adapter (IBTA vol 1, 10.3.1) a queue pair goes to RTR without regard to the
     /// peer. Fails when there is no permitted path.
-    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<ShmLinkId>, PathError> {
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LinkId>, PathError> {
         let own = |end: IpAddr| end.to_canonical() == self.address;
         let ours = self.enabled && own(path.local) && own(path.remote);
         let member = ours.then(|| self.host.owner_of(peer)).flatten().filter(|member| {
@@ -193,18 +193,18 @@ impl OutgoingRings {
         exposed.into_iter().any(|segment| segment.id() == id)
     }
 
-    fn ring(&self, link: ShmLinkId) -> Option<&OutgoingRing> {
+    fn ring(&self, link: LinkId) -> Option<&OutgoingRing> {
         let ring = self.rings.get(slot_of(link))?.as_ref()?;
         (!ring.closed && link_to(ring.to) == link).then_some(ring)
     }
 
     /// Where direct accesses over this link are named, while its member is alive and finds it there.
-    pub(crate) fn access_word(&self, link: ShmLinkId) -> Option<&AtomicU64> {
+    pub(crate) fn access_word(&self, link: LinkId) -> Option<&AtomicU64> {
         self.ring(link)?.sender.access_word()
     }
 
     /// How far the packets on a link have got, while its member is alive.
-    pub(crate) fn progress(&self, link: ShmLinkId) -> Option<LinkProgress> {
+    pub(crate) fn progress(&self, link: LinkId) -> Option<LinkProgress> {
         let (sent, taken) = self.ring(link)?.sender.progress();
         Some(LinkProgress { sent, taken })
     }
@@ -225,7 +225,7 @@ impl OutgoingRings {
         {
             ring.full = false;
             self.full -= 1;
-            endpoint.shm_link_ready(link_to(ring.to));
+            endpoint.link_ready(link_to(ring.to));
         }
     }
 
@@ -258,7 +258,7 @@ impl OutgoingRings {
     /// Sends a packet; what is not in `packet` is in the table's payload references.
     pub(crate) fn send(
         &mut self,
-        id: ShmLinkId,
+        id: LinkId,
         transmit: &Transmit,
         packet: &[u8],
         table: &mut Table,
@@ -320,11 +320,11 @@ impl OutgoingRings {
 
     /// Fast path: sends a packet, with its queue pair's delayed ACK, as [`send`](Self::send) would.
     pub(crate) fn send_fast(&mut self, qpn: Qpn, fast: &FastPathSend, packet: &[u8], endpoint: &mut Endpoint) {
-        let slot = slot_of(fast.shm_link);
+        let slot = slot_of(fast.link);
         let Some(Some(ring)) = self.rings.get_mut(slot) else {
             return;
         };
-        if ring.closed || link_to(ring.to) != fast.shm_link {
+        if ring.closed || link_to(ring.to) != fast.link {
             return;
         }
         if !ring.touched {
@@ -346,7 +346,7 @@ impl OutgoingRings {
     }
 
     /// Whether the ring takes a packet now, or drops it.
-    pub(crate) fn accepts(&self, link: ShmLinkId) -> bool {
+    pub(crate) fn accepts(&self, link: LinkId) -> bool {
         !matches!(self.rings.get(slot_of(link)), Some(Some(found)) if found.full && link_to(found.to) == link)
     }
 
@@ -362,7 +362,7 @@ impl OutgoingRings {
         {
             ring.full = true;
             self.full += 1;
-            endpoint.shm_link_full(link_to(ring.to));
+            endpoint.link_full(link_to(ring.to));
         }
     }
 

@@ -103,7 +103,7 @@ impl Core {
             let rings = &self.rings;
             let may_send = |held: &Deferred| match held {
                 Deferred::Completion(..) => true,
-                Deferred::Packet(response) => response.transmit.shm_link.is_none_or(|link| rings.accepts(link)),
+                Deferred::Packet(response) => response.transmit.link.is_none_or(|link| rings.accepts(link)),
             };
             match self.deferred.next(done, may_send) {
                 None => return,
@@ -114,7 +114,7 @@ impl Core {
                         bytes,
                         payload_refs,
                     } = *response;
-                    if let Some(link) = transmit.shm_link {
+                    if let Some(link) = transmit.link {
                         self.memory.restore_payload_refs(payload_refs);
                         self.rings
                             .send(link, &transmit, &bytes, &mut self.memory, &mut self.endpoint);

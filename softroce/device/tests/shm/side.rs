@@ -58,6 +58,8 @@ pub(crate) struct Memory {
 
 // SAFETY: a mapping is of the whole process; it is accessed by raw copies only.
 unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(crate) fn new(len: usize, backing: Backing) -> Self {
@@ -266,7 +268,7 @@ impl Side {
                     traffic_class: 0,
                     hop_limit: 64,
                     flow_label: 0,
-                    shm_link: None,
+                    link: None,
                 }),
                 path_mtu: Some(self.device.info().mtu),
                 dest_qpn: Some(Qpn::new(peer.qpn)),

@@ -521,7 +521,7 @@ pub(super) fn passive_parameters(
             traffic_class: req.primary.traffic_class,
             hop_limit: HOP_LIMIT,
             flow_label: 0,
-            shm_link: None,
+            link: None,
         },
         mtu,
         dest_qpn: req.qpn,

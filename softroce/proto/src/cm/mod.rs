@@ -194,7 +194,7 @@ impl Cm {
                 traffic_class: request.traffic_class,
                 hop_limit: request.hop_limit,
                 flow_label: 0,
-                shm_link: None,
+                link: None,
             },
             mtu: request.mtu,
             dest_qpn: Qpn::new(0),

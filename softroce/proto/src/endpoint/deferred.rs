@@ -1,10 +1,10 @@
-//! Copies on shm links that the [`Memory`](crate::memory::Memory) defers.
+//! Copies on lossless links that the [`Memory`](crate::memory::Memory) defers.
 
 use crate::Qpn;
 use crate::endpoint::Endpoint;
 
 impl Endpoint {
-    /// Undoes the count of the last packet of a shm link, which changed nothing, as its payload
+    /// Undoes the count of the last packet of a lossless link, which changed nothing, as its payload
     /// cannot be copied yet: the caller handles it again later.
     pub fn defer(&mut self) {
         self.out.counters.rx_packets -= 1;

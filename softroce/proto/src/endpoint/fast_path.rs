@@ -1,4 +1,4 @@
-//! Fast paths on a shm link (decision 14): a request carried out in the peer's memory ([`direct`]),
+//! Fast paths on a lossless link (decision 14): a request carried out in the peer's memory ([`direct`]),
 //! a short one transmitted while it is posted, and a received WRITE ONLY. Each equals the general
 //! path, and declines what is not the common case.
 //!
@@ -7,9 +7,9 @@
 use core::time::Duration;
 
 use crate::direct::{DirectMemory, DirectTarget};
-use crate::endpoint::{Endpoint, ShmPacket, find};
+use crate::endpoint::{Endpoint, LinkPacket, find};
 use crate::memory::Memory;
-use crate::qp::ShmLinkId;
+use crate::qp::LinkId;
 use crate::wire::{self, Opcode};
 use crate::work::SendRequest;
 use crate::{Instant, Qpn};
@@ -17,8 +17,8 @@ use crate::{Instant, Qpn};
 /// A request sent on the fast path: see [`Endpoint::post_send_fast`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastPathSend {
-    /// The shm link to send it on.
-    pub shm_link: ShmLinkId,
+    /// The lossless link to send it on.
+    pub link: LinkId,
     /// Headers of an ACK to send in front of it.
     pub ack: Option<[u8; wire::header_len(Opcode::RcAcknowledge)]>,
     /// Length of the headers in the buffer.
@@ -29,7 +29,7 @@ pub struct FastPathSend {
 
 impl Endpoint {
     /// Fast path of [`post_send`](Self::post_send) for an RDMA WRITE without immediate data, READ
-    /// or atomic of an RC queue pair on a shm link, none of whose requests is outstanding: carries
+    /// or atomic of an RC queue pair on a lossless link, none of whose requests is outstanding: carries
     /// it out, by `direct`, and completes it. False, with nothing changed, for any other request.
     pub fn post_send_direct<D: DirectMemory>(&mut self, qpn: Qpn, request: &SendRequest<'_>, direct: &mut D) -> bool {
         let Some((_, qp)) = find(&mut self.qps, qpn) else {
@@ -49,8 +49,8 @@ impl Endpoint {
     }
 
     /// Fast path of [`post_send`](Self::post_send) and
-    /// [`poll_transmit_shm`](Self::poll_transmit_shm), for a short SEND or WRITE of an RC queue
-    /// pair on a shm link with free slots: writes its packet into `buf`. Nothing else is to be sent
+    /// [`poll_transmit_link`](Self::poll_transmit_link), for a short SEND or WRITE of an RC queue
+    /// pair on a lossless link with free slots: writes its packet into `buf`. Nothing else is to be sent
     /// before it but an ACK of the same queue pair, which is returned with it.
     ///
     /// `None`, with nothing changed, for any other request. `now` is called when the local ACK
@@ -63,7 +63,7 @@ impl Endpoint {
         memory: &mut M,
         buf: &mut [u8],
     ) -> Option<FastPathSend> {
-        let others = self.gsi.has_more() || self.full_shm_links.has_any();
+        let others = self.gsi.has_more() || self.full_links.has_any();
         let (index, qp) = find(&mut self.qps, qpn)?;
         let ahead = self.active.queue.front();
         if others || self.active.queue.len() > 1 || ahead.is_some_and(|&ahead| ahead != index) {
@@ -79,9 +79,9 @@ impl Endpoint {
         Some(short)
     }
 
-    /// Fast path of [`handle_shm_packet`](Self::handle_shm_packet) for a WRITE ONLY that is
+    /// Fast path of [`handle_link_packet`](Self::handle_link_packet) for a WRITE ONLY that is
     /// expected and valid. If false, call that: only bytes that the packet may write have changed.
-    pub fn handle_write_fast<M: Memory>(&mut self, packet: &ShmPacket<'_>, memory: &mut M) -> bool {
+    pub fn handle_write_fast<M: Memory>(&mut self, packet: &LinkPacket<'_>, memory: &mut M) -> bool {
         let Ok(headers) = packet.headers.try_into() else {
             return false;
         };

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 
 use crate::Qpn;
-use crate::qp::{Path, ShmLinkId};
+use crate::qp::{LinkId, Path};
 use crate::work::SrqId;
 
 /// The IPv4 Identification of a received datagram, which the ICRC covers.
@@ -35,11 +35,11 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// A packet received on a shm link: its headers; [`Memory`](crate::memory::Memory) has the payload.
+/// A packet received on a lossless link: its headers; [`Memory`](crate::memory::Memory) has the payload.
 #[derive(Clone, Copy, Debug)]
-pub struct ShmPacket<'a> {
-    /// The shm link.
-    pub link: ShmLinkId,
+pub struct LinkPacket<'a> {
+    /// The lossless link.
+    pub link: LinkId,
     /// The IP address of both ends.
     pub address: IpAddr,
     /// BTH and extension headers, without pad and ICRC.
@@ -63,13 +63,13 @@ pub struct Transmit {
     pub len: usize,
     /// The sending queue pair.
     pub qpn: Qpn,
-    /// The shm link to send it on, `None` for UDP. On a shm link it has neither pad nor ICRC.
-    pub shm_link: Option<ShmLinkId>,
-    /// shm link: length of the headers in front of the payload in the buffer.
+    /// The lossless link to send it on, `None` for UDP. On a lossless link it has neither pad nor ICRC.
+    pub link: Option<LinkId>,
+    /// lossless link: length of the headers in front of the payload in the buffer.
     pub header_len: usize,
-    /// shm link: bytes of payload passed by reference ([`Memory`](crate::memory::Memory)).
+    /// lossless link: bytes of payload passed by reference ([`Memory`](crate::memory::Memory)).
     pub by_ref_len: u32,
-    /// shm link: the referenced memory may change as soon as the completion is reported (UC, UD),
+    /// lossless link: the referenced memory may change as soon as the completion is reported (UC, UD),
     /// so the payload must be copied before. Otherwise (RC) it is stable until acknowledged.
     pub copy_before_completion: bool,
     /// UDP: keeps its order relative to the queue pair's other packets even if it is an ACK. See
@@ -86,7 +86,7 @@ impl Transmit {
             hop_limit: path.hop_limit,
             len,
             qpn,
-            shm_link: path.shm_link,
+            link: path.link,
             header_len: 0,
             by_ref_len: 0,
             copy_before_completion: false,

@@ -69,9 +69,9 @@ pub struct RemoteAccess {
     pub atomic: bool,
 }
 
-/// A shm link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
+/// A lossless link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct ShmLinkId(pub u32);
+pub struct LinkId(pub u32);
 
 /// How far the packets on a lossless link have got; both counts only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,8 +95,8 @@ pub struct Path {
     pub hop_limit: u8,
     /// The flow label of the address vector. Unused: packets leave by one UDP socket.
     pub flow_label: u32,
-    /// The shm link that packets take instead of UDP, chosen by the owner at both ends.
-    pub shm_link: Option<ShmLinkId>,
+    /// The lossless link that packets take instead of UDP, chosen by the owner at both ends.
+    pub link: Option<LinkId>,
 }
 
 /// The attributes of one modify: `Some` is a bit in the mask of ibv_modify_qp(3).

@@ -1,4 +1,4 @@
-//! Fast paths of a queue pair on a shm link.
+//! Fast paths of a queue pair on a lossless link.
 
 use core::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::direct::{DirectMemory, DirectPath, DirectTarget};
 use crate::endpoint::FastPathSend;
 use crate::memory::Memory;
 use crate::outbox::Outbox;
-use crate::qp::{QueuePair, RemoteAccess, ShmLinkId, State};
+use crate::qp::{LinkId, QueuePair, RemoteAccess, State};
 use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
 
@@ -15,14 +15,14 @@ impl QueuePair {
     /// See [`Endpoint::handle_write_fast`](crate::Endpoint::handle_write_fast).
     pub(crate) fn handle_write_fast<M: Memory>(
         &mut self,
-        link: ShmLinkId,
+        link: LinkId,
         bth: &Bth,
         reth: &Reth,
         len: usize,
         memory: &mut M,
     ) -> bool {
         let eligible = self.init.transport == Transport::Rc && self.receives() && self.established;
-        let on_link = self.connection.shm_link == Some(link);
+        let on_link = self.connection.link == Some(link);
         eligible
             && on_link
             && self
@@ -37,7 +37,7 @@ impl QueuePair {
         direct: &mut D,
         out: &mut Outbox,
     ) -> bool {
-        let Some(link) = self.connection.shm_link else {
+        let Some(link) = self.connection.link else {
             return false;
         };
         let path = DirectPath {
@@ -61,7 +61,7 @@ impl QueuePair {
         let rd_atomic = self.set.max_dest_rd_atomic.is_some_and(|most| most > 0);
         Some(DirectTarget {
             pd: self.connection.pd,
-            link: self.connection.shm_link?,
+            link: self.connection.link?,
             initiator: self.connection.peer,
             access: RemoteAccess {
                 read: access.read && rd_atomic,
@@ -82,7 +82,7 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
     ) -> Option<FastPathSend> {
-        let link = self.connection.shm_link?;
+        let link = self.connection.link?;
         let eligible = self.init.transport == Transport::Rc && self.state == State::Rts;
         if !eligible || self.responder.has_replies() != has_ack || self.responder.has_only_ack() != has_ack {
             return None;
@@ -97,7 +97,7 @@ impl QueuePair {
         let acknowledgement = self.responder.take_ack(&self.connection);
         self.end_burst(false);
         Some(FastPathSend {
-            shm_link: link,
+            link: link,
             ack: acknowledgement,
             header_len: headers,
             len,

@@ -14,7 +14,7 @@ mod unreliable;
 use core::net::IpAddr;
 
 pub use attributes::{
-    Attributes, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, ShmLinkId, State, ack_timeout,
+    Attributes, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout,
 };
 
 use crate::memory::{AccessContext, Memory, PdId};
@@ -25,7 +25,7 @@ use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, Transport};
 use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
-use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
+use crate::{AsyncEvent, EndpointConfig, Instant, LinkCapabilities, Mtu, Qpn};
 
 /// Maximum message length: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
 const MAX_MESSAGE: u32 = 1 << 31;
@@ -36,12 +36,12 @@ struct Connection {
     pd: PdId,
     qpn: Qpn,
     peer: Qpn,
-    /// Maximum payload of a packet in bytes: the path MTU, or that of a shm link.
+    /// Maximum payload of a packet in bytes: the path MTU, or that of a lossless link.
     mtu: usize,
-    /// The shm link that its packets take, `None` for UDP.
-    shm_link: Option<ShmLinkId>,
-    /// On the shm link, a longer payload is passed by reference.
-    shm_inline_threshold: usize,
+    /// The lossless link that its packets take, `None` for UDP.
+    link: Option<LinkId>,
+    /// On the lossless link, a longer payload is passed by reference.
+    inline_limit: usize,
 }
 
 impl Connection {
@@ -65,9 +65,9 @@ pub(crate) struct QueuePair {
     state: State,
     set: Modify,
     connection: Connection,
-    shm_mtu: usize,
-    /// Send windows in PSNs: over UDP, and over a shm link.
-    windows: (u32, u32),
+    /// Send window in PSNs over UDP; what a lossless link permits instead.
+    window: u32,
+    capabilities: LinkCapabilities,
     requester: Requester,
     responder: Responder,
     /// The first message arrived (or RTS was entered), so IBV_EVENT_COMM_EST is not due any more.
@@ -105,11 +105,11 @@ impl QueuePair {
                 qpn,
                 peer: Qpn::new(0),
                 mtu: mtu.bytes(),
-                shm_link: None,
-                shm_inline_threshold: config.shm_inline_threshold,
+                link: None,
+                inline_limit: config.link.inline_limit,
             },
-            shm_mtu: config.shm_mtu,
-            windows: (config.window, config.shm_window),
+            window: config.window,
+            capabilities: config.link,
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
@@ -163,18 +163,18 @@ impl QueuePair {
         }
         self.set
             .path
-            .is_some_and(|path| path.shm_link.is_none() && path.local == local && path.remote == remote)
+            .is_some_and(|path| path.link.is_none() && path.local == local && path.remote == remote)
     }
 
-    /// Whether its packets arrive on this shm link; UD accepts packets from any.
-    pub(crate) fn is_on_shm_link(&self, link: ShmLinkId) -> bool {
-        self.init.transport == Transport::Ud || self.connection.shm_link == Some(link)
+    /// Whether its packets arrive on this lossless link; UD accepts packets from any.
+    pub(crate) fn is_on_link(&self, link: LinkId) -> bool {
+        self.init.transport == Transport::Ud || self.connection.link == Some(link)
     }
 
-    pub(crate) fn next_shm_link(&self) -> Option<ShmLinkId> {
+    pub(crate) fn next_link(&self) -> Option<LinkId> {
         match self.init.transport {
-            Transport::Ud => self.requester.next_destination().and_then(|to| to.path.shm_link),
-            Transport::Rc | Transport::Uc => self.connection.shm_link,
+            Transport::Ud => self.requester.next_destination().and_then(|to| to.path.link),
+            Transport::Rc | Transport::Uc => self.connection.link,
         }
     }
 
@@ -219,14 +219,13 @@ impl QueuePair {
         self.requester.configure(now, &self.set);
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
-        self.connection.shm_link = self.set.path.and_then(|path| path.shm_link);
-        self.connection.mtu = match (self.connection.shm_link, self.set.path_mtu) {
-            (Some(_), _) => self.shm_mtu,
+        self.connection.link = self.set.path.and_then(|path| path.link);
+        self.connection.mtu = match (self.connection.link, self.set.path_mtu) {
+            (Some(_), _) => self.capabilities.mtu,
             (None, Some(mtu)) => mtu.bytes(),
             (None, None) => self.connection.mtu,
         };
-        let (window, shm_window) = self.windows;
-        let window = self.connection.shm_link.map_or(window, |_| shm_window);
+        let window = self.connection.link.map_or(self.window, |_| self.capabilities.window);
         self.requester.set_window(window);
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
@@ -250,7 +249,7 @@ impl QueuePair {
         self.revoke_refs(out);
         self.state = State::Reset;
         self.set = Modify::default();
-        self.connection.shm_link = None;
+        self.connection.link = None;
         self.requester.reset();
         self.responder.reset();
         self.established = false;
@@ -258,7 +257,7 @@ impl QueuePair {
     }
 
     pub(crate) fn revoke_refs(&self, out: &mut Outbox) {
-        if self.connection.shm_link.is_some() {
+        if self.connection.link.is_some() {
             out.revoked.push_back(self.connection.qpn);
         }
     }
@@ -396,10 +395,10 @@ impl QueuePair {
     pub(crate) fn handle_timeout(
         &mut self,
         now: Instant,
-        progress: impl FnOnce(ShmLinkId) -> Option<LinkProgress>,
+        progress: impl FnOnce(LinkId) -> Option<LinkProgress>,
         out: &mut Outbox,
     ) {
-        let link = self.connection.shm_link.and_then(progress);
+        let link = self.connection.link.and_then(progress);
         if let Err(status) = self.requester.handle_timeout(now, link, out) {
             self.fail(status, out);
         }
@@ -421,8 +420,8 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<PacketLens> {
-        // Over UDP an ACK can end a request's GSO run; on a shm link it goes first, as in hardware.
-        let in_order = self.connection.shm_link.is_some() || self.init.ack_before_requests;
+        // Over UDP an ACK can end a request's GSO run; on a lossless link it goes first, as in hardware.
+        let in_order = self.connection.link.is_some() || self.init.ack_before_requests;
         let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
         if self.burst.requests_first || defer_acks {
             self.transmit_request(now, memory, buf, out)
@@ -441,7 +440,7 @@ impl QueuePair {
         out: &mut Outbox,
     ) -> Option<usize> {
         let eligible =
-            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.shm_link.is_none();
+            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.link.is_none();
         if !eligible || self.responder.has_replies() {
             return None;
         }

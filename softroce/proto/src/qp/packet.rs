@@ -1,6 +1,6 @@
-//! Packets of a queue pair: payload in the datagram (UDP), or by reference (shm link).
+//! Packets of a queue pair: payload in the datagram (UDP), or by reference (lossless link).
 //!
-//! On a shm link a packet has no pad and no ICRC, as nothing can corrupt it. A short payload
+//! On a lossless link a packet has no pad and no ICRC, as nothing can corrupt it. A short payload
 //! follows the headers in the buffer; the receiver copies a long one from the sender's memory,
 //! through [`Memory`](crate::memory::Memory) only.
 
@@ -12,7 +12,7 @@ use crate::wire::{self, Bth, Extension, Packet};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PayloadSource<'a> {
     Bytes(&'a [u8]),
-    /// `len` bytes at `offset` of the payload of the current shm packet.
+    /// `len` bytes at `offset` of the payload of the current packet.
     ByRef {
         offset: usize,
         len: usize,
@@ -59,9 +59,9 @@ impl<'a> From<Packet<'a>> for InboundPacket<'a> {
 pub(crate) enum PayloadLocation {
     /// In the queue pair (inline data): always copied into the packet.
     Inline,
-    /// In registered memory: on a shm link, passed by reference unless short.
+    /// In registered memory: on a lossless link, passed by reference unless short.
     HostMemory,
-    /// In memory that the CPU does not address: on a shm link, always passed by reference.
+    /// In memory that the CPU does not address: on a lossless link, always passed by reference.
     DeviceMemory,
 }
 
@@ -77,7 +77,7 @@ impl PayloadLocation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PacketLens {
-    /// Bytes in the buffer: with space for the ICRC (UDP), without payload by reference (shm).
+    /// Bytes in the buffer: with space for the ICRC (UDP), without payload by reference (link).
     pub(crate) len: usize,
     pub(crate) header_len: usize,
     pub(crate) by_ref: u32,
@@ -93,7 +93,7 @@ impl Connection {
         len: usize,
         location: PayloadLocation,
     ) -> Option<PacketLens> {
-        if self.shm_link.is_none() {
+        if self.link.is_none() {
             let headers = wire::write(buf, bth, extension, len).ok()?;
             return Some(PacketLens {
                 len: wire::packet_len(bth.opcode, len),
@@ -104,7 +104,7 @@ impl Connection {
         let headers = wire::write_headers(buf, bth, extension).ok()?;
         let by_ref = match location {
             PayloadLocation::Inline => false,
-            PayloadLocation::HostMemory => len > self.shm_inline_threshold,
+            PayloadLocation::HostMemory => len > self.inline_limit,
             PayloadLocation::DeviceMemory => len > 0,
         };
         let end = headers + if by_ref { 0 } else { len };

@@ -4,7 +4,7 @@ use doorbell_roce_proto::Psn;
 use doorbell_roce_proto::qp::{Modify, Path, State};
 use doorbell_roce_proto::wire::Transport;
 
-use super::{Pair, QKEY, shm_link_to};
+use super::{Pair, QKEY, link_to};
 
 impl Pair {
     pub(crate) fn init_modify(&self) -> Modify {
@@ -35,7 +35,7 @@ impl Pair {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                shm_link: shm_link_to(1 - at),
+                link: link_to(1 - at),
             }),
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),

@@ -56,7 +56,7 @@ pub(crate) struct Regions {
     /// The key of each bind and invalidation.
     pub(crate) log: Vec<RKey>,
     by_ref: Vec<u8>,
-    /// The payload of the current shm packet; `None` when it is unreadable.
+    /// The payload of the current packet; `None` when it is unreadable.
     arrived: Option<Vec<u8>>,
     /// After this many packets, one payload is unreadable.
     pub(crate) unreadable_after: Option<usize>,

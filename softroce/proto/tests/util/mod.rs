@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{Path, QpInit, RemoteAccess, ShmLinkId, State};
+use doorbell_roce_proto::qp::{LinkId, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{
     self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
@@ -20,8 +20,8 @@ use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId, Status,
 };
 use doorbell_roce_proto::{
-    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, ShmPacket, SrqInit,
-    Transmit,
+    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LinkCapabilities, LinkPacket, Mtu,
+    Psn, Qpn, SrqInit, Transmit,
 };
 
 use memory::{Regions, Rights};
@@ -34,13 +34,13 @@ pub(crate) const RECV_CQ: CqId = CqId(2);
 pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
-/// True in the test binary `shm`, which includes the others' tests.
-pub(crate) fn over_shm() -> bool {
-    module_path!().starts_with("shm::")
+/// True in the test binary `link`, which includes the others' tests.
+pub(crate) fn over_link() -> bool {
+    module_path!().starts_with("link::")
 }
 
-/// On a shm link, longer payloads go by reference.
-pub(crate) const SHM_INLINE: usize = 100;
+/// On a lossless link, longer payloads go by reference.
+pub(crate) const LINK_INLINE: usize = 100;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
@@ -101,7 +101,7 @@ pub(crate) struct Setup {
     /// The second node's queue pairs use a shared receive queue.
     pub(crate) srq: Option<SrqInit>,
     /// `None` is the path MTU, so that tests are independent of the link.
-    pub(crate) shm_mtu: Option<usize>,
+    pub(crate) link_mtu: Option<usize>,
     pub(crate) fast_path: bool,
     pub(crate) ack_before_requests: bool,
 }
@@ -129,7 +129,7 @@ impl Default for Setup {
             batch: 64,
             transport: Transport::Rc,
             srq: None,
-            shm_mtu: None,
+            link_mtu: None,
             fast_path: true,
             ack_before_requests: false,
         }
@@ -179,17 +179,19 @@ impl Pair {
         } else {
             ["10.9.0.1".parse().unwrap(), "10.9.0.2".parse().unwrap()]
         };
-        if over_shm() {
+        if over_link() {
             addresses[1] = addresses[0];
         }
         let node = |at: usize| {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
                 seed: at as u64 + 1,
                 window: setup.window,
-                shm_window: setup.window,
                 mtu: setup.mtu,
-                shm_mtu: setup.shm_mtu.unwrap_or(setup.mtu.bytes()),
-                shm_inline_threshold: SHM_INLINE,
+                link: LinkCapabilities {
+                    window: setup.window,
+                    mtu: setup.link_mtu.unwrap_or(setup.mtu.bytes()),
+                    inline_limit: LINK_INLINE,
+                },
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let qpn = endpoint.create_qp(QpInit {
@@ -280,7 +282,7 @@ impl Pair {
                 traffic_class: 3,
                 hop_limit: 9,
                 flow_label: 0,
-                shm_link: shm_link_to(1 - at),
+                link: link_to(1 - at),
             },
             qpn: peer.qpn,
             qkey: QKEY,
@@ -360,15 +362,15 @@ impl Pair {
         let transmit = transmit?;
         assert_eq!(transmit.src, node.address);
         assert!(transmit.qpn == node.qpn || Some(transmit.qpn) == node.second);
-        assert_eq!(transmit.shm_link, shm_link_to(1 - at));
+        assert_eq!(transmit.link, link_to(1 - at));
         let mut bytes = buf[..transmit.len].to_vec();
         let referred = node.memory.take_by_ref();
-        if over_shm() {
+        if over_link() {
             bytes = on_the_wire(&transmit, &bytes, referred);
         }
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
         let sent = Sent { from: at, bytes };
-        assert!(sent.packet().payload.len() <= self.setup.shm_mtu.unwrap_or(self.setup.mtu.bytes()));
+        assert!(sent.packet().payload.len() <= self.setup.link_mtu.unwrap_or(self.setup.mtu.bytes()));
         self.log.push(sent.clone());
         Some(sent)
     }
@@ -390,12 +392,12 @@ impl Pair {
     pub(crate) fn deliver(&mut self, sent: &Sent) {
         let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
         let node = &mut self.nodes[to];
-        if let Some(link) = shm_link_to(sent.from) {
+        if let Some(link) = link_to(sent.from) {
             let packet = sent.packet();
             let mut headers = [0; MAX_HEADER_LEN];
             let end = wire::write_headers(&mut headers, &packet.bth, &packet.extension).unwrap();
             node.memory.arrive(packet.payload);
-            let packet = ShmPacket {
+            let packet = LinkPacket {
                 link,
                 address: node.address,
                 headers: &headers[..end],
@@ -405,7 +407,7 @@ impl Pair {
             let short = self.setup.fast_path && node.endpoint.handle_write_fast(&packet, &mut node.memory);
             self.fast_path_hits += usize::from(short);
             if !short {
-                node.endpoint.handle_shm_packet(|| now, &packet, &mut node.memory);
+                node.endpoint.handle_link_packet(|| now, &packet, &mut node.memory);
             }
             drain(node);
             return;
@@ -467,8 +469,8 @@ impl Pair {
     }
 }
 
-pub(crate) fn shm_link_to(at: usize) -> Option<ShmLinkId> {
-    over_shm().then_some(ShmLinkId(at as u32))
+pub(crate) fn link_to(at: usize) -> Option<LinkId> {
+    over_link().then_some(LinkId(at as u32))
 }
 
 fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> {

@@ -61,7 +61,7 @@ impl Pair {
                 hop_limit: 0,
                 len: packet.len(),
                 qpn: self.nodes[at].qpn,
-                shm_link: Some(short.shm_link),
+                link: Some(short.link),
                 header_len: headers,
                 by_ref_len: 0,
                 copy_before_completion: false,

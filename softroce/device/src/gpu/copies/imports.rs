@@ -1,6 +1,6 @@
 //! GPU memory that other processes share, imported to copy from it.
 
-use doorbell_roce_proto::qp::ShmLinkId;
+use doorbell_roce_proto::qp::LinkId;
 
 use super::Copies;
 use crate::gpu::{Handle, Memory, local_allocation};
@@ -16,7 +16,7 @@ pub(super) struct Import {
 
 impl Copies {
     /// Whether the `len` bytes can be copied from.
-    pub(crate) fn add_import(&mut self, link: ShmLinkId, id: SegmentId, handle: Handle, len: usize) -> bool {
+    pub(crate) fn add_import(&mut self, link: LinkId, id: SegmentId, handle: Handle, len: usize) -> bool {
         match Memory::import(&handle, len, None) {
             Ok(Some(memory)) => {
                 let mapped = vec![memory];
@@ -34,7 +34,7 @@ impl Copies {
     }
 
     /// The same of one of this process's own allocations.
-    pub(crate) fn add_local(&mut self, link: ShmLinkId, id: SegmentId) -> bool {
+    pub(crate) fn add_local(&mut self, link: LinkId, id: SegmentId) -> bool {
         let Some(memory) = local_allocation(id) else {
             return false;
         };
@@ -47,16 +47,16 @@ impl Copies {
         true
     }
 
-    pub(crate) fn remove_import(&mut self, link: ShmLinkId, id: SegmentId) {
+    pub(crate) fn remove_import(&mut self, link: LinkId, id: SegmentId) {
         self.imports.remove(&(link, id));
     }
 
-    pub(crate) fn remove_imports(&mut self, link: ShmLinkId) {
+    pub(crate) fn remove_imports(&mut self, link: LinkId) {
         self.imports.retain(|(of, _), _| *of != link);
     }
 
     /// The allocation that a record names, for copies on a device.
-    pub(super) fn imported(&mut self, link: ShmLinkId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
+    pub(super) fn imported(&mut self, link: LinkId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
         if self.loopback == Some(link) {
             return local_allocation(id);
         }

@@ -9,7 +9,7 @@ use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, MAX_HEADER_
 use super::*;
 use crate::host::Flags;
 
-fn send(outgoing: &mut OutgoingRings, id: ShmLinkId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
+fn send(outgoing: &mut OutgoingRings, id: LinkId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
     let extension = match opcode {
         Opcode::RcAcknowledge => Extension::Aeth(Aeth {
             syndrome: Syndrome::Ack(Credits::UNLIMITED),
@@ -27,7 +27,7 @@ fn send(outgoing: &mut OutgoingRings, id: ShmLinkId, qpn: u32, opcode: Opcode, e
         hop_limit: 64,
         len: headers,
         qpn: Qpn::new(qpn),
-        shm_link: Some(id),
+        link: Some(id),
         header_len: headers,
         by_ref_len: 0,
         copy_before_completion: false,

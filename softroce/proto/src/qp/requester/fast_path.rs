@@ -45,7 +45,7 @@ impl Requester {
 
     /// As [`post`](Self::post) followed by [`transmit`](Self::transmit); returns the length of the
     /// headers, and that with the payload. `None`, with nothing changed, unless the request can be
-    /// sent at once, inlined in a shm packet.
+    /// sent at once, inlined in a packet of a lossless link.
     pub(crate) fn post_send_fast<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -68,7 +68,7 @@ impl Requester {
             Payload::Gather(list) if memory.is_device_memory(connection.pd, list) => return None,
             Payload::Gather(list) => usize::try_from(sges::total(list)).ok()?,
         };
-        if len > connection.shm_inline_threshold.min(connection.mtu) {
+        if len > connection.inline_limit.min(connection.mtu) {
             return None;
         }
         let (opcode, extension) = match request.operation {

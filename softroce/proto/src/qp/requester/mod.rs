@@ -241,12 +241,12 @@ impl Requester {
         awaits
     }
 
-    /// On a shm link, which is lossless, an unsignaled request that nothing waits for goes without
+    /// On a lossless link, an unsignaled request that nothing waits for goes without
     /// AckReq, as an ACK costs as much as a short message. The ACK is requested when something
     /// waits, when the send queue is half full, or at the local ACK timeout, to detect a dead peer.
     fn may_suppress_ack(&self, wqe: &Wqe, connection: &Connection) -> bool {
         let waited_for = wqe.signaled || wqe.awaits_data() || self.local_end > self.queue.head;
-        connection.shm_link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
+        connection.link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
     }
 
     /// Resends the last packet with AckReq, if its ACK was suppressed; false otherwise.

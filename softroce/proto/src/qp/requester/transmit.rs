@@ -234,7 +234,7 @@ impl Requester {
             return PayloadLocation::Inline;
         }
         let device_memory =
-            connection.shm_link.is_some() && memory.is_device_memory(connection.pd, self.queue.sges(number));
+            connection.link.is_some() && memory.is_device_memory(connection.pd, self.queue.sges(number));
         PayloadLocation::registered(device_memory)
     }
 

@@ -86,11 +86,8 @@ impl Requester {
             let mut bth = Bth::new(Opcode::ud_send(imm.is_some()), to.qpn, self.psn(self.next));
             bth.solicited = wqe.solicited;
             let part = (0, wqe.len as usize);
-            let shm_link = to.path.shm_link;
-            let connection = &Connection {
-                shm_link,
-                ..*connection
-            };
+            let link = to.path.link;
+            let connection = &Connection { link, ..*connection };
             let written = self.write_unreliable(&bth, &extension, part, connection, memory, buf, out)?;
             return Ok(written.map(|written| (written, to.path)));
         }

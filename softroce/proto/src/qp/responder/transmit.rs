@@ -25,8 +25,8 @@ impl Responder {
                 self.replies.pop();
                 return Ok(written);
             };
-            let device_memory = connection.shm_link.is_some()
-                && memory.is_remote_device_memory(connection.access_context(), stream.rkey);
+            let device_memory =
+                connection.link.is_some() && memory.is_remote_device_memory(connection.access_context(), stream.rkey);
             let location = PayloadLocation::registered(device_memory);
             let Some(written) = write_read_headers(reply.psn, reply.msn, stream, location, connection, buf) else {
                 return Ok(None);
@@ -61,7 +61,7 @@ impl Responder {
         Ok(None)
     }
 
-    /// Takes the first reply if it is an ACK, as the headers of a shm packet.
+    /// Takes the first reply if it is an ACK, as the headers of a packet of a lossless link.
     pub(crate) fn take_ack(&mut self, connection: &Connection) -> Option<[u8; header_len(Opcode::RcAcknowledge)]> {
         let reply = self
             .replies

@@ -1,24 +1,24 @@
-//! Back-pressure: shm links that are full, and the queue pairs that wait for them.
+//! Back-pressure: lossless links that are full, and the queue pairs that wait for them.
 
-use crate::qp::ShmLinkId;
+use crate::qp::LinkId;
 
-/// The full shm links: usually none.
+/// The full lossless links: usually none.
 #[derive(Debug, Default)]
-pub(crate) struct FullShmLinks {
+pub(crate) struct FullLinks {
     /// Each with the slots of the queue pairs that wait for it.
-    full: Vec<(ShmLinkId, Vec<u32>)>,
+    full: Vec<(LinkId, Vec<u32>)>,
     /// By slot: the link that it waits for.
-    waits: Vec<Option<ShmLinkId>>,
+    waits: Vec<Option<LinkId>>,
 }
 
-impl FullShmLinks {
+impl FullLinks {
     pub(crate) fn grow(&mut self, slots: usize) {
         if slots > self.waits.len() {
             self.waits.resize(slots, None);
         }
     }
 
-    pub(crate) fn fill(&mut self, link: ShmLinkId) {
+    pub(crate) fn fill(&mut self, link: LinkId) {
         if !self.contains(link) {
             self.full.push((link, Vec::new()));
         }
@@ -28,12 +28,12 @@ impl FullShmLinks {
         !self.full.is_empty()
     }
 
-    fn contains(&self, link: ShmLinkId) -> bool {
+    fn contains(&self, link: LinkId) -> bool {
         self.full.iter().any(|(full, _)| *full == link)
     }
 
     /// Whether the queue pair in slot `index` must wait for `link`; registers it then.
-    pub(crate) fn blocks(&mut self, index: u32, link: Option<ShmLinkId>) -> bool {
+    pub(crate) fn blocks(&mut self, index: u32, link: Option<LinkId>) -> bool {
         let Some((link, waiting)) = self.full.iter_mut().find(|(full, _)| Some(*full) == link) else {
             return false;
         };
@@ -47,7 +47,7 @@ impl FullShmLinks {
     }
 
     /// Returns the slots that waited. One may hold another queue pair by now, with nothing to send.
-    pub(crate) fn ready(&mut self, link: ShmLinkId) -> Vec<u32> {
+    pub(crate) fn ready(&mut self, link: LinkId) -> Vec<u32> {
         let Some(position) = self.full.iter().position(|(full, _)| *full == link) else {
             return Vec::new();
         };
@@ -67,12 +67,12 @@ impl FullShmLinks {
 mod tests {
     use super::*;
 
-    const A: ShmLinkId = ShmLinkId(1);
-    const B: ShmLinkId = ShmLinkId(2);
+    const A: LinkId = LinkId(1);
+    const B: LinkId = LinkId(2);
 
     #[test]
     fn each_qp_waits_once_for_its_link() {
-        let mut links = FullShmLinks::default();
+        let mut links = FullLinks::default();
         links.grow(3);
         assert!(!links.blocks(0, Some(A)));
         links.fill(A);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn links_are_independent() {
-        let mut links = FullShmLinks::default();
+        let mut links = FullLinks::default();
         links.grow(1);
         links.fill(A);
         links.fill(B);

@@ -1,4 +1,4 @@
-//! Unsignaled requests on shm links: sent without AckReq, which follows when something waits.
+//! Unsignaled requests on lossless links: sent without AckReq, which follows when something waits.
 
 #[path = "../util/mod.rs"]
 mod util;

@@ -1,17 +1,19 @@
-//! All transport tests over a shm link, and tests of what is specific to it.
+//! All transport tests over a lossless link, and tests of what is specific to it.
 #![expect(
     clippy::duplicate_mod,
     reason = "each file of tests brings its own frame, which finds out by its path that it is here"
 )]
 
-#[path = "shm/ack_suppression.rs"]
+#[path = "link/ack_suppression.rs"]
 mod ack_suppression;
-#[path = "shm/direct.rs"]
+#[path = "link/direct.rs"]
 mod direct;
-#[path = "shm/fast_path.rs"]
+#[path = "link/fast_path.rs"]
 mod fast_path;
 #[path = "flow.rs"]
 mod flow;
+#[path = "link/link_only.rs"]
+mod link_only;
 #[path = "operations.rs"]
 mod operations;
 #[path = "random.rs"]
@@ -20,8 +22,6 @@ mod random;
 mod recovery;
 #[path = "refusals.rs"]
 mod refusals;
-#[path = "shm/shm_only.rs"]
-mod shm_only;
 #[path = "srq.rs"]
 mod srq;
 #[path = "states.rs"]

@@ -4,16 +4,16 @@
 mod util;
 
 use doorbell_roce_proto::memory::Sge;
-use doorbell_roce_proto::qp::{ShmLinkId, State};
+use doorbell_roce_proto::qp::{LinkId, State};
 use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport};
 use doorbell_roce_proto::work::{Payload, SendRequest, Status};
-use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, Mtu, Psn, Qpn, ShmPacket};
+use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, LinkPacket, Mtu, Psn, Qpn};
 
 use util::{
-    Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, pattern, read_from, send, shm_link_to, success, with_regions, write_to,
+    LINK_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, link_to, pattern, read_from, send, success, with_regions, write_to,
 };
 
-const TO_PEER: ShmLinkId = ShmLinkId(1);
+const TO_PEER: LinkId = LinkId(1);
 
 fn part(sge: Sge, len: usize) -> Sge {
     Sge { len: len as u32, ..sge }
@@ -28,10 +28,7 @@ fn next(pair: &mut Pair) -> (usize, u32) {
         .poll_transmit(pair.now, &mut node.memory, &mut buf)
         .unwrap();
     node.memory.take_by_ref();
-    assert_eq!(
-        (transmit.shm_link, transmit.copy_before_completion),
-        (Some(TO_PEER), false)
-    );
+    assert_eq!((transmit.link, transmit.copy_before_completion), (Some(TO_PEER), false));
     (transmit.len - transmit.header_len, transmit.by_ref_len)
 }
 
@@ -40,29 +37,29 @@ fn long_payloads_go_by_reference() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256);
     for (len, expected) in [
         (0, (0, 0)),
-        (SHM_INLINE, (SHM_INLINE, 0)),
-        (SHM_INLINE + 1, (0, SHM_INLINE as u32 + 1)),
+        (LINK_INLINE, (LINK_INLINE, 0)),
+        (LINK_INLINE + 1, (0, LINK_INLINE as u32 + 1)),
         (256, (0, 256)),
     ] {
         pair.post(0, &write_to(1, &[part(local, len)], part(remote, len)));
         assert_eq!(next(&mut pair), expected);
     }
-    let bytes = pattern(SHM_INLINE + 50, 3);
+    let bytes = pattern(LINK_INLINE + 50, 3);
     let sges = [];
     let inline = SendRequest {
         payload: Payload::Inline(&bytes),
         ..write_to(2, &sges, remote)
     };
     pair.post(0, &inline);
-    assert_eq!(next(&mut pair), (SHM_INLINE + 50, 0));
+    assert_eq!(next(&mut pair), (LINK_INLINE + 50, 0));
 }
 
 #[test]
-fn packets_of_the_maximum_shm_mtu() {
-    const MTU: usize = EndpointConfig::SHM_MTU;
+fn packets_of_the_maximum_link_mtu() {
+    const MTU: usize = LinkCapabilities::MTU;
     let setup = Setup {
         mtu: Mtu::Mtu4096,
-        shm_mtu: Some(MTU),
+        link_mtu: Some(MTU),
         window: 4,
         ..Setup::default()
     };
@@ -154,17 +151,17 @@ fn unreadable_unreliable_payload_is_dropped() {
 fn full_link_blocks_only_its_own_qps() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     pair.connect_second();
-    pair.nodes[0].endpoint.shm_link_full(TO_PEER);
+    pair.nodes[0].endpoint.link_full(TO_PEER);
     pair.post(0, &write_to(1, &[local], remote));
     pair.swap();
     pair.post(0, &write_to(2, &[local], remote));
     assert!(pair.transmit_one(0).is_none());
-    pair.nodes[0].endpoint.shm_link_ready(ShmLinkId(7));
+    pair.nodes[0].endpoint.link_ready(LinkId(7));
     assert!(pair.transmit_one(0).is_none());
     // The other direction is another link.
     pair.post(1, &write_to(3, &[remote], local));
     assert!(pair.transmit_one(1).is_some());
-    pair.nodes[0].endpoint.shm_link_ready(TO_PEER);
+    pair.nodes[0].endpoint.link_ready(TO_PEER);
     pair.run();
     let mut completed = pair.completed(0, SEND_CQ);
     completed.sort_by_key(|(wr_id, _)| *wr_id);
@@ -179,21 +176,21 @@ fn datagrams_wait_for_their_link_in_order() {
     };
     let (mut pair, local, remote) = with_regions(setup, 128);
     pair.receive(1, 5, &[remote]);
-    pair.nodes[0].endpoint.shm_link_full(TO_PEER);
+    pair.nodes[0].endpoint.link_full(TO_PEER);
     let to = pair.destination(0);
     let mut elsewhere = to;
-    elsewhere.path.shm_link = Some(ShmLinkId(9));
+    elsewhere.path.link = Some(LinkId(9));
     pair.post_datagram(0, &send(1, &[part(local, 8)]), &elsewhere);
     pair.post_datagram(0, &send(2, &[part(local, 8)]), &to);
     let mut buf = [0; 4096 + 128];
     let node = &mut pair.nodes[0];
     let mut poll = || {
         let transmit = node.endpoint.poll_transmit(pair.now, &mut node.memory, &mut buf);
-        transmit.map(|transmit| (transmit.shm_link, transmit.copy_before_completion))
+        transmit.map(|transmit| (transmit.link, transmit.copy_before_completion))
     };
-    assert_eq!(poll(), Some((Some(ShmLinkId(9)), true)));
+    assert_eq!(poll(), Some((Some(LinkId(9)), true)));
     assert_eq!(poll(), None);
-    node.endpoint.shm_link_ready(TO_PEER);
+    node.endpoint.link_ready(TO_PEER);
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
     assert_eq!(pair.completed(1, RECV_CQ), success([5]));
@@ -205,7 +202,7 @@ fn full_link_runs_into_the_retry_limit() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     pair.post(0, &write_to(1, &[local], remote));
     assert!(pair.transmit_one(0).is_some());
-    pair.nodes[0].endpoint.shm_link_full(TO_PEER);
+    pair.nodes[0].endpoint.link_full(TO_PEER);
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RetryExceeded)]);
     assert_eq!(pair.nodes[0].endpoint.poll_revoked(), Some(pair.nodes[0].qpn));
@@ -236,9 +233,9 @@ fn packets_from_another_link_are_refused() {
     let mut headers = [0; 64];
     let end = wire::write_headers(&mut headers, &bth, &Extension::Bare).unwrap();
     let address = node.address;
-    fn packet(address: std::net::IpAddr, link: ShmLinkId, headers: &[u8]) -> ShmPacket<'_> {
+    fn packet(address: std::net::IpAddr, link: LinkId, headers: &[u8]) -> LinkPacket<'_> {
         let len = 0;
-        ShmPacket {
+        LinkPacket {
             link,
             address,
             headers,
@@ -247,7 +244,7 @@ fn packets_from_another_link_are_refused() {
     }
     let memory = &mut node.memory;
     node.endpoint
-        .handle_shm_packet(|| pair.now, &packet(address, ShmLinkId(5), &headers[..end]), memory);
+        .handle_link_packet(|| pair.now, &packet(address, LinkId(5), &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().wrong_peer, 1);
     let mut datagram = [0; 16];
     wire::write(&mut datagram, &bth, &Extension::Bare, 0).unwrap();
@@ -261,17 +258,17 @@ fn packets_from_another_link_are_refused() {
     };
     node.endpoint.handle_datagram(pair.now, &datagram, memory);
     assert_eq!(node.endpoint.counters().wrong_peer, 2);
-    let link = shm_link_to(0).unwrap();
+    let link = link_to(0).unwrap();
     // Any other length is malformed, and so is a payload where there can be none.
     for end in (0..64).filter(|wrong| *wrong != end) {
         node.endpoint
-            .handle_shm_packet(|| pair.now, &packet(address, link, &headers[..end]), memory);
+            .handle_link_packet(|| pair.now, &packet(address, link, &headers[..end]), memory);
     }
     assert_eq!(node.endpoint.counters().malformed, 63);
     let unknown_qp = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
     wire::write_headers(&mut headers, &unknown_qp, &Extension::Bare).unwrap();
     node.endpoint
-        .handle_shm_packet(|| pair.now, &packet(address, link, &headers[..end]), memory);
+        .handle_link_packet(|| pair.now, &packet(address, link, &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().no_qp, 1);
     assert_eq!(pair.bytes(1, remote), pattern(64, 2));
     assert!(pair.nodes[1].completions.is_empty() && pair.log.is_empty());

@@ -12,8 +12,8 @@ use proptest::prelude::*;
 
 use util::memory::Regions;
 use util::{
-    PD, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, pattern, read_from, request, send, shm_link_to, success,
-    with_regions, write_operation, write_to,
+    PD, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, link_to, pattern, read_from, request, send, success, with_regions,
+    write_operation, write_to,
 };
 
 const LEN: usize = 600;
@@ -272,7 +272,7 @@ fn a_timeout_is_no_retry_while_the_peer_has_not_taken_the_packets() {
             let node = &mut pair.nodes[0];
             pair.now = node.endpoint.poll_timeout().unwrap();
             node.endpoint.handle_timeout_on_links(pair.now, |link| {
-                assert_eq!(Some(link), shm_link_to(1));
+                assert_eq!(Some(link), link_to(1));
                 Some(progress)
             });
             while pair.transmit_one(0).is_some() {}

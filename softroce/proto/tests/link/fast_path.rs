@@ -10,11 +10,11 @@ use doorbell_roce_proto::work::{Operation, Payload, PostError, SendRequest};
 use proptest::prelude::*;
 
 use util::{
-    Fate, Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, atomic_on, pattern, read_from, request, send, shm_link_to,
-    success, with_regions, write_operation, write_to,
+    Fate, LINK_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, link_to, pattern, read_from, request, send, success,
+    with_regions, write_operation, write_to,
 };
 
-const LEN: usize = 2 * SHM_INLINE;
+const LEN: usize = 2 * LINK_INLINE;
 
 fn deliver(_: usize, _: &util::Sent) -> Fate {
     Fate::Deliver
@@ -60,7 +60,7 @@ fn act() -> impl Strategy<Value = Act> {
         3 => Just(Kind::Read),
         3 => Just(Kind::Add),
     ];
-    let len = prop_oneof![0..20usize, SHM_INLINE - 2..SHM_INLINE + 3, Just(LEN)];
+    let len = prop_oneof![0..20usize, LINK_INLINE - 2..LINK_INLINE + 3, Just(LEN)];
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.1), any::<bool>());
     let post = (0..2usize, kind, len, flags).prop_map(|(from, kind, len, flags)| {
         let (inline, signaled, fence, solicited) = flags;
@@ -171,15 +171,15 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
             Act::Wait => pair.run_with(&mut fate),
         }
         for (at, full) in full.iter().enumerate() {
-            let link = shm_link_to(1 - at).unwrap();
+            let link = link_to(1 - at).unwrap();
             match full {
-                true => pair.nodes[at].endpoint.shm_link_full(link),
-                false => pair.nodes[at].endpoint.shm_link_ready(link),
+                true => pair.nodes[at].endpoint.link_full(link),
+                false => pair.nodes[at].endpoint.link_ready(link),
             }
         }
     }
     for at in 0..2 {
-        pair.nodes[at].endpoint.shm_link_ready(shm_link_to(1 - at).unwrap());
+        pair.nodes[at].endpoint.link_ready(link_to(1 - at).unwrap());
     }
     pair.run_with(&mut fate);
     let nodes = [0, 1].map(|at| {
@@ -260,7 +260,7 @@ fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
 
 #[test]
 fn short_messages_take_the_fast_path() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE);
+    let (mut pair, local, remote) = with_regions(Setup::default(), LINK_INLINE);
     assert!(post(&mut pair, 0, &write_to(1, &[local], remote)));
     // The fast path does not depend on earlier ones being acknowledged.
     assert!(post(&mut pair, 0, &write_to(2, &[local], remote)));
@@ -270,7 +270,7 @@ fn short_messages_take_the_fast_path() {
     assert_eq!(pair.fast_path_hits, 2, "the WRITEs were received by it as well");
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2, 3]));
     assert_eq!(pair.completed(1, RECV_CQ), success([9]));
-    assert_eq!(pair.bytes(1, remote), pattern(SHM_INLINE, 1));
+    assert_eq!(pair.bytes(1, remote), pattern(LINK_INLINE, 1));
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn full_send_queue_is_refused() {
 
 #[test]
 fn ineligible_requests_take_the_general_path() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE + 1);
+    let (mut pair, local, remote) = with_regions(Setup::default(), LINK_INLINE + 1);
     assert!(!post(&mut pair, 0, &write_to(1, &[local], remote)), "it is too long");
     let (local, remote) = (Sge { len: 8, ..local }, Sge { len: 8, ..remote });
     assert!(!post(&mut pair, 0, &read_from(2, &[local], remote)));
@@ -309,9 +309,9 @@ fn ineligible_requests_take_the_general_path() {
     assert!(!post(&mut pair, 0, &fenced), "a READ is not answered");
     assert!(!post(&mut pair, 0, &write_to(4, &[local], remote)), "one is before it");
     pair.run();
-    pair.nodes[0].endpoint.shm_link_full(shm_link_to(1).unwrap());
+    pair.nodes[0].endpoint.link_full(link_to(1).unwrap());
     assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the link is full");
-    pair.nodes[0].endpoint.shm_link_ready(shm_link_to(1).unwrap());
+    pair.nodes[0].endpoint.link_ready(link_to(1).unwrap());
     pair.run();
     pair.enter(0, State::Sqd);
     assert!(
