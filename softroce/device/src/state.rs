@@ -323,7 +323,6 @@ impl Core {
 
     /// Fast path: carries a request out in the memory of a peer ([`direct`](crate::direct)).
     pub(crate) fn send_direct(&mut self, qpn: Qpn, request: &SendRequest<'_>) -> bool {
-        // What is copied or deferred is before it.
         if self.direct.is_empty() || self.is_copying() {
             return false;
         }

@@ -344,7 +344,7 @@ impl Endpoint {
         self.gsi.send(path, mad)
     }
 
-    /// Handles an untrusted packet of a lossless link; `now` is called only if it depends on the time.
+    /// Handles an untrusted packet of a link; `now` is called only if it depends on the time.
     pub fn handle_link_packet<M: Memory>(
         &mut self,
         now: impl FnOnce() -> Instant,
@@ -388,14 +388,14 @@ impl Endpoint {
         self.full_links.fill(link);
     }
 
-    /// The lossless link has free slots, or discards packets: [`has_more`](Self::has_more) may be true.
+    /// The link has free slots, or discards packets: [`has_more`](Self::has_more) may be true.
     pub fn link_ready(&mut self, link: LinkId) {
         for index in self.full_links.ready(link) {
             self.active.add(index);
         }
     }
 
-    /// The next queue pair on a lossless link that was reset, destroyed, or entered the error state:
+    /// The next queue pair on a link that was reset, destroyed, or entered the error state:
     /// memory that its packets reference must not be read once its completions are reported.
     pub fn poll_revoked(&mut self) -> Option<Qpn> {
         self.out.revoked.pop_front()

@@ -209,7 +209,7 @@ pub trait Memory {
     /// When it is not the key of such a window, or may not be invalidated through this queue pair.
     fn invalidate(&mut self, context: AccessContext, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
 
-    // Payloads by reference, on lossless links. An implementor without lossless links keeps the defaults.
+    // Payloads by reference, on links. An implementor without links keeps the defaults.
 
     /// Whether some of `sges` is memory that the CPU cannot address: always passed by reference.
     fn is_device_memory(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {

@@ -203,7 +203,7 @@ impl Initiator<'_> {
     fn copy(&self, path: &DirectPath, payload: Payload<'_>, mut at: *mut u8, to_peer: bool) {
         let sges = match payload {
             Payload::Inline(bytes) => {
-                // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's own.
+                // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's.
                 return unsafe { copy::to_peer_visible(bytes, at) };
             }
             Payload::Gather(sges) => sges,

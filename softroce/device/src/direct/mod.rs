@@ -3,7 +3,7 @@
 //!
 //! A process publishes [`tables`] of its regions and queue pairs, which its peers map read-only,
 //! and gives them the files of its remotely accessible segments. An initiator whose request has
-//! nothing before it on its queue pair looks both up, checks what the responder would check, and
+//! nothing before it on its queue pair reads both, checks what the responder would check, and
 //! copies. Everything else takes the ring, where the target executes it and reports errors.
 //!
 //! | file | content |

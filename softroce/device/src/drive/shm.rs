@@ -20,7 +20,7 @@ use crate::sync::Ordering;
 const CLOCK_RECORDS: usize = 8;
 const CLOCK_BYTES: usize = 32 << 10;
 
-/// The longest sleep between two looks at the access words.
+/// The longest sleep between two reads of the access words.
 const ACCESS_PAUSE_MAX: Duration = Duration::from_micros(200);
 
 #[derive(Default)]

@@ -155,6 +155,7 @@ struct Slot {
 /// A key is the slot's index, 16 bits, and a random tag, new for each registration. The lower 8
 /// bits of a window's key are the consumer's, new for each binding.
 #[derive(Debug)]
+// fields: the objects and their keys, the payload of one packet, GPU memory, what is published
 pub(crate) struct Table {
     slots: Vec<Slot>,
     free: Vec<u16>,

@@ -1,5 +1,7 @@
 //! The outgoing rings of the shm links, and path selection.
 
+mod exposing;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -159,38 +161,9 @@ impl OutgoingRings {
         let connection = self.host.connect(member)?;
         let (sender, fd) = Sender::create()?;
         connection.send(Message::Ring, &[fd.as_fd()])?;
-        if let Some(published) = &self.published
-            && connection.send(Message::Tables, &[published.fd()]).is_ok()
-        {
-            for (segment, writable) in &self.exposed {
-                if let Some(segment) = segment.upgrade() {
-                    send_exposed(&connection, &segment, *writable);
-                }
-            }
-        }
+        self.send_exposed(&connection);
         self.put(member, sender, Some(connection));
         Ok(())
-    }
-
-    /// Gives a segment to all peers, for direct access.
-    pub(crate) fn expose(&mut self, segment: &Arc<Segment>, writable: bool) {
-        self.exposed.retain(|(known, _)| known.strong_count() > 0);
-        let known = self
-            .exposed
-            .iter_mut()
-            .find(|(known, _)| known.as_ptr() == Arc::as_ptr(segment));
-        match known {
-            Some((_, before)) if *before || !writable => return,
-            Some((_, before)) => *before = true,
-            None => self.exposed.push((Arc::downgrade(segment), writable)),
-        }
-        let connections = self.rings.iter().flatten().filter_map(|ring| ring.connection.as_ref());
-        connections.for_each(|connection| send_exposed(connection, segment, writable));
-    }
-
-    fn is_exposed(&self, id: SegmentId) -> bool {
-        let exposed = self.exposed.iter().filter_map(|(segment, _)| segment.upgrade());
-        exposed.into_iter().any(|segment| segment.id() == id)
     }
 
     fn ring(&self, link: LinkId) -> Option<&OutgoingRing> {
@@ -198,7 +171,7 @@ impl OutgoingRings {
         (!ring.closed && link_to(ring.to) == link).then_some(ring)
     }
 
-    /// Where direct accesses over this link are named, while its member is alive and finds it there.
+    /// Where direct accesses over this link are named, while its member scans the word.
     pub(crate) fn access_word(&self, link: LinkId) -> Option<&AtomicU64> {
         self.ring(link)?.sender.access_word()
     }
@@ -462,20 +435,6 @@ impl OutgoingRings {
             }
         }
     }
-}
-
-/// If the peer does not get it, requests to that memory take the ring.
-fn send_exposed(connection: &Connection, segment: &Segment, writable: bool) {
-    let message = Message::Exposed {
-        id: u64::from(segment.id().0),
-        writable,
-    };
-    let _ = match writable {
-        true => segment
-            .writable()
-            .and_then(|fd| connection.send(message, &[fd.as_fd()])),
-        false => connection.send(message, &[segment.fd()]),
-    };
 }
 
 /// Whether connecting, or the first message on a connection, failed because the peer is gone.

@@ -247,8 +247,8 @@ impl Receiver {
         Ok(Source::Referred { revocable, bulk })
     }
 
-    /// From now on the sender may access this process's memory directly: whoever withdraws some
-    /// finds its access word.
+    /// From now on the sender may access this process's memory directly: a thread that withdraws
+    /// some finds its access word.
     pub(crate) fn enable_direct(&mut self) {
         self.capabilities.0 |= Capabilities::DIRECT.0;
         self.map.set(Field::Capabilities, self.capabilities.0);

@@ -170,7 +170,7 @@ fn what_is_not_permitted_is_refused_by_the_target() {
         assert_eq!(one.wait(1)[0].status, Status::RemoteAccess);
         assert_eq!(direct_requests(one.device()), before);
     }
-    // Another queue pair of the target, which is connected to nobody of ours.
+    // A queue pair of ours that the target's is not connected to.
     let (one, other) = connected(address);
     warm_up(&one, other.key());
     let stranger = Side::with(other.device(), LEN, Backing::Doorbell);

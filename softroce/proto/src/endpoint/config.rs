@@ -37,7 +37,7 @@ impl LinkCapabilities {
 impl Default for LinkCapabilities {
     fn default() -> Self {
         Self {
-            // Seven eighths of the 512 packets that a ring holds; the rest is for other queue pairs.
+            // Seven eighths of the 512 packets of a ring; the rest is for other queue pairs.
             window: 448,
             mtu: Self::MTU,
             // Up to this size two copies through the ring cost less than a reference.

@@ -4,7 +4,7 @@ use crate::Qpn;
 use crate::endpoint::Endpoint;
 
 impl Endpoint {
-    /// Undoes the count of the last packet of a lossless link, which changed nothing, as its payload
+    /// Undoes the count of the last packet of a link, which changed nothing, as its payload
     /// cannot be copied yet: the caller handles it again later.
     pub fn defer(&mut self) {
         self.out.counters.rx_packets -= 1;

@@ -1,4 +1,4 @@
-//! Fast paths on a lossless link (decision 14): a request carried out in the peer's memory ([`direct`]),
+//! Fast paths on a link (decision 14): a request carried out in the peer's memory ([`direct`]),
 //! a short one transmitted while it is posted, and a received WRITE ONLY. Each equals the general
 //! path, and declines what is not the common case.
 //!
@@ -29,7 +29,7 @@ pub struct FastPathSend {
 
 impl Endpoint {
     /// Fast path of [`post_send`](Self::post_send) for an RDMA WRITE without immediate data, READ
-    /// or atomic of an RC queue pair on a lossless link, none of whose requests is outstanding: carries
+    /// or atomic of an RC queue pair on a link, none of whose requests is outstanding: carries
     /// it out, by `direct`, and completes it. False, with nothing changed, for any other request.
     pub fn post_send_direct<D: DirectMemory>(&mut self, qpn: Qpn, request: &SendRequest<'_>, direct: &mut D) -> bool {
         let Some((_, qp)) = find(&mut self.qps, qpn) else {
@@ -40,8 +40,9 @@ impl Endpoint {
         done
     }
 
-    /// What a queue pair permits its peer to do directly; `None` if it executes no requests, or the
-    /// first one has an event ([`CommunicationEstablished`]). Changes with its state and attributes.
+    /// What a queue pair permits its peer to do directly; `None` if it executes no requests, or
+    /// the first one has an event ([`CommunicationEstablished`]). Changes with state and
+    /// attributes.
     ///
     /// [`CommunicationEstablished`]: crate::AsyncEvent::CommunicationEstablished
     pub fn direct_target(&self, qpn: Qpn) -> Option<DirectTarget> {
@@ -50,7 +51,7 @@ impl Endpoint {
 
     /// Fast path of [`post_send`](Self::post_send) and
     /// [`poll_transmit_link`](Self::poll_transmit_link), for a short SEND or WRITE of an RC queue
-    /// pair on a lossless link with free slots: writes its packet into `buf`. Nothing else is to be sent
+    /// pair on a link with free slots: writes its packet into `buf`. Nothing else is to be sent
     /// before it but an ACK of the same queue pair, which is returned with it.
     ///
     /// `None`, with nothing changed, for any other request. `now` is called when the local ACK

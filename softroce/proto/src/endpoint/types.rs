@@ -35,7 +35,7 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// A packet received on a lossless link: its headers; [`Memory`](crate::memory::Memory) has the payload.
+/// A packet received on a link: its headers; [`Memory`](crate::memory::Memory) has the payload.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkPacket<'a> {
     /// The lossless link.
@@ -63,13 +63,13 @@ pub struct Transmit {
     pub len: usize,
     /// The sending queue pair.
     pub qpn: Qpn,
-    /// The lossless link to send it on, `None` for UDP. On a lossless link it has neither pad nor ICRC.
+    /// The link to send it on, `None` for UDP. On a link it has neither pad nor ICRC.
     pub link: Option<LinkId>,
     /// lossless link: length of the headers in front of the payload in the buffer.
     pub header_len: usize,
     /// lossless link: bytes of payload passed by reference ([`Memory`](crate::memory::Memory)).
     pub by_ref_len: u32,
-    /// lossless link: the referenced memory may change as soon as the completion is reported (UC, UD),
+    /// link: the referenced memory may change as soon as the completion is reported (UC, UD),
     /// so the payload must be copied before. Otherwise (RC) it is stable until acknowledged.
     pub copy_before_completion: bool,
     /// UDP: keeps its order relative to the queue pair's other packets even if it is an ACK. See

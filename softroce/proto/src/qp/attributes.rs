@@ -69,7 +69,7 @@ pub struct RemoteAccess {
     pub atomic: bool,
 }
 
-/// A lossless link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
+/// A link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LinkId(pub u32);
 

@@ -420,7 +420,7 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<PacketLens> {
-        // Over UDP an ACK can end a request's GSO run; on a lossless link it goes first, as in hardware.
+        // Over UDP an ACK can end a request's GSO run; on a link it goes first, as in hardware.
         let in_order = self.connection.link.is_some() || self.init.ack_before_requests;
         let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
         if self.burst.requests_first || defer_acks {

@@ -256,7 +256,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Parses the headers of a packet of a lossless link with `len` bytes of payload, without pad and ICRC.
+/// Parses the headers of a packet of a link with `len` bytes of payload, without pad and ICRC.
 ///
 /// # Errors
 /// When version, opcode, partition key or syndrome is wrong, `bytes` is not exactly as long as the
@@ -289,7 +289,8 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
     }
 }
 
-/// Writes the headers of a packet of a lossless link to `buf`; returns their length. Inverse: [`parse_headers`].
+/// Writes the headers of a packet of a link to `buf`; returns their length. The inverse of
+/// [`parse_headers`].
 ///
 /// # Errors
 /// When `buf` is too short, or the extension headers do not match; `buf` is unchanged then.

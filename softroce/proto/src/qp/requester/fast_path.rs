@@ -55,9 +55,8 @@ impl Requester {
         buf: &mut [u8],
     ) -> Option<(usize, usize)> {
         let idle = self.cursor == self.queue.tail && self.next == self.max && self.local_end <= self.queue.head;
-        let may_send = self.next - self.una < self.window && !matches!(self.timer, Timer::Rnr(_));
         if !idle
-            || !may_send
+            || !self.may_send()
             || request.fence && self.rd_atomic_outstanding > 0
             || memory.has_pending_copies(connection.qpn)
         {
@@ -101,15 +100,11 @@ impl Requester {
         (wqe.first, wqe.packets) = (first, 1);
         let wqe = *wqe;
         let suppress = self.may_suppress_ack(&wqe, connection);
-        let last_admitted = first + 1 - self.una >= self.window;
-        let ack_req = !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
+        let ack_req = self.ack_request(1, true, suppress);
         if ack_req {
             Bth::set_ack_req(buf);
         }
-        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
-        self.ack_suppressed = !ack_req;
-        self.next = first + 1;
-        self.max = self.next;
+        self.commit(1, ack_req, suppress);
         self.begun = number + 1;
         self.cursor = self.begun;
         if self.timer == Timer::Idle

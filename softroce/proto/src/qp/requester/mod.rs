@@ -249,6 +249,31 @@ impl Requester {
         connection.link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
     }
 
+    /// Admission: whether a packet may be sent now.
+    #[inline]
+    fn may_send(&self) -> bool {
+        self.next - self.una < self.window && !matches!(self.timer, Timer::Rnr(_))
+    }
+
+    /// Whether a packet that takes `numbers` PSNs has AckReq; the last packet of a request (`ends`)
+    /// unless its ACK is suppressed.
+    #[inline]
+    fn ack_request(&self, numbers: u64, ends: bool, suppress: bool) -> bool {
+        let last_admitted = self.next + numbers - self.una >= self.window;
+        ends && !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval
+    }
+
+    /// Packet `next` has been written with these flags. Whether it was a retransmission.
+    #[inline]
+    fn commit(&mut self, numbers: u64, ack_req: bool, suppress: bool) -> bool {
+        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.ack_suppressed = !ack_req && (suppress || self.ack_suppressed);
+        let retransmission = self.next < self.max;
+        self.next += numbers;
+        self.max = self.max.max(self.next);
+        retransmission
+    }
+
     /// Resends the last packet with AckReq, if its ACK was suppressed; false otherwise.
     pub(crate) fn request_ack(&mut self) -> bool {
         if !self.ack_suppressed || self.next != self.max || self.una == self.max {

@@ -10,6 +10,15 @@ use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth
 use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
+/// A packet that was written, to be committed.
+struct RequestPacket {
+    lens: PacketLens,
+    /// PSNs that it takes: those of its responses if it is a READ request.
+    numbers: u64,
+    ack_req: bool,
+    suppress: bool,
+}
+
 impl Requester {
     /// `Ok(None)` when none may be sent now. When `draining` (SQD), no request begins.
     ///
@@ -24,8 +33,7 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Result<Option<PacketLens>, Status> {
-        let waits = matches!(self.timer, Timer::Rnr(_));
-        if self.cursor == self.queue.tail || waits || self.next - self.una >= self.window {
+        if self.cursor == self.queue.tail || !self.may_send() {
             return Ok(None);
         }
         if !self.advance_cursor(connection, draining, memory, out)? {
@@ -45,22 +53,19 @@ impl Requester {
         if new_part && self.rd_atomic_outstanding >= self.limits.max_rd_atomic {
             return Ok(None);
         }
-        let Some((written, numbers)) = self.write(&wqe, connection, memory, buf)? else {
+        let Some(packet) = self.write(&wqe, connection, memory, buf)? else {
             return Ok(None);
         };
-        if self.next < self.max {
-            out.counters.retransmits += 1;
-        }
+        let retransmission = self.commit(packet.numbers, packet.ack_req, packet.suppress);
+        out.counters.retransmits += u64::from(retransmission);
         self.rd_atomic_outstanding += u32::from(new_part);
-        self.next += numbers;
-        self.max = self.max.max(self.next);
         if self.next == wqe.end() {
             self.cursor += 1;
         }
         if self.timer == Timer::Idle {
             self.restart_ack_timer(now);
         }
-        Ok(Some(written))
+        Ok(Some(packet.lens))
     }
 
     /// Fast path of [`transmit`](Self::transmit) for the MIDDLE packet of a SEND or WRITE in
@@ -72,8 +77,9 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        let room = self.next - self.una < self.window && matches!(self.timer, Timer::LocalAck(_));
-        if !room || self.cursor >= self.begun {
+        // The timer runs already, so that no deadline changes.
+        let timed = matches!(self.timer, Timer::LocalAck(_));
+        if !timed || !self.may_send() || self.cursor >= self.begun {
             return None;
         }
         let wqe = self.queue.get(self.cursor);
@@ -86,8 +92,7 @@ impl Requester {
         if index == 0 || index + 1 >= u64::from(wqe.packets) {
             return None;
         }
-        let last_admitted = self.next + 1 - self.una >= self.window;
-        let ack_req = last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
+        let ack_req = self.ack_request(1, false, false);
         // The path MTU is a multiple of 4, so there is no pad.
         let packet = buf.get_mut(..Bth::LEN + connection.mtu + icrc::LEN)?;
         let len = packet.len();
@@ -99,10 +104,7 @@ impl Requester {
         self.queue
             .gather(self.cursor, memory, connection.pd, offset, payload)
             .ok()?;
-        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
-        out.counters.retransmits += u64::from(self.next < self.max);
-        self.next += 1;
-        self.max = self.max.max(self.next);
+        out.counters.retransmits += u64::from(self.commit(1, ack_req, false));
         Some(len)
     }
 
@@ -154,14 +156,14 @@ impl Requester {
         }
     }
 
-    /// Writes packet `next`, of the request at the cursor; returns its lengths and its PSN count.
+    /// Writes packet `next`, of the request at the cursor.
     fn write<M: Memory>(
-        &mut self,
+        &self,
         wqe: &Wqe,
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Result<Option<(PacketLens, u64)>, Status> {
+    ) -> Result<Option<RequestPacket>, Status> {
         let index = self.next - wqe.first;
         let offset = index * connection.mtu as u64;
         let left = u64::from(wqe.len) - offset;
@@ -207,10 +209,9 @@ impl Requester {
             0
         };
         let ends = self.next + numbers == wqe.end();
-        let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
         let suppress = ends && self.may_suppress_ack(wqe, connection);
-        bth.ack_req = ends && !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
+        bth.ack_req = self.ack_request(numbers, ends, suppress);
         bth.solicited = ends && wqe.solicited;
         let location = self.payload_location(self.cursor, connection, memory);
         let Some(written) = connection.write_packet_headers(buf, &bth, &extension, len, location) else {
@@ -219,9 +220,12 @@ impl Requester {
         if self.fill(&written, len, offset, memory, connection.pd, buf).is_err() {
             return self.fail_or_stall(Status::LocalProtection).map(|()| None);
         }
-        self.unacked_since_req = if bth.ack_req { 0 } else { self.unacked_since_req + 1 };
-        self.ack_suppressed = !bth.ack_req && (suppress || self.ack_suppressed);
-        Ok(Some((written, numbers)))
+        Ok(Some(RequestPacket {
+            lens: written,
+            numbers,
+            ack_req: bth.ack_req,
+            suppress,
+        }))
     }
 
     pub(super) fn payload_location<M: Memory>(
