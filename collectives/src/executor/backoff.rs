@@ -9,8 +9,8 @@ use super::{Engine, Ticket};
 /// Idle steps before the CPU is yielded, where each rank has a processor: about a millisecond. On a
 /// busy machine a thread that yields runs again milliseconds later.
 const SPIN_TURNS: u32 = 20_000;
-/// The same where ranks outnumber processors: the awaited rank may be waiting for this processor.
-const SPIN_OVERSUBSCRIBED: u32 = 500;
+/// The same where ranks outnumber processors: the awaited rank is likely to wait for this one.
+const SPIN_OVERSUBSCRIBED: u32 = 2;
 const YIELD_TURNS: u32 = 2_000;
 const MAX_SLEEP: Duration = Duration::from_micros(200);
 
