@@ -8,11 +8,12 @@ use std::{
     ffi::OsString,
     path::PathBuf,
     process::{Command, Stdio},
+    thread,
 };
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 18] = [
+pub(crate) const ALL: [Step; 19] = [
     Step::new(
         "setup",
         Place::First,
@@ -39,7 +40,12 @@ pub(crate) const ALL: [Step; 18] = [
         vm,
         "the scripts of tests/vm in a guest with the kernel's rxe",
     ),
-    Step::new("test", Place::InOrder, test, "every test that needs no guest"),
+    Step::new(
+        "test",
+        Place::InOrder,
+        test,
+        "every test that needs no guest, but the documentation's",
+    ),
     Step::new(
         "browser",
         Place::Background,
@@ -81,6 +87,12 @@ pub(crate) const ALL: [Step; 18] = [
         Place::Background,
         doc,
         "the documentation builds without a warning",
+    ),
+    Step::new(
+        "doctest",
+        Place::Background,
+        doctest,
+        "the examples in documentation and book",
     ),
     Step::full(
         "interop",
@@ -163,10 +175,17 @@ fn programs(scope: Scope) -> Result<PathBuf> {
     Ok(target_folder()?.join(profile))
 }
 
+/// Twice as many at a time as there are processors, as most of them wait for most of their time.
 fn test(scope: Scope) -> Result<Verdict> {
-    let mut command = tested(&["test"])?;
+    let mut command = tested(&["test", "--lib", "--bins", "--tests", "--examples"])?;
     command.envs(environment(scope).iter().copied());
+    let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
+    command.env("RUST_TEST_THREADS", (2 * processors).to_string());
     tests(command.arg("--no-fail-fast"))
+}
+
+fn doctest(_: Scope) -> Result<Verdict> {
+    tests(tested(&["test", "--doc"])?.arg("--no-fail-fast"))
 }
 
 /// Variables of tests: with `--full` those of large products run the whole product, not a sample.
