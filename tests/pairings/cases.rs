@@ -52,17 +52,18 @@ impl Case {
     }
 }
 
-/// The cases of `--quick`: a tenth of the iterations, half of the time, no slow cases. Unless
-/// `whole`, every second case on this host, and the others in the guest.
+/// The cases of `--quick`: a tenth of the iterations, half of the time. Unless `whole`, every
+/// second case on this host, and the others in the guest, without latencies of all sizes.
 pub(crate) fn quick(environment: Environment, whole: bool) -> Vec<Case> {
     let (first, step) = match environment {
         Environment::Host if !whole => (0, 2),
         Environment::Rxe if !whole => (1, 2),
         _ => (0, 1),
     };
-    // Ping-pongs of 8 MiB take a minute on an emulated processor.
-    let emulated = matches!(environment, Environment::Rxe | Environment::Wire);
-    let is_slow = |case: &Case| emulated && case.is_latency() && case.options.contains("-a ");
+    // Ping-pongs of 8 MiB take a minute on an emulated processor, and the C tools measure the clock
+    // rate for 0.2 s before they print the latency of a size.
+    let slow_here = !whole || matches!(environment, Environment::Rxe | Environment::Wire);
+    let is_slow = |case: &Case| slow_here && case.is_latency() && case.options.contains("-a ");
     let cases = cases(environment, true, whole).into_iter().skip(first).step_by(step);
     cases.filter(|case| !is_slow(case)).collect()
 }
@@ -199,7 +200,11 @@ mod tests {
         let count = run.len();
         run.sort_unstable();
         run.dedup();
-        let all = cases(Environment::Host, true, false).len();
+        let all = cases(Environment::Host, true, false);
+        let all = all
+            .iter()
+            .filter(|case| !(case.is_latency() && case.options.contains("-a ")))
+            .count();
         assert_eq!((run.len(), count), (all, all));
     }
 }

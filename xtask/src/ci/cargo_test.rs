@@ -4,11 +4,13 @@
 //! retries fails a correct test. The summary lists it with its first output. More than [`RETRIES`]
 //! failures are not retried, nor is a test that ended its program.
 
-use super::{Counts, Verdict, run_lines, steps::display};
-use anyhow::Result;
+use super::{Counts, Verdict, each_line, print_line, steps::display};
+use anyhow::{Result, bail};
 use std::{
     fmt::Write as _,
+    io::{self, Write as _},
     process::{Command, ExitStatus, Stdio},
+    thread,
 };
 
 const RETRIES: usize = 3;
@@ -31,10 +33,39 @@ const PROPERTIES_SEED: &str = "PROPTEST_RNG_SEED";
 
 /// Runs `cargo test`, prints its output and adds up its results; failed tests are run again alone.
 pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
+    let first = first_run(command, print_line)?;
+    verdict(command, first)
+}
+
+/// Runs two calls of `cargo test` side by side, and prints the output of one after the other's.
+pub(crate) fn side_by_side([one, other]: [&mut Command; 2]) -> Result<Verdict> {
+    let mut printed = Vec::new();
+    let (first, second) = thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            first_run(other, |line| {
+                printed.extend_from_slice(line);
+                printed.push(b'\n');
+                Ok(())
+            })
+        });
+        let first = first_run(one, print_line);
+        let second = second
+            .join()
+            .unwrap_or_else(|_| bail!("the thread that ran tests panicked"));
+        (first, second)
+    });
+    io::stdout().write_all(&printed)?;
+    Ok(verdict(one, first?)?.and(verdict(other, second?)?))
+}
+
+fn first_run(command: &mut Command, show: impl FnMut(&[u8]) -> io::Result<()>) -> Result<Run> {
     if std::env::var_os(PROPERTIES_SEED).is_none() {
         command.env(PROPERTIES_SEED, "20261122");
     }
-    let first = run(command)?;
+    run(command, show)
+}
+
+fn verdict(command: &Command, first: Run) -> Result<Verdict> {
     let failure = |run: &Run, command: &Command| {
         (!run.status.success()).then(|| format!("{}: {}{}", display(command), run.status, listed(&run.failures)))
     };
@@ -45,7 +76,7 @@ pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
 
     println!("== again, alone: {}", names(&first.failures));
     let mut again = alone(command, &first.failures);
-    let second = run(&mut again)?;
+    let second = run(&mut again, print_line)?;
     if !second.status.success() || second.counts.passed < first.counts.failed {
         return Ok(Verdict::Counted(first.counts, failure(&first, command)));
     }
@@ -77,9 +108,13 @@ fn alone(command: &Command, failures: &[Failure]) -> Command {
     again
 }
 
-fn run(command: &mut Command) -> Result<Run> {
+fn run(command: &mut Command, mut show: impl FnMut(&[u8]) -> io::Result<()>) -> Result<Run> {
     let mut reader = Reader::default();
-    let status = run_lines(command, |line| reader.take(line))?;
+    let status = each_line(command, |line| {
+        show(line)?;
+        reader.take(&String::from_utf8_lossy(line));
+        Ok(())
+    })?;
     Ok(Run {
         counts: reader.counts,
         failures: reader.failures,

@@ -236,16 +236,27 @@ fn perform(step: &'static Step, scope: Scope) -> Line {
 
 /// Runs a command, prints its output, and passes each line to `read`.
 fn run_lines(command: &mut Command, mut read: impl FnMut(&str)) -> Result<ExitStatus> {
+    each_line(command, |line| {
+        print_line(line)?;
+        read(&String::from_utf8_lossy(line));
+        Ok(())
+    })
+}
+
+fn print_line(line: &[u8]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(line)?;
+    stdout.write_all(b"\n")
+}
+
+fn each_line(command: &mut Command, mut read: impl FnMut(&[u8]) -> io::Result<()>) -> Result<ExitStatus> {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", command.get_program().display()))?;
     let output = child.stdout.take().context("it has no output")?;
     for line in BufReader::new(output).split(b'\n') {
-        let line = line?;
-        io::stdout().write_all(&line)?;
-        println!();
-        read(&String::from_utf8_lossy(&line));
+        read(&line?)?;
     }
     Ok(child.wait()?)
 }

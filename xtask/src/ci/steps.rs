@@ -1,10 +1,14 @@
 //! The steps of `cargo xtask ci`.
 
-use super::{Place, Scope, Step, Verdict, cargo_test::tests, guest, lacking, licences, rows, safe};
+use super::{
+    Place, Scope, Step, Verdict,
+    cargo_test::{side_by_side, tests},
+    guest, lacking, licences, rows, safe,
+};
 use crate::{instructions, kernels, sanitize, setup, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     path::PathBuf,
     process::{Command, Stdio},
@@ -12,7 +16,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 18] = [
+pub(crate) const ALL: [Step; 19] = [
     Step::new(
         "setup",
         Place::First,
@@ -39,7 +43,12 @@ pub(crate) const ALL: [Step; 18] = [
         vm,
         "the scripts of tests/vm in a guest with the kernel's rxe",
     ),
-    Step::new("test", Place::InOrder, test, "every test that needs no guest"),
+    Step::new(
+        "test",
+        Place::InOrder,
+        test,
+        "every test that needs no guest, but the documentation's",
+    ),
     Step::new(
         "browser",
         Place::Background,
@@ -81,6 +90,12 @@ pub(crate) const ALL: [Step; 18] = [
         Place::Background,
         doc,
         "the documentation builds without a warning",
+    ),
+    Step::new(
+        "doctest",
+        Place::Background,
+        doctest,
+        "the examples in documentation and book",
     ),
     Step::full(
         "interop",
@@ -163,10 +178,30 @@ fn programs(scope: Scope) -> Result<PathBuf> {
     Ok(target_folder()?.join(profile))
 }
 
+/// Integration tests that together take half of the time of all tests.
+const HALF: [&str; 6] = ["classic", "classic_managed", "dropin", "gpu", "gpu_verbs", "sim"];
+
+/// Two halves side by side, as most tests wait for most of their time.
 fn test(scope: Scope) -> Result<Verdict> {
-    let mut command = tested(&["test"])?;
-    command.envs(environment(scope).iter().copied());
-    tests(command.arg("--no-fail-fast"))
+    let (half, others): (Vec<_>, Vec<_>) = integration_tests()?
+        .into_iter()
+        .partition(|name| HALF.contains(&name.as_str()));
+    let command = |kinds: &[&str], names: Vec<String>| -> Result<Command> {
+        let mut command = tested(kinds)?;
+        for name in names {
+            // A pattern: the program's name has underscores where its target's has dashes.
+            command.args(["--test", &name.replace('_', "?")]);
+        }
+        command.arg("--no-fail-fast").envs(environment(scope).iter().copied());
+        Ok(command)
+    };
+    let mut one = command(&["test", "--lib", "--bins", "--examples"], others)?;
+    let mut other = command(&["test"], half)?;
+    side_by_side([&mut one, &mut other])
+}
+
+fn doctest(_: Scope) -> Result<Verdict> {
+    tests(tested(&["test", "--doc"])?.arg("--no-fail-fast"))
 }
 
 /// Variables of tests: with `--full` those of large products run the whole product, not a sample.
@@ -315,15 +350,34 @@ pub(super) fn display(command: &Command) -> String {
 
 /// Variables such as `DOORBELL_TEST_SIM=…/sim-1234`, where one package alone uses the name.
 fn test_binaries() -> Result<Vec<(OsString, OsString)>> {
+    let listed = listed_test_programs()?;
+    let programs = listed
+        .lines()
+        .filter_map(executable)
+        .map(|program| (program.variable(), program.path));
+    Ok(unique(programs)
+        .map(|(name, path)| (name.into(), workspace().join(path).into()))
+        .collect())
+}
+
+/// The names of the integration tests of all packages, each once.
+fn integration_tests() -> Result<BTreeSet<String>> {
+    let listed = listed_test_programs()?;
+    let programs = listed.lines().filter_map(executable);
+    Ok(programs
+        .filter(|program| !program.is_unit)
+        .map(|program| program.name)
+        .collect())
+}
+
+fn listed_test_programs() -> Result<String> {
     let mut command = tested(&["test", "--no-run"])?;
     let output = command.output().context("cannot run cargo")?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if !output.status.success() {
         bail!("{}: {}\n{said}", display(&command), output.status);
     }
-    Ok(unique(said.lines().filter_map(executable))
-        .map(|(name, path)| (name.into(), workspace().join(path).into()))
-        .collect())
+    Ok(said)
 }
 
 fn unique(programs: impl Iterator<Item = (String, PathBuf)>) -> impl Iterator<Item = (String, PathBuf)> {
@@ -337,17 +391,31 @@ fn unique(programs: impl Iterator<Item = (String, PathBuf)>) -> impl Iterator<It
         .map(|(name, [path])| (name, path))
 }
 
-/// Name and path from `Executable abi/main.rs (target/debug/deps/abi-0123456789abcdef)`.
-fn executable(line: &str) -> Option<(String, PathBuf)> {
-    let path = line
-        .trim()
-        .strip_prefix("Executable ")?
-        .rsplit_once('(')?
-        .1
-        .strip_suffix(')')?;
-    let path = PathBuf::from(path);
+#[derive(Debug, PartialEq, Eq)]
+struct TestProgram {
+    /// With underscores in place of dashes.
+    name: String,
+    path: PathBuf,
+    /// Of a library's or program's own tests.
+    is_unit: bool,
+}
+
+impl TestProgram {
+    fn variable(&self) -> String {
+        format!("DOORBELL_TEST_{}", self.name.to_uppercase())
+    }
+}
+
+/// From a line `Executable abi/main.rs (target/debug/deps/abi-0123456789abcdef)`.
+fn executable(line: &str) -> Option<TestProgram> {
+    let (source, path) = line.trim().strip_prefix("Executable ")?.rsplit_once('(')?;
+    let path = PathBuf::from(path.strip_suffix(')')?);
     let (name, _) = path.file_name()?.to_str()?.rsplit_once('-')?;
-    Some((format!("DOORBELL_TEST_{}", name.to_uppercase().replace('-', "_")), path))
+    Some(TestProgram {
+        name: name.replace('-', "_"),
+        is_unit: source.starts_with("unittests "),
+        path,
+    })
 }
 
 #[cfg(test)]
@@ -356,13 +424,14 @@ mod tests {
 
     #[test]
     fn test_programs_are_named_for_the_scripts() {
-        let (name, path) = executable("  Executable abi/main.rs (target/debug/deps/abi-01ab)").unwrap();
+        let program = executable("  Executable abi/main.rs (target/debug/deps/abi-01ab)").unwrap();
         assert_eq!(
-            (name.as_str(), path),
-            ("DOORBELL_TEST_ABI", PathBuf::from("target/debug/deps/abi-01ab"))
+            (program.variable().as_str(), program.is_unit),
+            ("DOORBELL_TEST_ABI", false)
         );
-        let (name, _) = executable("  Executable unittests src/lib.rs (/x y/deps/doorbell_tests-01ab)").unwrap();
-        assert_eq!(name, "DOORBELL_TEST_DOORBELL_TESTS");
+        assert_eq!(program.path, PathBuf::from("target/debug/deps/abi-01ab"));
+        let program = executable("  Executable unittests src/lib.rs (/x y/deps/doorbell_tests-01ab)").unwrap();
+        assert_eq!((program.name.as_str(), program.is_unit), ("doorbell_tests", true));
         assert!(executable("   Compiling abi v0.1.0 (/x)").is_none());
     }
 

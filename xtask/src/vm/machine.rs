@@ -167,7 +167,7 @@ fn command(image: &Image, sockets: &Sockets, job_size: usize, verbose: bool) -> 
         "-cpu",
         "max",
         "-smp",
-        "4",
+        &processors().to_string(),
         "-m",
         "2048",
     ]);
@@ -200,6 +200,12 @@ fn command(image: &Image, sockets: &Sockets, job_size: usize, verbose: bool) -> 
     }
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command
+}
+
+/// The guest's processors: no more than the host's, where a guest thread that holds a lock would
+/// wait for one that spins for it; at least two, as its tests have two ends.
+fn processors() -> usize {
+    thread::available_parallelism().map_or(2, |host| host.get().clamp(2, 4))
 }
 
 fn option_value(path: &Path) -> String {

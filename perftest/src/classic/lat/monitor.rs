@@ -14,6 +14,9 @@ use crate::classic::wire::{self, ControlConnection};
 use crate::failure::Failure;
 use crate::stats::Clock;
 
+/// A timed test whose peer was silent for so long before its end has lost it.
+const QUIET_END_NS: u64 = 5_000_000_000;
+
 /// A waiting loop reads the clock once in so many iterations.
 const CHECK_INTERVAL: u32 = 256;
 const POLL_INTERVAL_NS: u64 = 50_000_000;
@@ -129,6 +132,12 @@ impl<'a> LoopMonitor<'a> {
     fn check(&mut self) -> Result<LoopState, Failure> {
         let now = self.clock.now();
         if now >= self.end_ns {
+            // A peer that ended first was silent for a moment only. One that was killed after it
+            // acknowledged the last message leaves no other trace.
+            let quiet_for = self.quiet_since_ns.map_or(0, |since| now - since);
+            if !self.lossy && quiet_for >= QUIET_END_NS {
+                return Err(self.no_message(Duration::from_nanos(quiet_for)));
+            }
             return Ok(LoopState::TimeUp);
         }
         let quiet_for = now - *self.quiet_since_ns.get_or_insert(now);
@@ -137,17 +146,17 @@ impl<'a> LoopMonitor<'a> {
         }
         self.next_poll_ns = now + POLL_INTERVAL_NS;
         match self.peer.poll_now() {
-            Ok(_) if u128::from(quiet_for) >= self.longest.as_nanos() => Err(self.no_message()),
+            Ok(_) if u128::from(quiet_for) >= self.longest.as_nanos() => Err(self.no_message(self.longest)),
             Ok(_) => Ok(LoopState::Continue),
             Err(Failure::Lost { .. }) if quiet_for < GRACE_NS => Ok(LoopState::Continue),
             Err(failure) => Err(failure),
         }
     }
 
-    /// The failure when no message has arrived for `longest`.
+    /// The failure when no message has arrived for so long.
     #[cold]
-    fn no_message(&self) -> Failure {
-        let seconds = self.longest.as_secs();
+    fn no_message(&self, quiet_for: Duration) -> Failure {
+        let seconds = quiet_for.as_secs();
         if self.lossy {
             Failure::test(format!(
                 "peer {}: no message has arrived for {seconds} s: one was lost, and this transport does not retransmit (-c)",
