@@ -134,13 +134,14 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 /// The results of a program, and how many requests were direct. Each node has memory at the other
-/// that the other does not change, so that only the order of one node's requests matters.
+/// that the other does not change, and each request waits for READs before it, with which it is not
+/// ordered otherwise.
 fn run(acts: &[Act], direct: bool, signal_all: bool) -> (String, usize) {
     let mut pair = Pair::connected(Setup {
         signal_all,
         ..Setup::default()
     });
-    let memories: [[Sge; 3]; 2] = [0, 1].map(|at| [0, 1, 2].map(|seed| pair.region(at, pattern(LEN, seed))));
+    let memories: [[Sge; 4]; 2] = [0, 1].map(|at| [0, 1, 2, 3].map(|seed| pair.region(at, pattern(LEN, seed))));
     for (at, memory) in memories.iter().enumerate() {
         (0..60).for_each(|wr_id| pair.receive(at, wr_id, &[memory[2]]));
     }
@@ -157,13 +158,18 @@ fn run(acts: &[Act], direct: bool, signal_all: bool) -> (String, usize) {
             pair.run();
             continue;
         };
-        let ([ours, ..], [_, theirs, _]) = (memories[from], memories[1 - from]);
+        let ([ours, ..], [_, theirs, ..]) = (memories[from], memories[1 - from]);
         let bytes = pattern(len, number as u64);
         let list = [Sge {
             len: len as u32,
             ..ours
         }];
-        let word = [Sge { len: 8, ..ours }];
+        let results = memories[from][3];
+        let read = [Sge {
+            len: len as u32,
+            ..results
+        }];
+        let word = [Sge { len: 8, ..results }];
         let mut request = match kind {
             Kind::Send => send(number as u64, &list),
             Kind::Write(imm) => request(number as u64, write_operation(theirs, imm), &list),
@@ -171,13 +177,13 @@ fn run(acts: &[Act], direct: bool, signal_all: bool) -> (String, usize) {
                 let addr = theirs.addr + LEN as u64;
                 write_to(number as u64, &list, Sge { addr, ..theirs })
             }
-            Kind::Read => read_from(number as u64, &list, theirs),
+            Kind::Read => read_from(number as u64, &read, theirs),
             Kind::Add(add) => atomic_on(number as u64, &word, theirs, AtomicOp::FetchAdd { add }),
         };
         if inline && matches!(kind, Kind::Send | Kind::Write(_)) {
             request.payload = Payload::Inline(&bytes);
         }
-        request.signaled = signaled;
+        (request.signaled, request.fence) = (signaled, true);
         if direct && post_direct(&mut pair, from, &request) {
             hits += 1;
             continue;

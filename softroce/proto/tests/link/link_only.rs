@@ -7,7 +7,7 @@ use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::{LinkId, State};
 use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport};
 use doorbell_roce_proto::work::{Payload, SendRequest, Status};
-use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, LinkPacket, Mtu, Psn, Qpn};
+use doorbell_roce_proto::{Datagram, Ident, LinkCapabilities, LinkPacket, Mtu, Psn, Qpn};
 
 use util::{
     LINK_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, link_to, pattern, read_from, send, success, with_regions, write_to,
