@@ -158,6 +158,11 @@ fn run(acts: &[Act], direct: bool, signal_all: bool) -> (String, usize) {
             pair.run();
             continue;
         };
+        let fails = matches!(kind, Kind::WriteBeyond);
+        if fails {
+            // Which requests of the other are flushed depends on when it fails.
+            pair.run();
+        }
         let ([ours, ..], [_, theirs, ..]) = (memories[from], memories[1 - from]);
         let bytes = pattern(len, number as u64);
         let list = [Sge {
@@ -192,6 +197,9 @@ fn run(acts: &[Act], direct: bool, signal_all: bool) -> (String, usize) {
         // Refused after an error, or when the queue is full.
         let _ = node.endpoint.post_send(pair.now, node.qpn, &request);
         util::drain(node);
+        if fails {
+            break;
+        }
     }
     pair.run();
     let nodes = [0, 1].map(|at| {
