@@ -40,6 +40,11 @@ impl Backoff {
         Self { turns: 0, spin }
     }
 
+    /// Idle steps before the CPU is yielded.
+    pub(super) fn spin_turns(&self) -> u32 {
+        self.spin
+    }
+
     fn is_oversubscribed(&self) -> bool {
         self.spin == SPIN_OVERSUBSCRIBED
     }

@@ -6,7 +6,8 @@ use super::strand::DriveResult;
 use super::{Engine, Failed};
 use crate::kernel::Op;
 
-/// Idle steps until a cached operation is queued as any other: a few microseconds.
+/// Idle steps until a cached operation is queued as any other: a few microseconds; fewer where the
+/// processor is yielded earlier.
 const MAX_IDLE_TURNS: u32 = 200;
 /// Idle steps per poll of the completion queue; stores into the mailbox are seen without it.
 const CQ_POLL_INTERVAL: u32 = 2;
@@ -106,7 +107,8 @@ impl Engine {
         attention: impl Fn() -> bool,
     ) -> Result<(), Failed> {
         let mut idle = 0;
-        while idle < MAX_IDLE_TURNS {
+        let most = MAX_IDLE_TURNS.min(self.backoff.spin_turns());
+        while idle < most {
             let Some(op) = self.program_cache.get(cached) else {
                 return Ok(());
             };

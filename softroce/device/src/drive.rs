@@ -424,7 +424,10 @@ impl Shared {
         if self.ack_delayed.load(Ordering::Relaxed) {
             self.ack_delayed.store(false, Ordering::Relaxed);
         }
-        self.publish_and_unlock(core);
+        // After a direct request there is nothing to publish.
+        if !core.is_idle() {
+            self.publish_and_unlock(core);
+        }
     }
 
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, now: Instant, mut force: bool) {

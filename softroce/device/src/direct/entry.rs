@@ -44,14 +44,13 @@ pub(super) fn publish<const N: usize>(entry: &impl EntryWords, name: u32, words:
 /// Owner: withdraws an entry. Accesses that began before may last: see [`Access::of`].
 pub(super) fn withdraw(entry: &impl EntryWords) {
     let count = entry.guard().load(Ordering::Relaxed) >> NAME_BITS;
-    entry.guard().store(count << NAME_BITS, Ordering::SeqCst);
-    // With the one in `begin`: the access is seen here, or the withdrawal there.
-    fence(Ordering::SeqCst);
+    // With the exchange in `begin`: the access is seen after this, or the withdrawal there.
+    entry.guard().swap(count << NAME_BITS, Ordering::SeqCst);
 }
 
 /// The words of the entry of `name`, if it is published.
 pub(super) fn read<const N: usize>(entry: &impl EntryWords, name: u32) -> Option<[u64; N]> {
-    let guard = entry.guard().load(Ordering::Acquire);
+    let guard = entry.guard().load(Ordering::SeqCst);
     if name_of(guard) != name {
         return None;
     }
@@ -78,7 +77,7 @@ impl Access {
     /// Target: the access that an initiator's word names, after a withdrawal. With none, or one of
     /// other objects, no access of what was withdrawn is in progress or begins.
     pub(crate) fn of(word: &impl SharedWord) -> Option<Self> {
-        let word = word.load(Ordering::Acquire);
+        let word = word.load(Ordering::SeqCst);
         (word & Self::ACTIVE != 0).then_some(Self {
             qpn: (word >> 32) as u32 & 0x00ff_ffff,
             key: word as u32,
@@ -87,8 +86,8 @@ impl Access {
 
     /// Initiator: before it reads the entries.
     pub(super) fn begin(self, word: &impl SharedWord) {
-        word.store(self.pack(), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        // An exchange, which costs less than a store and a fence.
+        word.swap(self.pack(), Ordering::SeqCst);
     }
 
     /// Initiator: after its last access.
