@@ -142,6 +142,11 @@ impl Implementation {
             Self::OpenMpi => {
                 let mut command = Command::new("mpirun");
                 command.args(["--allow-run-as-root", "--mca", "btl", "self,vader", "-n", &count]);
+                let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
+                if ranks as usize > processors {
+                    // A waiting rank yields, as ours does.
+                    command.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
+                }
                 command.arg(folder.join("mpi")).args([operation, FROM, TO, "2"]);
                 children.push(spawn(command)?);
             }
