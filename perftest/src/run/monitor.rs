@@ -12,6 +12,9 @@ const CHECK_INTERVAL: u32 = 256;
 /// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
 /// once, and where threads outnumber cores it lets the peer's thread run.
 const YIELD_AFTER: u32 = 200;
+/// The same where a progress thread may wait for the core: longer than the answer takes to a request
+/// that the initiator carries out itself.
+const YIELD_AFTER_FEW: u32 = 16;
 
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
@@ -32,7 +35,11 @@ impl<'a> LoopMonitor<'a> {
             serving: false,
             finish: None,
             idle: 0,
-            yield_after: if is_oversubscribed() { 0 } else { YIELD_AFTER },
+            yield_after: if is_oversubscribed() {
+                YIELD_AFTER_FEW
+            } else {
+                YIELD_AFTER
+            },
         }
     }
 
@@ -91,8 +98,8 @@ impl<'a> LoopMonitor<'a> {
     }
 }
 
-/// Whether the busy-polling threads of both ends outnumber the cores (oversubscribed), so that they
-/// must yield.
+/// Whether the busy-polling threads of both ends may outnumber the cores (oversubscribed), so that
+/// they must yield.
 fn is_oversubscribed() -> bool {
     std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4)
 }
