@@ -431,7 +431,10 @@ mod tests {
         );
         assert_eq!(program.path, PathBuf::from("target/debug/deps/abi-01ab"));
         let program = executable("  Executable unittests src/lib.rs (/x y/deps/doorbell_tests-01ab)").unwrap();
-        assert_eq!((program.name.as_str(), program.is_unit), ("doorbell_tests", true));
+        assert_eq!(
+            (program.variable().as_str(), program.is_unit),
+            ("DOORBELL_TEST_DOORBELL_TESTS", true)
+        );
         assert!(executable("   Compiling abi v0.1.0 (/x)").is_none());
     }
 
