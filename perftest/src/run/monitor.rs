@@ -12,8 +12,8 @@ const CHECK_INTERVAL: u32 = 256;
 /// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
 /// once, and where threads outnumber cores it lets the peer's thread run.
 const YIELD_AFTER: u32 = 200;
-/// The same where a progress thread may wait for the core: longer than the answer takes to a request
-/// that the initiator carries out itself.
+/// The same where a progress thread may wait for the core: longer than the answer takes to a
+/// request that the initiator carries out itself.
 const YIELD_AFTER_FEW: u32 = 16;
 
 #[derive(Debug)]

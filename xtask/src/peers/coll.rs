@@ -145,7 +145,14 @@ impl Implementation {
                 let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
                 if ranks as usize > processors {
                     // A waiting rank yields, as ours does.
-                    command.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
+                    command.args([
+                        "--oversubscribe",
+                        "--bind-to",
+                        "none",
+                        "--mca",
+                        "mpi_yield_when_idle",
+                        "1",
+                    ]);
                 }
                 command.arg(folder.join("mpi")).args([operation, FROM, TO, "2"]);
                 children.push(spawn(command)?);
