@@ -165,7 +165,7 @@ impl Posting<'_> {
         let Ok(link) = self.core.route(&to.path, to.qpn) else {
             return Err(PostError::Invalid);
         };
-        let path = Path { link: link, ..to.path };
+        let path = Path { link, ..to.path };
         let to = Destination { path, ..*to };
         let now = self.now();
         self.core.endpoint.post_datagram(now, self.qpn, request, &to)
@@ -288,7 +288,7 @@ impl Qp {
             return Ok(modify.path);
         };
         match core.route(&path, peer) {
-            Ok(link) => Ok(Some(Path { link: link, ..path })),
+            Ok(link) => Ok(Some(Path { link, ..path })),
             Err(error) => {
                 tracing::warn!("{} cannot be connected: {error}", self.number);
                 Err(ModifyError::Value(PATH))

@@ -97,7 +97,7 @@ impl QueuePair {
         let acknowledgement = self.responder.take_ack(&self.connection);
         self.end_burst(false);
         Some(FastPathSend {
-            link: link,
+            link,
             ack: acknowledgement,
             header_len: headers,
             len,
