@@ -223,5 +223,6 @@ fn a_misbehaving_peer_on_a_queue_pair_is_refused() {
     }
     let (server, port) = serve();
     drop(fake_peer.connect(port));
-    server.end().failed(1, &["lost"]);
+    // On a busy machine its disconnect is there before the server has seen it connect.
+    server.end().failed(1, &["peer"]);
 }
