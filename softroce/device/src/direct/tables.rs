@@ -46,8 +46,6 @@ impl<const N: usize> EntryWords for Entry<N> {
     }
 }
 
-const MASK_24: u32 = 0x00ff_ffff;
-
 const REGION_WORDS: usize = 5;
 const QP_WORDS: usize = 3;
 
@@ -216,13 +214,13 @@ impl PeerTables {
         Some(DirectTarget {
             pd: PdId((owner >> 32) as u32),
             link: LinkId(owner as u32),
-            initiator: Qpn::new((peer >> 32) as u32 & MASK_24),
+            initiator: Qpn::new((peer >> 32) as u32),
             access: RemoteAccess {
                 read: rights.grants(RemoteRight::Read),
                 write: rights.grants(RemoteRight::Write),
                 atomic: rights.grants(RemoteRight::Atomic),
             },
-            first_psn: Psn::new(psn as u32 & MASK_24),
+            first_psn: Psn::new(psn as u32),
         })
     }
 }
