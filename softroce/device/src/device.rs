@@ -25,6 +25,7 @@ use crate::progress;
 use crate::shm::CopyMode;
 use crate::shm_ring::segment::{self, SegmentRange};
 use crate::state::Core;
+use crate::wakeup::Wakeup;
 
 /// Why a device could not be opened; each message is one line for the user.
 #[derive(Debug, thiserror::Error)]
@@ -192,7 +193,6 @@ impl Device {
         })?;
         endpoint.add_qpn_block(block);
         let host = Arc::new(host);
-        link.parker.watch_host(Arc::clone(&host));
         let found = DeviceConfig {
             address: Some(address.ip()),
             ..config.clone()
@@ -213,14 +213,11 @@ impl Device {
                 source,
             })?);
         }
-        let shared = Arc::new(Shared::new(
-            link.local,
-            link.rx,
-            link.tx,
-            link.acks,
-            link.parker.waker(),
-            core,
-        ));
+        let wakeup = Wakeup::new().map_err(|source| OpenError::Thread {
+            device: device(),
+            source,
+        })?;
+        let shared = Arc::new(Shared::new(link.local, link.rx, link.tx, link.acks, wakeup, core));
         if let Some((me, receiver)) = own {
             shared.enable_shm(me, receiver);
         }
@@ -230,9 +227,9 @@ impl Device {
         let progress = std::thread::Builder::new()
             .name(format!("{}-progress", config.name))
             .spawn({
-                let (shared, host, parker) = (Arc::clone(&shared), Arc::clone(&host), link.parker);
+                let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
                 let spin = config.spin;
-                move || progress::run(&shared, &host, parker, link.watch, spin)
+                move || progress::run(&shared, &host, files, link.watch, spin)
             })
             .map_err(|source| OpenError::Thread {
                 device: device(),
@@ -327,7 +324,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         let progress = self.progress.take();
         if let Some(progress) = progress.filter(|_| self.host.is_ours()) {
-            self.shared.stop(progress.thread());
+            self.shared.wakeup.stop();
             // A panic was caught and reported there.
             let _ = progress.join();
         }

@@ -10,7 +10,7 @@
 //! Packets leave in the engine's order: the batch is filled under core *and* tx, and core is
 //! released first.
 //!
-//! **Delayed ACK** (decision 019). ACKs are held (`ack_delayed`) when one message arrived alone and
+//! **Delayed ACK** (decision 019). ACKs are held (`Reasons::DELAYED_ACK`) when one message arrived alone and
 //! they are all there is to send. The next post takes them along; otherwise the next drive sends
 //! them, the progress thread's after [`ACK_DELAY`].
 //!
@@ -27,14 +27,13 @@
 //!
 //! The locks are parking_lot's: they spin briefly, which suits sections of a microsecond.
 //!
-//! No model: changed under `core`; the setter wakes the progress thread, which reads it after
-//! announcing its sleep.
+//! How the progress thread sleeps and is woken is in [`wakeup`](crate::wakeup).
 
 use std::hint;
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant as Clock};
 
 use doorbell_roce_proto::Instant;
@@ -42,20 +41,19 @@ use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
 use crate::clock::{COARSE, coarse_ticks, ticks};
-use crate::link::{Envelope, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
+use crate::link::{Envelope, Receive, RxBatch, Seal, Transmit, TxBatch};
 use crate::shm::IncomingRings;
 use crate::state::Core;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::wakeup::{Deadline, NEVER, Reasons, Wakeup};
 
 mod app_polling;
 mod combining_lock;
 mod report;
 mod shm;
-mod sleep_deadline;
 
 use app_polling::AppPolling;
 use combining_lock::CombiningLock;
-use sleep_deadline::SleepDeadline;
 
 /// Datagrams handled between two polls of the engine, so that a streaming peer gets ACKs in time.
 const STRIDE: usize = 32;
@@ -88,8 +86,6 @@ pub(crate) const COARSE_TIMEOUT: Duration = Duration::from_nanos(6 * COARSE);
 const UDP_IDLE_POLLS: u32 = 256;
 const UDP_POLL_INTERVAL: u32 = 128;
 
-const NEVER: u64 = u64::MAX;
-
 pub(crate) struct Rx {
     half: Box<dyn Receive>,
     batch: RxBatch,
@@ -113,36 +109,21 @@ pub(crate) struct Tx {
     batch: TxBatch,
 }
 
-// fields: separate atomics, which are read without the locks; most drives touch few of them.
 pub(crate) struct Shared {
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
     tx: CombiningLock<Tx>,
     /// The second sending half, for ACKs. Its batch is empty whenever the lock is free.
     acks: Option<Mutex<Tx>>,
-    ack_delayed: AtomicBool,
-    /// The batch holds packets that the socket had no space for.
-    pub(crate) tx_blocked: AtomicBool,
-    /// A shm ring is full, and queue pairs wait for credits.
-    shm_blocked: AtomicBool,
+    pub(crate) wakeup: Wakeup,
     shm_enabled: AtomicBool,
-    copying: AtomicBool,
     /// Drives so far, and consecutive ones without UDP traffic.
     drive_count: AtomicU32,
     udp_idle_polls: AtomicU32,
-    /// When the engine needs `handle_timeout`, in nanoseconds; [`NEVER`] when it does not.
-    engine_due: AtomicU64,
-    /// When the link needs `transmit`, likewise.
-    link_due: AtomicU64,
-    /// When a moderated completion channel is to be notified, likewise.
-    channels_due: AtomicU64,
-    pub(crate) sleep: SleepDeadline,
     pub(crate) app_polling: AppPolling,
-    pub(crate) stop: AtomicBool,
     /// The port state. Written under core, so that changes and their events have one order.
     port: (AtomicBool, AtomicBool),
     broken: AtomicBool,
-    waker: Waker,
     /// In [`ticks`].
     epoch: u64,
 }
@@ -173,7 +154,7 @@ impl Shared {
         rx: Box<dyn Receive>,
         tx: Box<dyn Transmit>,
         acks: Option<Box<dyn Transmit>>,
-        waker: Waker,
+        wakeup: Wakeup,
         core: Core,
     ) -> Self {
         let sender = |half| {
@@ -190,22 +171,13 @@ impl Shared {
             core: Mutex::new(core),
             tx: CombiningLock::new(sender(tx)),
             acks: acks.map(|half| Mutex::new(sender(half))),
-            ack_delayed: AtomicBool::new(false),
-            tx_blocked: AtomicBool::new(false),
-            shm_blocked: AtomicBool::new(false),
+            wakeup,
             shm_enabled: AtomicBool::new(false),
-            copying: AtomicBool::new(false),
             drive_count: AtomicU32::new(0),
             udp_idle_polls: AtomicU32::new(0),
-            engine_due: AtomicU64::new(NEVER),
-            link_due: AtomicU64::new(NEVER),
-            channels_due: AtomicU64::new(NEVER),
-            sleep: SleepDeadline::new(),
             app_polling: AppPolling::new(),
-            stop: AtomicBool::new(false),
             port: (AtomicBool::new(true), AtomicBool::new(true)),
             broken: AtomicBool::new(false),
-            waker,
             epoch: ticks(),
         }
     }
@@ -220,13 +192,6 @@ impl Shared {
         Instant((coarse_ticks() + COARSE).saturating_sub(self.epoch))
     }
 
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let due = [&self.engine_due, &self.link_due, &self.channels_due]
-            .into_iter()
-            .fold(NEVER, |least, due| least.min(due.load(Ordering::SeqCst)));
-        (due != NEVER).then_some(Instant(due))
-    }
-
     pub(crate) fn drive_for_app(&self) {
         self.app_polling.drive(|| {
             self.drive();
@@ -236,10 +201,10 @@ impl Shared {
     /// `false` when there was nothing to do or another thread drives.
     pub(crate) fn drive_for_progress(&self) -> bool {
         let busy = self.drive();
-        if self.ack_delayed.load(Ordering::Relaxed) {
+        if self.wakeup.has(Reasons::DELAYED_ACK) {
             let since = self.now();
             let delay = if self.is_udp_idle() { SHM_ACK_DELAY } else { ACK_DELAY };
-            while self.ack_delayed.load(Ordering::Relaxed) && self.now() - since < delay {
+            while self.wakeup.has(Reasons::DELAYED_ACK) && self.now() - since < delay {
                 hint::spin_loop();
             }
             self.flush_delayed_ack();
@@ -247,55 +212,51 @@ impl Shared {
         busy
     }
 
-    pub(crate) fn has_delayed_ack(&self) -> bool {
-        self.ack_delayed.load(Ordering::SeqCst)
-    }
-
     fn flush_delayed_ack(&self) {
-        if self.ack_delayed.load(Ordering::Relaxed) {
+        if self.wakeup.has(Reasons::DELAYED_ACK) {
             self.flush(self.core.lock());
         }
     }
 
     /// Leaves the ACKs to a thread that posts or polls, or to the progress thread, which is woken.
     fn delay_ack(&self, core: MutexGuard<'_, Core>) {
-        self.ack_delayed.store(true, Ordering::SeqCst);
+        self.wakeup.set(Reasons::DELAYED_ACK, true);
         self.publish_and_unlock(core);
-        self.wake_for(0);
+        self.wakeup.wake_before(0);
     }
 
     /// Never blocks; `false` when there was nothing to do or another thread drives.
     fn drive(&self) -> bool {
         self.flush_delayed_ack();
-        if self.shm_blocked.load(Ordering::Relaxed) {
+        if self.wakeup.has(Reasons::RING_BLOCKED) {
             self.unblock_rings();
         }
         if self.skips_udp() {
             return matches!(self.receive(false, false), RxPoll::Some);
         }
-        let late = self.now_if_due(&self.engine_due);
+        let late = self.now_if_due(Deadline::Engine);
         let received = self.receive(late.is_some(), true);
         let late = late.filter(|_| matches!(received, RxPoll::Empty | RxPoll::CaughtUp));
         let any = matches!(received, RxPoll::Some | RxPoll::CaughtUp);
-        let blocked = self.tx_blocked.load(Ordering::Relaxed);
-        let moderated = self.now_if_due(&self.channels_due);
-        if late.is_none() && moderated.is_none() && !blocked && self.now_if_due(&self.link_due).is_none() {
+        let blocked = self.wakeup.has(Reasons::UDP_BLOCKED);
+        let moderated = self.now_if_due(Deadline::Channels);
+        if late.is_none() && moderated.is_none() && !blocked && self.now_if_due(Deadline::Link).is_none() {
             return any;
         }
         let mut core = self.core.lock();
         if let Some(now) = late {
-            self.engine_due.store(NEVER, Ordering::SeqCst);
+            self.wakeup.set_deadline(Deadline::Engine, NEVER);
             core.handle_timeout(now);
         }
         if let Some(now) = moderated {
             core.notify_moderated(now);
         }
         self.flush_blocked(core);
-        any || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
+        any || !blocked || !self.wakeup.has(Reasons::UDP_BLOCKED)
     }
 
-    fn now_if_due(&self, due: &AtomicU64) -> Option<Instant> {
-        let due = due.load(Ordering::SeqCst);
+    fn now_if_due(&self, which: Deadline) -> Option<Instant> {
+        let due = self.wakeup.deadline(which);
         if due == NEVER {
             return None;
         }
@@ -398,7 +359,7 @@ impl Shared {
     /// [`flush`](Self::flush) that waits for tx, before a queue pair stops sending: a completion
     /// that the application has seen implies that the peer will receive the ACK.
     pub(crate) fn flush_waiting<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        self.ack_delayed.store(false, Ordering::Relaxed);
+        self.wakeup.set(Reasons::DELAYED_ACK, false);
         // Allowed by the lock order: no thread waits for core under tx.
         let tx = self.tx.lock();
         if self
@@ -409,7 +370,7 @@ impl Shared {
         }
         // An ACK may be queued behind a full ring.
         let since = Clock::now();
-        while self.shm_blocked.load(Ordering::Relaxed) && since.elapsed() < DRAIN_TIMEOUT {
+        while self.wakeup.has(Reasons::RING_BLOCKED) && since.elapsed() < DRAIN_TIMEOUT {
             self.unblock_rings();
             thread::yield_now();
         }
@@ -421,9 +382,7 @@ impl Shared {
             return self.flush(core);
         }
         // The delayed ACK has piggybacked.
-        if self.ack_delayed.load(Ordering::Relaxed) {
-            self.ack_delayed.store(false, Ordering::Relaxed);
-        }
+        self.wakeup.set(Reasons::DELAYED_ACK, false);
         // After a direct request there is nothing to publish.
         if !core.is_idle() {
             self.publish_and_unlock(core);
@@ -432,7 +391,7 @@ impl Shared {
 
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, now: Instant, mut force: bool) {
         // Under core: no other thread delays an ACK now.
-        self.ack_delayed.store(false, Ordering::Relaxed);
+        self.wakeup.set(Reasons::DELAYED_ACK, false);
         // Completions are delivered before a shm ring shows the peer that its message was received.
         core.deliver(|| now);
         if !core.fill_shm(now) && !force {
@@ -444,7 +403,7 @@ impl Shared {
             |core| self.publish_and_unlock(core),
             || {
                 let core = self.core.lock();
-                self.ack_delayed.store(false, Ordering::Relaxed);
+                self.wakeup.set(Reasons::DELAYED_ACK, false);
                 core
             },
         );
@@ -494,24 +453,21 @@ impl Shared {
         let due = core.due().map_or(NEVER, |due| due.0);
         // A later deadline is not published: the drive at the earlier one finds nothing due and
         // publishes this one then. The store costs as much as a whole record.
-        if due < self.engine_due.load(Ordering::Relaxed) {
-            self.engine_due.store(due, Ordering::SeqCst);
+        if due < self.wakeup.deadline(Deadline::Engine) {
+            self.wakeup.set_deadline(Deadline::Engine, due);
         }
         let wakeups = core.take_wakeups();
         let blocked = core.rings.is_blocked();
-        let changed = self.shm_blocked.load(Ordering::Relaxed) != blocked;
-        if changed {
-            self.shm_blocked.store(blocked, Ordering::SeqCst);
-        }
+        let changed = self.wakeup.set(Reasons::RING_BLOCKED, blocked);
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
-        // Mostly `NEVER`: a load is cheaper than a SeqCst store. Only the holder of core stores.
-        if self.channels_due.load(Ordering::Relaxed) != channels {
-            self.channels_due.store(channels, Ordering::SeqCst);
-        }
+        self.wakeup.set_deadline(Deadline::Channels, channels);
         drop(core);
+        if wakeups.own {
+            self.wakeup.publish(Reasons::OWN_RECORDS);
+        }
         // A credit wake-up may have arrived before a ring was known to be blocked.
-        let at_once = wakeups.own || changed && blocked;
-        self.wake_for(if at_once { 0 } else { due.min(channels) });
+        let at_once = changed && blocked;
+        self.wakeup.wake_before(if at_once { 0 } else { due.min(channels) });
         wakeups.peers.iter().for_each(|connection| connection.wake());
     }
 
@@ -530,23 +486,11 @@ impl Shared {
             self.fail(&error);
         }
         let due = tx.half.due().map_or(NEVER, |due| due.0);
-        self.link_due.store(due, Ordering::SeqCst);
+        self.wakeup.set_deadline(Deadline::Link, due);
         let blocked = !tx.batch.is_empty();
-        self.tx_blocked.store(blocked, Ordering::SeqCst);
-        self.wake_for(if blocked { 0 } else { due });
+        self.wakeup.set(Reasons::UDP_BLOCKED, blocked);
+        self.wakeup.wake_before(if blocked { 0 } else { due });
         blocked
-    }
-
-    fn wake_for(&self, due: u64) {
-        if self.sleep.sleeps_past(due) {
-            self.waker.wake();
-        }
-    }
-
-    pub(crate) fn stop(&self, progress: &Thread) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.waker.wake();
-        progress.unpark();
     }
 }
 

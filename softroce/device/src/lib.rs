@@ -30,6 +30,7 @@ pub mod shm_ring;
 mod srq;
 mod state;
 mod sync;
+mod wakeup;
 
 pub use doorbell_roce_proto::Counters;
 

@@ -3,9 +3,9 @@
 //! A peer's WRITE needs no call of ours, and an application that polls its memory or sleeps on a
 //! completion channel does not drive. The thread has three states (decision 018):
 //! - **busy-poll**: it drives, yielding when idle, until [`DeviceConfig::spin`] after the last
-//!   traffic. After a slow yield (an oversubscribed machine) it parks for [`BACKOFF_FACTOR`] times
+//!   traffic. After a slow yield (an oversubscribed machine) it sleeps for [`BACKOFF_FACTOR`] times
 //!   as long: a sleeping thread is scheduled as soon as its datagram arrives;
-//! - **park**: it sleeps in poll(2) until a datagram or the next deadline;
+//! - **sleep**: it sleeps in ppoll(2) until a datagram, a wake-up or the next deadline;
 //! - **yield to app polling**: while application threads poll in a loop, it only samples that they
 //!   do.
 //!
@@ -14,7 +14,6 @@
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant as Clock};
 
@@ -23,7 +22,8 @@ use nix::sys::prctl;
 
 use crate::drive::Shared;
 use crate::host::Host;
-use crate::link::{Interest, Parker, PortWatch};
+use crate::link::{LinkFiles, PortWatch};
+use crate::wakeup::{Reasons, Sleep};
 
 /// How long every sample must have found application threads polling before this thread yields.
 const APP_POLLING_MIN: Duration = Duration::from_micros(100);
@@ -39,7 +39,7 @@ const POLL_LOOP_PERIOD: Duration = Duration::from_micros(5);
 /// A yield that takes longer gave the CPU to another thread for a whole time slice.
 const OVERSUBSCRIBED_THRESHOLD: Duration = Duration::from_millis(1);
 
-/// How many times as long the thread then parks instead of busy-polling, and the maximum.
+/// How many times as long the thread then sleeps instead of busy-polling, and the maximum.
 const BACKOFF_FACTOR: u32 = 50;
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
@@ -49,8 +49,8 @@ const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a thread that does not sleep polls the group: a third of a microsecond if empty.
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
-    let body = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
+pub(crate) fn run(shared: &Arc<Shared>, host: &Host, files: LinkFiles, watch: Option<PortWatch>, spin: Duration) {
+    let body = AssertUnwindSafe(|| Progress::new(shared, host, files, watch, spin).run());
     // A panic here is a bug. Peers would wait without an error; the application is notified.
     if catch_unwind(body).is_err() {
         tracing::error!("the soft device's progress thread panicked");
@@ -61,7 +61,7 @@ pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Opti
 struct Progress<'a> {
     shared: &'a Shared,
     host: &'a Host,
-    parker: Parker,
+    files: LinkFiles,
     watch: Option<PortWatch>,
     port_poll_at: Instant,
     host_poll_at: Instant,
@@ -76,12 +76,12 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(shared: &'a Shared, host: &'a Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) -> Self {
+    fn new(shared: &'a Shared, host: &'a Host, files: LinkFiles, watch: Option<PortWatch>, spin: Duration) -> Self {
         let now = shared.now();
         Self {
             shared,
             host,
-            parker,
+            files,
             watch,
             port_poll_at: now,
             host_poll_at: now,
@@ -97,7 +97,7 @@ impl<'a> Progress<'a> {
         // Its sleeps are microseconds long; by default the kernel may add 50. Failure only makes
         // them longer.
         let _ = prctl::set_timerslack(1000);
-        while !self.shared.stop.load(Ordering::Acquire) {
+        while !self.shared.wakeup.has(Reasons::STOP) {
             self.step();
         }
     }
@@ -111,7 +111,7 @@ impl<'a> Progress<'a> {
             if now - self.polling_since > APP_POLLING_MIN {
                 self.yield_to_app_polling();
             } else if backing_off {
-                self.park();
+                self.sleep();
             } else {
                 self.yield_cpu(now);
             }
@@ -120,7 +120,7 @@ impl<'a> Progress<'a> {
         } else if now - self.last_traffic < self.spin && !backing_off {
             self.yield_cpu(now);
         } else {
-            self.park();
+            self.sleep();
         }
     }
 
@@ -147,7 +147,7 @@ impl<'a> Progress<'a> {
             && let Some(port) = self.host.take_over()
         {
             tracing::debug!(address = %self.host.address(), "took the port over");
-            if let Err(error) = self.parker.take_over(port) {
+            if let Err(error) = self.files.take_over(port) {
                 tracing::warn!("the soft device cannot receive from the port that it took over: {error}");
             }
         }
@@ -175,10 +175,10 @@ impl<'a> Progress<'a> {
     }
 
     fn yield_to_app_polling(&mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
+        while !self.shared.wakeup.has(Reasons::STOP) {
             let before = self.drives;
             let slice = ((self.shared.now() - self.polling_since) / APP_POLLING_SHARE).min(APP_POLLING_SLICE);
-            thread::park_timeout(slice);
+            self.shared.wakeup.pause(slice);
             let inside = self.shared.app_polling.is_active();
             self.drives = self.shared.app_polling.drives();
             let wanted = (slice.as_nanos() / POLL_LOOP_PERIOD.as_nanos()) as u64;
@@ -192,42 +192,41 @@ impl<'a> Progress<'a> {
         self.polling_since = self.shared.now();
     }
 
-    fn park(&mut self) {
+    fn sleep(&mut self) {
         let shared = self.shared;
-        let due = shared.sleep.begin(|| {
-            // A change made under core before this has published its deadline once core is free.
-            drop(shared.core.lock());
-            shared.due()
-        });
-        let interest = if shared.tx_blocked.load(Ordering::SeqCst) {
-            Interest::ReceiveOrSend
-        } else {
-            Interest::Receive
-        };
-        let timeout = due.map(|due| due - shared.now());
-        let take_over = self.host.take_over_at();
-        let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
-        if timeout == Some(Duration::ZERO) {
-            // Timers come after another thread's receiving, which may be waiting for this CPU.
-            thread::yield_now();
-        } else if !shared.has_delayed_ack() && shared.prepare_shm_sleep() {
-            match self.parker.park(interest, timeout.into_iter().chain(until).min()) {
-                Ok(woken) => {
-                    if woken.port {
-                        self.port_poll_at = Instant::ZERO;
-                    }
-                    if woken.members || until.is_some() {
-                        self.host_poll_at = Instant::ZERO;
-                    }
+        if let Some(sleep) = shared.wakeup.prepare_sleep() {
+            let timeout = sleep.due().map(|due| due - shared.now());
+            if timeout == Some(Duration::ZERO) {
+                // Timers come after another thread's receiving, which may be waiting for this CPU.
+                drop(sleep);
+                thread::yield_now();
+            } else {
+                if shared.prepare_shm_sleep() {
+                    self.commit(sleep, timeout);
                 }
-                Err(error) => {
-                    tracing::warn!("the soft device's progress thread cannot sleep: {error}");
-                    thread::sleep(Duration::from_millis(1));
-                }
+                shared.end_shm_sleep();
             }
         }
-        shared.end_shm_sleep();
         shared.poll_all_next();
-        shared.sleep.end();
+    }
+
+    fn commit(&mut self, sleep: Sleep<'_>, timeout: Option<Duration>) {
+        let take_over = self.host.take_over_at();
+        let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
+        let sources = self.files.sources(self.host.pollfd());
+        match sleep.commit(&sources, timeout.into_iter().chain(until).min()) {
+            Ok(woken) => {
+                if woken.port {
+                    self.port_poll_at = Instant::ZERO;
+                }
+                if woken.members || until.is_some() {
+                    self.host_poll_at = Instant::ZERO;
+                }
+            }
+            Err(error) => {
+                tracing::warn!("the soft device's progress thread cannot sleep: {error}");
+                self.shared.wakeup.pause(Duration::from_millis(1));
+            }
+        }
     }
 }

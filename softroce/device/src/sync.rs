@@ -6,10 +6,10 @@
 #[cfg(not(doorbell_loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(doorbell_loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(doorbell_loom)]
-pub(crate) use checked::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard};
+pub(crate) use checked::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard};
 #[cfg(doorbell_loom)]
 pub(crate) use loom::sync::atomic::{Ordering, fence};
 
@@ -78,7 +78,6 @@ mod checked {
     }
 
     atomic!(AtomicBool, bool);
-    atomic!(AtomicU8, u8);
     atomic!(AtomicU64, u64);
     atomic!(AtomicUsize, usize);
 
@@ -116,7 +115,6 @@ mod checked {
     }
 
     swap!(AtomicBool, bool);
-    swap!(AtomicU8, u8);
     swap!(AtomicU64, u64);
 
     macro_rules! compare_exchange {
@@ -138,12 +136,23 @@ mod checked {
         };
     }
 
-    compare_exchange!(AtomicU8, u8);
     compare_exchange!(AtomicU64, u64);
 
     impl AtomicU64 {
         pub(crate) fn fetch_add(&self, value: u64, ordering: Ordering) -> u64 {
             self.0.fetch_add(value, ordering)
+        }
+
+        pub(crate) fn fetch_or(&self, value: u64, ordering: Ordering) -> u64 {
+            let before = self.0.fetch_or(value, ordering);
+            after_store(ordering);
+            before
+        }
+
+        pub(crate) fn fetch_and(&self, value: u64, ordering: Ordering) -> u64 {
+            let before = self.0.fetch_and(value, ordering);
+            after_store(ordering);
+            before
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::shm_ring::segment::SegmentId;
 use crate::shm_ring::{MappedSegment, Receiver, RecordKind, SegmentAccess};
 use crate::state::Core;
 use crate::sync::Ordering;
+use crate::wakeup::{Deadline, Reasons};
 
 /// After this many records, or bytes of them, the clock is read: timers may be due.
 const CLOCK_RECORDS: usize = 8;
@@ -36,7 +37,7 @@ struct Batch {
 impl Shared {
     pub(super) fn receive_shm(&self, rings: &mut IncomingRings) -> Polled {
         let mut at = 0;
-        let copying = self.copying.load(Ordering::Relaxed);
+        let copying = self.wakeup.has(Reasons::COPYING);
         if copying {
             self.finish_copies(rings);
         }
@@ -63,7 +64,7 @@ impl Shared {
                     core.unblock_rings();
                 }
                 // Waking the progress thread for it would cost more than a record.
-                if batch.count == 1 && core.endpoint.has_only_acks() && !self.sleep.sleeps_past(0) {
+                if batch.count == 1 && core.endpoint.has_only_acks() && !self.wakeup.is_asleep() {
                     self.delay_ack(core);
                 } else if batch.datagrams || waiting.is_some() || !core.has_nothing_to_send() {
                     self.flush_at(core, batch.now.unwrap_or_else(|| self.now()));
@@ -78,7 +79,7 @@ impl Shared {
             },
         );
         // Timers run in a drive that polls everything, and do not wait for many long copies.
-        if at > self.engine_due.load(Ordering::Relaxed) {
+        if at > self.wakeup.deadline(Deadline::Engine) {
             self.poll_all_next();
         }
         polled.any |= copying;
@@ -89,8 +90,8 @@ impl Shared {
         if !core.copies.is_idle() {
             core.copies.begin();
             // This thread may stop polling once it has what it waits for.
-            if !self.copying.swap(true, Ordering::SeqCst) {
-                self.wake_for(0);
+            if self.wakeup.set(Reasons::COPYING, true) {
+                self.wakeup.wake_before(0);
             }
         }
     }
@@ -107,7 +108,7 @@ impl Shared {
         core.copies.begin();
         core.deliver_deferred(|| now);
         if !core.is_copying() {
-            self.copying.store(false, Ordering::SeqCst);
+            self.wakeup.set(Reasons::COPYING, false);
         }
         let connections: Vec<_> = waiting
             .iter()
@@ -143,7 +144,7 @@ impl Shared {
 
     /// Waits until no copy for `qpn` or of `key` is in flight, then unpins. No lock may be held.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
-        while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
+        while self.wakeup.has(Reasons::COPYING) && self.core.lock().copies.uses(qpn, key) {
             self.drive();
             thread::yield_now();
         }
@@ -175,10 +176,10 @@ impl Shared {
     pub(crate) fn prepare_shm_sleep(&self) -> bool {
         // The credit wake-up may have been consumed before the ring was known to be full. So the
         // sleeper polls again, and requests another wake-up if there are still no credits.
-        if self.shm_blocked.load(Ordering::SeqCst) {
+        if self.wakeup.has(Reasons::RING_BLOCKED) {
             self.unblock_rings();
         }
-        !self.copying.load(Ordering::SeqCst) && self.rx.lock().rings.sleep()
+        self.rx.lock().rings.sleep()
     }
 
     pub(crate) fn end_shm_sleep(&self) {

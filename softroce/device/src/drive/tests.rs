@@ -60,7 +60,7 @@ impl Harness {
             Box::new(Waiting(Arc::clone(&has_packets))),
             Box::new(Counting(Arc::clone(&transmits))),
             None,
-            link.parker.waker(),
+            Wakeup::new().unwrap(),
             Core::new(Endpoint::new(1), connections(), Arc::new(host), address),
         );
         Self {
@@ -71,9 +71,9 @@ impl Harness {
     }
 
     fn timers_run(&self) -> bool {
-        self.shared.engine_due.store(0, Ordering::SeqCst);
+        self.shared.wakeup.set_deadline(Deadline::Engine, 0);
         self.shared.drive();
-        self.shared.engine_due.load(Ordering::SeqCst) == NEVER
+        self.shared.wakeup.deadline(Deadline::Engine) == NEVER
     }
 }
 
@@ -98,7 +98,7 @@ fn timers_do_not_starve_under_an_endless_stream() {
         let ran = (1..=BACKLOG).find(|_| harness.timers_run());
         assert_eq!(ran, Some(BACKLOG), "round {round}");
     }
-    harness.shared.engine_due.store(NEVER, Ordering::SeqCst);
+    harness.shared.wakeup.set_deadline(Deadline::Engine, NEVER);
     harness.shared.drive();
     assert!(!harness.timers_run(), "counted from when they are due");
 }
@@ -107,7 +107,7 @@ fn timers_do_not_starve_under_an_endless_stream() {
 fn a_deadline_of_the_link_does_not_wait_for_the_receiver() {
     let harness = Harness::new();
     let receiving = harness.shared.rx.lock();
-    harness.shared.link_due.store(0, Ordering::SeqCst);
+    harness.shared.wakeup.set_deadline(Deadline::Link, 0);
     assert!(harness.shared.drive());
     assert_eq!(harness.transmits.load(Ordering::Relaxed), 1);
     drop(receiving);
@@ -119,10 +119,10 @@ fn a_deadline_of_the_link_does_not_wait_for_the_receiver() {
 #[test]
 fn a_sleeping_thread_has_polled_for_credits() {
     let harness = Harness::new();
-    harness.shared.shm_blocked.store(true, Ordering::SeqCst);
+    harness.shared.wakeup.set(Reasons::RING_BLOCKED, true);
     assert!(harness.shared.prepare_shm_sleep(), "no record");
     assert!(
-        !harness.shared.shm_blocked.load(Ordering::SeqCst),
+        !harness.shared.wakeup.has(Reasons::RING_BLOCKED),
         "the ring has space, and the thread may sleep"
     );
 }

@@ -11,11 +11,13 @@ mod process;
 mod tests;
 
 use crate::device::OpenError;
-use crate::link::{BindError, Envelope, Interest, Link, RxBatch, TxBatch};
+use crate::link::{BindError, Envelope, Link, RxBatch, TxBatch};
 use doorbell_roce_proto::{Instant as LinkTime, icrc::crc32};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::hint::{black_box, spin_loop};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -270,7 +272,9 @@ fn send_for(
         }
         link.tx.transmit(&mut batch, LinkTime::ZERO)?;
         if !batch.is_empty() {
-            link.parker.park(Interest::ReceiveOrSend, Some(LOST))?;
+            // A timeout is a lost datagram.
+            let mut socket = [PollFd::new(link.files.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];
+            poll(&mut socket, PollTimeout::try_from(LOST).unwrap_or(PollTimeout::ZERO))?;
         }
     }
     Ok((shared.received.load(Ordering::Acquire), start.elapsed()))

@@ -1,13 +1,13 @@
 //! The UDP link: moves datagrams between this device and others, in batches.
 //!
-//! A [`Link`] has two halves and a parker, each for a thread of its own: [`Transmit`] sends a
-//! [`TxBatch`], [`Receive`] fills an [`RxBatch`], and [`Parker`] sleeps. Capture ([`pcap`]) and
-//! fault injection ([`fault`]) wrap the halves. What the ICRC covers but a packet does not hold is
-//! an [`Envelope`]; the device gives each batch the [`Seal`] that computes the ICRC.
+//! A [`Link`] has two halves, each for a thread of its own, and [`LinkFiles`] to sleep on:
+//! [`Transmit`] sends a [`TxBatch`], [`Receive`] fills an [`RxBatch`]. Capture ([`pcap`]) and fault
+//! injection ([`fault`]) wrap the halves. What the ICRC covers but a packet does not hold is an
+//! [`Envelope`]; the device gives each batch the [`Seal`] that computes the ICRC.
 
 pub mod fault;
+mod files;
 mod interface;
-mod park;
 pub mod pcap;
 mod rx;
 mod socket;
@@ -15,8 +15,8 @@ mod sys;
 mod tx;
 mod udp;
 
+pub use files::LinkFiles;
 pub use interface::{PortState, PortWatch};
-pub use park::{Interest, Parker, Waker, Woken};
 pub use rx::{Datagram, RxBatch};
 pub use tx::{Envelope, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
 pub(crate) use tx::{MAX_PACKET, MAX_RUN};
@@ -31,8 +31,8 @@ use std::net::{SocketAddr, UdpSocket};
 /// The sending half of a link.
 pub trait Transmit: Send {
     /// Sends the packets of `batch`, and those delayed until `now`. Never blocks: what the socket
-    /// has no space for stays in the batch, to be retried after [`Interest::ReceiveOrSend`]. A
-    /// packet that the host refuses is dropped, as by the network.
+    /// has no space for stays in the batch, to be retried when it is writable. A packet that the
+    /// host refuses is dropped, as by the network.
     ///
     /// # Errors
     /// Only when the link itself failed.
@@ -68,9 +68,9 @@ pub struct Link {
     pub acks: Option<Box<dyn Transmit>>,
     /// The receiving half.
     pub rx: Box<dyn Receive>,
-    /// Where the progress thread sleeps.
-    pub parker: Parker,
-    /// Reports changes of the interface, if possible; they wake the parker.
+    /// What to sleep on.
+    pub files: LinkFiles,
+    /// Reports changes of the interface, if possible.
     pub watch: Option<PortWatch>,
 }
 
@@ -113,5 +113,15 @@ impl Link {
             self.acks = None;
         }
         self
+    }
+
+    /// Waits for a datagram.
+    #[cfg(test)]
+    fn wait_readable(&self) {
+        use nix::poll::{PollFd, PollFlags, poll};
+        use std::os::fd::AsFd;
+
+        let mut files = [PollFd::new(self.files.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut files, 5000_u16), Ok(1), "no datagram");
     }
 }

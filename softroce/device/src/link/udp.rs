@@ -5,8 +5,8 @@
 //! "fragmentation needed" could shrink the path MTU. What the host refuses is dropped, with each
 //! kind of refusal logged once: the transport retransmits.
 
+use super::files::LinkFiles;
 use super::interface::PortWatch;
-use super::park::Parker;
 use super::rx::{RxBatch, SLOT};
 use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
@@ -122,7 +122,7 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let socket = Arc::new(socket);
     let taken_over = TakenOver::default();
     let watch = PortWatch::new(local.ip());
-    let notices = watch.as_ref().map(PortWatch::notices);
+    let port = watch.as_ref().map(PortWatch::notices);
     let sending_half = || UdpTx {
         socket: Arc::clone(&socket),
         gso: true,
@@ -132,7 +132,11 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
         local,
         mtu,
         receive_buffer,
-        parker: Parker::new(Arc::clone(&socket), taken_over.clone(), notices)?,
+        files: LinkFiles {
+            socket: Arc::clone(&socket),
+            taken_over: taken_over.clone(),
+            port,
+        },
         watch,
         tx: Box::new(sending_half()),
         acks: Some(Box::new(sending_half())),

@@ -53,5 +53,12 @@ pub const LARGEST: usize = 256 << 10;
 #[error("the other process corrupted the shm ring between us ({0}); the ring is closed")]
 pub struct CorruptRing(&'static str);
 
+#[cfg(all(test, doorbell_loom))]
+pub(crate) mod model {
+    //! For the models of others.
+    pub(crate) use super::ring::model::ModelRing;
+    pub(crate) use super::ring::{Consumer, Producer};
+}
+
 #[cfg(test)]
 mod tests;

@@ -43,7 +43,7 @@ word!(std::sync::atomic::AtomicU64);
 word!(crate::sync::AtomicU64);
 
 /// The words of a ring. Slot indices are below the constant [`slots`](RingWords::slots).
-pub(super) trait RingWords {
+pub(crate) trait RingWords {
     type Word: SharedWord;
 
     /// The number of slots: a power of two.
@@ -65,28 +65,28 @@ pub(super) fn slot(words: &impl RingWords, position: u64) -> u64 {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Producer {
+pub(crate) struct Producer {
     tail: u64,
     /// The consumer's head, as last read.
     head: u64,
 }
 
 impl Producer {
-    pub(super) fn tail(&self) -> u64 {
+    pub(crate) fn tail(&self) -> u64 {
         self.tail
     }
 
-    pub(super) fn head(&self) -> u64 {
+    pub(crate) fn head(&self) -> u64 {
         self.head
     }
 
     /// Whether the next slot is known to be free; [`refresh`](Self::refresh) updates that.
-    pub(super) fn has_slot(&self, words: &impl RingWords) -> bool {
+    pub(crate) fn has_slot(&self, words: &impl RingWords) -> bool {
         self.tail - self.head < words.slots()
     }
 
     /// Reads the head: slots before it may be written again. Fails when it is impossible.
-    pub(super) fn refresh(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
+    pub(crate) fn refresh(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
         let head = words.head().load(Ordering::Acquire);
         if head.wrapping_sub(self.head) > self.tail - self.head {
             return Err(CorruptRing("it consumed records that were never sent"));
@@ -95,7 +95,7 @@ impl Producer {
         Ok(())
     }
 
-    pub(super) fn publish(&mut self, words: &impl RingWords) {
+    pub(crate) fn publish(&mut self, words: &impl RingWords) {
         let slot = slot(words, self.tail);
         self.tail += 1;
         // Releases the slot's content and the memory that it refers to.
@@ -103,14 +103,14 @@ impl Producer {
     }
 
     /// After publishing: whether the consumer must be woken. Once for each sleep.
-    pub(super) fn must_wake(&self, words: &impl RingWords) -> bool {
+    pub(crate) fn must_wake(&self, words: &impl RingWords) -> bool {
         // With the fence in `Consumer::sleep`: either the flag is seen here, or the record there.
         fence(Ordering::SeqCst);
         words.asleep().load(Ordering::Relaxed) != 0 && words.asleep().swap(0, Ordering::AcqRel) != 0
     }
 
     /// Requests a wake-up when credits are returned, and reads [`head`](Self::head) after that.
-    pub(super) fn request_credit_wakeup(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
+    pub(crate) fn request_credit_wakeup(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
         words.credit_wanted().store(1, Ordering::Relaxed);
         // With the fence in `Consumer::return_credits`: either the progress is seen here, or the
         // flag there.
@@ -120,7 +120,7 @@ impl Producer {
 
     /// Revokes a record. A receiver that is copying from its references detects it afterwards.
     /// [`revoke_fence`](Self::revoke_fence) follows the last revocation.
-    pub(super) fn revoke(&self, words: &impl RingWords, position: u64) {
+    pub(crate) fn revoke(&self, words: &impl RingWords, position: u64) {
         // Its tag, which no other record ever has: so the next record in the slot needs no reset.
         words
             .revoked(slot(words, position))
@@ -128,7 +128,7 @@ impl Producer {
     }
 
     /// Orders revocations before later writes to the memory: a copy that reads those detects them.
-    pub(super) fn revoke_fence(&self) {
+    pub(crate) fn revoke_fence(&self) {
         fence(Ordering::Release);
     }
 }
@@ -137,7 +137,7 @@ impl Producer {
 const BATCH: u64 = 32;
 
 #[derive(Debug, Default)]
-pub(super) struct Consumer {
+pub(crate) struct Consumer {
     next: u64,
     /// Retained records before it: handled, and not released.
     retained: u64,
@@ -149,23 +149,23 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    pub(super) fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
     /// The position up to which all are released.
-    pub(super) fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> u64 {
         self.next - self.retained
     }
 
     /// Whether the next record is there, and all of it visible.
-    pub(super) fn ready(&self, words: &impl RingWords) -> bool {
+    pub(crate) fn ready(&self, words: &impl RingWords) -> bool {
         // A retained slot has its own record's tag, which is never the next one's.
         words.tag(slot(words, self.next)).load(Ordering::Acquire) == self.next + 1
     }
 
     /// Consumes the next record. Whether the producer waits for credits and must be woken.
-    pub(super) fn consumed(&mut self, words: &impl RingWords, used_bulk: bool) -> bool {
+    pub(crate) fn consumed(&mut self, words: &impl RingWords, used_bulk: bool) -> bool {
         self.next += 1;
         self.used_bulk |= used_bulk;
         if self.retained > 0 {
@@ -177,14 +177,14 @@ impl Consumer {
     }
 
     /// Retains the next record until it is [released](Self::release), with all behind it.
-    pub(super) fn retain_next(&mut self, used_bulk: bool) {
+    pub(crate) fn retain_next(&mut self, used_bulk: bool) {
         self.next += 1;
         self.retained += 1;
         self.used_bulk |= used_bulk;
     }
 
     /// Releases the oldest retained record. As [`consumed`](Self::consumed).
-    pub(super) fn release(&mut self, words: &impl RingWords) -> bool {
+    pub(crate) fn release(&mut self, words: &impl RingWords) -> bool {
         self.retained = self.retained.saturating_sub(1);
         (self.retained == 0 || self.is_due(words)) && self.return_credits(words)
     }
@@ -196,7 +196,7 @@ impl Consumer {
     /// No record is there: publishes the head without a fence. A producer that read an older head
     /// does not wait for these credits: they are less than a batch of slots and no bulk space, and
     /// it had more slots than that.
-    pub(super) fn publish_head(&mut self, words: &impl RingWords) {
+    pub(crate) fn publish_head(&mut self, words: &impl RingWords) {
         if self.published != self.done() {
             self.published = self.done();
             words.head().store(self.published, Ordering::Release);
@@ -215,14 +215,14 @@ impl Consumer {
     }
 
     /// Whether it was revoked: checked after copies from its references, before they count.
-    pub(super) fn was_revoked(words: &impl RingWords, position: u64) -> bool {
+    pub(crate) fn was_revoked(words: &impl RingWords, position: u64) -> bool {
         // With the fence in `Producer::revoke_fence`: who read a later byte also reads the flag.
         fence(Ordering::Acquire);
         words.revoked(slot(words, position)).load(Ordering::Relaxed) == position + 1
     }
 
     /// Before sleeping. `false` when there is a record, so that the caller must not sleep.
-    pub(super) fn sleep(&self, words: &impl RingWords) -> bool {
+    pub(crate) fn sleep(&self, words: &impl RingWords) -> bool {
         words.asleep().swap(1, Ordering::AcqRel);
         // With the fence in `Producer::must_wake`.
         fence(Ordering::SeqCst);
@@ -233,10 +233,10 @@ impl Consumer {
         true
     }
 
-    pub(super) fn awake(&self, words: &impl RingWords) {
+    pub(crate) fn awake(&self, words: &impl RingWords) {
         words.asleep().swap(0, Ordering::AcqRel);
     }
 }
 
 #[cfg(all(test, doorbell_loom))]
-mod model;
+pub(crate) mod model;

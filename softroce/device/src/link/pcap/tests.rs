@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::{Interest, Link};
+use crate::link::Link;
 use std::net::SocketAddr;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -54,9 +54,7 @@ fn captured(ip: &str, sizes: &[usize]) -> (Vec<u8>, u16) {
     let mut incoming = RxBatch::new(link.local);
     let mut came = 0;
     while came < sizes.len() {
-        link.parker
-            .park(Interest::Receive, Some(Duration::from_secs(5)))
-            .unwrap();
+        link.wait_readable();
         assert!(link.rx.receive(&mut incoming).unwrap() > 0);
         came += incoming.datagrams().count();
     }

@@ -1,7 +1,5 @@
 use super::*;
-use crate::link::{Envelope, Interest, RxBatch, TxBatch, Waker};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use crate::link::{Envelope, RxBatch, TxBatch};
 
 /// Writes the Identification and a sum of the rest in place of the ICRC.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
@@ -35,7 +33,7 @@ fn exchange(from: &mut Link, to: &mut Link, sizes: &[usize]) -> usize {
     let mut incoming = RxBatch::new(to.local);
     let (mut messages, mut number) = (0, 0);
     while number < sizes.len() {
-        to.parker.park(Interest::Receive, Some(Duration::from_secs(5))).unwrap();
+        to.wait_readable();
         let count = to.rx.receive(&mut incoming).unwrap();
         assert!(count > 0, "{number} of {} packets came", sizes.len());
         messages += count;
@@ -104,9 +102,7 @@ fn a_kernel_that_refuses_gso_gets_single_datagrams() {
         let mut incoming = RxBatch::new(peer.local);
         let mut fills = Vec::new();
         while fills.len() < 3 {
-            peer.parker
-                .park(Interest::Receive, Some(Duration::from_secs(5)))
-                .unwrap();
+            peer.wait_readable();
             assert!(peer.rx.receive(&mut incoming).unwrap() > 0, "{fills:?}");
             for datagram in incoming.datagrams() {
                 assert_eq!(datagram.bytes[96..98], [0, 0], "sealed for Identification 0");
@@ -189,66 +185,6 @@ fn a_mapped_address_is_ipv4() {
 }
 
 #[test]
-fn a_wake_ends_parking_before_during_and_only_once() {
-    let mut link = open_any("127.0.0.1");
-    let waker = link.parker.waker();
-    waker.wake();
-    waker.wake();
-    // Without a timeout: a lost wake-up would hang.
-    link.parker.park(Interest::Receive, None).unwrap();
-    let nap = Duration::from_millis(20);
-    let before = std::time::Instant::now();
-    link.parker.park(Interest::Receive, Some(nap)).unwrap();
-    assert!(before.elapsed() >= nap);
-    let thread = std::thread::spawn(move || {
-        std::thread::sleep(nap);
-        waker.wake();
-    });
-    link.parker.park(Interest::Receive, None).unwrap();
-    thread.join().unwrap();
-    link.parker.park(Interest::ReceiveOrSend, None).unwrap();
-}
-
-#[test]
-fn a_datagram_ends_parking() {
-    let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
-    let dst = b.local;
-    let thread = std::thread::spawn(move || {
-        b.parker.park(Interest::Receive, None).unwrap();
-        let mut incoming = RxBatch::new(b.local);
-        b.rx.receive(&mut incoming).unwrap();
-        incoming.datagrams().count()
-    });
-    let mut batch = TxBatch::new(a.local, seal);
-    push(&mut batch, 64, 0, dst);
-    a.tx.transmit(&mut batch, Instant::ZERO).unwrap();
-    assert_eq!(thread.join().unwrap(), 1);
-}
-
-#[test]
-fn no_wake_up_is_lost_between_alternating_threads() {
-    const ROUNDS: u32 = 2_000;
-    let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
-    let (wake_a, wake_b) = (a.parker.waker(), b.parker.waker());
-    let turn = Arc::new(AtomicU32::new(0));
-    // Parks without a timeout until it is this side's turn: a lost wake-up would hang.
-    let play = |parker: &mut Parker, other: &Waker, turn: &AtomicU32, parity: u32| {
-        for round in (parity..ROUNDS).step_by(2) {
-            while turn.load(Ordering::Relaxed) != round {
-                parker.park(Interest::Receive, None).unwrap();
-            }
-            turn.store(round + 1, Ordering::Relaxed);
-            other.wake();
-        }
-    };
-    let shared = Arc::clone(&turn);
-    let thread = std::thread::spawn(move || play(&mut b.parker, &wake_a, &shared, 1));
-    play(&mut a.parker, &wake_b, &turn, 0);
-    thread.join().unwrap();
-    assert_eq!(turn.load(Ordering::Relaxed), ROUNDS);
-}
-
-#[test]
 fn faults_apply_to_real_sockets() {
     let faults = "corrupt=1,duplicate=1".parse().unwrap();
     let (a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
@@ -261,7 +197,7 @@ fn faults_apply_to_real_sockets() {
     let mut incoming = RxBatch::new(b.local);
     let mut changed = Vec::new();
     while changed.len() < 16 {
-        b.parker.park(Interest::Receive, Some(Duration::from_secs(5))).unwrap();
+        b.wait_readable();
         assert!(b.rx.receive(&mut incoming).unwrap() > 0, "{changed:?}");
         for datagram in incoming.datagrams() {
             let mut expected = [9; 100];

@@ -12,7 +12,7 @@ use crate::sync::{AtomicU64, ModelEvent};
 const SLOTS: usize = 2;
 
 /// A ring whose slots hold a number, which loom tracks: reading it while it is written is an error.
-struct ModelRing {
+pub(crate) struct ModelRing {
     tags: [AtomicU64; SLOTS],
     revoked: [AtomicU64; SLOTS],
     content: [UnsafeCell<u64>; SLOTS],
@@ -31,7 +31,7 @@ unsafe impl Send for ModelRing {}
 unsafe impl Sync for ModelRing {}
 
 impl ModelRing {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             tags: std::array::from_fn(|_| AtomicU64::new(0)),
             revoked: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -44,19 +44,22 @@ impl ModelRing {
         }
     }
 
-    fn push(&self, producer: &mut Producer, value: u64) {
+    pub(crate) fn push(&self, producer: &mut Producer, value: u64) {
         // SAFETY: what is to be proved.
         self.content[slot(self, producer.tail()) as usize].with_mut(|content| unsafe { *content = value });
         producer.publish(self);
     }
 
-    fn consume(&self, consumer: &mut Consumer, value: u64, used_bulk: bool) {
+    /// Whether the producer must be woken for credits.
+    pub(crate) fn consume(&self, consumer: &mut Consumer, value: u64, used_bulk: bool) -> bool {
         // SAFETY: what is to be proved.
         let found = self.content[slot(self, consumer.next()) as usize].with(|content| unsafe { *content });
         assert_eq!(found, value);
-        if consumer.consumed(self, used_bulk) {
+        let wakes = consumer.consumed(self, used_bulk);
+        if wakes {
             self.events[1].set();
         }
+        wakes
     }
 }
 
