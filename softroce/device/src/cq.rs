@@ -231,6 +231,7 @@ impl Device {
             .shared()
             .core
             .lock()
+            .objects
             .add_cq(Arc::clone(&ring))
             .ok_or(LimitError::Exhausted)?;
         Ok(Cq(Arc::new(CqHandle {
@@ -347,7 +348,7 @@ impl Cq {
 
 impl Drop for CqHandle {
     fn drop(&mut self) {
-        self.device.shared().core.lock().remove_cq(self.id);
+        self.device.shared().core.lock().objects.remove_cq(self.id);
     }
 }
 

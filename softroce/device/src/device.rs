@@ -259,12 +259,12 @@ impl Device {
 
     /// Adds a receiver of port and device events.
     pub fn add_event_queue(&self, listener: Arc<EventQueue<Event>>) {
-        self.shared.core.lock().listeners.push(listener);
+        self.shared.core.lock().objects.listeners.push(listener);
     }
 
     /// Removes such a receiver.
     pub fn remove_event_queue(&self, listener: &Arc<EventQueue<Event>>) {
-        let listeners = &mut self.shared.core.lock().listeners;
+        let listeners = &mut self.shared.core.lock().objects.listeners;
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
     }
 

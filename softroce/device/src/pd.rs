@@ -22,7 +22,13 @@ impl Device {
     /// # Errors
     /// When the device has no more.
     pub fn protection_domain(self: &Arc<Self>) -> Result<Pd, LimitError> {
-        let id = self.shared().core.lock().add_pd().ok_or(LimitError::Exhausted)?;
+        let id = self
+            .shared()
+            .core
+            .lock()
+            .objects
+            .add_pd()
+            .ok_or(LimitError::Exhausted)?;
         Ok(Pd(Arc::new(PdHandle {
             device: Arc::clone(self),
             id,
@@ -48,6 +54,6 @@ impl Pd {
 
 impl Drop for PdHandle {
     fn drop(&mut self) {
-        self.device.shared().core.lock().remove_pd();
+        self.device.shared().core.lock().objects.remove_pd();
     }
 }

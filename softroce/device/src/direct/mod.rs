@@ -23,6 +23,8 @@
 //! misdirects bytes within the peer's own segments. Only files that this library allocated, all of
 //! them registered for remote access, are given to peers, writable only with a right to write.
 
+use std::sync::Arc;
+
 mod entry;
 mod initiator;
 mod tables;
@@ -30,3 +32,11 @@ mod tables;
 pub(crate) use entry::Access;
 pub(crate) use initiator::{DirectPeers, Initiator};
 pub(crate) use tables::{DirectRights, Published, PublishedRegion};
+
+/// What this process and its peers have published.
+#[derive(Default)]
+pub(crate) struct DirectTables {
+    pub(crate) peers: DirectPeers,
+    /// This process's, unless it uses UDP only.
+    pub(crate) published: Option<Arc<Published>>,
+}

@@ -27,7 +27,7 @@ impl Shared {
             PortEvent::Error
         });
         for event in gid.into_iter().chain(link) {
-            for listener in &core.listeners {
+            for listener in &core.objects.listeners {
                 listener.push(Event::Port(event));
             }
         }

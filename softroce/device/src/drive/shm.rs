@@ -87,8 +87,8 @@ impl Shared {
     }
 
     fn begin_copies(&self, core: &mut Core) {
-        if !core.copies.is_idle() {
-            core.copies.begin();
+        if !core.copying.copies.is_idle() {
+            core.copying.copies.begin();
             // This thread may stop polling once it has what it waits for.
             if self.wakeup.set(Reasons::COPYING, true) {
                 self.wakeup.wake_before(0);
@@ -100,12 +100,12 @@ impl Shared {
         let mut core = self.core.lock();
         let now = self.now();
         let mut waiting = Vec::new();
-        if let Some(done) = core.copies.poll() {
+        if let Some(done) = core.copying.copies.poll() {
             let mut failed = done.failed;
-            waiting = rings.release(core.copies.done(), |qpn| failed.push(qpn));
+            waiting = rings.release(core.copying.copies.done(), |qpn| failed.push(qpn));
             core.finish_copies(now, &done.staged, failed);
         }
-        core.copies.begin();
+        core.copying.copies.begin();
         core.deliver_deferred(|| now);
         if !core.is_copying() {
             self.wakeup.set(Reasons::COPYING, false);
@@ -144,12 +144,12 @@ impl Shared {
 
     /// Waits until no copy for `qpn` or of `key` is in flight, then unpins. No lock may be held.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
-        while self.wakeup.has(Reasons::COPYING) && self.core.lock().copies.uses(qpn, key) {
+        while self.wakeup.has(Reasons::COPYING) && self.core.lock().copying.copies.uses(qpn, key) {
             self.drive();
             thread::yield_now();
         }
         if let Some(key) = key {
-            let pinned = self.core.lock().copies.unpin(key);
+            let pinned = self.core.lock().copying.copies.unpin(key);
             pinned.release();
         }
     }
@@ -157,10 +157,10 @@ impl Shared {
     /// GPU memory is registered here: from now on peers may share theirs.
     pub(crate) fn enable_device_memory(&self, range: &gpu::Range) {
         let memory = range.allocation.memory();
-        let known = self.core.lock().copies.has_small_copies(memory);
+        let known = self.core.lock().copying.copies.has_small_copies(memory);
         if !known {
             let small = gpu::start_small_copies(memory);
-            self.core.lock().copies.add_small_copies(small);
+            self.core.lock().copying.copies.add_small_copies(small);
         }
         self.rx.lock().rings.enable_device_memory();
     }
@@ -187,7 +187,7 @@ impl Shared {
     }
 
     pub(crate) fn enable_shm(&self, me: MemberId, receiver: Receiver) {
-        self.core.lock().copies.set_loopback_link(link_to(me));
+        self.core.lock().copying.copies.set_loopback_link(link_to(me));
         self.rx.lock().rings.add(me, receiver);
         self.shm_enabled.store(true, Ordering::Relaxed);
     }
@@ -216,15 +216,15 @@ impl Shared {
                         if let Ok(id) = u32::try_from(id) {
                             self.rx.lock().rings.remove_segment(from, SegmentId(id));
                             let mut core = self.core.lock();
-                            core.copies.remove_import(link_to(from), SegmentId(id));
-                            core.direct.remove_segment(link_to(from), SegmentId(id));
+                            core.copying.copies.remove_import(link_to(from), SegmentId(id));
+                            core.direct.peers.remove_segment(link_to(from), SegmentId(id));
                         }
                     }
                     (Message::Device { id, len, own }, Some(fd)) => {
                         let imported = self.import(from, pid, (id, len), (fd, own));
                         self.rx.lock().rings.add_device_memory(from, imported);
                     }
-                    (Message::Tables, Some(fd)) => self.core.lock().direct.add(link_to(from), fd),
+                    (Message::Tables, Some(fd)) => self.core.lock().direct.peers.add(link_to(from), fd),
                     (Message::Exposed { id, writable }, Some(fd)) => self.add_exposed(from, id, fd, writable),
                     (
                         Message::Ring
@@ -250,7 +250,7 @@ impl Shared {
         };
         // Mapping may take milliseconds: not under the lock.
         match MappedSegment::new(SegmentId(id), fd, access) {
-            Ok(segment) => self.core.lock().direct.add_segment(link_to(from), segment),
+            Ok(segment) => self.core.lock().direct.peers.add_segment(link_to(from), segment),
             Err(error) => tracing::debug!("{error}"),
         }
     }
@@ -261,10 +261,10 @@ impl Shared {
         };
         let (link, id) = (link_to(from), SegmentId(id));
         if pid.is_some_and(|pid| u32::try_from(pid) == Ok(std::process::id())) {
-            return self.core.lock().copies.add_local(link, id);
+            return self.core.lock().copying.copies.add_local(link, id);
         }
         match Handle::from_descriptor(fd, own) {
-            Ok(handle) => self.core.lock().copies.add_import(link, id, handle, len),
+            Ok(handle) => self.core.lock().copying.copies.add_import(link, id, handle, len),
             Err(error) => {
                 tracing::warn!("another process sent an invalid handle of GPU memory: {error}");
                 false

@@ -48,12 +48,12 @@ impl Device {
         }
         let alignment = ALIGNMENT.max(1 << alignment_log);
         let layout = Layout::from_size_align(len, alignment).map_err(|_| LimitError::Size)?;
-        if !self.shared().core.lock().alloc_device_memory(len) {
+        if !self.shared().core.lock().objects.alloc_device_memory(len) {
             return Err(LimitError::Exhausted);
         }
         // SAFETY: the layout has bytes, as checked.
         let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            self.shared().core.lock().free_device_memory(len);
+            self.shared().core.lock().objects.free_device_memory(len);
             return Err(LimitError::Exhausted);
         };
         Ok(Dm(Arc::new(DmHandle {
@@ -115,7 +115,12 @@ impl Drop for DmHandle {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout; no region refers to it, for each holds this handle.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
-        self.device.shared().core.lock().free_device_memory(self.layout.size());
+        self.device
+            .shared()
+            .core
+            .lock()
+            .objects
+            .free_device_memory(self.layout.size());
     }
 }
 

@@ -16,7 +16,7 @@ impl Core {
     pub(crate) fn enable_shm(&mut self, only: bool, forced: Option<CopyMode>) -> io::Result<(MemberId, Receiver)> {
         let published = Arc::new(Published::create()?);
         self.memory.publish_in(Arc::clone(&published));
-        self.published = Some(Arc::clone(&published));
+        self.direct.published = Some(Arc::clone(&published));
         self.rings.enable(only, forced, published)
     }
 
@@ -29,7 +29,7 @@ impl Core {
 
     /// Publishes a queue pair that executes requests; it was [withdrawn](Self::withdraw_qp).
     pub(crate) fn publish_qp(&self, qpn: Qpn) {
-        if let Some(published) = &self.published
+        if let Some(published) = &self.direct.published
             && let Some(target) = self.endpoint.direct_target(qpn)
         {
             published.publish_qp(qpn, &target);
@@ -39,7 +39,8 @@ impl Core {
     /// Peers begin no direct access through the queue pair from here on. Whether some may be in
     /// progress.
     pub(crate) fn withdraw_qp(&self, qpn: Qpn) -> bool {
-        self.published
+        self.direct
+            .published
             .as_ref()
             .is_some_and(|published| published.withdraw_qp(qpn))
     }

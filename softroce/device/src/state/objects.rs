@@ -1,18 +1,35 @@
 //! The verbs objects of a device: their tables and limits.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::QpInit;
 use doorbell_roce_proto::work::{CqId, SrqId};
-use doorbell_roce_proto::{Qpn, SrqInit};
+use doorbell_roce_proto::{Instant, Qpn, SrqInit};
 
 use super::Core;
 use crate::capacity;
 use crate::cq::CqRing;
-use crate::event::EventOwner;
+use crate::event::{Event, EventOwner, EventQueue};
 
-impl Core {
+/// The objects, and who gets their completions and events.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(super) cqs: Vec<Option<Arc<CqRing>>>,
+    /// Completion queues whose moderated channels are to be notified, and when (ibv_modify_cq(3)).
+    pub(super) moderated: Vec<(Instant, Arc<CqRing>)>,
+    pub(super) qps: HashMap<Qpn, EventOwner>,
+    pub(super) srqs: HashMap<SrqId, EventOwner>,
+    /// Of port and device events.
+    pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
+    pds: usize,
+    next_pd: u32,
+    /// Bytes allocated.
+    device_memory: usize,
+}
+
+impl Objects {
     pub(crate) fn add_pd(&mut self) -> Option<PdId> {
         if self.pds == capacity::PDS {
             return None;
@@ -58,47 +75,49 @@ impl Core {
             self.moderated.retain(|(_, waiting)| !Arc::ptr_eq(waiting, &ring));
         }
     }
+}
 
+impl Core {
     pub(crate) fn add_qp(&mut self, init: QpInit, owner: EventOwner) -> Option<Qpn> {
-        if self.qps.len() == capacity::QPS {
+        if self.objects.qps.len() == capacity::QPS {
             return None;
         }
         if self.endpoint.wants_qpn_block() {
-            match self.host.claim(0) {
+            match self.demux.host.claim(0) {
                 Some(block) => self.endpoint.add_qpn_block(block),
                 None if self.endpoint.has_free_qpns() => {}
                 None => return None,
             }
         }
         let qpn = self.endpoint.create_qp(init);
-        self.qps.insert(qpn, owner);
+        self.objects.qps.insert(qpn, owner);
         Some(qpn)
     }
 
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
         self.endpoint.destroy_qp(qpn);
         self.memory.release_windows_of(qpn);
-        self.qps.remove(&qpn);
-        self.deferred.remove_qp(qpn);
+        self.objects.qps.remove(&qpn);
+        self.copying.deferred.remove_qp(qpn);
     }
 
     pub(crate) fn drop_deferred(&mut self, qpn: Qpn) {
-        self.deferred.remove_qp(qpn);
+        self.copying.deferred.remove_qp(qpn);
     }
 
     pub(crate) fn add_srq(&mut self, init: SrqInit, owner: EventOwner) -> Option<SrqId> {
-        if self.srqs.len() == capacity::SRQS {
+        if self.objects.srqs.len() == capacity::SRQS {
             return None;
         }
         let id = self.endpoint.create_srq(init);
-        self.srqs.insert(id, owner);
+        self.objects.srqs.insert(id, owner);
         Some(id)
     }
 
     pub(crate) fn remove_srq(&mut self, id: SrqId) {
         // Fails while queue pairs use it: each holds a handle.
         if self.endpoint.destroy_srq(id).is_ok() {
-            self.srqs.remove(&id);
+            self.objects.srqs.remove(&id);
         }
     }
 }
