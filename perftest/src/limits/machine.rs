@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use doorbell_softroce::limits::{self, LimitError};
+use doorbell_perftest_sys::limits::{self, LimitError};
 
 use super::Measurement;
 

@@ -4,7 +4,8 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use doorbell_softroce::{DeviceConfig, limits};
+use doorbell_perftest_sys::limits;
+use doorbell_softroce::DeviceConfig;
 use serde_json::Value;
 
 use super::Measurement;
