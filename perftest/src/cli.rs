@@ -228,7 +228,7 @@ pub(crate) struct LimitsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Duration of each line, in seven rounds
+    /// Duration of each test and of the limit before it, in seven rounds
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub(crate) duration: f64,
     /// One round, and a short measurement of an idle device

@@ -307,8 +307,6 @@ fn the_device_is_compared_with_the_limits() {
         "{device}"
     );
     assert_eq!(device["against"], "udp_gso");
-    assert_eq!(device["goal"]["ratio_at_least"], 0.8);
-    assert_eq!(device["met"], ratio >= 0.8);
     assert_eq!(results[2]["against"], "elapsed_time");
 
     let unknown = run("limits --only speed");

@@ -3,6 +3,7 @@
 mod apt;
 mod ci;
 mod classic;
+mod goals;
 mod instructions;
 mod kernels;
 mod peers;
@@ -25,6 +26,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
   ci               check everything
+  goals            judge the project's goals by `doorbell limits`
   install-classic  link ib_write_bw and its like to the doorbell command
   instructions     count instructions per call of the data path, beside C
   kernels          build the GPU's reduction kernels and their report
@@ -50,6 +52,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "goals" => goals::main(arguments),
         Some(Value(command)) if command == "install-classic" => classic::main(arguments),
         Some(Value(command)) if command == "instructions" => instructions::main(arguments),
         Some(Value(command)) if command == "kernels" => kernels::main(arguments),

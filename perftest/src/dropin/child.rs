@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, exit};
 use std::thread;
 
-use doorbell_softroce::orphan::kill_with_parent;
+use doorbell_perftest_sys::orphan::kill_with_parent;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use doorbell_softroce::limits::{self, LimitError};
+use doorbell_perftest_sys::limits::{self, LimitError};
 
 use super::Measurement;
 
@@ -36,14 +36,17 @@ pub(super) const LIMITS: [Limit; 9] = [
             |duration| bandwidth(limits::udp_gso(duration)),
         )
     },
-    limit(
-        "shm_pingpong",
-        "half round trip of two threads that busy-poll shared memory",
-        |duration| match limits::shm_pingpong(duration) {
-            Ok(limit) => Ok(Measurement::Ns(limit.ns)),
-            Err(error) => Err(reason(&error)),
-        },
-    ),
+    Limit {
+        one_core_a_side: true,
+        ..limit(
+            "shm_pingpong",
+            "half round trip of two threads that busy-poll shared memory",
+            |duration| match limits::shm_pingpong(duration) {
+                Ok(limit) => Ok(Measurement::Ns(limit.ns)),
+                Err(error) => Err(reason(&error)),
+            },
+        )
+    },
     limit("process_vm_writev", "1 MiB copies into another process", |duration| {
         bandwidth(limits::process_vm_writev(duration, limits::BLOCK))
     }),

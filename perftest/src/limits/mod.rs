@@ -1,12 +1,11 @@
 //! `doorbell limits`: the machine's own limits, and how close the userspace device comes to them.
 //!
-//! A round measures each limit and right after it the test that is compared with it, so that
-//! disturbances affect both. Rounds are short and many, as the speed of a shared machine changes. A
-//! value is the median of its rounds, a ratio that of the rounds' ratios; a wide range shows a busy
-//! machine.
+//! A round measures a limit before each test that is compared with it (limit, test, limit, test),
+//! so that disturbances affect both. Rounds are short and many, as the speed of a shared machine
+//! changes. A value is the median of its rounds, a ratio that of the rounds' ratios; a wide range
+//! shows a busy machine.
 
 mod cores;
-mod goal;
 mod machine;
 mod soft;
 
@@ -21,7 +20,6 @@ use crate::report;
 
 use cores::CpuPair;
 pub(crate) use cores::{SELF, processors, set_of};
-use goal::Goal;
 use soft::DeviceTest;
 
 /// Rounds, unless `--quick` requests one.
@@ -89,8 +87,6 @@ struct Comparison {
     against: &'static str,
     #[serde(flatten)]
     ratio: Ratio,
-    goal: Goal,
-    met: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -180,17 +176,15 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
                 continue;
             }
             let _pair = limit.one_core_a_side.then(|| CpuPair::bind(round as usize));
-            let value = column.record(limit.name, (limit.measure)(round_time));
             let compared = soft::DEVICE_TESTS.iter().zip(&mut subjects);
-            for (device_test, column) in compared.filter(|(device_test, _)| device_test.against == limit.name) {
-                if column.refused || !selection.device_test(device_test) {
-                    continue;
-                }
-                let of = column.record(device_test.name, device_test.measure(round_time));
-                if let (Some(value), Some(of)) = (value, of) {
-                    column.ratios.push(device_test.ratio(of.value(), value.value()));
-                }
-            }
+            let compared = compared.filter(|(device_test, column)| {
+                device_test.against == limit.name && !column.refused && selection.device_test(device_test)
+            });
+            alternate(
+                || column.record(limit.name, (limit.measure)(round_time)),
+                compared,
+                |device_test| device_test.measure(round_time),
+            );
         }
     }
     let limits = machine::LIMITS.iter().zip(&limits).filter_map(|(limit, column)| {
@@ -200,19 +194,18 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
             compared: None,
         })
     });
-    let compared = soft::DEVICE_TESTS
-        .iter()
-        .zip(&subjects)
-        .filter_map(|(device_test, column)| {
-            entry(
-                device_test.name,
-                device_test.bytes,
-                device_test.against,
-                device_test.goal,
-                column.value()?,
-                Ratio::of(&column.ratios)?,
-            )
-        });
+    let compared = soft::DEVICE_TESTS.iter().zip(&subjects);
+    let compared = compared.filter_map(|(device_test, column)| {
+        Some(Entry {
+            name: device_test.name,
+            value: column.value()?,
+            compared: Some(Comparison {
+                bytes: device_test.bytes,
+                against: device_test.against,
+                ratio: Ratio::of(&column.ratios)?,
+            }),
+        })
+    });
     let mut results: Vec<_> = limits.chain(compared).collect();
     if selection.named(soft::IDLE) {
         results.extend(idle(if args.quick { IDLE_QUICK } else { IDLE }));
@@ -221,6 +214,24 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
         return Err(Failure::test("no limit could be measured on this machine"));
     }
     print(args, results)
+}
+
+/// Measures a limit before each of the tests that are compared with it; once if there is none.
+fn alternate<'a>(
+    mut limit: impl FnMut() -> Option<Measurement>,
+    compared: impl Iterator<Item = (&'a DeviceTest, &'a mut Column)>,
+    measure: impl Fn(&DeviceTest) -> Result<Measurement, String>,
+) {
+    let mut compared = compared.peekable();
+    if compared.peek().is_none() {
+        limit();
+    }
+    for (device_test, column) in compared {
+        let Some(value) = limit() else { return };
+        if let Some(of) = column.record(device_test.name, measure(device_test)) {
+            column.ratios.push(device_test.ratio(of.value(), value.value()));
+        }
+    }
 }
 
 /// The machine's own limits that a result is compared with, the median of three rounds each. What
@@ -253,30 +264,14 @@ pub(crate) fn ceilings(round_time: Duration) -> Vec<report::Limit> {
 fn idle(period: Duration) -> Option<Entry> {
     let mut column = Column::NEW;
     let value = column.record(soft::IDLE, soft::idle(period))?;
-    let ratio = Ratio::of(&[value.value() / period.as_nanos() as f64])?;
-    entry(soft::IDLE, 0, "elapsed_time", soft::IDLE_GOAL, value, ratio)
-}
-
-fn entry(
-    name: &'static str,
-    bytes: u64,
-    against: &'static str,
-    goal: Goal,
-    value: Measurement,
-    ratio: Ratio,
-) -> Option<Entry> {
-    let met = goal.is_met(value.value(), ratio.median);
-    let compared = Comparison {
-        bytes,
-        against,
-        ratio,
-        goal,
-        met,
-    };
     Some(Entry {
-        name,
+        name: soft::IDLE,
         value,
-        compared: Some(compared),
+        compared: Some(Comparison {
+            bytes: 0,
+            against: "elapsed_time",
+            ratio: Ratio::of(&[value.value() / period.as_nanos() as f64])?,
+        }),
     })
 }
 
@@ -291,8 +286,8 @@ fn print(args: &LimitsArgs, results: Vec<Entry>) -> Result<(), Failure> {
         });
     }
     report::print_line(&format!(
-        "{:<28} {:>9} {:>12} {:>8} {:>15}  {:<22} {:<14} what it is",
-        "#limit", "bytes", "figure", "ratio", "rounds", "of", "goal"
+        "{:<28} {:>9} {:>12} {:>8} {:>15}  {:<22} what it is",
+        "#limit", "bytes", "value", "ratio", "rounds", "of"
     ))?;
     for entry in &results {
         report::print_line(&line(entry))?;
@@ -315,8 +310,8 @@ fn line(entry: &Entry) -> String {
     let (name, value) = (entry.name, entry.value.text());
     match &entry.compared {
         None => format!(
-            "{name:<28} {:>9} {value:>12} {:>8} {:>15}  {:<22} {:<14} {what}",
-            "-", "-", "-", "-", "-"
+            "{name:<28} {:>9} {value:>12} {:>8} {:>15}  {:<22} {what}",
+            "-", "-", "-", "-"
         ),
         Some(compared) => {
             let bytes = if compared.bytes == 0 {
@@ -324,10 +319,9 @@ fn line(entry: &Entry) -> String {
             } else {
                 compared.bytes.to_string()
             };
-            let goal = format!("{} {}", compared.goal, if compared.met { "met" } else { "no" });
             let (ratio, against) = (compared.ratio.median, compared.against);
             let rounds = format!("{:.2}..{:.2}", compared.ratio.least, compared.ratio.greatest);
-            format!("{name:<28} {bytes:>9} {value:>12} {ratio:>8.2} {rounds:>15}  {against:<22} {goal:<14} {what}")
+            format!("{name:<28} {bytes:>9} {value:>12} {ratio:>8.2} {rounds:>15}  {against:<22} {what}")
         }
     }
 }
@@ -387,6 +381,8 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
 
     #[test]
@@ -400,17 +396,18 @@ mod tests {
             serde_json::to_string(&raw).unwrap(),
             r#"{"name":"memcpy","bytes_per_s":1.5}"#
         );
-        let compared = entry(
-            "soft_local_msg_rate",
-            64,
-            "shm_pingpong",
-            Goal::AtLeast(2e6),
-            Measurement::PerS(3e6),
-            Ratio::of(&[0.5, 0.75, 0.25]).unwrap(),
-        );
+        let compared = Entry {
+            name: "soft_local_msg_rate",
+            value: Measurement::PerS(3e6),
+            compared: Some(Comparison {
+                bytes: 64,
+                against: "shm_pingpong",
+                ratio: Ratio::of(&[0.5, 0.75, 0.25]).unwrap(),
+            }),
+        };
         assert_eq!(
             serde_json::to_string(&compared).unwrap(),
-            r#"{"name":"soft_local_msg_rate","per_s":3000000.0,"bytes":64,"against":"shm_pingpong","ratio":0.5,"ratio_min":0.25,"ratio_max":0.75,"goal":{"at_least":2000000.0},"met":true}"#
+            r#"{"name":"soft_local_msg_rate","per_s":3000000.0,"bytes":64,"against":"shm_pingpong","ratio":0.5,"ratio_min":0.25,"ratio_max":0.75}"#
         );
     }
 
@@ -423,6 +420,28 @@ mod tests {
         for device_test in &soft::DEVICE_TESTS {
             assert!(names.contains(&device_test.against), "{}", device_test.name);
         }
+    }
+
+    #[test]
+    fn a_ratio_is_to_the_limit_measured_directly_before() {
+        let log = RefCell::new(Vec::new());
+        let mut values = [10.0, 20.0].into_iter();
+        let mut columns = [Column::NEW, Column::NEW];
+        let latencies = soft::DEVICE_TESTS.iter().filter(|test| test.name.contains("_lat"));
+        alternate(
+            || {
+                log.borrow_mut().push("limit");
+                values.next().map(Measurement::Ns)
+            },
+            latencies.zip(&mut columns),
+            |device_test| {
+                log.borrow_mut().push(device_test.name);
+                Ok(Measurement::Ns(40.0))
+            },
+        );
+        let order = ["limit", "soft_local_write_lat", "limit", "soft_local_write_lat_foreign"];
+        assert_eq!(log.into_inner(), order);
+        assert_eq!(columns.map(|column| column.ratios), [[4.0], [2.0]]);
     }
 
     #[test]

@@ -4,25 +4,23 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use doorbell_softroce::{DeviceConfig, limits};
+use doorbell_perftest_sys::limits;
+use doorbell_softroce::DeviceConfig;
 use serde_json::Value;
 
 use super::Measurement;
-use super::goal::Goal;
 use super::machine::reason;
 use crate::report::LinkKind;
 
 pub(super) const IDLE: &str = "idle_cpu";
 pub(super) const IDLE_WHAT: &str = "CPU time of a process with an idle device";
-/// A thousandth of a CPU: the resolution of the clock plus one poll of the port.
-pub(super) const IDLE_GOAL: Goal = Goal::RatioAtMost(0.001);
 
 pub(super) struct DeviceTest {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) bytes: u64,
     pub(super) against: &'static str,
-    pub(super) goal: Goal,
+    operation: &'static str,
     test: Test,
     path: MessagePath,
 }
@@ -55,31 +53,35 @@ impl MessagePath {
 }
 
 const fn write_bw(path: MessagePath, bytes: u64, against: &'static str) -> DeviceTest {
-    let (name, what, goal) = match path {
-        MessagePath::Udp => ("soft_udp_write_bw", "WRITE over UDP", Goal::RatioAtLeast(0.8)),
-        MessagePath::Shared => (
-            "soft_local_write_bw",
-            "WRITE between processes, shared memory",
-            Goal::RatioAtLeast(0.9),
-        ),
-        MessagePath::Private => (
-            "soft_local_write_bw_foreign",
-            "WRITE between processes, private memory",
-            Goal::RatioAtLeast(0.9),
-        ),
+    let (name, what) = match path {
+        MessagePath::Udp => ("soft_udp_write_bw", "WRITE over UDP"),
+        MessagePath::Shared => ("soft_local_write_bw", "WRITE between processes, shared memory"),
+        MessagePath::Private => ("soft_local_write_bw_foreign", "WRITE between processes, private memory"),
     };
     DeviceTest {
         name,
         what,
         bytes,
         against,
-        goal,
+        operation: "write",
         test: Test::Bandwidth,
         path,
     }
 }
 
-pub(super) const DEVICE_TESTS: [DeviceTest; 10] = [
+const fn latency(name: &'static str, operation: &'static str, what: &'static str, path: MessagePath) -> DeviceTest {
+    DeviceTest {
+        name,
+        what,
+        bytes: 2,
+        against: "shm_pingpong",
+        operation,
+        test: Test::Latency,
+        path,
+    }
+}
+
+pub(super) const DEVICE_TESTS: [DeviceTest; 11] = [
     write_bw(MessagePath::Shared, 64 << 10, "memcpy"),
     write_bw(MessagePath::Shared, 256 << 10, "memcpy"),
     write_bw(MessagePath::Shared, 1 << 20, "memcpy"),
@@ -87,30 +89,30 @@ pub(super) const DEVICE_TESTS: [DeviceTest; 10] = [
     write_bw(MessagePath::Private, 256 << 10, "process_vm_writev_256k"),
     write_bw(MessagePath::Private, 1 << 20, "process_vm_writev"),
     write_bw(MessagePath::Udp, 1 << 20, "udp_gso"),
-    DeviceTest {
-        name: "soft_local_write_lat",
-        what: "half round trip of WRITEs between processes, shared memory",
-        bytes: 2,
-        against: "shm_pingpong",
-        goal: Goal::AtMost(500.0),
-        test: Test::Latency,
-        path: MessagePath::Shared,
-    },
-    DeviceTest {
-        name: "soft_local_write_lat_foreign",
-        what: "half round trip of WRITEs between processes, private memory",
-        bytes: 2,
-        against: "shm_pingpong",
-        goal: Goal::AtMost(2500.0),
-        test: Test::Latency,
-        path: MessagePath::Private,
-    },
+    latency(
+        "soft_local_write_lat",
+        "write",
+        "half round trip of WRITEs between processes, shared memory",
+        MessagePath::Shared,
+    ),
+    latency(
+        "soft_local_write_lat_foreign",
+        "write",
+        "half round trip of WRITEs between processes, private memory",
+        MessagePath::Private,
+    ),
+    latency(
+        "soft_local_send_lat",
+        "send",
+        "half round trip of SENDs between processes, shared memory",
+        MessagePath::Shared,
+    ),
     DeviceTest {
         name: "soft_local_msg_rate",
         what: "WRITEs between processes, posted 32 at a time; the ratio is of one message per ping-pong",
         bytes: 64,
         against: "shm_pingpong",
-        goal: Goal::AtLeast(2e6),
+        operation: "write",
         test: Test::Rate,
         path: MessagePath::Shared,
     },
@@ -136,7 +138,7 @@ impl DeviceTest {
         command
             .args([
                 kind,
-                "write",
+                self.operation,
                 "--json",
                 "--no-progress",
                 "--size",

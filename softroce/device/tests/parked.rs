@@ -1,16 +1,23 @@
 //! An idle device uses no CPU. In a test program of its own: the whole process is measured.
 
+use std::thread::sleep;
 use std::time::Duration;
 
-use doorbell_softroce::{DeviceConfig, limits};
-use nix::sys::resource::{UsageWho, getrusage};
+use doorbell_softroce::{Device, DeviceConfig};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 
+/// A device that was just opened sleeps after this.
+const SLEEP_DELAY: Duration = Duration::from_millis(100);
 /// Long enough for whatever happens once per second.
 const PERIOD: Duration = Duration::from_secs(10);
 
-fn sleeps() -> i64 {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
-    usage.voluntary_context_switches()
+fn usage() -> Usage {
+    getrusage(UsageWho::RUSAGE_SELF).unwrap()
+}
+
+fn cpu_us(usage: &Usage) -> i64 {
+    (usage.user_time() + usage.system_time()).num_microseconds()
 }
 
 #[test]
@@ -18,10 +25,13 @@ fn an_idle_device_uses_no_cpu() {
     let mut config = DeviceConfig::new("soft0");
     // A port of its own: the default address is then free whatever else runs here.
     config.port = 20_000 + (std::process::id() % 40_000) as u16;
-    let before = sleeps();
-    let idle = limits::idle(&config, PERIOD).unwrap();
-    // It opens, busy-polls, and sleeps; then nothing wakes it until it is closed.
-    let slept = sleeps() - before;
-    assert!(idle.used < PERIOD / 1000, "{:?} of {:?}", idle.used, idle.period);
-    assert!(slept < 50, "slept {slept} times");
+    let _device = Device::open(&config).unwrap();
+    sleep(SLEEP_DELAY);
+    let before = usage();
+    sleep(PERIOD);
+    let after = usage();
+    let used = cpu_us(&after) - cpu_us(&before);
+    let slept = after.voluntary_context_switches() - before.voluntary_context_switches();
+    assert!(used < PERIOD.as_micros() as i64 / 1000, "{used} us of {PERIOD:?}");
+    assert!(slept < 5, "slept {slept} times");
 }

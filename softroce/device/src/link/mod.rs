@@ -18,8 +18,8 @@ mod udp;
 pub use files::LinkFiles;
 pub use interface::{PortState, PortWatch};
 pub use rx::{Datagram, RxBatch};
-pub use tx::{Envelope, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
-pub(crate) use tx::{MAX_PACKET, MAX_RUN};
+pub(crate) use tx::MAX_PACKET;
+pub use tx::{Envelope, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
 pub use udp::BindError;
 pub(crate) use udp::{ROCE_PORT, require_unicast};
 

@@ -21,7 +21,7 @@ pub(crate) const ARENA: usize = 256 << 10;
 pub const MAX_SEGMENTS: usize = 64;
 
 /// The most bytes of a run: an IPv4 datagram's 65535, less 20 of IP and 8 of UDP header.
-pub(crate) const MAX_RUN: usize = 65535 - 28;
+pub const MAX_RUN: usize = 65535 - 28;
 
 /// The IP and UDP header fields that the ICRC covers and the packet does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,8 +6,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 use super::LimitError;
-use crate::config::DeviceConfig;
-use crate::device::Device;
+use doorbell_softroce::{Device, DeviceConfig};
 
 /// A device that was just opened sleeps after this.
 const SLEEP_DELAY: Duration = Duration::from_millis(100);

@@ -10,9 +10,9 @@ mod process;
 #[cfg(test)]
 mod tests;
 
-use crate::device::OpenError;
-use crate::link::{BindError, Envelope, Link, RxBatch, TxBatch};
 use doorbell_roce_proto::{Instant as LinkTime, icrc::crc32};
+use doorbell_softroce::OpenError;
+use doorbell_softroce::link::{BindError, Envelope, Link, MAX_RUN, RxBatch, TxBatch};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::hint::{black_box, spin_loop};
 use std::io;
@@ -170,7 +170,7 @@ pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
 const PAYLOAD: usize = 4096;
 /// With BTH and ICRC, as a MIDDLE packet.
 const PACKET: usize = 12 + PAYLOAD + 4;
-const RUN_PACKETS: usize = crate::link::MAX_RUN / PACKET;
+const RUN_PACKETS: usize = MAX_RUN / PACKET;
 /// The most bytes in flight, if the socket has space for them.
 const WINDOW: u64 = 512 << 10;
 
