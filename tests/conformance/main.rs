@@ -96,7 +96,6 @@ fn every_operation_on_one_host() {
     for environment in [
         &[local][..],
         &[local, ("DOORBELL_COPY", "shared")],
-        &[local, ("DOORBELL_COPY", "vm")],
         &[local, ("DOORBELL_COPY", "ring")],
     ] {
         let [address, _] = addresses();

@@ -141,7 +141,7 @@ impl Rig {
             };
             let over_udp = environment == Environment::Udp;
             // The same for all: with shared memory results depend on the contents of caches.
-            variables.push(("DOORBELL_COPY", "vm".to_owned()));
+            variables.push(("DOORBELL_COPY", "ring".to_owned()));
             match implementation {
                 Implementation::Stock => {
                     words.extend([self.doorbell.display().to_string(), "run".to_owned()]);

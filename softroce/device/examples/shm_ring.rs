@@ -17,7 +17,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork};
+use nix::unistd::{ForkResult, fork};
 
 type Failure = Box<dyn Error>;
 
@@ -30,7 +30,6 @@ const REFERRER: Referrer<'static> = Referrer { qpn: 1, keys: &[1] };
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CopyMode {
     Shared,
-    Vm,
     Ring,
 }
 
@@ -53,7 +52,7 @@ impl Command {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 17] = bytes.try_into().ok()?;
         let number = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?) as usize);
-        let mode = [CopyMode::Shared, CopyMode::Vm, CopyMode::Ring][usize::from(bytes[0])];
+        let mode = [CopyMode::Shared, CopyMode::Ring][usize::from(bytes[0])];
         Some(Self {
             mode,
             bytes: number(1)?,
@@ -117,10 +116,6 @@ fn serve(mut sender: Sender, mut receiver: Receiver, buffer: &[u8], id: SegmentI
                     CopyMode::Shared => {
                         let offset = (start + index * LARGEST) as u64;
                         Reference::Segment { id, offset, len }
-                    }
-                    CopyMode::Vm => {
-                        let addr = packet.as_ptr().expose_provenance() as u64;
-                        Reference::Process { addr, len }
                     }
                     CopyMode::Ring => {
                         let (reference, at) = sender.copy_in(packet.len())?;
@@ -233,18 +228,17 @@ fn main() -> Result<(), Failure> {
 
     let (mut sender, there) = Sender::create()?;
     let (other, here) = Sender::create()?;
-    let parent = Pid::this();
     // SAFETY: this process has one thread, so that the child may run any code.
     let child = match unsafe { fork() }? {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             let mut other = other;
             other.announce(id);
-            let receiver = Receiver::attach(there, Some(parent.as_raw()))?;
+            let receiver = Receiver::attach(there)?;
             return serve(other, receiver, buffer, id);
         }
     };
-    let mut receiver = Receiver::attach(here, Some(child.as_raw()))?;
+    let mut receiver = Receiver::attach(here)?;
     receiver.add_segment(id, place.segment.fd().try_clone_to_owned()?)?;
 
     println!("half a round trip of a record, best of many rounds:");
@@ -254,15 +248,15 @@ fn main() -> Result<(), Failure> {
             half_round_trip(&mut sender, &mut receiver, bytes)?
         );
     }
-    println!("a round trip whose way back is referred to, ns:   shared       vm     ring");
+    println!("a round trip whose way back is referred to, ns:   shared     ring");
     for bytes in [64, 256, 1024, 2048, 4096, 8192, 16384, 65536] {
         print!("{bytes:>48} B");
-        for mode in [CopyMode::Shared, CopyMode::Vm, CopyMode::Ring] {
+        for mode in [CopyMode::Shared, CopyMode::Ring] {
             print!(" {:>8.0}", answer(&mut sender, &mut receiver, mode, bytes)?);
         }
         println!();
     }
-    println!("bandwidth, GB/s:   memcpy  vm_readv   shared       vm     ring");
+    println!("bandwidth, GB/s:   memcpy  vm_readv   shared     ring");
     for bytes in [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
         let memcpy = bandwidth_alone(bytes, |at, to| {
             to.copy_from_slice(&buffer[at..at + to.len()]);
@@ -275,7 +269,7 @@ fn main() -> Result<(), Failure> {
             Ok(())
         })?;
         print!("{:>12} KiB {:>9.2} {:>9.2}", bytes >> 10, memcpy / 1e9, readv / 1e9);
-        for mode in [CopyMode::Shared, CopyMode::Vm, CopyMode::Ring] {
+        for mode in [CopyMode::Shared, CopyMode::Ring] {
             print!(" {:>8.2}", bandwidth(&mut sender, &mut receiver, mode, bytes)? / 1e9);
         }
         println!();

@@ -92,7 +92,7 @@ impl DeviceConfig {
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
     /// - `DOORBELL_LINK`: `udp` or `local`, to use that link alone;
-    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, to use that copy mode alone;
+    /// - `DOORBELL_COPY`: `shared` or `ring`, to use that copy mode alone;
     /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
@@ -132,13 +132,8 @@ impl DeviceConfig {
         }
         if let Some(value) = set("DOORBELL_COPY") {
             let mode = CopyMode::ALL.into_iter().find(|mode| mode.name() == value);
-            let unknown = || {
-                ConfigError::new(
-                    "DOORBELL_COPY",
-                    &value,
-                    "is not a copy mode; valid values: shared, vm, ring",
-                )
-            };
+            let reason = "is not a copy mode; valid values: shared, ring";
+            let unknown = || ConfigError::new("DOORBELL_COPY", &value, reason);
             pattern.copy_mode = Some(mode.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
@@ -284,8 +279,8 @@ mod tests {
     fn links_and_copy_modes() {
         let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].copy_mode));
         assert_eq!(of(&[]), Ok((LinkChoice::Automatic, None)));
-        let set = [("DOORBELL_LINK", "local"), ("DOORBELL_COPY", "vm")];
-        assert_eq!(of(&set), Ok((LinkChoice::Local, Some(CopyMode::Vm))));
+        let set = [("DOORBELL_LINK", "local"), ("DOORBELL_COPY", "ring")];
+        assert_eq!(of(&set), Ok((LinkChoice::Local, Some(CopyMode::Ring))));
         let error = of(&[set[0], ("DOORBELL_FAULTS", "drop=0.05")]).unwrap_err();
         assert!(error.contains("cannot be combined with faults"), "{error}");
     }
@@ -299,7 +294,7 @@ mod tests {
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
             ("DOORBELL_LINK", "shm", "is not a link"),
-            ("DOORBELL_COPY", "dma", "is not a copy mode"),
+            ("DOORBELL_COPY", "vm", "is not a copy mode"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

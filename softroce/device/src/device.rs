@@ -297,14 +297,8 @@ impl Device {
 
     /// The available and permitted copy modes, the best first; none where all traffic uses UDP.
     pub fn copy_modes(&self) -> Vec<CopyMode> {
-        let has = |mode: &CopyMode| self.copy_mode.is_none_or(|forced| forced == *mode) && mode.is_possible();
-        let all = CopyMode::ALL.into_iter().filter(|_| self.uses_shm);
-        let mut modes: Vec<_> = all.filter(has).collect();
-        // Always the fallback.
-        if self.uses_shm && modes.is_empty() {
-            modes.push(CopyMode::Ring);
-        }
-        modes
+        let permits = |mode: &CopyMode| self.uses_shm && self.copy_mode.is_none_or(|forced| forced == *mode);
+        CopyMode::ALL.into_iter().filter(permits).collect()
     }
 
     pub(crate) fn shared(&self) -> &Shared {

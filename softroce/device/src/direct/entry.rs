@@ -6,6 +6,8 @@
 //! guard, and the owner withdraws the guard before it reads access words: one of the two sees the
 //! other's store. Proved by the models in `entry/model.rs`.
 
+use doorbell_roce_proto::Qpn;
+
 use crate::shm_ring::SharedWord;
 use crate::sync::{Ordering, fence};
 
@@ -63,7 +65,7 @@ pub(super) fn read<const N: usize>(entry: &impl EntryWords, name: u32) -> Option
 /// What an initiator accesses at the moment: a queue pair of the target, and memory by its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Access {
-    pub(crate) qpn: u32,
+    pub(crate) qpn: Qpn,
     pub(crate) key: u32,
 }
 
@@ -71,7 +73,7 @@ impl Access {
     const ACTIVE: u64 = 1 << 63;
 
     fn pack(self) -> u64 {
-        Self::ACTIVE | u64::from(self.qpn) << 32 | u64::from(self.key)
+        Self::ACTIVE | u64::from(self.qpn.get()) << 32 | u64::from(self.key)
     }
 
     /// Target: the access that an initiator's word names, after a withdrawal. With none, or one of
@@ -79,7 +81,7 @@ impl Access {
     pub(crate) fn of(word: &impl SharedWord) -> Option<Self> {
         let word = word.load(Ordering::SeqCst);
         (word & Self::ACTIVE != 0).then_some(Self {
-            qpn: (word >> 32) as u32 & 0x00ff_ffff,
+            qpn: Qpn::new((word >> 32) as u32),
             key: word as u32,
         })
     }

@@ -19,6 +19,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::ftruncate;
 
 use super::entry::{self, EntryWords};
+use super::process::{Probe, ProbePage};
 use crate::memory::Rights;
 use crate::shm_ring::segment::SegmentId;
 
@@ -46,11 +47,18 @@ impl<const N: usize> EntryWords for Entry<N> {
     }
 }
 
+/// No segment has this number.
+const NO_SEGMENT: u32 = 0;
 const REGION_WORDS: usize = 5;
+/// The name of the only probe.
+const PROBE: u32 = 1;
+const PROBE_WORDS: usize = 2;
 const QP_WORDS: usize = 3;
 
 #[repr(C)]
 struct Layout {
+    /// Published before the descriptor is given away, or never.
+    probe: Entry<PROBE_WORDS>,
     regions: [Entry<REGION_WORDS>; REGIONS],
     qps: [Entry<QP_WORDS>; QPS],
 }
@@ -64,9 +72,16 @@ pub(crate) struct PublishedRegion {
     pub(crate) rights: DirectRights,
     pub(crate) iova: u64,
     pub(crate) len: u64,
-    pub(crate) segment: SegmentId,
-    /// The offset of its first byte in the segment.
-    pub(crate) offset: u64,
+    pub(crate) place: Place,
+}
+
+/// Where the first byte of a region is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// In a segment that peers get.
+    Segment(SegmentId, u64),
+    /// In the owner's address space alone.
+    Process(u64),
 }
 
 /// Remote access rights, as bits.
@@ -101,10 +116,12 @@ impl DirectRights {
 pub(crate) struct Published {
     fd: OwnedFd,
     map: Mapping,
+    probe: Option<ProbePage>,
 }
 
 impl Published {
-    pub(crate) fn create() -> io::Result<Self> {
+    /// With `by_process`, peers may access memory that is no segment.
+    pub(crate) fn create(by_process: bool) -> io::Result<Self> {
         let fd = memfd_create(c"doorbell-tables", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         ftruncate(&fd, LEN.get() as libc::off_t)?;
         let map = Mapping::of(&fd, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
@@ -115,7 +132,16 @@ impl Published {
         );
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
-        Ok(Self { fd, map })
+        let probe = by_process.then(ProbePage::create).transpose()?;
+        if let Some(Probe { addr, value }) = probe.as_ref().map(ProbePage::probe) {
+            entry::publish(&map.layout().probe, PROBE, [addr, value]);
+        }
+        Ok(Self { fd, map, probe })
+    }
+
+    /// Whether memory that is no segment may be accessed directly, here and at peers.
+    pub(crate) fn by_process(&self) -> bool {
+        self.probe.is_some()
     }
 
     /// The descriptor for peers.
@@ -133,12 +159,16 @@ impl Published {
 
     /// Its entry is withdrawn.
     pub(crate) fn publish_region(&self, key: u32, region: &PublishedRegion) {
+        let (segment, at) = match region.place {
+            Place::Segment(SegmentId(id), offset) => (id, offset),
+            Place::Process(addr) => (NO_SEGMENT, addr),
+        };
         let words = [
             u64::from(region.pd.0) << 32 | u64::from(region.rights.0),
             region.iova,
             region.len,
-            u64::from(region.segment.0),
-            region.offset,
+            u64::from(segment),
+            at,
         ];
         entry::publish(self.region(key), key, words);
     }
@@ -194,16 +224,23 @@ impl PeerTables {
         Ok(Self(Mapping::of(&file, ProtFlags::PROT_READ)?))
     }
 
+    pub(super) fn probe(&self) -> Option<Probe> {
+        let [addr, value] = entry::read(&self.0.layout().probe, PROBE)?;
+        Some(Probe { addr, value })
+    }
+
     pub(super) fn region(&self, key: RKey) -> Option<PublishedRegion> {
         let entry = &self.0.layout().regions[(key.0 >> 16) as usize];
-        let [grant, iova, len, segment, offset] = entry::read(entry, key.0)?;
+        let [grant, iova, len, segment, at] = entry::read(entry, key.0)?;
         Some(PublishedRegion {
             pd: PdId((grant >> 32) as u32),
             rights: DirectRights(grant as u32),
             iova,
             len,
-            segment: SegmentId(segment as u32),
-            offset,
+            place: match segment as u32 {
+                NO_SEGMENT => Place::Process(at),
+                id => Place::Segment(SegmentId(id), at),
+            },
         })
     }
 
@@ -266,8 +303,7 @@ mod tests {
             rights: DirectRights::new(true, false, true),
             iova: 0x1000,
             len: 4096,
-            segment: SegmentId(9),
-            offset: 64,
+            place: Place::Segment(SegmentId(9), 64),
         }
     }
 
@@ -290,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_peer_reads_what_is_published_until_it_is_withdrawn() {
-        let published = Published::create().unwrap();
+        let published = Published::create(false).unwrap();
         let peer = attached(&published);
         let qp = target(3);
         let (key, qpn) = (0xffff_1234, Qpn::new(0xab_cdef));
@@ -306,17 +342,17 @@ mod tests {
         assert!(published.withdraw_region(key) && published.withdraw_qp(qpn));
         assert!(!published.withdraw_region(key) && !published.withdraw_qp(qpn));
         assert_eq!((peer.region(RKey(key)), peer.qp(qpn)), (None, None));
-        let next = key + 1;
-        published.publish_region(next, &region(next));
-        assert_eq!(
-            (peer.region(RKey(key)), peer.region(RKey(next))),
-            (None, Some(region(next)))
-        );
+        let next = PublishedRegion {
+            place: Place::Process(1 << 40),
+            ..region(key + 1)
+        };
+        published.publish_region(key + 1, &next);
+        assert_eq!((peer.region(RKey(key)), peer.region(RKey(key + 1))), (None, Some(next)));
     }
 
     #[test]
     fn the_first_queue_pair_of_an_entry_keeps_it() {
-        let published = Published::create().unwrap();
+        let published = Published::create(false).unwrap();
         let peer = attached(&published);
         let (first, second) = (Qpn::new(5), Qpn::new(5 + QPS as u32));
         published.publish_qp(first, &target(1));
@@ -327,8 +363,16 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_is_published_on_request() {
+        for by_process in [false, true] {
+            let published = Published::create(by_process).unwrap();
+            assert_eq!(attached(&published).probe().is_some(), by_process);
+        }
+    }
+
+    #[test]
     fn peers_cannot_write_and_other_files_are_no_tables() {
-        let published = Published::create().unwrap();
+        let published = Published::create(false).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         assert!(Mapping::of(&published.fd(), rights).is_err());
         let other = memfd_create(c"other", MFdFlags::MFD_ALLOW_SEALING).unwrap();

@@ -131,8 +131,7 @@ impl Shared {
 
     /// Waits for the direct accesses of peers alone. A peer that is stopped during one delays it.
     pub(crate) fn wait_for_direct(&self, qpn: Option<Qpn>, key: Option<u32>) {
-        let names =
-            |access: Access| qpn.is_some_and(|qpn| qpn.get() == access.qpn) || key.is_some_and(|key| key == access.key);
+        let names = |access: Access| qpn == Some(access.qpn) || key == Some(access.key);
         let mut pause = Duration::ZERO;
         while self.rx.lock().rings.is_accessed(names) {
             // A copy takes microseconds, unless the peer has no processor.
@@ -203,7 +202,7 @@ impl Shared {
             } => {
                 let fd = fds.into_iter().next();
                 match (message, fd) {
-                    (Message::Ring, Some(fd)) => match Receiver::attach(fd, pid) {
+                    (Message::Ring, Some(fd)) => match Receiver::attach(fd) {
                         Ok(receiver) => self.rx.lock().rings.add(from, receiver),
                         Err(error) => tracing::warn!("another process sent an invalid shm ring: {error}"),
                     },
@@ -224,7 +223,7 @@ impl Shared {
                         let imported = self.import(from, pid, (id, len), (fd, own));
                         self.rx.lock().rings.add_device_memory(from, imported);
                     }
-                    (Message::Tables, Some(fd)) => self.core.lock().direct.peers.add(link_to(from), fd),
+                    (Message::Tables, Some(fd)) => self.core.lock().add_direct_peer(link_to(from), pid, fd),
                     (Message::Exposed { id, writable }, Some(fd)) => self.add_exposed(from, id, fd, writable),
                     (
                         Message::Ring

@@ -41,6 +41,7 @@ use peers::Peers;
 use registry::Registry;
 
 pub use fork::CloseOnFork;
+pub(crate) use fork::fork_generation;
 pub use join::JoinError;
 pub use peers::{Connection, HostEvent, Message};
 pub use registry::{MemberId, SLOTS};
@@ -126,7 +127,7 @@ impl Host {
     }
 
     pub(crate) fn is_ours(&self) -> bool {
-        self.fork_generation == fork::fork_generation()
+        self.fork_generation == fork_generation()
     }
 
     // Members

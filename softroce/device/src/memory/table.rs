@@ -81,6 +81,12 @@ impl Region {
         }
     }
 
+    /// Its segment, if peers may map that.
+    fn whole_segment(&self) -> Option<&SegmentRange> {
+        let place = self.segment.as_ref()?;
+        place.segment.is_exactly(place.offset, self.len).then_some(place)
+    }
+
     /// The location of a pointer from `locate`.
     fn location(&self, at: *mut u8) -> Location<'_> {
         match &self.device {

@@ -252,9 +252,8 @@ mod tests {
 
     fn ring() -> (Sender, IncomingRings) {
         let (sender, fd) = Sender::create().unwrap();
-        let own = i32::try_from(std::process::id()).unwrap();
         let mut incoming = IncomingRings::default();
-        incoming.add(MemberId::new(1, 1), Receiver::attach(fd, Some(own)).unwrap());
+        incoming.add(MemberId::new(1, 1), Receiver::attach(fd).unwrap());
         (sender, incoming)
     }
 

@@ -17,13 +17,8 @@ mod memory;
 mod outgoing;
 mod piggyback;
 
-use std::fs;
-use std::io::IoSliceMut;
-
 use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::wire::Opcode;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
 
 use crate::host::MemberId;
 
@@ -38,8 +33,6 @@ pub(crate) use piggyback::RecordHeaders;
 pub enum CopyMode {
     /// The receiver copies from shared memory that both have mapped.
     Shared,
-    /// The receiver copies by process_vm_readv(2).
-    Vm,
     /// The sender copies into the ring, and the receiver out of it.
     Ring,
 }
@@ -49,28 +42,12 @@ impl CopyMode {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shared => "shared",
-            Self::Vm => "vm",
             Self::Ring => "ring",
         }
     }
 
-    /// Whether seccomp and Yama's `ptrace_scope` permit it (process_vm_readv(2)).
-    pub(crate) fn is_possible(self) -> bool {
-        if self != Self::Vm {
-            return true;
-        }
-        let open = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or(true, |scope| scope.trim() == "0");
-        let (from, mut to) = ([1_u8], [0_u8]);
-        let there = RemoteIoVec {
-            base: from.as_ptr().addr(),
-            len: 1,
-        };
-        let read = process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut to)], &[there]);
-        open && read == Ok(1) && to == from
-    }
-
     /// All modes, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
+    pub const ALL: [Self; 2] = [Self::Shared, Self::Ring];
 }
 
 /// Bits for the member's slot; the rest are its generation: packets never reach a later member.

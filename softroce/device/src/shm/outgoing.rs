@@ -528,14 +528,7 @@ impl OutgoingRing {
                 }
             }
         }
-        let by_address = match forced {
-            Some(CopyMode::Ring) => false,
-            Some(CopyMode::Shared | CopyMode::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
-            // Two copies at memory speed, at both ends at once, take a third of the time of one
-            // process_vm_readv(2) (docs/LOG.md).
-            None => self.connection.is_none(),
-        };
-        if by_address {
+        if self.connection.is_none() && forced != Some(CopyMode::Ring) {
             let addr = payload_ref.at.expose_provenance() as u64;
             return Ok(Reference::Process { addr, len });
         }

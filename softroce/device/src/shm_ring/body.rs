@@ -1,13 +1,9 @@
 //! The payload of a received record, and the copy modes that move it.
 
-use std::mem::MaybeUninit;
 use std::ptr;
-use std::slice;
 
-use super::REFERENCES;
 use super::layout::Mapping;
 use super::mapped::{MappedSegments, SegmentAccess};
-use super::receiver::Origin;
 use super::record::Reference;
 use super::ring::Consumer;
 use crate::memory::copy::{WORD, tail_to_peer_visible};
@@ -33,7 +29,7 @@ pub(super) enum Source {
 pub struct RecordBody<'a> {
     pub(super) map: &'a Mapping,
     pub(super) segments: &'a MappedSegments,
-    pub(super) origin: Origin,
+    pub(super) own: bool,
     pub(super) position: u64,
     pub(super) references: &'a [Reference],
     pub(super) source: Source,
@@ -102,7 +98,7 @@ impl RecordBody<'_> {
         );
         // What this process itself has revoked may be unmapped. It revokes nothing while it
         // receives: both happen under the device's lock.
-        if self.origin == Origin::Own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
+        if self.own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
             return Err(PayloadUnavailable);
         }
         let last = len.min(WORD);
@@ -147,16 +143,6 @@ impl RecordBody<'_> {
             }
             return Ok(());
         }
-        if let Origin::Process(peer) = self.origin {
-            let local = [
-                io_part(target.head, head),
-                io_part(target.tail.as_mut_ptr(), target.tail.len()),
-            ];
-            if let Some(remote) = Remote::of(self.parts(at, head + target.tail.len())) {
-                // SAFETY: both are writable for these lengths.
-                return unsafe { peer.read(local, remote) };
-            }
-        }
         // SAFETY: head and tail are writable for as many bytes each.
         unsafe {
             self.fetch_parts(at, head, target.head)?;
@@ -183,20 +169,15 @@ impl RecordBody<'_> {
     /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
     unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), PayloadUnavailable> {
         let len = part.len();
-        let src = match (part, self.origin) {
-            (Reference::Bulk { offset, .. }, _) => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
-            (Reference::Segment { id, offset, .. }, _) => self
+        let src = match part {
+            Reference::Bulk { offset, .. } => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
+            Reference::Segment { id, offset, .. } => self
                 .segments
                 .find(id, offset, len, SegmentAccess::Read)
                 .map(<*mut u8>::cast_const),
-            (Reference::Process { addr, .. }, Origin::Own) => Some(ptr::with_exposed_provenance(addr as usize)),
-            (Reference::Process { .. }, Origin::Process(peer)) => {
-                let remote = Remote::of([part].into_iter()).ok_or(PayloadUnavailable)?;
-                // SAFETY: writable for the part's length.
-                return unsafe { peer.read([io_part(dst, len), io_part(dst, 0)], remote) };
-            }
+            Reference::Process { addr, .. } => self.own.then(|| ptr::with_exposed_provenance(addr as usize)),
             // GPU memory is copied by the GPU, not here.
-            (Reference::Process { .. }, Origin::Unreadable) | (Reference::Device { .. }, _) => None,
+            Reference::Device { .. } => None,
         };
         // SAFETY: ring and segments are mapped for these ranges and cannot shrink; for a ring to
         // this process the creator has promised that they are readable. Each byte is read once and
@@ -218,90 +199,5 @@ impl RecordBody<'_> {
             left -= len;
             (len != 0).then_some(part)
         })
-    }
-}
-
-/// Ranges of another process's memory, for one call: the references of a record, and the probe.
-struct Remote {
-    parts: [MaybeUninit<libc::iovec>; REFERENCES + 1],
-    len: usize,
-}
-
-impl Remote {
-    /// The parts, if all of them are process memory; no more than a record has references.
-    fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
-        let mut remote = Self {
-            parts: [MaybeUninit::uninit(); REFERENCES + 1],
-            len: 0,
-        };
-        for part in parts {
-            let Reference::Process { addr, len } = part else {
-                return None;
-            };
-            remote.push(addr, len as usize)?;
-        }
-        Some(remote)
-    }
-
-    fn push(&mut self, addr: u64, len: usize) -> Option<()> {
-        // Checked by the kernel; not an address here.
-        let range = io_part(ptr::without_provenance_mut(addr as usize), len);
-        self.parts.get_mut(self.len)?.write(range);
-        self.len += 1;
-        Some(())
-    }
-
-    fn parts(&self) -> &[libc::iovec] {
-        // SAFETY: `push` wrote the first `len`.
-        unsafe { slice::from_raw_parts(self.parts.as_ptr().cast(), self.len) }
-    }
-}
-
-fn io_part(start: *mut u8, len: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: start.cast(),
-        iov_len: len,
-    }
-}
-
-/// Another process whose memory this one may read, and how to recognize it: its PID may be reused,
-/// and it may run another program (execve(2)), while its records are still here. So every call also
-/// reads the probe, from the same address space.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Peer {
-    pub(super) process: i32,
-    pub(super) address: u64,
-    pub(super) value: u64,
-}
-
-impl Peer {
-    /// Whether the process can be read, and is the one that created the ring.
-    pub(super) fn can_be_read(self) -> bool {
-        let nothing = io_part(ptr::null_mut(), 0);
-        // SAFETY: nothing is written but the probe.
-        Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
-    }
-
-    /// Copies all of it (process_vm_readv(2)), or fails with [`PayloadUnavailable`].
-    ///
-    /// # Safety
-    /// The local ranges are writable.
-    unsafe fn read(self, [head, tail]: [libc::iovec; 2], mut remote: Remote) -> Result<(), PayloadUnavailable> {
-        let mut probe = [0_u8; 8];
-        remote.push(self.address, probe.len()).ok_or(PayloadUnavailable)?;
-        let local = [head, tail, io_part(probe.as_mut_ptr(), probe.len())];
-        let wanted: usize = local.iter().map(|part| part.iov_len).sum();
-        let remote = remote.parts();
-        let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
-        // SAFETY: the local ranges are writable by contract, and the probe is; the kernel checks
-        // the remote ones and writes nothing there.
-        let read = unsafe { libc::process_vm_readv(self.process, local.as_ptr(), locals, remote.as_ptr(), remotes, 0) };
-        // It is never interrupted halfway; a short read met an unmapped page.
-        let complete = usize::try_from(read) == Ok(wanted);
-        if complete && u64::from_ne_bytes(probe) == self.value {
-            Ok(())
-        } else {
-            Err(PayloadUnavailable)
-        }
     }
 }

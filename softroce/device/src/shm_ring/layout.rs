@@ -1,7 +1,7 @@
 //! The memfd of a shm ring: its layout, its creation, and the checks of one from another process.
 //!
 //! ```text
-//! 0      magic, slots, bulk bytes, probe (written once, before the descriptor is sent)
+//! 0      magic, slots, bulk bytes (written once, before the descriptor is sent)
 //! 64     the sender's word: it waits for credits
 //! 128    the receiver's words: head; how many segments it has mapped; its capabilities
 //! 192    the receiver sleeps: cleared by the sender
@@ -26,7 +26,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::{LARGEST, REFERENCES, ring};
 
 /// "DBRING" and the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"DBRING\0\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"DBRING\0\x03");
 
 pub(super) const SLOT: usize = 256;
 pub(super) const CONTENT_OFFSET: usize = 16;
@@ -84,9 +84,6 @@ pub(super) enum Field {
     Magic = 0,
     Slots = 8,
     Bulk = 16,
-    /// An address of the sender's memory, for the receiver to probe whether it can read there.
-    ProbeAddress = 24,
-    ProbeValue = 32,
     CreditWanted = 64,
     Head = 128,
     /// How many of the announced segments the receiver has mapped.

@@ -3,8 +3,8 @@
 //! A ring goes one way, from its creator ([`Sender`]) to the process that got the descriptor
 //! ([`Receiver`]). It is one memfd: slots for records, and a *bulk area* for what does not fit. A
 //! [`Record`] is a packet's headers and its payload, in the ring or named by [`Reference`]s. **The
-//! receiver copies**, from a shared [`segment`], by process_vm_readv(2), or from the bulk area
-//! (decision 023); it needs read access only.
+//! receiver copies**, from a shared [`segment`] or from the bulk area (decision 023); it needs read
+//! access only.
 //!
 //! | file | content |
 //! |---|---|

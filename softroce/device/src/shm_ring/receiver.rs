@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::body::{Peer, RecordBody, Source};
+use super::body::{RecordBody, Source};
 use super::layout::{Field, Mapping};
 use super::mapped::{MappedSegments, UnfitSegment};
 use super::record::{Control, PayloadLocation, REFERENCE, RecordKind, Reference};
@@ -13,24 +13,14 @@ use super::ring::{Consumer, slot};
 use super::segment::SegmentId;
 use super::{CorruptRing, HEADER, REFERENCES};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Origin {
-    /// Another process's, which this one can read.
-    Process(Peer),
-    /// Another process's that this one cannot read: of another user or namespace, or forbidden.
-    Unreadable,
-    Own,
-}
-
 /// Capabilities of the receiver, published to the sender as bits of a word of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Capabilities(pub(super) u64);
 
 impl Capabilities {
     pub(super) const SEGMENTS: Self = Self(1);
-    pub(super) const PROCESS: Self = Self(2);
-    pub(super) const DEVICES: Self = Self(4);
-    pub(super) const DIRECT: Self = Self(8);
+    pub(super) const DEVICES: Self = Self(2);
+    pub(super) const DIRECT: Self = Self(4);
 
     pub(super) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -65,7 +55,8 @@ pub struct Received<'a> {
 pub struct Receiver {
     map: Mapping,
     ring: Consumer,
-    origin: Origin,
+    /// Its sender is this process's.
+    own: bool,
     segments: MappedSegments,
     capabilities: Capabilities,
     /// The sender waits for credits and must be woken.
@@ -74,23 +65,23 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Attaches to the ring of a descriptor from another process, and publishes whether this
-    /// process can read that process's memory: `process` is its PID, if it has one here.
+    /// Attaches to the ring of a descriptor from another process.
     ///
     /// # Errors
     /// When it is no ring: it must be a sealed memfd of this version, as long as its geometry says.
-    pub fn attach(fd: OwnedFd, process: Option<i32>) -> io::Result<Self> {
+    pub fn attach(fd: OwnedFd) -> io::Result<Self> {
         let map = Mapping::attach(fd)?;
-        let peer = process.map(|process| Peer {
-            process,
-            address: map.get(Field::ProbeAddress),
-            value: map.get(Field::ProbeValue),
-        });
-        let origin = match peer {
-            Some(peer) if peer.can_be_read() => Origin::Process(peer),
-            _ => Origin::Unreadable,
-        };
-        Ok(Self::with_origin(map, origin))
+        let capabilities = Capabilities::SEGMENTS;
+        map.set(Field::Capabilities, capabilities.0);
+        Ok(Self {
+            map,
+            ring: Consumer::default(),
+            own: false,
+            segments: MappedSegments::default(),
+            capabilities,
+            credit_wakeup_pending: false,
+            references: Vec::with_capacity(REFERENCES),
+        })
     }
 
     /// A ring from this process to itself.
@@ -99,24 +90,10 @@ impl Receiver {
     /// The sender is this process's, and the memory that its records refer to by address is
     /// readable until they are received or revoked. Nothing is revoked while a record is received.
     pub(crate) unsafe fn attach_own(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self::with_origin(Mapping::attach(fd)?, Origin::Own))
-    }
-
-    fn with_origin(map: Mapping, origin: Origin) -> Self {
-        let mut capabilities = Capabilities::SEGMENTS;
-        if origin != Origin::Unreadable {
-            capabilities.0 |= Capabilities::PROCESS.0;
-        }
-        map.set(Field::Capabilities, capabilities.0);
-        Self {
-            map,
-            ring: Consumer::default(),
-            origin,
-            segments: MappedSegments::default(),
-            capabilities,
-            credit_wakeup_pending: false,
-            references: Vec::with_capacity(REFERENCES),
-        }
+        Ok(Self {
+            own: true,
+            ..Self::attach(fd)?
+        })
     }
 
     /// Consumes the next record, if there is one; `take` must copy what it needs.
@@ -182,7 +159,7 @@ impl Receiver {
             body: RecordBody {
                 map: &self.map,
                 segments: &self.segments,
-                origin: self.origin,
+                own: self.own,
                 position,
                 references: &self.references,
                 source,

@@ -28,7 +28,7 @@ pub enum Reference {
         /// Bytes.
         len: u32,
     },
-    /// Of the sender's address space.
+    /// Of the sender's address space, in the ring of a process to itself.
     Process {
         /// The first byte.
         addr: u64,

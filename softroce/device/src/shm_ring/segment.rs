@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::record::ID_BITS;
 
-/// The number of a segment in the process that owns it. Never reused.
+/// The number of a segment in the process that owns it, from 1 on. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SegmentId(pub u32);
 
@@ -203,7 +203,8 @@ impl Piece {
     }
 }
 
-/// Opens the file of one of this process's descriptors read-only, if it can be a segment.
+/// Opens the file of one of this process's descriptors read-only, if it can be a segment; and
+/// whether it is a memfd of doorbell-verbs, by its name.
 fn open(inode: Inode) -> Option<(File, bool)> {
     for entry in fs::read_dir("/proc/self/fd").ok()? {
         // A memfd has no name: it is reached through the link. The descriptor may be closed or
@@ -211,7 +212,12 @@ fn open(inode: Inode) -> Option<(File, bool)> {
         let Ok(path) = entry.map(|entry| entry.path()) else {
             continue;
         };
-        if !is_memfd(&path) {
+        // Opening other files may have side effects.
+        let Ok(target) = fs::read_link(&path) else {
+            continue;
+        };
+        let name = target.as_os_str().as_bytes();
+        if !name.starts_with(b"/memfd:") {
             continue;
         }
         let Ok(found) = fs::metadata(&path).map(|found| inode_of(&found)) else {
@@ -227,20 +233,10 @@ fn open(inode: Inode) -> Option<(File, bool)> {
             continue;
         }
         if cannot_shrink(&file) || (seal(&path, inode) && cannot_shrink(&file)) {
-            return Some((file, is_allocated(&path)));
+            return Some((file, name == b"/memfd:doorbell (deleted)"));
         }
     }
     None
-}
-
-/// Whether it is a memfd of doorbell-verbs, by its name.
-fn is_allocated(link: &Path) -> bool {
-    fs::read_link(link).is_ok_and(|target| target.as_os_str().as_bytes() == b"/memfd:doorbell (deleted)")
-}
-
-/// Whether the link of a descriptor is to a memfd: opening other files may have side effects.
-fn is_memfd(link: &Path) -> bool {
-    fs::read_link(link).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(b"/memfd:"))
 }
 
 fn inode_of(file: &fs::Metadata) -> Inode {

@@ -39,8 +39,6 @@ pub struct Sender {
     /// Announced to the receiver and not withdrawn, each with its index: it maps them in order.
     announced: Vec<(u64, SegmentId)>,
     announcements: u64,
-    /// For the receiver to probe whether it can read this process; never moved.
-    _probe: Box<AtomicU64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -129,12 +127,6 @@ impl Sender {
     /// Fails as [`create`](Self::create), or when the geometry is impossible.
     pub(crate) fn with_geometry(geometry: RingGeometry) -> io::Result<(Self, OwnedFd)> {
         let (map, fd) = Mapping::create(geometry)?;
-        // Only a process that can really read this one finds the value.
-        let probe = Box::new(AtomicU64::new(0));
-        let value = ptr::from_ref(&*probe).addr() as u64 ^ u64::from(std::process::id()).rotate_left(32) ^ PROBE;
-        probe.store(value, Ordering::Relaxed);
-        map.set(Field::ProbeAddress, ptr::from_ref(&*probe).expose_provenance() as u64);
-        map.set(Field::ProbeValue, value);
         let sender = Self {
             map,
             ring: Producer::default(),
@@ -149,7 +141,6 @@ impl Sender {
             referred: 0,
             announced: Vec::new(),
             announcements: 0,
-            _probe: probe,
         };
         Ok((sender, fd))
     }
@@ -439,19 +430,10 @@ impl Sender {
         enabled.then(|| self.map.field(Field::Access))
     }
 
-    /// Whether records may refer to memory by address: the receiver has probed that it can read it.
-    #[must_use]
-    pub(crate) fn peer_reads_memory(&self) -> bool {
-        self.capabilities().contains(Capabilities::PROCESS)
-    }
-
     fn capabilities(&self) -> Capabilities {
         Capabilities(self.map.get(Field::Capabilities))
     }
 }
-
-/// Any number that is not found by chance.
-const PROBE: u64 = 0x9d3c_5a71_e84f_2b06;
 
 /// Whether the memory may be reused before the receiver has read it.
 fn is_revocable(reference: &Reference) -> bool {

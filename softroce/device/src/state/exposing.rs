@@ -1,9 +1,11 @@
 //! What this process publishes to its peers, for direct operations (see [`direct`](crate::direct)).
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::Qpn;
+use doorbell_roce_proto::qp::LinkId;
 
 use super::Core;
 use crate::direct::Published;
@@ -14,10 +16,21 @@ use crate::shm_ring::Receiver;
 impl Core {
     /// See [`OutgoingRings::enable`](crate::shm::OutgoingRings::enable).
     pub(crate) fn enable_shm(&mut self, only: bool, forced: Option<CopyMode>) -> io::Result<(MemberId, Receiver)> {
-        let published = Arc::new(Published::create()?);
+        // Who forces a copy mode wants no other, in neither direction.
+        let published = Arc::new(Published::create(forced.is_none())?);
         self.memory.publish_in(Arc::clone(&published));
         self.direct.published = Some(Arc::clone(&published));
         self.rings.enable(only, forced, published)
+    }
+
+    /// A peer's tables have arrived; its PID is the kernel's.
+    pub(crate) fn add_direct_peer(&mut self, link: LinkId, pid: Option<i32>, tables: OwnedFd) {
+        let by_process = self
+            .direct
+            .published
+            .as_ref()
+            .is_some_and(|published| published.by_process());
+        self.direct.peers.add(link, pid.filter(|_| by_process), tables);
     }
 
     /// Gives the memory of a region to the peers, if they may access it directly.

@@ -1,5 +1,7 @@
-//! Direct operations: on memory of doorbell-verbs' kind, whatever the target does meanwhile.
+//! Direct operations, whatever the target does meanwhile: on memory of doorbell-verbs' kind, and on
+//! private memory.
 
+use std::io::IoSliceMut;
 use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,12 +11,17 @@ use doorbell_roce_proto::memory::AtomicOp;
 use doorbell_roce_proto::work::{Operation, Status};
 use doorbell_softroce::{CopyMode, Device};
 use nix::sys::signal::Signal;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
-use super::processes::Peer;
+use super::processes::{PRIVATE, Peer};
 use super::side::{Backing, Key, Side, TEST_TIMEOUT, device, own_address};
 
 const LEN: usize = 1 << 20;
 const TIMEOUT: u8 = 14;
+/// Half a second.
+const LONG_TIMEOUT: u8 = 17;
+/// The longest direct request for private memory.
+const PRIVATE_LEN: usize = 16 << 10;
 
 fn direct_requests(device: &Device) -> u64 {
     device.counters().direct_requests
@@ -46,11 +53,40 @@ fn atomic(side: &Side, at: usize, peer: Key, op: AtomicOp) -> u64 {
     side.memory.word(LEN - 8)
 }
 
-/// WRITE, READ, compare-swap and fetch-add of every power of two, each byte checked.
-fn every_operation(side: &Side, peer: Key) {
-    let sizes = (0..=19).map(|bits| 1 << bits).chain([LEN - 8]);
-    for (round, len) in sizes.enumerate() {
-        let byte = round as u8 + 1;
+/// WRITE and READ of every power of two and of `longest` bytes, each byte checked. Returns how many
+/// requests there were, and the last byte.
+fn writes_and_reads(side: &Side, peer: Key, longest: usize) -> (u64, u8) {
+    let (operation, read) = (
+        Operation::Write {
+            addr: peer.addr,
+            rkey: RKey(peer.rkey),
+            imm: None,
+        },
+        Operation::Read {
+            addr: peer.addr,
+            rkey: RKey(peer.rkey),
+        },
+    );
+    let parts = [(4096, 1000), (0, 13), (64, 8)];
+    side.memory.fill(0, LEN, 0xee);
+    (1..)
+        .zip(parts)
+        .for_each(|(byte, (at, len))| side.memory.fill(at, len, byte));
+    side.post_list(1, operation, &parts);
+    assert_eq!(side.wait(1)[0].status, Status::Success);
+    side.memory.fill(0, LEN, 0xee);
+    side.post_list(2, read, &parts);
+    assert_eq!(side.wait(1)[0].status, Status::Success);
+    for (byte, (at, len)) in (1..).zip(parts) {
+        assert!(side.memory.is_all(at, len, byte) && side.memory.is_all(at + len, 8, 0xee));
+    }
+    let (mut count, mut byte) = (2, 0);
+    for len in (0..=19)
+        .map(|bits| 1 << bits)
+        .filter(|len| *len < longest)
+        .chain([longest])
+    {
+        (count, byte) = (count + 2, byte + 1);
         side.memory.fill(0, len, byte);
         side.write(1, 0, len, peer);
         assert_eq!(side.wait(1)[0].status, Status::Success);
@@ -59,6 +95,10 @@ fn every_operation(side: &Side, peer: Key) {
         assert_eq!(side.wait(1)[0].status, Status::Success);
         assert!(side.memory.is_all(0, len, byte), "{len} bytes");
     }
+    (count, byte)
+}
+
+fn atomics(side: &Side, peer: Key) {
     let before = atomic(side, 0, peer, AtomicOp::FetchAdd { add: 5 });
     let (compare, swap) = (before + 5, 42);
     assert_eq!(atomic(side, 0, peer, AtomicOp::CompareSwap { compare, swap }), compare);
@@ -74,12 +114,38 @@ fn a_stopped_target_serves_every_operation() {
     warm_up(&side, key);
     peer.stop();
     let before = direct_requests(side.device());
-    every_operation(&side, key);
-    assert_eq!(direct_requests(side.device()) - before, 2 * 21 + 3);
+    let (count, byte) = writes_and_reads(&side, key, LEN - 8);
+    atomics(&side, key);
+    assert_eq!(direct_requests(side.device()) - before, count + 3);
     // The bytes of the last WRITE are in the target's memory.
     peer.signal(Signal::SIGCONT);
-    peer.send_line("report");
-    assert_eq!(peer.read_line(), "21");
+    peer.send_line(&(LEN - 64).to_string());
+    assert_eq!(peer.read_line(), byte.to_string());
+}
+
+#[test]
+fn a_stopped_target_serves_private_memory() {
+    let address = own_address();
+    let side = Side::with(&device(address, None), LEN, Backing::Private);
+    let mut peer = Peer::start(address, None, &format!("direct{PRIVATE}"));
+    let key = peer.connect_side(&side);
+    let (mut byte, base) = ([0], key.addr as usize);
+    let there = RemoteIoVec { base, len: 1 };
+    if process_vm_readv(peer.pid(), &mut [IoSliceMut::new(&mut byte)], &[there]) != Ok(1) {
+        println!("skipped: this machine forbids process_vm_readv");
+        return;
+    }
+    warm_up(&side, key);
+    peer.stop();
+    let before = direct_requests(side.device());
+    let (count, byte) = writes_and_reads(&side, key, PRIVATE_LEN);
+    assert_eq!(direct_requests(side.device()) - before, count);
+    peer.signal(Signal::SIGCONT);
+    peer.send_line(&PRIVATE_LEN.to_string());
+    assert_eq!(peer.read_line(), byte.to_string());
+    // Atomics need the target.
+    atomics(&side, key);
+    assert_eq!(direct_requests(side.device()) - before, count);
 }
 
 /// A SEND needs the target. It waits on the ring, and no timeout ends the connection.
@@ -100,7 +166,7 @@ fn a_stopped_target_keeps_its_connections() {
         peer.signal(Signal::SIGCONT);
         let done = side.wait(2);
         assert!(done.iter().all(|done| done.status == Status::Success), "{done:?}");
-        peer.send_line("report");
+        peer.send_line(&(LEN - 64).to_string());
         assert_eq!(peer.read_line(), "21");
     }
 }
@@ -181,22 +247,38 @@ fn what_is_not_permitted_is_refused_by_the_target() {
     drop(stranger);
 }
 
-/// Memory that this library did not allocate, or of which only a part is registered, is not given
-/// to peers.
+/// Memory that this library did not allocate is accessed through the kernel: up to a length, and
+/// unless either end forces a copy mode.
 #[test]
-fn other_memory_takes_the_ring() {
+fn other_memory_is_direct_up_to_a_length() {
     let address = own_address();
+    let write = |one: &Side, other: &Side, byte, len| {
+        let before = direct_requests(one.device());
+        one.memory.fill(0, len, byte);
+        one.write(1, 0, len, other.key());
+        assert_eq!(one.wait(1)[0].status, Status::Success);
+        assert!(other.memory.is_all(0, len, byte) && other.memory.word(len) == 0);
+        direct_requests(one.device()) - before
+    };
+    let (shared, ring) = (Some(CopyMode::Shared), Some(CopyMode::Ring));
     for backing in [Backing::Private, Backing::Shared] {
-        let [one, other] = [0, 1].map(|_| Side::with(&device(address, CopyMode::Shared), LEN, backing));
-        one.connect(other.key(), TIMEOUT);
-        other.connect(one.key(), TIMEOUT);
-        for round in 0..20 {
-            one.memory.fill(0, LEN, round);
-            one.write(1, 0, LEN, other.key());
-            assert_eq!(one.wait(1)[0].status, Status::Success);
-            assert!(other.memory.is_all(0, LEN, round));
+        for modes in [[None, None], [shared, None], [None, shared], [ring, ring]] {
+            let [one, other] = modes.map(|mode| Side::with(&device(address, mode), LEN, backing));
+            one.connect(other.key(), LONG_TIMEOUT);
+            other.connect(one.key(), LONG_TIMEOUT);
+            let all = modes == [None, None];
+            if all {
+                warm_up(&one, other.key());
+            }
+            for byte in 1..6 {
+                let found = [PRIVATE_LEN, PRIVATE_LEN + 8].map(|len| {
+                    let direct = write(&one, &other, byte, len);
+                    other.memory.fill(0, len, 0);
+                    direct
+                });
+                assert_eq!(found, [u64::from(all), 0], "{backing:?} {modes:?}");
+            }
         }
-        assert_eq!(direct_requests(one.device()), 0, "{backing:?}");
     }
 }
 

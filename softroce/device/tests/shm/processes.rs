@@ -15,8 +15,7 @@ use super::side::{Backing, Key, Side, TEST_TIMEOUT, device, own_address};
 
 const LEN: usize = 1 << 20;
 const MESSAGES: usize = 16;
-/// What the task `hammer` writes, again and again.
-const HAMMER_LEN: usize = 64 << 10;
+pub(super) const PRIVATE: &str = "-private";
 const GOOD: u8 = 0x5a;
 const POISON: u8 = 0xee;
 /// 17 ms: with three retries a dead peer is detected after 70 ms; a busy one is not taken for dead.
@@ -28,6 +27,15 @@ const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
 /// Marks a line as the peer's, among the test harness's output.
 const ANSWER: &str = "peer: ";
 
+/// What the task `hammer` writes, again and again.
+pub(super) fn hammer_len(backing: Backing) -> usize {
+    if backing == Backing::Private {
+        16 << 10
+    } else {
+        64 << 10
+    }
+}
+
 pub(super) struct Peer {
     process: Child,
     commands: ChildStdin,
@@ -35,10 +43,12 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn start(address: std::net::IpAddr, copy_mode: CopyMode, task: &str) -> Self {
+    /// With a copy mode, or all; a task that ends with `PRIVATE` uses private memory.
+    pub(super) fn start(address: std::net::IpAddr, copy_mode: impl Into<Option<CopyMode>>, task: &str) -> Self {
+        let copy_mode = copy_mode.into().map_or("all", CopyMode::name);
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "processes::peer", "--nocapture", "--include-ignored"])
-            .env(ROLE, format!("{address} {} {task}", copy_mode.name()))
+            .env(ROLE, format!("{address} {copy_mode} {task}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -77,13 +87,16 @@ impl Peer {
     /// Returns when all of its threads have stopped.
     pub(super) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
-        let pid = Pid::from_raw(self.process.id() as i32);
-        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap();
         assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
     }
 
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_raw(self.process.id() as i32)
+    }
+
     pub(super) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
+        kill(self.pid(), signal).unwrap();
     }
 }
 
@@ -114,14 +127,15 @@ fn peer() {
     let mut words = role.split_whitespace();
     let mut next = || words.next().unwrap();
     let (address, copy_mode, task) = (next().parse().unwrap(), next(), next());
-    let copy_mode = CopyMode::ALL
-        .into_iter()
-        .find(|known| known.name() == copy_mode)
-        .unwrap();
+    let copy_mode = CopyMode::ALL.into_iter().find(|known| known.name() == copy_mode);
     let device = device(address, copy_mode);
+    let (task, backing) = match task.strip_suffix(PRIVATE) {
+        Some(task) => (task, Backing::Private),
+        None => (task, Backing::Doorbell),
+    };
     let side = match task {
-        "direct" | "hammer" => Side::with(&device, LEN, Backing::Doorbell),
-        _ => Side::new(&device, MESSAGES * LEN, copy_mode),
+        "direct" | "hammer" => Side::with(&device, LEN, backing),
+        _ => Side::new(&device, MESSAGES * LEN, copy_mode.unwrap()),
     };
     let key = side.key();
     println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
@@ -137,11 +151,11 @@ fn peer() {
     }
     println!("{ANSWER}ready");
     match task {
-        // The byte that all of its memory has but the end, which atomics and receives use.
+        // The byte that all of its memory has up to an offset, but the first word of atomics.
         "direct" => {
-            lines.next();
+            let end: usize = lines.next().unwrap().unwrap().parse().unwrap();
             let byte = side.memory.word(8) as u8;
-            let same = side.memory.is_all(8, LEN - 72, byte);
+            let same = side.memory.is_all(8, end - 8, byte);
             println!("{ANSWER}{}", if same { byte } else { 0 });
             lines.next();
         }
@@ -155,9 +169,10 @@ fn peer() {
             lines.next();
         }
         "hammer" => {
-            side.memory.fill(0, HAMMER_LEN, 1);
+            let len = hammer_len(backing);
+            side.memory.fill(0, len, 1);
             loop {
-                side.write(0, 0, HAMMER_LEN, them);
+                side.write(0, 0, len, them);
                 side.wait(1);
             }
         }

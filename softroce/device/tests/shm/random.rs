@@ -8,16 +8,18 @@ use std::time::{Duration, Instant};
 use std::{env, hint, thread};
 
 use doorbell_roce_proto::work::Status;
-use doorbell_softroce::{CopyMode, Device};
+use doorbell_softroce::Device;
 use nix::sys::signal::Signal;
 
-use super::processes::Peer;
+use super::processes::{PRIVATE, Peer, hammer_len};
 use super::side::{Backing, Side, TEST_TIMEOUT, device, own_address};
 
 const LEN: usize = 64 << 10;
 const TIMEOUT: u8 = 14;
 const WRITTEN: u8 = 1;
 const POISON: u8 = 2;
+const CANARY: u8 = 3;
+const BACKINGS: [Backing; 2] = [Backing::Doorbell, Backing::Private];
 
 fn is_whole() -> bool {
     env::var_os("DOORBELL_SWEEP").is_some_and(|value| value == "all")
@@ -36,10 +38,8 @@ impl Random {
     }
 }
 
-fn pair(devices: &[Arc<Device>; 2]) -> [Side; 2] {
-    let [one, other] = devices
-        .each_ref()
-        .map(|device| Side::with(device, LEN, Backing::Doorbell));
+fn pair(devices: &[Arc<Device>; 2], backing: Backing) -> [Side; 2] {
+    let [one, other] = devices.each_ref().map(|device| Side::with(device, LEN, backing));
     one.connect(other.key(), TIMEOUT);
     other.connect(one.key(), TIMEOUT);
     [one, other]
@@ -54,12 +54,14 @@ fn registrations_and_queue_pairs_end_during_direct_writes() {
         (300, 20_000)
     };
     let address = own_address();
-    let devices = [0, 1].map(|_| device(address, CopyMode::Shared));
-    let (mut random, mut direct, mut round) = (Random(7), 0, 0);
+    let devices = [0, 1].map(|_| device(address, None));
+    let (mut random, mut direct, mut round) = (Random(7), [0; 2], 0);
     let since = Instant::now();
-    while round < rounds || direct < writes {
-        let [one, mut other] = pair(&devices);
-        let len = [8, 64, 4096, LEN][random.below(4) as usize];
+    while round < rounds || direct.iter().any(|direct| 2 * direct < writes) {
+        let kind = random.below(2) as usize;
+        let [one, mut other] = pair(&devices, BACKINGS[kind]);
+        let len = [8, 64, 4096, hammer_len(BACKINGS[kind])][random.below(4) as usize];
+        other.memory.fill(0, LEN, CANARY);
         let (key, stop) = (other.key(), AtomicBool::new(false));
         let before = devices[0].counters().direct_requests;
         one.memory.fill(0, LEN, WRITTEN);
@@ -85,21 +87,22 @@ fn registrations_and_queue_pairs_end_during_direct_writes() {
                 3 => drop(other.qp.take()),
                 _ => other.reregister_without_rights(),
             }
-            other.memory.fill(0, LEN, POISON);
+            other.memory.fill(0, len, POISON);
             // The writer meets the end, or finds no pair to write to any more.
             thread::sleep(Duration::from_micros(random.below(200)));
             one.fail();
             stop.store(true, Ordering::Relaxed);
         });
         assert!(
-            other.memory.is_all(0, LEN, POISON),
-            "round {round}: action {action}, {len} bytes"
+            other.memory.is_all(0, len, POISON) && other.memory.is_all(len, LEN - len, CANARY),
+            "round {round}: action {action}, {len} bytes, {:?}",
+            BACKINGS[kind]
         );
-        direct += devices[0].counters().direct_requests - before;
+        direct[kind] += devices[0].counters().direct_requests - before;
         round += 1;
         assert!(
             is_whole() || since.elapsed() < TEST_TIMEOUT,
-            "{round} rounds, {direct} direct writes"
+            "{round} rounds, {direct:?} direct writes"
         );
     }
 }
@@ -109,14 +112,18 @@ fn registrations_and_queue_pairs_end_during_direct_writes() {
 fn initiators_are_killed_or_stopped_during_direct_writes() {
     let rounds = if is_whole() { 300 } else { 12 };
     let address = own_address();
-    let device = device(address, CopyMode::Shared);
+    let device = device(address, None);
     let mut random = Random(11);
     for round in 0..rounds {
-        let mut side = Side::with(&device, LEN, Backing::Doorbell);
-        let mut peer = Peer::start(address, CopyMode::Shared, "hammer");
+        let backing = BACKINGS[round % 2];
+        let mut side = Side::with(&device, LEN, backing);
+        side.memory.fill(0, LEN, CANARY);
+        let len = hammer_len(backing);
+        let suffix = if backing == Backing::Private { PRIVATE } else { "" };
+        let mut peer = Peer::start(address, None, &format!("hammer{suffix}"));
         peer.connect_side(&side);
         let since = Instant::now();
-        while !side.memory.is_all(0, LEN, WRITTEN) {
+        while !side.memory.is_all(0, len, WRITTEN) {
             assert!(since.elapsed() < TEST_TIMEOUT);
             hint::spin_loop();
         }
@@ -131,9 +138,12 @@ fn initiators_are_killed_or_stopped_during_direct_writes() {
                 });
             }
             drop(side.mr.take());
-            side.memory.fill(0, LEN, POISON);
+            side.memory.fill(0, len, POISON);
         });
         thread::sleep(Duration::from_millis(5));
-        assert!(side.memory.is_all(0, LEN, POISON), "round {round}, killed: {killed}");
+        assert!(
+            side.memory.is_all(0, len, POISON) && side.memory.is_all(len, LEN - len, CANARY),
+            "round {round}, killed: {killed}"
+        );
     }
 }

@@ -42,7 +42,7 @@ impl From<CopyMode> for Backing {
     fn from(copy_mode: CopyMode) -> Self {
         match copy_mode {
             CopyMode::Shared => Self::Shared,
-            CopyMode::Vm | CopyMode::Ring => Self::Private,
+            CopyMode::Ring => Self::Private,
         }
     }
 }
@@ -123,12 +123,12 @@ impl Drop for Memory {
     }
 }
 
-/// A device at a shared address that uses shm links alone.
-pub(crate) fn device(address: IpAddr, copy_mode: CopyMode) -> Arc<Device> {
+/// A device at a shared address that uses shm links alone, and a copy mode if one is given.
+pub(crate) fn device(address: IpAddr, copy_mode: impl Into<Option<CopyMode>>) -> Arc<Device> {
     let config = DeviceConfig {
         address: Some(address),
         link: LinkChoice::Local,
-        copy_mode: Some(copy_mode),
+        copy_mode: copy_mode.into(),
         ..DeviceConfig::new("soft0")
     };
     Device::open(&config).unwrap()
@@ -174,7 +174,7 @@ impl Side {
             recv_cq: cq.clone(),
             max_send_wr: DEPTH,
             max_recv_wr: DEPTH,
-            max_send_sge: 1,
+            max_send_sge: 4,
             max_recv_sge: 1,
             max_inline: 0,
             signal_all: true,
@@ -310,7 +310,11 @@ impl Side {
     }
 
     pub(crate) fn post(&self, wr_id: u64, operation: Operation, at: usize, len: usize) {
-        let sges = [self.sge(at, len)];
+        self.post_list(wr_id, operation, &[(at, len)]);
+    }
+
+    pub(crate) fn post_list(&self, wr_id: u64, operation: Operation, parts: &[(usize, usize)]) {
+        let sges: Vec<_> = parts.iter().map(|(at, len)| self.sge(*at, *len)).collect();
         let request = SendRequest {
             wr_id,
             operation,

@@ -10,7 +10,7 @@ use super::*;
 use crate::sync::AtomicU64;
 
 const KEY: u32 = 0x0005_1234;
-const QPN: u32 = 7;
+const QPN: Qpn = Qpn::new(7);
 
 struct Model {
     guard: AtomicU64,

@@ -8,7 +8,7 @@ use doorbell_roce_proto::memory::PdId;
 
 use super::{Object, Region, SharedBacking, Slot, Table};
 use crate::capacity;
-use crate::direct::{DirectRights, PublishedRegion};
+use crate::direct::{DirectRights, Place, PublishedRegion};
 use crate::gpu;
 use crate::memory::{HostRange, Rights, WindowsBound};
 use crate::shm_ring::segment::{Segment, SegmentRange};
@@ -29,34 +29,38 @@ impl Table {
 
     fn publish(&self, key: u32) {
         if let Some(published) = &self.published
-            && let Some((region, place)) = self.exposed(key)
+            && let Some(region) = self.accessible(key)
         {
+            let place = match region.whole_segment() {
+                Some(place) => Place::Segment(place.segment.id(), place.offset),
+                None => Place::Process(region.base.addr() as u64),
+            };
             let region = PublishedRegion {
                 pd: region.pd,
                 rights: DirectRights::of(region.rights),
                 iova: region.iova,
                 len: region.len,
-                segment: place.segment.id(),
-                offset: place.offset,
+                place,
             };
             published.publish_region(key, &region);
         }
     }
 
-    /// A region whose memory peers may map, by its rights and its segment.
-    fn exposed(&self, key: u32) -> Option<(&Region, &SegmentRange)> {
+    /// A region of the CPU's memory with a remote right.
+    fn accessible(&self, key: u32) -> Option<&Region> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
-        let Object::Region(region) = &slot.object else {
-            return None;
-        };
-        let place = region.segment.as_ref()?;
-        let whole = place.segment.is_exactly(place.offset, region.len);
-        (whole && DirectRights::of(region.rights).any()).then_some((region, place))
+        match &slot.object {
+            Object::Region(region) if region.device.is_none() => {
+                DirectRights::of(region.rights).any().then_some(region)
+            }
+            _ => None,
+        }
     }
 
     /// The segment to give to peers for direct access to a region, and whether to write.
     pub(crate) fn exposed_segment(&self, key: u32) -> Option<(Arc<Segment>, bool)> {
-        let (region, place) = self.exposed(key)?;
+        let region = self.accessible(key)?;
+        let place = region.whole_segment()?;
         let writable = region.rights.remote_write || region.rights.remote_atomic;
         Some((Arc::clone(&place.segment), writable))
     }

@@ -42,7 +42,7 @@ fn a_delayed_ack_on_a_full_ring_wakes_the_receiver() {
     let (host, _socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
     let mut outgoing = OutgoingRings::new(Arc::new(host), address.ip());
     let (me, mut receiver) = outgoing
-        .enable(false, None, Arc::new(Published::create().unwrap()))
+        .enable(false, None, Arc::new(Published::create(false).unwrap()))
         .unwrap();
     let (id, mut endpoint) = (link_to(me), Endpoint::new(1));
     send(&mut outgoing, id, 6, Opcode::RcAcknowledge, &mut endpoint);

@@ -15,7 +15,7 @@ use super::*;
 fn exposed() -> (Sender, Receiver, Mapping) {
     let (sender, fd) = Sender::create().unwrap();
     let raw = Mapping::attach(fd.try_clone().unwrap()).unwrap();
-    (sender, Receiver::attach(fd, None).unwrap(), raw)
+    (sender, Receiver::attach(fd).unwrap(), raw)
 }
 
 fn genuine() -> Vec<u8> {
@@ -41,7 +41,7 @@ const LEN: u64 = 4096 + 512 * 256 + (1 << 20);
 
 #[test]
 fn descriptors_that_are_no_ring_are_refused() {
-    let attach = |fd: OwnedFd| Receiver::attach(fd, None).map(drop);
+    let attach = |fd: OwnedFd| Receiver::attach(fd).map(drop);
     let header = genuine();
     attach(forged(&header, LEN, ALL)).unwrap();
     for seals in [SealFlag::empty(), SealFlag::F_SEAL_GROW, SealFlag::F_SEAL_SHRINK] {

@@ -12,13 +12,12 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 enum Piece {
     Segment(usize, usize),
-    Process(usize, usize),
     Bulk(usize, usize),
 }
 
 impl Piece {
     fn range(self) -> std::ops::Range<usize> {
-        let (Self::Segment(at, len) | Self::Process(at, len) | Self::Bulk(at, len)) = self;
+        let (Self::Segment(at, len) | Self::Bulk(at, len)) = self;
         at..at + len
     }
 }
@@ -42,10 +41,9 @@ const MEMORY: usize = 64 << 10;
 
 fn piece() -> impl Strategy<Value = Piece> {
     let range = (0..MEMORY / 2, prop_oneof![0..20_usize, 0..8000_usize]);
-    (0..3, range).prop_map(|(kind, (at, len))| match kind {
-        0 => Piece::Segment(at, len),
-        1 => Piece::Process(at, len),
-        _ => Piece::Bulk(at, len),
+    (any::<bool>(), range).prop_map(|(segment, (at, len))| match segment {
+        true => Piece::Segment(at, len),
+        false => Piece::Bulk(at, len),
     })
 }
 
@@ -139,8 +137,7 @@ impl Sending<'_> {
                 offset: at as u64,
                 len: len as u32,
             },
-            Piece::Process(..) if self.sender.peer_reads_memory() => process(bytes),
-            Piece::Process(..) | Piece::Bulk(..) => {
+            Piece::Bulk(..) => {
                 let (reference, at) = self.sender.copy_in(bytes.len()).unwrap();
                 // SAFETY: as many bytes, which are the record's.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
@@ -169,7 +166,7 @@ fn exchange(records: &[Sent]) {
     shared.write(&memory);
     let bulk = 600 << 10;
     let (mut sender, fd) = Sender::with_geometry(RingGeometry { slots: 4, bulk }).unwrap();
-    let mut receiver = Receiver::attach(fd, Some(std::process::id() as i32)).unwrap();
+    let mut receiver = Receiver::attach(fd).unwrap();
     let id = shared.give(&mut sender, &mut receiver);
     let [receiver_event, sender_event] = [Event::default(), Event::default()];
     thread::scope(|scope| {
@@ -230,18 +227,12 @@ fn memory_written_again_is_not_taken_for_the_message() {
     let mut shared = Shared::new(LEN);
     let id = shared.give(&mut sender, &mut receiver);
     let referrer = Referrer { qpn: 1, keys: &[5] };
-    let by_address = sender.peer_reads_memory();
     thread::scope(|scope| {
         let ending = scope.spawn(move || {
             for round in 0..ROUNDS {
                 shared.fill(round);
                 let len = LEN as u32;
-                let reference = if by_address && round % 2 == 0 {
-                    let addr = shared.addr() as u64;
-                    Reference::Process { addr, len }
-                } else {
-                    Reference::Segment { id, offset: 0, len }
-                };
+                let reference = Reference::Segment { id, offset: 0, len };
                 while !sender.has_space().unwrap() {
                     thread::yield_now();
                 }
