@@ -424,8 +424,16 @@ impl Shared {
         if self.ack_delayed.load(Ordering::Relaxed) {
             self.ack_delayed.store(false, Ordering::Relaxed);
         }
-        // After a direct request there is nothing to publish.
         if !core.is_idle() {
+            self.publish_posted(core);
+        }
+    }
+
+    #[inline(never)]
+    fn publish_posted(&self, mut core: MutexGuard<'_, Core>) {
+        core.deliver(|| self.now());
+        // Direct requests complete, and leave nothing else to publish.
+        if !core.is_idle() || core.moderation_due().is_some() {
             self.publish_and_unlock(core);
         }
     }

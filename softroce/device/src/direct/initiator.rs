@@ -3,25 +3,29 @@
 use std::os::fd::OwnedFd;
 use std::ptr;
 
-use doorbell_roce_proto::RKey;
 use doorbell_roce_proto::direct::{DirectMemory, DirectPath};
 use doorbell_roce_proto::memory::{AtomicOp, RemoteRight, Sge};
 use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::work::{Operation, Payload};
 
 use super::entry::Access;
-use super::tables::PeerTables;
+use super::grant::{Grant, Grants, Remote, target};
+use super::tables::{DirectRights, PeerTables};
 use crate::memory::{Location, Table, copy};
 use crate::shm::{OutgoingRings, slot_of};
 use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{MappedSegment, MappedSegments, SegmentAccess};
+use crate::shm_ring::{MappedSegment, MappedSegments};
 
 /// Longer messages take the ring, so that the device's lock is not held for milliseconds.
 const LONGEST: usize = 4 << 20;
 
-/// What the peers of this process have published to it, by member slot.
+/// What the peers of this process have published to it.
 #[derive(Default)]
-pub(crate) struct DirectPeers(Vec<Option<Peer>>);
+pub(crate) struct DirectPeers {
+    grants: Grants,
+    /// By member slot.
+    peers: Vec<Option<Peer>>,
+}
 
 struct Peer {
     link: LinkId,
@@ -32,23 +36,24 @@ struct Peer {
 impl DirectPeers {
     /// Whether no request can be direct.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.peers.is_empty()
     }
 
-    fn get(&self, link: LinkId) -> Option<&Peer> {
-        let peer = self.0.get(slot_of(link))?.as_ref();
-        peer.filter(|peer| peer.link == link)
+    fn get_mut(&mut self, link: LinkId) -> Option<(&mut Grants, &mut Peer)> {
+        let peer = self.peers.get_mut(slot_of(link))?.as_mut();
+        Some((&mut self.grants, peer.filter(|peer| peer.link == link)?))
     }
 
     /// A peer's tables have arrived: its requests may be direct from now on.
     pub(crate) fn add(&mut self, link: LinkId, tables: OwnedFd) {
         let slot = slot_of(link);
-        if self.0.len() <= slot {
-            self.0.resize_with(slot + 1, || None);
+        if self.peers.len() <= slot {
+            self.peers.resize_with(slot + 1, || None);
         }
         match PeerTables::attach(tables) {
             Ok(tables) => {
-                self.0[slot] = Some(Peer {
+                self.grants.clear();
+                self.peers[slot] = Some(Peer {
                     link,
                     tables,
                     segments: MappedSegments::default(),
@@ -59,25 +64,25 @@ impl DirectPeers {
     }
 
     pub(crate) fn add_segment(&mut self, link: LinkId, segment: MappedSegment) {
-        if let Some(Some(peer)) = self.0.get_mut(slot_of(link))
-            && peer.link == link
-            && let Err(error) = peer.segments.insert(segment)
-        {
-            tracing::debug!("{error}");
+        if let Some((grants, peer)) = self.get_mut(link) {
+            grants.clear();
+            if let Err(error) = peer.segments.insert(segment) {
+                tracing::debug!("{error}");
+            }
         }
     }
 
     pub(crate) fn remove_segment(&mut self, link: LinkId, id: SegmentId) {
-        if let Some(Some(peer)) = self.0.get_mut(slot_of(link))
-            && peer.link == link
-        {
+        if let Some((grants, peer)) = self.get_mut(link) {
+            grants.clear();
             peer.segments.remove(id);
         }
     }
 
     pub(crate) fn remove(&mut self, link: LinkId) {
-        if self.get(link).is_some() {
-            self.0[slot_of(link)] = None;
+        if let Some((grants, _)) = self.get_mut(link) {
+            grants.clear();
+            self.peers[slot_of(link)] = None;
         }
     }
 }
@@ -85,25 +90,14 @@ impl DirectPeers {
 /// Executes the requests of this process.
 pub(crate) struct Initiator<'a> {
     pub(crate) table: &'a Table,
-    pub(crate) peers: &'a DirectPeers,
+    pub(crate) peers: &'a mut DirectPeers,
     pub(crate) rings: &'a OutgoingRings,
     /// The link to this process, as its peers number it.
     pub(crate) me: LinkId,
 }
 
-/// The peer's bytes of a request.
-struct Remote {
-    addr: u64,
-    rkey: RKey,
-    len: usize,
-    right: RemoteRight,
-}
-
 impl DirectMemory for Initiator<'_> {
     fn execute(&mut self, path: &DirectPath, operation: &Operation, payload: Payload<'_>) -> bool {
-        let Some(peer) = self.peers.get(path.link) else {
-            return false;
-        };
         let (addr, rkey, right) = match *operation {
             Operation::Write { addr, rkey, .. } => (addr, rkey, RemoteRight::Write),
             Operation::Read { addr, rkey } => (addr, rkey, RemoteRight::Read),
@@ -131,7 +125,7 @@ impl DirectMemory for Initiator<'_> {
             key: rkey.0,
         };
         access.begin(word);
-        let done = self.locate(peer, path, &remote).is_some_and(|at| match *operation {
+        let done = self.locate(path, &remote).is_some_and(|at| match *operation {
             Operation::Atomic { op, .. } => self.atomic(path, op, payload, at),
             _ if len == 0 => true,
             _ => {
@@ -165,38 +159,15 @@ impl Initiator<'_> {
 
     /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are mapped.
     /// Valid until the access ends.
-    fn locate(&self, peer: &Peer, path: &DirectPath, remote: &Remote) -> Option<*mut u8> {
-        let qp = peer.tables.qp(path.target)?;
-        let connected = qp.initiator == path.initiator && qp.link == self.me && qp.first_psn == path.first_psn;
-        let permits = match remote.right {
-            RemoteRight::Read => qp.access.read,
-            RemoteRight::Write => qp.access.write,
-            RemoteRight::Atomic => qp.access.atomic,
-        };
-        if !connected || !permits {
-            return None;
-        }
+    fn locate(&mut self, path: &DirectPath, remote: &Remote) -> Option<*mut u8> {
+        let (grants, Peer { tables, segments, .. }) = self.peers.get_mut(path.link)?;
         // A range of length 0 is always granted (IBTA vol 1, 9.4.3).
         if remote.len == 0 {
-            return Some(ptr::null_mut());
+            let (_, qp) = target(tables, path, self.me)?;
+            return DirectRights::from(qp.access).grants(remote.right).then(ptr::null_mut);
         }
-        if remote.right == RemoteRight::Atomic && !remote.addr.is_multiple_of(8) {
-            return None;
-        }
-        let region = peer.tables.region(remote.rkey)?;
-        if region.pd != qp.pd || !region.rights.grants(remote.right) {
-            return None;
-        }
-        let offset = remote.addr.checked_sub(region.iova)?;
-        if offset.checked_add(remote.len as u64)? > region.len {
-            return None;
-        }
-        let access = match remote.right {
-            RemoteRight::Read => SegmentAccess::Read,
-            RemoteRight::Write | RemoteRight::Atomic => SegmentAccess::Write,
-        };
-        let at = region.offset.checked_add(offset)?;
-        peer.segments.find(region.segment, at, remote.len, access)
+        let make = || Grant::new(tables, segments, (path, self.me), remote.rkey);
+        grants.get((path, remote.rkey), tables, make)?.locate(remote)
     }
 
     /// Copies between the local elements, which were checked, and the peer's bytes.

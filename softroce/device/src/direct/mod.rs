@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `entry` | the protocol of an entry and an access: publishing, checking, withdrawing; its model |
 //! | `tables` | the file with the entries, at its owner and at its peers |
+//! | `grant` | the checks of a queue pair and a key, kept for later requests |
 //! | `initiator` | the checks and copies of a request |
 //!
 //! **Withdrawing.** An initiator announces the queue pair and the key in the *access word* of its
@@ -24,6 +25,7 @@
 //! them registered for remote access, are given to peers, writable only with a right to write.
 
 mod entry;
+mod grant;
 mod initiator;
 mod tables;
 
