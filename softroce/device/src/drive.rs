@@ -383,8 +383,16 @@ impl Shared {
         }
         // The delayed ACK has piggybacked.
         self.wakeup.set(Reasons::DELAYED_ACK, false);
-        // After a direct request there is nothing to publish.
         if !core.is_idle() {
+            self.publish_posted(core);
+        }
+    }
+
+    #[inline(never)]
+    fn publish_posted(&self, mut core: MutexGuard<'_, Core>) {
+        core.deliver(|| self.now());
+        // Direct requests complete, and leave nothing else to publish.
+        if !core.is_idle() || core.moderation_due().is_some() {
             self.publish_and_unlock(core);
         }
     }

@@ -144,13 +144,22 @@ impl Posting<'_> {
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
+    #[inline]
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        if self.core.send_direct(self.qpn, request) {
+            return Ok(());
+        }
+        self.send_packets(request)
+    }
+
+    #[inline(never)]
+    fn send_packets(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let (shared, now) = (self.shared, &mut self.now);
         let start = |timeout| match timeout >= COARSE_TIMEOUT {
             true => shared.about_now(),
             false => *now.get_or_insert_with(|| shared.now()),
         };
-        if self.core.send_direct(self.qpn, request) || self.core.send_fast(start, self.qpn, request) {
+        if self.core.send_fast(start, self.qpn, request) {
             return Ok(());
         }
         let now = self.now();
@@ -216,6 +225,7 @@ impl Qp {
     }
 
     /// Posts send requests as one batch: all that `requests` posts leave with one doorbell.
+    #[inline]
     pub fn post_send<R>(&self, requests: impl FnOnce(&mut Posting<'_>) -> R) -> R {
         let shared = self.device().shared();
         let mut core = shared.core.lock();

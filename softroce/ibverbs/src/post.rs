@@ -170,29 +170,42 @@ unsafe fn send_one(
             Some(to) => posting.send_datagram(&request, to),
         }
     };
-    if wr.send_flags & IBV_SEND_INLINE == 0 || operation.is_local() {
+    let inline = wr.send_flags & IBV_SEND_INLINE != 0 && !operation.is_local();
+    match list {
+        [one] if !inline => post(Payload::Gather(&[to_sge(one)])),
+        // SAFETY: by contract, and not modified during the call.
+        [one] if one.length as usize <= MAX_INLINE => post(Payload::Inline(unsafe { bytes_of(one) })),
+        // SAFETY: by contract.
+        list => unsafe { post_elements(list, inline, &mut post) },
+    }
+}
+
+/// Posts a payload of any number of elements. Not inlined: its arrays are large.
+///
+/// # Safety
+/// The memory that the elements of an `inline` payload name is live.
+#[inline(never)]
+unsafe fn post_elements(
+    list: &[ibv_sge],
+    inline: bool,
+    post: &mut dyn FnMut(Payload<'_>) -> Result<(), PostError>,
+) -> Result<(), PostError> {
+    if !inline {
         return with_sges(list, |sges| post(Payload::Gather(sges)));
     }
     // Refused before it is read: the engine checks only the queue pair's own limit.
     if list.iter().map(|element| u64::from(element.length)).sum::<u64>() > MAX_INLINE as u64 {
         return Err(PostError::Invalid);
     }
-    match list {
-        [] => post(Payload::Inline(&[])),
+    let mut gathered = [0; MAX_INLINE];
+    let mut len = 0;
+    for element in list {
         // SAFETY: by contract, and not modified during the call.
-        [one] => post(Payload::Inline(unsafe { bytes_of(one) })),
-        many => {
-            let mut gathered = [0; MAX_INLINE];
-            let mut len = 0;
-            for element in many {
-                // SAFETY: as above.
-                let bytes = unsafe { bytes_of(element) };
-                gathered[len..len + bytes.len()].copy_from_slice(bytes);
-                len += bytes.len();
-            }
-            post(Payload::Inline(&gathered[..len]))
-        }
+        let bytes = unsafe { bytes_of(element) };
+        gathered[len..len + bytes.len()].copy_from_slice(bytes);
+        len += bytes.len();
     }
+    post(Payload::Inline(&gathered[..len]))
 }
 
 /// # Safety

@@ -50,8 +50,19 @@ pub(super) fn withdraw(entry: &impl EntryWords) {
     entry.guard().swap(count << NAME_BITS, Ordering::SeqCst);
 }
 
+/// One publication of an entry: its guard, which no other publication has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Publication(u64);
+
+impl Publication {
+    /// Whether it is not withdrawn: then its words are what [`read`] found.
+    pub(super) fn is_current(self, entry: &impl EntryWords) -> bool {
+        entry.guard().load(Ordering::SeqCst) == self.0
+    }
+}
+
 /// The words of the entry of `name`, if it is published.
-pub(super) fn read<const N: usize>(entry: &impl EntryWords, name: u32) -> Option<[u64; N]> {
+pub(super) fn read<const N: usize>(entry: &impl EntryWords, name: u32) -> Option<(Publication, [u64; N])> {
     let guard = entry.guard().load(Ordering::SeqCst);
     if name_of(guard) != name {
         return None;
@@ -59,7 +70,7 @@ pub(super) fn read<const N: usize>(entry: &impl EntryWords, name: u32) -> Option
     let words = std::array::from_fn(|index| entry.word(index).load(Ordering::Relaxed));
     // With the fence in `publish`.
     fence(Ordering::Acquire);
-    (entry.guard().load(Ordering::Relaxed) == guard).then_some(words)
+    (entry.guard().load(Ordering::Relaxed) == guard).then_some((Publication(guard), words))
 }
 
 /// What an initiator accesses at the moment: a queue pair of the target, and memory by its key.

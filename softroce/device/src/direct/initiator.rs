@@ -3,29 +3,30 @@
 use std::os::fd::OwnedFd;
 use std::ptr;
 
-use doorbell_roce_proto::RKey;
 use doorbell_roce_proto::direct::{DirectMemory, DirectPath};
 use doorbell_roce_proto::memory::{AtomicOp, RemoteRight, Sge};
 use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::work::{Operation, Payload};
 
 use super::entry::Access;
+use super::grant::{Grant, Grants, Remote, Target, target};
 use super::process::{LocalRanges, PeerProcess};
-use super::tables::{PeerTables, Place};
+use super::tables::{DirectRights, PeerTables};
 use crate::memory::{Location, Table, copy};
 use crate::shm::{OutgoingRings, slot_of};
 use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{MappedSegment, MappedSegments, SegmentAccess};
+use crate::shm_ring::{MappedSegment, MappedSegments};
 
 /// Longer messages take the ring, so that the device's lock is not held for milliseconds.
 const LONGEST: usize = 4 << 20;
-/// The same for memory that is no segment: of more bytes, two copies at memory speed through the
-/// ring, at both ends at once, take a third of the time of the kernel's one.
-const LONGEST_BY_PROCESS: usize = 16 << 10;
 
-/// What the peers of this process have published to it, by member slot.
+/// What the peers of this process have published to it.
 #[derive(Default)]
-pub(crate) struct DirectPeers(Vec<Option<Peer>>);
+pub(crate) struct DirectPeers {
+    grants: Grants,
+    /// By member slot.
+    peers: Vec<Option<Peer>>,
+}
 
 struct Peer {
     link: LinkId,
@@ -35,40 +36,29 @@ struct Peer {
     process: Option<PeerProcess>,
 }
 
-/// Where the peer's bytes of a request are; valid until the access ends.
-#[derive(Clone, Copy)]
-enum Target {
-    Mapped(*mut u8),
-    Process(PeerProcess, u64),
-}
-
 impl DirectPeers {
     /// Whether no request can be direct.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.peers.is_empty()
     }
 
-    fn get(&self, link: LinkId) -> Option<&Peer> {
-        let peer = self.0.get(slot_of(link))?.as_ref();
-        peer.filter(|peer| peer.link == link)
-    }
-
-    fn get_mut(&mut self, link: LinkId) -> Option<&mut Peer> {
-        let peer = self.0.get_mut(slot_of(link))?.as_mut();
-        peer.filter(|peer| peer.link == link)
+    fn get_mut(&mut self, link: LinkId) -> Option<(&mut Grants, &mut Peer)> {
+        let peer = self.peers.get_mut(slot_of(link))?.as_mut();
+        Some((&mut self.grants, peer.filter(|peer| peer.link == link)?))
     }
 
     /// A peer's tables have arrived: requests to it may be direct from now on. With its PID, from
     /// the kernel, also those for memory that is no segment.
     pub(crate) fn add(&mut self, link: LinkId, pid: Option<i32>, tables: OwnedFd) {
         let slot = slot_of(link);
-        if self.0.len() <= slot {
-            self.0.resize_with(slot + 1, || None);
+        if self.peers.len() <= slot {
+            self.peers.resize_with(slot + 1, || None);
         }
         match PeerTables::attach(tables) {
             Ok(tables) => {
                 let process = pid.zip(tables.probe());
-                self.0[slot] = Some(Peer {
+                self.grants.clear();
+                self.peers[slot] = Some(Peer {
                     link,
                     process: process.and_then(|(pid, probe)| PeerProcess::attach(pid, probe)),
                     tables,
@@ -80,22 +70,25 @@ impl DirectPeers {
     }
 
     pub(crate) fn add_segment(&mut self, link: LinkId, segment: MappedSegment) {
-        if let Some(peer) = self.get_mut(link)
-            && let Err(error) = peer.segments.insert(segment)
-        {
-            tracing::debug!("{error}");
+        if let Some((grants, peer)) = self.get_mut(link) {
+            grants.clear();
+            if let Err(error) = peer.segments.insert(segment) {
+                tracing::debug!("{error}");
+            }
         }
     }
 
     pub(crate) fn remove_segment(&mut self, link: LinkId, id: SegmentId) {
-        if let Some(peer) = self.get_mut(link) {
+        if let Some((grants, peer)) = self.get_mut(link) {
+            grants.clear();
             peer.segments.remove(id);
         }
     }
 
     pub(crate) fn remove(&mut self, link: LinkId) {
-        if self.get(link).is_some() {
-            self.0[slot_of(link)] = None;
+        if let Some((grants, _)) = self.get_mut(link) {
+            grants.clear();
+            self.peers[slot_of(link)] = None;
         }
     }
 }
@@ -103,25 +96,14 @@ impl DirectPeers {
 /// Executes the requests of this process.
 pub(crate) struct Initiator<'a> {
     pub(crate) table: &'a Table,
-    pub(crate) peers: &'a DirectPeers,
+    pub(crate) peers: &'a mut DirectPeers,
     pub(crate) rings: &'a OutgoingRings,
     /// The link to this process, as its peers number it.
     pub(crate) me: LinkId,
 }
 
-/// The peer's bytes of a request.
-struct Remote {
-    addr: u64,
-    rkey: RKey,
-    len: usize,
-    right: RemoteRight,
-}
-
 impl DirectMemory for Initiator<'_> {
     fn execute(&mut self, path: &DirectPath, operation: &Operation, payload: Payload<'_>) -> bool {
-        let Some(peer) = self.peers.get(path.link) else {
-            return false;
-        };
         let (addr, rkey, right) = match *operation {
             Operation::Write { addr, rkey, .. } => (addr, rkey, RemoteRight::Write),
             Operation::Read { addr, rkey } => (addr, rkey, RemoteRight::Read),
@@ -150,7 +132,7 @@ impl DirectMemory for Initiator<'_> {
         };
         access.begin(word);
         let to_peer = right == RemoteRight::Write;
-        let target = self.locate(peer, path, &remote);
+        let target = self.locate(path, &remote);
         let done = target.is_some_and(|target| match (*operation, target) {
             (Operation::Atomic { op, .. }, Target::Mapped(at)) => self.atomic(path, op, payload, at),
             _ if len == 0 => true,
@@ -184,48 +166,18 @@ impl Initiator<'_> {
         }
     }
 
-    /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are.
-    fn locate(&self, peer: &Peer, path: &DirectPath, remote: &Remote) -> Option<Target> {
-        let qp = peer.tables.qp(path.target)?;
-        let connected = qp.initiator == path.initiator && qp.link == self.me && qp.first_psn == path.first_psn;
-        let permits = match remote.right {
-            RemoteRight::Read => qp.access.read,
-            RemoteRight::Write => qp.access.write,
-            RemoteRight::Atomic => qp.access.atomic,
-        };
-        if !connected || !permits {
-            return None;
-        }
+    /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are. Valid until
+    /// the access ends.
+    fn locate(&mut self, path: &DirectPath, remote: &Remote) -> Option<Target> {
+        let (grants, peer) = self.peers.get_mut(path.link)?;
         // A range of length 0 is always granted (IBTA vol 1, 9.4.3).
         if remote.len == 0 {
-            return Some(Target::Mapped(ptr::null_mut()));
+            let (_, qp) = target(&peer.tables, path, self.me)?;
+            let permits = DirectRights::from(qp.access).grants(remote.right);
+            return permits.then_some(Target::Mapped(ptr::null_mut()));
         }
-        if remote.right == RemoteRight::Atomic && !remote.addr.is_multiple_of(8) {
-            return None;
-        }
-        let region = peer.tables.region(remote.rkey)?;
-        if region.pd != qp.pd || !region.rights.grants(remote.right) {
-            return None;
-        }
-        let offset = remote.addr.checked_sub(region.iova)?;
-        if offset.checked_add(remote.len as u64)? > region.len {
-            return None;
-        }
-        let (id, start) = match region.place {
-            Place::Segment(id, start) => (id, start),
-            Place::Process(start) => {
-                let possible = remote.len <= LONGEST_BY_PROCESS && remote.right != RemoteRight::Atomic;
-                let process = peer.process.filter(|_| possible)?;
-                return Some(Target::Process(process, start.checked_add(offset)?));
-            }
-        };
-        let access = match remote.right {
-            RemoteRight::Read => SegmentAccess::Read,
-            RemoteRight::Write | RemoteRight::Atomic => SegmentAccess::Write,
-        };
-        let at = start.checked_add(offset)?;
-        let mapped = peer.segments.find(id, at, remote.len, access);
-        mapped.map(Target::Mapped)
+        let make = || Grant::new(&peer.tables, &peer.segments, peer.process, (path, self.me), remote.rkey);
+        grants.get((path, remote.rkey), &peer.tables, make)?.locate(remote)
     }
 
     /// Copies between the local elements, which were checked, and the peer's bytes.

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `entry` | the protocol of an entry and an access: publishing, checking, withdrawing; its model |
 //! | `tables` | the file with the entries, at its owner and at its peers |
+//! | `grant` | the checks of a queue pair and a key, kept for later requests |
 //! | `initiator` | the checks and copies of a request |
 //! | `process` | memory that is no segment, through the kernel |
 //!
@@ -28,6 +29,7 @@
 use std::sync::Arc;
 
 mod entry;
+mod grant;
 mod initiator;
 mod process;
 mod tables;

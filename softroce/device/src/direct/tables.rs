@@ -18,7 +18,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::ftruncate;
 
-use super::entry::{self, EntryWords};
+use super::entry::{self, EntryWords, Publication};
 use super::process::{Probe, ProbePage};
 use crate::memory::Rights;
 use crate::shm_ring::segment::SegmentId;
@@ -101,6 +101,10 @@ impl DirectRights {
         self.0 != 0
     }
 
+    pub(super) fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     pub(super) fn grants(self, right: RemoteRight) -> bool {
         let bit = match right {
             RemoteRight::Read => 1,
@@ -108,6 +112,12 @@ impl DirectRights {
             RemoteRight::Atomic => 4,
         };
         self.0 & bit != 0
+    }
+}
+
+impl From<RemoteAccess> for DirectRights {
+    fn from(access: RemoteAccess) -> Self {
+        Self::new(access.read, access.write, access.atomic)
     }
 }
 
@@ -187,7 +197,7 @@ impl Published {
     pub(crate) fn publish_qp(&self, qpn: Qpn, qp: &DirectTarget) {
         let entry = self.qp(qpn);
         if entry::published(entry) == 0 {
-            let rights = DirectRights::new(qp.access.read, qp.access.write, qp.access.atomic);
+            let rights = DirectRights::from(qp.access);
             let words = [
                 u64::from(qp.pd.0) << 32 | u64::from(qp.link.0),
                 u64::from(qp.initiator.get()) << 32 | u64::from(rights.0),
@@ -225,14 +235,27 @@ impl PeerTables {
     }
 
     pub(super) fn probe(&self) -> Option<Probe> {
-        let [addr, value] = entry::read(&self.0.layout().probe, PROBE)?;
+        let (_, [addr, value]) = entry::read(&self.0.layout().probe, PROBE)?;
         Some(Probe { addr, value })
     }
 
-    pub(super) fn region(&self, key: RKey) -> Option<PublishedRegion> {
-        let entry = &self.0.layout().regions[(key.0 >> 16) as usize];
-        let [grant, iova, len, segment, at] = entry::read(entry, key.0)?;
-        Some(PublishedRegion {
+    fn region_entry(&self, key: RKey) -> &Entry<REGION_WORDS> {
+        &self.0.layout().regions[(key.0 >> 16) as usize]
+    }
+
+    fn qp_entry(&self, qpn: Qpn) -> &Entry<QP_WORDS> {
+        &self.0.layout().qps[qpn.get() as usize % QPS]
+    }
+
+    /// Whether both publications, of these objects, are current.
+    pub(super) fn are_current(&self, qp: (Qpn, Publication), region: (RKey, Publication)) -> bool {
+        qp.1.is_current(self.qp_entry(qp.0)) && region.1.is_current(self.region_entry(region.0))
+    }
+
+    pub(super) fn region(&self, key: RKey) -> Option<(Publication, PublishedRegion)> {
+        let (publication, words) = entry::read(self.region_entry(key), key.0)?;
+        let [grant, iova, len, segment, at] = words;
+        let region = PublishedRegion {
             pd: PdId((grant >> 32) as u32),
             rights: DirectRights(grant as u32),
             iova,
@@ -241,14 +264,14 @@ impl PeerTables {
                 NO_SEGMENT => Place::Process(at),
                 id => Place::Segment(SegmentId(id), at),
             },
-        })
+        };
+        Some((publication, region))
     }
 
-    pub(super) fn qp(&self, qpn: Qpn) -> Option<DirectTarget> {
-        let entry = &self.0.layout().qps[qpn.get() as usize % QPS];
-        let [owner, peer, psn] = entry::read(entry, qpn.get())?;
+    pub(super) fn qp(&self, qpn: Qpn) -> Option<(Publication, DirectTarget)> {
+        let (publication, [owner, peer, psn]) = entry::read(self.qp_entry(qpn), qpn.get())?;
         let rights = DirectRights(peer as u32);
-        Some(DirectTarget {
+        let target = DirectTarget {
             pd: PdId((owner >> 32) as u32),
             link: LinkId(owner as u32),
             initiator: Qpn::new((peer >> 32) as u32),
@@ -258,7 +281,8 @@ impl PeerTables {
                 atomic: rights.grants(RemoteRight::Atomic),
             },
             first_psn: Psn::new(psn as u32),
-        })
+        };
+        Some((publication, target))
     }
 }
 
@@ -332,10 +356,14 @@ mod tests {
         let (key, qpn) = (0xffff_1234, Qpn::new(0xab_cdef));
         published.publish_region(key, &region(key));
         published.publish_qp(qpn, &qp);
-        assert_eq!(peer.region(RKey(key)), Some(region(key)));
+        let (first, found) = peer.region(RKey(key)).unwrap();
+        assert_eq!(found, region(key));
         assert_eq!(peer.region(RKey(key ^ 1)), None, "another tag");
-        assert_eq!(peer.qp(qpn), Some(qp));
+        let (current, found) = peer.qp(qpn).unwrap();
+        assert_eq!(found, qp);
         assert_eq!(peer.qp(Qpn::new(0x00_cdef)), None, "the same entry");
+        let are_current = |region| peer.are_current((qpn, current), (RKey(key), region));
+        assert!(are_current(first));
         let rights = region(key).rights;
         assert!(rights.grants(RemoteRight::Read) && !rights.grants(RemoteRight::Write));
 
@@ -347,7 +375,16 @@ mod tests {
             ..region(key + 1)
         };
         published.publish_region(key + 1, &next);
-        assert_eq!((peer.region(RKey(key)), peer.region(RKey(key + 1))), (None, Some(next)));
+        let found = peer.region(RKey(key + 1)).map(|(_, found)| found);
+        assert_eq!((peer.region(RKey(key)), found), (None, Some(next)));
+
+        published.withdraw_region(key + 1);
+        published.publish_region(key, &region(key));
+        published.publish_qp(qpn, &qp);
+        let ((again, _), (qp_again, _)) = (peer.region(RKey(key)).unwrap(), peer.qp(qpn).unwrap());
+        assert!(!are_current(again), "the queue pair was published again");
+        assert!(peer.are_current((qpn, qp_again), (RKey(key), again)));
+        assert!(!peer.are_current((qpn, qp_again), (RKey(key), first)));
     }
 
     #[test]

@@ -29,8 +29,11 @@ pub(super) unsafe fn from(src: *const u8, dst: &mut [u8]) {
 /// `dst` is writable for the length of `src` without overlap; it may be accessed concurrently.
 pub(crate) unsafe fn to_peer_visible(src: &[u8], dst: *mut u8) {
     let (head, tail) = src.split_at(src.len().saturating_sub(WORD));
-    // SAFETY: `head` begins `src`, for all of which `dst` is writable without overlap.
-    unsafe { ptr::copy_nonoverlapping(head.as_ptr(), dst, head.len()) };
+    // Of a word there is none: no call.
+    if !head.is_empty() {
+        // SAFETY: `head` begins `src`, for all of which `dst` is writable without overlap.
+        unsafe { ptr::copy_nonoverlapping(head.as_ptr(), dst, head.len()) };
+    }
     // SAFETY: the tail follows the head within the same range.
     unsafe { tail_to_peer_visible(tail, dst.add(head.len())) };
 }

@@ -22,13 +22,14 @@ pub(crate) struct Filled {
 
 impl Core {
     /// Fast path: carries a request out in the memory of a peer ([`direct`](crate::direct)).
+    #[inline]
     pub(crate) fn send_direct(&mut self, qpn: Qpn, request: &SendRequest<'_>) -> bool {
         if self.direct.peers.is_empty() || self.is_copying() {
             return false;
         }
         let mut initiator = Initiator {
             table: &self.memory,
-            peers: &self.direct.peers,
+            peers: &mut self.direct.peers,
             rings: &self.rings,
             me: link_to(self.demux.host.me()),
         };

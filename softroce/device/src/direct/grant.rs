@@ -1,0 +1,169 @@
+//! Fast path of the checks: what a peer's entries permit an initiator, kept for later requests.
+//!
+//! A [`Grant`] is all that is checked of a queue pair and a key without regard to the request:
+//! connection, protection domain, rights and mapping. Each request checks that both entries are
+//! still the publications that it was made of, and then its own range and right. No other code
+//! makes these checks: the first request makes the grant that it uses.
+
+use doorbell_roce_proto::RKey;
+use doorbell_roce_proto::direct::{DirectPath, DirectTarget};
+use doorbell_roce_proto::memory::RemoteRight;
+use doorbell_roce_proto::qp::LinkId;
+
+use super::entry::Publication;
+use super::process::PeerProcess;
+use super::tables::{DirectRights, PeerTables, Place};
+use crate::shm_ring::segment::SegmentId;
+use crate::shm_ring::{MappedSegments, SegmentAccess};
+
+/// Longer messages to memory that is no segment take the ring: two copies at memory speed, at both
+/// ends at once, take a third of the time of the kernel's one.
+const LONGEST_BY_PROCESS: usize = 16 << 10;
+
+/// The peer's bytes of a request.
+pub(super) struct Remote {
+    pub(super) addr: u64,
+    pub(super) rkey: RKey,
+    pub(super) len: usize,
+    pub(super) right: RemoteRight,
+}
+
+/// Where bytes of the peer's are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// In this process's mapping of a segment.
+    Mapped(*mut u8),
+    /// At an address in the peer's process.
+    Process(PeerProcess, u64),
+}
+
+#[derive(Debug)]
+pub(super) struct Grant {
+    path: DirectPath,
+    rkey: RKey,
+    qp: Publication,
+    region: Publication,
+    rights: DirectRights,
+    iova: u64,
+    len: u64,
+    /// The region's first byte.
+    start: Target,
+}
+
+// SAFETY: the mapping is of the whole process, and accessed by raw copies and atomics.
+unsafe impl Send for Grant {}
+
+/// The queue pair of a path, if it receives from the initiator `me`.
+pub(super) fn target(tables: &PeerTables, path: &DirectPath, me: LinkId) -> Option<(Publication, DirectTarget)> {
+    let (publication, qp) = tables.qp(path.target)?;
+    let connected = qp.initiator == path.initiator && qp.link == me && qp.first_psn == path.first_psn;
+    connected.then_some((publication, qp))
+}
+
+impl Grant {
+    pub(super) fn new(
+        tables: &PeerTables,
+        segments: &MappedSegments,
+        process: Option<PeerProcess>,
+        (path, me): (&DirectPath, LinkId),
+        rkey: RKey,
+    ) -> Option<Self> {
+        let (qp_publication, qp) = target(tables, path, me)?;
+        let (region_publication, region) = tables.region(rkey)?;
+        if region.pd != qp.pd {
+            return None;
+        }
+        let (start, permitted) = match region.place {
+            Place::Segment(id, offset) => mapped(segments, id, offset, region.len)?,
+            Place::Process(addr) => {
+                addr.checked_add(region.len)?;
+                (Target::Process(process?, addr), DirectRights::new(true, true, false))
+            }
+        };
+        Some(Self {
+            path: *path,
+            rkey,
+            qp: qp_publication,
+            region: region_publication,
+            rights: DirectRights::from(qp.access).and(region.rights).and(permitted),
+            iova: region.iova,
+            len: region.len,
+            start,
+        })
+    }
+
+    fn is_of(&self, path: &DirectPath, rkey: RKey) -> bool {
+        self.path == *path && self.rkey == rkey
+    }
+
+    /// Within the access that names both.
+    fn is_current(&self, tables: &PeerTables) -> bool {
+        tables.are_current((self.path.target, self.qp), (self.rkey, self.region))
+    }
+
+    /// Where the bytes of a request are, if it may access them.
+    pub(super) fn locate(&self, remote: &Remote) -> Option<Target> {
+        let aligned = remote.right != RemoteRight::Atomic || remote.addr.is_multiple_of(8);
+        let offset = remote.addr.checked_sub(self.iova)?;
+        let inside = offset.checked_add(remote.len as u64)? <= self.len;
+        if !(aligned && inside && self.rights.grants(remote.right)) {
+            return None;
+        }
+        match self.start {
+            // SAFETY: `self.len` bytes are mapped there, by `mapped`, and `offset` is below.
+            Target::Mapped(start) => Some(Target::Mapped(unsafe { start.add(offset as usize) })),
+            // No overflow: the region ends below 2^64.
+            Target::Process(process, start) => {
+                (remote.len <= LONGEST_BY_PROCESS).then_some(Target::Process(process, start + offset))
+            }
+        }
+    }
+}
+
+/// The first byte of a region, all of which is mapped, and what the mapping permits.
+fn mapped(segments: &MappedSegments, id: SegmentId, offset: u64, len: u64) -> Option<(Target, DirectRights)> {
+    let len = usize::try_from(len).ok()?;
+    let find = |access| segments.find(id, offset, len, access).map(Target::Mapped);
+    let writable = find(SegmentAccess::Write).map(|start| (start, DirectRights::new(true, true, true)));
+    writable.or_else(|| Some((find(SegmentAccess::Read)?, DirectRights::new(true, false, false))))
+}
+
+/// A power of two.
+const KEPT: usize = 64;
+
+/// The grants of recent requests, each in the place of its queue pair and key. A grant points into
+/// the peers' mappings: [`clear`](Self::clear) comes before any of them goes.
+#[derive(Debug)]
+pub(super) struct Grants(Box<[Option<Grant>; KEPT]>);
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self(Box::new([const { None }; KEPT]))
+    }
+}
+
+impl Grants {
+    /// Also where a peer's mappings are added: they may permit more.
+    pub(super) fn clear(&mut self) {
+        self.0.fill_with(|| None);
+    }
+
+    /// The grant of a path and a key: that of an earlier request if it is current, or a new one.
+    /// Called within the access that names both.
+    pub(super) fn get(
+        &mut self,
+        (path, rkey): (&DirectPath, RKey),
+        tables: &PeerTables,
+        make: impl FnOnce() -> Option<Grant>,
+    ) -> Option<&Grant> {
+        // Keys differ in their upper half, the index.
+        let place = &mut self.0[(path.initiator.get() ^ rkey.0 >> 16) as usize % KEPT];
+        let kept = place
+            .as_ref()
+            .is_some_and(|grant| grant.is_of(path, rkey) && grant.is_current(tables));
+        if !kept {
+            *place = make();
+        }
+        place.as_ref()
+    }
+}
