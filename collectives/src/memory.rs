@@ -2,7 +2,6 @@
 //! protocols determine which bytes are in use; nothing here lends them as slices.
 
 use core::ptr::NonNull;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use doorbell_verbs::{Buffer, BufferAlias, Memory, MemoryError, PeerWrite, ProtectionDomain};
@@ -13,7 +12,6 @@ use doorbell_verbs::{Buffer, BufferAlias, Memory, MemoryError, PeerWrite, Protec
 pub struct Segment {
     start: NonNull<u8>,
     len: usize,
-    descriptor: Option<RawFd>,
     rails: Box<[Registered]>,
 }
 
@@ -36,7 +34,6 @@ impl Segment {
     ) -> Result<Self, MemoryError> {
         let mut memory = Memory::shared(len)?;
         let start = NonNull::from(&mut *memory).cast::<u8>();
-        let descriptor = memory.file().map(|file| file.as_raw_fd());
         let memory = Arc::new(memory);
         let register = |domain: &ProtectionDomain| {
             let owner = Arc::clone(&memory);
@@ -54,7 +51,6 @@ impl Segment {
         Ok(Self {
             start,
             len,
-            descriptor,
             rails: domains.into_iter().map(register).collect::<Result<_, MemoryError>>()?,
         })
     }
@@ -70,10 +66,6 @@ impl Segment {
     #[expect(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    pub(crate) fn descriptor(&self) -> Option<RawFd> {
-        self.descriptor
     }
 
     /// The `len` bytes at `offset`, for requests on the device `rail`; `None` out of bounds.

@@ -265,14 +265,12 @@ impl<'a> Calibrator<'a> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
         let far = all().find(|rank| hosts[rank.index()] != hosts[0]);
-        let mapped = self.engine.all_mapped();
         let mut of = |ring: Vec<Rank>, mover| -> Result<_, CollectiveError> {
-            let stored = mapped && mover == DataMover::Receiver;
             if ring.len() < 2 {
                 return Ok(None);
             }
             let calibration = self.calibrate(&ring)?;
-            Ok(Some((calibration.link(mover, stored), calibration.begin_ns())))
+            Ok(Some((calibration.link(mover), calibration.begin_ns())))
         };
         let local = of(near, DataMover::Receiver)?;
         let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), DataMover::Device)?;

@@ -133,13 +133,6 @@ impl Communicator {
         self.shared.with(|state| state.locations.clone())
     }
 
-    /// The number of ranks whose mailboxes are mapped
-    /// ([`Config::mapped`](crate::executor::Config::mapped)).
-    #[must_use]
-    pub fn mapped(&self) -> usize {
-        self.shared.with(|state| state.engine.mapped())
-    }
-
     /// The default algorithm and protocol for an operation of so many bytes, and why. Bytes are
     /// counted as in [`Question::bytes`](crate::tune::TuningRequest::bytes).
     ///

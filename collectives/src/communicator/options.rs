@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::CollectiveError;
 use crate::executor::Config;
 use crate::topology;
-use crate::tune::{Overrides, calibrate, mapped};
+use crate::tune::{Overrides, calibrate};
 
 /// Options of a communicator. [`config`](Self::config) is the same on all ranks; for choices of
 /// algorithms all ranks follow rank 0.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Channels, strands, message lengths, and whether mailboxes of one host are mapped.
+    /// Channels, strands and message lengths.
     pub config: Config,
     /// Default timeout of operations (default 30 s).
     pub deadline: Duration,
@@ -50,19 +50,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults with the environment's overrides: see [`Overrides::from_environment`],
-    /// [`mapped`] and [`calibrate`].
+    /// The defaults with the environment's overrides: see [`Overrides::from_environment`]
+    /// and [`calibrate`].
     ///
     /// # Errors
     /// A variable has an invalid value.
     pub fn from_env() -> Result<Self, CollectiveError> {
         let (overrides, tuning_file) = Overrides::from_environment()?;
-        let mapped = mapped(|name| std::env::var_os(name))?;
         Ok(Self {
-            config: Config {
-                mapped,
-                ..Config::default()
-            },
             calibrate: calibrate(|name| std::env::var_os(name))?,
             overrides,
             tuning_file,

@@ -47,9 +47,9 @@ pub struct MessageCost {
     /// line, with nothing to overlap.
     #[serde(default, rename = "lone_ns")]
     pub receive_only_ns: f64,
-    /// Of Simple: whether short messages are stored by the sender, and so need no acknowledgement.
-    #[serde(default)]
-    pub stored: bool,
+    /// Of Simple: whether eager messages are copied by the sender, and so need no acknowledgement.
+    #[serde(default, rename = "stored")]
+    pub copied: bool,
     /// ns from the receipt of a message until its sender's operation may end; 0 where no
     /// acknowledgement is needed.
     #[serde(default)]
@@ -94,7 +94,7 @@ impl MessageCost {
             bidirectional_ns: 0.0,
             grant_ns: 0.0,
             receive_only_ns: 0.0,
-            stored: false,
+            copied: false,
             confirm_ns: 0.0,
             send_only_ns: 0.0,
             bytes: None,
@@ -107,16 +107,16 @@ impl MessageCost {
         if bytes > EAGER_BYTES as f64 { self.grant_ns } else { 0.0 }
     }
 
-    /// Whether a message of so many bytes is stored by its sender.
+    /// Whether a message of so many bytes is copied by its sender.
     #[must_use]
-    pub fn is_stored(&self, bytes: f64) -> bool {
-        self.stored && bytes <= EAGER_BYTES as f64
+    pub fn is_copied(&self, bytes: f64) -> bool {
+        self.copied && bytes <= EAGER_BYTES as f64
     }
 
     /// The wait of the sender of a message of so many bytes for the acknowledgement, ns.
     #[must_use]
     pub fn confirm_ns(&self, bytes: f64) -> f64 {
-        if self.is_stored(bytes) { 0.0 } else { self.confirm_ns }
+        if self.is_copied(bytes) { 0.0 } else { self.confirm_ns }
     }
 
     /// ns per byte that reducing adds to β; `None` where only γ is known.

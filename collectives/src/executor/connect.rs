@@ -1,15 +1,12 @@
 //! Connection setup of an engine: queue pairs to each other rank, and the mailboxes.
 
-use std::sync::Arc;
-
 use doorbell_verbs::{
     CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, WriteAccess,
 };
 
 use super::Config;
 use super::error::EngineError;
-use super::link::{INLINE, Link, MailboxMemory, MappedMailbox, SEND_DEPTH, STAGING_BYTES};
-use super::mapped_segment::{MappedSegment, OFFER, Offer, SECRET};
+use super::link::{INLINE, Link, MailboxMemory, SEND_DEPTH, STAGING_BYTES};
 use crate::bootstrap::Exchange;
 use crate::memory::Segment;
 use crate::protocol::mailbox;
@@ -23,13 +20,13 @@ pub(super) struct Rail {
 }
 
 /// The first bytes of an address: version of the format and of the mailbox.
-const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
+const VERSION: [u8; 8] = *b"DBCOLL\0\x04";
 const ADDRESS_BYTES: usize = 32 + 24;
 /// Completion queue entries that every device supports.
 const CQ_ENTRIES: u32 = 24_000;
 
 /// Bytes of a connection's mailbox and of its staging buffer. The last connection, for
-/// point-to-point messages, has no LL rings.
+/// point-to-point messages, has no rings of slots.
 fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     if connection + 1 == connections {
         (mailbox::LINE_RINGS[0].next_multiple_of(64), 0)
@@ -58,7 +55,7 @@ pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result
             .sum();
         let mailboxes = match to_each * (ranks as usize - 1) {
             0 => None,
-            bytes => Some(Segment::new([&domain], SECRET + bytes)?),
+            bytes => Some(Segment::new([&domain], bytes)?),
         };
         Ok(Rail {
             context: device.clone(),
@@ -88,13 +85,8 @@ pub(super) fn connect(
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<Vec<Option<Link>>>, EngineError> {
     let mut pending = Vec::new();
-    let mut offsets = vec![SECRET; rails.len()];
-    let mut hello = VERSION.to_vec();
-    for rail in rails {
-        let offer = rail.mailboxes.as_ref().filter(|_| config.mapped).and_then(Offer::of);
-        hello.extend_from_slice(&offer.map_or([0; OFFER], Offer::to_bytes));
-    }
-    let mut addresses = vec![hello; ranks as usize];
+    let mut offsets = vec![0; rails.len()];
+    let mut addresses = vec![VERSION.to_vec(); ranks as usize];
     for connection in 0..connections {
         let on = connection as usize % rails.len();
         let rail = &rails[on];
@@ -135,23 +127,14 @@ pub(super) fn connect(
     }
     let received = exchange.all_to_all(addresses)?;
     let mut links: Vec<Vec<Option<Link>>> = (0..connections).map(|_| (0..ranks).map(|_| None).collect()).collect();
-    let mut mappings = Mappings::new(ranks, rails.len());
     for pending_link in pending {
         let (peer, connection) = (pending_link.peer, pending_link.connection as usize);
-        let peer_addresses = received
+        let address = received
             .get(peer.index())
-            .and_then(|all| PeerAddresses::of(all, rails.len(), connections as usize));
-        let address = peer_addresses
-            .as_ref()
-            .and_then(|peer_addresses| peer_addresses.address(connection, pending_link.mailbox_sizes.0));
-        let (Some(peer_addresses), Some((endpoint, peer_mailbox))) = (peer_addresses, address) else {
+            .and_then(|all| address(all, connection, pending_link.mailbox_sizes.0));
+        let Some((endpoint, peer_mailbox)) = address else {
             return Err(EngineError::BadAddress { peer });
         };
-        let mapped = config
-            .mapped
-            .then(|| mappings.of(peer, pending_link.rail, &peer_addresses))
-            .flatten();
-        let mapped_mailbox = mapped.and_then(|mapped| MappedMailbox::new(mapped, peer_mailbox));
         let qp = pending_link
             .prepared
             .connect(&endpoint)
@@ -161,7 +144,7 @@ pub(super) fn connect(
             (pending_link.offset, pending_link.mailbox_sizes),
             peer,
             qp,
-            (peer_mailbox, mapped_mailbox),
+            peer_mailbox,
         )?);
     }
     // No rank sends before all are connected.
@@ -174,7 +157,7 @@ fn link(
     (offset, (mailbox, len)): (usize, (usize, usize)),
     peer: Rank,
     qp: QueuePair,
-    (theirs, mapped_mailbox): (Remote<WriteAccess>, Option<MappedMailbox>),
+    theirs: Remote<WriteAccess>,
 ) -> Result<Link, EngineError> {
     let staging = offset + mailbox;
     let memory = rail
@@ -194,55 +177,16 @@ fn link(
             staging: start.wrapping_add(staging),
             staging_alias,
         },
-        mapped_mailbox,
     ))
 }
 
-struct PeerAddresses<'a> {
-    offers: &'a [u8],
-    addresses: &'a [u8],
-}
-
-impl<'a> PeerAddresses<'a> {
-    fn of(all: &'a [u8], rails: usize, connections: usize) -> Option<Self> {
-        let (offers, addresses) = all.strip_prefix(&VERSION)?.split_at_checked(rails * OFFER)?;
-        (addresses.len() == connections * ADDRESS_BYTES).then_some(Self { offers, addresses })
-    }
-
-    fn offer(&self, rail: usize) -> Option<Offer> {
-        Offer::from_bytes(self.offers.get(rail * OFFER..)?.first_chunk()?)
-    }
-
-    /// The peer's endpoint and mailbox of a connection; the mailbox has this length.
-    fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<WriteAccess>)> {
-        let (endpoint, range) = self
-            .addresses
-            .get(connection * ADDRESS_BYTES..(connection + 1) * ADDRESS_BYTES)?
-            .split_at(32);
-        let mailbox_range = Remote::from_bytes(range.try_into().ok()?).ok()?;
-        (mailbox_range.len() == mailbox as u64).then_some(())?;
-        Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, mailbox_range))
-    }
-}
-
-/// The peers' mapped segments, each mapped once: by rank and device.
-struct Mappings {
-    rails: usize,
-    tried: Vec<Option<Option<Arc<MappedSegment>>>>,
-}
-
-impl Mappings {
-    fn new(ranks: u32, rails: usize) -> Self {
-        Self {
-            rails,
-            tried: vec![None; ranks as usize * rails],
-        }
-    }
-
-    fn of(&mut self, peer: Rank, rail: usize, peer_addresses: &PeerAddresses<'_>) -> Option<Arc<MappedSegment>> {
-        let open = || peer_addresses.offer(rail).and_then(MappedSegment::open).map(Arc::new);
-        self.tried[peer.index() * self.rails + rail]
-            .get_or_insert_with(open)
-            .clone()
-    }
+/// A peer's endpoint and mailbox of a connection, of its addresses; the mailbox has this length.
+fn address(all: &[u8], connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<WriteAccess>)> {
+    let (endpoint, range) = all
+        .strip_prefix(&VERSION)?
+        .get(connection * ADDRESS_BYTES..(connection + 1) * ADDRESS_BYTES)?
+        .split_at(32);
+    let mailbox_range = Remote::from_bytes(range.try_into().ok()?).ok()?;
+    (mailbox_range.len() == mailbox as u64).then_some(())?;
+    Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, mailbox_range))
 }

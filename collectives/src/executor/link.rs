@@ -5,20 +5,16 @@
 //! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
 //! message, or when the strand runner yields: doorbell batching.
 //!
-//! No model is possible: the other side is a device, or a process that has mapped the mailbox and
-//! stores with Release. Each word is loaded once with Acquire and orders what was written before
-//! it.
+//! No model is possible: the other side is a device. Each word is loaded once with Acquire and orders
+//! what was written before it.
 
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
 
 use doorbell_verbs::{
     Batch, BufferAlias, PostError, QpState, QueuePair, QueuePairError, ReliableConnection, Remote, WriteAccess,
 };
 
 use super::error::Failed;
-use super::mapped_segment::MappedSegment;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
 use crate::protocol::{
     EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
@@ -72,44 +68,10 @@ struct Ring {
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
     pub(super) remote: Remote<WriteAccess>,
-    /// Staging buffer for LL and LL128 data too long to be sent inline: rings as in the mailbox.
+    /// Staging buffer for eager messages, and for LL and LL128 data too long to be sent inline: rings
+    /// as in the mailbox.
     pub(super) staging: *mut u8,
     pub(super) staging_alias: BufferAlias,
-}
-
-/// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
-pub(super) struct MappedMailbox {
-    start: NonNull<u8>,
-    _mapped: Arc<MappedSegment>,
-}
-
-impl MappedMailbox {
-    /// The mailbox `remote`, if it lies in the mapping and is a full one: the mailbox for
-    /// point-to-point messages has no LL rings and is not mapped.
-    pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<WriteAccess>) -> Option<Self> {
-        let start = mapped.translate(remote.addr(), usize::try_from(remote.len()).ok()?)?;
-        (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
-    }
-
-    fn at(&self, offset: usize) -> *mut u8 {
-        debug_assert!(offset < mailbox::LEN, "offsets are those of `at`");
-        // SAFETY: `new` has checked that `mailbox::LEN` bytes from `start` on are in the mapping,
-        // which `_mapped` keeps; offsets are those of `mailbox`, below that.
-        unsafe { self.start.add(offset) }.as_ptr()
-    }
-
-    fn store_word(&self, offset: usize, word: u64) {
-        // SAFETY: in the mapping, by `at`, and aligned: a mailbox begins at a multiple of 64
-        // (`MappedSegment::translate`), and `mailbox` has words at multiples of 8. Both processes
-        // access these words atomically.
-        unsafe { (*self.at(offset).cast::<AtomicU64>()).store(word, Ordering::Release) };
-    }
-
-    fn store_control_write(&self, write: &ControlWrite) {
-        for (index, word) in write.bytes[..write.len].as_chunks().0.iter().enumerate() {
-            self.store_word(write.offset + 8 * index, u64::from_ne_bytes(*word));
-        }
-    }
 }
 
 const LL_FLAGS: u64 = 1 << 31;
@@ -120,7 +82,7 @@ fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
 }
 
-pub(super) const STAGING_BYTES: usize = mailbox::EAGER_RING - mailbox::LINE_RINGS[0];
+pub(super) const STAGING_BYTES: usize = mailbox::LENGTHS_RING - mailbox::LINE_RINGS[0];
 const EAGER: usize = 2;
 const LENGTHS: usize = 3;
 
@@ -129,10 +91,6 @@ pub(super) struct Link {
     pub(super) peer: Rank,
     qp: QueuePair<ReliableConnection>,
     memory: MailboxMemory,
-    mapped: Option<MappedMailbox>,
-    /// The peer's mailbox may hold stores only once these requests have completed: no message of
-    /// Simple is in flight on the queue pair.
-    posted: u64,
     pub(super) completed: u64,
     /// Sequence numbers of messages of Simple: sent; received.
     sent: u64,
@@ -145,23 +103,15 @@ pub(super) struct Link {
     control_writes: Vec<ControlWrite>,
 }
 
-// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it, and
-// into a mapping that it holds.
+// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it.
 unsafe impl Send for Link {}
 
 impl Link {
-    pub(super) fn new(
-        peer: Rank,
-        qp: QueuePair<ReliableConnection>,
-        memory: MailboxMemory,
-        mapped: Option<MappedMailbox>,
-    ) -> Self {
+    pub(super) fn new(peer: Rank, qp: QueuePair<ReliableConnection>, memory: MailboxMemory) -> Self {
         Self {
             peer,
             qp,
             memory,
-            mapped,
-            posted: 0,
             completed: 0,
             sent: 0,
             received: 0,
@@ -175,10 +125,6 @@ impl Link {
 
     pub(super) fn qpn(&self) -> doorbell_verbs::Qpn {
         self.qp.qpn()
-    }
-
-    pub(super) fn is_mapped(&self) -> bool {
-        self.mapped.is_some()
     }
 
     /// A WRITE without effect. Returns the number of requests whose completion confirms it.
@@ -198,7 +144,6 @@ impl Link {
     }
 
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
-        self.mapped = None;
         self.qp.flush()
     }
 
@@ -266,12 +211,6 @@ impl Link {
     #[inline]
     pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
         if self.control_writes.is_empty() {
-            return Ok(());
-        }
-        if let Some(mapped) = &self.mapped {
-            self.control_writes
-                .drain(..)
-                .for_each(|write| mapped.store_control_write(&write));
             return Ok(());
         }
         if !self.has_queue_slots(0) {
@@ -347,15 +286,6 @@ impl Link {
     }
 
     #[inline]
-    pub(super) fn may_send(&self, eager: bool) -> bool {
-        if eager {
-            self.has_slot(EAGER, EAGER_SLOTS) && self.has_queue_slots(2)
-        } else {
-            self.is_granted()
-        }
-    }
-
-    #[inline]
     pub(super) fn is_granted(&self) -> bool {
         self.next_grant(0).is_some() && self.has_queue_slots(2)
     }
@@ -365,45 +295,31 @@ impl Link {
         self.word(mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES + 16)
     }
 
-    /// Sends a message of Simple that `may_send`; `None` is an empty message. Returns the number of
-    /// requests whose completion frees the message's memory.
-    pub(super) fn send(&mut self, message: Option<(BufferAlias, usize)>, eager: bool) -> Result<u64, Failed> {
-        if !eager {
-            return self.send_granted(message);
-        }
-        let len = message.map_or(0, |(_, len)| len);
-        let slot = &mut self.rings[EAGER].sent;
-        let place = mailbox::EAGER_RING + (*slot % EAGER_SLOTS) as usize * EAGER_BYTES;
-        *slot += 1;
-        self.send_to(self.peer_range(place, len), message)
-    }
-
-    /// Needs a credit, and no message in flight on the queue pair that a store would overtake.
+    /// Needs a credit, and slots for the data and its number.
     #[inline]
-    pub(super) fn may_store(&self) -> bool {
-        self.mapped.is_some() && self.completed >= self.posted && self.has_slot(EAGER, EAGER_SLOTS)
+    pub(super) fn may_send_eager(&self) -> bool {
+        self.has_slot(EAGER, EAGER_SLOTS) && self.has_queue_slots(2)
     }
 
-    /// Stores an eager message that `may_store`. Its memory is free at once.
+    /// Sends an eager message; requires `may_send_eager`. The source may be changed at once.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
     /// meanwhile.
-    pub(super) unsafe fn store(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
-        self.flush_control_writes()?;
-        let Some(mapped) = &self.mapped else { return Ok(()) };
+    pub(super) unsafe fn send_eager(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
         let slot = &mut self.rings[EAGER].sent;
         let place = mailbox::EAGER_RING + (*slot % EAGER_SLOTS) as usize * EAGER_BYTES;
         *slot += 1;
-        self.sent += 1;
-        // SAFETY: by contract; the slot is in the mailbox and as long, and owned by this side, as
-        // the peer has credited it.
-        unsafe { core::ptr::copy_nonoverlapping(from, mapped.at(place), len.min(EAGER_BYTES)) };
-        mapped.store_word(mailbox::ARRIVED, self.sent);
-        Ok(())
+        let staging = place - mailbox::LINE_RINGS[0];
+        // SAFETY: by contract; the slot of the staging buffer is as long, and its earlier message
+        // has arrived, as the peer has credited the slot.
+        unsafe { core::ptr::copy_nonoverlapping(from, self.memory.staging.add(staging), len.min(EAGER_BYTES)) };
+        let message = self.memory.staging_alias.slice(staging, len).filter(|_| len > 0);
+        self.post_message(self.peer_range(place, len), message, false)
     }
 
-    /// Sends a message to the memory that the peer has granted; requires `is_granted`.
+    /// Sends a message to the memory that the peer has granted; requires `is_granted`. Returns the
+    /// number of requests whose completion frees the message's memory.
     pub(super) fn send_granted(&mut self, message: Option<(BufferAlias, usize)>) -> Result<u64, Failed> {
         let Some(peer_range) = self.next_grant(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
@@ -412,35 +328,31 @@ impl Link {
             });
         };
         self.used += 1;
-        self.send_to(peer_range, message)
+        self.post_message(peer_range, message.map(|(alias, _)| alias), true)?;
+        Ok(self.qp.next_send())
     }
 
-    fn send_to(
+    fn post_message(
         &mut self,
         peer_range: Remote<WriteAccess>,
-        message: Option<(BufferAlias, usize)>,
-    ) -> Result<u64, Failed> {
-        if self.mapped.is_some() {
-            // Posted on the queue pair, control writes could arrive behind later stores: a credit
-            // count would decrease, and the peer wait for slots that it has.
-            self.flush_control_writes()?;
-        }
+        message: Option<BufferAlias>,
+        confirmed: bool,
+    ) -> Result<(), Failed> {
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (control_writes, remote) = (&self.control_writes, self.memory.remote);
         let posted = self.qp.post(|batch| {
             post_control_writes(batch, control_writes, remote);
-            if let Some((alias, _)) = message {
+            if let Some(alias) = message {
                 batch.write(alias, peer_range);
             }
-            batch
-                .write_inline(&number, mailbox_range(remote, mailbox::ARRIVED, 8))
-                .signaled();
+            let arrived = batch.write_inline(&number, mailbox_range(remote, mailbox::ARRIVED, 8));
+            if confirmed {
+                arrived.signaled();
+            }
         });
         self.control_writes.clear();
-        posted.map_err(|error| self.refused(&error))?;
-        self.posted = self.qp.next_send();
-        Ok(self.posted)
+        posted.map_err(|error| self.refused(&error))
     }
 
     #[inline]
@@ -471,7 +383,7 @@ impl Link {
 
     #[inline]
     pub(super) fn may_send_lines(&self, lines: LineProtocol) -> bool {
-        self.has_slot(lines.index(), lines.slots()) && (self.mapped.is_some() || self.has_queue_slots(1))
+        self.has_slot(lines.index(), lines.slots()) && self.has_queue_slots(1)
     }
 
     /// Sends `len` bytes by LL or LL128, at most the capacity of a slot; requires `may_send_lines`.
@@ -495,21 +407,13 @@ impl Link {
         };
         // SAFETY: by contract; all targets are long enough for the lines, aligned, and owned by
         // this side: the peer has credited the slot, and so an earlier message from the same slot
-        // of the staging buffer has arrived. In the peer's mailbox, which it polls meanwhile, flags
-        // are stored last, and words of LL at once.
+        // of the staging buffer has arrived.
         let pack = |into: *mut u8| unsafe {
             match lines {
                 LineProtocol::Ll => pack_ll(ll_flag(flag), from, len, into),
                 LineProtocol::Ll128 => pack_ll128(flag, from, len, into),
             }
         };
-        if self.mapped.is_some() {
-            self.flush_control_writes()?;
-            if let Some(mapped) = &self.mapped {
-                pack(mapped.at(offset));
-            }
-            return Ok(());
-        }
         let peer_range = self.peer_range(offset, wire);
         let posted = if wire <= INLINE && self.control_writes.is_empty() {
             let mut draft = core::mem::MaybeUninit::<[u64; INLINE / 8]>::uninit();

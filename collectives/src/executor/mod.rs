@@ -19,7 +19,6 @@ mod connect;
 mod error;
 pub(crate) mod layout;
 mod link;
-mod mapped_segment;
 mod operation;
 mod p2p;
 mod prepare;
@@ -40,7 +39,6 @@ use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
 pub use layout::Parts;
 use link::Link;
-pub(crate) use mapped_segment::boot_id;
 use operation::ActiveOperation;
 pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
 use p2p::PointToPoint;
@@ -82,9 +80,6 @@ pub struct Config {
     /// connection fails after eight retransmissions. A busy host may not run a rank for half a
     /// second, so lower it only for networks that lose packets.
     pub timeout: u8,
-    /// Whether short messages are stored into mapped mailboxes of ranks on the same host (default
-    /// true). Disable it to measure or test the devices.
-    pub mapped: bool,
 }
 
 impl Default for Config {
@@ -95,7 +90,6 @@ impl Default for Config {
             fragment: 256 << 10,
             eager: EAGER_BYTES,
             timeout: 16,
-            mapped: true,
         }
     }
 }
@@ -117,7 +111,6 @@ pub struct Engine {
     /// Copies of inputs that are scaled, or that overlap the output.
     input_copies: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
-    all_mapped: bool,
     active_runners: u32,
     rank: Rank,
     ranks: u32,
@@ -172,10 +165,7 @@ impl Engine {
                 index as usize % rails.len(),
             )
         };
-        let mapped = |link: &Link| link.is_mapped();
-        let all_mapped = links[..connections as usize].iter().flatten().flatten().all(mapped);
         Ok(Self {
-            all_mapped,
             links,
             runners: (0..connections).map(runner).collect(),
             operations: VecDeque::with_capacity(64),
@@ -218,18 +208,6 @@ impl Engine {
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
-    }
-
-    /// Number of ranks whose mailboxes are mapped.
-    #[must_use]
-    pub fn mapped(&self) -> usize {
-        let links = self.links.first().into_iter().flatten();
-        links.flatten().filter(|link| link.is_mapped()).count()
-    }
-
-    /// Whether all mailboxes were mapped at creation: then short messages of Simple are stored too.
-    pub(crate) fn all_mapped(&self) -> bool {
-        self.all_mapped
     }
 
     /// The devices.

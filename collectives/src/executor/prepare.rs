@@ -31,7 +31,7 @@ struct ProgramKey {
     extent: OperationExtent,
     data: DataType,
     lines: Option<LineProtocol>,
-    transport: Option<SlotTransport>,
+    transport: SlotTransport,
     channels: u32,
     in_place: bool,
 }
@@ -82,10 +82,10 @@ impl Prepared {
         let parts = key.extent.parts.as_ref();
         let mut ready = CompiledOperation {
             // The fast path has no lengths exchange.
-            fast_path: key
-                .transport
-                .filter(|_| parts.is_none())
-                .and_then(|transport| FastPath::of(&program, &layout, function, transport)),
+            fast_path: match parts {
+                None => FastPath::of(&program, &layout, function, key.transport),
+                Some(_) => None,
+            },
             lengths: parts.map(|parts| ExpectedLengths::of(&program, &layout, function, (rank, parts.root))),
             program,
             layout,
@@ -263,11 +263,11 @@ impl Engine {
             Some(lines) => lines.capacity(),
         };
         let transport = match lines {
-            Some(lines) => Some(SlotTransport::LineProtocol(lines)),
-            None => self.all_mapped.then_some(SlotTransport::Store {
+            Some(lines) => SlotTransport::LineProtocol(lines),
+            None => SlotTransport::Eager {
                 eager: config.eager,
                 fragment,
-            }),
+            },
         };
         let key = ProgramKey {
             extent: OperationExtent {

@@ -35,11 +35,7 @@ fn two() -> [Engine; 2] {
         thread::spawn(move || {
             let device = Library::new(api()).open("soft0").unwrap();
             let rank = group.rank();
-            let config = Config {
-                mapped: false,
-                ..Config::default()
-            };
-            Engine::new(&[device], rank, 2, config, group.control_mut()).unwrap()
+            Engine::new(&[device], rank, 2, Config::default(), group.control_mut()).unwrap()
         })
     };
     let threads: Vec<_> = Group::local(2).unwrap().into_iter().map(make).collect();

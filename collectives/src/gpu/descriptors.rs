@@ -5,6 +5,7 @@
 //! mesh, and passes its descriptor (SCM_RIGHTS) to peers of the same user that present the name. A
 //! driver's descriptors cannot be reopened through `/proc/PID/fd` as a memfd's can.
 
+use std::fs;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
@@ -15,7 +16,6 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt
 use nix::unistd::geteuid;
 
 use crate::bootstrap::{Exchange, ExchangeError, Nonce};
-use crate::executor::boot_id;
 use crate::types::Rank;
 
 /// Bytes of an offer: the boot id and the socket name.
@@ -24,6 +24,13 @@ const OFFER_BYTES: usize = 32;
 const HELLO_BYTES: usize = 20;
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The kernel's boot id: random, and the same for all processes and containers (random(4)).
+fn boot_id() -> Option<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
+}
 
 /// Passes `own` to each rank of this host, and returns the descriptors received, by rank; `None`
 /// for unreachable ranks and this one. Collective.

@@ -82,16 +82,6 @@ impl Overrides {
     }
 }
 
-/// Whether mailboxes are mapped ([`Config::mapped`](crate::executor::Config::mapped)):
-/// `DOORBELL_MAPPED`, `yes` or `no`; by default no if `DOORBELL_LINK` forces UDP.
-///
-/// # Errors
-/// An invalid value.
-pub fn mapped(variable: impl Fn(&str) -> Option<OsString>) -> Result<bool, EnvironmentError> {
-    let forced = yes_or_no("DOORBELL_MAPPED", &variable)?;
-    Ok(forced.unwrap_or_else(|| variable("DOORBELL_LINK").is_none_or(|link| link != "udp")))
-}
-
 /// Whether costs are measured at creation: `DOORBELL_CALIBRATE`, `yes` (default) or `no`.
 ///
 /// # Errors
@@ -152,29 +142,10 @@ mod tests {
     }
 
     #[test]
-    fn mailboxes_are_mapped_unless_the_environment_says_otherwise() {
-        let mapped = |variables: &[(&str, &str)]| {
-            super::mapped(|name| {
-                variables
-                    .iter()
-                    .find(|(set, _)| *set == name)
-                    .map(|(_, value)| value.into())
-            })
-        };
-        let udp = ("DOORBELL_LINK", "udp");
-        for (variables, expected) in [
-            (&[][..], true),
-            (&[("DOORBELL_LINK", "local")], true),
-            (&[udp], false),
-            (&[udp, ("DOORBELL_MAPPED", "yes")], true),
-            (&[udp, ("DOORBELL_MAPPED", "auto")], false),
-            (&[("DOORBELL_MAPPED", "no")], false),
-        ] {
-            assert_eq!(mapped(variables), Ok(expected), "{variables:?}");
-        }
-        assert!(mapped(&[("DOORBELL_MAPPED", "perhaps")]).is_err());
+    fn costs_are_measured_unless_the_environment_says_otherwise() {
         let no = |_: &str| Some("no".into());
         assert_eq!((calibrate(|_| None), calibrate(no)), (Ok(true), Ok(false)));
+        assert!(calibrate(|_| Some("perhaps".into())).is_err());
     }
 
     #[test]

@@ -11,6 +11,6 @@ mod file;
 mod fit;
 
 pub use choose::{Candidate, Choice, Decision, NoChoice, Tuner, TuningRequest};
-pub use environment::{EnvironmentError, Overrides, calibrate, mapped};
+pub use environment::{EnvironmentError, Overrides, calibrate};
 pub use file::{FileError, Rule, TuningFile};
 pub use fit::{Calibration, Hops, MANY, Messages, median};

@@ -12,18 +12,14 @@ use crate::world::{options, ranks};
 /// Each kind several times, with other lengths, memory and operators between.
 #[test]
 fn repeated_operations_give_equal_results() {
-    for mapped in [true, false] {
-        let mut options = options();
-        options.config.mapped = mapped;
-        for p in [2, 3, 4] {
-            ranks(p, &options, |comm| {
-                for protocol in [Protocol::Ll, Protocol::Ll128] {
-                    for n in [0, 1, 5, 100] {
-                        everything(&comm, protocol, n);
-                    }
+    for p in [2, 3, 4] {
+        ranks(p, &options(), |comm| {
+            for protocol in [Protocol::Ll, Protocol::Ll128] {
+                for n in [0, 1, 5, 100] {
+                    everything(&comm, protocol, n);
                 }
-            });
-        }
+            }
+        });
     }
 }
 

@@ -35,8 +35,6 @@ fn a_rank_does_every_collective_and_goes_on_when_another_is_killed() {
         config: Config {
             // A packet lost at the end of a message costs 67 ms.
             timeout: 14,
-            // The device is tested, even between ranks on one host.
-            mapped: false,
             ..Config::default()
         },
         ..world::options()

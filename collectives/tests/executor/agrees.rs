@@ -5,7 +5,7 @@ use doorbell_collectives::kernel::Function;
 use doorbell_collectives::plan::{Collective, Shape};
 use doorbell_collectives::{Algorithm, DataType, Protocol, Rank, ReduceOp};
 
-use crate::world::{Device, World, may_map};
+use crate::world::{Device, World};
 
 const ONE: &[Device] = &[Device::Soft(0)];
 const TWO: &[Device] = &[Device::Soft(0), Device::Soft(1)];
@@ -220,24 +220,7 @@ fn cases(ranks: u32) -> impl Iterator<Item = (Algorithm, Collective, Rank)> {
 }
 
 fn sweep(ranks: u32, devices: &[Device], config: Config, protocols: &[Protocol], counts: &[u64], slice: usize) {
-    // Few ranks also run without mapped mailboxes, which leave the devices little to do.
-    let ways: &[bool] = if ranks <= 4 && may_map(devices) {
-        &[true, false]
-    } else {
-        &[true]
-    };
-    for &mapped in ways {
-        sweep_by(
-            World::new(ranks, devices, Config { mapped, ..config }),
-            ranks,
-            protocols,
-            counts,
-            slice,
-        );
-    }
-}
-
-fn sweep_by(mut world: World, ranks: u32, protocols: &[Protocol], counts: &[u64], slice: usize) {
+    let mut world = World::new(ranks, devices, config);
     let most = world.engines[0].config().channels;
     for &protocol in protocols {
         for (algorithm, collective, root) in cases(ranks) {

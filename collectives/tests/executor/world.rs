@@ -39,11 +39,6 @@ impl Device {
 /// Names a device of the system to run on instead.
 const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
 
-/// Whether mailboxes may be mapped: not in tests of the device or the wire.
-pub(crate) fn may_map(devices: &[Device]) -> bool {
-    devices.iter().all(|device| matches!(device, Device::Soft(_))) && std::env::var_os(DEVICE).is_none()
-}
-
 pub(crate) fn open(device: Device) -> Context {
     if let Ok(name) = std::env::var(DEVICE) {
         return Library::system().unwrap().open(&name).unwrap();
@@ -111,8 +106,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(ranks: u32, devices: &[Device], mut config: Config) -> Self {
-        config.mapped &= may_map(devices);
+    pub(crate) fn new(ranks: u32, devices: &[Device], config: Config) -> Self {
         let engines = thread::scope(|scope| {
             let make = |mut exchange: Threads| {
                 scope.spawn(move || {

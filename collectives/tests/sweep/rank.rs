@@ -89,8 +89,6 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
         config: Config {
             // 134 ms, eight times.
             timeout: 15,
-            // Over UDP the queue pairs are tested.
-            mapped: me.wire == Wire::SharedMemory,
             ..Config::default()
         },
         ..Options::default()

@@ -27,21 +27,10 @@ allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl
 mean over the ranks, as with its -a 1.
 
 Environment: DOORBELL_ALGORITHM, DOORBELL_PROTOCOL, DOORBELL_CHANNELS, DOORBELL_SLICE and DOORBELL_TUNING (a file) choose where options do not; \
-DOORBELL_MAPPED=yes|no is as --mapped; DOORBELL_LINK=udp|local is for the userspace device. Of --gpu: DOORBELL_GPU_EXECUTOR=kernel|small|copies|split|staged, DOORBELL_GPU_SLICE, DOORBELL_GPU_CUT, DOORBELL_GPU_STAGING and DOORBELL_GPU_FIFOS (bytes), \
+DOORBELL_LINK=udp|local is for the userspace device. Of --gpu: DOORBELL_GPU_EXECUTOR=kernel|small|copies|split|staged, DOORBELL_GPU_SLICE, DOORBELL_GPU_CUT, DOORBELL_GPU_STAGING and DOORBELL_GPU_FIFOS (bytes), \
 DOORBELL_GPU_COPIERS (1 to 4), DOORBELL_GPU_BLOCKS (1 to 256), DOORBELL_GPU_SHARE (percent of the elements by copies).
 
 Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
-
-/// Whether mailboxes are mapped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub(crate) enum Mapped {
-    /// Where all ranks are on one host, on userspace devices without faults or a forced link
-    Auto,
-    /// Wherever it is possible
-    Yes,
-    /// Never: devices carry everything
-    No,
-}
 
 /// The arguments of `doorbell coll`.
 #[derive(Args, Debug, Clone)]
@@ -122,10 +111,6 @@ pub(crate) struct CollArgs {
     /// Channels: copies of the plan that run in parallel, on queue pairs of their own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "How it is done")]
     pub(crate) channels: Option<u32>,
-    /// Whether ranks of one host store short messages directly into each other's mailboxes, past
-    /// the device
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Mapped::Auto, help_heading = "How it is done")]
-    pub(crate) mapped: Mapped,
     /// Only algorithms whose results have the same bits however the data is chunked
     #[arg(long, help_heading = "How it is done")]
     pub(crate) deterministic: bool,

@@ -110,7 +110,6 @@ pub(super) fn run(
         }
         None => {
             report.memory = "peer";
-            report.mapped_peers = 0;
             report.link = if std::env::var_os("DOORBELL_CUDA_LIBRARY").is_some() {
                 LinkKind::SoftLocal
             } else {

@@ -6,7 +6,6 @@ use doorbell_collectives::tune::Overrides;
 use doorbell_collectives::{Communicator, Options, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::args::Mapped;
 use super::bind::bind;
 use super::table::Report;
 use super::{CollArgs, explain, gpu, measure, model_check};
@@ -83,7 +82,7 @@ fn begin(
     let mut soft = args.soft.clone();
     soft.pcap = soft.pcap.filter(|_| rank == 0);
     let devices = device::open_all(&args.device, &soft, args.seed.wrapping_add(u64::from(rank)), reach)?;
-    let mut options = options(args)?;
+    let options = options(args)?;
     let mut group = join().map_err(|e| failed(&e))?;
     if args.root().is_some_and(|root| root >= group.ranks()) {
         return Err(Failure::usage(format!(
@@ -97,12 +96,6 @@ fn begin(
         // GPU communicators report their own links.
         warn(&devices, if args.gpu { LinkKind::Hardware } else { link }, &group);
     }
-    let clean = link == LinkKind::SoftLocal && devices.iter().all(|device| device.faults.is_none());
-    options.config.mapped = match args.mapped {
-        Mapped::Auto => options.config.mapped && clean,
-        Mapped::Yes => true,
-        Mapped::No => false,
-    };
     bind();
     let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
     let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
@@ -114,7 +107,7 @@ fn begin(
         model_check::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
-        let report = Report::new(args.operation.name(), names.join(","), link, comm.mapped());
+        let report = Report::new(args.operation.name(), names.join(","), link);
         if args.gpu {
             return gpu::run(args, comm, interrupt, report);
         }

@@ -15,8 +15,6 @@ pub(crate) struct Report {
     pub(crate) link: LinkKind,
     /// `host`; for GPUs `peer` with peer access, or `staged`.
     pub(crate) memory: &'static str,
-    /// Ranks whose mailboxes rank 0 has mapped, and stores short messages to past the device.
-    pub(crate) mapped_peers: usize,
     pub(crate) results: Vec<Row>,
 }
 
@@ -68,7 +66,7 @@ impl Row {
 }
 
 impl Report {
-    pub(crate) fn new(test: &'static str, device: String, link: LinkKind, mapped_peers: usize) -> Self {
+    pub(crate) fn new(test: &'static str, device: String, link: LinkKind) -> Self {
         Self {
             tool: "doorbell",
             version: env!("CARGO_PKG_VERSION"),
@@ -76,7 +74,6 @@ impl Report {
             device,
             link,
             memory: "host",
-            mapped_peers,
             results: Vec::new(),
         }
     }
@@ -87,14 +84,10 @@ impl Report {
 
     pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
         print_line(&format!(
-            "# doorbell coll {}: {ranks} ranks on {}, {}{}\n{}",
+            "# doorbell coll {}: {ranks} ranks on {}, {}\n{}",
             self.test,
             self.device,
             self.link.name(),
-            match self.mapped_peers {
-                0 => "",
-                _ => "; short messages by mapped memory",
-            },
             head()
         ))
     }

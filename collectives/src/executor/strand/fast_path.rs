@@ -1,5 +1,4 @@
-//! The fast path of short operations: each message takes one slot, of LL, LL128 or stored eager
-//! messages, and slots suffice for all. So a step completes at once or waits for its peer, and
+//! The fast path of short operations: each message takes one slot, of LL, LL128 or eager messages, and slots suffice for all. So a step completes at once or waits for its peer, and
 //! everything is computed once for all operations of the same length.
 //!
 //! No cycle of ranks waits for slots. Of those that wait for one, consider a rank in the earliest
@@ -59,8 +58,8 @@ enum Action {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::executor) enum SlotTransport {
     LineProtocol(LineProtocol),
-    /// Simple, into mapped mailboxes; no message exceeds the eager limit.
-    Store {
+    /// Simple; no message exceeds the eager limit.
+    Eager {
         /// Maximum bytes of an eager message, and of a fragment.
         eager: usize,
         fragment: usize,
@@ -72,7 +71,7 @@ impl SlotTransport {
     fn slots(self) -> (usize, usize, u64) {
         match self {
             Self::LineProtocol(lines) => (lines.capacity(), lines.capacity(), lines.slots()),
-            Self::Store { eager, fragment } => (fragment, eager, EAGER_SLOTS),
+            Self::Eager { eager, fragment } => (fragment, eager, EAGER_SLOTS),
         }
     }
 }
@@ -211,20 +210,15 @@ impl SlotProtocol for LineSlots {
     }
 }
 
-struct StoreSlots;
+struct EagerSlots;
 
-impl SlotProtocol for StoreSlots {
+impl SlotProtocol for EagerSlots {
     #[inline(always)]
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
-        let may = to.may_store();
+        let may = to.may_send_eager();
         if may {
             // SAFETY: by contract.
-            unsafe { to.store(from, len) }?;
-        } else if !to.is_mapped() {
-            return Err(Failed::Refused {
-                peer: to.peer,
-                what: "its mailbox is not mapped any more".to_owned(),
-            });
+            unsafe { to.send_eager(from, len) }?;
         }
         Ok(may)
     }
@@ -244,7 +238,7 @@ impl StrandRunner {
     ) -> Result<DriveResult, Failed> {
         match op.lines {
             Some(lines) => self.drive_slots(op, fast_path, &LineSlots(lines), links),
-            None => self.drive_slots(op, fast_path, &StoreSlots, links),
+            None => self.drive_slots(op, fast_path, &EagerSlots, links),
         }
     }
 

@@ -166,26 +166,24 @@ impl StrandRunner {
                 // SAFETY: a fragment lies in its memory, which the operation owns; later steps of
                 // this rank that write it wait for the send, and it is granted to no peer.
                 unsafe { to.send_lines(lines, from, len) }?;
-            } else if op.is_eager(len) && to.may_store() {
-                let from = self.place_start(op, span.place).wrapping_add(at);
-                // SAFETY: as for LL.
-                unsafe { to.store(from, len) }?;
-            } else {
-                if !to.may_send(op.is_eager(len)) || !op.is_eager(len) && self.awaits_lengths_from(send.to) {
+            } else if op.is_eager(len) {
+                if !to.may_send_eager() {
                     return Ok((moved, false));
                 }
-                let message = if len == 0 {
-                    None
-                } else {
-                    let Some(source) = self.source(context, span.place, at, len, send.to) else {
-                        return Ok((moved, false));
-                    };
-                    Some((source, len))
+                let from = self.place_start(op, span.place).wrapping_add(at);
+                // SAFETY: as for LL.
+                unsafe { to.send_eager(from, len) }?;
+            } else {
+                if !to.is_granted() || self.awaits_lengths_from(send.to) {
+                    return Ok((moved, false));
+                }
+                let Some(source) = self.source(context, span.place, at, len, send.to) else {
+                    return Ok((moved, false));
                 };
-                let number = link(context.links, send.to)?.send(message, op.is_eager(len))?;
+                let number = link(context.links, send.to)?.send_granted(Some((source, len)))?;
                 if self.registered(op, span.place).is_some() {
                     send.last = number;
-                } else if len > 0 {
+                } else {
                     self.send_staging_use[((self.send_staging.acquired - 1) % STAGING_SLOTS) as usize] =
                         (send.to, number);
                 }

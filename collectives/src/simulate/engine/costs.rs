@@ -41,7 +41,7 @@ impl LinkCosts {
     }
 
     pub(super) fn parts(&self, bytes: f64) -> (f64, f64) {
-        if self.cost.is_stored(bytes) {
+        if self.cost.is_copied(bytes) {
             (0.5, 0.5)
         } else {
             self.parts
@@ -50,7 +50,7 @@ impl LinkCosts {
 
     /// The sender's wait for the acknowledgement of a message of so many bytes, ps.
     pub(super) fn confirm(&self, bytes: f64) -> u64 {
-        if self.cost.is_stored(bytes) { 0 } else { self.confirm }
+        if self.cost.is_copied(bytes) { 0 } else { self.confirm }
     }
 
     /// Time of both processors for the bytes of a message, ps.
