@@ -1,24 +1,13 @@
 //! Identifiers on event channels.
 
 use std::ptr;
+use std::time::Duration;
 
 use doorbell_softroce_rdmacm::*;
 use doorbell_verbs_sys::rdmacm::*;
 use doorbell_verbs_sys::*;
 
 use crate::common::*;
-
-fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::net::SocketAddr) -> Id {
-    let id = Id::new(channel, space);
-    // SAFETY: live.
-    unsafe {
-        ok(rdma_resolve_addr(id.0, ptr::null_mut(), at(&sys(to)), 1000));
-        expect_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
-        ok(rdma_resolve_route(id.0, 1000));
-    }
-    expect_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
-    id
-}
 
 fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, to: std::net::SocketAddr) -> [Id; 2] {
     let client = resolved(active, RDMA_PS_TCP, to);
@@ -122,14 +111,7 @@ fn rejected_with_a_reason_and_without_an_answer() {
     // The request has not been taken when its listener is destroyed.
     let client = connect();
     // Readable, so the request is there.
-    let mut fd = libc::pollfd {
-        // SAFETY: live.
-        fd: unsafe { (*passive).fd },
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one descriptor.
-    assert_eq!(unsafe { libc::poll(&mut fd, 1, 20_000) }, 1);
+    assert!(is_readable(passive, Duration::from_secs(20)));
     listener.destroy();
     assert_eq!(expect_event(active, RDMA_CM_EVENT_REJECTED), 28);
     client.destroy();

@@ -1,10 +1,14 @@
 //! Shared by the tests: the devices, and calls with their results checked.
 
+#![allow(dead_code, reason = "each test program uses its part of this module")]
+
+use std::env;
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use doorbell_softroce_ibverbs::{DeviceConfig, configure};
 use doorbell_softroce_rdmacm::*;
@@ -12,21 +16,26 @@ use doorbell_verbs_sys::rdmacm::*;
 use doorbell_verbs_sys::*;
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
+/// Set for a child process of a test: the address of its only device, and where it listens.
+pub(crate) const CHILD: &str = "DOORBELL_TEST_CM_CHILD";
+
 /// An address unique to this process, so that concurrent test processes do not interfere.
 pub(crate) fn own_address(last: u8) -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
 }
 
-/// Configures the devices of this test program, once: at the addresses 1 and 2.
+/// Configures the devices of this test program, once: at the addresses 1 and 2, or a child's.
 pub(crate) fn devices() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let device = |last: u8| DeviceConfig {
-            address: Some(own_address(last)),
-            ..DeviceConfig::new(format!("soft{last}"))
+        let child = env::var(CHILD).map(|address| vec![address.parse::<SocketAddr>().unwrap().ip()]);
+        let addresses = child.unwrap_or_else(|_| vec![own_address(1), own_address(2)]);
+        let device = |address: IpAddr| DeviceConfig {
+            address: Some(address),
+            ..DeviceConfig::new(format!("soft-{address}"))
         };
-        configure(vec![device(1), device(2)]).unwrap();
+        configure(addresses.into_iter().map(device).collect()).unwrap();
     });
 }
 
@@ -173,6 +182,30 @@ pub(crate) fn expect_event(channel: *mut rdma_event_channel, kind: rdma_cm_event
         ok(rdma_ack_cm_event(event));
         status
     }
+}
+
+pub(crate) fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: SocketAddr) -> Id {
+    let id = Id::new(channel, space);
+    // SAFETY: live.
+    unsafe {
+        ok(rdma_resolve_addr(id.0, ptr::null_mut(), at(&sys(to)), 1000));
+        expect_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+        ok(rdma_resolve_route(id.0, 1000));
+    }
+    expect_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    id
+}
+
+/// Whether an event is there within a time.
+pub(crate) fn is_readable(channel: *mut rdma_event_channel, timeout: Duration) -> bool {
+    let mut fd = libc::pollfd {
+        // SAFETY: live.
+        fd: unsafe { (*channel).fd },
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor.
+    unsafe { libc::poll(&mut fd, 1, timeout.as_millis() as i32) == 1 }
 }
 
 pub(crate) fn private_data_of(event: *mut rdma_cm_event) -> Vec<u8> {
