@@ -8,7 +8,7 @@ use std::time::Duration;
 use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
 use doorbell_roce_proto::{Mtu, Qpn};
-use doorbell_softroce::link::fault::FaultConfig;
+use doorbell_softroce::links::udp::fault::FaultConfig;
 
 use crate::memory::{RegionId, Rights};
 use crate::net::{Idents, LinkConfig, Network, Step};

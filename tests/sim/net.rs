@@ -10,7 +10,7 @@ use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::UDP_PORT;
 use doorbell_roce_proto::work::{Completion, CqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant};
-use doorbell_softroce::link::fault::{FaultConfig, FaultModel};
+use doorbell_softroce::links::udp::fault::{FaultConfig, FaultModel};
 
 use crate::memory::SimMemory;
 use crate::monitor::Monitor;

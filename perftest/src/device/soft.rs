@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use doorbell_softroce::link::fault::FaultConfig;
+use doorbell_softroce::links::udp::fault::FaultConfig;
 use doorbell_softroce_ibverbs::{CopyMode, DeviceConfig, api, configure, copy_modes, last_open_error};
 use doorbell_verbs::{DeviceError, Library};
 

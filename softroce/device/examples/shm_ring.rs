@@ -9,8 +9,8 @@ use std::hint::{black_box, spin_loop};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce::shm_ring::segment::{self, SegmentId};
-use doorbell_softroce::shm_ring::{
+use doorbell_softroce::links::shm_ring::segment::{self, SegmentId};
+use doorbell_softroce::links::shm_ring::{
     LARGEST, Payload, Received, Receiver, Record, RecordKind, Reference, Referrer, Sender,
 };
 use nix::sys::memfd::{MFdFlags, memfd_create};

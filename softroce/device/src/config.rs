@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::link::ROCE_PORT;
-use crate::link::fault::FaultConfig;
-use crate::shm::CopyMode;
+use crate::links::shm::CopyMode;
+use crate::links::udp::ROCE_PORT;
+use crate::links::udp::fault::FaultConfig;
 
 /// The configuration of a soft device.
 #[derive(Clone, Debug)]

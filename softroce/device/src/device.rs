@@ -18,12 +18,12 @@ use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
-use crate::link::pcap::Capture;
-use crate::link::{BindError, Link, PortState, PortWatch, require_unicast};
+use crate::links::shm::CopyMode;
+use crate::links::shm_ring::segment::{self, SegmentRange};
+use crate::links::udp::pcap::Capture;
+use crate::links::udp::{BindError, Link, PortState, PortWatch, require_unicast};
 use crate::memory::HostRange;
 use crate::progress;
-use crate::shm::CopyMode;
-use crate::shm_ring::segment::{self, SegmentRange};
 use crate::state::Core;
 use crate::wakeup::Wakeup;
 

@@ -10,8 +10,8 @@
 //! Packets leave in the engine's order: the batch is filled under core *and* tx, and core is
 //! released first.
 //!
-//! **Delayed ACK** (decision 019). ACKs are held (`Reasons::DELAYED_ACK`) when one message arrived alone and
-//! they are all there is to send. The next post takes them along; otherwise the next drive sends
+//! **Delayed ACK** (decision 019). ACKs are held ([`Reasons::DELAYED_ACK`]) when one message arrived
+//! alone and they are all there is to send. The next post takes them along; otherwise the next drive sends
 //! them, the progress thread's after [`ACK_DELAY`].
 //!
 //! **Separate ACK path.** A batch of ACKs alone goes out through a second sending half, under
@@ -41,8 +41,8 @@ use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
 use crate::clock::{COARSE, coarse_ticks, ticks};
-use crate::link::{Envelope, Receive, RxBatch, Seal, Transmit, TxBatch};
-use crate::shm::IncomingRings;
+use crate::links::shm::IncomingRings;
+use crate::links::udp::{Envelope, Receive, RxBatch, Seal, Transmit, TxBatch};
 use crate::state::Core;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::wakeup::{Deadline, NEVER, Reasons, Wakeup};

@@ -18,13 +18,11 @@ mod drive;
 mod event;
 mod gpu;
 pub mod host;
-pub mod link;
+pub mod links;
 mod memory;
 mod pd;
 mod progress;
 mod qp;
-mod shm;
-pub mod shm_ring;
 mod srq;
 mod state;
 mod sync;
@@ -36,13 +34,13 @@ pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventOwner, EventQueue, PortEvent, QpEvent, Token};
-pub use link::PortState;
+pub use links::shm::CopyMode;
+pub use links::udp::PortState;
 pub use memory::{
     Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Reregister, Rights, WindowKind, WindowsBound, supports_gpu_memory,
 };
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
-pub use shm::CopyMode;
 pub use srq::{SharedPosting, Srq, SrqConfig};
 
 /// The limits of a device; the same for every device (ibv_query_device(3)).

@@ -22,7 +22,7 @@ use nix::sys::prctl;
 
 use crate::drive::Shared;
 use crate::host::Host;
-use crate::link::{LinkFiles, PortWatch};
+use crate::links::udp::{LinkFiles, PortWatch};
 use crate::wakeup::{Reasons, Sleep};
 
 /// How long every sample must have found application threads polling before this thread yields.

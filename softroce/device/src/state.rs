@@ -21,9 +21,9 @@ use crate::capacity;
 use crate::cm::Connections;
 use crate::direct::DirectTables;
 use crate::host::{Host, MemberId};
-use crate::link::MAX_PACKET;
+use crate::links::shm::{OutgoingRings, PathError, Wakeups, link_to};
+use crate::links::udp::MAX_PACKET;
 use crate::memory::{SharedBacking, Table};
-use crate::shm::{OutgoingRings, PathError, Wakeups, link_to};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 

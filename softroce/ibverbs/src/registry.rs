@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use doorbell_softroce::host::JoinError;
-use doorbell_softroce::link::BindError;
+use doorbell_softroce::links::udp::BindError;
 use doorbell_softroce::{ConfigError, CopyMode, Device, DeviceConfig, OpenError};
 use doorbell_verbs_sys::{_ibv_device_ops, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
 use parking_lot::Mutex;

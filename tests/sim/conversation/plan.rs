@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::memory::AtomicOp;
 use doorbell_roce_proto::{EndpointConfig, Instant, Mtu, Psn};
-use doorbell_softroce::link::fault::FaultConfig;
+use doorbell_softroce::links::udp::fault::FaultConfig;
 use fastrand::Rng;
 
 use crate::memory::apply;

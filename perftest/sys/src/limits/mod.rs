@@ -12,7 +12,7 @@ mod tests;
 
 use doorbell_roce_proto::{Instant as LinkTime, icrc::crc32};
 use doorbell_softroce::OpenError;
-use doorbell_softroce::link::{BindError, Envelope, Link, MAX_RUN, RxBatch, TxBatch};
+use doorbell_softroce::links::udp::{BindError, Envelope, Link, MAX_RUN, RxBatch, TxBatch};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::hint::{black_box, spin_loop};
 use std::io;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::cm::ServiceId;
 
-use crate::shm::Forwarded;
+use crate::links::shm::Forwarded;
 
 /// How long a request is kept: tens of time slices, and less than its retransmission timeout (1 s
 /// here, 4 s in Linux).

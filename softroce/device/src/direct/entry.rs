@@ -8,7 +8,7 @@
 
 use doorbell_roce_proto::Qpn;
 
-use crate::shm_ring::SharedWord;
+use crate::links::shm_ring::SharedWord;
 use crate::sync::{Ordering, fence};
 
 /// The words of an entry. A trait because of the models: loom's atomics cannot be in shared memory.

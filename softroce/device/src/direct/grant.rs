@@ -13,8 +13,8 @@ use doorbell_roce_proto::qp::LinkId;
 use super::entry::Publication;
 use super::process::PeerProcess;
 use super::tables::{DirectRights, PeerTables, Place};
-use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{MappedSegments, SegmentAccess};
+use crate::links::shm_ring::segment::SegmentId;
+use crate::links::shm_ring::{MappedSegments, SegmentAccess};
 
 /// Longer messages to memory that is no segment take the ring: two copies at memory speed, at both
 /// ends at once, take a third of the time of the kernel's one.

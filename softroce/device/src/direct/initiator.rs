@@ -12,10 +12,10 @@ use super::entry::Access;
 use super::grant::{Grant, Grants, Remote, Target, target};
 use super::process::{LocalRanges, PeerProcess};
 use super::tables::{DirectRights, PeerTables};
+use crate::links::shm::{OutgoingRings, slot_of};
+use crate::links::shm_ring::segment::SegmentId;
+use crate::links::shm_ring::{MappedSegment, MappedSegments};
 use crate::memory::{Location, Table, copy};
-use crate::shm::{OutgoingRings, slot_of};
-use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{MappedSegment, MappedSegments};
 
 /// Longer messages take the ring, so that the device's lock is not held for milliseconds.
 const LONGEST: usize = 4 << 20;

@@ -20,8 +20,8 @@ use nix::unistd::ftruncate;
 
 use super::entry::{self, EntryWords, Publication};
 use super::process::{Probe, ProbePage};
+use crate::links::shm_ring::segment::SegmentId;
 use crate::memory::Rights;
-use crate::shm_ring::segment::SegmentId;
 
 /// One for each index of a key.
 const REGIONS: usize = 1 << 16;

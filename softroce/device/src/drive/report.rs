@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use super::Shared;
 use crate::event::{Event, PortEvent};
-use crate::link::PortState;
+use crate::links::udp::PortState;
 use crate::sync::Ordering;
 
 impl Shared {

@@ -11,7 +11,7 @@ use doorbell_roce_proto::{Endpoint, Mtu};
 use super::*;
 use crate::cm::Connections;
 use crate::host::{Flags, Host};
-use crate::link::Link;
+use crate::links::udp::Link;
 
 struct Waiting(Arc<AtomicBool>);
 

@@ -20,8 +20,8 @@ use self::imports::Import;
 use super::cuda::{Engine, Mark, Pin};
 use super::pins::{Pins, ReleasedPins};
 use super::{Bounds, Failed, Memory, RING, SmallCopyDevice, failed};
+use crate::links::shm_ring::segment::SegmentId;
 use crate::memory::copy;
-use crate::shm_ring::segment::SegmentId;
 
 const ALIGN: usize = 64;
 

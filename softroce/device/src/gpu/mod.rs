@@ -36,7 +36,7 @@ use std::sync::{Arc, Weak};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use parking_lot::Mutex;
 
-use crate::shm_ring::segment::{self, SegmentId};
+use crate::links::shm_ring::segment::{self, SegmentId};
 
 pub(crate) use copies::{Copies, CopyOwner, CopyRequest, StagedCopy, Target};
 use cuda::NoMemory;

@@ -17,7 +17,7 @@ use self::window::Window;
 use super::{Rights, copy};
 use crate::direct::Published;
 use crate::gpu::{self, Failed};
-use crate::shm_ring::segment::{Segment, SegmentId, SegmentRange};
+use crate::links::shm_ring::segment::{Segment, SegmentId, SegmentRange};
 
 #[derive(Debug)]
 pub(crate) struct Region {

@@ -10,8 +10,8 @@ use super::Core;
 use crate::event::{Event, QpEvent};
 use crate::gpu::deferred::{DeferQueue, Deferred, DeferredResponse};
 use crate::gpu::{Copies, StagedCopy};
+use crate::links::shm::is_response;
 use crate::memory::Table;
-use crate::shm::is_response;
 
 /// Copies of GPU memory, and what waits for them.
 #[derive(Default)]

@@ -9,7 +9,7 @@ use doorbell_roce_proto::{Instant, mad_of};
 
 use crate::cm::PendingRequests;
 use crate::host::{Host, MemberId};
-use crate::shm::Forwarded;
+use crate::links::shm::Forwarded;
 
 /// What says whose a datagram is.
 pub(super) struct Demux {

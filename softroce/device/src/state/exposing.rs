@@ -10,11 +10,11 @@ use doorbell_roce_proto::qp::LinkId;
 use super::Core;
 use crate::direct::Published;
 use crate::host::MemberId;
-use crate::shm::CopyMode;
-use crate::shm_ring::Receiver;
+use crate::links::shm::CopyMode;
+use crate::links::shm_ring::Receiver;
 
 impl Core {
-    /// See [`OutgoingRings::enable`](crate::shm::OutgoingRings::enable).
+    /// See [`OutgoingRings::enable`](crate::links::shm::OutgoingRings::enable).
     pub(crate) fn enable_shm(&mut self, only: bool, forced: Option<CopyMode>) -> io::Result<(MemberId, Receiver)> {
         // Who forces a copy mode wants no other, in neither direction.
         let published = Arc::new(Published::create(forced.is_none())?);

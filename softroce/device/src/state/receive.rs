@@ -6,10 +6,10 @@ use doorbell_roce_proto::{Datagram, Endpoint, Ident, Instant, LinkPacket, Qpn};
 
 use super::Core;
 use super::demux::Owner;
-use crate::link;
+use crate::links::shm::{Forwarded, RecordHeaders, RecordOutcome, ShmMemory, ShmPayload, is_immediate};
+use crate::links::shm_ring::{Received, RecordKind};
+use crate::links::udp;
 use crate::memory::Table;
-use crate::shm::{Forwarded, RecordHeaders, RecordOutcome, ShmMemory, ShmPayload, is_immediate};
-use crate::shm_ring::{Received, RecordKind};
 
 /// Stages writes to GPU memory until [`Core::finish_staged_writes`].
 fn handle_datagram(
@@ -32,7 +32,7 @@ fn handle_datagram(
 
 impl Core {
     /// Demultiplexes a datagram of the UDP link.
-    pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
+    pub(crate) fn receive(&mut self, now: Instant, datagram: &udp::Datagram<'_>) {
         let (owner, from) = (self.demux.owner(datagram.bytes), Forwarded::of(datagram));
         match owner {
             Owner::Member(owner) if owner != self.demux.host.me() => {

@@ -9,8 +9,8 @@ use doorbell_roce_proto::{Instant, Qpn};
 use super::Core;
 use super::copying::{defer_packet, defer_ticket};
 use crate::direct::Initiator;
-use crate::link::TxBatch;
-use crate::shm::link_to;
+use crate::links::shm::link_to;
+use crate::links::udp::TxBatch;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Filled {

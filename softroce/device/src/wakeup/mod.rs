@@ -145,8 +145,8 @@ impl Sleep<'_> {
         (self.prepared.due != NEVER).then_some(Instant(self.prepared.due))
     }
 
-    /// Sleeps until a wake-up, an event of `sources`, or `timeout`; without one for ever. May return
-    /// early.
+    /// Sleeps until a wake-up, an event of `sources`, or `timeout`; without one for ever. May
+    /// return early.
     ///
     /// # Errors
     /// See ppoll(2): only from a lack of kernel memory.

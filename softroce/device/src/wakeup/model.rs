@@ -7,7 +7,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::shm_ring::model::{Consumer, ModelRing, Producer};
+use crate::links::shm_ring::model::{Consumer, ModelRing, Producer};
 use crate::sync::{ModelEvent, Mutex};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,9 +38,9 @@ const ALL: [Party; 10] = [
     Party::Credits,
 ];
 
-/// How the mend of a lost credit wake-up can be left out.
+/// How the repair of a lost credit wake-up can be left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Mend {
+enum Repair {
     Whole,
     /// A full ring is published without a wake-up, and the sleeper polls for credits no more.
     None,
@@ -61,7 +61,7 @@ struct Socket {
 }
 
 struct Model {
-    mend: Mend,
+    repair: Repair,
     state: SleepState,
     core: Mutex<Core>,
     outgoing: ModelRing,
@@ -73,13 +73,13 @@ struct Model {
 }
 
 impl Model {
-    fn new(mend: Mend) -> Self {
+    fn new(repair: Repair) -> Self {
         let outgoing = ModelRing::new();
         let mut producer = Producer::default();
         outgoing.push(&mut producer, 1);
         outgoing.push(&mut producer, 2);
         Self {
-            mend,
+            repair,
             state: SleepState::new(),
             core: Mutex::new(Core {
                 pending: [false; 2],
@@ -139,7 +139,7 @@ impl Model {
                 self.state.publish(Reasons::RING_BLOCKED);
                 drop(core);
                 // With credits by now the sender would not leave it to the progress thread.
-                if self.mend == Mend::Whole || !is_full {
+                if self.repair == Repair::Whole || !is_full {
                     self.wake_before(0);
                 }
             }
@@ -253,7 +253,7 @@ impl Progress {
         let Some(prepared) = model.state.prepare_sleep() else {
             return;
         };
-        if model.mend == Mend::Whole && model.is_ring_blocked() {
+        if model.repair == Repair::Whole && model.is_ring_blocked() {
             let index = self.parties.iter().position(|&party| party == Party::Credits);
             let index = index.unwrap();
             self.done[index] |= model.unblock(index);
@@ -284,12 +284,12 @@ impl Progress {
 }
 
 /// Loom reports a progress thread that sleeps for ever.
-fn sleep_beside(parties: &[Party], mend: Mend) {
+fn sleep_beside(parties: &[Party], repair: Repair) {
     let parties = parties.to_vec();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(if parties.len() == 1 { 3 } else { 2 });
     builder.check(move || {
-        let model = Arc::new(Model::new(mend));
+        let model = Arc::new(Model::new(repair));
         let mut threads: Vec<_> = (parties.iter().copied().enumerate())
             .map(|(index, party)| {
                 let model = Arc::clone(&model);
@@ -314,25 +314,25 @@ fn sleep_beside(parties: &[Party], mend: Mend) {
 }
 
 #[test]
-fn each_party_is_heard() {
+fn the_work_of_each_party_is_done() {
     for party in ALL {
-        sleep_beside(&[party], Mend::Whole);
+        sleep_beside(&[party], Repair::Whole);
     }
 }
 
 #[test]
-fn each_pair_of_parties_is_heard() {
+fn the_work_of_each_pair_of_parties_is_done() {
     for (index, party) in ALL.into_iter().enumerate() {
         for other in &ALL[index + 1..] {
-            sleep_beside(&[party, *other], Mend::Whole);
+            sleep_beside(&[party, *other], Repair::Whole);
         }
     }
 }
 
-/// The lost wake-up of commit e05e703: the credits come after the sender has requested a wake-up and
+/// The lost wake-up of commit e05e703: credits come after the sender has requested a wake-up and
 /// before the ring is known to be full, so the progress thread that is woken finds nothing to do.
 #[test]
 #[should_panic = "deadlock"]
 fn a_credit_wake_up_before_the_ring_is_known_to_be_full_is_lost_without_another_poll() {
-    sleep_beside(&[Party::Credits], Mend::None);
+    sleep_beside(&[Party::Credits], Repair::None);
 }

@@ -4,7 +4,7 @@ use doorbell_roce_proto::qp::LinkId;
 
 use super::Copies;
 use crate::gpu::{Handle, Memory, local_allocation};
-use crate::shm_ring::segment::SegmentId;
+use crate::links::shm_ring::segment::SegmentId;
 
 #[derive(Debug)]
 pub(super) struct Import {

@@ -10,8 +10,8 @@ use super::{Object, Region, SharedBacking, Slot, Table};
 use crate::capacity;
 use crate::direct::{DirectRights, Place, PublishedRegion};
 use crate::gpu;
+use crate::links::shm_ring::segment::{Segment, SegmentRange};
 use crate::memory::{HostRange, Rights, WindowsBound};
-use crate::shm_ring::segment::{Segment, SegmentRange};
 
 impl Table {
     /// Adds a region and returns its key; `None` when there are too many.

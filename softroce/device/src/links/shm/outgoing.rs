@@ -16,9 +16,9 @@ use super::{CopyMode, Forwarded, SLOT_BITS, link_to, slot_of};
 use crate::direct::Published;
 use crate::gpu::Allocation;
 use crate::host::{Connection, Flags, Host, MemberId, Message};
+use crate::links::shm_ring::segment::{Segment, SegmentId};
+use crate::links::shm_ring::{Payload, Receiver, Record, RecordKind, Reference, Referrer, RingFull, Sender};
 use crate::memory::{PayloadRef, Table};
-use crate::shm_ring::segment::{Segment, SegmentId};
-use crate::shm_ring::{Payload, Receiver, Record, RecordKind, Reference, Referrer, RingFull, Sender};
 
 pub(crate) struct OutgoingRings {
     host: Arc<Host>,

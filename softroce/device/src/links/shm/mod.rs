@@ -1,7 +1,8 @@
 //! The shm link of a device: shared-memory rings to the other processes on its address, and to
 //! itself (decisions 020, 021).
 //!
-//! The transport rules are the engine's; only payloads differ (see [`shm_ring`](crate::shm_ring)).
+//! The transport rules are the engine's; only payloads differ (see
+//! [`shm_ring`](crate::links::shm_ring)).
 //! [`OutgoingRings`], under the core lock, turn packets into records, and memory references into
 //! those that the receiver can use; [`IncomingRings`], under the rx lock, hand records to the
 //! engine with a [`ShmMemory`] that resolves their payloads.

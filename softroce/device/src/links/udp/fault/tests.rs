@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::Envelope;
+use crate::links::udp::Envelope;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use doorbell_roce_proto::{Datagram, Ident};
 
-use crate::link;
+use crate::links::udp;
 
 /// A datagram's IP and UDP headers, without the destination address, which both processes share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ impl Forwarded {
         bytes
     }
 
-    pub(crate) fn of(datagram: &link::Datagram<'_>) -> Self {
+    pub(crate) fn of(datagram: &udp::Datagram<'_>) -> Self {
         Self {
             src: datagram.src.ip(),
             ports: (datagram.src.port(), datagram.dst.port()),

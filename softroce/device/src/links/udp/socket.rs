@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
-use super::udp::set_options;
+use super::halves::set_options;
 use crate::host::CloseOnFork;
 
 pub(super) struct Socket {

@@ -15,8 +15,8 @@ use doorbell_roce_proto::{LKey, Qpn, RKey};
 
 use super::{is_reliable, is_response};
 use crate::gpu::{self, Copies, CopyOwner, CopyRequest, Target};
+use crate::links::shm_ring::{PayloadUnavailable, RecordBody, Reference};
 use crate::memory::{Location, Table};
-use crate::shm_ring::{PayloadUnavailable, RecordBody, Reference};
 
 pub(crate) struct ShmMemory<'a> {
     pub(crate) table: &'a mut Table,

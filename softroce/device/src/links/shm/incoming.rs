@@ -9,8 +9,8 @@ use doorbell_roce_proto::qp::LinkId;
 use super::link_to;
 use crate::direct::Access;
 use crate::host::MemberId;
-use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{CorruptRing, Disposition, Received, Receiver};
+use crate::links::shm_ring::segment::SegmentId;
+use crate::links::shm_ring::{CorruptRing, Disposition, Received, Receiver};
 
 /// Records of one ring handled at most before the next ring's.
 const BATCH: usize = 32;
@@ -248,7 +248,7 @@ impl IncomingRing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shm_ring::{Payload, Record, RecordKind, Reference, Referrer, Sender};
+    use crate::links::shm_ring::{Payload, Record, RecordKind, Reference, Referrer, Sender};
 
     fn ring() -> (Sender, IncomingRings) {
         let (sender, fd) = Sender::create().unwrap();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::{Envelope, RxBatch, TxBatch};
+use crate::links::udp::{Envelope, RxBatch, TxBatch};
 
 /// Writes the Identification and a sum of the rest in place of the ICRC.
 fn seal(packet: &mut [u8], envelope: &Envelope) {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::Link;
+use crate::links::udp::Link;
 use std::net::SocketAddr;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::OutgoingRings;
 use crate::host::{Connection, Message};
-use crate::shm_ring::segment::{Segment, SegmentId};
+use crate::links::shm_ring::segment::{Segment, SegmentId};
 
 impl OutgoingRings {
     /// Gives a new peer the tables, and the segments that are exposed already.

@@ -7,21 +7,21 @@
 
 pub mod fault;
 mod files;
+mod halves;
 mod interface;
 pub mod pcap;
 mod rx;
 mod socket;
 mod sys;
 mod tx;
-mod udp;
 
 pub use files::LinkFiles;
+pub use halves::BindError;
+pub(crate) use halves::{ROCE_PORT, require_unicast};
 pub use interface::{PortState, PortWatch};
 pub use rx::{Datagram, RxBatch};
 pub(crate) use tx::MAX_PACKET;
 pub use tx::{Envelope, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
-pub use udp::BindError;
-pub(crate) use udp::{ROCE_PORT, require_unicast};
 
 use crate::host::CloseOnFork;
 use doorbell_roce_proto::Instant;
@@ -81,12 +81,12 @@ impl Link {
     /// # Errors
     /// When the address is in use, not available, not permitted or not unicast; see [`BindError`].
     pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
-        udp::bind(addr)
+        halves::bind(addr)
     }
 
     /// A UDP link on a bound unicast socket. Fails when the kernel refuses its options.
     pub(crate) fn from_socket(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
-        udp::open(socket)
+        halves::open(socket)
     }
 
     pub(crate) fn with_capture(mut self, capture: pcap::Capture) -> Self {
