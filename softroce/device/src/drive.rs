@@ -10,9 +10,9 @@
 //! Packets leave in the engine's order: the batch is filled under core *and* tx, and core is
 //! released first.
 //!
-//! **Delayed ACK** (decision 019). ACKs are held ([`Reasons::DELAYED_ACK`]) when one message arrived
-//! alone and they are all there is to send. The next post takes them along; otherwise the next drive sends
-//! them, the progress thread's after [`ACK_DELAY`].
+//! **Delayed ACK** (decision 019). ACKs are held ([`Reasons::DELAYED_ACK`]) when one message
+//! arrived alone and they are all there is to send. The next post takes them along; otherwise the
+//! next drive sends them, the progress thread's after [`ACK_DELAY`].
 //!
 //! **Separate ACK path.** A batch of ACKs alone goes out through a second sending half, under
 //! `acks`, beside the application's reply. The peer's transport tolerates the reordering, but not
