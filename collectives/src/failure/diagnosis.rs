@@ -155,8 +155,10 @@ fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
             .filter(|rank| !ends(&stuck).contains(rank))
     };
     let works = |end: Rank| third().any(|rank| reachable(rank, end) || reachable(end, rank));
-    // An engine that failed and kept no connection for the link test proves nothing.
-    let shows = |end: Rank| tried(end).is_some() || failed.iter().all(|stuck| stuck.rank != end);
+    // An engine that failed and kept no connection for the link test proves nothing, and neither do
+    // members that had no time for the test.
+    let is_tested = || third().any(|rank| tried(rank).is_some());
+    let shows = |end: Rank| tried(end).is_some() || is_tested() && failed.iter().all(|stuck| stuck.rank != end);
     let [one, other] = ends(&stuck);
     let cause = match shared {
         Some(rank) if links.len() > 1 => Cause::CutOff { rank },

@@ -349,6 +349,20 @@ fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
                 let members: Vec<_> = (0..RANKS).map(member).collect();
                 assert_eq!(cause(&members), Some(expected), "case {case}: {rank} has lost {peer}");
             }
+            // The other members had no time for the test.
+            let member = |me: u32| match me {
+                _ if me == rank => {
+                    let others: Vec<_> = (0..RANKS).filter(|other| ![rank, peer].contains(other)).collect();
+                    reaching(waits(vec![wait(peer, 2, Awaited::QueuePairFailed)]), &others)
+                }
+                _ => waits(vec![wait(rank, 2, Awaited::Message)]),
+            };
+            let members: Vec<_> = (0..RANKS).map(member).collect();
+            let broken = Cause::Broken {
+                rank: Rank(rank),
+                peer: Rank(peer),
+            };
+            assert_eq!(cause(&members), Some(broken), "{rank} alone has tested its links");
         }
     }
 }
