@@ -22,8 +22,9 @@
 //! stopped during a copy delays the call until it continues, as an adapter's DMA would.
 //!
 //! **Trust.** What the tables say is checked against what this process has mapped, and the kernel
-//! names the peer's process: a wrong value misdirects bytes within the peer's own memory. Only files that this library allocated, all of
-//! them registered for remote access, are given to peers, writable only with a right to write.
+//! names the peer's process: a wrong value misdirects bytes within the peer's own memory. Only
+//! files that this library allocated, all of them registered for remote access, are given to peers,
+//! writable only with a right to write.
 
 mod entry;
 mod initiator;

@@ -211,10 +211,9 @@ mod tests {
             (self.0.as_ptr().expose_provenance() + offset) as u64
         }
 
-        fn word(&self, offset: usize) -> u64 {
-            assert!(offset + 8 <= Self::LEN);
-            // SAFETY: within the mapping, aligned by the callers; all accesses are atomic or the kernel's.
-            unsafe { AtomicU64::from_ptr(self.0.as_ptr().add(offset).cast()) }.load(Ordering::Relaxed)
+        fn first_word(&self) -> u64 {
+            // SAFETY: mapped, page-aligned, and accessed only here and by the kernel.
+            unsafe { AtomicU64::from_ptr(self.0.as_ptr().cast()) }.load(Ordering::Relaxed)
         }
     }
 
@@ -252,7 +251,7 @@ mod tests {
     fn another_process_is_not_written() {
         let (page, memory) = (ProbePage::create().unwrap(), SharedPages::new());
         let probe = page.probe();
-        // SAFETY: the child calls pause(2) and _exit(2), which are async-signal-safe.
+        // SAFETY: the child only calls pause(2), which is async-signal-safe.
         let child = match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => child,
             ForkResult::Child => loop {
@@ -260,22 +259,22 @@ mod tests {
             },
         };
         let mut bytes = [7; 64];
-        let stranger = PeerProcess {
+        let other = PeerProcess {
             pid: child.as_raw(),
             probe,
         };
-        let written = write(stranger, &mut bytes, memory.addr(0));
+        let written = write(other, &mut bytes, memory.addr(0));
         let wrong = Probe {
             value: !probe.value,
             ..probe
         };
-        let strangers = [(child.as_raw(), probe), (i32::MAX, probe), (-1, probe), (this(), wrong)];
-        let attached = strangers.map(|(pid, probe)| PeerProcess::attach(pid, probe));
+        let others = [(child.as_raw(), probe), (i32::MAX, probe), (-1, probe), (this(), wrong)];
+        let attached = others.map(|(pid, probe)| PeerProcess::attach(pid, probe));
         kill(child, Signal::SIGKILL).unwrap();
         waitpid(child, None).unwrap();
-        assert_eq!((written, memory.word(0), attached), (false, 0, [None; 4]));
+        assert_eq!((written, memory.first_word(), attached), (false, 0, [None; 4]));
         let process = PeerProcess::attach(this(), probe).unwrap();
         assert!(write(process, &mut bytes, memory.addr(0)));
-        assert_eq!(memory.word(0), u64::from_ne_bytes([7; 8]));
+        assert_eq!(memory.first_word(), u64::from_ne_bytes([7; 8]));
     }
 }
