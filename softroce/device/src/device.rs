@@ -242,7 +242,7 @@ impl Device {
             host,
             uses_shm: !config.is_udp_only(),
             copy_mode: config.copy_mode,
-            uses_segments: !config.is_udp_only() && config.copy_mode.is_none_or(|mode| mode == CopyMode::Shared),
+            uses_segments: !config.is_udp_only() && config.copy_mode != Some(CopyMode::Ring),
             progress: Some(progress),
         }))
     }

@@ -10,8 +10,9 @@ use doorbell_roce_proto::work::{Operation, Payload};
 
 use super::entry::Access;
 use super::grant::{Grant, Grants, Remote, Target, target};
-use super::process::{LocalRanges, PeerProcess};
+use super::process::{PeerProcess, range};
 use super::tables::{DirectRights, PeerTables};
+use crate::capacity;
 use crate::links::shm::{OutgoingRings, slot_of};
 use crate::links::shm_ring::segment::SegmentId;
 use crate::links::shm_ring::{MappedSegment, MappedSegments};
@@ -140,7 +141,9 @@ impl DirectMemory for Initiator<'_> {
                 self.copy(path, payload, at, to_peer);
                 true
             }
-            (_, Target::Process(process, addr)) => self.copy_by_process(path, payload, process, addr, to_peer),
+            (_, Target::Process(process, addr)) => self
+                .copy_by_process(path, payload, (process, addr), to_peer)
+                .unwrap_or(false),
         });
         Access::end(word);
         done
@@ -206,21 +209,27 @@ impl Initiator<'_> {
         &self,
         path: &DirectPath,
         payload: Payload<'_>,
-        process: PeerProcess,
-        addr: u64,
+        (process, addr): (PeerProcess, u64),
         to_peer: bool,
-    ) -> bool {
-        let mut local = LocalRanges::new();
-        let fit = match payload {
-            Payload::Inline(bytes) => to_peer && local.push(bytes.as_ptr().cast_mut(), bytes.len()),
-            Payload::Gather(sges) => sges.iter().filter(|sge| sge.len > 0).all(|sge| {
-                let at = self.local(path, sge, !to_peer);
-                at.is_some_and(|at| local.push(at, sge.len as usize))
-            }),
+    ) -> Option<bool> {
+        let mut ranges = [range(ptr::null_mut(), 0); 1 + capacity::SGES as usize];
+        let count = match payload {
+            Payload::Inline(bytes) if to_peer => {
+                ranges[1] = range(bytes.as_ptr().cast_mut(), bytes.len());
+                1
+            }
+            Payload::Gather(sges) => {
+                for (to, sge) in ranges[1..].iter_mut().zip(sges).filter(|(_, sge)| sge.len > 0) {
+                    *to = range(self.local(path, sge, !to_peer)?, sge.len as usize);
+                }
+                sges.len()
+            }
+            Payload::Inline(_) => return None,
         };
-        // SAFETY: the caller's bytes, for a copy to the peer; or ranges of regions, with the right,
-        // by `local`.
-        fit && unsafe { process.copy(local, addr, to_peer) }
+        let local = ranges.get_mut(..=count)?;
+        // SAFETY: the caller's bytes, for a copy to the peer; or ranges of regions,
+        // with the right, by `local`.
+        Some(unsafe { process.copy(local, addr, to_peer) })
     }
 
     fn atomic(&self, path: &DirectPath, op: AtomicOp, payload: Payload<'_>, word: *mut u8) -> bool {

@@ -8,16 +8,14 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
 use std::num::NonZeroUsize;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use libc::iovec;
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
+use parking_lot::Mutex;
 
-use crate::capacity;
 use crate::host::fork_generation;
 use crate::memory::copy::WORD;
-
-const PAGE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// By what a process is recognized.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,85 +24,33 @@ pub(super) struct Probe {
     pub(super) value: u64,
 }
 
-/// The page with the probe of this process.
-#[derive(Debug)]
-pub(super) struct ProbePage {
-    page: NonNull<u64>,
-    value: u64,
-    forks: u32,
-}
-
-// SAFETY: it owns a mapping, which is of the whole process, and of which nothing here is read.
-unsafe impl Send for ProbePage {}
-// SAFETY: as above.
-unsafe impl Sync for ProbePage {}
-
-impl ProbePage {
-    pub(super) fn create() -> io::Result<Self> {
-        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let forks = fork_generation();
+impl Probe {
+    /// That of this process; its page stays mapped.
+    pub(super) fn own() -> io::Result<Self> {
+        static OWN: Mutex<Option<(u32, Probe)>> = Mutex::new(None);
+        let (mut own, forks) = (OWN.lock(), fork_generation());
+        if let Some((_, probe)) = own.filter(|(made, _)| *made == forks) {
+            return Ok(probe);
+        }
+        let (len, rights) = (
+            NonZeroUsize::new(WORD).unwrap(),
+            ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        );
         // SAFETY: a new mapping, wherever the kernel has space: nothing there is replaced.
-        let page = unsafe { mmap_anonymous(None, PAGE, rights, MapFlags::MAP_PRIVATE) }?;
-        let value = RandomState::new().hash_one(forks);
-        let probe = Self {
-            page: page.cast(),
-            value,
-            forks,
-        };
+        let page = unsafe { mmap_anonymous(None, len, rights, MapFlags::MAP_PRIVATE) }?;
         // SAFETY: all of the new mapping; the advice changes what children get.
-        unsafe { madvise(page, PAGE.get(), MmapAdvise::MADV_DONTFORK) }?;
-        // SAFETY: mapped, writable and page-aligned, without another user yet.
-        unsafe { probe.page.write(value) };
+        unsafe { madvise(page, WORD, MmapAdvise::MADV_DONTFORK) }?;
+        let value = RandomState::new().hash_one(forks);
+        // SAFETY: mapped, writable and page-aligned, without another user.
+        unsafe { page.cast().write(value) };
+        let addr = page.addr().get() as u64;
+        let probe = Self { addr, value };
+        *own = Some((forks, probe));
         Ok(probe)
     }
-
-    pub(super) fn probe(&self) -> Probe {
-        Probe {
-            addr: self.page.as_ptr().addr() as u64,
-            value: self.value,
-        }
-    }
 }
 
-impl Drop for ProbePage {
-    fn drop(&mut self) {
-        // A child may have other memory at this address.
-        if self.forks == fork_generation() {
-            // SAFETY: mapped in `create` with this length, unmapped once, and never referred to.
-            let _ = unsafe { munmap(self.page.cast(), PAGE.get()) };
-        }
-    }
-}
-
-/// Ranges of this process's memory, for one call. The first is for the probe.
-pub(super) struct LocalRanges {
-    ranges: [iovec; capacity::SGES as usize + 1],
-    count: usize,
-    len: usize,
-}
-
-impl LocalRanges {
-    pub(super) fn new() -> Self {
-        Self {
-            ranges: [range(ptr::null_mut(), 0); _],
-            count: 1,
-            len: 0,
-        }
-    }
-
-    /// False if there are too many.
-    pub(super) fn push(&mut self, start: *mut u8, len: usize) -> bool {
-        let Some(next) = self.ranges.get_mut(self.count) else {
-            return false;
-        };
-        *next = range(start, len);
-        self.count += 1;
-        self.len += len;
-        true
-    }
-}
-
-fn range(start: *mut u8, len: usize) -> iovec {
+pub(super) fn range(start: *mut u8, len: usize) -> iovec {
     iovec {
         iov_base: start.cast(),
         iov_len: len,
@@ -130,152 +76,117 @@ impl PeerProcess {
         let process = Self { pid, probe };
         let permits = |to_peer| {
             // SAFETY: no range but the probe's.
-            unsafe { process.copy(LocalRanges::new(), 0, to_peer) }
+            unsafe { process.copy(&mut [range(ptr::null_mut(), 0)], 0, to_peer) }
         };
         (permits(false) && permits(true)).then_some(process)
     }
 
-    /// Copies between the local ranges and as many bytes from `addr` on. The last 8 bytes of a
-    /// write become visible last. False unless all of it was copied.
+    /// Copies between the local ranges, the first of which is replaced by one for the probe, and as
+    /// many bytes from `addr` on. The last 8 bytes of a write become visible last. False unless all
+    /// of it was copied.
     ///
     /// # Safety
     /// The local ranges are readable, or writable for a copy from the peer.
-    pub(super) unsafe fn copy(self, mut local: LocalRanges, addr: u64, to_peer: bool) -> bool {
+    pub(super) unsafe fn copy(self, local: &mut [iovec], addr: u64, to_peer: bool) -> bool {
         let mut probe = self.probe.value.to_ne_bytes();
-        local.ranges[0] = range(probe.as_mut_ptr(), probe.len());
+        local[0] = range(probe.as_mut_ptr(), WORD);
+        let len: usize = local[1..].iter().map(|range| range.iov_len).sum();
         // The kernel copies range by range, but the bytes of one in any order.
-        let tail = if to_peer { local.len.min(WORD) } else { 0 };
-        let head = local.len - tail;
+        let tail = if to_peer { len.min(WORD) } else { 0 };
+        let head = len - tail;
         let remote = [
-            remote(self.probe.addr, probe.len()),
+            remote(self.probe.addr, WORD),
             remote(addr, head),
             remote(addr.wrapping_add(head as u64), tail),
         ];
-        let (from, count) = (local.ranges.as_ptr(), local.count as libc::c_ulong);
-        let (to, remotes) = (remote.as_ptr(), remote.len() as libc::c_ulong);
-        let copied = if to_peer {
-            // SAFETY: the local ranges are readable by contract, and the probe is; the kernel
-            // checks the remote ones. Only the peer's memory is written: the probe's value over
-            // itself, and what the caller wants there.
-            unsafe { libc::process_vm_writev(self.pid, from, count, to, remotes, 0) }
+        let call = if to_peer {
+            libc::process_vm_writev
         } else {
-            // SAFETY: the local ranges are writable by contract, and the probe is; the kernel
-            // checks the remote ones and writes nothing there.
-            unsafe { libc::process_vm_readv(self.pid, from, count, to, remotes, 0) }
+            libc::process_vm_readv
         };
-        let complete = usize::try_from(copied) == Ok(probe.len() + local.len);
-        complete && u64::from_ne_bytes(probe) == self.probe.value
+        let counts = [local.len(), remote.len()].map(|count| count as libc::c_ulong);
+        // SAFETY: the local ranges are readable, or writable, by contract, and the probe is both;
+        // the kernel checks the remote ones. Of the peer's memory a write changes what the caller
+        // wants, and stores the probe's value over itself.
+        let copied = unsafe { call(self.pid, local.as_ptr(), counts[0], remote.as_ptr(), counts[1], 0) };
+        usize::try_from(copied) == Ok(WORD + len) && u64::from_ne_bytes(probe) == self.probe.value
     }
 }
 
 #[cfg(all(test, not(doorbell_loom)))]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use nix::sys::signal::{Signal, kill};
     use nix::sys::wait::waitpid;
-    use nix::unistd::{ForkResult, Pid, fork};
+    use nix::unistd::{ForkResult, Pid, fork, pause};
 
     use super::*;
 
-    fn this() -> i32 {
-        Pid::this().as_raw()
-    }
-
-    fn write(process: PeerProcess, from: &mut [u8], addr: u64) -> bool {
-        let mut local = LocalRanges::new();
-        let (first, second) = from.split_at_mut(from.len() / 2);
-        assert!(local.push(first.as_mut_ptr(), first.len()) && local.push(second.as_mut_ptr(), second.len()));
+    /// Copies to the process in two ranges and back in one. Whether both were complete.
+    fn exchange(process: PeerProcess, bytes: &mut [u8], addr: u64) -> [bool; 2] {
+        let none = range(ptr::null_mut(), 0);
+        let (first, second) = bytes.split_at_mut(bytes.len() / 2);
+        let [first, second] = [first, second].map(|part| range(part.as_mut_ptr(), part.len()));
         // SAFETY: both are readable.
-        unsafe { process.copy(local, addr, true) }
-    }
-
-    /// Pages that children of this process share, with a hole behind them.
-    struct SharedPages(NonNull<u8>);
-
-    impl SharedPages {
-        /// Pages of any size, and as many bytes of the hole.
-        const LEN: usize = 64 << 10;
-
-        fn new() -> Self {
-            let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            let len = NonZeroUsize::new(2 * Self::LEN).unwrap();
-            // SAFETY: a new mapping, wherever the kernel has space.
-            let start = unsafe { mmap_anonymous(None, len, rights, MapFlags::MAP_SHARED) }.unwrap();
-            // SAFETY: its second half, to which there is no reference.
-            unsafe { munmap(start.byte_add(Self::LEN), Self::LEN) }.unwrap();
-            Self(start.cast())
-        }
-
-        fn addr(&self, offset: usize) -> u64 {
-            (self.0.as_ptr().expose_provenance() + offset) as u64
-        }
-
-        fn word(&self, offset: usize) -> u64 {
-            assert!(offset + 8 <= Self::LEN);
-            // SAFETY: within the mapping, aligned by the callers; all accesses are atomic or the kernel's.
-            unsafe { AtomicU64::from_ptr(self.0.as_ptr().add(offset).cast()) }.load(Ordering::Relaxed)
-        }
-    }
-
-    impl Drop for SharedPages {
-        fn drop(&mut self) {
-            // SAFETY: mapped in `new`, without references to it.
-            unsafe { munmap(self.0.cast(), Self::LEN) }.unwrap();
-        }
+        let written = unsafe { process.copy(&mut [none, first, second], addr, true) };
+        bytes.fill(0);
+        // SAFETY: writable for its length.
+        let read = unsafe { process.copy(&mut [none, range(bytes.as_mut_ptr(), bytes.len())], addr, false) };
+        [written, read]
     }
 
     #[test]
     fn a_copy_is_whole_or_reported() {
-        let (page, memory) = (ProbePage::create().unwrap(), SharedPages::new());
-        let process = PeerProcess::attach(this(), page.probe()).unwrap();
-        let mut bytes: Vec<u8> = (0..SharedPages::LEN).map(|n| n as u8).collect();
-        assert!(write(process, &mut bytes, memory.addr(0)));
-        for len in [1, 7, 8, 9, SharedPages::LEN] {
-            let (mut back, mut local) = (vec![0; len], LocalRanges::new());
-            assert!(local.push(back.as_mut_ptr(), len));
-            // SAFETY: writable for its length.
-            assert!(unsafe { process.copy(local, memory.addr(0), false) });
-            assert_eq!(back, bytes[..len]);
+        let process = PeerProcess::attach(Pid::this().as_raw(), Probe::own().unwrap()).unwrap();
+        for len in [1, 7, 8, 9, 10_000] {
+            let (mut bytes, mut memory) = (vec![7; len], vec![0_u8; len + 1]);
+            let addr = memory.as_mut_ptr().expose_provenance() as u64;
+            assert_eq!(exchange(process, &mut bytes, addr), [true; 2]);
+            assert_eq!((&bytes[..], memory[len]), (&memory[..len], 0));
+            assert_eq!(bytes, vec![7; len]);
         }
-        assert!(
-            !write(process, &mut bytes[..64], memory.addr(SharedPages::LEN - 32)),
-            "a hole"
-        );
-        let mut local = LocalRanges::new();
-        let fits = (0..).take_while(|_| local.push(ptr::null_mut(), 0)).count();
-        assert_eq!(fits, capacity::SGES as usize);
+        // Nothing is mapped there; the probe alone is copied.
+        assert_eq!(exchange(process, &mut [7; 64], 64), [false; 2]);
     }
 
     /// A process of the same layout, such as a child that got the PID of its parent.
     #[test]
-    fn another_process_is_not_written() {
-        let (page, memory) = (ProbePage::create().unwrap(), SharedPages::new());
-        let probe = page.probe();
-        // SAFETY: the child calls pause(2) and _exit(2), which are async-signal-safe.
+    fn another_process_is_not_accessed() {
+        let probe = Probe::own().unwrap();
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let len = NonZeroUsize::new(WORD).unwrap();
+        // SAFETY: a new mapping, which is never unmapped.
+        let shared = unsafe { mmap_anonymous(None, len, rights, MapFlags::MAP_SHARED) }.unwrap();
+        // SAFETY: the child only calls pause(2), which is async-signal-safe.
         let child = match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => child,
             ForkResult::Child => loop {
-                nix::unistd::pause();
+                pause();
             },
         };
-        let mut bytes = [7; 64];
-        let stranger = PeerProcess {
-            pid: child.as_raw(),
-            probe,
-        };
-        let written = write(stranger, &mut bytes, memory.addr(0));
-        let wrong = Probe {
-            value: !probe.value,
-            ..probe
-        };
-        let strangers = [(child.as_raw(), probe), (i32::MAX, probe), (-1, probe), (this(), wrong)];
-        let attached = strangers.map(|(pid, probe)| PeerProcess::attach(pid, probe));
+        let [this, pid] = [Pid::this(), child].map(Pid::as_raw);
+        let addr = shared.as_ptr().expose_provenance() as u64;
+        let exchanged = exchange(PeerProcess { pid, probe }, &mut [7; WORD], addr);
+        let value = !probe.value;
+        let others = [
+            (pid, probe),
+            (i32::MAX, probe),
+            (-1, probe),
+            (this, Probe { value, ..probe }),
+        ];
+        let attached = others.map(|(pid, probe)| PeerProcess::attach(pid, probe));
         kill(child, Signal::SIGKILL).unwrap();
         waitpid(child, None).unwrap();
-        assert_eq!((written, memory.word(0), attached), (false, 0, [None; 4]));
-        let process = PeerProcess::attach(this(), probe).unwrap();
-        assert!(write(process, &mut bytes, memory.addr(0)));
-        assert_eq!(memory.word(0), u64::from_ne_bytes([7; 8]));
+        assert_eq!((exchanged, attached), ([false; 2], [None; 4]));
+        let process = PeerProcess::attach(this, probe).unwrap();
+        let mut bytes = [0; WORD];
+        // SAFETY: writable for its length.
+        assert!(unsafe {
+            process.copy(
+                &mut [range(ptr::null_mut(), 0), range(bytes.as_mut_ptr(), WORD)],
+                addr,
+                false,
+            )
+        });
+        assert_eq!(bytes, [0; WORD], "nothing was written");
     }
 }

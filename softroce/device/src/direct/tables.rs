@@ -19,7 +19,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::ftruncate;
 
 use super::entry::{self, EntryWords, Publication};
-use super::process::{Probe, ProbePage};
+use super::process::Probe;
 use crate::links::shm_ring::segment::SegmentId;
 use crate::memory::Rights;
 
@@ -126,7 +126,7 @@ impl From<RemoteAccess> for DirectRights {
 pub(crate) struct Published {
     fd: OwnedFd,
     map: Mapping,
-    probe: Option<ProbePage>,
+    by_process: bool,
 }
 
 impl Published {
@@ -142,16 +142,16 @@ impl Published {
         );
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
-        let probe = by_process.then(ProbePage::create).transpose()?;
-        if let Some(Probe { addr, value }) = probe.as_ref().map(ProbePage::probe) {
+        if by_process {
+            let Probe { addr, value } = Probe::own()?;
             entry::publish(&map.layout().probe, PROBE, [addr, value]);
         }
-        Ok(Self { fd, map, probe })
+        Ok(Self { fd, map, by_process })
     }
 
     /// Whether memory that is no segment may be accessed directly, here and at peers.
     pub(crate) fn by_process(&self) -> bool {
-        self.probe.is_some()
+        self.by_process
     }
 
     /// The descriptor for peers.
@@ -397,14 +397,6 @@ mod tests {
         assert!(peer.qp(first).is_some() && peer.qp(second).is_none());
         assert!(!published.withdraw_qp(second));
         assert!(peer.qp(first).is_some());
-    }
-
-    #[test]
-    fn a_probe_is_published_on_request() {
-        for by_process in [false, true] {
-            let published = Published::create(by_process).unwrap();
-            assert_eq!(attached(&published).probe().is_some(), by_process);
-        }
     }
 
     #[test]

@@ -225,14 +225,7 @@ impl Shared {
                     }
                     (Message::Tables, Some(fd)) => self.core.lock().add_direct_peer(link_to(from), pid, fd),
                     (Message::Exposed { id, writable }, Some(fd)) => self.add_exposed(from, id, fd, writable),
-                    (
-                        Message::Ring
-                        | Message::Segment { .. }
-                        | Message::Device { .. }
-                        | Message::Tables
-                        | Message::Exposed { .. },
-                        None,
-                    ) => {}
+                    (_, None) => {}
                 }
             }
         }

@@ -241,23 +241,29 @@ impl Table {
     }
 
     pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
-        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
-        match &slot.object {
-            Object::Region(region) => region.segment.as_ref().map(|place| &place.segment),
-            _ => None,
-        }
+        let place = self.region_of(key)?.segment.as_ref()?;
+        Some(&place.segment)
     }
 
     pub(crate) fn restore_payload_refs(&mut self, payload_refs: Vec<PayloadRef>) {
         self.payload_refs = payload_refs;
     }
 
-    fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {
-        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key);
-        match slot.map(|slot| &slot.object) {
-            Some(Object::Region(region)) if region.pd == pd => Ok(region),
-            _ => Err(AccessError),
+    fn object(&self, key: u32) -> Option<&Object> {
+        let slot = self.slots.get((key >> 16) as usize)?;
+        (slot.key == key).then_some(&slot.object)
+    }
+
+    fn region_of(&self, key: u32) -> Option<&Region> {
+        match self.object(key)? {
+            Object::Region(region) => Some(region),
+            _ => None,
         }
+    }
+
+    fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {
+        let region = self.region_of(key).filter(|region| region.pd == pd);
+        region.ok_or(AccessError)
     }
 
     pub(crate) fn local(
@@ -308,8 +314,7 @@ impl Table {
         len: u64,
         right: RemoteRight,
     ) -> Result<(&Region, u32, u64), AccessError> {
-        let slot = self.slots.get((key.0 >> 16) as usize).filter(|slot| slot.key == key.0);
-        match slot.map(|slot| &slot.object) {
+        match self.object(key.0) {
             Some(Object::Region(region)) if region.pd == via.pd && region.grants(right) => Ok((region, key.0, addr)),
             Some(Object::Window(window)) => {
                 let (index, addr) = window.translate(via, addr, len, right)?;
@@ -518,11 +523,7 @@ impl Memory for Table {
         if !self.has_device_memory {
             return false;
         }
-        let slot = self
-            .slots
-            .get((rkey.0 >> 16) as usize)
-            .filter(|slot| slot.key == rkey.0);
-        match slot.map(|slot| &slot.object) {
+        match self.object(rkey.0) {
             Some(Object::Region(region)) => region.device.is_some(),
             Some(Object::Window(window)) => window
                 .region(via)

@@ -3,6 +3,7 @@
 
 use std::io::IoSliceMut;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -245,6 +246,41 @@ fn what_is_not_permitted_is_refused_by_the_target() {
     third.write(1, 0, 8, other.key());
     assert_eq!(third.wait(1)[0].status, Status::RetryExceeded);
     drop(stranger);
+}
+
+/// A poll that finds the last bytes of a WRITE finds all others.
+#[test]
+fn the_last_bytes_of_a_direct_write_appear_last() {
+    for backing in [Backing::Doorbell, Backing::Private] {
+        let address = own_address();
+        let [one, other] = [0, 1].map(|_| Side::with(&device(address, None), LEN, backing));
+        one.connect(other.key(), TIMEOUT);
+        other.connect(one.key(), TIMEOUT);
+        warm_up(&one, other.key());
+        let (since, seen) = (Instant::now(), AtomicU8::new(0));
+        let rounds = 1..=u8::MAX;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for byte in rounds.clone() {
+                    while other.memory.word(PRIVATE_LEN - 8) != u64::from_ne_bytes([byte; 8]) {
+                        assert!(since.elapsed() < TEST_TIMEOUT);
+                        thread::yield_now();
+                    }
+                    assert!(other.memory.is_all(0, PRIVATE_LEN, byte), "{backing:?}, {byte}");
+                    seen.store(byte, Ordering::Relaxed);
+                }
+            });
+            for byte in rounds.clone() {
+                one.memory.fill(0, PRIVATE_LEN, byte);
+                one.write(1, 0, PRIVATE_LEN, other.key());
+                one.wait(1);
+                while seen.load(Ordering::Relaxed) != byte {
+                    assert!(since.elapsed() < TEST_TIMEOUT);
+                    thread::yield_now();
+                }
+            }
+        });
+    }
 }
 
 /// Memory that this library did not allocate is accessed through the kernel: up to a length, and

@@ -26,8 +26,8 @@ pub(crate) struct OutgoingRings {
     /// Queue pairs use shm links; otherwise UDP alone.
     enabled: bool,
     only: bool,
-    /// The only copy mode to use, where it is possible.
-    forced: Option<CopyMode>,
+    /// The only copy mode is [`CopyMode::Ring`].
+    ring_only: bool,
     rings: Vec<Option<OutgoingRing>>,
     /// Slots of rings that got records since [`finish_batch`](Self::finish_batch).
     touched: Vec<usize>,
@@ -79,7 +79,7 @@ impl OutgoingRings {
             address,
             enabled: false,
             only: false,
-            forced: None,
+            ring_only: false,
             rings: Vec::new(),
             touched: Vec::new(),
             full: 0,
@@ -104,7 +104,8 @@ impl OutgoingRings {
         // stays until it is revoked.
         let receiver = unsafe { Receiver::attach_own(fd) }?;
         self.put(me, sender, None);
-        (self.enabled, self.only, self.forced) = (true, only, forced);
+        (self.enabled, self.only) = (true, only);
+        self.ring_only = forced == Some(CopyMode::Ring);
         self.published = Some(published);
         Ok((me, receiver))
     }
@@ -268,15 +269,9 @@ impl OutgoingRings {
         self.references.clear();
         self.keys.clear();
         if transmit.by_ref_len > 0 {
-            let forced = if transmit.copy_before_completion {
-                Some(CopyMode::Ring)
-            } else {
-                self.forced
-            };
-            if ring
-                .add_references(table, forced, &mut self.references, &mut self.keys)
-                .is_err()
-            {
+            let by_ring = self.ring_only || transmit.copy_before_completion;
+            let added = ring.add_references(table, by_ring, &mut self.references, &mut self.keys);
+            if added.is_err() {
                 // Only when the ring was closed: there was space for the largest payload.
                 ring.sender.discard();
                 return;
@@ -485,7 +480,7 @@ impl OutgoingRing {
     fn add_references(
         &mut self,
         table: &mut Table,
-        forced: Option<CopyMode>,
+        by_ring: bool,
         references: &mut Vec<Reference>,
         keys: &mut Vec<u32>,
     ) -> Result<(), RingFull> {
@@ -493,25 +488,20 @@ impl OutgoingRing {
             if !keys.contains(&payload_ref.key) {
                 keys.push(payload_ref.key);
             }
-            references.push(self.reference(payload_ref, table, forced)?);
+            references.push(self.reference(payload_ref, table, by_ring)?);
             Ok(())
         });
         table.clear_payload_refs();
         result
     }
 
-    fn reference(
-        &mut self,
-        payload_ref: &PayloadRef,
-        table: &Table,
-        forced: Option<CopyMode>,
-    ) -> Result<Reference, RingFull> {
+    fn reference(&mut self, payload_ref: &PayloadRef, table: &Table, by_ring: bool) -> Result<Reference, RingFull> {
         // No packet is longer than LARGEST.
         let len = payload_ref.len as u32;
         if let Some(offset) = payload_ref.device {
-            return self.device_reference(payload_ref, offset, table, forced == Some(CopyMode::Ring));
+            return self.device_reference(payload_ref, offset, table, by_ring);
         }
-        if forced.is_none_or(|mode| mode == CopyMode::Shared)
+        if !by_ring
             && let Some((id, offset)) = payload_ref.segment
             && let Some(connection) = &self.connection
         {
@@ -528,7 +518,7 @@ impl OutgoingRing {
                 }
             }
         }
-        if self.connection.is_none() && forced != Some(CopyMode::Ring) {
+        if self.connection.is_none() && !by_ring {
             let addr = payload_ref.at.expose_provenance() as u64;
             return Ok(Reference::Process { addr, len });
         }

@@ -36,12 +36,6 @@ pub struct RecordBody<'a> {
     pub(super) len: usize,
 }
 
-/// The destination of a copy: memory, and a word for the last bytes, which is stored last.
-struct Target<'a> {
-    head: *mut u8,
-    tail: &'a mut [u8],
-}
-
 impl RecordBody<'_> {
     /// Bytes.
     #[must_use]
@@ -103,17 +97,17 @@ impl RecordBody<'_> {
         }
         let last = len.min(WORD);
         let mut word = [0; WORD];
-        let target = Target {
-            head: dst,
-            tail: &mut word[..last],
-        };
-        // SAFETY: the target's head is all but the last bytes of the caller's range.
-        unsafe { self.fetch(at, len - last, target)? };
+        let head = len - last;
+        // SAFETY: all but the last bytes of the caller's range; then as many bytes of `word`.
+        unsafe {
+            self.fetch(at, head, dst)?;
+            self.fetch(at + head, last, word.as_mut_ptr())?;
+        }
         if self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
             return Err(PayloadUnavailable);
         }
         // SAFETY: these are the last bytes of the caller's range.
-        unsafe { tail_to_peer_visible(&word[..last], dst.add(len - last)) };
+        unsafe { tail_to_peer_visible(&word[..last], dst.add(head)) };
         Ok(())
     }
 
@@ -129,32 +123,17 @@ impl RecordBody<'_> {
         unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
     }
 
-    /// Copies `head` bytes from `at` on into the target's head, the following ones into its tail.
+    /// Copies `len` bytes from `at` on, part by part.
     ///
     /// # Safety
-    /// The payload has the range. The head is writable, as for [`copy_to`](Self::copy_to).
-    unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), PayloadUnavailable> {
+    /// The payload has the range. `dst` is writable for it, as for [`copy_to`](Self::copy_to).
+    unsafe fn fetch(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), PayloadUnavailable> {
         if let Source::Ring(bytes) = self.source {
             // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
             // area), so its part is. Each byte is read once, and is only copied.
-            unsafe {
-                ptr::copy_nonoverlapping(bytes.add(at), target.head, head);
-                ptr::copy_nonoverlapping(bytes.add(at + head), target.tail.as_mut_ptr(), target.tail.len());
-            }
+            unsafe { ptr::copy_nonoverlapping(bytes.add(at), dst, len) };
             return Ok(());
         }
-        // SAFETY: head and tail are writable for as many bytes each.
-        unsafe {
-            self.fetch_parts(at, head, target.head)?;
-            self.fetch_parts(at + head, target.tail.len(), target.tail.as_mut_ptr())
-        }
-    }
-
-    /// Copies part by part, each in its copy mode.
-    ///
-    /// # Safety
-    /// `dst` is writable for `len` bytes, as for [`copy_to`](Self::copy_to).
-    unsafe fn fetch_parts(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), PayloadUnavailable> {
         for part in self.parts(at, len) {
             // SAFETY: the parts together are as long as the range of `dst`.
             unsafe {

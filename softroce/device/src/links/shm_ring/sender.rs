@@ -401,9 +401,12 @@ impl Sender {
     /// Whether records may refer to the segment: the receiver has mapped it.
     #[must_use]
     pub(crate) fn can_reference(&self, id: SegmentId) -> bool {
+        self.is_mapped(id) && self.capabilities().contains(Capabilities::SEGMENTS)
+    }
+
+    fn is_mapped(&self, id: SegmentId) -> bool {
         let place = self.announced.iter().find(|(_, known)| *known == id);
         place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped))
-            && self.capabilities().contains(Capabilities::SEGMENTS)
     }
 
     #[must_use]
@@ -414,8 +417,7 @@ impl Sender {
     /// Whether the receiver has imported GPU memory that was [announced](Self::announce).
     #[must_use]
     pub(crate) fn can_reference_device(&self, id: SegmentId) -> bool {
-        let place = self.announced.iter().find(|(_, known)| *known == id);
-        place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped)) && self.peer_supports_devices()
+        self.is_mapped(id) && self.peer_supports_devices()
     }
 
     /// Records sent, and how many of them the receiver has returned the slots of.

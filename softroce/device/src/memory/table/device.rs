@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::memory::AccessError;
 
-use super::{Location, Object, Table};
+use super::{Location, Table};
 use crate::gpu::{self, Failed};
 
 impl Table {
@@ -54,19 +54,13 @@ impl Table {
 
     /// The memory bounds of a region; empty without one.
     pub(crate) fn bounds(&self, key: u32) -> gpu::Bounds {
-        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key);
-        let (start, len) = match slot.map(|slot| &slot.object) {
-            Some(Object::Region(region)) => (region.base.addr(), region.len as usize),
-            _ => (0, 0),
-        };
+        let region = self.region_of(key);
+        let (start, len) = region.map_or((0, 0), |region| (region.base.addr(), region.len as usize));
         gpu::Bounds { start, len }
     }
 
     pub(crate) fn allocation(&self, key: u32) -> Option<&Arc<gpu::Allocation>> {
-        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
-        match &slot.object {
-            Object::Region(region) => region.device.as_ref().map(|range| &range.allocation),
-            _ => None,
-        }
+        let range = self.region_of(key)?.device.as_ref()?;
+        Some(&range.allocation)
     }
 }

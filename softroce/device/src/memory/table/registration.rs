@@ -48,13 +48,8 @@ impl Table {
 
     /// A region of the CPU's memory with a remote right.
     fn accessible(&self, key: u32) -> Option<&Region> {
-        let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
-        match &slot.object {
-            Object::Region(region) if region.device.is_none() => {
-                DirectRights::of(region.rights).any().then_some(region)
-            }
-            _ => None,
-        }
+        let region = self.region_of(key)?;
+        (region.device.is_none() && DirectRights::of(region.rights).any()).then_some(region)
     }
 
     /// The segment to give to peers for direct access to a region, and whether to write.
@@ -76,11 +71,7 @@ impl Table {
     pub(in crate::memory) fn remove(&mut self, key: u32) -> SharedBacking {
         let index = (key >> 16) as u16;
         self.withdraw(key);
-        if let Some(Slot {
-            object: Object::Region(region),
-            ..
-        }) = self.slots.get(usize::from(index)).filter(|slot| slot.key == key)
-        {
+        if let Some(region) = self.region_of(key) {
             if region.windows > 0 {
                 self.unbind_from(index);
             }
@@ -98,12 +89,7 @@ impl Table {
 
     /// Fails while windows are bound. The slot stays taken until it is [removed](Self::remove).
     pub(in crate::memory) fn deregister(&mut self, key: u32) -> Result<(), WindowsBound> {
-        let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
-        if let Some(Slot {
-            object: Object::Region(region),
-            ..
-        }) = slot
-        {
+        if let Some(region) = self.region_mut(key) {
             if region.windows > 0 {
                 return Err(WindowsBound);
             }
