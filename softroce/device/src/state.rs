@@ -322,7 +322,7 @@ impl Core {
     }
 
     /// Fast path: carries a request out in the memory of a peer ([`direct`](crate::direct)).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_direct(&mut self, qpn: Qpn, request: &SendRequest<'_>) -> bool {
         if self.direct.is_empty() || self.is_copying() {
             return false;
