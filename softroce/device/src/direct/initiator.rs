@@ -97,6 +97,7 @@ pub(crate) struct Initiator<'a> {
 }
 
 impl DirectMemory for Initiator<'_> {
+    #[inline(always)]
     fn execute(&mut self, path: &DirectPath, operation: &Operation, payload: Payload<'_>) -> bool {
         let (addr, rkey, right) = match *operation {
             Operation::Write { addr, rkey, .. } => (addr, rkey, RemoteRight::Write),
@@ -125,17 +126,27 @@ impl DirectMemory for Initiator<'_> {
             key: rkey.0,
         };
         access.begin(word);
-        let done = self.locate(path, &remote).is_some_and(|at| match *operation {
-            Operation::Atomic { op, .. } => self.atomic(path, op, payload, at),
-            _ if len == 0 => true,
-            _ => {
-                self.copy(path, payload, at, right == RemoteRight::Write);
+        // No closures: they are not inlined.
+        let done = match (self.locate(path, &remote), *operation) {
+            (None, _) => false,
+            (Some(at), Operation::Atomic { op, .. }) => self.atomic(path, op, payload, at),
+            (Some(at), _) => {
+                if len > 0 {
+                    self.copy(path, payload, at, right == RemoteRight::Write);
+                }
                 true
             }
-        });
+        };
         Access::end(word);
         done
     }
+}
+
+/// A range of length 0, which is granted wherever it is (IBTA vol 1, 9.4.3).
+#[cold]
+fn locate_empty(tables: &PeerTables, path: &DirectPath, me: LinkId, right: RemoteRight) -> Option<*mut u8> {
+    let (_, qp) = target(tables, path, me)?;
+    DirectRights::from(qp.access).grants(right).then(ptr::null_mut)
 }
 
 impl Initiator<'_> {
@@ -159,26 +170,27 @@ impl Initiator<'_> {
 
     /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are mapped.
     /// Valid until the access ends.
+    #[inline(always)]
     fn locate(&mut self, path: &DirectPath, remote: &Remote) -> Option<*mut u8> {
         let (grants, Peer { tables, segments, .. }) = self.peers.get_mut(path.link)?;
-        // A range of length 0 is always granted (IBTA vol 1, 9.4.3).
         if remote.len == 0 {
-            let (_, qp) = target(tables, path, self.me)?;
-            return DirectRights::from(qp.access).grants(remote.right).then(ptr::null_mut);
+            return locate_empty(tables, path, self.me, remote.right);
         }
         let make = || Grant::new(tables, segments, (path, self.me), remote.rkey);
         grants.get((path, remote.rkey), tables, make)?.locate(remote)
     }
 
     /// Copies between the local elements, which were checked, and the peer's bytes.
-    fn copy(&self, path: &DirectPath, payload: Payload<'_>, mut at: *mut u8, to_peer: bool) {
-        let sges = match payload {
-            Payload::Inline(bytes) => {
-                // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's.
-                return unsafe { copy::to_peer_visible(bytes, at) };
-            }
-            Payload::Gather(sges) => sges,
-        };
+    #[inline(always)]
+    fn copy(&self, path: &DirectPath, payload: Payload<'_>, at: *mut u8, to_peer: bool) {
+        match payload {
+            // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's.
+            Payload::Inline(bytes) => unsafe { copy::to_peer_visible(bytes, at) },
+            Payload::Gather(sges) => self.copy_elements(path, sges, at, to_peer),
+        }
+    }
+
+    fn copy_elements(&self, path: &DirectPath, sges: &[Sge], mut at: *mut u8, to_peer: bool) {
         for sge in sges.iter().filter(|sge| sge.len > 0) {
             let len = sge.len as usize;
             if let Some(local) = self.local(path, sge, !to_peer) {
