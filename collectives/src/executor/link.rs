@@ -439,8 +439,8 @@ impl Link {
             (from, len)
         };
         let into = self.staging(offset);
-        // SAFETY: by contract; the slot of the staging buffer is long enough for the lines, aligned,
-        // and free: the peer has credited it, and so its earlier message has arrived.
+        // SAFETY: by contract; the slot of the staging buffer is long enough for the lines,
+        // aligned, and free: the peer has credited it, and so its earlier message has arrived.
         unsafe {
             match lines {
                 LineProtocol::Ll => pack_ll(ll_flag(flag), from, len, into),

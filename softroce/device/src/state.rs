@@ -535,8 +535,8 @@ impl Core {
     fn complete_in_order(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
         match self.defer_ticket(completion.qpn) {
             Some(ticket) => {
-                let qpn = completion.qpn;
-                self.deferred.push(qpn, ticket, Deferred::Completion(cq, completion));
+                self.deferred
+                    .push(completion.qpn, ticket, Deferred::Completion(cq, completion));
             }
             None => self.complete(cq, completion, now),
         }

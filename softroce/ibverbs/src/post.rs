@@ -144,8 +144,9 @@ unsafe fn send_one(
     datagrams: Option<*mut ibv_qp>,
 ) -> Result<(), PostError> {
     // SAFETY: by contract.
+    let short = || unsafe { short_write(wr) };
     if datagrams.is_none()
-        && let Some(request) = unsafe { short_write(wr) }
+        && let Some(request) = short()
     {
         return posting.send(&request);
     }
