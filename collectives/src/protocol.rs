@@ -7,7 +7,8 @@
 //!
 //! - **Simple**: the receiver *grants* memory for each message (rendezvous), sequence number last;
 //!   the sender writes the message there, and then its sequence number (`ARRIVED`). A message of at
-//!   most 16 KiB is *eager*: it goes into a ring of slots in the mailbox without a grant.
+//!   most 16 KiB is *eager*: it goes into a ring of slots in the mailbox without a grant, by one
+//!   WRITE, as the sequence number at the slot's end follows the data.
 //! - **LL** (low latency): words of 4 bytes of data and 4 of flag, the message's sequence number,
 //!   by one WRITE into a ring of slots.
 //! - **LL128**: the same with lines of 120 bytes of data and 8 of flag.
@@ -26,14 +27,16 @@ pub(crate) const GRANT_BYTES: usize = 32;
 /// Maximum bytes of an eager message of Simple. Both ends know a message's length.
 pub(crate) const EAGER_BYTES: usize = 16 << 10;
 pub(crate) const EAGER_SLOTS: u64 = 8;
+/// Bytes of an eager slot: the message, and its sequence number on a cache line of its own.
+pub(crate) const EAGER_SLOT: usize = EAGER_BYTES + 64;
 /// Bytes of a lengths record: bytes sent, bytes expected, sequence number.
 pub(crate) const LENGTHS_BYTES: usize = 24;
 pub(crate) const LENGTHS_SLOTS: u64 = 16;
 
 pub(crate) mod mailbox {
-    use super::{EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_SLOTS, LineProtocol};
+    use super::{EAGER_SLOT, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_SLOTS, LineProtocol};
 
-    /// Sequence number of the last message of Simple that has arrived.
+    /// Sequence number of the last granted message that has arrived.
     pub(crate) const ARRIVED: usize = 0;
     /// Released slots of LL, LL128, eager messages of Simple, and lengths records.
     pub(crate) const CREDITS: [usize; 4] = [8, 16, 24, 32];
@@ -45,7 +48,7 @@ pub(crate) mod mailbox {
         GRANT_RING + GRANTS as usize * GRANT_BYTES + LineProtocol::Ll.ring(),
     ];
     pub(crate) const EAGER_RING: usize = LINE_RINGS[1] + LineProtocol::Ll128.ring();
-    pub(crate) const LENGTHS_RING: usize = EAGER_RING + EAGER_SLOTS as usize * EAGER_BYTES;
+    pub(crate) const LENGTHS_RING: usize = EAGER_RING + EAGER_SLOTS as usize * EAGER_SLOT;
     pub(crate) const LEN: usize = LENGTHS_RING + LENGTHS_SLOTS as usize * super::LENGTHS_BYTES;
 }
 
@@ -140,7 +143,7 @@ mod tests {
             GRANTS as usize * GRANT_BYTES,
             LineProtocol::Ll.ring(),
             LineProtocol::Ll128.ring(),
-            EAGER_SLOTS as usize * EAGER_BYTES,
+            EAGER_SLOTS as usize * EAGER_SLOT,
             LENGTHS_SLOTS as usize * LENGTHS_BYTES,
         ];
         assert!(areas.iter().all(|area| area.is_multiple_of(64)));

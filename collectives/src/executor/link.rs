@@ -5,8 +5,8 @@
 //! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
 //! message, or when the strand runner yields: doorbell batching.
 //!
-//! No model is possible: the other side is a device. Each word is loaded once with Acquire and orders
-//! what was written before it.
+//! No model is possible: the other side is a device. Each word is loaded once with Acquire and
+//! orders what was written before it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ use doorbell_verbs::{
 use super::error::Failed;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
 use crate::protocol::{
-    EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
+    EAGER_BYTES, EAGER_SLOT, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
 };
 use crate::types::Rank;
 
@@ -68,8 +68,7 @@ struct Ring {
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
     pub(super) remote: Remote<WriteAccess>,
-    /// Staging buffer for eager messages, and for LL and LL128 data too long to be sent inline: rings
-    /// as in the mailbox.
+    /// Staging buffer for lines and eager messages: rings as in the mailbox.
     pub(super) staging: *mut u8,
     pub(super) staging_alias: BufferAlias,
 }
@@ -82,6 +81,18 @@ fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
 }
 
+/// The offset of the sequence number in the slot of the eager message that follows `before` others.
+#[inline]
+fn eager_number(before: u64) -> usize {
+    mailbox::EAGER_RING + (before % EAGER_SLOTS) as usize * EAGER_SLOT + EAGER_BYTES
+}
+
+/// The offset of the data of an eager message: right before the number, so that one WRITE has both.
+#[inline]
+fn eager_data(number: usize, len: usize) -> usize {
+    number - len.next_multiple_of(64).min(EAGER_BYTES)
+}
+
 pub(super) const STAGING_BYTES: usize = mailbox::LENGTHS_RING - mailbox::LINE_RINGS[0];
 const EAGER: usize = 2;
 const LENGTHS: usize = 3;
@@ -92,7 +103,7 @@ pub(super) struct Link {
     qp: QueuePair<ReliableConnection>,
     memory: MailboxMemory,
     pub(super) completed: u64,
-    /// Sequence numbers of messages of Simple: sent; received.
+    /// Sequence numbers of granted messages: sent; received.
     sent: u64,
     received: u64,
     /// Grants: used of the peer's; given to the peer, and those of them whose message has arrived.
@@ -295,10 +306,9 @@ impl Link {
         self.word(mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES + 16)
     }
 
-    /// Needs a credit, and slots for the data and its number.
     #[inline]
     pub(super) fn may_send_eager(&self) -> bool {
-        self.has_slot(EAGER, EAGER_SLOTS) && self.has_queue_slots(2)
+        self.has_slot(EAGER, EAGER_SLOTS) && self.has_queue_slots(1)
     }
 
     /// Sends an eager message; requires `may_send_eager`. The source may be changed at once.
@@ -307,15 +317,48 @@ impl Link {
     /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
     /// meanwhile.
     pub(super) unsafe fn send_eager(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
-        let slot = &mut self.rings[EAGER].sent;
-        let place = mailbox::EAGER_RING + (*slot % EAGER_SLOTS) as usize * EAGER_BYTES;
-        *slot += 1;
-        let staging = place - mailbox::LINE_RINGS[0];
-        // SAFETY: by contract; the slot of the staging buffer is as long, and its earlier message
-        // has arrived, as the peer has credited the slot.
-        unsafe { core::ptr::copy_nonoverlapping(from, self.memory.staging.add(staging), len.min(EAGER_BYTES)) };
-        let message = self.memory.staging_alias.slice(staging, len).filter(|_| len > 0);
-        self.post_message(self.peer_range(place, len), message, false)
+        let number = eager_number(self.rings[EAGER].sent);
+        let start = eager_data(number, len);
+        self.rings[EAGER].sent += 1;
+        // SAFETY: by contract; both are in a slot of the staging buffer, which is free: the peer
+        // has credited it, and so its earlier message has arrived.
+        unsafe {
+            core::ptr::copy_nonoverlapping(from, self.staging(start), len);
+            self.staging(number).cast::<u64>().write(self.rings[EAGER].sent);
+        }
+        self.write_staged(start, number + 8 - start)
+    }
+
+    fn staging(&self, offset: usize) -> *mut u8 {
+        self.memory.staging.wrapping_add(offset - mailbox::LINE_RINGS[0])
+    }
+
+    /// Writes a filled part of a slot of the staging buffer to the same place in the peer's
+    /// mailbox, behind the control writes.
+    #[inline]
+    fn write_staged(&mut self, offset: usize, len: usize) -> Result<(), Failed> {
+        let peer_range = self.peer_range(offset, len);
+        let posted = if len <= INLINE && self.control_writes.is_empty() {
+            // SAFETY: in the staging buffer, and not written before this slot is credited again.
+            let bytes = unsafe { core::slice::from_raw_parts(self.staging(offset), len) };
+            self.qp.write_inline(bytes, peer_range)
+        } else {
+            let alias = self.memory.staging_alias.slice(offset - mailbox::LINE_RINGS[0], len);
+            let Some(alias) = alias else {
+                return Err(Failed::Refused {
+                    peer: self.peer,
+                    what: "a message beyond its slot".to_owned(),
+                });
+            };
+            let (control_writes, remote) = (&self.control_writes, self.memory.remote);
+            let posted = self.qp.post(|batch| {
+                post_control_writes(batch, control_writes, remote);
+                batch.write(alias, peer_range);
+            });
+            self.control_writes.clear();
+            posted
+        };
+        posted.map_err(|error| self.refused(&error))
     }
 
     /// Sends a message to the memory that the peer has granted; requires `is_granted`. Returns the
@@ -328,33 +371,24 @@ impl Link {
             });
         };
         self.used += 1;
-        self.post_message(peer_range, message.map(|(alias, _)| alias), true)?;
-        Ok(self.qp.next_send())
-    }
-
-    fn post_message(
-        &mut self,
-        peer_range: Remote<WriteAccess>,
-        message: Option<BufferAlias>,
-        confirmed: bool,
-    ) -> Result<(), Failed> {
         self.sent += 1;
         let number = self.sent.to_ne_bytes();
         let (control_writes, remote) = (&self.control_writes, self.memory.remote);
         let posted = self.qp.post(|batch| {
             post_control_writes(batch, control_writes, remote);
-            if let Some(alias) = message {
+            if let Some((alias, _)) = message {
                 batch.write(alias, peer_range);
             }
-            let arrived = batch.write_inline(&number, mailbox_range(remote, mailbox::ARRIVED, 8));
-            if confirmed {
-                arrived.signaled();
-            }
+            batch
+                .write_inline(&number, mailbox_range(remote, mailbox::ARRIVED, 8))
+                .signaled();
         });
         self.control_writes.clear();
-        posted.map_err(|error| self.refused(&error))
+        posted.map_err(|error| self.refused(&error))?;
+        Ok(self.qp.next_send())
     }
 
+    /// Whether a granted message has arrived.
     #[inline]
     pub(super) fn has_arrived(&self) -> bool {
         self.word(mailbox::ARRIVED) > self.received
@@ -366,19 +400,18 @@ impl Link {
         self.filled += 1;
     }
 
-    /// Consumes an arrived message. Returns the slot of an eager one, valid until something is sent
-    /// or queued to the peer; others are in the granted memory.
+    /// Consumes an eager message of `len` bytes, if it has arrived. Returns its data, valid until
+    /// something is sent or queued to the peer.
     #[inline]
-    pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
-        if !eager {
-            self.receive_granted();
+    pub(super) fn receive_eager(&mut self, len: usize) -> Option<*mut u8> {
+        let consumed = self.rings[EAGER].consumed;
+        let number = eager_number(consumed);
+        if self.word(number) != consumed + 1 {
             return None;
         }
-        self.received += 1;
-        let slot = (self.rings[EAGER].consumed % EAGER_SLOTS) as usize;
         self.release_slot(EAGER, EAGER_SLOTS);
         // SAFETY: in the mailbox.
-        Some(unsafe { self.memory.local.add(mailbox::EAGER_RING + slot * EAGER_BYTES) })
+        Some(unsafe { self.memory.local.add(eager_data(number, len)) })
     }
 
     #[inline]
@@ -405,41 +438,16 @@ impl Link {
         } else {
             (from, len)
         };
-        // SAFETY: by contract; all targets are long enough for the lines, aligned, and owned by
-        // this side: the peer has credited the slot, and so an earlier message from the same slot
-        // of the staging buffer has arrived.
-        let pack = |into: *mut u8| unsafe {
+        let into = self.staging(offset);
+        // SAFETY: by contract; the slot of the staging buffer is long enough for the lines,
+        // aligned, and free: the peer has credited it, and so its earlier message has arrived.
+        unsafe {
             match lines {
                 LineProtocol::Ll => pack_ll(ll_flag(flag), from, len, into),
                 LineProtocol::Ll128 => pack_ll128(flag, from, len, into),
             }
-        };
-        let peer_range = self.peer_range(offset, wire);
-        let posted = if wire <= INLINE && self.control_writes.is_empty() {
-            let mut draft = core::mem::MaybeUninit::<[u64; INLINE / 8]>::uninit();
-            pack(draft.as_mut_ptr().cast());
-            // SAFETY: the first `wire` bytes have just been written, in whole words or lines.
-            let draft = unsafe { core::slice::from_raw_parts(draft.as_ptr().cast::<u8>(), wire) };
-            self.qp.write_inline(draft, peer_range)
-        } else {
-            let place = offset - mailbox::LINE_RINGS[0];
-            // SAFETY: in the staging buffer.
-            pack(unsafe { self.memory.staging.add(place) });
-            let Some(alias) = self.memory.staging_alias.slice(place, wire) else {
-                return Err(Failed::Refused {
-                    peer: self.peer,
-                    what: "lines beyond their slot".to_owned(),
-                });
-            };
-            let (control_writes, remote) = (&self.control_writes, self.memory.remote);
-            let posted = self.qp.post(|batch| {
-                post_control_writes(batch, control_writes, remote);
-                batch.write(alias, peer_range);
-            });
-            self.control_writes.clear();
-            posted
-        };
-        posted.map_err(|error| self.refused(&error))
+        }
+        self.write_staged(offset, wire)
     }
 
     /// Receives `len` bytes by LL or LL128, if all flags have arrived.

@@ -144,7 +144,7 @@ impl Posting<'_> {
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
-    #[inline]
+    #[inline(always)]
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         if self.core.send_direct(self.qpn, request) {
             return Ok(());

@@ -1,4 +1,5 @@
-//! The fast path of short operations: each message takes one slot, of LL, LL128 or eager messages, and slots suffice for all. So a step completes at once or waits for its peer, and
+//! The fast path of short operations: each message takes one slot, of LL, LL128 or eager messages,
+//! and slots suffice for all. So a step completes at once or waits for its peer, and
 //! everything is computed once for all operations of the same length.
 //!
 //! No cycle of ranks waits for slots. Of those that wait for one, consider a rank in the earliest
@@ -224,8 +225,8 @@ impl SlotProtocol for EagerSlots {
     }
 
     #[inline(always)]
-    unsafe fn receive(&self, from: &mut Link, _into: *mut u8, _len: usize) -> Option<*mut u8> {
-        from.has_arrived().then(|| from.receive(true)).flatten()
+    unsafe fn receive(&self, from: &mut Link, _into: *mut u8, len: usize) -> Option<*mut u8> {
+        from.receive_eager(len)
     }
 }
 

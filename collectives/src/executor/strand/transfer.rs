@@ -298,14 +298,17 @@ impl StrandRunner {
                     }
                     target
                 }
+                None if op.is_eager(len) => match peer.receive_eager(len) {
+                    Some(data) => data,
+                    None => return Ok(false),
+                },
+                None if !peer.has_arrived() => return Ok(false),
                 None => {
-                    if !peer.has_arrived() {
-                        return Ok(false);
-                    }
-                    match peer.receive(op.is_eager(len)) {
-                        Some(slot) => slot,
-                        None if lands => into,
-                        None => self.receive_staging.start(self.receive_staging.released),
+                    peer.receive_granted();
+                    if lands {
+                        into
+                    } else {
+                        self.receive_staging.start(self.receive_staging.released)
                     }
                 }
             };

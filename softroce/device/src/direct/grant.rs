@@ -102,6 +102,7 @@ impl Grant {
     }
 
     /// Where the bytes of a request are, if it may access them.
+    #[inline(always)]
     pub(super) fn locate(&self, remote: &Remote) -> Option<Target> {
         let aligned = remote.right != RemoteRight::Atomic || remote.addr.is_multiple_of(8);
         let offset = remote.addr.checked_sub(self.iova)?;
@@ -150,6 +151,7 @@ impl Grants {
 
     /// The grant of a path and a key: that of an earlier request if it is current, or a new one.
     /// Called within the access that names both.
+    #[inline(always)]
     pub(super) fn get(
         &mut self,
         (path, rkey): (&DirectPath, RKey),
@@ -162,8 +164,132 @@ impl Grants {
             .as_ref()
             .is_some_and(|grant| grant.is_of(path, rkey) && grant.is_current(tables));
         if !kept {
-            *place = make();
+            refresh(place, make);
         }
         place.as_ref()
+    }
+}
+
+#[cold]
+fn refresh(place: &mut Option<Grant>, make: impl FnOnce() -> Option<Grant>) {
+    *place = make();
+}
+
+#[cfg(all(test, not(doorbell_loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use doorbell_roce_proto::memory::PdId;
+    use doorbell_roce_proto::qp::RemoteAccess;
+    use doorbell_roce_proto::{Psn, Qpn};
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
+
+    use super::*;
+    use crate::direct::{Published, PublishedRegion};
+    use crate::links::shm_ring::MappedSegment;
+    use crate::links::shm_ring::segment::SegmentId;
+
+    const LEN: u64 = 8192;
+    const KEY: RKey = RKey(0x0007_1234);
+    const ME: LinkId = LinkId(3);
+    const PATH: DirectPath = DirectPath {
+        link: LinkId(9),
+        target: Qpn::new(5),
+        initiator: Qpn::new(6),
+        pd: PdId(1),
+        first_psn: Psn::new(7),
+    };
+
+    fn publish_region(published: &Published, offset: u64) {
+        let region = PublishedRegion {
+            pd: PdId(2),
+            rights: DirectRights::new(true, true, true),
+            iova: 0x1000,
+            len: LEN - offset,
+            place: Place::Segment(SegmentId(1), offset),
+        };
+        published.publish_region(KEY.0, &region);
+    }
+
+    fn publish_qp(published: &Published) {
+        let target = DirectTarget {
+            pd: PdId(2),
+            link: ME,
+            initiator: PATH.initiator,
+            access: RemoteAccess {
+                read: true,
+                write: true,
+                atomic: false,
+            },
+            first_psn: PATH.first_psn,
+        };
+        published.publish_qp(PATH.target, &target);
+    }
+
+    /// The offset in `memory` that a request is granted.
+    fn granted(
+        grants: &mut Grants,
+        (tables, segments): (&PeerTables, &MappedSegments),
+        (path, right): (&DirectPath, RemoteRight),
+        (addr, len): (u64, usize),
+    ) -> Option<usize> {
+        let make = || Grant::new(tables, segments, None, (path, ME), KEY);
+        let rkey = KEY;
+        let remote = Remote { addr, rkey, len, right };
+        let Target::Mapped(at) = grants.get((path, KEY), tables, make)?.locate(&remote)? else {
+            return None;
+        };
+        let start = segments.find(SegmentId(1), 0, LEN as usize, SegmentAccess::Read)?;
+        Some(at.addr() - start.addr())
+    }
+
+    #[test]
+    fn a_grant_is_of_one_path_two_publications_and_a_mapping() {
+        use RemoteRight::{Atomic, Read, Write};
+        let published = Published::create(false).unwrap();
+        let tables = PeerTables::attach(published.fd().try_clone_to_owned().unwrap()).unwrap();
+        let file = memfd_create(c"segment", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        ftruncate(&file, LEN as libc::off_t).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        let map = |access| {
+            let file = file.as_fd().try_clone_to_owned().unwrap();
+            MappedSegment::new(SegmentId(1), file, access).unwrap()
+        };
+        let (mut grants, mut segments) = (Grants::default(), MappedSegments::default());
+        let word = (0x1000 + LEN - 8, 8);
+        publish_region(&published, 0);
+        publish_qp(&published);
+        segments.insert(map(SegmentAccess::Read)).unwrap();
+        let mut request = |segments: &MappedSegments, path: &DirectPath, right, range| {
+            granted(&mut grants, (&tables, segments), (path, right), range)
+        };
+        let end = LEN as usize - 8;
+        assert_eq!(request(&segments, &PATH, Read, word), Some(end));
+        assert_eq!(request(&segments, &PATH, Write, word), None, "not mapped to be written");
+
+        let other = DirectPath {
+            first_psn: Psn::new(8),
+            ..PATH
+        };
+        assert_eq!(request(&segments, &other, Read, word), None, "another connection");
+        assert_eq!(request(&segments, &PATH, Read, word), Some(end));
+
+        grants.clear();
+        segments.insert(map(SegmentAccess::Write)).unwrap();
+        let mut request =
+            |path: &DirectPath, right, range| granted(&mut grants, (&tables, &segments), (path, right), range);
+        assert_eq!(request(&PATH, Write, word), Some(end));
+        assert_eq!(request(&PATH, Atomic, word), None, "the queue pair does not permit it");
+        assert_eq!(request(&PATH, Write, (word.0 + 1, 8)), None, "beyond the end");
+        assert_eq!(request(&PATH, Write, (0xfff, 8)), None, "before the beginning");
+
+        assert!(published.withdraw_region(KEY.0));
+        assert_eq!(request(&PATH, Write, word), None);
+        publish_region(&published, 4096);
+        assert_eq!(request(&PATH, Write, (0x1000, 8)), Some(4096), "the new publication");
+        assert!(published.withdraw_qp(PATH.target));
+        assert_eq!(request(&PATH, Write, (0x1000, 8)), None);
     }
 }

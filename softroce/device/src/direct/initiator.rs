@@ -104,6 +104,7 @@ pub(crate) struct Initiator<'a> {
 }
 
 impl DirectMemory for Initiator<'_> {
+    #[inline(always)]
     fn execute(&mut self, path: &DirectPath, operation: &Operation, payload: Payload<'_>) -> bool {
         let (addr, rkey, right) = match *operation {
             Operation::Write { addr, rkey, .. } => (addr, rkey, RemoteRight::Write),
@@ -133,21 +134,32 @@ impl DirectMemory for Initiator<'_> {
         };
         access.begin(word);
         let to_peer = right == RemoteRight::Write;
-        let target = self.locate(path, &remote);
-        let done = target.is_some_and(|target| match (*operation, target) {
-            (Operation::Atomic { op, .. }, Target::Mapped(at)) => self.atomic(path, op, payload, at),
-            _ if len == 0 => true,
-            (_, Target::Mapped(at)) => {
-                self.copy(path, payload, at, to_peer);
+        // No closures: they are not inlined.
+        let done = match (self.locate(path, &remote), *operation) {
+            (None, _) => false,
+            (Some(Target::Mapped(at)), Operation::Atomic { op, .. }) => self.atomic(path, op, payload, at),
+            (Some(Target::Mapped(at)), _) => {
+                if len > 0 {
+                    self.copy(path, payload, at, to_peer);
+                }
                 true
             }
-            (_, Target::Process(process, addr)) => self
+            (Some(Target::Process(process, addr)), _) => self
                 .copy_by_process(path, payload, (process, addr), to_peer)
                 .unwrap_or(false),
-        });
+        };
         Access::end(word);
         done
     }
+}
+
+/// A range of length 0, which is granted wherever it is (IBTA vol 1, 9.4.3).
+#[cold]
+fn locate_empty(tables: &PeerTables, path: &DirectPath, me: LinkId, right: RemoteRight) -> Option<Target> {
+    let (_, qp) = target(tables, path, me)?;
+    DirectRights::from(qp.access)
+        .grants(right)
+        .then_some(Target::Mapped(ptr::null_mut()))
 }
 
 impl Initiator<'_> {
@@ -171,27 +183,27 @@ impl Initiator<'_> {
 
     /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are. Valid until
     /// the access ends.
+    #[inline(always)]
     fn locate(&mut self, path: &DirectPath, remote: &Remote) -> Option<Target> {
         let (grants, peer) = self.peers.get_mut(path.link)?;
-        // A range of length 0 is always granted (IBTA vol 1, 9.4.3).
         if remote.len == 0 {
-            let (_, qp) = target(&peer.tables, path, self.me)?;
-            let permits = DirectRights::from(qp.access).grants(remote.right);
-            return permits.then_some(Target::Mapped(ptr::null_mut()));
+            return locate_empty(&peer.tables, path, self.me, remote.right);
         }
         let make = || Grant::new(&peer.tables, &peer.segments, peer.process, (path, self.me), remote.rkey);
         grants.get((path, remote.rkey), &peer.tables, make)?.locate(remote)
     }
 
     /// Copies between the local elements, which were checked, and the peer's bytes.
-    fn copy(&self, path: &DirectPath, payload: Payload<'_>, mut at: *mut u8, to_peer: bool) {
-        let sges = match payload {
-            Payload::Inline(bytes) => {
-                // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's.
-                return unsafe { copy::to_peer_visible(bytes, at) };
-            }
-            Payload::Gather(sges) => sges,
-        };
+    #[inline(always)]
+    fn copy(&self, path: &DirectPath, payload: Payload<'_>, at: *mut u8, to_peer: bool) {
+        match payload {
+            // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's.
+            Payload::Inline(bytes) => unsafe { copy::to_peer_visible(bytes, at) },
+            Payload::Gather(sges) => self.copy_elements(path, sges, at, to_peer),
+        }
+    }
+
+    fn copy_elements(&self, path: &DirectPath, sges: &[Sge], mut at: *mut u8, to_peer: bool) {
         for sge in sges.iter().filter(|sge| sge.len > 0) {
             let len = sge.len as usize;
             if let Some(local) = self.local(path, sge, !to_peer) {

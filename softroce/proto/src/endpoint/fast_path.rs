@@ -31,7 +31,7 @@ impl Endpoint {
     /// Fast path of [`post_send`](Self::post_send) for an RDMA WRITE without immediate data, READ
     /// or atomic of an RC queue pair on a link, none of whose requests is outstanding: carries
     /// it out, by `direct`, and completes it. False, with nothing changed, for any other request.
-    #[inline]
+    #[inline(always)]
     pub fn post_send_direct<D: DirectMemory>(&mut self, qpn: Qpn, request: &SendRequest<'_>, direct: &mut D) -> bool {
         let Some((_, qp)) = find(&mut self.qps, qpn) else {
             return false;

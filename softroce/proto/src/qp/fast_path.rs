@@ -31,7 +31,7 @@ impl QueuePair {
     }
 
     /// See [`Endpoint::post_send_direct`](crate::Endpoint::post_send_direct).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_send_direct<D: DirectMemory>(
         &mut self,
         request: &SendRequest<'_>,

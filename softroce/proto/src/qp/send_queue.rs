@@ -143,7 +143,7 @@ impl SendQueue {
     }
 
     /// Returns the length of the message.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<u32, PostError> {
         let len = self.check(request)?;
         if self.tail - self.head + u64::from(ahead) >= self.limit {
@@ -170,7 +170,7 @@ impl SendQueue {
         self.destinations.get(self.slot(number)).copied().flatten()
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
         let awaits_data = matches!(request.operation, Operation::Read { .. } | Operation::Atomic { .. });
         let len = match request.payload {

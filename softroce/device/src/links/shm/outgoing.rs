@@ -167,12 +167,14 @@ impl OutgoingRings {
         Ok(())
     }
 
+    #[inline]
     fn ring(&self, link: LinkId) -> Option<&OutgoingRing> {
         let ring = self.rings.get(slot_of(link))?.as_ref()?;
         (!ring.closed && link_to(ring.to) == link).then_some(ring)
     }
 
     /// Where direct accesses over this link are named, while its member scans the word.
+    #[inline]
     pub(crate) fn access_word(&self, link: LinkId) -> Option<&AtomicU64> {
         self.ring(link)?.sender.access_word()
     }

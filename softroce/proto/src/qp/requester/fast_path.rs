@@ -14,7 +14,7 @@ use crate::work::{Operation, Payload, SendRequest, Status};
 impl Requester {
     /// As [`post`](Self::post) followed by the request's execution and completion. False, with
     /// nothing changed, unless no request is outstanding, so that nothing is before it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_send_direct<D: DirectMemory>(
         &mut self,
         request: &SendRequest<'_>,
