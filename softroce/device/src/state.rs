@@ -336,8 +336,7 @@ impl Core {
         self.endpoint.post_send_direct(qpn, request, &mut initiator)
     }
 
-    /// Fast path: posts a send request and puts its packet on the shm ring, if it needs nothing
-    /// else ([`Endpoint::post_send_fast`]).
+    /// Fast path: posts a request and puts its packet on the ring ([`Endpoint::post_send_fast`]).
     pub(crate) fn send_fast(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -535,8 +534,8 @@ impl Core {
     fn complete_in_order(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
         match self.defer_ticket(completion.qpn) {
             Some(ticket) => {
-                self.deferred
-                    .push(completion.qpn, ticket, Deferred::Completion(cq, completion));
+                let qpn = completion.qpn;
+                self.deferred.push(qpn, ticket, Deferred::Completion(cq, completion));
             }
             None => self.complete(cq, completion, now),
         }
