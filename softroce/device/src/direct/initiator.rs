@@ -144,9 +144,14 @@ impl DirectMemory for Initiator<'_> {
                 }
                 true
             }
-            (Some(Target::Process(process, addr)), _) => self
-                .copy_by_process(path, payload, (process, addr), to_peer)
-                .unwrap_or(false),
+            // A target that polls copies in a fraction of the time of a system call; waking one that
+            // sleeps takes longer.
+            (Some(Target::Process(process, addr)), _) => {
+                self.rings.is_peer_asleep(path.link)
+                    && self
+                        .copy_by_process(path, payload, (process, addr), to_peer)
+                        .unwrap_or(false)
+            }
         };
         Access::end(word);
         done
@@ -181,8 +186,8 @@ impl Initiator<'_> {
         }
     }
 
-    /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are. Valid until
-    /// the access ends.
+    /// Checks what the responder checks (IBTA vol 1, 9.7.4); returns where the bytes are, valid
+    /// until the access ends.
     #[inline(always)]
     fn locate(&mut self, path: &DirectPath, remote: &Remote) -> Option<Target> {
         let (grants, peer) = self.peers.get_mut(path.link)?;

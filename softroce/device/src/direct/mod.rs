@@ -4,8 +4,8 @@
 //! A process publishes [`tables`] of its regions and queue pairs, which its peers map read-only,
 //! and gives them the files of its remotely accessible segments. An initiator whose request has
 //! nothing before it on its queue pair checks what the responder would check, and copies: in its
-//! mapping of the segment, or into and out of other memory by a system call, where the kernel
-//! permits that. Everything else takes the ring, where the target executes it and reports errors.
+//! mapping of the segment, or, while the target sleeps, into and out of other memory by a system
+//! call, where the kernel permits that. Everything else takes the ring, where the target executes it and reports errors.
 //!
 //! | file | content |
 //! |---|---|

@@ -124,12 +124,18 @@ impl Drop for Memory {
 }
 
 /// A device at a shared address that uses shm links alone, and a copy mode if one is given.
+/// With all copy modes its progress thread sleeps at once: others access its private memory then.
 pub(crate) fn device(address: IpAddr, copy_mode: impl Into<Option<CopyMode>>) -> Arc<Device> {
+    let copy_mode = copy_mode.into();
+    let mut config = DeviceConfig::new("soft0");
+    if copy_mode.is_none() {
+        config.spin = Duration::ZERO;
+    }
     let config = DeviceConfig {
         address: Some(address),
         link: LinkChoice::Local,
-        copy_mode: copy_mode.into(),
-        ..DeviceConfig::new("soft0")
+        copy_mode,
+        ..config
     };
     Device::open(&config).unwrap()
 }

@@ -179,6 +179,11 @@ impl OutgoingRings {
         self.ring(link)?.sender.access_word()
     }
 
+    /// Whether a record on this link would have to wake its member.
+    pub(crate) fn is_peer_asleep(&self, link: LinkId) -> bool {
+        self.ring(link).is_some_and(|ring| ring.sender.is_receiver_asleep())
+    }
+
     /// How far the packets on a link have got, while its member is alive.
     pub(crate) fn progress(&self, link: LinkId) -> Option<LinkProgress> {
         let (sent, taken) = self.ring(link)?.sender.progress();

@@ -432,6 +432,10 @@ impl Sender {
         enabled.then(|| self.map.field(Field::Access))
     }
 
+    pub(crate) fn is_receiver_asleep(&self) -> bool {
+        self.map.get(Field::Asleep) != 0
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities(self.map.get(Field::Capabilities))
     }
