@@ -144,7 +144,7 @@ impl DirectMemory for Initiator<'_> {
                 }
                 true
             }
-            // A target that polls copies in a fraction of the time of a system call; waking one that
+            // A target that polls copies in a fraction of a system call's time; waking one that
             // sleeps takes longer.
             (Some(Target::Process(process, addr)), _) => {
                 self.rings.is_peer_asleep(path.link)

@@ -5,7 +5,8 @@
 //! and gives them the files of its remotely accessible segments. An initiator whose request has
 //! nothing before it on its queue pair checks what the responder would check, and copies: in its
 //! mapping of the segment, or, while the target sleeps, into and out of other memory by a system
-//! call, where the kernel permits that. Everything else takes the ring, where the target executes it and reports errors.
+//! call, where the kernel permits that. Everything else takes the ring, where the target executes
+//! it and reports errors.
 //!
 //! | file | content |
 //! |---|---|
