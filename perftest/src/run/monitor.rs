@@ -13,8 +13,8 @@ const CHECK_INTERVAL: u32 = 256;
 /// once, and where threads outnumber cores it lets the peer's thread run.
 const YIELD_AFTER: u32 = 200;
 /// The same where a progress thread may wait for the core: longer than the answer takes to a
-/// request that the initiator carries out itself.
-const YIELD_AFTER_FEW: u32 = 16;
+/// message between processes of this host, which a yield would delay by more than its latency.
+const YIELD_AFTER_FEW: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
