@@ -64,12 +64,13 @@ impl Wakeup {
         })
     }
 
-    pub(crate) fn publish(&self, reasons: Reasons) {
-        self.state.publish(reasons);
+    pub(crate) fn publish(&self, reason: Reasons) {
+        self.state.publish(reason);
         self.wake_before(0);
     }
 
     /// Publishes or retracts `reason`, without a wake-up. Whether that changed anything.
+    #[inline]
     pub(crate) fn set(&self, reason: Reasons, holds: bool) -> bool {
         let changes = self.has(reason) != holds;
         match holds {
@@ -80,8 +81,9 @@ impl Wakeup {
         changes
     }
 
-    pub(crate) fn has(&self, reasons: Reasons) -> bool {
-        self.state.reasons().intersects(reasons)
+    #[inline]
+    pub(crate) fn has(&self, reason: Reasons) -> bool {
+        self.state.has(reason)
     }
 
     /// Changes a deadline, without a wake-up. The callers of one deadline exclude each other.

@@ -183,7 +183,7 @@ impl Model {
     }
 
     fn is_ring_blocked(&self) -> bool {
-        self.state.reasons().intersects(Reasons::RING_BLOCKED)
+        self.state.has(Reasons::RING_BLOCKED)
     }
 }
 

@@ -27,6 +27,9 @@ impl Reasons {
 
     const STAY_AWAKE: Self = Self(Self::STOP.0 | Self::DELAYED_ACK.0 | Self::COPYING.0 | Self::OWN_RECORDS.0);
 
+    /// Those changed under core alone.
+    const OF_CORE: Self = Self(Self::DELAYED_ACK.0 | Self::COPYING.0 | Self::RING_BLOCKED.0);
+
     pub(crate) fn intersects(self, others: Self) -> bool {
         self.0 & others.0 != 0
     }
@@ -48,6 +51,8 @@ pub(crate) const NEVER: u64 = u64::MAX;
 const AWAKE: u64 = 0;
 
 pub(super) struct SleepState {
+    /// Those [of core](Reasons::OF_CORE), written without a read-modify-write; and the others.
+    of_core: AtomicU64,
     reasons: AtomicU64,
     deadlines: [AtomicU64; 3],
     /// The deadline with which the thread sleeps, or is about to.
@@ -64,22 +69,42 @@ pub(super) struct Prepared {
 impl SleepState {
     pub(super) fn new() -> Self {
         Self {
+            of_core: AtomicU64::new(0),
             reasons: AtomicU64::new(0),
             deadlines: std::array::from_fn(|_| AtomicU64::new(NEVER)),
             until: AtomicU64::new(AWAKE),
         }
     }
 
-    pub(super) fn publish(&self, reasons: Reasons) {
-        self.reasons.fetch_or(reasons.0, Ordering::SeqCst);
+    /// One reason, of core under core.
+    #[inline]
+    pub(super) fn publish(&self, reason: Reasons) {
+        if reason.intersects(Reasons::OF_CORE) {
+            let others = self.of_core.load(Ordering::Relaxed);
+            self.of_core.store(others | reason.0, Ordering::SeqCst);
+        } else {
+            self.reasons.fetch_or(reason.0, Ordering::SeqCst);
+        }
     }
 
-    pub(super) fn retract(&self, reasons: Reasons) {
-        self.reasons.fetch_and(!reasons.0, Ordering::SeqCst);
+    /// As [`publish`](Self::publish). A sleeper that does not see it yet wakes once too often.
+    #[inline]
+    pub(super) fn retract(&self, reason: Reasons) {
+        if reason.intersects(Reasons::OF_CORE) {
+            let others = self.of_core.load(Ordering::Relaxed);
+            self.of_core.store(others & !reason.0, Ordering::Release);
+        } else {
+            self.reasons.fetch_and(!reason.0, Ordering::SeqCst);
+        }
     }
 
-    pub(super) fn reasons(&self) -> Reasons {
-        Reasons(self.reasons.load(Ordering::Relaxed))
+    #[inline]
+    pub(super) fn has(&self, reason: Reasons) -> bool {
+        let word = match reason.intersects(Reasons::OF_CORE) {
+            true => &self.of_core,
+            false => &self.reasons,
+        };
+        Reasons(word.load(Ordering::Relaxed)).intersects(reason)
     }
 
     pub(super) fn set_deadline(&self, which: Deadline, at: u64) {
@@ -106,7 +131,7 @@ impl SleepState {
 
     pub(super) fn prepare_sleep(&self) -> Option<Prepared> {
         self.until.swap(NEVER, Ordering::SeqCst);
-        let reasons = Reasons(self.reasons.load(Ordering::SeqCst));
+        let reasons = Reasons(self.of_core.load(Ordering::SeqCst) | self.reasons.load(Ordering::SeqCst));
         let deadlines = self.deadlines.iter().map(|due| due.load(Ordering::SeqCst));
         let due = deadlines.fold(NEVER, u64::min).max(AWAKE + 1);
         let until = self
@@ -122,7 +147,7 @@ impl SleepState {
     pub(super) fn end_sleep(&self) {
         // An exchange and not a store: what a waker did before is visible afterwards.
         self.until.swap(AWAKE, Ordering::SeqCst);
-        if self.reasons().intersects(Reasons::OWN_RECORDS) {
+        if self.has(Reasons::OWN_RECORDS) {
             self.retract(Reasons::OWN_RECORDS);
         }
     }
