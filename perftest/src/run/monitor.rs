@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::exchange::{Control, Message};
 use crate::failure::Failure;
+use crate::report::LinkKind;
+use crate::run::test_end::Test;
 use crate::stats::Clock;
 
 /// A loop polls once in so many iterations.
@@ -12,9 +14,11 @@ const CHECK_INTERVAL: u32 = 256;
 /// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
 /// once, and where threads outnumber cores it lets the peer's thread run.
 const YIELD_AFTER: u32 = 200;
-/// The same where a progress thread may wait for the core: longer than the answer takes to a
-/// message between processes of this host, which a yield would delay by more than its latency.
-const YIELD_AFTER_FEW: u32 = 64;
+/// The same where a progress thread may wait for the core.
+const YIELD_AFTER_FEW: u32 = 16;
+/// The same between processes of this host, where the answer takes longer than those, less than
+/// these, and needs no progress thread.
+const YIELD_AFTER_FEW_LOCAL: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
@@ -28,26 +32,27 @@ pub(crate) struct LoopMonitor<'a> {
 
 impl<'a> LoopMonitor<'a> {
     /// For the client: the peer sends nothing that was not requested.
-    pub(crate) fn of_client(control: &'a Control) -> LoopMonitor<'a> {
+    pub(crate) fn of_client(test: &Test<'a>) -> LoopMonitor<'a> {
+        let yield_after = match test.device.link {
+            _ if !is_oversubscribed() => YIELD_AFTER,
+            LinkKind::SoftLocal => YIELD_AFTER_FEW_LOCAL,
+            _ => YIELD_AFTER_FEW,
+        };
         LoopMonitor {
-            control,
+            control: test.control,
             latency_meter: 0,
             serving: false,
             finish: None,
             idle: 0,
-            yield_after: if is_oversubscribed() {
-                YIELD_AFTER_FEW
-            } else {
-                YIELD_AFTER
-            },
+            yield_after,
         }
     }
 
     /// For the server: the peer reports when it has finished.
-    pub(crate) fn of_server(control: &'a Control) -> LoopMonitor<'a> {
+    pub(crate) fn of_server(test: &Test<'a>) -> LoopMonitor<'a> {
         LoopMonitor {
             serving: true,
-            ..LoopMonitor::of_client(control)
+            ..LoopMonitor::of_client(test)
         }
     }
 

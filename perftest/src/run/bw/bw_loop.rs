@@ -166,7 +166,7 @@ pub(crate) fn run<F: BwRequester>(
         states: test_end.qps.iter().map(|_| QpProgress::default()).collect(),
         inline: InlineList::new(test, &post_params),
         post_params,
-        monitor: LoopMonitor::of_client(test.control),
+        monitor: LoopMonitor::of_client(test),
         done: 0,
         clock: meter.clock,
         open_loop: None,

@@ -104,7 +104,7 @@ pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Res
         .iter()
         .map(|test_qp| CreditWriter::new(&test_qp.peer, test_qp.memory.slots))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut monitor = LoopMonitor::of_server(test.control);
+    let mut monitor = LoopMonitor::of_server(test);
     let mut drain = DrainWait::default();
     loop {
         let mut idle = true;

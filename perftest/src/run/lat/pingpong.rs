@@ -244,7 +244,7 @@ pub(crate) fn run(
     test_end: &mut TestEnd<PingPongMemory>,
     meter: &mut Meter<'_, Latency>,
 ) -> Result<Vec<u64>, Failure> {
-    let mut pingpong = PingPong::new(test, test_end, Role::Client, LoopMonitor::of_client(test.control))?;
+    let mut pingpong = PingPong::new(test, test_end, Role::Client, LoopMonitor::of_client(test))?;
     let warmup = test.plan.warmup(test.bytes);
     let total = test
         .plan
@@ -274,7 +274,7 @@ pub(crate) fn run(
 
 /// The server: answers until the client has finished. Returns the messages received.
 pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<PingPongMemory>) -> Result<Vec<u64>, Failure> {
-    let mut pingpong = PingPong::new(test, test_end, Role::Server, LoopMonitor::of_server(test.control))?;
+    let mut pingpong = PingPong::new(test, test_end, Role::Server, LoopMonitor::of_server(test))?;
     let mut index = 0;
     loop {
         if !pingpong.await_message(index)? {

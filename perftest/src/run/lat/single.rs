@@ -28,7 +28,7 @@ pub(crate) fn run<F: BwRequester>(
         .plan
         .iterations(test.bytes)
         .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
-    let mut monitor = LoopMonitor::of_client(test.control);
+    let mut monitor = LoopMonitor::of_client(test);
     let mut deadline = Deadline::after(test.plan.duration());
     let mut latency_meter = LatencyMeter::new(meter, test.plan.rate_per_s);
     let (mut index, mut over) = (0, false);
