@@ -48,16 +48,17 @@ fn pair(devices: &[Arc<Device>; 2], backing: Backing) -> [Side; 2] {
 /// Each write fails as a whole, or is done before what it uses ends.
 #[test]
 fn registrations_and_queue_pairs_end_during_direct_writes() {
+    // Of each backing: private memory is written directly while its target sleeps alone.
     let (rounds, writes) = if is_whole() {
-        (20_000, 10_000_000)
+        (20_000, [10_000_000, 100_000])
     } else {
-        (300, 20_000)
+        (300, [10_000; 2])
     };
     let address = own_address();
     let devices = [0, 1].map(|_| device(address, None));
     let (mut random, mut direct, mut round) = (Random(7), [0; 2], 0);
     let since = Instant::now();
-    while round < rounds || direct.iter().any(|direct| 2 * direct < writes) {
+    while round < rounds || direct.iter().zip(&writes).any(|(direct, writes)| direct < writes) {
         let kind = random.below(2) as usize;
         let [one, mut other] = pair(&devices, BACKINGS[kind]);
         let len = [8, 64, 4096, hammer_len(BACKINGS[kind])][random.below(4) as usize];
