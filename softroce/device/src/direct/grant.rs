@@ -50,7 +50,8 @@ pub(super) struct Grant {
     start: Target,
 }
 
-// SAFETY: the mapping is of the whole process, and accessed by raw copies and atomics.
+// SAFETY: the pointer is into a mapping of the process, not of a thread, that lasts until after
+// `Grants::clear`; it is used for raw copies and atomics alone, under the lock of its owner.
 unsafe impl Send for Grant {}
 
 /// The queue pair of a path, if it receives from the initiator `me`.
@@ -111,7 +112,8 @@ impl Grant {
             return None;
         }
         match self.start {
-            // SAFETY: `self.len` bytes are mapped there, by `mapped`, and `offset` is below.
+            // SAFETY: `self.len` bytes are mapped there, by `mapped`, and `offset` is at most that,
+            // as `inside` holds.
             Target::Mapped(start) => Some(Target::Mapped(unsafe { start.add(offset as usize) })),
             // No overflow: the region ends below 2^64.
             Target::Process(process, start) => {

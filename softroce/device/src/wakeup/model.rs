@@ -38,7 +38,7 @@ const ALL: [Party; 10] = [
     Party::Credits,
 ];
 
-/// How the repair of a lost credit wake-up can be left out.
+/// What prevents the lost credit wake-up, or its absence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Repair {
     Whole,
