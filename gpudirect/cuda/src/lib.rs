@@ -73,5 +73,6 @@ pub use memory::{
     MemoryHandle, MemoryType, OwnedSpan, PointerInfo, Shareable, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
+pub use resource::FreesDeferred;
 pub use small::{SmallCopies, SmallSource};
 pub use stream::{Owner, Stream};

@@ -3,8 +3,13 @@
 //! Each resource tracks the streams it was used on. When its last handle is dropped it is freed: at
 //! once, or when events recorded on the busy streams have completed ([`DeferredFrees`]). So
 //! dropping never waits, as a stream may wait indefinitely.
+//!
+//! The driver itself may let a free wait for running kernels. A thread that kernels wait for
+//! therefore frees nothing ([`FreesDeferred`]).
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -120,6 +125,31 @@ impl Drop for Resource {
     }
 }
 
+thread_local! {
+    static DEFERRING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// While it exists, its thread frees nothing: what it drops is freed by another thread's next
+/// creation, drop or synchronization, or by this one's afterwards. For threads that running kernels
+/// wait for, as the driver may let a free wait for those kernels.
+#[derive(Debug)]
+#[must_use = "the thread frees again when it is dropped"]
+pub struct FreesDeferred(PhantomData<*const ()>);
+
+impl FreesDeferred {
+    /// Begins; guards nest.
+    pub fn on_this_thread() -> Self {
+        DEFERRING.set(DEFERRING.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for FreesDeferred {
+    fn drop(&mut self) {
+        DEFERRING.set(DEFERRING.get() - 1);
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct DeferredFrees(Mutex<VecDeque<DeferredFree>>);
 
@@ -192,8 +222,9 @@ impl DeferredFrees {
     }
 
     fn reap(&self, context: &Context, at_most: usize) -> usize {
-        if self.0.lock().is_empty() {
-            return 0;
+        let pending = self.0.lock().len();
+        if pending == 0 || DEFERRING.get() > 0 {
+            return pending;
         }
         let Ok(entered) = context.enter() else {
             return self.0.lock().len();

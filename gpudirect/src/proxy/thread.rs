@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use doorbell_cuda::FreesDeferred;
+
 use super::{Proxy, ProxyError, RingRegistry};
 
 /// The idle policy of a polling thread. Kernels cannot wake it.
@@ -66,7 +68,11 @@ impl Proxy {
         let stop = Arc::clone(&registry);
         let thread = thread::Builder::new()
             .name("doorbell-proxy".to_owned())
-            .spawn(move || run_until(idle, || self.progress(), || stop.stop.load(Ordering::Acquire)))
+            .spawn(move || {
+                // Kernels wait for this thread.
+                let _deferred = FreesDeferred::on_this_thread();
+                run_until(idle, || self.progress(), || stop.stop.load(Ordering::Acquire));
+            })
             .map_err(ProxyError::Thread)?;
         Ok(ProxyThread {
             registry,

@@ -74,8 +74,9 @@ struct Settings {
     bool peers = true;
     // Device addresses are accessible to the host.
     bool open = false;
-    // A first launch waits for the whole device, as with lazy loading (CUDA_MODULE_LOADING).
-    bool late = false;
+    // Implicit synchronization: what may wait for all work of the device does. Loading a module or
+    // (CUDA_MODULE_LOADING=LAZY) a kernel at its first launch; allocating and freeing pinned memory.
+    bool implicit = false;
     // Overridden attributes of all devices.
     std::map<int, int> attributes;
 };
@@ -223,6 +224,8 @@ Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream 
 Status finish(Held &held, Stream &stream);
 // The same for all streams of a device.
 Status finish_all(Held &held, int device);
+// The same, if the settings have implicit synchronization.
+void synchronize_implicitly(Held &held);
 Status run_kernel(const Launch &launch);
 Status run_program(Held &held, Program &program);
 // Lazy: starts all work that other work may wait for. Without the lock.

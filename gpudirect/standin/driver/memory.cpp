@@ -303,6 +303,7 @@ EXPORT cuMemFree_v2(Address address) {
 EXPORT cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     ENTER;
     if (flags != 3 || !bytes) return INVALID_VALUE;
+    synchronize_implicitly(held);
     void *made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) return OUT_OF_MEMORY;
     const Address at = reinterpret_cast<Address>(*address = made);
@@ -313,6 +314,7 @@ EXPORT cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
 
 EXPORT cuMemFreeHost(void *address) {
     ENTER;
+    synchronize_implicitly(held);
     auto found = hosts.find(reinterpret_cast<Address>(address));
     if (found == hosts.end() || found->second.registered) return INVALID_VALUE;
     munmap(address, found->second.bytes);

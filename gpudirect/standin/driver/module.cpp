@@ -68,7 +68,7 @@ Status load(Module **module, const char *image, unsigned n, const int *options, 
 Status launch(Held &held, Function *function, unsigned blocks, unsigned threads, Stream *stream, void **arguments) {
     if (!blocks || !threads || threads > 1024) return INVALID_VALUE;
     if (function->device != stream->device) return INVALID_HANDLE;
-    if (!std::exchange(function->loaded, true) && settings.late) finish_all(held, function->device);
+    if (!std::exchange(function->loaded, true) && settings.implicit) finish_all(held, function->device);
     auto made = std::make_shared<Launch>();
     made->kernel = function->kernel;
     made->blocks = blocks;
@@ -169,11 +169,13 @@ extern "C" __attribute__((visibility("default"))) int standin_run(const char *na
 
 EXPORT cuModuleLoadDataEx(Module **module, const char *image, unsigned n, int *options, void **values) {
     ENTER;
+    synchronize_implicitly(held);
     return load(module, image, n, options, values);
 }
 
 EXPORT cuModuleLoadData(Module **module, const char *image) {
     ENTER;
+    synchronize_implicitly(held);
     return load(module, image, 0, nullptr, nullptr);
 }
 

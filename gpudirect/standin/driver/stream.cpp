@@ -236,6 +236,10 @@ Status finish_all(Held &held, int device) {
     return lost ? lost.load() : code;
 }
 
+void synchronize_implicitly(Held &held) {
+    if (settings.implicit && current()) finish_all(held, current_device());
+}
+
 void urge() {
     if (settings.mode == Mode::PROMPT) return;
     Held held(lock);

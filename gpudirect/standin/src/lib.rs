@@ -61,8 +61,8 @@ pub struct Standin {
 /// The environment of a program that should use the driver, with `devices` devices (at most 8).
 ///
 /// `DOORBELL_STANDIN` is a comma-separated list: `lazy` or `prompt`; `devices=N`; `apart` for no
-/// peer access between devices; `open` as [`Standin::open`]; `late` as
-/// [`Standin::set_late_loading`]; `fail=CALL:NTH:CODE` as [`Standin::fail_nth`]; `ATTRIBUTE=VALUE`
+/// peer access between devices; `open` as [`Standin::open`]; `implicit` as
+/// [`Standin::set_implicit_synchronization`]; `fail=CALL:NTH:CODE` as [`Standin::fail_nth`]; `ATTRIBUTE=VALUE`
 /// as [`Standin::set_attribute`].
 ///
 /// # Panics
@@ -226,10 +226,11 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
     }
 
-    /// Whether a kernel's first launch waits for all work of its device unless loaded before, as
-    /// with NVIDIA's driver: a launch while a stream waits for a peer then hangs.
-    pub fn set_late_loading(&self, late: bool) {
-        self.call("standin_late", late.into());
+    /// Whether calls wait for all work of the device where NVIDIA's driver may: a kernel's first
+    /// launch unless it was loaded before, loading modules, allocating and freeing pinned memory.
+    /// Such a call while a stream waits for a peer then hangs.
+    pub fn set_implicit_synchronization(&self, implicit: bool) {
+        self.call("standin_implicit", implicit.into());
     }
 
     /// Makes device addresses accessible to the host; call it before allocating memory.

@@ -248,9 +248,9 @@ fn kernels_end_when_the_device_is_lost() {
 }
 
 #[test]
-fn first_launch_waits_for_the_device_with_late_loading() {
+fn first_launch_waits_for_the_device_with_implicit_synchronization() {
     let standin = Standin::load(ExecutionMode::Prompt);
-    standin.set_late_loading(true);
+    standin.set_implicit_synchronization(true);
     let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
     let (other, writer) = (Stream::new(&rank.context).unwrap(), Stream::new(&rank.context).unwrap());
     let word = rank.memory.span(512..516).unwrap();

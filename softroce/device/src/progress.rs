@@ -21,6 +21,7 @@ use doorbell_roce_proto::Instant;
 use nix::sys::prctl;
 
 use crate::drive::Shared;
+use crate::gpu::FreesDeferred;
 use crate::host::Host;
 use crate::links::udp::{LinkFiles, PortWatch};
 use crate::wakeup::{Reasons, Sleep};
@@ -50,6 +51,8 @@ const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 pub(crate) fn run(shared: &Arc<Shared>, host: &Host, files: LinkFiles, watch: Option<PortWatch>, spin: Duration) {
+    // Kernels wait for this thread.
+    let _deferred = FreesDeferred::on_this_thread();
     let body = AssertUnwindSafe(|| Progress::new(shared, host, files, watch, spin).run());
     // A panic here is a bug. Peers would wait without an error; the application is notified.
     if catch_unwind(body).is_err() {

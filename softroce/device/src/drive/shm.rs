@@ -156,10 +156,12 @@ impl Shared {
     /// GPU memory is registered here: from now on peers may share theirs.
     pub(crate) fn enable_device_memory(&self, range: &gpu::Range) {
         let memory = range.allocation.memory();
-        let known = self.core.lock().copying.copies.has_small_copies(memory);
-        if !known {
-            let small = gpu::start_small_copies(memory);
-            self.core.lock().copying.copies.add_small_copies(small);
+        let is_prepared = self.core.lock().copying.copies.is_prepared(memory);
+        if !is_prepared {
+            let mut device = gpu::PreparedDevice::new(memory);
+            let mut core = self.core.lock();
+            core.memory.prepare_udp_staging(device.udp.take());
+            core.copying.copies.add(device);
         }
         self.rx.lock().rings.enable_device_memory();
     }

@@ -19,7 +19,7 @@ use doorbell_roce_proto::qp::LinkId;
 use self::imports::Import;
 use super::cuda::{Engine, Mark, Pin};
 use super::pins::{Pins, ReleasedPins};
-use super::{Bounds, Failed, Memory, RING, SmallCopyDevice, failed};
+use super::{Bounds, Failed, Memory, PreparedDevice, RING, failed};
 use crate::links::shm_ring::segment::SegmentId;
 use crate::memory::copy;
 
@@ -178,12 +178,12 @@ impl Copies {
         self.loopback = Some(link);
     }
 
-    pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
-        self.engine.small.has(memory)
+    pub(crate) fn is_prepared(&self, memory: &Memory) -> bool {
+        self.engine.is_prepared(memory)
     }
 
-    pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
-        self.engine.small.add(small);
+    pub(crate) fn add(&mut self, device: PreparedDevice) {
+        self.engine.add(device);
     }
 
     pub(crate) fn is_idle(&self) -> bool {

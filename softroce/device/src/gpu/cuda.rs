@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+pub(crate) use doorbell_cuda::FreesDeferred;
 use doorbell_cuda::{
     Context, DeviceMemory, DevicePtr, Driver, Error, Event, Foreign, HostMemory, IpcHandle, Memory as _, MemoryType,
     SmallCopies, SmallSource, Span, Stream,
@@ -12,8 +13,8 @@ use doorbell_cuda::{
 use parking_lot::Mutex;
 
 use super::copies::CopyOp;
-use super::small::{Block, SmallCopyDevices, start_small_copies};
-use super::udp_staging::StagedWrite;
+use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
+use super::udp_staging::{StagedWrite, UdpPinned};
 use super::{Handle, Located, RING};
 
 #[derive(Debug, thiserror::Error)]
@@ -237,6 +238,7 @@ impl Memory {
 
 /// A synchronous copy: a small one by kernel, any other by copy engine.
 fn copy_at_once(stream: &Stream, small: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    let _deferred = FreesDeferred::on_this_thread();
     if let Some(Block { copies: small, .. }) = small
         && SmallCopies::supports(into, from)
         && small.is_available()?
@@ -249,6 +251,30 @@ fn copy_at_once(stream: &Stream, small: &mut Option<Block>, into: Span<'_>, from
     }
     stream.copy(into, from)?;
     stream.synchronize()
+}
+
+/// What the data path uses of a device.
+#[derive(Debug)]
+pub(crate) struct PreparedDevice {
+    small: SmallCopyDevice,
+    stream: Option<Stream>,
+    ring: Option<HostMemory>,
+    pub(crate) udp: Option<UdpPinned>,
+}
+
+impl PreparedDevice {
+    /// Made when the first memory of a device is registered: the driver may let it wait for running
+    /// kernels, which may wait for the data path. Takes tens of milliseconds: only without a lock.
+    pub(crate) fn new(memory: &Memory) -> Self {
+        let failed = |error: &Error| tracing::warn!("copies of {} are not prepared: {error}", memory.context.device());
+        let _ = Stage::of(&mut STAGES.lock(), memory).map(drop).inspect_err(failed);
+        Self {
+            small: start_small_copies(memory),
+            stream: Stream::new(&memory.context).inspect_err(failed).ok(),
+            ring: HostMemory::alloc(&memory.context, RING).inspect_err(failed).ok(),
+            udp: UdpPinned::new(memory).inspect_err(failed).ok(),
+        }
+    }
 }
 
 const STAGE: usize = 256 << 10;
@@ -310,6 +336,7 @@ impl Pinned {
             let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
             return copy_at_once(stream, small, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
         }
+        let _deferred = FreesDeferred::on_this_thread();
         let mut used: Vec<Stream> = Vec::new();
         for StagedWrite { memory, start, at, len } in pieces {
             let stream = stream_of(memory)?;
@@ -389,6 +416,25 @@ struct CopyStream {
 }
 
 impl Engine {
+    pub(crate) fn is_prepared(&self, memory: &Memory) -> bool {
+        self.small.has(memory)
+    }
+
+    pub(crate) fn add(&mut self, device: PreparedDevice) {
+        let PreparedDevice {
+            small, stream, ring, ..
+        } = device;
+        if !self.small.add(small) {
+            // Two threads may have prepared one concurrently.
+            return;
+        }
+        self.streams
+            .extend(stream.map(|stream| CopyStream { stream, touched: false }));
+        if self.ring.is_none() {
+            self.ring = ring;
+        }
+    }
+
     fn stream(&mut self, memory: &Memory) -> Result<&Stream, Error> {
         let context = &memory.context;
         let index = self.streams.iter().position(|entry| entry.stream.context() == context);
@@ -405,7 +451,7 @@ impl Engine {
         Ok(&entry.stream)
     }
 
-    /// The ring of pinned memory, allocated on first use through the memory's device.
+    /// The ring of pinned memory; allocated now where that failed when the device was prepared.
     pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, DriverError> {
         let ring = match &mut self.ring {
             Some(ring) => ring,

@@ -40,13 +40,9 @@ use crate::links::shm_ring::segment::{self, SegmentId};
 
 pub(crate) use copies::{Copies, CopyOwner, CopyRequest, StagedCopy, Target};
 use cuda::NoMemory;
-pub(crate) use cuda::{Memory, is_possible};
-#[cfg(not(feature = "cuda"))]
-pub(crate) use cuda::{SmallCopyDevice, start_small_copies};
+pub(crate) use cuda::{FreesDeferred, Memory, PreparedDevice, is_possible};
 pub(crate) use pins::Bounds;
-#[cfg(feature = "cuda")]
-pub(crate) use small::{SmallCopyDevice, start_small_copies};
-pub(crate) use udp_staging::UdpStaging;
+pub(crate) use udp_staging::{UdpPinned, UdpStaging};
 
 /// Bytes of the pinned ring through which payloads go between host and GPU.
 const RING: usize = 16 << 20;

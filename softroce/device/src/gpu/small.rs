@@ -15,7 +15,7 @@ use super::cuda::{Mark, Memory};
 const MAX_BATCH: usize = 16;
 
 /// `None` for copy engines: no kernel, or another process has claimed the device.
-pub(crate) type SmallCopyDevice = (Context, Option<Block>);
+pub(super) type SmallCopyDevice = (Context, Option<Block>);
 
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -23,8 +23,7 @@ pub(crate) struct Block {
     _claim: Arc<Claim>,
 }
 
-/// Takes tens of milliseconds: only without a lock.
-pub(crate) fn start_small_copies(memory: &Memory) -> SmallCopyDevice {
+pub(super) fn start_small_copies(memory: &Memory) -> SmallCopyDevice {
     let context = memory.context();
     let device = context.device();
     let Some(claim) = claim(device) else {
@@ -52,11 +51,13 @@ impl SmallCopyDevices {
         self.0.iter().any(|(known, _)| known == memory.context())
     }
 
-    pub(super) fn add(&mut self, small: SmallCopyDevice) {
-        // Two threads may have started one concurrently.
-        if self.0.iter().all(|(known, _)| *known != small.0) {
+    /// Whether the device is new.
+    pub(super) fn add(&mut self, small: SmallCopyDevice) -> bool {
+        let new = self.0.iter().all(|(known, _)| *known != small.0);
+        if new {
             self.0.push(small);
         }
+        new
     }
 
     /// A copy in the kernel's terms; `None` where it is not small.

@@ -6,7 +6,7 @@
 //! is unlocked. Other accesses to such memory, and writes to host memory (which programs poll),
 //! flush them.
 
-use super::cuda::Pinned;
+use super::cuda::{DriverError, Pinned};
 use super::{Failed, Memory, Range, failed};
 
 /// Bytes of pinned memory for each direction: one batch of the link.
@@ -21,7 +21,17 @@ pub(crate) struct UdpStaging {
     used: usize,
     write_count: u64,
     lost: bool,
-    pinned: Option<(Pinned, Pinned)>,
+    pinned: Option<UdpPinned>,
+}
+
+/// Pinned memory for what is read, and for what is written.
+#[derive(Debug)]
+pub(crate) struct UdpPinned(Pinned, Pinned);
+
+impl UdpPinned {
+    pub(super) fn new(memory: &Memory) -> Result<Self, DriverError> {
+        Ok(Self(Pinned::new(memory, CAPACITY)?, Pinned::new(memory, CAPACITY)?))
+    }
 }
 
 #[derive(Debug)]
@@ -58,13 +68,15 @@ impl UdpStaging {
         self.read = None;
     }
 
-    fn pinned(&mut self, memory: &Memory) -> Result<&(Pinned, Pinned), Failed> {
+    /// Uses `pinned`, unless it has pinned memory.
+    pub(crate) fn prepare(&mut self, pinned: UdpPinned) {
+        self.pinned.get_or_insert(pinned);
+    }
+
+    fn pinned(&mut self, memory: &Memory) -> Result<&UdpPinned, Failed> {
         match &mut self.pinned {
             Some(pinned) => Ok(pinned),
-            none => {
-                let new = || Ok((Pinned::new(memory, CAPACITY)?, Pinned::new(memory, CAPACITY)?));
-                Ok(none.insert(new().map_err(|error| failed(&error))?))
-            }
+            none => Ok(none.insert(UdpPinned::new(memory).map_err(|error| failed(&error))?)),
         }
     }
 
@@ -88,7 +100,7 @@ impl UdpStaging {
             let memory = memory.clone();
             self.read = Some(Read { memory, start, len });
         }
-        let (Some(read), Some((pinned, _))) = (&self.read, &self.pinned) else {
+        let (Some(read), Some(UdpPinned(pinned, _))) = (&self.read, &self.pinned) else {
             return Err(Failed);
         };
         // SAFETY: in the pinned memory, as `is_here` or the length says, which no copy uses now and
@@ -140,7 +152,9 @@ impl UdpStaging {
         }
         let writes = std::mem::take(&mut self.writes);
         self.used = 0;
-        let Some((_, pinned)) = &self.pinned else { return Ok(()) };
+        let Some(UdpPinned(_, pinned)) = &self.pinned else {
+            return Ok(());
+        };
         pinned.store(&writes).map_err(|error| {
             self.lost = true;
             failed(&error)

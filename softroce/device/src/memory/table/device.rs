@@ -5,13 +5,20 @@ use std::sync::Arc;
 use doorbell_roce_proto::memory::AccessError;
 
 use super::{Location, Table};
-use crate::gpu::{self, Failed};
+use crate::gpu::{self, Failed, UdpPinned};
 
 impl Table {
     /// Stages writes to GPU memory until [`end_write_behind`](Self::end_write_behind).
     pub(crate) fn begin_write_behind(&mut self) {
         if self.has_device_memory {
             self.udp_staging.begin_write_behind();
+        }
+    }
+
+    /// Uses `pinned` memory for staging, unless there is some.
+    pub(crate) fn prepare_udp_staging(&mut self, pinned: Option<UdpPinned>) {
+        if let Some(pinned) = pinned {
+            self.udp_staging.prepare(pinned);
         }
     }
 
