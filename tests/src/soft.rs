@@ -8,9 +8,14 @@ use doorbell_verbs::{Context, Library};
 
 /// Opens device `soft0` or `soft1`, on an address of this process's own; panics when it cannot.
 pub fn open(n: u8) -> Context {
+    open_of(std::process::id(), n)
+}
+
+/// The same, on the address of another process: the same one for all calls of this process.
+pub fn open_of(process: u32, n: u8) -> Context {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let [_, _, high, low] = process.to_be_bytes();
         let device = |n: u8| DeviceConfig {
             address: Some(IpAddr::V4(Ipv4Addr::new(127, 96 + high % 64, low, 1 + n))),
             ..DeviceConfig::new(format!("soft{n}"))

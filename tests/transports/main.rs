@@ -8,6 +8,7 @@ mod datagrams;
 mod descriptions;
 mod memory;
 mod shared;
+mod stopped;
 
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,12 @@ fn is_soft() -> bool {
     std::env::var_os(DEVICE).is_none()
 }
 
-/// Device `soft0` or `soft1`, on an address of this process's own.
-fn open(n: u8) -> Context {
+/// Device `soft0` or `soft1`, on an address of its own for each process `of`.
+fn open(of: u32, n: u8) -> Context {
     if let Ok(name) = std::env::var(DEVICE) {
         return Library::system().unwrap().open(&name).unwrap();
     }
-    doorbell_tests::soft::open(n)
+    doorbell_tests::soft::open_of(of, n)
 }
 
 /// One side: a device, a protection domain, and a completion queue of 64 entries.
@@ -42,7 +43,11 @@ struct Side {
 
 impl Side {
     fn new(n: u8) -> Self {
-        let context = open(n);
+        Self::of(std::process::id(), n)
+    }
+
+    fn of(process: u32, n: u8) -> Self {
+        let context = open(process, n);
         let pd = context.protection_domain().unwrap();
         let cq = context.completion_queue(64).unwrap();
         Self { context, pd, cq }
@@ -62,6 +67,7 @@ impl Side {
     }
 
     /// Passes the next completion of `queue`, of any queue pair, to `take`; others are dropped.
+    #[track_caller]
     fn next<R>(&mut self, queue: QueueKind, mut take: impl FnMut(&mut doorbell_verbs::Completion<'_>) -> R) -> R {
         let deadline = Instant::now() + TIMEOUT;
         loop {
