@@ -347,6 +347,12 @@ pub(crate) struct TestArgs {
     /// Serve one test after another until Ctrl-C, as sweeps need it
     #[arg(long, requires = "server")]
     pub(crate) forever: bool,
+    /// The most memory that a client's test may take here
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "server", default_value = "1G", help_heading = "Connection")]
+    pub(crate) client_memory: u64,
+    /// The longest that a client's test may take here
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "server", default_value = "3600", help_heading = "Connection")]
+    pub(crate) client_time: f64,
     /// Serve the process that started this one: announce the port on stdout, live as long as stdin
     /// is open
     #[arg(long, hide = true, requires = "server")]

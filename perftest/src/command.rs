@@ -10,7 +10,7 @@ use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
 use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Port, Sources, Subject};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
@@ -338,6 +338,8 @@ fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected
         kind,
         verb: args.operation.name(),
         token,
+        // This process's own test has the limits of a plan.
+        memory: token.map_or(args.client_memory, |_| u64::MAX),
     }
 }
 
@@ -387,6 +389,20 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     )
 }
 
+/// Ends a stranger's test after the time that it may take.
+fn limit(control: &mut Control, args: &TestArgs, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
+    if expected.token.is_some() {
+        return Ok(());
+    }
+    let reason = format!(
+        "its test has taken the server's --client-time of {} s",
+        args.client_time
+    );
+    control
+        .limit(Duration::from_secs_f64(args.client_time), reason)
+        .map_err(refused)
+}
+
 /// Serves the first valid client; with `--forever` one after the other, past failed tests.
 fn serve(
     listener: &Listener,
@@ -398,8 +414,9 @@ fn serve(
 ) -> Result<(), Failure> {
     let mut within = within;
     loop {
-        let control = listener.accept(within, interrupt)?;
-        match session::handshake(&control, expected) {
+        let mut control = listener.accept(within, interrupt)?;
+        let greeted = session::handshake(&control, expected).and_then(|()| limit(&mut control, args, expected));
+        match greeted {
             Ok(()) => {
                 let local = SessionContext {
                     control: &control,

@@ -8,18 +8,21 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::pending::{Greeted, Handshakes};
 use super::{Message, frame, tcp};
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 
 /// Time limit for a reply that the peer can send at once.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for the preamble of an accepted connection.
+/// Time limit for the preamble of a server.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a wait checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -34,17 +37,26 @@ pub(crate) struct Control {
     incoming: Mutex<Receiver<Result<Message, String>>>,
     attention: Arc<AtomicBool>,
     interrupt: Interrupt,
+    /// For messages of this end's own, such as of its time limit.
+    sender: SyncSender<Result<Message, String>>,
+    /// Dropped with this, which ends the time limit.
+    limit: Option<SyncSender<()>>,
 }
 
 impl Control {
-    fn new(stream: TcpStream, interrupt: &Interrupt) -> io::Result<Control> {
+    /// After the preambles, and the peer's `first` message.
+    fn new(stream: TcpStream, first: Option<Message>, interrupt: &Interrupt) -> io::Result<Control> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         tcp::set_keepalive(&stream)?;
         let peer = stream.peer_addr()?;
-        exchange_preambles(&stream, peer)?;
         let attention = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(BACKLOG);
+        if let Some(first) = first {
+            // The channel is empty, and its receiver is here.
+            let _ = sender.try_send(Ok(first));
+        }
+        let own = sender.clone();
         let mut reader = stream.try_clone()?;
         let raise = Arc::clone(&attention);
         thread::Builder::new().name("control".into()).spawn(move || {
@@ -67,7 +79,24 @@ impl Control {
             incoming: Mutex::new(receiver),
             attention,
             interrupt: interrupt.clone(),
+            sender: own,
+            limit: None,
         })
+    }
+
+    /// From `limit` on, unless it ends before, the next message is a failure with `reason`.
+    pub(crate) fn limit(&mut self, limit: Duration, reason: String) -> io::Result<()> {
+        let (keep, dropped) = sync_channel::<()>(0);
+        let (sender, raise) = (self.sender.clone(), Arc::clone(&self.attention));
+        thread::Builder::new().name("limit".into()).spawn(move || {
+            if dropped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                // A full channel has what this end reads first.
+                let _ = sender.send(Ok(Message::Failed(reason)));
+                raise.store(true, Ordering::Release);
+            }
+        })?;
+        self.limit = Some(keep);
+        Ok(())
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
@@ -210,40 +239,61 @@ pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Co
             one_line(host)
         )
     })?;
-    Control::new(stream, interrupt).map_err(refused)
+    stream
+        .peer_addr()
+        .and_then(|peer| exchange_preambles(&stream, peer))
+        .and_then(|()| Control::new(stream, None, interrupt))
+        .map_err(refused)
 }
 
 #[derive(Debug)]
-pub(crate) struct Listener(tcp::Acceptor);
+pub(crate) struct Listener {
+    acceptor: tcp::Acceptor,
+    handshakes: Mutex<Handshakes>,
+}
 
 impl Listener {
     /// As [`tcp::Acceptor::bind`].
     pub(crate) fn bind(address: IpAddr, port: u16) -> Result<Listener, Failure> {
         let address = SocketAddr::new(address, port);
-        tcp::Acceptor::bind(address, "--port", "--bind needs an address of this machine").map(Listener)
+        tcp::Acceptor::bind(address, "--port", "--bind needs an address of this machine").map(|acceptor| Listener {
+            acceptor,
+            handshakes: Mutex::default(),
+        })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.0.address()
+        self.acceptor.address()
     }
 
-    /// Waits for a client. Connections that do not speak the protocol are refused with a line on
-    /// stderr.
+    /// Waits for a client's first message, which is the first that [`Control::receive`] returns.
+    /// Connections that do not speak the protocol are refused with a line on stderr, and delay no
+    /// other.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
     /// failed.
     pub(crate) fn accept(&self, within: Option<Duration>, interrupt: &Interrupt) -> Result<Control, Failure> {
         let deadline = within.map(|within| Instant::now() + within);
+        let mut handshakes = self.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let (stream, peer) = self.0.accept(deadline, interrupt)?;
-            match stream
-                .set_nonblocking(false)
-                .and_then(|()| Control::new(stream, interrupt))
-            {
-                Ok(control) => return Ok(control),
-                Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),
+            while let Some((stream, peer)) = self.acceptor.try_accept()? {
+                handshakes.add(stream, peer);
             }
+            while let Some(Greeted { stream, first }) = handshakes.advance() {
+                match stream
+                    .set_nonblocking(false)
+                    .and_then(|()| Control::new(stream, Some(first), interrupt))
+                {
+                    Ok(control) => return Ok(control),
+                    Err(e) => eprintln!("doorbell: refused a client: {}", one_line(&e.to_string())),
+                }
+            }
+            self.acceptor.check_wait(deadline, interrupt)?;
+            let sockets = handshakes.sockets().chain([self.acceptor.as_fd()]);
+            let mut sockets: Vec<_> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            // A signal ends it early, and the loop checks for Ctrl-C.
+            let _ = poll(&mut sockets, POLL_INTERVAL.as_millis() as u8);
         }
     }
 }

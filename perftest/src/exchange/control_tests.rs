@@ -10,9 +10,44 @@ fn pair() -> (Control, Control) {
     let interrupt = Interrupt::default();
     let listener = Listener::bind(LOOPBACK, 0).unwrap();
     let port = listener.address().port();
-    let client = thread::spawn(move || connect("127.0.0.1", port, &Interrupt::default()).unwrap());
+    let client = thread::spawn(move || {
+        let client = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
+        client.send(&Message::Ready).unwrap();
+        client
+    });
     let server = listener.accept(Some(REPLY_TIMEOUT), &interrupt).unwrap();
+    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
     (client.join().unwrap(), server)
+}
+
+#[test]
+fn silent_connections_delay_no_client() {
+    let listener = Listener::bind(LOOPBACK, 0).unwrap();
+    let address = listener.address();
+    // More than may wait, the last ones after the client.
+    let silent: Vec<_> = (0..70).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let client = thread::spawn(move || {
+        let client = connect("127.0.0.1", address.port(), &Interrupt::default()).unwrap();
+        client.send(&Message::Ready).unwrap();
+        client
+    });
+    let since = Instant::now();
+    let server = listener.accept(Some(REPLY_TIMEOUT), &Interrupt::default()).unwrap();
+    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
+    // One silent connection alone kept the server for the time limit of a handshake.
+    assert!(since.elapsed() < Duration::from_secs(4));
+    drop((client.join().unwrap(), silent));
+}
+
+#[test]
+fn a_time_limit_is_a_failure_with_its_reason() {
+    let (client, mut server) = pair();
+    server
+        .limit(Duration::from_millis(1), "it took too long".into())
+        .unwrap();
+    let said = server.receive(Some(REPLY_TIMEOUT), "bye").unwrap_err().to_string();
+    assert!(said.ends_with("it took too long"), "{said}");
+    drop(client);
 }
 
 #[test]
@@ -69,11 +104,12 @@ fn connections_of_other_protocols_are_refused_and_the_next_is_served() {
     let other_protocol = thread::spawn(move || {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        connect("127.0.0.1", address.port(), &Interrupt::default()).unwrap()
+        let client = connect("127.0.0.1", address.port(), &Interrupt::default()).unwrap();
+        client.send(&Message::Ready).unwrap();
+        client
     });
     let server = listener.accept(Some(REPLY_TIMEOUT), &Interrupt::default()).unwrap();
-    let client = other_protocol.join().unwrap();
-    client.send(&Message::Ready).unwrap();
+    let _client = other_protocol.join().unwrap();
     assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
 }
 

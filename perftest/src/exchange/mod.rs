@@ -22,6 +22,7 @@
 mod control;
 pub(crate) mod frame;
 mod message;
+mod pending;
 pub(crate) mod tcp;
 
 pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect};

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -122,6 +122,49 @@ impl Acceptor {
         self.address
     }
 
+    /// Readable when a client has connected.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// A client that has connected, if any.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the socket failed.
+    pub(crate) fn try_accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
+        loop {
+            match self.socket.accept() {
+                Ok(accepted) => return Ok(Some(accepted)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                Err(e) => {
+                    return Err(Failure::test(format!(
+                        "cannot accept on {}: {}",
+                        self.address,
+                        one_line(&e.to_string())
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Whether a wait for a client may go on.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`]; [`Failure::Test`] after the deadline.
+    pub(crate) fn check_wait(&self, deadline: Option<Instant>, interrupt: &Interrupt) -> Result<(), Failure> {
+        if interrupt.requested() {
+            return Err(Failure::Interrupted);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Failure::test(format!(
+                "no client connected to {} in time",
+                self.address
+            )));
+        }
+        Ok(())
+    }
+
     /// The next client.
     ///
     /// # Errors
@@ -133,29 +176,11 @@ impl Acceptor {
         interrupt: &Interrupt,
     ) -> Result<(TcpStream, SocketAddr), Failure> {
         loop {
-            if interrupt.requested() {
-                return Err(Failure::Interrupted);
+            if let Some(accepted) = self.try_accept()? {
+                return Ok(accepted);
             }
-            match self.socket.accept() {
-                Ok(accepted) => return Ok(accepted),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        return Err(Failure::test(format!(
-                            "no client connected to {} in time",
-                            self.address
-                        )));
-                    }
-                    thread::sleep(POLL_INTERVAL);
-                }
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
-                Err(e) => {
-                    return Err(Failure::test(format!(
-                        "cannot accept on {}: {}",
-                        self.address,
-                        one_line(&e.to_string())
-                    )));
-                }
-            }
+            self.check_wait(deadline, interrupt)?;
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::failure::{Failure, one_line};
 use crate::plan::{Kind, Plan, Verb};
 use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
+use crate::units::show_bytes;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionContext<'a> {
@@ -222,6 +223,8 @@ pub(crate) struct ExpectedTest<'a> {
     pub(crate) verb: &'static str,
     /// The token that the client must send, if any.
     pub(crate) token: Option<&'a str>,
+    /// The most memory that its plan may take, in bytes.
+    pub(crate) memory: u64,
 }
 
 /// The handshake with a client: whether it may be served.
@@ -299,7 +302,16 @@ fn accept(plan: &Plan, expected: &ExpectedTest<'_>) -> Result<(), String> {
         ));
     }
     plan.check()
-        .map_err(|reason| format!("the client's test is refused: {}", one_line(&reason)))
+        .map_err(|reason| format!("the client's test is refused: {}", one_line(&reason)))?;
+    let memory = plan.registers_bytes();
+    if memory > expected.memory {
+        return Err(format!(
+            "the client's test is refused: it takes {} of memory, over the server's --client-memory of {}",
+            show_bytes(memory),
+            show_bytes(expected.memory)
+        ));
+    }
+    Ok(())
 }
 
 pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
@@ -342,4 +354,29 @@ fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
         .filter_map(|test_qp| test_qp.memory.atomic_count())
         .collect();
     test.control.send(&Message::Outcome(Outcome { messages, checked: 0 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn a_strangers_plan_is_limited_by_the_server() {
+        let Command::Bw(args) = Cli::parse_from(["doorbell", "bw", "write", "-s", "8M", "-q", "64"]).command else {
+            panic!("a bandwidth test");
+        };
+        let plan = Plan::bw(&args).unwrap();
+        let with = |memory| ExpectedTest {
+            kind: Kind::Bw,
+            verb: "write",
+            token: None,
+            memory,
+        };
+        let refused = accept(&plan, &with(plan.registers_bytes() - 1)).unwrap_err();
+        assert!(refused.contains("--client-memory"), "{refused}");
+        accept(&plan, &with(plan.registers_bytes())).unwrap();
+    }
 }
