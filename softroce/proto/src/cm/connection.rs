@@ -23,8 +23,13 @@ use crate::{Instant, Mtu, Psn, Qpn};
 
 /// Service timeout in an MRA: 69 s, as in the Linux kernel's rdma_cm.
 const SERVICE_TIMEOUT: u8 = 24;
-/// Upper bound for a peer's 5-bit timeout, so that a peer cannot hold state here for hours: 69 s.
+/// Upper bound for a 5-bit timeout: 69 s.
 const MAX_TIMEOUT: u8 = 24;
+/// Upper bound for the interval that a peer gives for retransmissions to it, the default of the
+/// Linux kernel's rdma_cm: with 15 of them its state lasts at most 78 s.
+const MAX_PEER_INTERVAL: Duration = Duration::from_nanos((4096 << 20) + (4096 << 16));
+/// For how long MRAs of a peer can extend the wait for its answer, from the message on.
+const MAX_MRA: Duration = Duration::from_secs(300);
 /// The target ACK delay of a soft device, as in ibv_query_device(3): 134 ms.
 const ACK_DELAY: u8 = 15;
 /// TTL or hop limit of paths whose requests carry none.
@@ -58,8 +63,12 @@ pub(super) struct Connection {
     /// The peer's communication id, 0 while unknown; in SIDR the request's.
     pub(super) remote_id: u32,
     pub(super) state: State,
+    /// Made by the peer's request.
+    pub(super) passive: bool,
     /// Destroyed by its owner.
     pub(super) released: bool,
+    /// Its number among those without an owner.
+    pub(super) over: Option<u64>,
     pub(super) service: ServiceId,
     /// The listener, until the owner has answered the request.
     pub(super) listener: Option<ListenerId>,
@@ -74,6 +83,8 @@ pub(super) struct Connection {
     resends_left: u8,
     max_retries: u8,
     interval: Duration,
+    /// Until when MRAs of the peer can extend the wait for its answer.
+    mra_until: Instant,
 }
 
 /// 4.096 µs · 2^t, bounded.
@@ -95,7 +106,9 @@ impl Connection {
             peer,
             remote_id: 0,
             state,
+            passive: false,
             released: false,
+            over: None,
             service,
             listener: None,
             deadline: None,
@@ -108,6 +121,7 @@ impl Connection {
             resends_left: 0,
             max_retries: 0,
             interval: Duration::ZERO,
+            mra_until: Instant::ZERO,
         }
     }
 
@@ -128,7 +142,7 @@ impl Connection {
         self.peer_key = Some((self.peer, req.guid, req.qpn));
         self.parameters = Some(parameters);
         let interval = timeout(req.local_timeout) + timeout(req.primary.ack_timeout);
-        self.set_retry(interval, req.max_retries);
+        self.set_retry(interval.min(MAX_PEER_INTERVAL), req.max_retries);
     }
 
     fn send_once(&self, message: &Message, out: &mut Output) {
@@ -148,6 +162,7 @@ impl Connection {
         self.send_reply(message, out);
         self.resends_left = self.max_retries;
         self.deadline = Some(now + self.interval);
+        self.mra_until = now + MAX_MRA;
     }
 
     fn resend(&self, out: &mut Output) {
@@ -371,8 +386,8 @@ impl Connection {
             State::RepSent => MessageKind::Reply,
             _ => return,
         };
-        if mra.message == kind {
-            self.deadline = Some(now + timeout(mra.timeout) + self.interval);
+        if mra.message == kind && now < self.mra_until {
+            self.deadline = Some((now + timeout(mra.timeout) + self.interval).min(self.mra_until));
         }
     }
 

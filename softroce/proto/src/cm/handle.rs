@@ -9,7 +9,7 @@ use super::types::{
     CmEvent, ConnectionId, DEFAULT_MAX_RETRIES, DEFAULT_RESPONSE_TIMEOUT, PeerRequest, RejectReason, ServiceId,
     SidrStatus,
 };
-use super::{Cm, MAX_CONNECTIONS, Mad, RC, RequestKey, UC};
+use super::{Cm, Mad, RC, RequestKey, UC};
 use crate::wire::Transport;
 use crate::{Gid, Instant, Mtu};
 
@@ -64,7 +64,7 @@ impl Cm {
     /// The connection with the local id `ours` and this peer, whose id for it is `theirs` if known.
     fn find_connection(&self, from: IpAddr, ours: u32, theirs: u32) -> Option<u32> {
         let connection = self.connections.get(&ours)?;
-        let same = connection.remote_id == 0 || theirs == 0 || connection.remote_id == theirs;
+        let same = connection.remote_id == 0 || connection.remote_id == theirs;
         (connection.peer == from && same).then_some(ours)
     }
 
@@ -155,14 +155,15 @@ impl Cm {
         state: State,
         transaction: u64,
     ) -> Option<Connection> {
-        let listener = self.listeners.get_mut(&service)?;
-        if listener.waiting == listener.backlog || self.connections.len() >= MAX_CONNECTIONS {
+        if !self.listeners.get(&service)?.has_room_for(key.from) {
             return None;
         }
-        listener.waiting += 1;
+        let id: ConnectionId = self.new_id(true).ok()?;
+        let listener = self.listeners.get_mut(&service)?;
+        listener.add(key.from);
         let listener = listener.id;
-        let id: ConnectionId = self.new_id().ok()?;
         let mut connection = Connection::new(id, key.from, service, state, transaction);
+        connection.passive = true;
         connection.remote_id = key.id;
         connection.listener = Some(listener);
         self.requests.insert(key, id.0);

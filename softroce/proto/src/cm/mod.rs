@@ -12,6 +12,7 @@
 //! The upper bits of a communication id are the number (`slot`) of its process, as many may share
 //! an address; [`route()`] resolves which one a message is for.
 
+mod budget;
 mod connection;
 mod handle;
 mod ip;
@@ -25,6 +26,7 @@ mod types;
 use core::net::IpAddr;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use budget::Budget;
 use connection::{Connection, PeerKey, State};
 use message::{Message, Req};
 use path::{PERMISSIVE_LID, PathRecord};
@@ -41,9 +43,6 @@ pub use types::{
 use crate::qp::Path;
 use crate::wire::{DEFAULT_PKEY, Transport};
 use crate::{Gid, Instant, Psn, Qpn};
-
-/// Maximum number of connections, including closed ones that still linger.
-pub(crate) const MAX_CONNECTIONS: usize = 1 << 16;
 
 /// Maximum number of requests that wait for their listener's owner.
 pub const MAX_BACKLOG: usize = 1024;
@@ -90,6 +89,44 @@ struct Listener {
     backlog: usize,
     /// Requests that the owner has neither answered nor destroyed.
     waiting: usize,
+    /// The same, by peer.
+    waiting_of: HashMap<IpAddr, usize>,
+}
+
+impl Listener {
+    /// Whether a peer's request can wait. A quarter of a backlog is not for a single peer.
+    fn has_room_for(&self, peer: IpAddr) -> bool {
+        let most = self.backlog - self.backlog / 4;
+        self.waiting < self.backlog && self.waiting_of.get(&peer).is_none_or(|waiting| *waiting < most)
+    }
+
+    fn add(&mut self, peer: IpAddr) {
+        self.waiting += 1;
+        *self.waiting_of.entry(peer).or_default() += 1;
+    }
+
+    fn remove(&mut self, peer: IpAddr) {
+        self.waiting -= 1;
+        if let Some(waiting) = self.waiting_of.get_mut(&peer) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.waiting_of.remove(&peer);
+            }
+        }
+    }
+}
+
+/// Connections made here, and those that peers made.
+#[derive(Debug, Default)]
+struct Budgets {
+    active: Budget,
+    passive: Budget,
+}
+
+impl Budgets {
+    fn of(&mut self, passive: bool) -> &mut Budget {
+        if passive { &mut self.passive } else { &mut self.active }
+    }
 }
 
 /// A REQ or SIDR_REQ, as numbered by its sender.
@@ -113,6 +150,7 @@ pub struct Cm {
     requests: HashMap<RequestKey, u32>,
     peers: HashMap<PeerKey, u32>,
     timers: BTreeSet<(Instant, u32)>,
+    budgets: Budgets,
     out: Output,
     next_id: u32,
     next_listener: u64,
@@ -130,6 +168,7 @@ impl Cm {
             requests: HashMap::new(),
             peers: HashMap::new(),
             timers: BTreeSet::new(),
+            budgets: Budgets::default(),
             out: Output::default(),
             next_id: config.seed as u32,
             next_listener: 0,
@@ -153,6 +192,7 @@ impl Cm {
             id,
             backlog: backlog.clamp(1, MAX_BACKLOG),
             waiting: 0,
+            waiting_of: HashMap::new(),
         };
         self.listeners.insert(service, listener);
         Ok(id)
@@ -174,7 +214,7 @@ impl Cm {
     /// Sends a REQ. Reports [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
-    /// When the request is invalid, or there are `MAX_CONNECTIONS`.
+    /// When the request is invalid, or there are too many connections.
     pub fn connect(&mut self, now: Instant, request: &ConnectRequest) -> Result<ConnectionId, CmError> {
         check_private_data(&request.private_data, private_data_len::REQ)?;
         let transport = match request.transport {
@@ -183,7 +223,7 @@ impl Cm {
             Transport::Ud => return Err(CmError::Transport),
         };
         let peer = request.peer.to_canonical();
-        let id = self.new_id()?;
+        let id = self.new_id(false)?;
         let mut connection = Connection::new(id, peer, request.service, State::ReqSent, self.transaction());
         connection.set_local_qp(self.config.guid, request.qpn);
         connection.parameters = Some(Parameters {
@@ -315,10 +355,10 @@ impl Cm {
     /// Sends a SIDR_REQ. The result is [`CmEvent::SidrReply`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
-    /// When the private data does not fit, or there are `MAX_CONNECTIONS`.
+    /// When the private data does not fit, or there are too many connections.
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<ConnectionId, CmError> {
         check_private_data(&request.private_data, private_data_len::SIDR_REQ)?;
-        let id = self.new_id()?;
+        let id = self.new_id(false)?;
         let peer = request.peer.to_canonical();
         let mut exchange = Connection::new(id, peer, request.service, State::SidrSent, self.transaction());
         exchange.set_retry(connection::timeout(request.response_timeout), request.max_retries);
@@ -422,7 +462,7 @@ impl Cm {
         {
             connection.listener = None;
             if let Some(listener) = self.listeners.get_mut(&connection.service).filter(|l| l.id == listener) {
-                listener.waiting -= 1;
+                listener.remove(connection.peer);
             }
         }
         if live
@@ -436,8 +476,29 @@ impl Cm {
         }
         if connection.released && connection.state == State::Closed {
             self.remove(id);
+        } else if connection.released && connection.over.is_none() {
+            let budget = self.budgets.of(connection.passive);
+            let (number, excess) = budget.lost_owner(connection.peer, id);
+            connection.over = Some(number);
+            excess.map(|excess| self.recycle(excess));
         }
         Some(result)
+    }
+
+    /// Ends a connection without an owner.
+    fn recycle(&mut self, id: u32) {
+        self.update(id, |connection, _| connection.close());
+    }
+
+    /// Whether there is room for another connection, for which an old one may have to go.
+    fn make_room(&mut self, passive: bool) -> bool {
+        let budget = self.budgets.of(passive);
+        if budget.is_full()
+            && let Some(oldest) = budget.oldest()
+        {
+            self.recycle(oldest);
+        }
+        !self.budgets.of(passive).is_full()
     }
 
     fn insert(&mut self, connection: Connection) {
@@ -448,6 +509,7 @@ impl Cm {
         if let Some(key) = connection.peer_key {
             self.peers.insert(key, id);
         }
+        self.budgets.of(connection.passive).add();
         self.connections.insert(id, connection);
     }
 
@@ -455,6 +517,9 @@ impl Cm {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
+        self.budgets
+            .of(connection.passive)
+            .remove(connection.peer, connection.over);
         for sidr in [false, true] {
             let key = RequestKey {
                 from: connection.peer,
@@ -467,8 +532,8 @@ impl Cm {
         }
     }
 
-    fn new_id(&mut self) -> Result<ConnectionId, CmError> {
-        if self.connections.len() >= MAX_CONNECTIONS {
+    fn new_id(&mut self, passive: bool) -> Result<ConnectionId, CmError> {
+        if !self.make_room(passive) {
             return Err(CmError::Exhausted);
         }
         let slot = u32::from(self.config.slot) << ID_BITS;
