@@ -480,7 +480,9 @@ impl Cm {
             let budget = self.budgets.of(connection.passive);
             let (number, excess) = budget.lost_owner(connection.peer, id);
             connection.over = Some(number);
-            excess.map(|excess| self.recycle(excess));
+            if let Some(excess) = excess {
+                self.recycle(excess);
+            }
         }
         Some(result)
     }
