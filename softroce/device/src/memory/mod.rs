@@ -6,6 +6,7 @@
 
 pub(crate) mod copy;
 mod dm;
+mod fault;
 mod pages;
 mod table;
 mod window;
@@ -21,6 +22,7 @@ use crate::gpu;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
+pub(crate) use fault::Fault;
 pub(crate) use table::{Location, PayloadRef, Region, SharedBacking, Table};
 pub use window::{Mw, WindowKind, WindowsBound};
 
@@ -129,6 +131,7 @@ impl HostRange {
     /// only then is CUDA loaded.
     fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
         self.check()?;
+        fault::install();
         match pages::populate(self.addr.addr(), self.len, rights.local_write) {
             Ok(()) => Ok(None),
             Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
@@ -155,8 +158,8 @@ impl Pd {
     /// Registers memory, which peers and work requests address from `iova` on, and populates it.
     ///
     /// # Safety
-    /// The memory stays mapped, and writable if `rights` allow any writing, until the region is
-    /// dropped. Rust code holds no reference to it while a work request or a peer uses it against
+    /// Until the region is dropped the range has no other memory than this, writable if `rights`
+    /// allow any writing, or none: accesses fail where it is unmapped. Rust code holds no reference to it while a work request or a peer uses it against
     /// that reference's rules.
     ///
     /// # Errors

@@ -5,6 +5,8 @@ mod processes;
 mod races;
 mod random;
 mod side;
+mod signals;
+mod unmapped;
 
 use doorbell_softroce::CopyMode;
 use side::{Side, device, own_address};

@@ -3,6 +3,7 @@
 #[path = "../common/address.rs"]
 mod address;
 
+use std::fs::File;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -34,6 +35,8 @@ pub(crate) const DEPTH: u32 = 64;
 pub(crate) enum Backing {
     Private,
     Shared,
+    /// A memfd that the application made for itself.
+    Application,
     /// As doorbell-verbs allocates it: peers may access it directly.
     Doorbell,
 }
@@ -53,7 +56,7 @@ pub(crate) struct Memory {
     start: NonNull<u8>,
     len: NonZeroUsize,
     /// Keeps it mappable by others.
-    _file: Option<std::os::fd::OwnedFd>,
+    file: Option<File>,
 }
 
 // SAFETY: a mapping is of the whole process; it is accessed by raw copies only.
@@ -72,7 +75,7 @@ impl Memory {
             };
             let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
             ftruncate(&file, len.get() as i64).unwrap();
-            file
+            File::from(file)
         });
         // SAFETY: new mappings, at addresses of the kernel's choosing, disturb no other memory.
         let start = unsafe {
@@ -84,12 +87,30 @@ impl Memory {
         Self {
             start: start.unwrap().cast(),
             len,
-            _file: file,
+            file,
         }
     }
 
     pub(crate) fn addr(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
+    }
+
+    pub(crate) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// Replaces whole pages by others that permit no access, so that no other mapping gets there.
+    pub(crate) fn unmap(&self, at: usize, len: usize) {
+        assert!(at + len <= self.len.get());
+        let (len, fixed) = (
+            NonZeroUsize::new(len).unwrap(),
+            MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED,
+        );
+        // SAFETY: `at` is inside the mapping.
+        let start = unsafe { self.start.as_ptr().add(at) };
+        let start = NonZeroUsize::new(start.expose_provenance());
+        // SAFETY: pages of the mapping, to which there is no reference.
+        unsafe { mmap_anonymous(start, len, ProtFlags::PROT_NONE, fixed) }.unwrap();
     }
 
     pub(crate) fn fill(&self, at: usize, len: usize, byte: u8) {
@@ -126,14 +147,17 @@ impl Drop for Memory {
 /// A device at a shared address that uses shm links alone, and a copy mode if one is given.
 /// With all copy modes its progress thread sleeps at once: others access its private memory then.
 pub(crate) fn device(address: IpAddr, copy_mode: impl Into<Option<CopyMode>>) -> Arc<Device> {
-    let copy_mode = copy_mode.into();
+    device_on(address, LinkChoice::Local, copy_mode.into())
+}
+
+pub(crate) fn device_on(address: IpAddr, link: LinkChoice, copy_mode: Option<CopyMode>) -> Arc<Device> {
     let mut config = DeviceConfig::new("soft0");
     if copy_mode.is_none() {
         config.spin = Duration::ZERO;
     }
     let config = DeviceConfig {
         address: Some(address),
-        link: LinkChoice::Local,
+        link,
         copy_mode,
         ..config
     };

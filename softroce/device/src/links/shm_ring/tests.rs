@@ -4,6 +4,7 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
+use doorbell_roce_proto::memory::CopyError;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -28,7 +29,7 @@ fn packet<'a>(header: &'a [u8], payload: Payload<'a>) -> Record<'a> {
     }
 }
 
-type Whole = (RecordKind, Vec<u8>, Result<Vec<u8>, PayloadUnavailable>);
+type Whole = (RecordKind, Vec<u8>, Result<Vec<u8>, CopyError>);
 
 fn take(receiver: &mut Receiver) -> Option<Whole> {
     let whole = |received: Received<'_>| {
@@ -184,13 +185,13 @@ fn segments_are_read_where_they_are_mapped() {
         sender
             .push(&packet(b"", Payload::Referred(&[reference(offset, len)])), REFERRER)
             .unwrap();
-        assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+        assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
     }
     receiver.remove_segment(id);
     sender
         .push(&packet(b"", Payload::Referred(&[reference(0, 1)])), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
 }
 
 #[test]
@@ -245,7 +246,7 @@ fn kinds_of_memory_may_be_mixed_in_one_record() {
     sender
         .push(&packet(b"", Payload::Referred(&references)), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
 }
 
 #[test]
@@ -350,10 +351,10 @@ fn revoked_records_are_lost() {
     let all = Ok(vec![3; 64]);
     for expected in [
         all.clone(),
-        Err(PayloadUnavailable),
-        Err(PayloadUnavailable),
+        Err(CopyError::Gone),
+        Err(CopyError::Gone),
         all.clone(),
-        Err(PayloadUnavailable),
+        Err(CopyError::Gone),
         all.clone(),
     ] {
         assert_eq!(take(&mut receiver).unwrap().2, expected);
@@ -377,5 +378,5 @@ fn a_process_does_not_read_its_own_revoked_record() {
     sender.push(&packet(b"", Payload::Referred(&reference)), of).unwrap();
     sender.revoke_region(10).unwrap();
     drop(shared);
-    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
 }
