@@ -17,7 +17,7 @@ use self::window::Window;
 use super::{Rights, copy};
 use crate::direct::Published;
 use crate::gpu::{self, Failed};
-use crate::links::shm_ring::segment::{Segment, SegmentId, SegmentRange};
+use crate::links::shm_ring::segment::{Segment, SegmentId};
 
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -28,7 +28,8 @@ pub(crate) struct Region {
     pd: PdId,
     rights: Rights,
     windows: usize,
-    segment: Option<SegmentRange>,
+    /// Peers may map all of it.
+    segment: Option<Arc<Segment>>,
     /// GPU memory: `base` is then a device address, and no pointer.
     device: Option<gpu::Range>,
 }
@@ -65,7 +66,7 @@ impl Region {
         Self { device, ..self }
     }
 
-    pub(super) fn in_segment(self, segment: Option<SegmentRange>) -> Self {
+    pub(super) fn in_segment(self, segment: Option<Arc<Segment>>) -> Self {
         Self { segment, ..self }
     }
 
@@ -76,7 +77,7 @@ impl Region {
             key,
             at,
             len,
-            segment: segment.map(|place| (place.segment.id(), place.offset + offset)),
+            segment: segment.map(|segment| (segment.id(), offset)),
             device: self.device.as_ref().map(|range| range.offset as u64 + offset),
         }
     }
@@ -89,12 +90,6 @@ impl Region {
             unsafe { copy::probe(at, len)? };
         }
         Ok(self.payload_ref(key, at, len))
-    }
-
-    /// Its segment, if peers may map that.
-    fn whole_segment(&self) -> Option<&SegmentRange> {
-        let place = self.segment.as_ref()?;
-        place.segment.is_exactly(place.offset, self.len).then_some(place)
     }
 
     /// The location of a pointer from `locate`.
@@ -251,8 +246,7 @@ impl Table {
     }
 
     pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
-        let place = self.region_of(key)?.segment.as_ref()?;
-        Some(&place.segment)
+        self.region_of(key)?.segment.as_ref()
     }
 
     pub(crate) fn restore_payload_refs(&mut self, payload_refs: Vec<PayloadRef>) {

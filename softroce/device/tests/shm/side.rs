@@ -6,6 +6,7 @@ mod address;
 use std::fs::File;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use doorbell_softroce::{
     CopyMode, Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, LinkChoice, Mr, Pd, Qp, QpConfig,
     Reregister, Rights,
 };
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::unistd::ftruncate;
@@ -34,11 +36,10 @@ pub(crate) const DEPTH: u32 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Backing {
     Private,
+    /// As doorbell-verbs allocates it: peers may map it.
     Shared,
     /// A memfd that the application made for itself.
     Application,
-    /// As doorbell-verbs allocates it: peers may access it directly.
-    Doorbell,
 }
 
 impl From<CopyMode> for Backing {
@@ -55,6 +56,7 @@ impl From<CopyMode> for Backing {
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: NonZeroUsize,
+    backing: Backing,
     /// Keeps it mappable by others.
     file: Option<File>,
 }
@@ -69,12 +71,11 @@ impl Memory {
         let len = NonZeroUsize::new(len).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let file = (backing != Backing::Private).then(|| {
-            let name = match backing {
-                Backing::Doorbell => c"doorbell",
-                _ => c"test",
-            };
-            let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+            let file = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
             ftruncate(&file, len.get() as i64).unwrap();
+            if backing == Backing::Shared {
+                fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+            }
             File::from(file)
         });
         // SAFETY: new mappings, at addresses of the kernel's choosing, disturb no other memory.
@@ -87,6 +88,7 @@ impl Memory {
         Self {
             start: start.unwrap().cast(),
             len,
+            backing,
             file,
         }
     }
@@ -236,8 +238,16 @@ impl Side {
             len: self.memory.len.get(),
             iova: self.memory.addr(),
         };
-        // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only.
-        self.mr = Some(unsafe { self.pd.register(range, rights) }.unwrap());
+        let shared = self.memory.file().filter(|_| self.memory.backing == Backing::Shared);
+        // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only; the
+        // file is mapped there.
+        let registered = unsafe {
+            match shared {
+                Some(file) => self.pd.register_memfd(file.as_fd(), range, rights),
+                None => self.pd.register(range, rights),
+            }
+        };
+        self.mr = Some(registered.unwrap());
     }
 
     /// Keeps the keys.

@@ -131,7 +131,7 @@ fn an_atomic_on_unmapped_memory_is_an_access_error() {
 /// Its file ends before it: SIGBUS in place of SIGSEGV.
 #[test]
 fn a_write_to_a_truncated_file_is_an_access_error() {
-    for link in [LinkChoice::Udp] {
+    for link in [LinkChoice::Udp, LinkChoice::Local] {
         let address = own_address();
         let devices = [0, 1].map(|_| device_on(address, link, None));
         let [a, b] = connected(&devices, Backing::Application);

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use doorbell_roce_proto::memory::CopyError;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -71,9 +73,9 @@ fn an_inline_record_is_detected_before_it_is_received() {
     assert!(!receiver.next_is_inline(), "all were received");
 }
 
-/// Memory that others can map, and its file, which stays open for `segment::find`.
+/// Memory that others can map, and its file.
 struct Shared {
-    _file: File,
+    file: File,
     start: NonNull<u8>,
     len: NonZeroUsize,
 }
@@ -85,17 +87,14 @@ impl Shared {
     fn new(len: usize) -> Self {
         let file = File::from(memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap());
         file.set_len(len as u64).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let len = NonZeroUsize::new(len).unwrap();
         // SAFETY: a new mapping, wherever the kernel has space.
         let start = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, &file, 0) }
             .unwrap()
             .cast();
-        Self {
-            _file: file,
-            start,
-            len,
-        }
+        Self { file, start, len }
     }
 
     fn addr(&self) -> usize {
@@ -114,12 +113,12 @@ impl Shared {
     }
 
     fn give(&self, sender: &mut Sender, receiver: &mut Receiver) -> SegmentId {
-        let place = segment::find(self.addr(), self.len.get()).unwrap();
-        let id = place.segment.id();
+        let segment = segment::of(self.file.as_fd()).unwrap();
+        let id = segment.id();
         sender.announce(id);
         assert!(sender.is_announced(id) && !sender.can_reference(id), "not mapped yet");
         receiver
-            .add_segment(id, place.segment.fd().try_clone_to_owned().unwrap())
+            .add_segment(id, segment.fd().try_clone_to_owned().unwrap())
             .unwrap();
         assert!(sender.can_reference(id));
         id
