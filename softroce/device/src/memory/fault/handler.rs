@@ -33,7 +33,9 @@ static REPLACED: [[OnceLock<sigaction>; SIGNALS.len()]; LEVELS] =
 pub(in crate::memory) fn install() {
     static LEVEL: Mutex<[usize; SIGNALS.len()]> = Mutex::new([0; SIGNALS.len()]);
     let mut levels = LEVEL.lock();
-    detect();
+    if levels.iter().all(|level| *level == 0) {
+        detect();
+    }
     for (index, signal) in SIGNALS.into_iter().enumerate() {
         let level = &mut levels[index];
         let Some(current) = exchange(signal, None).filter(|current| !is_own(current)) else {

@@ -43,11 +43,29 @@ impl Drop for Pages {
 }
 
 fn lengths() -> impl Iterator<Item = usize> {
-    (0..=300).chain([1023, 1024, 1025, 4095, 4096, 5000, 8192])
+    (0..=300).chain([1024, 3071, 3072, 3073, 4095, 4096, 5000, 8192])
 }
 
 #[test]
-fn every_length_is_copied_at_every_alignment() {
+fn every_length_is_copied_or_faults() {
+    install();
+    copies_are_exact();
+    copies_fault();
+}
+
+/// Also without what the processor has.
+#[test]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn every_loop_copies_or_faults() {
+    install();
+    for string_from in [usize::MAX, 33] {
+        arch::select(usize::MAX, string_from);
+        copies_are_exact();
+        copies_fault();
+    }
+}
+
+fn copies_are_exact() {
     let source: Vec<u8> = (0..9000_u32).map(|n| (n * 7 + (n >> 8)) as u8).collect();
     let pages = Pages::new(&[]);
     for len in lengths() {
@@ -75,8 +93,7 @@ fn every_length_is_copied_at_every_alignment() {
 }
 
 /// The page that cannot be accessed begins, ends or is within the range.
-#[test]
-fn a_copy_from_or_to_a_page_without_rights_faults() {
+fn copies_fault() {
     let (none, all) = (Pages::new(&[2]), Pages::new(&[]));
     let bytes = vec![3; 2 * PAGE];
     for len in lengths().filter(|len| *len > 0) {
@@ -104,6 +121,7 @@ fn a_copy_from_or_to_a_page_without_rights_faults() {
 
 #[test]
 fn an_atomic_is_performed_or_faults() {
+    install();
     let pages = Pages::new(&[1]);
     let swap = |compare, swap| AtomicOp::CompareSwap { compare, swap };
     // SAFETY: aligned words of the pages, without another user.
