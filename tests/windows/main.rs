@@ -160,16 +160,15 @@ fn the_peer_invalidates_the_key<B: Backend>(prepare: Prepare<B>) {
             batch.send_inline_with_invalidate(b"done", key.rkey()).signaled();
         })
         .unwrap();
-    let invalidated = owner.next(|mut done| {
+    let window = owner.next(|mut done| {
         assert_eq!(done.result().unwrap(), Success::Receive { len: 4, imm: None });
         assert_eq!(
             &done.take::<Local>().unwrap_or_else(|| panic!("no buffer"))[..4],
             b"done"
         );
-        done.invalidated().unwrap()
+        bound.invalidated(done.into_invalidation().unwrap()).unwrap()
     });
     assert_eq!(bytes(&inbox)[..64], [5; 64]);
-    let window = bound.invalidated(invalidated).unwrap();
     peer.next(|done| done.result().map(drop)).unwrap();
     peer.next(|done| done.result().map(drop)).unwrap();
     // The window can be bound again, and the former key is invalid.

@@ -162,11 +162,11 @@ pub use library::{Device, Library};
 pub use memory::{
     AllAccess, AtomicAccess, AtomicWord, Bindable, BoundWindow, Buffer, BufferAlias, BufferPart, BufferPool,
     BufferPoolDrain, Buffers, CacheLimits, CacheStats, Chunks, DeviceMemory, Frozen, GrantsAtomic, GrantsRead,
-    GrantsWrite, HostMemory, HugePage, IntoMemoryError, KeyAccess, Local, Memory, MemoryKind, MemoryWindow, Opaque,
-    ParseRemoteError, PeerAccessible, PeerAll, PeerAtomic, PeerRead, PeerReadWrite, PeerWritable, PeerWrite,
-    ReadAccess, ReadWriteAccess, Readable, RegionAttr, Registration, RegistrationCache, Remote, RemoteChunks,
-    RemoteWord, ReregisterError, Rights, Scratch, Sink, Source, WindowType, WindowType1, WindowType2, Windowed,
-    WriteAccess,
+    GrantsWrite, HostMemory, HugePage, IntoMemoryError, Invalidation, KeyAccess, Local, Memory, MemoryKind,
+    MemoryWindow, Opaque, ParseRemoteError, PeerAccessible, PeerAll, PeerAtomic, PeerRead, PeerReadWrite, PeerWritable,
+    PeerWrite, ReadAccess, ReadWriteAccess, Readable, RegionAttr, Registration, RegistrationCache, Remote,
+    RemoteChunks, RemoteWord, ReregisterError, Rights, Scratch, Sink, Source, WindowType, WindowType1, WindowType2,
+    Windowed, WriteAccess,
 };
 pub use pd::ProtectionDomain;
 pub use port::{GidEntry, GidType, LinkLayer, PortAttr, PortState};

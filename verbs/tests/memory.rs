@@ -118,7 +118,6 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
     assert!(memory.iter().all(|&byte| byte == 0));
     memory[LEN - 1] = 7;
 
-    // Found as a device finds it: by the mapping's inode among the descriptors.
     let inode = mapped_inode(memory.as_ptr() as usize).unwrap();
     let file = open_file(inode).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 12_288, "whole pages");
@@ -135,10 +134,19 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
     let error = Memory::shared(usize::MAX >> 1).unwrap_err();
     assert!(error.to_string().contains("use Memory::zeroed"), "{error}");
 
-    let (_stub, _context, pd) = opened();
-    let mut buffer = pd.register(Memory::shared(LEN).unwrap(), Local).unwrap();
-    buffer[0] = 3;
-    assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
+    // Registered by its descriptor, or by its address where the device refuses that.
+    let (stub, _context, pd) = opened();
+    for shares in [true, false] {
+        if !shares {
+            stub.fail(Verb::RegDmaBuf, libc::EINVAL);
+        }
+        let mut buffer = pd.register(Memory::shared(LEN).unwrap(), Local).unwrap();
+        let (at, len, _) = stub.region(buffer.region().lkey).unwrap();
+        assert_eq!((at == 0, len), (shares, LEN as u64));
+        buffer[0] = 3;
+        assert_eq!(buffer.region().addr, buffer.as_ptr() as u64);
+        assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
+    }
 }
 
 fn mapped_inode(addr: usize) -> Option<u64> {

@@ -51,6 +51,21 @@ impl Rig {
         completion.take_bound_window().unwrap()
     }
 
+    /// Receives a message that invalidates `rkey`.
+    fn invalidated(
+        &mut self,
+        window: BoundWindow<WriteAccess>,
+        rkey: RKey,
+    ) -> Result<MemoryWindow, BoundWindow<WriteAccess>> {
+        let receive = self.pd.register(vec![0_u8; 8], doorbell_verbs::Local).unwrap();
+        self.qp.receive(receive).unwrap();
+        self.stub.complete_invalidating(self.qpn(), rkey.0);
+        let completion = self.cq.poll().unwrap().next().unwrap();
+        assert_eq!(completion.result().unwrap(), Success::Receive { len: 0, imm: None });
+        assert_eq!(completion.invalidated(), Some(rkey));
+        window.invalidated(completion.into_invalidation().unwrap())
+    }
+
     fn bind(&mut self) -> BoundWindow<WriteAccess> {
         let window = self.pd.memory_window().unwrap();
         self.qp.bind(window, &self.inbox, 16..48, WriteAccess).unwrap();
@@ -119,23 +134,31 @@ fn an_invalidated_window_is_bound_again_with_the_next_key() {
 #[test]
 fn a_peer_takes_the_key_away() {
     let mut rig = rig();
-    let (window, other) = (rig.bind(), rig.bind());
+    let window = rig.bind();
     let rkey = window.rkey();
-    let receive = rig.pd.register(vec![0_u8; 8], doorbell_verbs::Local).unwrap();
-    rig.qp.receive(receive).unwrap();
-    rig.stub.complete_invalidating(rig.qpn(), rkey.0);
-    let completion = rig.cq.poll().unwrap().next().unwrap();
-    assert_eq!(completion.result().unwrap(), Success::Receive { len: 0, imm: None });
-    assert_eq!(completion.invalidated(), Some(rkey));
-    drop(completion);
-    // By its number alone: the stub gives all windows one key.
-    let other = other.invalidated(RKey(rkey.0 ^ 1)).unwrap_err();
-    let window: MemoryWindow = window.invalidated(rkey).unwrap();
+    let window = rig.invalidated(window, rkey).unwrap();
     rig.qp.bind(window, &rig.inbox, 0..8, WriteAccess).unwrap();
     let again = rig.bound();
     assert_eq!(again.rkey(), RKey(0x77_0000));
-    drop((again, other));
+    drop(again);
     assert_eq!(rig.stub.live("mw"), 0);
+}
+
+#[test]
+fn a_completion_proves_nothing_of_other_windows() {
+    let (mut rig, mut other) = (rig(), rig());
+    let (window, foreign) = (rig.bind(), other.bind());
+    let rkey = window.rkey();
+    assert_eq!(foreign.rkey(), rkey, "the stub gives all windows one key");
+    let foreign = rig.invalidated(foreign, rkey).unwrap_err();
+    let window = rig.invalidated(window, RKey(rkey.0 ^ 1)).unwrap_err();
+    rig.invalidated(window, rkey).unwrap();
+    other.invalidated(foreign, rkey).unwrap();
+    let receive = rig.pd.register(vec![0_u8; 8], doorbell_verbs::Local).unwrap();
+    rig.qp.receive(receive).unwrap();
+    rig.stub.complete_receive(rig.qpn(), IBV_WC_RECV, 0, None);
+    let completion = rig.cq.poll().unwrap().next().unwrap();
+    assert!(completion.into_invalidation().is_none(), "it invalidates nothing");
 }
 
 #[test]
@@ -188,7 +211,8 @@ fn a_window_goes_before_its_region_and_its_queue_pair() {
     // One that was unbound before stays.
     let mut free = rig();
     let rkey = free.bind();
-    let window = rkey.invalidated(RKey(0x77_00ff)).unwrap();
+    let key = rkey.rkey();
+    let window = free.invalidated(rkey, key).unwrap();
     drop(free.qp);
     assert_eq!(free.stub.live("mw"), 1);
     drop(window);

@@ -7,12 +7,14 @@ use std::error::Error;
 use std::fs::File;
 use std::hint::{black_box, spin_loop};
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use doorbell_softroce::links::shm_ring::segment::{self, SegmentId};
 use doorbell_softroce::links::shm_ring::{
     LARGEST, Payload, Received, Receiver, Record, RecordKind, Reference, Referrer, Sender,
 };
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -216,6 +218,7 @@ fn main() -> Result<(), Failure> {
         MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
     )?);
     file.set_len(BUFFER as u64)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))?;
     let len = NonZeroUsize::new(BUFFER).ok_or("no buffer")?;
     let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a new mapping, which is never unmapped.
@@ -223,8 +226,8 @@ fn main() -> Result<(), Failure> {
     // SAFETY: all of the mapping; neither process of this example writes to it after the fork.
     let buffer = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast::<u8>(), BUFFER) };
     buffer.fill(3);
-    let place = segment::find(buffer.as_ptr().addr(), BUFFER).ok_or("the buffer is no segment")?;
-    let id = place.segment.id();
+    let segment = segment::of(file.as_fd()).ok_or("the buffer is no segment")?;
+    let id = segment.id();
 
     let (mut sender, there) = Sender::create()?;
     let (other, here) = Sender::create()?;
@@ -239,7 +242,7 @@ fn main() -> Result<(), Failure> {
         }
     };
     let mut receiver = Receiver::attach(here)?;
-    receiver.add_segment(id, place.segment.fd().try_clone_to_owned()?)?;
+    receiver.add_segment(id, segment.fd().try_clone_to_owned()?)?;
 
     println!("half a round trip of a record, best of many rounds:");
     for bytes in [0, 64, 128, 192, 256, 512, 1024, 2048, 4096, 8192] {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -19,10 +20,9 @@ use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
 use crate::links::shm::CopyMode;
-use crate::links::shm_ring::segment::{self, SegmentRange};
+use crate::links::shm_ring::segment::{self, Segment};
 use crate::links::udp::pcap::Capture;
 use crate::links::udp::{BindError, Link, PortState, PortWatch, require_unicast};
-use crate::memory::HostRange;
 use crate::progress;
 use crate::state::Core;
 use crate::wakeup::Wakeup;
@@ -283,11 +283,9 @@ impl Device {
         &self.host
     }
 
-    /// The segment of a range of the application's memory, if segments are used.
-    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<SegmentRange> {
-        self.uses_segments
-            .then(|| segment::find(range.addr.addr(), range.len))
-            .flatten()
+    /// The segment of a memfd, if segments are used.
+    pub(crate) fn segment_of(&self, fd: BorrowedFd<'_>) -> Option<Arc<Segment>> {
+        self.uses_segments.then(|| segment::of(fd)).flatten()
     }
 
     /// The [group](Host::group) reached by shm links; `None` where all traffic uses UDP.

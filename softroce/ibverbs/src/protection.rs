@@ -1,6 +1,7 @@
 //! Protection domains and memory regions.
 
 use core::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::{ptr, slice};
 
 use doorbell_softroce::{HostRange, LimitError, Mr, Pd, RegisterError, Reregister, Rights};
@@ -137,7 +138,7 @@ impl Access {
 fn errno_of_register_error(error: RegisterError) -> c_int {
     tracing::debug!("memory region: {error}");
     match error {
-        RegisterError::Range | RegisterError::Rights => libc::EINVAL,
+        RegisterError::Range | RegisterError::Rights | RegisterError::Memfd => libc::EINVAL,
         RegisterError::Fault => libc::EFAULT,
         RegisterError::NoDevice => libc::EOPNOTSUPP,
         RegisterError::Bound => libc::EBUSY,
@@ -195,8 +196,9 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
     unsafe { export_mr(pd, addr, len, access.zero_based, registered) }
 }
 
-/// For GPU memory: a process cannot copy from the dma-buf itself, but by convention of all callers
-/// `iova` is the memory's address, which CUDA confirms. Otherwise `EOPNOTSUPP`.
+/// For a memfd that the program has sealed and mapped at `iova`, to share it with the peers of this
+/// host; or for GPU memory: a process cannot copy from the dma-buf itself, but by convention of all
+/// callers `iova` is the memory's address, which CUDA confirms. Otherwise `EOPNOTSUPP`.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
@@ -205,32 +207,40 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    if !doorbell_softroce::supports_gpu_memory() {
-        return errno::null(libc::EOPNOTSUPP);
-    }
     let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{fd}")) else {
         return errno::null(libc::EBADF);
     };
+    let link = link.to_string_lossy();
+    let is_memfd = link.starts_with("/memfd:");
+    if !is_memfd && !doorbell_softroce::supports_gpu_memory() {
+        return errno::null(libc::EOPNOTSUPP);
+    }
     let access = match Access::of(access as u32) {
         Ok(access) => access,
         Err(value) => return errno::null(value),
     };
-    if !link.to_string_lossy().contains("dmabuf") || access.zero_based {
+    if !(is_memfd && offset == 0 || link.contains("dmabuf")) || access.zero_based {
         tracing::debug!(
-            "descriptor {fd} is {}: only dma-bufs of GPUs' memory, with its address as iova, can be registered",
-            link.display()
+            "descriptor {fd} is {link}: only memfds and dma-bufs of GPUs' memory, with its address as iova, can be registered"
         );
         return errno::null(libc::EOPNOTSUPP);
     }
     let range = HostRange {
-        addr: ptr::without_provenance_mut(iova as usize),
+        addr: ptr::with_exposed_provenance_mut(iova as usize),
         len: length,
         iova,
     };
     // SAFETY: live by contract.
     let soft = unsafe { &*pd.cast::<SoftPd>() };
-    // SAFETY: the memory stays allocated until it is deregistered, by contract.
-    let registered = unsafe { soft.pd.register_device(range, access.rights) };
+    // SAFETY: the memory stays allocated until it is deregistered, and a memfd is open and mapped
+    // there, by contract.
+    let registered = unsafe {
+        if is_memfd {
+            soft.pd.register_memfd(BorrowedFd::borrow_raw(fd), range, access.rights)
+        } else {
+            soft.pd.register_device(range, access.rights)
+        }
+    };
     // SAFETY: the same contract. The address of such a region is its offset in the dma-buf.
     unsafe {
         export_mr(

@@ -63,11 +63,13 @@ pub enum RemoteRight {
 pub struct AccessError;
 
 /// Why a payload passed by reference was not copied.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CopyError {
     /// The destination does not permit it.
+    #[error("the destination does not permit the access")]
     Access,
     /// The source was revoked, or its owner is gone. The packet counts as lost.
+    #[error("the sender revoked the payload, or is gone")]
     Gone,
 }
 

@@ -41,5 +41,5 @@ pub use rights::{
 pub use source::{Sink, Source};
 pub use storage::{HugePage, Memory};
 pub(crate) use window::TiedWindows;
-pub use window::{BoundWindow, MemoryWindow, WindowType, WindowType1, WindowType2};
+pub use window::{BoundWindow, Invalidation, MemoryWindow, WindowType, WindowType1, WindowType2};
 pub use word::AtomicWord;

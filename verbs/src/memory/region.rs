@@ -4,6 +4,7 @@ use core::ffi::c_uint;
 use core::mem::ManuallyDrop;
 use std::any::Any;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, inline};
@@ -120,6 +121,16 @@ pub(super) fn check_buffer(len: usize) -> Result<(), MemoryError> {
 impl Region {
     fn of_host(pd: &Arc<PdInner>, memory: Memory, access: c_uint) -> Result<Arc<Self>, MemoryError> {
         let (start, len) = (memory.start(), memory.size());
+        if let Some((fd, register)) = memory.memfd().zip(pd.context.api.reg_dmabuf_mr) {
+            let addr = start.expose_provenance() as u64;
+            // SAFETY: the domain is live; the file is open, and mapped there as long as the region is.
+            let mr = unsafe { register(pd.raw, 0, len, addr, fd.as_raw_fd(), access.cast_signed()) };
+            // A device that cannot share memory refuses what is no dma-buf.
+            if !mr.is_null() {
+                // SAFETY: just made in this domain; the memory is the region's.
+                return Ok(unsafe { Self::adopt(pd, mr, addr, len, access, Backing::Owned(memory)) });
+            }
+        }
         // SAFETY: the memory is `len` owned bytes, which the region keeps until it is deregistered.
         unsafe { Self::register(pd, start, len, access, Backing::Owned(memory)) }
     }

@@ -31,7 +31,7 @@ enum Origin {
     /// From the global allocator, with this layout; size 0 when there is none.
     Heap(Layout),
     Mapped(NonZeroUsize),
-    /// A mapping of a file, kept open: the descriptor shows that other processes can map it too.
+    /// A mapping of a file, kept open: it is registered by its descriptor.
     Shared {
         len: NonZeroUsize,
         file: OwnedFd,
@@ -122,9 +122,9 @@ impl Memory {
         Self::aligned(len, HugePage::Size2M.bytes())
     }
 
-    /// Zeros in an anonymous file (memfd_create(2)), mapped shared: a process that gets the
-    /// descriptor can map it too. A software device reaches such memory of another process at the
-    /// speed of a copy. The file stays open, which takes a descriptor, and its length is sealed.
+    /// Zeros in an anonymous file (memfd_create(2)), mapped shared: a software device shares it with
+    /// its peers on this host, which reach such memory at the speed of a copy. The file stays open,
+    /// which takes a descriptor, and its length is sealed.
     ///
     /// A child made by fork(2) shares the memory, it does not get a copy.
     ///
@@ -204,10 +204,9 @@ impl Memory {
         }
     }
 
-    /// The file of [shared](Self::shared) memory, mapped from its beginning: for processes that get
-    /// the descriptor, or open it by /proc/PID/fd as the same user.
-    #[must_use]
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+    /// The file of [shared](Self::shared) memory, mapped from its beginning. For devices alone: by a
+    /// descriptor that can be written, safe code would change bytes behind a reference to them.
+    pub(super) fn memfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.origin {
             Origin::Shared { file, .. } => Some(file.as_fd()),
             _ => None,

@@ -19,6 +19,7 @@ use super::remote::Remote;
 use super::rights::{Bindable, KeyAccess};
 use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
+use crate::qp::QpId;
 use crate::sync::{self, Mutex, MutexGuard};
 use crate::types::RKey;
 use crate::wr::op::{BindError, Binding};
@@ -109,6 +110,25 @@ pub struct BoundWindow<K: KeyAccess, T: WindowType = WindowType2> {
     rights: PhantomData<(K, T)>,
 }
 
+/// That a message of the peer has invalidated a window's key. Each is of one completion, by
+/// [`Completion::into_invalidation`](crate::Completion::into_invalidation), and unbinds one window.
+#[derive(Debug)]
+pub struct Invalidation<'a> {
+    rkey: RKey,
+    qp: QpId,
+    completion: PhantomData<&'a ()>,
+}
+
+impl Invalidation<'_> {
+    pub(crate) fn new(rkey: RKey, qp: QpId) -> Self {
+        Self {
+            rkey,
+            qp,
+            completion: PhantomData,
+        }
+    }
+}
+
 pub(crate) struct WindowInner {
     state: Mutex<State>,
     pd: Arc<PdInner>,
@@ -117,8 +137,8 @@ pub(crate) struct WindowInner {
 struct State {
     /// Null once deallocated.
     mw: *mut sys::ibv_mw,
-    /// Bound, or being bound, by a queue pair with which it is to be deallocated.
-    tied: bool,
+    /// The queue pair that binds or has bound it, with which it is to be deallocated.
+    tied: Option<QpId>,
 }
 
 // SAFETY: `mw` is only passed to verbs, which any thread may call; written under the lock.
@@ -171,7 +191,7 @@ impl WindowInner {
     }
 
     fn untie(&self) {
-        self.state().tied = false;
+        self.state().tied = None;
     }
 }
 
@@ -188,8 +208,8 @@ pub(crate) struct TiedWindows {
 }
 
 impl TiedWindows {
-    pub(crate) fn tie(&mut self, window: &Arc<WindowInner>) {
-        window.state().tied = true;
+    pub(crate) fn tie(&mut self, window: &Arc<WindowInner>, qp: QpId) {
+        window.state().tied = Some(qp);
         let weak = Arc::downgrade(window);
         if self.windows.iter().any(|other| other.ptr_eq(&weak)) {
             return;
@@ -205,7 +225,7 @@ impl Drop for TiedWindows {
     fn drop(&mut self) {
         for window in self.windows.iter().filter_map(Weak::upgrade) {
             let tied = window.state().tied;
-            if tied {
+            if tied.is_some() {
                 window.deallocate();
             }
         }
@@ -230,7 +250,7 @@ impl<T: WindowType> MemoryWindow<T> {
     /// # Safety
     /// `mw` is a live, unbound window of this domain and type, which nothing else uses.
     pub(crate) unsafe fn adopt(pd: &Arc<PdInner>, mw: *mut sys::ibv_mw) -> Self {
-        let state = State { mw, tied: false };
+        let state = State { mw, tied: None };
         Self {
             inner: Arc::new(WindowInner {
                 state: Mutex::new(state),
@@ -389,13 +409,13 @@ impl<K: KeyAccess, T: WindowType> BoundWindow<K, T> {
 }
 
 impl<K: KeyAccess> BoundWindow<K> {
-    /// Unbinds the window, which a message of the peer has invalidated: `rkey` is that of
-    /// [`Completion::invalidated`](crate::Completion::invalidated).
+    /// Unbinds the window, which a message of the peer has invalidated.
     ///
     /// # Errors
-    /// Returns it if the key is another window's.
-    pub fn invalidated(self, rkey: RKey) -> Result<MemoryWindow, Self> {
-        if rkey.0 != self.rkey {
+    /// Returns it if the key is another window's, or the message another queue pair's.
+    pub fn invalidated(self, by: Invalidation<'_>) -> Result<MemoryWindow, Self> {
+        let tied = self.inner.state().tied;
+        if by.rkey.0 != self.rkey || tied != Some(by.qp) {
             return Err(self);
         }
         let (inner, region) = self.into_parts();

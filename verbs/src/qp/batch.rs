@@ -318,7 +318,8 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
         _grants: K,
     ) -> WorkRequest<'_, op::Bind, Window, B> {
         let (binding, inner, in_flight) = window.binding::<K>(over, range);
-        self.staging.poster.tied_windows.tie(&inner);
+        let poster = &mut *self.staging.poster;
+        poster.tied_windows.tie(&inner, poster.ring.qp());
         self.stage(op::Bind(binding), UNBOUNDED, Window::new(in_flight))
     }
 

@@ -53,7 +53,7 @@ pub use query::{
 };
 pub use receive::ReceiveBatch;
 pub use ring::QueueKind;
-pub(crate) use ring::{Ring, Slot};
+pub(crate) use ring::{QpId, Ring, Slot};
 pub use transport::{
     Connected, Connectionless, GRH_BYTES, HasReceiveQueue, Reliable, ReliableConnection, Transport, TransportKind,
     UnreliableConnection, UnreliableDatagram, WithSrq,

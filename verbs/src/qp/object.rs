@@ -1,12 +1,14 @@
 //! The `ibv_qp` itself, destroyed before its rings, protection domain and completion queues.
 
 use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
 use super::attributes::{Explanation, QpState};
 use super::query::QueuePairAttr;
+use super::ring::QpId;
 use super::transport::TransportKind;
 use crate::cq::Attachment;
 use crate::error::{QueuePairError, check};
@@ -29,6 +31,8 @@ unsafe impl Send for QpObject {}
 // SAFETY: as above.
 unsafe impl Sync for QpObject {}
 
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 impl QpObject {
     /// # Safety
     /// `raw` is a queue pair of `transport` in `pd`, on the completion queues of `send` and `recv`,
@@ -43,8 +47,9 @@ impl QpObject {
     ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
-        send.ring().set_qpn(qpn);
-        recv.ring().set_qpn(qpn);
+        let id = QpId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        send.ring().set_qp(id, qpn);
+        recv.ring().set_qp(id, qpn);
         Self {
             raw,
             qpn,

@@ -22,7 +22,7 @@ pub(crate) struct Poster<L: WorkQueue> {
     next: *mut WqeSlot<L::Wr>,
     /// Slots that may be filled before the checkpoint; `u64::MAX` after an attempt that found none.
     slots_left: u64,
-    ring: Arc<Ring>,
+    pub(super) ring: Arc<Ring>,
     qp: *mut sys::ibv_qp,
     /// `bad_wr`: the request that the provider rejected in the last failed call; initialised to
     /// null. Kept here, as a stack frame for it would cost as much as the rest of a call.

@@ -26,6 +26,10 @@ pub enum QueueKind {
     Receive,
 }
 
+/// A queue pair of this process, whatever its device; never that of another. 0 for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QpId(pub(crate) u64);
+
 /// Two cache lines (adjacent-line prefetcher), against false sharing of poster and poller.
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -40,6 +44,7 @@ pub(crate) struct Ring {
     queue: QueueKind,
     tag: u64,
     qpn: AtomicU32,
+    qp: AtomicU64,
     /// Whether its receives are datagrams, after a GRH. Set before the queue pair is used.
     datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
@@ -64,6 +69,7 @@ impl Ring {
             queue,
             tag,
             qpn: AtomicU32::new(0),
+            qp: AtomicU64::new(0),
             datagrams: AtomicBool::new(false),
             head: CachePadded(AtomicU64::new(0)),
             tail: CachePadded(AtomicU64::new(0)),
@@ -90,7 +96,12 @@ impl Ring {
         Qpn::truncated(self.qpn.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set_qpn(&self, qpn: Qpn) {
+    pub(crate) fn qp(&self) -> QpId {
+        QpId(self.qp.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_qp(&self, qp: QpId, qpn: Qpn) {
+        self.qp.store(qp.0, Ordering::Relaxed);
         self.qpn.store(qpn.get(), Ordering::Relaxed);
     }
 

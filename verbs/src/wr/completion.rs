@@ -5,7 +5,9 @@ use doorbell_verbs_sys as sys;
 use super::datagram::Datagram;
 use super::status::{CompletionError, CompletionStatus};
 use crate::cq::{ClassicCq, CqKind, Entry, ExtendedCq, Retired};
-use crate::memory::{AtomicWord, BoundWindow, Buffer, Buffers, KeyAccess, MemoryKind, MemoryWindow, WindowType};
+use crate::memory::{
+    AtomicWord, BoundWindow, Buffer, Buffers, Invalidation, KeyAccess, MemoryKind, MemoryWindow, WindowType,
+};
 use crate::qp::{QueueKind, Ring};
 use crate::types::{Qpn, RKey};
 
@@ -177,7 +179,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         }
     }
 
-    /// The rkey that a SEND with invalidate has invalidated: for [`BoundWindow::invalidated`].
+    /// The rkey that a SEND with invalidate has invalidated: that of a [`BoundWindow`].
     ///
     /// The kernel's rxe of Linux 6.1 invalidates the key, but does not report it here.
     #[must_use]
@@ -187,6 +189,14 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         let invalidating = received && self.entry.wc_flags() & sys::IBV_WC_WITH_INV != 0;
         // Unlike immediate data, it is in host order.
         invalidating.then(|| RKey(self.entry.imm_data()))
+    }
+
+    /// What proves that a SEND with invalidate has unbound a window: for
+    /// [`BoundWindow::invalidated`]. Buffers that were not taken are dropped.
+    #[must_use]
+    #[doc(alias = "IBV_WC_WITH_INV")]
+    pub fn into_invalidation(self) -> Option<Invalidation<'a>> {
+        self.invalidated().map(|rkey| Invalidation::new(rkey, self.ring.qp()))
     }
 
     /// Takes the memory window that the request has bound, if it succeeded.

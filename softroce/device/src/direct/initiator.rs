@@ -16,7 +16,7 @@ use crate::capacity;
 use crate::links::shm::{OutgoingRings, slot_of};
 use crate::links::shm_ring::segment::SegmentId;
 use crate::links::shm_ring::{MappedSegment, MappedSegments};
-use crate::memory::{Location, Table, copy};
+use crate::memory::{Fault, Location, Table, copy};
 
 /// Longer messages take the ring, so that the device's lock is not held for milliseconds.
 const LONGEST: usize = 4 << 20;
@@ -138,12 +138,7 @@ impl DirectMemory for Initiator<'_> {
         let done = match (self.locate(path, &remote), *operation) {
             (None, _) => false,
             (Some(Target::Mapped(at)), Operation::Atomic { op, .. }) => self.atomic(path, op, payload, at),
-            (Some(Target::Mapped(at)), _) => {
-                if len > 0 {
-                    self.copy(path, payload, at, to_peer);
-                }
-                true
-            }
+            (Some(Target::Mapped(at)), _) => len == 0 || self.copy(path, payload, at, to_peer).is_ok(),
             // A target that polls copies in a fraction of a system call's time; waking one that
             // sleeps takes longer.
             (Some(Target::Process(process, addr)), _) => {
@@ -198,9 +193,10 @@ impl Initiator<'_> {
         grants.get((path, remote.rkey), &peer.tables, make)?.locate(remote)
     }
 
-    /// Copies between the local elements, which were checked, and the peer's bytes.
+    /// Copies between the local elements, which were checked, and the peer's bytes. A fault declines:
+    /// on the ring it is an error of the side whose memory it is.
     #[inline(always)]
-    fn copy(&self, path: &DirectPath, payload: Payload<'_>, at: *mut u8, to_peer: bool) {
+    fn copy(&self, path: &DirectPath, payload: Payload<'_>, at: *mut u8, to_peer: bool) -> Result<(), Fault> {
         match payload {
             // SAFETY: `at` has as many writable bytes, by `locate`; `bytes` are the caller's.
             Payload::Inline(bytes) => unsafe { copy::to_peer_visible(bytes, at) },
@@ -208,17 +204,18 @@ impl Initiator<'_> {
         }
     }
 
-    fn copy_elements(&self, path: &DirectPath, sges: &[Sge], mut at: *mut u8, to_peer: bool) {
+    fn copy_elements(&self, path: &DirectPath, sges: &[Sge], mut at: *mut u8, to_peer: bool) -> Result<(), Fault> {
         for sge in sges.iter().filter(|sge| sge.len > 0) {
             let len = sge.len as usize;
             if let Some(local) = self.local(path, sge, !to_peer) {
                 let (from, to) = if to_peer { (local, at) } else { (at, local) };
                 // SAFETY: `len` bytes of a region, with the right, by `local`; as many of the
                 // peer's from `at` on, by `locate`. Two mappings of the same bytes may overlap.
-                unsafe { copy::between(from, to, len) };
+                unsafe { copy::between(from, to, len)? };
             }
             at = at.wrapping_add(len);
         }
+        Ok(())
     }
 
     /// The same, in one system call. Whether all of it was copied.
@@ -259,10 +256,18 @@ impl Initiator<'_> {
         if !word.addr().is_multiple_of(8) {
             return false;
         }
+        // SAFETY: eight bytes of a region with LOCAL_WRITE, by `local`. An atomic must not be performed
+        // again where its result cannot be stored.
+        let store = |result: u64| unsafe { copy::to_peer_visible(&result.to_ne_bytes(), local) };
+        if store(0).is_err() {
+            return false;
+        }
         // SAFETY: eight bytes of the peer's, mapped to be written, by `locate`; aligned as checked.
-        let original = unsafe { copy::atomic(word, op) };
-        // SAFETY: eight bytes of a region with LOCAL_WRITE, by `local`.
-        unsafe { copy::to_peer_visible(&original.to_ne_bytes(), local) };
+        let Ok(original) = (unsafe { copy::atomic(word, op) }) else {
+            return false;
+        };
+        // Of memory that was unmapped since then, no thread sees what it lacks.
+        let _ = store(original);
         true
     }
 }

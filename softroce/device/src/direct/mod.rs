@@ -25,7 +25,7 @@
 //!
 //! **Trust.** What the tables say is checked against what this process has mapped, and the kernel
 //! names the peer's process: a wrong value misdirects bytes within the peer's own memory. Only
-//! files that this library allocated, all of them registered for remote access, are given to peers,
+//! memfds that were registered whole for remote access, by their descriptor, are given to peers,
 //! writable only with a right to write.
 
 use std::sync::Arc;

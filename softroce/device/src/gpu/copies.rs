@@ -21,7 +21,7 @@ use super::cuda::{Engine, Mark, Pin};
 use super::pins::{Pins, ReleasedPins};
 use super::{Bounds, Failed, Memory, PreparedDevice, RING, failed};
 use crate::links::shm_ring::segment::SegmentId;
-use crate::memory::copy;
+use crate::memory::{Fault, copy};
 
 const ALIGN: usize = 64;
 
@@ -532,7 +532,6 @@ impl Copies {
         // is requested.
         let bytes = unsafe { slice::from_raw_parts(start.add(staged.ring), staged.len) };
         // SAFETY: in a region found writable on request; deregistration waits for it (`uses`).
-        unsafe { copy::to_peer_visible(bytes, staged.to) };
-        Ok(())
+        unsafe { copy::to_peer_visible(bytes, staged.to) }.map_err(|Fault| Failed)
     }
 }

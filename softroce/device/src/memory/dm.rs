@@ -5,6 +5,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::fault::Fault;
 use super::{Mr, Region, RegisterError, RegisteredMemory, Rights, copy};
 use crate::capacity;
 use crate::device::{Device, LimitError};
@@ -84,8 +85,7 @@ impl Dm {
         let _core = self.device().shared().core.lock();
         // SAFETY: within the allocation, which is accessed under this lock alone; `bytes` is a
         // reference, and there are none to this memory.
-        unsafe { copy::to_peer_visible(bytes, to) };
-        Ok(())
+        unsafe { copy::to_peer_visible(bytes, to) }.map_err(|Fault| OutOfRange)
     }
 
     /// Copies from `offset` into `bytes`.
@@ -96,8 +96,7 @@ impl Dm {
         let from = self.locate(offset, bytes.len())?;
         let _core = self.device().shared().core.lock();
         // SAFETY: as in `write`.
-        unsafe { copy::from(from, bytes) };
-        Ok(())
+        unsafe { copy::from(from, bytes) }.map_err(|Fault| OutOfRange)
     }
 
     fn locate(&self, offset: u64, len: usize) -> Result<*mut u8, OutOfRange> {

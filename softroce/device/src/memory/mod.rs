@@ -6,10 +6,12 @@
 
 pub(crate) mod copy;
 mod dm;
+mod fault;
 mod pages;
 mod table;
 mod window;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use doorbell_roce_proto::memory::{Memory, Sge};
@@ -18,9 +20,11 @@ use doorbell_roce_proto::{LKey, RKey};
 use crate::capacity;
 use crate::device::Device;
 use crate::gpu;
+use crate::links::shm_ring::segment;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
+pub(crate) use fault::Fault;
 pub(crate) use table::{Location, PayloadRef, Region, SharedBacking, Table};
 pub use window::{Mw, WindowKind, WindowsBound};
 
@@ -65,6 +69,9 @@ pub enum RegisterError {
     /// Part of it is not mapped, or not writable though LOCAL_WRITE is set.
     #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is set")]
     Fault,
+    /// The memfd can shrink, or is not exactly as long as the range.
+    #[error("the memfd is not sealed against shrinking (F_SEAL_SHRINK), or is not as long as the range")]
+    Memfd,
     /// It is not GPU memory known to CUDA in this process.
     #[error("the addresses are not GPU memory known to CUDA in this process")]
     NoDevice,
@@ -129,6 +136,7 @@ impl HostRange {
     /// only then is CUDA loaded.
     fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
         self.check()?;
+        fault::install();
         match pages::populate(self.addr.addr(), self.len, rights.local_write) {
             Ok(()) => Ok(None),
             Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
@@ -155,8 +163,8 @@ impl Pd {
     /// Registers memory, which peers and work requests address from `iova` on, and populates it.
     ///
     /// # Safety
-    /// The memory stays mapped, and writable if `rights` allow any writing, until the region is
-    /// dropped. Rust code holds no reference to it while a work request or a peer uses it against
+    /// Until the region is dropped the range has no other memory than this, writable if `rights`
+    /// allow any writing, or none: accesses fail where it is unmapped. Rust code holds no reference to it while a work request or a peer uses it against
     /// that reference's rules.
     ///
     /// # Errors
@@ -167,12 +175,33 @@ impl Pd {
         if let Some(range) = &device {
             self.device().shared().enable_device_memory(range);
         }
-        let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(
-            region.in_segment(segment).on_device(device),
-            RegisteredMemory::Host(range),
-        )
+        self.add(region.on_device(device), RegisteredMemory::Host(range))
+    }
+
+    /// Registers all of a memfd, for which `range` is the mapping, to share it: peers of this host may
+    /// map it, to read it even if `rights` allow them less.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register); and `range` is `fd`, mapped shared from its beginning.
+    ///
+    /// # Errors
+    /// [`RegisterError::Memfd`] when it is not sealed or not as long; or as
+    /// [`register`](Self::register).
+    pub unsafe fn register_memfd(
+        &self,
+        fd: BorrowedFd<'_>,
+        range: HostRange,
+        rights: Rights,
+    ) -> Result<Mr, RegisterError> {
+        rights.check()?;
+        if !segment::is_segment(fd, range.len as u64) {
+            return Err(RegisterError::Memfd);
+        }
+        let device = range.prepare(rights)?;
+        let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
+        let region = region.in_segment(self.device().segment_of(fd)).on_device(device);
+        self.add(region, RegisteredMemory::Host(range))
     }
 
     /// Registers GPU memory, as from a dma-buf; [`register`](Self::register) detects it otherwise.
@@ -265,23 +294,18 @@ impl Mr {
             RegisteredMemory::Null => None,
         };
         let pd = change.pd.unwrap_or(&self.pd);
-        let placed = range.map(|(range, device)| {
-            let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
-            (range, segment, device)
-        });
-        let range = placed.as_ref().map(|placed| placed.0);
         self.device().shared().core.lock().memory.withdraw(self.key);
         self.device().shared().wait_for_direct(None, Some(self.key));
         let mut core = self.device().shared().core.lock();
         let before = core
             .memory
-            .change(self.key, placed, pd.id(), rights)
+            .change(self.key, range.clone(), pd.id(), rights)
             .map_err(|WindowsBound| RegisterError::Bound)?;
         core.revoke_region_memory(self.key, before);
         core.expose(self.key);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
-        if let Some(range) = range {
+        if let Some((range, _)) = range {
             self.memory = RegisteredMemory::Host(range);
         }
         self.pd = pd.clone();

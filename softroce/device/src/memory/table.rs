@@ -17,7 +17,7 @@ use self::window::Window;
 use super::{Rights, copy};
 use crate::direct::Published;
 use crate::gpu::{self, Failed};
-use crate::links::shm_ring::segment::{Segment, SegmentId, SegmentRange};
+use crate::links::shm_ring::segment::{Segment, SegmentId};
 
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -28,7 +28,8 @@ pub(crate) struct Region {
     pd: PdId,
     rights: Rights,
     windows: usize,
-    segment: Option<SegmentRange>,
+    /// Peers may map all of it.
+    segment: Option<Arc<Segment>>,
     /// GPU memory: `base` is then a device address, and no pointer.
     device: Option<gpu::Range>,
 }
@@ -42,8 +43,8 @@ pub(crate) enum Location<'a> {
     Device(&'a gpu::Range, usize),
 }
 
-// SAFETY: registered memory stays mapped until the region is dropped, for the whole process; the
-// pointer is used only through `&mut Table`, by one thread at a time.
+// SAFETY: registered memory is the application's until the region is dropped, for the whole process;
+// the pointer is used only through `&mut Table`, by one thread at a time.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -65,7 +66,7 @@ impl Region {
         Self { device, ..self }
     }
 
-    pub(super) fn in_segment(self, segment: Option<SegmentRange>) -> Self {
+    pub(super) fn in_segment(self, segment: Option<Arc<Segment>>) -> Self {
         Self { segment, ..self }
     }
 
@@ -76,15 +77,19 @@ impl Region {
             key,
             at,
             len,
-            segment: segment.map(|place| (place.segment.id(), place.offset + offset)),
+            segment: segment.map(|segment| (segment.id(), offset)),
             device: self.device.as_ref().map(|range| range.offset as u64 + offset),
         }
     }
 
-    /// Its segment, if peers may map that.
-    fn whole_segment(&self) -> Option<&SegmentRange> {
-        let place = self.segment.as_ref()?;
-        place.segment.is_exactly(place.offset, self.len).then_some(place)
+    /// The same for the CPU's memory, if it is mapped: a fault of a later copy loses the packet, and
+    /// the error is found here when it is sent again. Of a segment peers have a mapping of their own.
+    fn mapped_ref(&self, key: u32, at: *mut u8, len: usize) -> Result<PayloadRef, AccessError> {
+        if self.segment.is_none() && len > 0 {
+            // SAFETY: inside the region, by `locate`.
+            unsafe { copy::probe(at, len)? };
+        }
+        Ok(self.payload_ref(key, at, len))
     }
 
     /// The location of a pointer from `locate`.
@@ -241,8 +246,7 @@ impl Table {
     }
 
     pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
-        let place = self.region_of(key)?.segment.as_ref()?;
-        Some(&place.segment)
+        self.region_of(key)?.segment.as_ref()
     }
 
     pub(crate) fn restore_payload_refs(&mut self, payload_refs: Vec<PayloadRef>) {
@@ -350,9 +354,8 @@ impl Location<'_> {
                 Ok(())
             }
             Self::Host(src) => {
-                // SAFETY: inside a region, thus readable; `dst` is never registered.
-                unsafe { copy::from(src, dst) };
-                Ok(())
+                // SAFETY: inside a region; `dst` is never registered.
+                Ok(unsafe { copy::from(src, dst) }?)
             }
             Self::Device(range, at) => {
                 // SAFETY: a unique reference, writable for its length.
@@ -369,8 +372,7 @@ impl Location<'_> {
             Self::Null => Ok(()),
             Self::Host(dst) => {
                 // SAFETY: the same contract.
-                unsafe { copy::to_peer_visible(src, dst) };
-                Ok(())
+                Ok(unsafe { copy::to_peer_visible(src, dst) }?)
             }
             Self::Device(range, at) => {
                 // SAFETY: a reference, readable for its length.
@@ -502,8 +504,8 @@ impl Memory for Table {
             return Err(AccessError);
         }
         // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs
-        // LOCAL_WRITE: readable and writable; aligned as checked.
-        Ok(unsafe { copy::atomic(word, op) })
+        // LOCAL_WRITE; aligned as checked.
+        Ok(unsafe { copy::atomic(word, op) }?)
     }
 
     fn bind(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {
@@ -540,7 +542,7 @@ impl Memory for Table {
     fn add_local_ref(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let len = sge.len as usize;
         let payload_ref = match self.local(pd, sge.lkey, sge.addr, len, false)? {
-            Location::Host(at) => self.region(pd, sge.lkey.0)?.payload_ref(sge.lkey.0, at, len),
+            Location::Host(at) => self.region(pd, sge.lkey.0)?.mapped_ref(sge.lkey.0, at, len)?,
             Location::Device(_, offset) => {
                 let region = self.region(pd, sge.lkey.0)?;
                 region.payload_ref(sge.lkey.0, region.base.wrapping_add(offset), len)
@@ -561,7 +563,10 @@ impl Memory for Table {
     fn add_remote_ref(&mut self, via: AccessContext, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let (region, key, addr) = self.remote_region(via, rkey, addr, u64::from(len), RemoteRight::Read)?;
         let at = region.locate(addr, u64::from(len))?;
-        let payload_ref = region.payload_ref(key, at, len as usize);
+        let payload_ref = match region.location(at) {
+            Location::Host(at) => region.mapped_ref(key, at, len as usize)?,
+            _ => region.payload_ref(key, at, len as usize),
+        };
         self.payload_refs.push(payload_ref);
         Ok(())
     }

@@ -39,7 +39,7 @@ fn warm_up(side: &Side, peer: Key) {
 }
 
 fn connected(address: IpAddr) -> (Side, Side) {
-    let [one, other] = [0, 1].map(|_| Side::with(&device(address, CopyMode::Shared), LEN, Backing::Doorbell));
+    let [one, other] = [0, 1].map(|_| Side::with(&device(address, CopyMode::Shared), LEN, Backing::Shared));
     one.connect(other.key(), TIMEOUT);
     other.connect(one.key(), TIMEOUT);
     (one, other)
@@ -109,7 +109,7 @@ fn atomics(side: &Side, peer: Key) {
 #[test]
 fn a_stopped_target_serves_every_operation() {
     let address = own_address();
-    let side = Side::with(&device(address, CopyMode::Shared), LEN, Backing::Doorbell);
+    let side = Side::with(&device(address, CopyMode::Shared), LEN, Backing::Shared);
     let mut peer = Peer::start(address, CopyMode::Shared, "direct");
     let key = peer.connect_side(&side);
     warm_up(&side, key);
@@ -154,7 +154,7 @@ fn a_stopped_target_serves_private_memory() {
 fn a_stopped_target_keeps_its_connections() {
     for copy_mode in CopyMode::ALL {
         let address = own_address();
-        let side = Side::with(&device(address, copy_mode), LEN, Backing::Doorbell);
+        let side = Side::with(&device(address, copy_mode), LEN, Backing::Shared);
         let mut peer = Peer::start(address, copy_mode, "direct");
         // With 17 ms and three retries, a lost peer is detected after 70 ms.
         let key = peer.connect_side(&side);
@@ -240,8 +240,8 @@ fn what_is_not_permitted_is_refused_by_the_target() {
     // A queue pair of ours that the target's is not connected to.
     let (one, other) = connected(address);
     warm_up(&one, other.key());
-    let stranger = Side::with(other.device(), LEN, Backing::Doorbell);
-    let third = Side::with(one.device(), LEN, Backing::Doorbell);
+    let stranger = Side::with(other.device(), LEN, Backing::Shared);
+    let third = Side::with(one.device(), LEN, Backing::Shared);
     third.connect(other.key(), 12);
     third.write(1, 0, 8, other.key());
     assert_eq!(third.wait(1)[0].status, Status::RetryExceeded);
@@ -251,7 +251,7 @@ fn what_is_not_permitted_is_refused_by_the_target() {
 /// A poll that finds the last bytes of a WRITE finds all others.
 #[test]
 fn the_last_bytes_of_a_direct_write_appear_last() {
-    for backing in [Backing::Doorbell, Backing::Private] {
+    for backing in [Backing::Shared, Backing::Private] {
         let address = own_address();
         let [one, other] = [0, 1].map(|_| Side::with(&device(address, None), LEN, backing));
         one.connect(other.key(), TIMEOUT);
@@ -297,7 +297,7 @@ fn other_memory_is_direct_up_to_a_length() {
         direct_requests(one.device()) - before
     };
     let (shared, ring) = (Some(CopyMode::Shared), Some(CopyMode::Ring));
-    for backing in [Backing::Private, Backing::Shared] {
+    for backing in [Backing::Private, Backing::Application] {
         for modes in [[None, None], [shared, None], [None, shared], [ring, ring]] {
             let [one, other] = modes.map(|mode| Side::with(&device(address, mode), LEN, backing));
             one.connect(other.key(), LONG_TIMEOUT);

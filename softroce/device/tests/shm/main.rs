@@ -1,10 +1,13 @@
 //! Shm links on one address, whose memory, queue pairs or processes end while peers copy.
 
 mod direct;
+mod foreign;
 mod processes;
 mod races;
 mod random;
 mod side;
+mod signals;
+mod unmapped;
 
 use doorbell_softroce::CopyMode;
 use side::{Side, device, own_address};

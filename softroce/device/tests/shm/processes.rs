@@ -131,7 +131,7 @@ fn peer() {
     let device = device(address, copy_mode);
     let (task, backing) = match task.strip_suffix(PRIVATE) {
         Some(task) => (task, Backing::Private),
-        None => (task, Backing::Doorbell),
+        None => (task, Backing::Shared),
     };
     let side = match task {
         "direct" | "hammer" => Side::with(&device, LEN, backing),

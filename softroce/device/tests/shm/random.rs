@@ -19,7 +19,7 @@ const TIMEOUT: u8 = 14;
 const WRITTEN: u8 = 1;
 const POISON: u8 = 2;
 const CANARY: u8 = 3;
-const BACKINGS: [Backing; 2] = [Backing::Doorbell, Backing::Private];
+const BACKINGS: [Backing; 2] = [Backing::Shared, Backing::Private];
 
 fn is_whole() -> bool {
     env::var_os("DOORBELL_SWEEP").is_some_and(|value| value == "all")

@@ -3,8 +3,10 @@
 #[path = "../common/address.rs"]
 mod address;
 
+use std::fs::File;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use doorbell_softroce::{
     CopyMode, Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, LinkChoice, Mr, Pd, Qp, QpConfig,
     Reregister, Rights,
 };
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::unistd::ftruncate;
@@ -33,9 +36,10 @@ pub(crate) const DEPTH: u32 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Backing {
     Private,
+    /// As doorbell-verbs allocates it: peers may map it.
     Shared,
-    /// As doorbell-verbs allocates it: peers may access it directly.
-    Doorbell,
+    /// A memfd that the application made for itself.
+    Application,
 }
 
 impl From<CopyMode> for Backing {
@@ -52,8 +56,9 @@ impl From<CopyMode> for Backing {
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: NonZeroUsize,
+    backing: Backing,
     /// Keeps it mappable by others.
-    _file: Option<std::os::fd::OwnedFd>,
+    file: Option<File>,
 }
 
 // SAFETY: a mapping is of the whole process; it is accessed by raw copies only.
@@ -66,13 +71,12 @@ impl Memory {
         let len = NonZeroUsize::new(len).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let file = (backing != Backing::Private).then(|| {
-            let name = match backing {
-                Backing::Doorbell => c"doorbell",
-                _ => c"test",
-            };
-            let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+            let file = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
             ftruncate(&file, len.get() as i64).unwrap();
-            file
+            if backing == Backing::Shared {
+                fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+            }
+            File::from(file)
         });
         // SAFETY: new mappings, at addresses of the kernel's choosing, disturb no other memory.
         let start = unsafe {
@@ -84,12 +88,31 @@ impl Memory {
         Self {
             start: start.unwrap().cast(),
             len,
-            _file: file,
+            backing,
+            file,
         }
     }
 
     pub(crate) fn addr(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
+    }
+
+    pub(crate) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// Replaces whole pages by others that permit no access, so that no other mapping gets there.
+    pub(crate) fn unmap(&self, at: usize, len: usize) {
+        assert!(at + len <= self.len.get());
+        let (len, fixed) = (
+            NonZeroUsize::new(len).unwrap(),
+            MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED,
+        );
+        // SAFETY: `at` is inside the mapping.
+        let start = unsafe { self.start.as_ptr().add(at) };
+        let start = NonZeroUsize::new(start.expose_provenance());
+        // SAFETY: pages of the mapping, to which there is no reference.
+        unsafe { mmap_anonymous(start, len, ProtFlags::PROT_NONE, fixed) }.unwrap();
     }
 
     pub(crate) fn fill(&self, at: usize, len: usize, byte: u8) {
@@ -126,14 +149,17 @@ impl Drop for Memory {
 /// A device at a shared address that uses shm links alone, and a copy mode if one is given.
 /// With all copy modes its progress thread sleeps at once: others access its private memory then.
 pub(crate) fn device(address: IpAddr, copy_mode: impl Into<Option<CopyMode>>) -> Arc<Device> {
-    let copy_mode = copy_mode.into();
+    device_on(address, LinkChoice::Local, copy_mode.into())
+}
+
+pub(crate) fn device_on(address: IpAddr, link: LinkChoice, copy_mode: Option<CopyMode>) -> Arc<Device> {
     let mut config = DeviceConfig::new("soft0");
     if copy_mode.is_none() {
         config.spin = Duration::ZERO;
     }
     let config = DeviceConfig {
         address: Some(address),
-        link: LinkChoice::Local,
+        link,
         copy_mode,
         ..config
     };
@@ -212,8 +238,16 @@ impl Side {
             len: self.memory.len.get(),
             iova: self.memory.addr(),
         };
-        // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only.
-        self.mr = Some(unsafe { self.pd.register(range, rights) }.unwrap());
+        let shared = self.memory.file().filter(|_| self.memory.backing == Backing::Shared);
+        // SAFETY: a side's memory is dropped after the region, and accessed by raw copies only; the
+        // file is mapped there.
+        let registered = unsafe {
+            match shared {
+                Some(file) => self.pd.register_memfd(file.as_fd(), range, rights),
+                None => self.pd.register(range, rights),
+            }
+        };
+        self.mr = Some(registered.unwrap());
     }
 
     /// Keeps the keys.

@@ -69,6 +69,41 @@ fn words<const N: usize>() -> *mut u64 {
     Box::leak(Box::new([0_u64; N])).as_mut_ptr()
 }
 
+/// What it shares is sealed by its owner and ends with the range; nothing else is registered so.
+#[test]
+fn a_memfd_is_registered_by_its_descriptor() {
+    const LEN: usize = 8192;
+    let (a, _b) = two();
+    let memfd = |seals: c_int| {
+        // SAFETY: plain system calls; the mapping is not unmapped.
+        unsafe {
+            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            assert_eq!(libc::ftruncate(fd, LEN as i64), 0);
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let at = libc::mmap(ptr::null_mut(), LEN, rights, libc::MAP_SHARED, fd, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            (fd, at)
+        }
+    };
+    let register = |(fd, at): (c_int, *mut libc::c_void), offset: u64, len: usize| {
+        let (iova, access) = (at.expose_provenance() as u64, IBV_ACCESS_LOCAL_WRITE as c_int);
+        // SAFETY: the domain is live; the memory stays mapped.
+        let mr = unsafe { api().reg_dmabuf_mr.unwrap()(a.pd, offset, len, iova, fd, access) };
+        if mr.is_null() { Err(errno()) } else { Ok(Region(mr)) }
+    };
+    let sealed = memfd(libc::F_SEAL_SHRINK);
+    let region = register(sealed, 0, LEN).unwrap();
+    assert_ne!(region.keys().0, 0);
+    assert!(matches!(register(memfd(0), 0, LEN), Err(libc::EINVAL)), "it may shrink");
+    assert!(
+        matches!(register(sealed, 0, 4096), Err(libc::EINVAL)),
+        "it has other bytes"
+    );
+    assert!(matches!(register(sealed, 4096, 4096), Err(libc::EOPNOTSUPP)));
+    assert!(matches!(register((-1, sealed.1), 0, LEN), Err(libc::EBADF)));
+}
+
 fn word_at(memory: *mut u64) -> u64 {
     // SAFETY: leaked by `words`.
     unsafe { memory.read_volatile() }

@@ -15,7 +15,7 @@ use doorbell_roce_proto::{LKey, Qpn, RKey};
 
 use super::{is_reliable, is_response};
 use crate::gpu::{self, Copies, CopyOwner, CopyRequest, Target};
-use crate::links::shm_ring::{PayloadUnavailable, RecordBody, Reference};
+use crate::links::shm_ring::{RecordBody, Reference};
 use crate::memory::{Location, Table};
 
 pub(crate) struct ShmMemory<'a> {
@@ -137,7 +137,7 @@ impl ShmPayload<'_> {
                 // SAFETY: writable by contract. No region is part of a ring, whose mapping is
                 // private to this crate; a range that overlaps with the source is this process's or
                 // shared memory, as undefined as the application's use of the device is.
-                unsafe { self.body.copy_to(at, len, dst) }.map_err(|_| CopyError::Gone)
+                unsafe { self.body.copy_to(at, len, dst) }
             }
             Location::Host(dst) => {
                 let bounds = table.bounds(key);
@@ -185,7 +185,7 @@ impl ShmPayload<'_> {
             Target::Device(memory, to) => self.copy_to_device(start, len, key, (memory, to)),
             Target::Host(..) if self.must_wait() => Err(CopyError::Gone),
             // SAFETY: writable by contract.
-            Target::Host(dst, _) => unsafe { self.body.copy_to(start, len, dst) }.map_err(|_| CopyError::Gone),
+            Target::Host(dst, _) => unsafe { self.body.copy_to(start, len, dst) },
         }
     }
 
@@ -196,10 +196,7 @@ impl ShmPayload<'_> {
             // SAFETY: the ring has as many bytes, without another user until they are copied.
             unsafe { body.copy_to(at, len, ring) }
         });
-        match request {
-            Ok(request) => self.request_result(request),
-            Err(PayloadUnavailable) => Err(CopyError::Gone),
-        }
+        request.and_then(|request| self.request_result(request))
     }
 
     fn request_result(&mut self, request: CopyRequest) -> Result<(), CopyError> {

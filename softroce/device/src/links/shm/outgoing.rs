@@ -18,7 +18,7 @@ use crate::gpu::Allocation;
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::links::shm_ring::segment::{Segment, SegmentId};
 use crate::links::shm_ring::{Payload, Receiver, Record, RecordKind, Reference, Referrer, RingFull, Sender};
-use crate::memory::{PayloadRef, Table};
+use crate::memory::{Fault, PayloadRef, Table, copy};
 
 pub(crate) struct OutgoingRings {
     host: Arc<Host>,
@@ -279,7 +279,8 @@ impl OutgoingRings {
             let by_ring = self.ring_only || transmit.copy_before_completion;
             let added = ring.add_references(table, by_ring, &mut self.references, &mut self.keys);
             if added.is_err() {
-                // Only when the ring was closed: there was space for the largest payload.
+                // The ring was closed, as there was space for the largest payload; or memory has just
+                // been unmapped, which is found when the packet is sent again.
                 ring.sender.discard();
                 return;
             }
@@ -530,9 +531,9 @@ impl OutgoingRing {
             return Ok(Reference::Process { addr, len });
         }
         let (reference, to) = self.sender.copy_in(payload_ref.len)?;
-        // SAFETY: registered memory, readable; the ring gave as many bytes, part of no region.
-        unsafe { std::ptr::copy_nonoverlapping(payload_ref.at, to, payload_ref.len) };
-        Ok(reference)
+        // SAFETY: registered memory; the ring gave as many bytes, part of no region.
+        let copied = unsafe { copy::unordered(payload_ref.at, to, payload_ref.len) };
+        copied.map(|()| reference).map_err(|Fault| RingFull)
     }
 
     /// A reference to GPU memory from `offset` of its allocation on, if the receiver has imported

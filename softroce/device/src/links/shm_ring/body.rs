@@ -2,16 +2,14 @@
 
 use std::ptr;
 
+use doorbell_roce_proto::memory::CopyError;
+
 use super::layout::Mapping;
 use super::mapped::{MappedSegments, SegmentAccess};
 use super::record::Reference;
 use super::ring::Consumer;
-use crate::memory::copy::{WORD, tail_to_peer_visible};
-
-/// The payload is unavailable: it was revoked, or the sender is gone. The packet counts as lost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the sender revoked the payload, or is gone")]
-pub struct PayloadUnavailable;
+use crate::memory::Fault;
+use crate::memory::copy::{self, WORD, tail_to_peer_visible};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
@@ -74,16 +72,17 @@ impl RecordBody<'_> {
     /// others. Parts may be copied in any order, and more than once.
     ///
     /// # Errors
-    /// When they are unavailable. All but the last eight bytes at `dst` may have been written then.
+    /// [`CopyError::Gone`] when they are unavailable, and [`CopyError::Access`] when `dst` is not
+    /// mapped. All but the last eight bytes there may have been written then.
     ///
     /// # Panics
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes, which are no part of the ring. They may be accessed
-    /// concurrently; where they are the payload's own (of a ring to this process, or shared with
+    /// `dst` is the application's or the caller's for `len` bytes, which are no part of the ring. They
+    /// may be accessed concurrently; where they are the payload's own (of a ring to this process, or shared with
     /// the sender), their final content is as undefined as with any device.
-    pub(crate) unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), PayloadUnavailable> {
+    pub(crate) unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), CopyError> {
         let end = at.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= self.len),
@@ -93,7 +92,7 @@ impl RecordBody<'_> {
         // What this process itself has revoked may be unmapped. It revokes nothing while it
         // receives: both happen under the device's lock.
         if self.own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
-            return Err(PayloadUnavailable);
+            return Err(CopyError::Gone);
         }
         let last = len.min(WORD);
         let mut word = [0; WORD];
@@ -104,11 +103,10 @@ impl RecordBody<'_> {
             self.fetch(at + head, last, word.as_mut_ptr())?;
         }
         if self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
-            return Err(PayloadUnavailable);
+            return Err(CopyError::Gone);
         }
         // SAFETY: these are the last bytes of the caller's range.
-        unsafe { tail_to_peer_visible(&word[..last], dst.add(head)) };
-        Ok(())
+        unsafe { tail_to_peer_visible(&word[..last], dst.wrapping_add(head)) }.map_err(|Fault| CopyError::Access)
     }
 
     /// Copies the bytes from `at` on into a slice.
@@ -118,7 +116,7 @@ impl RecordBody<'_> {
     ///
     /// # Panics
     /// As `copy_to`.
-    pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), PayloadUnavailable> {
+    pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), CopyError> {
         // SAFETY: a unique reference, so that it is part of nothing else.
         unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
     }
@@ -127,18 +125,17 @@ impl RecordBody<'_> {
     ///
     /// # Safety
     /// The payload has the range. `dst` is writable for it, as for [`copy_to`](Self::copy_to).
-    unsafe fn fetch(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), PayloadUnavailable> {
+    unsafe fn fetch(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), CopyError> {
         if let Source::Ring(bytes) = self.source {
             // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
             // area), so its part is. Each byte is read once, and is only copied.
-            unsafe { ptr::copy_nonoverlapping(bytes.add(at), dst, len) };
-            return Ok(());
+            return unsafe { copy::unordered(bytes.add(at), dst, len) }.map_err(|Fault| CopyError::Access);
         }
         for part in self.parts(at, len) {
             // SAFETY: the parts together are as long as the range of `dst`.
             unsafe {
                 self.fetch_part(part, dst)?;
-                dst = dst.add(part.len());
+                dst = dst.wrapping_add(part.len());
             }
         }
         Ok(())
@@ -146,7 +143,7 @@ impl RecordBody<'_> {
 
     /// # Safety
     /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
-    unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), PayloadUnavailable> {
+    unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), CopyError> {
         let len = part.len();
         let src = match part {
             Reference::Bulk { offset, .. } => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
@@ -158,11 +155,14 @@ impl RecordBody<'_> {
             // GPU memory is copied by the GPU, not here.
             Reference::Device { .. } => None,
         };
-        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; for a ring to
-        // this process the creator has promised that they are readable. Each byte is read once and
-        // only copied, whatever is written meanwhile. The two may overlap.
-        unsafe { ptr::copy(src.ok_or(PayloadUnavailable)?, dst, len) };
-        Ok(())
+        let src = src.ok_or(CopyError::Gone)?;
+        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; in a ring to this
+        // process they are the application's. They are only copied, whatever is written meanwhile.
+        unsafe { copy::unordered(src, dst, len) }.map_err(|Fault| match part {
+            // SAFETY: the same range. The sender finds it unmapped when it sends the packet again.
+            Reference::Process { .. } if unsafe { copy::probe(src, len) }.is_err() => CopyError::Gone,
+            _ => CopyError::Access,
+        })
     }
 
     fn parts(&self, at: usize, len: usize) -> impl Iterator<Item = Reference> {

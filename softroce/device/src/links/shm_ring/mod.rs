@@ -32,7 +32,7 @@ mod ring;
 pub mod segment;
 mod sender;
 
-pub use body::{PayloadUnavailable, RecordBody};
+pub use body::RecordBody;
 pub use layout::RingGeometry;
 pub use mapped::UnfitSegment;
 pub(crate) use mapped::{MappedSegment, MappedSegments, SegmentAccess};

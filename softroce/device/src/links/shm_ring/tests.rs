@@ -2,8 +2,11 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
+use doorbell_roce_proto::memory::CopyError;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -28,7 +31,7 @@ fn packet<'a>(header: &'a [u8], payload: Payload<'a>) -> Record<'a> {
     }
 }
 
-type Whole = (RecordKind, Vec<u8>, Result<Vec<u8>, PayloadUnavailable>);
+type Whole = (RecordKind, Vec<u8>, Result<Vec<u8>, CopyError>);
 
 fn take(receiver: &mut Receiver) -> Option<Whole> {
     let whole = |received: Received<'_>| {
@@ -70,9 +73,9 @@ fn an_inline_record_is_detected_before_it_is_received() {
     assert!(!receiver.next_is_inline(), "all were received");
 }
 
-/// Memory that others can map, and its file, which stays open for `segment::find`.
+/// Memory that others can map, and its file.
 struct Shared {
-    _file: File,
+    file: File,
     start: NonNull<u8>,
     len: NonZeroUsize,
 }
@@ -84,17 +87,14 @@ impl Shared {
     fn new(len: usize) -> Self {
         let file = File::from(memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap());
         file.set_len(len as u64).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let len = NonZeroUsize::new(len).unwrap();
         // SAFETY: a new mapping, wherever the kernel has space.
         let start = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, &file, 0) }
             .unwrap()
             .cast();
-        Self {
-            _file: file,
-            start,
-            len,
-        }
+        Self { file, start, len }
     }
 
     fn addr(&self) -> usize {
@@ -113,12 +113,12 @@ impl Shared {
     }
 
     fn give(&self, sender: &mut Sender, receiver: &mut Receiver) -> SegmentId {
-        let place = segment::find(self.addr(), self.len.get()).unwrap();
-        let id = place.segment.id();
+        let segment = segment::of(self.file.as_fd()).unwrap();
+        let id = segment.id();
         sender.announce(id);
         assert!(sender.is_announced(id) && !sender.can_reference(id), "not mapped yet");
         receiver
-            .add_segment(id, place.segment.fd().try_clone_to_owned().unwrap())
+            .add_segment(id, segment.fd().try_clone_to_owned().unwrap())
             .unwrap();
         assert!(sender.can_reference(id));
         id
@@ -184,13 +184,13 @@ fn segments_are_read_where_they_are_mapped() {
         sender
             .push(&packet(b"", Payload::Referred(&[reference(offset, len)])), REFERRER)
             .unwrap();
-        assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+        assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
     }
     receiver.remove_segment(id);
     sender
         .push(&packet(b"", Payload::Referred(&[reference(0, 1)])), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn kinds_of_memory_may_be_mixed_in_one_record() {
     sender
         .push(&packet(b"", Payload::Referred(&references)), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
 }
 
 #[test]
@@ -350,10 +350,10 @@ fn revoked_records_are_lost() {
     let all = Ok(vec![3; 64]);
     for expected in [
         all.clone(),
-        Err(PayloadUnavailable),
-        Err(PayloadUnavailable),
+        Err(CopyError::Gone),
+        Err(CopyError::Gone),
         all.clone(),
-        Err(PayloadUnavailable),
+        Err(CopyError::Gone),
         all.clone(),
     ] {
         assert_eq!(take(&mut receiver).unwrap().2, expected);
@@ -377,5 +377,5 @@ fn a_process_does_not_read_its_own_revoked_record() {
     sender.push(&packet(b"", Payload::Referred(&reference)), of).unwrap();
     sender.revoke_region(10).unwrap();
     drop(shared);
-    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(CopyError::Gone));
 }

@@ -10,7 +10,7 @@ use super::{Object, Region, SharedBacking, Slot, Table};
 use crate::capacity;
 use crate::direct::{DirectRights, Place, PublishedRegion};
 use crate::gpu;
-use crate::links::shm_ring::segment::{Segment, SegmentRange};
+use crate::links::shm_ring::segment::Segment;
 use crate::memory::{HostRange, Rights, WindowsBound};
 
 impl Table {
@@ -31,8 +31,8 @@ impl Table {
         if let Some(published) = &self.published
             && let Some(region) = self.accessible(key)
         {
-            let place = match region.whole_segment() {
-                Some(place) => Place::Segment(place.segment.id(), place.offset),
+            let place = match &region.segment {
+                Some(segment) => Place::Segment(segment.id(), 0),
                 None => Place::Process(region.base.addr() as u64),
             };
             let region = PublishedRegion {
@@ -55,9 +55,9 @@ impl Table {
     /// The segment to give to peers for direct access to a region, and whether to write.
     pub(crate) fn exposed_segment(&self, key: u32) -> Option<(Arc<Segment>, bool)> {
         let region = self.accessible(key)?;
-        let place = region.whole_segment()?;
+        let segment = region.segment.as_ref()?;
         let writable = region.rights.remote_write || region.rights.remote_atomic;
-        Some((Arc::clone(&place.segment), writable))
+        Some((Arc::clone(segment), writable))
     }
 
     /// Peers begin no direct access to the region from here on; those in progress may last.
@@ -78,7 +78,7 @@ impl Table {
             self.regions -= 1;
             return match self.free(index) {
                 Object::Region(region) => SharedBacking {
-                    segment: region.segment.map(|place| place.segment),
+                    segment: region.segment,
                     allocation: region.device.map(|range| range.allocation),
                 },
                 _ => SharedBacking::default(),
@@ -122,11 +122,11 @@ impl Table {
     pub(in crate::memory) fn change(
         &mut self,
         key: u32,
-        range: Option<(HostRange, Option<SegmentRange>, Option<gpu::Range>)>,
+        range: Option<(HostRange, Option<gpu::Range>)>,
         pd: PdId,
         rights: Rights,
     ) -> Result<SharedBacking, WindowsBound> {
-        let is_device = matches!(&range, Some((_, _, Some(_))));
+        let is_device = matches!(&range, Some((_, Some(_))));
         let Some(region) = self.region_mut(key) else {
             return Ok(SharedBacking::default());
         };
@@ -135,9 +135,12 @@ impl Table {
             return Err(WindowsBound);
         }
         let mut before = SharedBacking::default();
-        if let Some((range, segment, device)) = range {
+        if let Some((range, device)) = range {
+            // Of the same memory, the rights alone change.
+            if (region.base, region.len) != (range.addr, range.len as u64) {
+                before.segment = region.segment.take();
+            }
             (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
-            before.segment = mem::replace(&mut region.segment, segment).map(|place| place.segment);
             before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
         }
         (region.pd, region.rights) = (pd, rights);
