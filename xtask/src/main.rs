@@ -3,6 +3,7 @@
 mod apt;
 mod ci;
 mod classic;
+mod fuzz;
 mod goals;
 mod instructions;
 mod kernels;
@@ -26,6 +27,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
   ci               check everything
+  fuzz             run the fuzz targets of tests/fuzz for a time, or show their coverage
   goals            judge the project's goals by `doorbell limits`
   install-classic  link ib_write_bw and its like to the doorbell command
   instructions     count instructions per call of the data path, beside C
@@ -52,6 +54,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "fuzz" => fuzz::main(arguments),
         Some(Value(command)) if command == "goals" => goals::main(arguments),
         Some(Value(command)) if command == "install-classic" => classic::main(arguments),
         Some(Value(command)) if command == "instructions" => instructions::main(arguments),

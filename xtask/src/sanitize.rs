@@ -240,7 +240,7 @@ fn suppressions(file: &str) -> PathBuf {
     workspace().join("verbs/tests/sanitize").join(file)
 }
 
-fn host() -> Result<String> {
+pub(crate) fn host() -> Result<String> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("cannot run rustc")?;
     let said = String::from_utf8_lossy(&output.stdout);
