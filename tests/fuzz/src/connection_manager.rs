@@ -185,7 +185,7 @@ impl World {
         Ok(())
     }
 
-    /// A message of any kind with any content, from the peer or a stranger. Where the input is
+    /// A message of any kind with any content, from the peer or another address. Where the input is
     /// short, the last datagram in flight is the rest.
     fn make_up(&mut self, side: usize, input: &mut Unstructured<'_>) -> Result<()> {
         let mut mad = match self.flight.back() {

@@ -174,7 +174,7 @@ impl Program {
         Ok(())
     }
 
-    /// Only where a receive waits: the peer would have to be asked again and again otherwise.
+    /// Only where a receive waits: the peer would answer with RNR NAKs otherwise.
     fn send(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let len = input.int_in_range(0..=LEN)?;
         let byte = input.arbitrary()?;

@@ -5,7 +5,7 @@ use super::{
     cargo_test::{side_by_side, tests},
     guest, lacking, licences, rows, safe,
 };
-use crate::{fuzz, instructions, kernels, sanitize, setup, target_folder, tidy, workspace};
+use crate::{fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 20] = [
+pub(crate) const ALL: [Step; 21] = [
     Step::new(
         "setup",
         Place::First,
@@ -121,6 +121,12 @@ pub(crate) const ALL: [Step; 20] = [
         Place::InOrder,
         swarm,
         "processes on one address, all connected, one killed every second",
+    ),
+    Step::new(
+        "soak",
+        Place::InOrder,
+        soak::check,
+        "such processes killed, stopped and replaced, with link faults; with --full for ten minutes",
     ),
 ];
 
