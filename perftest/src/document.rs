@@ -113,7 +113,7 @@ impl Document {
             .map_err(|reason| Failure::usage(one_line(&format!("{name} is no result of doorbell: {reason}"))))
     }
 
-    fn parse(file: String, bytes: &[u8]) -> Result<Document, String> {
+    pub(crate) fn parse(file: String, bytes: &[u8]) -> Result<Document, String> {
         if bytes.len() as u64 > MAX_FILE_BYTES {
             return Err(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20));
         }

@@ -3,12 +3,14 @@
 mod apt;
 mod ci;
 mod classic;
+mod fuzz;
 mod goals;
 mod instructions;
 mod kernels;
 mod peers;
 mod sanitize;
 mod setup;
+mod soak;
 mod tidy;
 mod vm;
 
@@ -26,12 +28,15 @@ Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
   ci               check everything
+  fuzz             run the fuzz targets of tests/fuzz for a time, or show their coverage
   goals            judge the project's goals by `doorbell limits`
   install-classic  link ib_write_bw and its like to the doorbell command
   instructions     count instructions per call of the data path, beside C
   kernels          build the GPU's reduction kernels and their report
+  miri             test under Miri alone
   peers            measure the device beside other libraries
   sanitize         test under sanitizers, valgrind, loom and Miri
+  soak             run processes on one address with kills, stops and faults for a time
   tidy             check the sources for what rustfmt and clippy do not
   vm               run a command in a guest with the kernel's rxe
 
@@ -52,12 +57,15 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "fuzz" => fuzz::main(arguments),
         Some(Value(command)) if command == "goals" => goals::main(arguments),
         Some(Value(command)) if command == "install-classic" => classic::main(arguments),
         Some(Value(command)) if command == "instructions" => instructions::main(arguments),
         Some(Value(command)) if command == "kernels" => kernels::main(arguments),
+        Some(Value(command)) if command == "miri" => sanitize::miri(arguments),
         Some(Value(command)) if command == "peers" => peers::main(arguments),
         Some(Value(command)) if command == "sanitize" => sanitize::main(arguments),
+        Some(Value(command)) if command == "soak" => soak::main(arguments),
         Some(Value(command)) if command == "tidy" => tidy::main(arguments),
         Some(Value(command)) if command == "vm" => vm::main(arguments),
         None | Some(Short('h') | Long("help")) => {

@@ -4,17 +4,14 @@
 //! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. The standard
 //! library is not instrumented; `verbs/tests/sanitize` has the consequences and suppressions.
 
+mod miri;
+
 use crate::{
     ci::{self, Counts, Scope, Verdict},
     setup, target_folder, workspace,
 };
 use anyhow::{Context, Result, bail};
-use std::{
-    env,
-    path::PathBuf,
-    process::{Command, Stdio},
-    time::Instant,
-};
+use std::{env, path::PathBuf, process::Command, time::Instant};
 
 const HELP: &str = "\
 Test under sanitizers: memory errors, data races, thread interleavings
@@ -62,7 +59,7 @@ const TOOLS: [Tool; 5] = [
     Tool {
         name: "miri",
         needs: &[],
-        run: miri,
+        run: miri::run,
     },
 ];
 
@@ -88,6 +85,22 @@ const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     let Some(chosen) = parse(arguments)? else { return Ok(0) };
     Ok(u8::from(run(&chosen)?.failed > 0))
+}
+
+/// `cargo xtask miri`, which is this tool alone.
+pub(crate) fn miri(mut arguments: lexopt::Parser) -> Result<u8> {
+    use lexopt::prelude::*;
+    match arguments.next()? {
+        None => {
+            let tool: Vec<_> = TOOLS.iter().filter(|tool| tool.name == "miri").collect();
+            Ok(u8::from(run(&tool)?.failed > 0))
+        }
+        Some(Short('h') | Long("help")) => {
+            print!("{HELP}");
+            Ok(0)
+        }
+        Some(other) => Err(other.unexpected().into()),
+    }
 }
 
 pub(crate) fn check(scope: Scope) -> Result<Verdict> {
@@ -186,40 +199,6 @@ fn loom() -> Result<Verdict> {
     ci::tests(command.args(["--lib", "--locked", "--no-fail-fast", "--", "model::"]))
 }
 
-fn miri() -> Result<Verdict> {
-    let version = ci::command(&["miri", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .context("cannot run cargo")?;
-    if !version.success() {
-        // Miri comes with nightly toolchains only.
-        return Ok(Verdict::Skipped(
-            "this toolchain has no Miri (rustup component add miri)".into(),
-        ));
-    }
-    let mut command = ci::command(&[
-        "miri",
-        "test",
-        "--package",
-        "doorbell-verbs",
-        "--test",
-        "verbs",
-        "--locked",
-    ]);
-    command.arg("--target-dir").arg(folder("miri")?);
-    // Files and clocks are the host's. Devices and peers address registered memory by number, so
-    // its provenance is exposed. Memory that a device keeps is leaked.
-    command.env(
-        "MIRIFLAGS",
-        "-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks",
-    );
-    let verbs = ci::tests(command.env("PROPTEST_CASES", "8"))?;
-    let mut command = ci::command(&["miri", "test"]);
-    command.args(KERNELS).arg("--target-dir").arg(folder("miri")?);
-    Ok(verbs.and(ci::tests(command.env("MIRIFLAGS", "-Zmiri-disable-isolation"))?))
-}
-
 /// `cargo test` with flags for the target, but not for build scripts and proc macros.
 fn tests(tool: &str, flags: &str) -> Result<Command> {
     let mut command = ci::command(&["test", "--target"]);
@@ -240,7 +219,7 @@ fn suppressions(file: &str) -> PathBuf {
     workspace().join("verbs/tests/sanitize").join(file)
 }
 
-fn host() -> Result<String> {
+pub(crate) fn host() -> Result<String> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("cannot run rustc")?;
     let said = String::from_utf8_lossy(&output.stdout);

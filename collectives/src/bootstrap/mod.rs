@@ -6,6 +6,8 @@
 
 mod error;
 mod exchange;
+#[doc(hidden)]
+pub mod fuzzing;
 mod id;
 mod join;
 mod launch;

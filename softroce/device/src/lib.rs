@@ -28,6 +28,8 @@ mod state;
 mod sync;
 mod wakeup;
 
+#[doc(hidden)]
+pub use direct::fuzzing as fuzzing_direct;
 pub use doorbell_roce_proto::Counters;
 
 pub use config::{ConfigError, DeviceConfig, LinkChoice};

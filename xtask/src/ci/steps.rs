@@ -5,7 +5,7 @@ use super::{
     cargo_test::{side_by_side, tests},
     guest, lacking, licences, rows, safe,
 };
-use crate::{instructions, kernels, sanitize, setup, target_folder, tidy, workspace};
+use crate::{fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 19] = [
+pub(crate) const ALL: [Step; 21] = [
     Step::new(
         "setup",
         Place::First,
@@ -103,6 +103,12 @@ pub(crate) const ALL: [Step; 19] = [
         interop,
         "the feature `ibverbs`: the crate of that name beside ours",
     ),
+    Step::full(
+        "fuzz",
+        Place::Background,
+        fuzz::check,
+        "the fuzz targets for five minutes; their corpora are replayed by the tests",
+    ),
     Step::full("png", Place::Background, png, "the feature `png`: charts as pixels"),
     Step::new(
         "stock",
@@ -115,6 +121,12 @@ pub(crate) const ALL: [Step; 19] = [
         Place::InOrder,
         swarm,
         "processes on one address, all connected, one killed every second",
+    ),
+    Step::new(
+        "soak",
+        Place::InOrder,
+        soak::check,
+        "such processes killed, stopped and replaced, with link faults; with --full for ten minutes",
     ),
 ];
 
@@ -333,7 +345,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-pub(super) fn succeed(command: &mut Command) -> Result<Verdict> {
+pub(crate) fn succeed(command: &mut Command) -> Result<Verdict> {
     let status = command
         .status()
         .with_context(|| format!("cannot run {:?}", command.get_program()))?;
@@ -343,7 +355,7 @@ pub(super) fn succeed(command: &mut Command) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn display(command: &Command) -> String {
+pub(crate) fn display(command: &Command) -> String {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     format!("cargo {}", words.join(" "))
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub use frame::MAX_MESSAGE;
 
-pub(crate) use frame::GroupId;
+pub(crate) use frame::{GroupId, Inbound};
 
 use frame::Frame;
 use io_thread::IoThread;

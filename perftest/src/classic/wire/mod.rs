@@ -8,6 +8,7 @@
 mod cm;
 mod connect;
 mod control_connection;
+pub(crate) mod fuzzing;
 mod message;
 mod qp_channel;
 mod qp_info;

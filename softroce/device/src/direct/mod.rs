@@ -31,6 +31,7 @@
 use std::sync::Arc;
 
 mod entry;
+pub mod fuzzing;
 mod grant;
 mod initiator;
 mod process;

@@ -28,6 +28,8 @@ use nix::sys::epoll::Epoll;
 use crate::sync::Mutex;
 
 mod fork;
+#[doc(hidden)]
+pub mod fuzzing;
 mod join;
 mod named_lock;
 mod names;

@@ -173,7 +173,8 @@ impl Regions {
             let right = |rights: Rights| granted(rights.read, rights.write, rights.atomic);
             return self.find(context.pd, rkey.0, addr, len, right);
         };
-        let inside = addr >= bind.addr && addr + len <= bind.addr + bind.len;
+        let ends_inside = |end| end <= bind.addr + bind.len;
+        let inside = addr >= bind.addr && addr.checked_add(len).is_some_and(ends_inside);
         if to != context || !inside || !granted(bind.access.read, bind.access.write, bind.access.atomic) {
             return Err(AccessError);
         }

@@ -90,6 +90,8 @@ pub(crate) struct Link {
     added: u64,
     /// Bytes verified.
     pub(crate) moved: u64,
+    /// Requests completed.
+    pub(crate) operations: u64,
     rng: u64,
 }
 
@@ -147,6 +149,7 @@ impl Unconnected {
             received: [0; 2],
             added: 0,
             moved: 0,
+            operations: 0,
             rng: Pattern::new(plan.seed, index, peer, u64::MAX).0 | 1,
         })
     }
@@ -242,6 +245,7 @@ impl Link {
 
     pub(crate) fn sent(&mut self, mut buffers: Buffers) -> Result<()> {
         let request = self.in_flight.pop_front().context("a completion of nothing")?;
+        self.operations += 1;
         let peer = self.peer;
         if let InFlight::Add { found } = request {
             let word = buffers.take::<Local>().and_then(|buffer| buffer.into_word().ok());

@@ -5,6 +5,9 @@
 //! on stdin and stdout. Invariants: no byte is wrong, every queue pair to a killed member fails
 //! within its timeout and retries, none to a live member does, and no descriptor, socket, file or
 //! port is left.
+//!
+//! With `--minutes` it is a soak ([`soak`]): the killed are replaced, and there are datagrams, link
+//! faults, stopped members, memory pressure, and numbers that wrap.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -12,11 +15,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+mod datagrams;
 mod link;
 mod member;
 mod parent;
+mod resources;
+mod soak;
 
-const USAGE: &str = "swarm [--processes N] [--bytes BYTES] [--kill-every MS] [--kills N] [--address IP] [--timeout EXPONENT] [--seed N]";
+const USAGE: &str = "swarm [--processes N] [--bytes BYTES] [--kill-every MS] [--kills N] [--address IP] [--timeout EXPONENT] [--seed N] [--minutes M]";
 
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -31,6 +37,8 @@ pub(crate) struct Plan {
     timeout: u8,
     /// Seed of sizes, kinds and victims.
     seed: u64,
+    /// Of a soak.
+    soak: Option<Duration>,
 }
 
 impl Default for Plan {
@@ -43,6 +51,7 @@ impl Default for Plan {
             address: IpAddr::from([127, 0, 32, 1]),
             timeout: 16,
             seed: 1,
+            soak: None,
         }
     }
 }
@@ -65,6 +74,10 @@ impl Plan {
                 "--address" => plan.address = value.parse().with_context(wrong)?,
                 "--timeout" => plan.timeout = value.parse().with_context(wrong)?,
                 "--seed" => plan.seed = value.parse().with_context(wrong)?,
+                "--minutes" => {
+                    let minutes: f64 = value.parse().with_context(wrong)?;
+                    plan.soak = Some(Duration::try_from_secs_f64(60.0 * minutes).with_context(wrong)?);
+                }
                 "--member" => member = Some(value.parse().with_context(wrong)?),
                 _ => bail!("{name}: no such option"),
             }
@@ -76,6 +89,9 @@ impl Plan {
     }
 
     fn to_args(&self) -> Vec<String> {
+        let minutes = self
+            .soak
+            .map(|soak| ("--minutes", (soak.as_secs_f64() / 60.0).to_string()));
         [
             ("--processes", self.processes.to_string()),
             ("--bytes", self.bytes.to_string()),
@@ -85,6 +101,7 @@ impl Plan {
             ("--seed", self.seed.to_string()),
         ]
         .into_iter()
+        .chain(minutes)
         .flat_map(|(name, value)| [name.to_owned(), value])
         .collect()
     }
@@ -167,13 +184,20 @@ mod tests {
     fn the_plan_is_passed_to_a_member() {
         let parse = |args: Vec<String>| Plan::parse(args.into_iter());
         let args = |line: &str| line.split_whitespace().map(str::to_owned).collect();
-        let (plan, _) = parse(args("--processes 5 --bytes 77 --address ::1 --seed 9")).unwrap();
+        let (plan, _) = parse(args("--processes 5 --bytes 77 --address ::1 --seed 9 --minutes 0.5")).unwrap();
         let (parsed, member) = parse([plan.to_args(), args("--member 4")].concat()).unwrap();
         assert_eq!(
-            (parsed.processes, parsed.bytes, parsed.seed, member),
-            (5, 77, 9, Some(4))
+            (parsed.processes, parsed.bytes, parsed.seed, parsed.soak, member),
+            (5, 77, 9, Some(Duration::from_secs(30)), Some(4))
         );
-        for wrong in ["--processes 1", "--kills 31", "--bytes", "--size 3", "--timeout 32"] {
+        for wrong in [
+            "--processes 1",
+            "--kills 31",
+            "--bytes",
+            "--size 3",
+            "--timeout 32",
+            "--minutes -1",
+        ] {
             assert!(parse(args(wrong)).is_err(), "{wrong}");
         }
     }

@@ -2,6 +2,9 @@
 //! reads `go`, prints `lost PEER` for each peer that no longer answers and `done BYTES`, then
 //! probes idle peers. `quiet` and `leave` end the probing in step, so that no leaving peer is
 //! reported as dead; `left DESCRIPTORS` is how many more it has than before the device.
+//!
+//! In a soak `renew PEERS` names members that were killed and replaced: it prints `offer …` with
+//! the attributes for each, reads `accept …` with theirs, and prints `connected`.
 
 use std::io::{self, BufRead as _};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -11,9 +14,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_tests::attributes::print_line;
-use doorbell_verbs::{CompletionError, CompletionQueue, CompletionStatus, Library, ProtectionDomain, QueueKind};
+use doorbell_verbs::{CompletionError, CompletionQueue, CompletionStatus, Library, ProtectionDomain, Psn, QueueKind};
 
+use crate::datagrams::{self, Datagrams};
 use crate::link::{DEPTH, ENTRIES, Link, Lost, Unconnected};
+use crate::soak::VICTIMS;
 use crate::{Plan, RETRIES};
 
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,29 +39,32 @@ fn run_traffic(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()
     let device = Library::new(api()).open("soft0")?;
     let pd = device.protection_domain()?;
     let peers = plan.processes - 1;
-    let cq = device.completion_queue(ENTRIES * peers as u32)?;
-    let mut unconnected = Vec::new();
-    for peer in others(plan, index) {
-        let builder = pd
-            .queue_pair(&cq)
-            .max_send_wr(DEPTH)
-            .max_recv_wr(ENTRIES - DEPTH)
-            .tag(peer as u64);
-        let builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
-        let prepared = builder.timeout(plan.timeout).retry_count(RETRIES).rnr_retry(7).rc()?;
-        unconnected.push(Unconnected::new(&pd, prepared, peer)?);
-    }
-    let endpoints: Vec<_> = unconnected.iter().map(Unconnected::endpoint_info).collect();
-    print_line(&format!("endpoints {}", endpoints.join(" ")))?;
-    let line = await_line(lines)?;
-    let endpoints = line.strip_prefix("peers ").context("no peers")?;
+    // A dropped queue pair has its entries until it was polled; others replace it in a soak.
+    let entries = ENTRIES * (peers + VICTIMS) as u32 + datagrams::ENTRIES;
+    let cq = device.completion_queue(entries)?;
     let mut member = Member {
-        links: Vec::new(),
+        plan: plan.clone(),
+        index,
+        datagrams: plan
+            .soak
+            .is_some()
+            .then(|| Datagrams::new(plan, index, &pd, &cq))
+            .transpose()?,
+        pd,
         cq,
+        links: std::iter::repeat_with(|| None).take(plan.processes).collect(),
+        offered: Vec::new(),
         dead: vec![false; plan.processes],
         scratch: Vec::new(),
+        totals: Totals::default(),
     };
-    member.connect(plan, &pd, index, unconnected, endpoints)?;
+    if plan.soak.is_some() {
+        member.wrap_qpns()?;
+    }
+    let all: Vec<_> = (0..plan.processes).filter(|&peer| peer != index).collect();
+    print_line(&format!("endpoints {}", member.offer(&all)?))?;
+    let line = await_line(lines)?;
+    member.accept(line.strip_prefix("peers ").context("no peers")?)?;
     print_line("ready")?;
     if await_line(lines)? != "go" {
         bail!("expected go");
@@ -64,36 +72,86 @@ fn run_traffic(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()
     member.work(plan.bytes / peers as u64, lines)
 }
 
-fn others(plan: &Plan, index: usize) -> impl Iterator<Item = usize> {
-    (0..plan.processes).filter(move |&peer| peer != index)
+/// More than a block of queue pair numbers.
+const QPNS: usize = (1 << 10) + 16;
+
+/// Of links that are gone.
+#[derive(Default)]
+struct Totals {
+    bytes: u64,
+    operations: u64,
 }
 
 struct Member {
+    plan: Plan,
+    index: usize,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    datagrams: Option<Datagrams>,
     /// By the peer's index; `None` for this member itself, and for lost peers.
     links: Vec<Option<Link>>,
-    cq: CompletionQueue,
+    /// Peers that get the attributes of these next.
+    offered: Vec<(usize, Unconnected)>,
     dead: Vec<bool>,
     scratch: Vec<u8>,
+    totals: Totals,
 }
 
 impl Member {
-    fn connect(
-        &mut self,
-        plan: &Plan,
-        pd: &ProtectionDomain,
-        index: usize,
-        unconnected: Vec<Unconnected>,
-        endpoints: &str,
-    ) -> Result<()> {
-        self.links.resize_with(plan.processes, || None);
-        for ((peer, link), endpoint_info) in others(plan, index).zip(unconnected).zip(endpoints.split(' ')) {
-            self.links[peer] = Some(link.connect(plan, pd, index, peer, endpoint_info)?);
+    /// Uses up the numbers of a block, so that the next ones wrap.
+    fn wrap_qpns(&self) -> Result<()> {
+        for _ in 0..QPNS {
+            drop(self.pd.queue_pair(&self.cq).rc()?);
         }
         Ok(())
     }
 
-    /// Moves `share` bytes to each peer, then probes them until `leave` arrives.
+    /// Makes a queue pair for each peer; returns their attributes.
+    fn offer(&mut self, peers: &[usize]) -> Result<String> {
+        let mut offers = Vec::new();
+        for &peer in peers {
+            let builder = self
+                .pd
+                .queue_pair(&self.cq)
+                .max_send_wr(DEPTH)
+                .max_recv_wr(ENTRIES - DEPTH);
+            let builder = builder
+                .tag(peer as u64)
+                .timeout(self.plan.timeout)
+                .retry_count(RETRIES)
+                .rnr_retry(7);
+            let mut builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
+            if self.plan.soak.is_some() {
+                // The PSNs wrap after some packets.
+                builder = builder.psn(Psn::truncated(0xff_fff0 + peer as u32 % 16));
+            }
+            let unconnected = Unconnected::new(&self.pd, builder.rc()?, peer)?;
+            let datagrams = self.datagrams.as_ref().map_or(0, Datagrams::qpn);
+            offers.push(format!("{}/{datagrams}", unconnected.endpoint_info()));
+            self.offered.push((peer, unconnected));
+            self.dead[peer] = false;
+        }
+        Ok(offers.join(" "))
+    }
+
+    /// Connects what was offered, by the peers' attributes in the same order.
+    fn accept(&mut self, endpoints: &str) -> Result<()> {
+        let offered = std::mem::take(&mut self.offered);
+        for ((peer, unconnected), info) in offered.into_iter().zip(endpoints.split(' ')) {
+            let (endpoint, datagrams) = info.split_once('/').context("attributes without a datagram's")?;
+            let link = unconnected.connect(&self.plan, &self.pd, self.index, peer, endpoint)?;
+            self.links[peer] = Some(link);
+            if let Some(own) = &mut self.datagrams {
+                own.set_peer(peer, datagrams.parse()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves `share` bytes to each peer, or any number in a soak, then probes them until `leave`
+    /// arrives.
     fn work(&mut self, share: u64, lines: &Receiver<String>) -> Result<()> {
+        let share = if self.plan.soak.is_some() { u64::MAX } else { share };
         let (mut done, mut quiet, mut reported_quiet) = (false, false, false);
         let mut last_probe = Instant::now();
         loop {
@@ -101,7 +159,7 @@ impl Member {
             match lines.try_recv().as_deref() {
                 Ok("quiet") => quiet = true,
                 Ok("leave") => return Ok(()),
-                Ok(other) => bail!("unknown command {other:?}"),
+                Ok(other) => self.renew(other)?,
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => bail!("the parent is gone"),
             }
@@ -116,6 +174,9 @@ impl Member {
                     link.add()?;
                 }
             }
+            if let Some(datagrams) = self.datagrams.as_mut().filter(|_| probe) {
+                datagrams.send()?;
+            }
             if !done && self.links.iter().flatten().all(|link| link.moved >= share) {
                 done = true;
                 let moved: u64 = self.links.iter().flatten().map(|link| link.moved).sum();
@@ -123,7 +184,7 @@ impl Member {
             }
             if quiet && !reported_quiet && self.links.iter().flatten().all(Link::is_quiet) {
                 reported_quiet = true;
-                print_line("quiet")?;
+                print_line(&format!("quiet {}", self.report()))?;
             }
             if idle {
                 thread::yield_now();
@@ -131,12 +192,51 @@ impl Member {
         }
     }
 
+    /// The commands of a soak.
+    fn renew(&mut self, command: &str) -> Result<()> {
+        if let Some(peers) = command.strip_prefix("renew ") {
+            let peers: Vec<usize> = peers.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+            let offers = self.offer(&peers)?;
+            return print_line(&format!("offer {offers}"));
+        }
+        let endpoints = command
+            .strip_prefix("accept ")
+            .with_context(|| format!("unknown command {command:?}"))?;
+        self.accept(endpoints)?;
+        print_line("connected")
+    }
+
+    /// Bytes verified, requests completed, datagrams sent and received.
+    fn report(&self) -> String {
+        let links = self.links.iter().flatten();
+        let (mut bytes, mut operations) = (self.totals.bytes, self.totals.operations);
+        for link in links {
+            bytes += link.moved;
+            operations += link.operations;
+        }
+        let [sent, received] = self.datagrams.as_ref().map_or([0; 2], |datagrams| datagrams.counts);
+        format!("{bytes} {operations} {sent} {received}")
+    }
+
     /// Handles completions; returns whether there were none.
     fn poll(&mut self, leaving: bool) -> Result<bool> {
         let (mut idle, mut lost) = (true, Vec::new());
         for done in self.cq.poll()? {
             idle = false;
-            let (peer, queue, result) = (done.tag() as usize, done.queue(), done.result());
+            let (tag, queue, result) = (done.tag(), done.queue(), done.result());
+            if tag == datagrams::TAG {
+                let datagrams = self
+                    .datagrams
+                    .as_mut()
+                    .context("a datagram, but no queue pair for it")?;
+                result?;
+                match done.datagram() {
+                    Some(datagram) => datagrams.received(datagram.payload(), done.into_buffers())?,
+                    None => datagrams.sent(done.into_buffers())?,
+                }
+                continue;
+            }
+            let peer = tag as usize;
             let Some(link) = self.links.get_mut(peer).and_then(Option::as_mut) else {
                 continue;
             };
@@ -147,7 +247,10 @@ impl Member {
             }
         }
         for (peer, Lost(failure)) in lost {
-            self.links[peer] = None;
+            if let Some(link) = self.links[peer].take() {
+                self.totals.bytes += link.moved;
+                self.totals.operations += link.operations;
+            }
             if !std::mem::replace(&mut self.dead[peer], true) && !leaving {
                 report_lost(peer, &failure)?;
             }

@@ -1,0 +1,38 @@
+//! Entry points of `tests/fuzz`: what peers and files say, decoded. Not a part of the API.
+
+use crate::document::Document;
+use crate::exchange::{Message, frame};
+
+/// Messages of the classic control connection.
+pub fn classic(bytes: &[u8]) {
+    crate::classic::wire::fuzzing::decode(bytes);
+}
+
+/// A result file, as `doorbell compare` and `doorbell report` read it.
+pub fn result(bytes: &[u8]) {
+    let _ = Document::parse(String::new(), bytes);
+}
+
+/// Frames of the control connection of `doorbell bw`, up to the first that is none. A plan that
+/// the server would accept is within its limits.
+///
+/// # Panics
+/// When a message does not survive being written and read, or a plan's memory overflows.
+pub fn exchange(mut stream: &[u8]) {
+    while let Ok(Some(message)) = frame::read(&mut stream) {
+        let mut written = Vec::new();
+        // Text with many escapes may be longer than it was.
+        if frame::write(&mut written, &message).is_ok() {
+            let again = frame::read(&mut &written[..]).ok().flatten();
+            assert_eq!(again.map(|again| again.name()), Some(message.name()));
+        }
+        if let Message::Plan(plan) = message
+            && plan.check().is_ok()
+        {
+            for &size in &plan.sizes {
+                assert!(plan.window(size) > 0 && plan.receives(size) > 0 && plan.warmup(size) <= 1 << 40);
+                assert!(size <= plan.registers_bytes());
+            }
+        }
+    }
+}

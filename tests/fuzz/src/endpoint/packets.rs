@@ -1,0 +1,160 @@
+//! Packets: genuine ones, changed ones, made-up ones, and noise.
+
+use std::net::IpAddr;
+
+use arbitrary::{Result, Unstructured};
+use doorbell_roce_proto::wire::{
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
+    RnrTimer, Syndrome,
+};
+use doorbell_roce_proto::{Psn, Qpn};
+
+use super::{FIRST_PSN, MTU, OURS, THEIR_QPN, THEIRS, World, seal};
+
+/// Of a made-up packet.
+const MOST_PAYLOAD: usize = 300;
+const HEADERS: usize = 64;
+
+impl World {
+    /// A packet in flight arrives, perhaps again, perhaps changed; or is lost.
+    pub(super) fn deliver(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        if self.flight.is_empty() {
+            return Ok(());
+        }
+        let at = usize::from(input.arbitrary::<u8>()?) % self.flight.len();
+        let fate = input.arbitrary::<u8>()?;
+        let packet = match fate % 8 {
+            0 => self.flight.get(at).cloned(),
+            _ => self.flight.remove(at),
+        };
+        let mut packet = packet.unwrap_or_default();
+        match fate % 8 {
+            1 => return Ok(()),
+            2 => {
+                let at = usize::from(input.arbitrary::<u8>()?) % packet.len();
+                packet[at] ^= input.arbitrary::<u8>()?;
+                seal(&mut packet, OURS);
+            }
+            3 => {
+                packet.truncate(usize::from(input.arbitrary::<u16>()?));
+                seal(&mut packet, OURS);
+            }
+            _ => {}
+        }
+        self.datagram(OURS, &packet);
+        Ok(())
+    }
+
+    /// A packet of any kind to any queue pair, near the PSNs that it expects.
+    pub(super) fn make_up(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        let index = self.pick(input)?;
+        let opcode = *input.choose(Opcode::ALL)?;
+        let psn = FIRST_PSN.add(u32::from(input.arbitrary::<u8>()? % 64).wrapping_sub(16));
+        let psn = if input.arbitrary::<u8>()? < 250 {
+            psn
+        } else {
+            Psn::new(input.arbitrary()?)
+        };
+        let len = match input.arbitrary::<u8>()? {
+            _ if !opcode.has_payload() => 0,
+            0..128 => MTU.bytes(),
+            len => usize::from(len - 128) * MOST_PAYLOAD / 127,
+        };
+        let mut bth = Bth::new(opcode, self.qps[index].qpn, psn);
+        [bth.ack_req, bth.solicited] = input.arbitrary()?;
+        let extension = self.extension(input, opcode, len)?;
+        let payload = vec![input.arbitrary()?; len];
+        if index == 6 {
+            let mut headers = [0; HEADERS];
+            let length = wire::write_headers(&mut headers, &bth, &extension).expect("the headers of the opcode");
+            self.link_packet(&headers[..length], &payload);
+            return Ok(());
+        }
+        let mut packet = vec![0; wire::packet_len(opcode, len)];
+        let start = wire::write(&mut packet, &bth, &extension, len).expect("the headers of the opcode");
+        packet[start..start + len].copy_from_slice(&payload);
+        let src = self.source(input, index)?;
+        seal(&mut packet, src);
+        self.datagram(src, &packet);
+        Ok(())
+    }
+
+    /// Mostly the peer's address.
+    fn source(&self, input: &mut Unstructured<'_>, index: usize) -> Result<IpAddr> {
+        let (right, other) = if index < 2 { (OURS, THEIRS) } else { (THEIRS, OURS) };
+        Ok(if input.arbitrary::<u8>()? < 240 { right } else { other })
+    }
+
+    fn extension(&self, input: &mut Unstructured<'_>, opcode: Opcode, len: usize) -> Result<Extension> {
+        let (va, rkey) = self.remote(input)?;
+        let len = match input.arbitrary::<u8>()? {
+            0..192 if opcode.position().ends() => len as u32,
+            0..240 => u32::from(input.arbitrary::<u16>()? % 2048),
+            _ => input.arbitrary()?,
+        };
+        let reth = Reth { va, rkey, len };
+        let imm = ImmDt(len);
+        let aeth = Aeth {
+            syndrome: syndrome(input)?,
+            msn: input.arbitrary::<u32>()? & 0xff_ffff,
+        };
+        let deth = Deth {
+            qkey: if input.arbitrary::<u8>()? < 240 { 0x1111 } else { len },
+            src_qp: THEIR_QPN,
+        };
+        Ok(match opcode.layout() {
+            Layout::Bare => Extension::Bare,
+            Layout::Reth => Extension::Reth(reth),
+            Layout::RethImm => Extension::RethImm(reth, imm),
+            Layout::Imm => Extension::Imm(imm),
+            Layout::Ieth => Extension::Ieth(Ieth { rkey }),
+            Layout::Aeth => Extension::Aeth(aeth),
+            Layout::AethAtomic => Extension::AethAtomic(aeth, AtomicAckEth { original: va }),
+            Layout::Atomic => Extension::Atomic(AtomicEth {
+                va,
+                rkey,
+                swap_add: va,
+                compare: 0,
+            }),
+            Layout::Deth => Extension::Deth(deth),
+            Layout::DethImm => Extension::DethImm(deth, imm),
+        })
+    }
+
+    /// Bytes that may be no packet at all, with a valid ICRC or without, or a short link header.
+    pub(super) fn noise(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        let kind = input.arbitrary::<u8>()?;
+        let index = self.pick(input)?;
+        let len = usize::from(input.arbitrary::<u8>()?) % 96;
+        let mut bytes = input.bytes(len.min(input.len()))?.to_vec();
+        if let Some(qpn) = bytes.get_mut(5..8) {
+            qpn.copy_from_slice(&known(kind, self.qps[index].qpn).get().to_be_bytes()[1..]);
+        }
+        if kind.is_multiple_of(4) {
+            self.link_packet(&bytes, &[kind; 40]);
+            return Ok(());
+        }
+        if kind % 4 != 1 {
+            seal(&mut bytes, THEIRS);
+        }
+        self.datagram(THEIRS, &bytes);
+        Ok(())
+    }
+}
+
+/// The queue pair's number, or that of the connection managers.
+fn known(kind: u8, qpn: Qpn) -> Qpn {
+    if kind < 240 { qpn } else { Qpn::new(1) }
+}
+
+fn syndrome(input: &mut Unstructured<'_>) -> Result<Syndrome> {
+    let code = input.arbitrary::<u8>()?;
+    Ok(match code {
+        0..192 => Syndrome::Ack(Credits::from_code(code)),
+        192..208 => Syndrome::RnrNak(RnrTimer::from_code(code)),
+        208..224 => Syndrome::Nak(Nak::PsnSequence),
+        224..232 => Syndrome::Nak(Nak::InvalidRequest),
+        232..240 => Syndrome::Nak(Nak::RemoteAccess),
+        _ => Syndrome::Nak(Nak::RemoteOperational),
+    })
+}

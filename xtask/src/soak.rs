@@ -1,0 +1,69 @@
+//! `cargo xtask soak`: the swarm of `tests` for a time, with kills, stops, faults and pressure.
+
+use crate::{
+    ci::{Scope, Verdict, command, succeed},
+    target_folder,
+};
+use anyhow::{Result, bail};
+use std::process::Command;
+
+const HELP: &str = "\
+Soak the userspace device: processes on one address, all connected, some killed, stopped, replaced
+
+Usage: cargo xtask soak [OPTIONS]
+
+Options:
+      --minutes N    how long [default: 10]
+      --processes N  [default: 32]
+      --seed N       of sizes, kinds and victims [default: 1]
+  -h, --help         show this
+
+Exit status: 0 when all data was right and nothing was left, 1 when not, 2 for a wrong call.
+";
+
+/// With `ci`: a few seconds of fewer processes, and with `--full` ten minutes.
+const SHORT: [&str; 4] = ["--minutes", "0.12", "--processes", "12"];
+const FULL: [&str; 2] = ["--minutes", "10"];
+
+/// The command-line form. Returns the exit status.
+pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
+    use lexopt::prelude::*;
+    let mut options = vec!["--minutes".to_owned(), "10".to_owned()];
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Short('h') | Long("help") => {
+                print!("{HELP}");
+                return Ok(0);
+            }
+            Long(name @ ("minutes" | "processes" | "seed")) => {
+                let name = format!("--{name}");
+                options.extend([name, arguments.value()?.string()?]);
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    succeed(&mut command(&[
+        "build",
+        "--locked",
+        "--package",
+        "doorbell-tests",
+        "--bin",
+        "swarm",
+    ]))?;
+    let status = Command::new(target_folder()?.join("debug/swarm"))
+        .args(options)
+        .status()?;
+    match status.code() {
+        Some(2) => bail!("swarm refused its options"),
+        code => Ok(u8::from(code != Some(0))),
+    }
+}
+
+/// With the programs that `ci` has built.
+pub(crate) fn check(scope: Scope) -> Result<Verdict> {
+    let (profile, options) = match scope {
+        Scope::Short => ("debug", &SHORT[..]),
+        Scope::Full => ("release", &FULL[..]),
+    };
+    succeed(Command::new(target_folder()?.join(profile).join("swarm")).args(options))
+}
