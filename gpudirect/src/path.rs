@@ -49,7 +49,7 @@ impl Path {
     /// # Errors
     /// [`InvalidPath`] for an unknown name.
     pub fn from_environment() -> Result<Option<Self>, InvalidPath> {
-        let Some(value) = std::env::var_os(Self::ENVIRONMENT) else {
+        let Some(value) = doorbell_trust::variable(Self::ENVIRONMENT) else {
             return Ok(None);
         };
         match value.to_str() {

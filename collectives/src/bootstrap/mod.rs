@@ -64,7 +64,7 @@ impl Options {
     /// [`BootstrapError::Variable`] if there is no such address or interface.
     pub fn from_env() -> Result<Self, BootstrapError> {
         const VARIABLE: &str = "DOORBELL_BOOTSTRAP";
-        let Some(value) = std::env::var(VARIABLE).ok().filter(|value| !value.is_empty()) else {
+        let Some(value) = doorbell_trust::text_variable(VARIABLE).filter(|value| !value.is_empty()) else {
             return Ok(Self::default());
         };
         let bind = value.parse().ok().or_else(|| address_of(&value));

@@ -13,7 +13,6 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt};
-use nix::unistd::geteuid;
 
 use crate::bootstrap::{Exchange, ExchangeError, Nonce};
 use crate::types::Rank;
@@ -140,7 +139,7 @@ fn address(name: &[u8; 16]) -> Option<SocketAddr> {
 }
 
 fn is_same_user(stream: &UnixStream) -> bool {
-    getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
+    getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| doorbell_trust::is_own_user(peer.uid()))
 }
 
 fn send_descriptor(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {

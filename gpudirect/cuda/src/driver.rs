@@ -3,7 +3,6 @@
 
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
-use std::env;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
@@ -174,11 +173,7 @@ impl Driver {
 
 /// The library that the environment names, unless the program has elevated privileges.
 fn library_from_environment() -> Option<PathBuf> {
-    // SAFETY: getauxval(3) has no requirements.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        return None;
-    }
-    env::var_os(LIBRARY_ENV)
+    doorbell_trust::variable(LIBRARY_ENV)
         .filter(|name| !name.is_empty())
         .map(PathBuf::from)
 }

@@ -1,7 +1,6 @@
 //! Queries of NVML. A failed call becomes a note; no number or text is trusted to be sensible.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong};
-use std::env;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
@@ -31,9 +30,7 @@ pub(crate) fn system() -> Result<Machine, LoadError> {
 }
 
 fn path() -> PathBuf {
-    // SAFETY: getauxval(3) has no requirements.
-    let has_others_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    let named = env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty() && !has_others_rights);
+    let named = doorbell_trust::variable(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
     named.map_or_else(|| LIBRARY.into(), PathBuf::from)
 }
 

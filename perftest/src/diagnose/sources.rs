@@ -3,7 +3,6 @@
 //! Nothing read is trusted: files are read up to a limit and never block, an invalid value counts
 //! as missing, and text becomes one line without control characters.
 
-use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,7 +31,7 @@ pub(crate) struct Sources {
 
 impl Sources {
     pub(crate) fn of_this_machine() -> Sources {
-        match env::var_os(ROOT) {
+        match doorbell_trust::variable(ROOT) {
             Some(root) => Sources::below(root),
             None => Sources {
                 root: "/".into(),

@@ -18,7 +18,7 @@ pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdm
 pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {
     let wanted: &[&str] = if with_sysfs { &[FILE, SYSFS] } else { &[FILE] };
     let missing = |folder: &Path| wanted.iter().find(|file| !folder.join(file).is_file());
-    let folders = match env::var_os("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty()) {
+    let folders = match doorbell_trust::variable("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![PathBuf::from(folder)],
         None => {
             let program =

@@ -23,7 +23,8 @@ pub struct DeviceConfig {
     pub link: LinkChoice,
     /// Fault injection on sent packets.
     pub faults: FaultConfig,
-    /// The capture file of sent and received packets.
+    /// The capture file of sent and received packets. An existing one is kept: then the name gets
+    /// this process's id.
     pub pcap: Option<PathBuf>,
     /// Seed of the first queue pair number; `None` for an unpredictable one.
     pub seed: Option<u64>,
@@ -87,7 +88,8 @@ impl DeviceConfig {
         self.link == LinkChoice::Udp || self.faults.is_active() || self.pcap.is_some()
     }
 
-    /// The devices of the environment, `soft0`, `soft1` and so on; without any, a default one.
+    /// The devices of the environment (none of it with
+    /// [elevated rights](doorbell_trust::has_elevated_rights)), `soft0`, `soft1` and so on; without any, a default one.
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
@@ -100,7 +102,7 @@ impl DeviceConfig {
     /// # Errors
     /// When a variable has an invalid value.
     pub fn from_env() -> Result<Vec<Self>, ConfigError> {
-        Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        Self::from_variables(|name| doorbell_trust::variable(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
     /// As [`from_env`](Self::from_env), with the variables from `get`.
@@ -174,7 +176,8 @@ impl DeviceConfig {
     }
 }
 
-fn with_name(file: &Path, name: &str) -> PathBuf {
+/// The file's name, with another one before its extension.
+pub(crate) fn with_name(file: &Path, name: &str) -> PathBuf {
     let mut own = file.file_stem().unwrap_or_default().to_owned();
     own.push("-");
     own.push(name);

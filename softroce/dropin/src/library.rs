@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
 
 /// To stderr, at the level of `DOORBELL_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
 fn log() {
-    let Ok(wanted) = std::env::var("DOORBELL_LOG") else {
+    let Some(wanted) = doorbell_trust::text_variable("DOORBELL_LOG") else {
         return;
     };
     if wanted.is_empty() {

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell_trust::is_own_user;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::geteuid;
 
 use super::fork::{self, CloseOnFork};
 use super::named_lock::{LockError, NamedLock};
@@ -210,7 +210,7 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
             Err(error) => return Err(failed(error)),
         };
         let peer = socket::credentials(&socket).map_err(failed)?;
-        if peer.uid != geteuid().as_raw() {
+        if !is_own_user(peer.uid) {
             return Err(JoinError::OtherUser { address, uid: peer.uid });
         }
         // If it fails the connection hangs up as well.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell_trust::is_own_user;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::geteuid;
 
 use super::fork::CloseOnFork;
 use super::socket;
@@ -48,7 +48,7 @@ impl NamedLock {
             match socket::connect_to(name) {
                 Ok(inside) => {
                     let uid = socket::credentials(&inside).map_err(LockError::Io)?.uid;
-                    if uid != geteuid().as_raw() {
+                    if !is_own_user(uid) {
                         return Err(LockError::OtherUser(uid));
                     }
                     // Never accepted: the connection hangs up when the holder releases the name.

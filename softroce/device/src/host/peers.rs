@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use doorbell_trust::is_own_user;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::unistd::geteuid;
 
 use super::fork::CloseOnFork;
 use super::names::GroupNames;
@@ -270,7 +270,7 @@ impl Peers {
             io::ErrorKind::NotConnected.into()
         })?;
         let peer = socket::credentials(&socket)?;
-        if peer.uid != geteuid().as_raw() {
+        if !is_own_user(peer.uid) {
             // Its name has a new holder of another user.
             registry.mark_gone(to);
             return Err(io::ErrorKind::NotConnected.into());
@@ -326,7 +326,7 @@ impl Peers {
                 continue;
             };
             // Another user's connection is closed.
-            if peer.uid == geteuid().as_raw() {
+            if is_own_user(peer.uid) {
                 let pid = peer.pid;
                 let _ = self.add(PeerSocket::Accepted {
                     socket,

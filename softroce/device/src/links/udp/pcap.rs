@@ -7,7 +7,9 @@
 //! stops.
 
 use super::{Envelope, Receive, RxBatch, Transmit, TxBatch};
+use crate::config::with_name;
 use doorbell_roce_proto::Instant;
+use doorbell_trust::create_file;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -35,12 +37,18 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Creates or truncates the file `path`.
+    /// Creates the file `path`, for this user alone. Where there is one already, as several processes
+    /// may have the same environment, the name gets this process's id.
     ///
     /// # Errors
     /// When the file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let mut file = BufWriter::with_capacity(256 << 10, File::create(path)?);
+        let own = || with_name(path, &std::process::id().to_string());
+        let file = match create_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => create_file(&own())?,
+            created => created?,
+        };
+        let mut file = BufWriter::with_capacity(256 << 10, file);
         file.write_all(&file_header())?;
         file.flush()?;
         let writer = Writer {
