@@ -43,8 +43,8 @@ pub(crate) enum Location<'a> {
     Device(&'a gpu::Range, usize),
 }
 
-// SAFETY: registered memory is the application's until the region is dropped, for the whole process;
-// the pointer is used only through `&mut Table`, by one thread at a time.
+// SAFETY: registered memory is the application's until the region is dropped, for the whole
+// process; the pointer is used only through `&mut Table`, by one thread at a time.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -82,8 +82,9 @@ impl Region {
         }
     }
 
-    /// The same for the CPU's memory, if it is mapped: a fault of a later copy loses the packet, and
-    /// the error is found here when it is sent again. Of a segment peers have a mapping of their own.
+    /// The same for the CPU's memory, if it is mapped: a fault of a later copy loses the packet,
+    /// and the error is found here when it is sent again. Of a segment peers have a mapping of
+    /// their own.
     fn mapped_ref(&self, key: u32, at: *mut u8, len: usize) -> Result<PayloadRef, AccessError> {
         if self.segment.is_none() && len > 0 {
             // SAFETY: inside the region, by `locate`.

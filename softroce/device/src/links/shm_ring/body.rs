@@ -79,9 +79,9 @@ impl RecordBody<'_> {
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is the application's or the caller's for `len` bytes, which are no part of the ring. They
-    /// may be accessed concurrently; where they are the payload's own (of a ring to this process, or shared with
-    /// the sender), their final content is as undefined as with any device.
+    /// `dst` is the application's or the caller's for `len` bytes, which are no part of the ring.
+    /// They may be accessed concurrently; where they are the payload's own (of a ring to this
+    /// process, or shared with the sender), their final content is as undefined as with any device.
     pub(crate) unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), CopyError> {
         let end = at.checked_add(len);
         assert!(
@@ -156,8 +156,9 @@ impl RecordBody<'_> {
             Reference::Device { .. } => None,
         };
         let src = src.ok_or(CopyError::Gone)?;
-        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; in a ring to this
-        // process they are the application's. They are only copied, whatever is written meanwhile.
+        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; in a ring to
+        // this process they are the application's. They are only copied, whatever is written
+        // meanwhile.
         unsafe { copy::unordered(src, dst, len) }.map_err(|Fault| match part {
             // SAFETY: the same range. The sender finds it unmapped when it sends the packet again.
             Reference::Process { .. } if unsafe { copy::probe(src, len) }.is_err() => CopyError::Gone,
