@@ -367,7 +367,7 @@ impl Location<'_> {
     }
 
     /// # Safety
-    /// It is writable for the length of `src`, which is the device's own memory.
+    /// The application lets it be written for the length of `src`, which is the device's own memory.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
         match self {
             Self::Null => Ok(()),
@@ -428,7 +428,7 @@ impl Memory for Table {
             return self.udp_staging.write(&range, at, src).map_err(|Failed| AccessError);
         }
         self.flush_staged_writes()?;
-        // SAFETY: inside a region with LOCAL_WRITE, thus writable.
+        // SAFETY: inside a region with LOCAL_WRITE, thus to be written.
         unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
     }
 
@@ -486,7 +486,7 @@ impl Memory for Table {
         self.flush_staged_writes()?;
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding
-        // grant that only with LOCAL_WRITE, thus writable.
+        // grant that only with LOCAL_WRITE, thus to be written.
         unsafe { target.write(src) }
     }
 

@@ -124,7 +124,7 @@ impl RecordBody<'_> {
     /// Copies `len` bytes from `at` on, part by part.
     ///
     /// # Safety
-    /// The payload has the range. `dst` is writable for it, as for [`copy_to`](Self::copy_to).
+    /// The payload has the range. `dst` is as for [`copy_to`](Self::copy_to).
     unsafe fn fetch(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), CopyError> {
         if let Source::Ring(bytes) = self.source {
             // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
@@ -142,7 +142,7 @@ impl RecordBody<'_> {
     }
 
     /// # Safety
-    /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
+    /// `dst` is, for the part's length, as for [`copy_to`](Self::copy_to).
     unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), CopyError> {
         let len = part.len();
         let src = match part {
