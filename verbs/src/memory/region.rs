@@ -123,7 +123,8 @@ impl Region {
         let (start, len) = (memory.start(), memory.size());
         if let Some((fd, register)) = memory.memfd().zip(pd.context.api.reg_dmabuf_mr) {
             let addr = start.expose_provenance() as u64;
-            // SAFETY: the domain is live; the file is open, and mapped there as long as the region is.
+            // SAFETY: the domain is live; the file is open, and mapped there as long as the region
+            // is.
             let mr = unsafe { register(pd.raw, 0, len, addr, fd.as_raw_fd(), access.cast_signed()) };
             // A device that cannot share memory refuses what is no dma-buf.
             if !mr.is_null() {

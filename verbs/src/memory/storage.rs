@@ -122,9 +122,9 @@ impl Memory {
         Self::aligned(len, HugePage::Size2M.bytes())
     }
 
-    /// Zeros in an anonymous file (memfd_create(2)), mapped shared: a software device shares it with
-    /// its peers on this host, which reach such memory at the speed of a copy. The file stays open,
-    /// which takes a descriptor, and its length is sealed.
+    /// Zeros in an anonymous file (memfd_create(2)), mapped shared: a software device shares it
+    /// with its peers on this host, which reach such memory at the speed of a copy. The file stays
+    /// open, which takes a descriptor, and its length is sealed.
     ///
     /// A child made by fork(2) shares the memory, it does not get a copy.
     ///
@@ -204,8 +204,8 @@ impl Memory {
         }
     }
 
-    /// The file of [shared](Self::shared) memory, mapped from its beginning. For devices alone: by a
-    /// descriptor that can be written, safe code would change bytes behind a reference to them.
+    /// The file of [shared](Self::shared) memory, mapped from its beginning. For devices alone: by
+    /// a descriptor that can be written, safe code would change bytes behind a reference to them.
     pub(super) fn memfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.origin {
             Origin::Shared { file, .. } => Some(file.as_fd()),

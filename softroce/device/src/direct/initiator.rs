@@ -193,8 +193,8 @@ impl Initiator<'_> {
         grants.get((path, remote.rkey), &peer.tables, make)?.locate(remote)
     }
 
-    /// Copies between the local elements, which were checked, and the peer's bytes. A fault declines:
-    /// on the ring it is an error of the side whose memory it is.
+    /// Copies between the local elements, which were checked, and the peer's bytes. A fault
+    /// declines: on the ring it is an error of the side whose memory it is.
     #[inline(always)]
     fn copy(&self, path: &DirectPath, payload: Payload<'_>, at: *mut u8, to_peer: bool) -> Result<(), Fault> {
         match payload {
@@ -256,8 +256,8 @@ impl Initiator<'_> {
         if !word.addr().is_multiple_of(8) {
             return false;
         }
-        // SAFETY: eight bytes of a region with LOCAL_WRITE, by `local`. An atomic must not be performed
-        // again where its result cannot be stored.
+        // SAFETY: eight bytes of a region with LOCAL_WRITE, by `local`. An atomic must not be
+        // performed again where its result cannot be stored.
         let store = |result: u64| unsafe { copy::to_peer_visible(&result.to_ne_bytes(), local) };
         if store(0).is_err() {
             return false;

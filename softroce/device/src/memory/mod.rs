@@ -164,8 +164,8 @@ impl Pd {
     ///
     /// # Safety
     /// Until the region is dropped the range has no other memory than this, writable if `rights`
-    /// allow any writing, or none: accesses fail where it is unmapped. Rust code holds no reference to it while a work request or a peer uses it against
-    /// that reference's rules.
+    /// allow any writing, or none: accesses fail where it is unmapped. Rust code holds no reference
+    /// to it while a work request or a peer uses it against that reference's rules.
     ///
     /// # Errors
     /// When range, rights or pages do not allow it, or the device is full.
@@ -179,8 +179,8 @@ impl Pd {
         self.add(region.on_device(device), RegisteredMemory::Host(range))
     }
 
-    /// Registers all of a memfd, for which `range` is the mapping, to share it: peers of this host may
-    /// map it, to read it even if `rights` allow them less.
+    /// Registers all of a memfd, for which `range` is the mapping, to share it: peers of this host
+    /// may map it, to read it even if `rights` allow them less.
     ///
     /// # Safety
     /// As for [`register`](Self::register); and `range` is `fd`, mapped shared from its beginning.

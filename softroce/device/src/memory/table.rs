@@ -43,8 +43,8 @@ pub(crate) enum Location<'a> {
     Device(&'a gpu::Range, usize),
 }
 
-// SAFETY: registered memory is the application's until the region is dropped, for the whole process;
-// the pointer is used only through `&mut Table`, by one thread at a time.
+// SAFETY: registered memory is the application's until the region is dropped, for the whole
+// process; the pointer is used only through `&mut Table`, by one thread at a time.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -82,8 +82,9 @@ impl Region {
         }
     }
 
-    /// The same for the CPU's memory, if it is mapped: a fault of a later copy loses the packet, and
-    /// the error is found here when it is sent again. Of a segment peers have a mapping of their own.
+    /// The same for the CPU's memory, if it is mapped: a fault of a later copy loses the packet,
+    /// and the error is found here when it is sent again. Of a segment peers have a mapping of
+    /// their own.
     fn mapped_ref(&self, key: u32, at: *mut u8, len: usize) -> Result<PayloadRef, AccessError> {
         if self.segment.is_none() && len > 0 {
             // SAFETY: inside the region, by `locate`.
@@ -366,7 +367,7 @@ impl Location<'_> {
     }
 
     /// # Safety
-    /// It is writable for the length of `src`, which is the device's own memory.
+    /// The application lets it be written for the length of `src`, which is the device's own memory.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
         match self {
             Self::Null => Ok(()),
@@ -427,7 +428,7 @@ impl Memory for Table {
             return self.udp_staging.write(&range, at, src).map_err(|Failed| AccessError);
         }
         self.flush_staged_writes()?;
-        // SAFETY: inside a region with LOCAL_WRITE, thus writable.
+        // SAFETY: inside a region with LOCAL_WRITE, thus to be written.
         unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
     }
 
@@ -485,7 +486,7 @@ impl Memory for Table {
         self.flush_staged_writes()?;
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding
-        // grant that only with LOCAL_WRITE, thus writable.
+        // grant that only with LOCAL_WRITE, thus to be written.
         unsafe { target.write(src) }
     }
 

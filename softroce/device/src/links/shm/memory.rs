@@ -87,7 +87,7 @@ impl Memory for ShmMemory<'_> {
         }
         let Self { table, payload, .. } = self;
         let location = table.local(pd, lkey, addr, part.len(), true)?;
-        // SAFETY: inside a region with LOCAL_WRITE, thus writable.
+        // SAFETY: inside a region with LOCAL_WRITE, thus to be written.
         unsafe { payload.fetch(part.start, part.len(), (lkey.0, table), location) }
     }
 
@@ -97,7 +97,7 @@ impl Memory for ShmMemory<'_> {
         }
         let Self { table, payload, .. } = self;
         let (key, location) = table.write_target(via, rkey, addr, len)?;
-        // SAFETY: inside a region with REMOTE_WRITE, or a window with it, thus writable.
+        // SAFETY: inside a region with REMOTE_WRITE, or a window with it, thus to be written.
         unsafe { payload.fetch(0, len, (key, table), location) }
     }
 
@@ -119,7 +119,7 @@ impl ShmPayload<'_> {
     /// requests GPU copies if source or destination is GPU memory.
     ///
     /// # Safety
-    /// The location is writable for as many bytes.
+    /// The application lets the location be written for as many bytes.
     unsafe fn fetch(
         &mut self,
         at: usize,
@@ -134,7 +134,7 @@ impl ShmPayload<'_> {
                 if self.must_wait() {
                     return Err(CopyError::Gone);
                 }
-                // SAFETY: writable by contract. No region is part of a ring, whose mapping is
+                // SAFETY: the same contract. No region is part of a ring, whose mapping is
                 // private to this crate; a range that overlaps with the source is this process's or
                 // shared memory, as undefined as the application's use of the device is.
                 unsafe { self.body.copy_to(at, len, dst) }
@@ -142,7 +142,7 @@ impl ShmPayload<'_> {
             Location::Host(dst) => {
                 let bounds = table.bounds(key);
                 for (start, piece) in body.pieces(at, len) {
-                    // SAFETY: the pieces are parts of the range, for which `dst` is writable.
+                    // SAFETY: the pieces are parts of the range, for which `dst` may be written.
                     let dst = unsafe { dst.add(start - at) };
                     // SAFETY: the same.
                     unsafe { self.fetch_piece(start, &piece, key, Target::Host(dst, bounds))? };
@@ -166,7 +166,7 @@ impl ShmPayload<'_> {
     }
 
     /// # Safety
-    /// A host target is writable for the length of the piece.
+    /// The application lets a host target be written for the length of the piece.
     unsafe fn fetch_piece(
         &mut self,
         start: usize,
@@ -184,7 +184,7 @@ impl ShmPayload<'_> {
         match target {
             Target::Device(memory, to) => self.copy_to_device(start, len, key, (memory, to)),
             Target::Host(..) if self.must_wait() => Err(CopyError::Gone),
-            // SAFETY: writable by contract.
+            // SAFETY: the same contract.
             Target::Host(dst, _) => unsafe { self.body.copy_to(start, len, dst) },
         }
     }

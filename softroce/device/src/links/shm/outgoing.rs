@@ -279,8 +279,8 @@ impl OutgoingRings {
             let by_ring = self.ring_only || transmit.copy_before_completion;
             let added = ring.add_references(table, by_ring, &mut self.references, &mut self.keys);
             if added.is_err() {
-                // The ring was closed, as there was space for the largest payload; or memory has just
-                // been unmapped, which is found when the packet is sent again.
+                // The ring was closed, as there was space for the largest payload; or memory has
+                // just been unmapped, which is found when the packet is sent again.
                 ring.sender.discard();
                 return;
             }

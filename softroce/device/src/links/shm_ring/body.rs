@@ -79,9 +79,9 @@ impl RecordBody<'_> {
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is the application's or the caller's for `len` bytes, which are no part of the ring. They
-    /// may be accessed concurrently; where they are the payload's own (of a ring to this process, or shared with
-    /// the sender), their final content is as undefined as with any device.
+    /// `dst` is the application's or the caller's for `len` bytes, which are no part of the ring.
+    /// They may be accessed concurrently; where they are the payload's own (of a ring to this
+    /// process, or shared with the sender), their final content is as undefined as with any device.
     pub(crate) unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), CopyError> {
         let end = at.checked_add(len);
         assert!(
@@ -124,7 +124,7 @@ impl RecordBody<'_> {
     /// Copies `len` bytes from `at` on, part by part.
     ///
     /// # Safety
-    /// The payload has the range. `dst` is writable for it, as for [`copy_to`](Self::copy_to).
+    /// The payload has the range. `dst` is as for [`copy_to`](Self::copy_to).
     unsafe fn fetch(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), CopyError> {
         if let Source::Ring(bytes) = self.source {
             // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
@@ -142,7 +142,7 @@ impl RecordBody<'_> {
     }
 
     /// # Safety
-    /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
+    /// `dst` is, for the part's length, as for [`copy_to`](Self::copy_to).
     unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), CopyError> {
         let len = part.len();
         let src = match part {
@@ -156,8 +156,9 @@ impl RecordBody<'_> {
             Reference::Device { .. } => None,
         };
         let src = src.ok_or(CopyError::Gone)?;
-        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; in a ring to this
-        // process they are the application's. They are only copied, whatever is written meanwhile.
+        // SAFETY: ring and segments are mapped for these ranges and cannot shrink; in a ring to
+        // this process they are the application's. They are only copied, whatever is written
+        // meanwhile.
         unsafe { copy::unordered(src, dst, len) }.map_err(|Fault| match part {
             // SAFETY: the same range. The sender finds it unmapped when it sends the packet again.
             Reference::Process { .. } if unsafe { copy::probe(src, len) }.is_err() => CopyError::Gone,

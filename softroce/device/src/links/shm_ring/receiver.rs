@@ -87,8 +87,9 @@ impl Receiver {
     /// A ring from this process to itself.
     ///
     /// # Safety
-    /// The sender is this process's, and the memory that its records refer to by address is
-    /// readable until they are received or revoked. Nothing is revoked while a record is received.
+    /// The sender is this process's, and the memory that its records refer to by address is the
+    /// application's until they are received or revoked. Nothing is revoked while a record is
+    /// received.
     pub(crate) unsafe fn attach_own(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self {
             own: true,

@@ -1,9 +1,9 @@
 //! Memory of this process that others can map: segments.
 //!
-//! A segment is the memfd of memory that was allocated to be shared: its owner has sealed its length
-//! and registers all of it by its descriptor (decision 072). Any other memory, memfds of the
-//! application included, is neither sealed nor shared. A peer that maps the file relies on the seal:
-//! a file that shrinks is a SIGBUS. Numbers that only grow need no model.
+//! A segment is the memfd of memory that was allocated to be shared: its owner has sealed its
+//! length and registers all of it by its descriptor (decision 072). Any other memory, memfds of the
+//! application included, is neither sealed nor shared. A peer that maps the file relies on the
+//! seal: a file that shrinks is a SIGBUS. Numbers that only grow need no model.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -87,7 +87,7 @@ pub(crate) fn next_id() -> SegmentId {
 /// Whether `fd` is a memfd to be shared as a segment of `len` bytes: it cannot shrink, and has no
 /// other bytes but the rest of the last page.
 #[must_use]
-pub fn is_segment(fd: BorrowedFd<'_>, len: u64) -> bool {
+pub(crate) fn is_segment(fd: BorrowedFd<'_>, len: u64) -> bool {
     let whole = fstat(fd).is_ok_and(|file| u64::try_from(file.st_size) == Ok(len.next_multiple_of(PAGE)));
     whole && cannot_shrink(&fd)
 }

@@ -21,7 +21,8 @@ use super::routines::resume_from;
 /// process, as with the drop-in library, may replace each other's for ever.
 const LEVELS: usize = 4;
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
-const HANDLERS: [Handler; LEVELS] = [handle::<0>, handle::<1>, handle::<2>, handle::<3>];
+/// A static, so that each has one address.
+static HANDLERS: [Handler; LEVELS] = [handle::<0>, handle::<1>, handle::<2>, handle::<3>];
 
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
