@@ -2,15 +2,18 @@
 
 use crate::document::Document;
 use crate::exchange::{Message, frame};
+use crate::html;
 
 /// Messages of the classic control connection.
 pub fn classic(bytes: &[u8]) {
     crate::classic::wire::fuzzing::decode(bytes);
 }
 
-/// A result file, as `doorbell compare` and `doorbell report` read it.
+/// A result file, as `doorbell compare` and `doorbell report` read it, and the report of it.
 pub fn result(bytes: &[u8]) {
-    let _ = Document::parse(String::new(), bytes);
+    if let Ok(document) = Document::parse(String::new(), bytes) {
+        html::page_of(&[document]);
+    }
 }
 
 /// Frames of the control connection of `doorbell bw`, up to the first that is none. A plan that

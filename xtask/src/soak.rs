@@ -21,14 +21,15 @@ Options:
 Exit status: 0 when all data was right and nothing was left, 1 when not, 2 for a wrong call.
 ";
 
-/// With `ci`: a few seconds of fewer processes, and with `--full` ten minutes.
+/// With `ci`: a few seconds of fewer processes, and with `--full` ten minutes, where processes wait
+/// for a processor so long that retries are longer.
 const SHORT: [&str; 4] = ["--minutes", "0.12", "--processes", "12"];
-const FULL: [&str; 2] = ["--minutes", "10"];
+const FULL: [&str; 4] = ["--minutes", "10", "--timeout", "18"];
 
 /// The command-line form. Returns the exit status.
 pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
-    let mut options = vec!["--minutes".to_owned(), "10".to_owned()];
+    let mut options: Vec<_> = FULL.iter().map(|word| (*word).to_owned()).collect();
     while let Some(argument) = arguments.next()? {
         match argument {
             Short('h') | Long("help") => {

@@ -50,6 +50,11 @@ enum Format {
     Png,
 }
 
+/// The page of some results, with all of their charts.
+pub(crate) fn page_of(documents: &[Document]) -> String {
+    page::page(documents, &charts(documents))
+}
+
 /// # Errors
 /// [`Failure::Usage`] for what is no result and for a chart that there is not; [`Failure::Test`]
 /// when a file cannot be read or written.
@@ -78,7 +83,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let charts = charts(&documents);
     let bytes = match format {
-        Format::Html => page::page(&documents, &charts).into_bytes(),
+        Format::Html => page_of(&documents).into_bytes(),
         Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Layout::ALONE).into_bytes(),
         #[cfg(feature = "png")]
         Format::Png => {

@@ -29,6 +29,11 @@ const THEIR_QPN: Qpn = Qpn::new(0x66_6666);
 const LINK: LinkId = LinkId(1);
 const PD: PdId = PdId(1);
 const MTU: Mtu = Mtu::Mtu256;
+const QKEY: u32 = 0x1111;
+/// Of the queue pairs: that with the shared receive queue, that for datagrams, that on the link.
+const SHARED: usize = 3;
+const UD: usize = 5;
+const ON_LINK: usize = 6;
 const FIRST_PSN: Psn = Psn::new(0xff_fffe);
 const REGION: usize = 2048;
 /// A region that no request names and no peer has a right to.
@@ -116,7 +121,7 @@ fn attributes(peer: (IpAddr, Qpn), link: Option<LinkId>) -> Modify {
         retry_cnt: Some(3),
         rnr_retry: Some(3),
         max_rd_atomic: Some(2),
-        qkey: Some(0x1111),
+        qkey: Some(QKEY),
         ..Modify::default()
     }
 }
@@ -250,7 +255,7 @@ impl World {
             1 => (OURS, self.qps[0].qpn),
             _ => (THEIRS, THEIR_QPN),
         };
-        attributes(peer, (index == 6).then_some(LINK))
+        attributes(peer, (index == ON_LINK).then_some(LINK))
     }
 
     /// In RESET nothing is outstanding; receives of a shared queue that it had taken are gone, too.
@@ -320,10 +325,11 @@ impl World {
                 let srq = input.arbitrary::<bool>()?.then_some(self.srq);
                 self.qps[index].qpn = self.endpoint.create_qp(init(transport, srq));
             }
-            1 => {
+            1 if index == SHARED => {
                 let limit = input.int_in_range(0..=8)?;
                 let _ = self.endpoint.modify_srq(self.srq, None, Some(limit));
             }
+            1 => self.send_mad(input)?,
             _ => self.connect(index),
         }
         Ok(())

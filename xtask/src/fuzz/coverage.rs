@@ -14,11 +14,13 @@ use std::{
 };
 
 /// The files that decode what others say; a folder stands for its files.
-const PARSERS: [&str; 18] = [
+const PARSERS: [&str; 21] = [
     "softroce/proto/src/wire/",
-    "softroce/proto/src/endpoint.rs",
+    "softroce/proto/src/gsi.rs",
     "softroce/proto/src/qp/requester/response.rs",
-    "softroce/proto/src/qp/responder/",
+    "softroce/proto/src/qp/responder/mod.rs",
+    "softroce/proto/src/qp/responder/request.rs",
+    "softroce/proto/src/qp/responder/unreliable.rs",
     "softroce/proto/src/cm/message.rs",
     "softroce/proto/src/cm/handle.rs",
     "softroce/proto/src/cm/mad.rs",
@@ -33,6 +35,7 @@ const PARSERS: [&str; 18] = [
     "collectives/src/plan/text.rs",
     "perftest/src/classic/wire/qp_info.rs",
     "perftest/src/document.rs",
+    "perftest/src/exchange/frame.rs",
 ];
 
 /// Prints a line for each file.

@@ -153,8 +153,8 @@ fn count(target: &str, executions: u64) -> Result<u64> {
     Ok(sum)
 }
 
-/// Replaces the committed corpus by a small one with the coverage of all that was found; beyond the
-/// budget the longest inputs are left out.
+/// Replaces the found inputs of the committed corpus by fewer with the coverage of all that was
+/// found; beyond the budget the longest are left out. Inputs with a name of ours stay.
 pub(super) fn minimize(program: &Path, target: &str) -> Result<()> {
     let (merged, committed) = (folder()?.join("merged").join(target), committed(target));
     let _ = fs::remove_dir_all(&merged);
@@ -169,13 +169,22 @@ pub(super) fn minimize(program: &Path, target: &str) -> Result<()> {
         inputs.push((file.metadata()?.len(), file.file_name()));
     }
     let kept = within_budget(inputs, BUDGET);
-    let _ = fs::remove_dir_all(&committed);
-    fs::create_dir_all(&committed)?;
+    for file in fs::read_dir(&committed)? {
+        let file = file?;
+        if is_found(&file.file_name()) {
+            fs::remove_file(file.path())?;
+        }
+    }
     for name in &kept {
         fs::copy(merged.join(name), committed.join(name))?;
     }
     println!("{target}: {} inputs committed", kept.len());
     Ok(())
+}
+
+/// Whether libFuzzer has named an input: by a SHA-1.
+fn is_found(name: &OsStr) -> bool {
+    name.len() == 40 && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
 }
 
 fn within_budget<N: AsRef<OsStr> + Ord>(mut inputs: Vec<(u64, N)>, budget: u64) -> Vec<N> {
@@ -213,6 +222,12 @@ mod tests {
         );
         assert_eq!((outcome.edges, outcome.features), (345, 678));
         assert_eq!(outcome.finding.as_deref(), Some(Path::new("x/crash-0123")));
+    }
+
+    #[test]
+    fn inputs_with_a_name_of_ours_stay() {
+        assert!(is_found("da39a3ee5e6b4b0d3255bfef95601890afd80709".as_ref()));
+        assert!(!is_found("seed".as_ref()));
     }
 
     #[test]

@@ -3,17 +3,21 @@
 use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
+use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
     self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
     RnrTimer, Syndrome,
 };
 use doorbell_roce_proto::{Psn, Qpn};
 
-use super::{FIRST_PSN, MTU, OURS, THEIR_QPN, THEIRS, World, seal};
+use super::{FIRST_PSN, MTU, ON_LINK, OURS, QKEY, THEIR_QPN, THEIRS, UD, World, seal};
 
 /// Of a made-up packet.
 const MOST_PAYLOAD: usize = 300;
 const HEADERS: usize = 64;
+/// The queue pair of the connection managers, and its Q_Key (IBTA vol 1, 3.5.3 and 16.7.3).
+const CM: Qpn = Qpn::new(1);
+const CM_QKEY: u32 = 0x8001_0000;
 
 impl World {
     /// A packet in flight arrives, perhaps again, perhaps changed; or is lost.
@@ -60,11 +64,17 @@ impl World {
             0..128 => MTU.bytes(),
             len => usize::from(len - 128) * MOST_PAYLOAD / 127,
         };
-        let mut bth = Bth::new(opcode, self.qps[index].qpn, psn);
+        let to_cm = index == UD && opcode.has_payload() && input.arbitrary::<u8>()? >= 192;
+        let (dest, len) = if to_cm {
+            (CM, MAD_LEN)
+        } else {
+            (self.qps[index].qpn, len)
+        };
+        let mut bth = Bth::new(opcode, dest, psn);
         [bth.ack_req, bth.solicited] = input.arbitrary()?;
         let extension = self.extension(input, opcode, len)?;
         let payload = vec![input.arbitrary()?; len];
-        if index == 6 {
+        if index == ON_LINK {
             let mut headers = [0; HEADERS];
             let length = wire::write_headers(&mut headers, &bth, &extension).expect("the headers of the opcode");
             self.link_packet(&headers[..length], &payload);
@@ -99,7 +109,11 @@ impl World {
             msn: input.arbitrary::<u32>()? & 0xff_ffff,
         };
         let deth = Deth {
-            qkey: if input.arbitrary::<u8>()? < 240 { 0x1111 } else { len },
+            qkey: match input.arbitrary::<u8>()? {
+                0..192 => QKEY,
+                192..240 => CM_QKEY,
+                _ => len,
+            },
             src_qp: THEIR_QPN,
         };
         Ok(match opcode.layout() {
@@ -127,8 +141,9 @@ impl World {
         let index = self.pick(input)?;
         let len = usize::from(input.arbitrary::<u8>()?) % 96;
         let mut bytes = input.bytes(len.min(input.len()))?.to_vec();
+        let dest = if kind < 240 { self.qps[index].qpn } else { CM };
         if let Some(qpn) = bytes.get_mut(5..8) {
-            qpn.copy_from_slice(&known(kind, self.qps[index].qpn).get().to_be_bytes()[1..]);
+            qpn.copy_from_slice(&dest.get().to_be_bytes()[1..]);
         }
         if kind.is_multiple_of(4) {
             self.link_packet(&bytes, &[kind; 40]);
@@ -140,11 +155,6 @@ impl World {
         self.datagram(THEIRS, &bytes);
         Ok(())
     }
-}
-
-/// The queue pair's number, or that of the connection managers.
-fn known(kind: u8, qpn: Qpn) -> Qpn {
-    if kind < 240 { qpn } else { Qpn::new(1) }
 }
 
 fn syndrome(input: &mut Unstructured<'_>) -> Result<Syndrome> {

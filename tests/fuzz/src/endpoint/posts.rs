@@ -1,12 +1,15 @@
 //! Requests of the application, valid and not.
 
+use std::net::IpAddr;
+
 use arbitrary::{Result, Unstructured};
+use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::memory::{AtomicOp, Bind, Sge};
 use doorbell_roce_proto::qp::{Path, RemoteAccess};
 use doorbell_roce_proto::work::{Destination, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{LKey, RKey};
 
-use super::{OURS, THEIR_QPN, THEIRS, World};
+use super::{OURS, QKEY, SHARED, THEIR_QPN, THEIRS, UD, World};
 use crate::memory;
 
 impl World {
@@ -28,18 +31,11 @@ impl World {
             fence,
             solicited,
         };
-        let posted = if index == 5 {
+        let posted = if index == UD {
             let to = Destination {
-                path: Path {
-                    local: OURS,
-                    remote: if fence { OURS } else { THEIRS },
-                    traffic_class: 0,
-                    hop_limit: 64,
-                    flow_label: 0,
-                    link: None,
-                },
+                path: path(if fence { OURS } else { THEIRS }),
                 qpn: if fence { qpn } else { THEIR_QPN },
-                qkey: 0x1111,
+                qkey: QKEY,
             };
             self.endpoint.post_datagram(self.now, qpn, &request, &to)
         } else {
@@ -59,7 +55,7 @@ impl World {
             wr_id: self.next_wr,
             sges: &sges,
         };
-        let (posted, queue) = if index == 3 {
+        let (posted, queue) = if index == SHARED {
             (self.endpoint.post_shared_receive(self.srq, &request), &mut self.shared)
         } else {
             let queue = &mut self.qps[index];
@@ -69,6 +65,14 @@ impl World {
             queue.push_back(self.next_wr);
             self.next_wr += 1;
         }
+        Ok(())
+    }
+
+    /// A datagram of the connection managers.
+    pub(super) fn send_mad(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        let mad = Box::new([input.arbitrary()?; MAD_LEN]);
+        self.endpoint
+            .send_mad(path(if input.arbitrary()? { OURS } else { THEIRS }), mad);
         Ok(())
     }
 
@@ -134,5 +138,16 @@ impl World {
             244..250 => (u64::MAX - (addr & 0xff), memory::rkey(region)),
             _ => (addr, RKey(input.arbitrary()?)),
         })
+    }
+}
+
+fn path(remote: IpAddr) -> Path {
+    Path {
+        local: OURS,
+        remote,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+        link: None,
     }
 }

@@ -1,7 +1,7 @@
 //! A soak: cycles of kills, stops and replacements until the time is over, then the accounts.
 //!
-//! The last members are never killed: what they use of the host after the first cycle is compared
-//! with what they use in the end.
+//! What some members that are never killed use of the host after the first cycle is compared with
+//! what they use in the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +13,7 @@ use crate::parent::{FAULTS, PORT, Swarm, send_line};
 use crate::resources::{Sample, available_memory, port_holder, slots};
 use crate::{Pattern, Plan};
 
-/// Members that are never killed.
+/// Members, the last ones, that are only killed as port holders, and one of them not even then.
 const WITNESSES: usize = 4;
 /// Killed in one cycle.
 pub(crate) const VICTIMS: usize = 3;
@@ -31,6 +31,8 @@ struct Tally {
     kills: u64,
     holders: u64,
     stops: u64,
+    /// Of each that was never killed: what it used after the first cycle.
+    witnesses: Vec<(usize, Sample)>,
 }
 
 impl Swarm {
@@ -50,8 +52,13 @@ impl Swarm {
             over.store(true, Ordering::Relaxed);
             cycles
         });
-        let (tally, before) = cycles?;
-        let after = self.samples()?;
+        let tally = cycles?;
+        let mut growths = Vec::new();
+        for (index, before) in &tally.witnesses {
+            let after = Sample::of(self.members[*index].id())?;
+            println!("soak: member {index}: {before:?} in the beginning, {after:?} in the end");
+            growths.extend(after.growth(*before));
+        }
         let (used, living) = (slots(plan.address, PORT)?, self.living().len());
         let mut reports = [0_u64; 4];
         for report in self.shut_down()? {
@@ -76,24 +83,15 @@ impl Swarm {
             tally.stops,
             self.slowest.as_secs_f64()
         );
-        for (before, after) in before.iter().zip(&after) {
-            println!("soak: {before:?} in the beginning, {after:?} in the end");
-        }
         println!("soak: {used} slots of {living} members");
         ensure!(used <= living, "{used} slots are in use, by {living} members");
-        let mut grown = before
-            .iter()
-            .zip(&after)
-            .filter_map(|(before, after)| after.growth(*before));
-        grown
-            .next()
-            .map_or(Ok(()), |grown| Err(anyhow::anyhow!("a member has grown: {grown}")))
+        ensure!(growths.is_empty(), "members have grown: {}", growths.join("; "));
+        Ok(())
     }
 
-    /// Returns what the witnesses used after the first cycle.
-    fn cycles(&mut self, plan: &Plan, end: Instant) -> Result<(Tally, Vec<Sample>)> {
+    fn cycles(&mut self, plan: &Plan, end: Instant) -> Result<Tally> {
         let mut random = Random(plan.seed, 0);
-        let (mut tally, mut before) = (Tally::default(), Vec::new());
+        let mut tally = Tally::default();
         while tally.cycles == 0 || Instant::now() < end {
             for _ in 0..STOPS {
                 self.stop_one(&mut random)?;
@@ -108,20 +106,13 @@ impl Swarm {
             tally.cycles += 1;
             // Members work for a while undisturbed.
             self.pump_for(Duration::from_millis(200 + random.below(800)))?;
-            if before.is_empty() {
-                before = self.samples()?;
+            if tally.cycles == 1 {
+                let last = self.members.len() - WITNESSES..self.members.len();
+                let samples = last.map(|index| Ok((index, Sample::of(self.members[index].id())?)));
+                tally.witnesses = samples.collect::<Result<_>>()?;
             }
         }
-        Ok((tally, before))
-    }
-
-    fn samples(&self) -> Result<Vec<Sample>> {
-        self.members
-            .iter()
-            .rev()
-            .take(WITNESSES)
-            .map(|member| Sample::of(member.id()))
-            .collect()
+        Ok(tally)
     }
 
     fn pump(&mut self, wait: Duration) -> Result<()> {
@@ -155,22 +146,20 @@ impl Swarm {
         pumped
     }
 
-    /// Kills up to [`VICTIMS`] members at once; every other time the port holder is one of them.
+    /// Kills up to [`VICTIMS`] members at once; the port holder is one of them.
     fn kill_some(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<()> {
-        let mortal = self.members.len() - WITNESSES;
-        if tally.cycles.is_multiple_of(2) {
-            let pids: Vec<u32> = self.members.iter().map(std::process::Child::id).collect();
-            let holder = port_holder(plan.address, PORT, &pids);
-            let holder = holder.and_then(|pid| pids.iter().position(|other| *other == pid));
-            if let Some(holder) = holder.filter(|&holder| holder < mortal) {
-                self.kill(holder)?;
-                (tally.kills, tally.holders) = (tally.kills + 1, tally.holders + 1);
-            }
+        let pids: Vec<u32> = self.members.iter().map(std::process::Child::id).collect();
+        let holder = port_holder(plan.address, PORT, &pids);
+        let holder = holder.and_then(|pid| pids.iter().position(|other| *other == pid));
+        let is_last = |index| matches!(tally.witnesses[..], [(last, _)] if last == index);
+        if let Some(holder) = holder.filter(|&holder| !is_last(holder)) {
+            self.kill(holder)?;
+            tally.witnesses.retain(|(index, _)| *index != holder);
+            (tally.kills, tally.holders) = (tally.kills + 1, tally.holders + 1);
         }
-        let victims = 1 + random.below(VICTIMS as u64 - 1);
-        for _ in 0..victims {
+        for _ in 0..random.below(VICTIMS as u64) {
             let victim = self.choose_victim(plan, random.next());
-            if victim < mortal {
+            if victim < self.members.len() - WITNESSES {
                 self.kill(victim)?;
                 tally.kills += 1;
             }
@@ -224,16 +213,18 @@ impl Swarm {
                 .collect();
             Ok(offered.context("attributes are missing")?.join(" "))
         };
-        for &index in &old {
-            let line = format!("accept {}", all(index, &new)?);
-            send_line(&mut self.members[index], &line)?;
-        }
+        // The new ones are connected before the old ones send to them.
         let indices: Vec<usize> = (0..plan.processes).collect();
         for &index in &new {
             let line = format!("peers {}", all(index, &indices)?);
             send_line(&mut self.members[index], &line)?;
         }
-        self.wait_for_each(&both("connected", "ready"))?;
+        self.wait_for(&new, "ready")?;
+        for &index in &old {
+            let line = format!("accept {}", all(index, &new)?);
+            send_line(&mut self.members[index], &line)?;
+        }
+        self.wait_for(&old, "connected")?;
         self.send_to(&new, "go")
     }
 }
