@@ -119,6 +119,24 @@ fn flags_reach_the_command_and_its_own_are_left_alone() {
     assert!(path.trim_end().ends_with("/lib"), "{path}");
 }
 
+/// As on a system that is read-only but for the user's own folder.
+#[test]
+fn a_command_runs_where_temporary_files_cannot_be_made() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut command = Command::new(built().join("doorbell"));
+    command.args(["run", "true"]).env("DOORBELL_SOFT_ADDR", address());
+    command
+        .env("TMPDIR", "/proc/none")
+        .env("XDG_RUNTIME_DIR", folder.path());
+    let output = command.output().expect("the doorbell command");
+    assert!(output.status.success(), "{:?}", texts(&output));
+    assert_eq!(
+        fs::read_dir(folder.path()).expect("a folder").count(),
+        0,
+        "it is removed"
+    );
+}
+
 #[test]
 fn a_shell_can_take_the_variables() {
     let folder = tempfile::tempdir().expect("a temporary folder");

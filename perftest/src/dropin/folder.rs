@@ -49,25 +49,32 @@ impl Drop for TempDir {
 /// A folder for one command, removed when dropped. Only this user can write to it: a library placed
 /// there by another user would run as this one.
 pub(crate) fn temporary() -> Result<TempDir, String> {
-    let parent = env::temp_dir();
-    owner::sweep(&parent);
-    TempDir::create(&parent, owner::PREFIX)
-        .and_then(|folder| owner::add_self(folder.path()).map(|()| folder))
-        .map_err(|e| {
-            format!(
-                "cannot make a folder in {}: {e}; set TMPDIR to one that can be written",
-                parent.display()
-            )
-        })
+    let first = env::temp_dir();
+    let create = |parent: &Path| {
+        owner::sweep(parent);
+        let folder = TempDir::create(parent, owner::PREFIX)?;
+        owner::add_self(folder.path()).map(|()| folder)
+    };
+    create(&first).or_else(|error| {
+        // Of a read-only system these are often the only folders that can be written.
+        let others = runtime().into_iter().chain([PathBuf::from("/dev/shm")]);
+        let reason = format!(
+            "cannot make a folder in {}: {error}; set TMPDIR to one that can be written",
+            first.display()
+        );
+        others.into_iter().find_map(|parent| create(&parent).ok()).ok_or(reason)
+    })
+}
+
+fn runtime() -> Option<PathBuf> {
+    let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    folder.filter(|folder| folder.is_dir())
 }
 
 /// The user's permanent folder: in `XDG_RUNTIME_DIR`, or else where temporary files are.
 pub(crate) fn permanent() -> Result<PathBuf, String> {
     let user = Uid::current();
-    let runtime = env::var_os("XDG_RUNTIME_DIR")
-        .map(PathBuf::from)
-        .filter(|folder| folder.is_dir());
-    let folder = runtime.map_or_else(
+    let folder = runtime().map_or_else(
         || env::temp_dir().join(format!("doorbell-{user}")),
         |runtime| runtime.join("doorbell"),
     );

@@ -15,7 +15,7 @@ pub struct DeviceConfig {
     pub name: String,
     /// The address. Any number of processes of one user share one, as they would share a NIC.
     /// `None` takes 127.0.0.1, or the first available of 127.0.0.2, 127.0.0.3, … where another user
-    /// or the kernel's rxe has that.
+    /// or the kernel's rxe has that; or ::1, where there is no IPv4.
     pub address: Option<IpAddr>,
     /// The UDP port, here and at every peer: 4791 except in tests. Not 0, as peers must know it.
     pub port: u16,

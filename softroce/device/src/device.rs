@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -362,6 +362,11 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
         match bind(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
             Err(BindError::AddressInUse { .. }) => {}
             Err(BindError::NotShared(error)) if error.is_of_address() => {}
+            // A network namespace without IPv4.
+            Err(error @ BindError::AddressNotAvailable { .. }) if last == 1 => {
+                let other = bind(IpAddr::V6(Ipv6Addr::LOCALHOST), BIND_RETRY);
+                return other.map_err(|_| failed(error));
+            }
             other => return other.map_err(failed),
         }
     }
