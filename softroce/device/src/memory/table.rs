@@ -367,7 +367,7 @@ impl Location<'_> {
     }
 
     /// # Safety
-    /// The application lets it be written for the length of `src`, which is the device's own memory.
+    /// The application lets it be written for the length of `src`, which is the device's own.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
         match self {
             Self::Null => Ok(()),
