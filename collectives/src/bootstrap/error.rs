@@ -83,6 +83,26 @@ pub enum BootstrapError {
         /// The reason it gave.
         reason: String,
     },
+    /// The peer does not prove the group's secret, or this process does not prove the peer's.
+    #[error(
+        "rank {rank} and the rendezvous at {by} do not authenticate each other: {reason}; another program holds the port, or the secrets differ (DOORBELL_SECRET)"
+    )]
+    Unauthenticated {
+        /// Address of the peer.
+        by: SocketAddr,
+        /// This rank.
+        rank: Rank,
+        /// What failed.
+        reason: String,
+    },
+    /// The ranks of several processes have no secret.
+    #[error(
+        "no secret authenticates the ranks: {reason}; set DOORBELL_SECRET on all of them, as to openssl rand -hex 16"
+    )]
+    NoSecret {
+        /// Why the default cannot be used.
+        reason: String,
+    },
     /// The rendezvous or a member stopped answering during the handshake.
     #[error("rank {rank} lost {peer} while the group came together: {reason}")]
     Lost {

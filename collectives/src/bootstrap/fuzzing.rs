@@ -1,7 +1,8 @@
 //! Entry points of `tests/fuzz`: what processes send each other before and beside a collective. Not
 //! a part of the API.
 
-use super::mesh::Inbound;
+use super::auth::FrameMac;
+use super::mesh::{Frame, Inbound};
 use super::wire::{BootstrapMessage, HEADER, MAX_BODY, MAX_HELLO, body_length};
 
 /// A message of the rendezvous, header and body.
@@ -22,24 +23,40 @@ pub fn message(bytes: &[u8]) {
     }
 }
 
-/// Bytes of a mesh connection that arrive in pieces of `size`, up to the first that are no frame.
+/// The bytes as those of a mesh connection, in pieces of `size`: as they are, and as the body of a
+/// frame that its MAC authenticates.
 ///
 /// # Panics
-/// When a frame does not survive being encoded and decoded.
+/// When a frame is taken without its MAC, or does not survive being encoded and decoded.
 pub fn frames(bytes: &[u8], size: usize) {
-    let mut inbound = Inbound::default();
+    let key = [7; 32];
+    let mut inbound = Inbound::new(FrameMac::new(&key));
     for piece in bytes.chunks(size.max(1)) {
         inbound.extend(piece);
-        loop {
-            let frame = match inbound.next() {
-                Ok(Some(frame)) => frame,
-                Ok(None) => break,
-                Err(_) => return,
-            };
-            let (mut encoded, mut again) = (Vec::new(), Inbound::default());
-            frame.encode(&mut encoded);
-            again.extend(&encoded);
-            assert_eq!(again.next(), Ok(Some(frame)));
+        match inbound.next() {
+            Ok(None) => {}
+            Ok(Some(frame)) => panic!("{frame:?} has no MAC"),
+            Err(_) => break,
         }
     }
+    let mut sealed = [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
+    let tag = FrameMac::new(&key).seal(&sealed);
+    sealed.extend_from_slice(&tag);
+    let mut inbound = Inbound::new(FrameMac::new(&key));
+    for piece in sealed.chunks(size.max(1)) {
+        inbound.extend(piece);
+    }
+    match (inbound.next(), Frame::decode(bytes)) {
+        (Ok(Some(received)), Some(frame)) => assert_eq!(received, frame),
+        (Err(_), None) => return,
+        (received, frame) => panic!("{received:?} is not {frame:?}"),
+    }
+    let frame = |bytes: &[u8]| {
+        let mut encoded = Vec::new();
+        Frame::decode(bytes).expect("a frame").encode(&mut encoded);
+        encoded.split_off(4)
+    };
+    // Text that is not UTF-8 is replaced once.
+    let fitted = frame(bytes);
+    assert_eq!(frame(&fitted), fitted);
 }

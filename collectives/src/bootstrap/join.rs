@@ -3,16 +3,18 @@
 //!
 //! Each pair has one connection, from the lower to the higher rank. A rank first connects to all
 //! higher ranks and sends its hello, then accepts all lower ranks, and reads the replies last, so
-//! that no cycle of waits can form.
+//! that no cycle of waits can form: the server's nonces of the handshakes are in the table.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::auth::{Nonce, Session};
+use super::connection::{Connection, ReceiveError, describe_io_error, receive_challenge};
 use super::error::{BootstrapError, in_words};
-use super::id::Nonce;
-use super::listener::{Accepted, HelloListener, describe_io_error, receive_message, send_message};
+use super::listener::{Accepted, HelloListener, ServerNonce, Unproved};
+use super::secret::{Secret, random};
 use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
 use super::{Member, Options};
 use crate::types::Rank;
@@ -23,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JoinRequest {
-    pub(super) nonce: Nonce,
+    pub(super) secret: Secret,
     pub(super) rank: Rank,
     pub(super) ranks: u32,
 }
@@ -32,7 +34,7 @@ pub(super) struct JoinRequest {
 #[derive(Debug)]
 pub(super) struct PeerStreams {
     pub(super) members: Vec<Member>,
-    pub(super) streams: Vec<Option<TcpStream>>,
+    pub(super) connections: Vec<Option<Connection>>,
 }
 
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, BootstrapError> {
@@ -49,31 +51,25 @@ pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Bootstra
 
 pub(super) fn join(
     candidates: &[SocketAddr],
-    request: JoinRequest,
+    request: &JoinRequest,
     options: &Options,
 ) -> Result<PeerStreams, BootstrapError> {
-    let JoinRequest { rank, ranks, .. } = request;
+    let &JoinRequest { rank, ranks, .. } = request;
     if ranks == 0 || ranks > MAX_RANKS || rank.0 >= ranks {
         return Err(BootstrapError::Rank { rank, ranks });
     }
     let deadline = Instant::now() + options.timeout;
-    let (listener, stream) = find_rendezvous(candidates, request, options, deadline)?;
-    let by = stream
+    let (listener, mut rendezvous) = find_rendezvous(candidates, request, options, deadline)?;
+    let by = rendezvous
+        .stream
         .peer_addr()
         .map_err(BootstrapError::system("get the rendezvous' address"))?;
-    let table = match receive_message(&stream, deadline) {
+    let table = match rendezvous.receive(deadline) {
         Ok(BootstrapMessage::Table(table)) if table.len() == ranks as usize => table,
         Ok(BootstrapMessage::Reject(reason)) => return Err(BootstrapError::Refused { by, rank, reason }),
-        Ok(_) => {
-            return Err(lost(
-                rank,
-                format!("the rendezvous at {by}"),
-                "it talks nonsense".to_owned(),
-            ));
-        }
-        Err(e) => return Err(lost(rank, format!("the rendezvous at {by}"), describe_io_error(&e))),
+        other => return Err(lost(rank, format!("the rendezvous at {by}"), unexpected(other))),
     };
-    drop(stream);
+    drop(rendezvous);
     connect_mesh(listener, request, &table, options.timeout, deadline)
 }
 
@@ -81,24 +77,29 @@ fn lost(rank: Rank, peer: String, reason: String) -> BootstrapError {
     BootstrapError::Lost { rank, peer, reason }
 }
 
+fn unexpected(received: Result<BootstrapMessage, ReceiveError>) -> String {
+    received.map_or_else(|e| e.to_string(), |_| "it talks nonsense".to_owned())
+}
+
 enum Attempt {
-    Joined(HelloListener, TcpStream),
+    Joined(HelloListener, Connection),
     Retry(String),
-    WrongGroup,
+    Unauthenticated(String),
     Failed(BootstrapError),
 }
 
 /// The rendezvous may not be open yet, and a candidate may belong to another group.
 fn find_rendezvous(
     candidates: &[SocketAddr],
-    request: JoinRequest,
+    request: &JoinRequest,
     options: &Options,
     deadline: Instant,
-) -> Result<(HelloListener, TcpStream), BootstrapError> {
+) -> Result<(HelloListener, Connection), BootstrapError> {
     let mut last = "there is no address to connect to".to_owned();
-    let JoinRequest { rank, .. } = request;
+    let mut unauthenticated = None;
+    let &JoinRequest { rank, .. } = request;
     loop {
-        for candidate in candidates {
+        for &by in candidates {
             let left = deadline.saturating_duration_since(Instant::now());
             let timeout = if candidates.len() > 1 {
                 left.min(CONNECT_TIMEOUT)
@@ -106,33 +107,25 @@ fn find_rendezvous(
                 left
             };
             if !timeout.is_zero() {
-                match try_rendezvous(*candidate, request, options, timeout) {
-                    Attempt::Joined(listener, stream) => return Ok((listener, stream)),
+                match try_rendezvous(by, request, options, timeout) {
+                    Attempt::Joined(listener, connection) => return Ok((listener, connection)),
                     Attempt::Retry(why) => last = why,
-                    Attempt::WrongGroup if candidates.len() == 1 => {
-                        let reason = "this is another group's rendezvous: the nonces differ".to_owned();
-                        return Err(BootstrapError::Refused {
-                            by: *candidate,
-                            rank,
-                            reason,
-                        });
+                    Attempt::Unauthenticated(reason) if candidates.len() == 1 => {
+                        return Err(BootstrapError::Unauthenticated { by, rank, reason });
                     }
-                    Attempt::WrongGroup => {
-                        last = format!("{candidate} is another group's rendezvous: the nonces differ")
-                    }
+                    Attempt::Unauthenticated(reason) => unauthenticated = Some((by, reason)),
                     Attempt::Failed(error) => return Err(error),
                 }
             }
         }
         if Instant::now() + RETRY_INTERVAL >= deadline {
-            let address = candidates
-                .iter()
-                .map(SocketAddr::to_string)
-                .collect::<Vec<_>>()
-                .join(", ");
+            if let Some((by, reason)) = unauthenticated {
+                return Err(BootstrapError::Unauthenticated { by, rank, reason });
+            }
+            let address = candidates.iter().map(SocketAddr::to_string);
             return Err(BootstrapError::NoRendezvous {
                 rank,
-                address,
+                address: address.collect::<Vec<_>>().join(", "),
                 within: options.timeout,
                 last,
             });
@@ -141,8 +134,7 @@ fn find_rendezvous(
     }
 }
 
-fn try_rendezvous(candidate: SocketAddr, request: JoinRequest, options: &Options, timeout: Duration) -> Attempt {
-    let JoinRequest { nonce, rank, ranks } = request;
+fn try_rendezvous(candidate: SocketAddr, request: &JoinRequest, options: &Options, timeout: Duration) -> Attempt {
     let until = Instant::now() + timeout;
     let stream = match TcpStream::connect_timeout(&candidate, timeout) {
         Ok(stream) => stream,
@@ -152,141 +144,167 @@ fn try_rendezvous(candidate: SocketAddr, request: JoinRequest, options: &Options
     if stream.local_addr().ok() == Some(candidate) {
         return Attempt::Retry("nothing listens there".to_owned());
     }
-    let listener = match listen_for_peers(&stream, options.bind, ranks) {
-        Ok(listener) => listener,
-        Err(e) => return Attempt::Failed(e),
-    };
-    let entry = Entry {
-        listen_addr: listener.address(),
-        member: Member::this(),
-    };
-    let register = BootstrapMessage::Register {
-        nonce,
-        rank,
-        ranks,
-        entry,
-    };
-    match send_message(&stream, &register).and_then(|()| receive_message(&stream, until)) {
-        Ok(BootstrapMessage::Accept) => Attempt::Joined(listener, stream),
-        Ok(BootstrapMessage::Reject(reason)) => Attempt::Failed(BootstrapError::Refused {
-            by: candidate,
-            rank,
-            reason,
-        }),
-        Ok(BootstrapMessage::WrongGroup) => Attempt::WrongGroup,
-        Ok(_) => Attempt::Retry(format!("{candidate} sent an unexpected message")),
-        Err(e) => Attempt::Retry(format!("{candidate}: {}", describe_io_error(&e))),
+    match register(stream, candidate, request, options, until) {
+        Ok(Ok((listener, connection))) => Attempt::Joined(listener, connection),
+        Ok(Err(error)) => Attempt::Failed(error),
+        Err(ReceiveError::Io(e)) => Attempt::Retry(format!("{candidate}: {}", describe_io_error(&e))),
+        Err(e) => Attempt::Unauthenticated(e.to_string()),
     }
 }
 
+/// Registers at a server that may not be this group's: what it sends counts once it proves the
+/// secret.
+fn register(
+    stream: TcpStream,
+    by: SocketAddr,
+    request: &JoinRequest,
+    options: &Options,
+    until: Instant,
+) -> Result<Result<(HelloListener, Connection), BootstrapError>, ReceiveError> {
+    let &JoinRequest { secret, rank, ranks } = request;
+    let server_nonce = receive_challenge(&stream, until)?;
+    let nonce = random()?;
+    let listener = match listen_for_peers(&stream, options.bind, request, nonce) {
+        Ok(listener) => listener,
+        Err(error) => return Ok(Err(error)),
+    };
+    let entry = Entry {
+        listen_addr: listener.address(),
+        nonce,
+        member: Member::this(),
+    };
+    let hello = BootstrapMessage::Register { rank, ranks, entry };
+    let mut connection = greet(stream, &secret, &hello, server_nonce)?;
+    let answer = connection.receive(until)?;
+    Ok(match answer {
+        BootstrapMessage::Accept => Ok((listener, connection)),
+        BootstrapMessage::Reject(reason) => Err(BootstrapError::Refused { by, rank, reason }),
+        other => Err(lost(rank, format!("the rendezvous at {by}"), unexpected(Ok(other)))),
+    })
+}
+
+/// The client's end of a connection whose hello is sent.
+fn greet(stream: TcpStream, secret: &Secret, hello: &BootstrapMessage, server_nonce: Nonce) -> io::Result<Connection> {
+    let handshake = hello.handshake(server_nonce).ok_or(io::ErrorKind::InvalidInput)?;
+    let session = Session::client(secret, &handshake);
+    stream.set_nodelay(true)?;
+    let mut connection = Connection { stream, session };
+    connection.send(hello)?;
+    Ok(connection)
+}
+
 /// Listens on the address that the rendezvous sees unless `bind` names another.
-fn listen_for_peers(stream: &TcpStream, bind: Option<IpAddr>, ranks: u32) -> Result<HelloListener, BootstrapError> {
+fn listen_for_peers(
+    stream: &TcpStream,
+    bind: Option<IpAddr>,
+    request: &JoinRequest,
+    nonce: Nonce,
+) -> Result<HelloListener, BootstrapError> {
     let seen = stream
         .local_addr()
         .map_err(BootstrapError::system("get the address of a socket"))?;
     let mut address = seen;
     address.set_ip(bind.unwrap_or(seen.ip()));
     address.set_port(0);
-    HelloListener::bind(address, ranks).map_err(|source| BootstrapError::Listen {
-        address: address.ip().to_string(),
-        source,
+    HelloListener::bind(address, request.ranks, request.secret, ServerNonce::Known(nonce)).map_err(|source| {
+        BootstrapError::Listen {
+            address: address.ip().to_string(),
+            source,
+        }
     })
 }
 
 fn connect_mesh(
     mut listener: HelloListener,
-    request: JoinRequest,
+    request: &JoinRequest,
     table: &[Entry],
     within: Duration,
     deadline: Instant,
 ) -> Result<PeerStreams, BootstrapError> {
-    let JoinRequest { nonce, rank, .. } = request;
+    let &JoinRequest { secret, rank, ranks } = request;
     let named = |other: Rank| format!("rank {other} ({})", table[other.index()].member);
-    let mut streams: Vec<Option<TcpStream>> = table.iter().map(|_| None).collect();
+    let mut connections: Vec<Option<Connection>> = table.iter().map(|_| None).collect();
     let above = || (rank.0 + 1..table.len() as u32).map(Rank);
     for other in above() {
-        let left = deadline
-            .saturating_duration_since(Instant::now())
-            .max(Duration::from_millis(1));
-        let hello = BootstrapMessage::Connect {
-            nonce,
-            from: rank,
-            to: other,
-        };
-        let connected = TcpStream::connect_timeout(&table[other.index()].listen_addr, left).and_then(|stream| {
-            stream
-                .set_nodelay(true)
-                .and_then(|()| send_message(&stream, &hello))
-                .map(|()| stream)
-        });
-        streams[other.index()] = Some(connected.map_err(|e| lost(rank, named(other), describe_io_error(&e)))?);
+        let connected = connect(&table[other.index()], &secret, (rank, other), deadline);
+        connections[other.index()] = Some(connected.map_err(|e| lost(rank, named(other), describe_io_error(&e)))?);
     }
-    while streams[..rank.index()].iter().any(Option::is_none) {
-        let Some(accepted) = listener
+    let mut turned_away = String::new();
+    while connections[..rank.index()].iter().any(Option::is_none) {
+        let accepted = listener
             .next_hello(deadline, None)
-            .map_err(BootstrapError::system("wait for the other ranks"))?
-        else {
-            let absent = (0..rank.0).map(Rank).filter(|other| streams[other.index()].is_none());
-            return Err(BootstrapError::Missing {
-                missing: in_words(&absent.collect::<Vec<_>>()),
-                ranks: request.ranks,
-                within,
-                turned_away: String::new(),
-            });
-        };
-        match validate_connect(&accepted, request, &streams) {
-            Ok(other) => match send_message(&accepted.stream, &BootstrapMessage::Accept) {
-                Ok(()) => streams[other.index()] = Some(accepted.stream),
-                Err(e) => return Err(lost(rank, named(other), describe_io_error(&e))),
+            .map_err(BootstrapError::system("wait for the other ranks"))?;
+        match accepted {
+            Some(Ok(mut accepted)) => match validate_connect(&accepted, rank, &connections) {
+                Ok(other) => match accepted.connection.send(&BootstrapMessage::Accept) {
+                    Ok(()) => connections[other.index()] = Some(accepted.connection),
+                    Err(e) => return Err(lost(rank, named(other), describe_io_error(&e))),
+                },
+                Err(reason) => {
+                    tracing::warn!("rank {rank}: turned {} away: {reason}", accepted.peer_addr);
+                    // Best effort: the peer may be gone.
+                    let _ = accepted.connection.send(&BootstrapMessage::Reject(reason));
+                }
             },
-            Err(answer) => {
-                tracing::warn!(
-                    "rank {rank}, at {}: turned {} away",
-                    listener.address(),
-                    accepted.peer_addr
-                );
-                // Best effort: the peer may be gone.
-                let _ = send_message(&accepted.stream, &answer);
+            Some(Err(Unproved { peer_addr, reason })) => {
+                tracing::warn!("rank {rank}: turned {peer_addr} away: {reason}");
+                turned_away = format!("; {peer_addr} was turned away: {reason}");
+            }
+            None => {
+                let absent = (0..rank.0)
+                    .map(Rank)
+                    .filter(|other| connections[other.index()].is_none());
+                return Err(BootstrapError::Missing {
+                    missing: in_words(&absent.collect::<Vec<_>>()),
+                    ranks,
+                    within,
+                    turned_away,
+                });
             }
         }
     }
     for other in above() {
-        if let Some(stream) = &streams[other.index()] {
-            match receive_message(stream, deadline) {
+        if let Some(connection) = &mut connections[other.index()] {
+            match connection.receive(deadline) {
                 Ok(BootstrapMessage::Accept) => {}
                 Ok(BootstrapMessage::Reject(reason)) => {
                     let by = table[other.index()].listen_addr;
                     return Err(BootstrapError::Refused { by, rank, reason });
                 }
-                Ok(_) => return Err(lost(rank, named(other), "it talks nonsense".to_owned())),
-                Err(e) => return Err(lost(rank, named(other), describe_io_error(&e))),
+                answer => return Err(lost(rank, named(other), unexpected(answer))),
             }
         }
     }
     Ok(PeerStreams {
         members: table.iter().map(|entry| entry.member.clone()).collect(),
-        streams,
+        connections,
     })
 }
 
-/// The rank of an accepted connection, or the reply that rejects it.
-fn validate_connect(
-    accepted: &Accepted,
-    request: JoinRequest,
-    streams: &[Option<TcpStream>],
-) -> Result<Rank, BootstrapMessage> {
-    match &accepted.hello {
-        Ok(BootstrapMessage::Connect { nonce, .. }) if *nonce != request.nonce => Err(BootstrapMessage::WrongGroup),
-        Ok(BootstrapMessage::Connect { from, to, .. })
-            if *to == request.rank && *from < *to && streams[from.index()].is_none() =>
+/// Connects to a member, with the hello of this pair of ranks.
+fn connect(member: &Entry, secret: &Secret, (from, to): (Rank, Rank), deadline: Instant) -> io::Result<Connection> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let stream = TcpStream::connect_timeout(&member.listen_addr, left.max(Duration::from_millis(1)))?;
+    let nonce = random()?;
+    greet(
+        stream,
+        secret,
+        &BootstrapMessage::Connect { nonce, from, to },
+        member.nonce,
+    )
+}
+
+/// The rank of an accepted connection, or why it is rejected.
+fn validate_connect(accepted: &Accepted, rank: Rank, connections: &[Option<Connection>]) -> Result<Rank, String> {
+    match accepted.hello {
+        BootstrapMessage::Connect { from, to, .. }
+            if to == rank && from < to && connections[from.index()].is_none() =>
         {
-            Ok(*from)
+            Ok(from)
         }
-        Ok(BootstrapMessage::Connect { from, to, .. }) => Err(BootstrapMessage::Reject(format!(
-            "rank {} expects no connection from rank {from} to rank {to}",
-            request.rank
-        ))),
-        Ok(_) => Err(BootstrapMessage::Reject("a rank is no rendezvous".to_owned())),
-        Err(why) => Err(BootstrapMessage::Reject((*why).to_owned())),
+        BootstrapMessage::Connect { from, to, .. } => Err(format!(
+            "rank {rank} expects no connection from rank {from} to rank {to}"
+        )),
+        _ => Err("a rank is no rendezvous".to_owned()),
     }
 }

@@ -3,16 +3,19 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use super::error::BootstrapError;
-use super::id::{Nonce, UniqueId};
+use super::id::UniqueId;
 use super::join::{JoinRequest, resolve};
 use super::rendezvous::{Rendezvous, RendezvousServer};
+use super::secret::{self, Secret};
 use super::{Group, Options};
 use crate::types::Rank;
 
 /// Ports that rank 0 tries.
 const PORTS: u16 = 8;
+const LOOPBACK: &str = "127.0.0.1";
 
 /// The launcher of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -28,7 +31,7 @@ pub enum Launcher {
 }
 
 /// Where the ranks of a job meet.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub enum RendezvousPoint {
     /// At a rendezvous that is served already.
     Id(UniqueId),
@@ -38,8 +41,8 @@ pub enum RendezvousPoint {
         host: String,
         /// The first port.
         port: u16,
-        /// The nonce that authenticates the job's ranks.
-        nonce: Nonce,
+        /// The secret that authenticates the job's ranks.
+        secret: Secret,
     },
 }
 
@@ -49,17 +52,21 @@ pub enum RendezvousPoint {
 /// |---|---|---|
 /// | `doorbell … --ranks N`, or a script | `DOORBELL_RANK`, `DOORBELL_RANKS`, `DOORBELL_LOCAL_RANK` | `DOORBELL_ID` |
 /// | torchrun | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | `MASTER_ADDR`, from port `MASTER_PORT` + 1 on |
-/// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK` | one host: loopback; several: `MASTER_ADDR`, to be given with `-x` |
+/// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK` | `MASTER_ADDR`, to be given with `-x` |
 /// | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
+///
+/// Ranks that are all on one host meet on its loopback address.
 ///
 /// The first row whose rank and number of ranks are set applies, as launchers may be nested.
 /// `DOORBELL_ID` names the rendezvous under any launcher; the process that made the id listens.
 /// Without one, rank 0 listens at the first free one of eight ports, and the others try all: those
 /// after `MASTER_PORT`, or eight below the ephemeral range that the job number selects.
 ///
-/// An id, and Open MPI's key of the job, are random. Other nonces can be guessed, so they separate
-/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into these.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// An id has a random secret. Elsewhere it is `DOORBELL_SECRET`, the text of the file
+/// `DOORBELL_SECRET_FILE`, or the random key that Open MPI makes for each job; without any of these,
+/// the text of `~/.config/doorbell/secret`, which the first rank makes. It is derived for each job:
+/// ranks of another job do not join.
+#[derive(Clone, Debug)]
 pub struct Launch {
     /// The launcher.
     pub launcher: Launcher,
@@ -122,20 +129,20 @@ impl Launch {
     /// As [`Group::join`].
     pub fn join(&self, options: &Options) -> Result<Group, BootstrapError> {
         let &Self { rank, ranks, .. } = self;
-        let (candidates, nonce, serving) = match &self.rendezvous {
-            RendezvousPoint::Id(id) => (resolve(id.host(), id.port())?, id.nonce(), None),
-            RendezvousPoint::Derived { host, port, nonce } => {
+        let (candidates, secret, serving) = match &self.rendezvous {
+            RendezvousPoint::Id(id) => (resolve(id.host(), id.port())?, id.secret(), None),
+            RendezvousPoint::Derived { host, port, secret } => {
                 let candidates = candidates(host, *port, options.bind.filter(|_| rank == Rank(0)))?;
                 if rank == Rank(0) {
-                    let serving = serve(&candidates, *nonce, ranks, options)?;
+                    let serving = serve(&candidates, *secret, ranks, options)?;
                     let id = serving.id();
-                    (resolve(id.host(), id.port())?, *nonce, Some(serving))
+                    (resolve(id.host(), id.port())?, *secret, Some(serving))
                 } else {
-                    (candidates, *nonce, None)
+                    (candidates, *secret, None)
                 }
             }
         };
-        let group = Group::join_at(&candidates, JoinRequest { nonce, rank, ranks }, options)?;
+        let group = Group::join_at(&candidates, JoinRequest { secret, rank, ranks }, options)?;
         serving.map_or(Ok(()), RendezvousServer::wait)?;
         Ok(group)
     }
@@ -160,13 +167,13 @@ fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketA
 
 fn serve(
     candidates: &[SocketAddr],
-    nonce: Nonce,
+    secret: Secret,
     ranks: u32,
     options: &Options,
 ) -> Result<RendezvousServer, BootstrapError> {
     let mut last = None;
     for candidate in candidates {
-        match Rendezvous::at(*candidate, nonce, ranks) {
+        match Rendezvous::at(*candidate, secret, ranks) {
             Ok(rendezvous) => return rendezvous.spawn(options.timeout),
             Err(e @ BootstrapError::Listen { .. }) => last = Some(e),
             Err(e) => return Err(e),
@@ -265,17 +272,15 @@ impl Variables<'_> {
                 VARIABLE,
                 "it should be the unique id that the launcher of the ranks has made",
             ),
-            Launcher::Torchrun => self.at_master(&["torchrun"]),
+            Launcher::Torchrun => self.at_master(&["torchrun"], self.is_one_host("LOCAL_WORLD_SIZE", "WORLD_SIZE")),
             Launcher::OpenMpi => {
-                // mpirun makes 128 random bits for each job, for its own transports.
-                let key = self.get("OMPI_MCA_orte_precondition_transports").unwrap_or_default();
                 let job = self
                     .get("PMIX_NAMESPACE")
                     .or_else(|| self.get("OMPI_MCA_ess_base_jobid"));
-                let words = ["mpirun", &key, &job.unwrap_or_default()];
-                let one_host = self.get("OMPI_COMM_WORLD_LOCAL_SIZE") == self.get("OMPI_COMM_WORLD_SIZE");
+                let words = ["mpirun", &job.unwrap_or_default()];
+                let one_host = self.is_one_host("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE");
                 if self.get("MASTER_ADDR").is_some() && !one_host {
-                    return self.at_master(&words);
+                    return self.at_master(&words, false);
                 }
                 if !one_host {
                     return missing(
@@ -283,10 +288,16 @@ impl Variables<'_> {
                         "the ranks run on several hosts, so it should name that of rank 0: mpirun -x MASTER_ADDR=…",
                     );
                 }
-                Ok(self.derived("127.0.0.1".to_owned(), &words))
+                self.derived(LOOPBACK.to_owned(), &words)
             }
             Launcher::Slurm => {
                 const NODES: &str = "SLURM_STEP_NODELIST";
+                let job = self.get("SLURM_JOB_ID").unwrap_or_default();
+                let step = self.get("SLURM_STEP_ID").unwrap_or_default();
+                let words = ["srun", &job, &step];
+                if self.get("SLURM_STEP_NUM_NODES").as_deref() == Some("1") {
+                    return self.derived(LOOPBACK.to_owned(), &words);
+                }
                 let nodes = self
                     .get(NODES)
                     .or_else(|| self.get("SLURM_JOB_NODELIST"))
@@ -298,15 +309,18 @@ impl Variables<'_> {
                         expected: "it should list hosts, as node[1-4]",
                     });
                 };
-                let job = self.get("SLURM_JOB_ID").unwrap_or_default();
-                let step = self.get("SLURM_STEP_ID").unwrap_or_default();
-                Ok(self.derived(host, &["srun", &job, &step]))
+                self.derived(host, &words)
             }
         }
     }
 
+    fn is_one_host(&self, local: &'static str, all: &'static str) -> bool {
+        let local = self.get(local);
+        local.is_some() && local == self.get(all)
+    }
+
     /// At the ports after `MASTER_PORT`, which the job's own rendezvous uses.
-    fn at_master(&self, words: &[&str]) -> Result<RendezvousPoint, BootstrapError> {
+    fn at_master(&self, words: &[&str], one_host: bool) -> Result<RendezvousPoint, BootstrapError> {
         let host: String = self.required("MASTER_ADDR", "it should name the host of rank 0")?;
         let port: u16 = self.required("MASTER_PORT", "it should be a port below 65535")?;
         let Some(port) = port.checked_add(1) else {
@@ -320,23 +334,51 @@ impl Variables<'_> {
         let run = self.get("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restarts = self.get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         let candidate = format!("{host}:{port}");
-        let words = [words, &[&candidate, &run, &restarts]].concat();
-        let nonce = self.nonce(&words);
-        Ok(RendezvousPoint::Derived { host, port, nonce })
+        let secret = self.secret(&[words, &[&candidate, &run, &restarts]].concat())?;
+        let host = if one_host { LOOPBACK.to_owned() } else { host };
+        Ok(RendezvousPoint::Derived { host, port, secret })
     }
 
     /// At ports that the job number selects: 10240 to 28671, below the ephemeral range.
-    fn derived(&self, host: String, words: &[&str]) -> RendezvousPoint {
-        let nonce = self.nonce(words);
-        let [low, high, ..] = *nonce.bytes();
+    fn derived(&self, host: String, words: &[&str]) -> Result<RendezvousPoint, BootstrapError> {
+        // Ports are public: they come of the job's words alone.
+        let [low, high, ..] = *Secret::derived(words).bytes();
         let choice = u16::from_le_bytes([low, high]) % (18432 / PORTS);
         let port = 10240 + choice * PORTS;
-        RendezvousPoint::Derived { host, port, nonce }
+        let secret = self.secret(words)?;
+        Ok(RendezvousPoint::Derived { host, port, secret })
     }
 
-    fn nonce(&self, words: &[&str]) -> Nonce {
-        let secret = self.get("DOORBELL_SECRET").unwrap_or_default();
-        Nonce::derived(&[words, &[&secret]].concat())
+    /// The secret of the job that `words` name.
+    fn secret(&self, words: &[&str]) -> Result<Secret, BootstrapError> {
+        let of_job = |text: &str| Ok(Secret::derived(&[words, &[text]].concat()));
+        if let Some(text) = self.get("DOORBELL_SECRET") {
+            if text.len() >= secret::MIN_TEXT {
+                return of_job(&text);
+            }
+            return Err(BootstrapError::Variable {
+                variable: "DOORBELL_SECRET",
+                value: "…".to_owned(),
+                expected: "it should have at least 16 characters, as openssl rand -hex 16 prints them",
+            });
+        }
+        let unusable = |file: &Path, e: io::Error| BootstrapError::NoSecret {
+            reason: format!("{}: {e}", file.display()),
+        };
+        if let Some(file) = self.get("DOORBELL_SECRET_FILE").map(PathBuf::from) {
+            return of_job(&secret::read(&file).map_err(|e| unusable(&file, e))?);
+        }
+        // mpirun makes 128 random bits for each job, for its own transports.
+        if let Some(key) = self.get("OMPI_MCA_orte_precondition_transports") {
+            return of_job(&key);
+        }
+        let home = || self.get("HOME").map(|home| Path::new(&home).join(".config"));
+        let Some(folder) = self.get("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home) else {
+            let reason = "HOME is not set".to_owned();
+            return Err(BootstrapError::NoSecret { reason });
+        };
+        let file = folder.join("doorbell/secret");
+        of_job(&secret::read_or_make(&file).map_err(|e| unusable(&file, e))?)
     }
 }
 

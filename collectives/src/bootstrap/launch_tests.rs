@@ -2,6 +2,7 @@
 
 use super::*;
 
+const SECRET: &str = "a secret of the user's";
 const ID: &str = "doorbell:10.0.0.1:4000:000102030405060708090a0b0c0d0e0f";
 
 fn read(variables: &[(&str, &str)]) -> Result<Launch, BootstrapError> {
@@ -19,6 +20,7 @@ const TORCHRUN: &[(&str, &str)] = &[
     ("MASTER_PORT", "29500"),
     ("TORCHELASTIC_RUN_ID", "none"),
     ("TORCHELASTIC_RESTART_COUNT", "0"),
+    ("DOORBELL_SECRET", SECRET),
 ];
 /// As Open MPI 4.1 sets them.
 const MPIRUN: &[(&str, &str)] = &[
@@ -41,6 +43,7 @@ const SRUN: &[(&str, &str)] = &[
     ("SLURM_STEP_NODELIST", "gpu[07-09,12],head"),
     ("SLURM_JOB_ID", "4711"),
     ("SLURM_STEP_ID", "0"),
+    ("DOORBELL_SECRET", SECRET),
 ];
 
 /// `base` with some variables replaced.
@@ -48,10 +51,17 @@ fn with<'a>(base: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'
     [more, base].concat()
 }
 
-fn derived(launch: Launch) -> (String, u16, Nonce) {
+fn derived(launch: Launch) -> (String, u16, [u8; 16]) {
     match launch.rendezvous {
-        RendezvousPoint::Derived { host, port, nonce } => (host, port, nonce),
+        RendezvousPoint::Derived { host, port, secret } => (host, port, *secret.bytes()),
         RendezvousPoint::Id(id) => panic!("{id}"),
+    }
+}
+
+fn id(launch: Launch) -> String {
+    match launch.rendezvous {
+        RendezvousPoint::Id(id) => id.to_string(),
+        derived => panic!("{derived:?}"),
     }
 }
 
@@ -63,7 +73,7 @@ fn every_launcher_is_recognised() {
         (launch.launcher, launch.rank, launch.ranks, launch.local_rank),
         (Launcher::Doorbell, Rank(0), 4, None)
     );
-    assert_eq!(launch.rendezvous, RendezvousPoint::Id(ID.parse().unwrap()));
+    assert_eq!(id(launch), ID);
 
     let launch = read(TORCHRUN).unwrap();
     assert_eq!(
@@ -103,7 +113,7 @@ fn the_inner_launcher_wins_and_an_id_names_the_rendezvous() {
     );
     for base in [TORCHRUN, MPIRUN, SRUN] {
         let launch = read(&with(base, &[("DOORBELL_ID", ID)])).unwrap();
-        assert_eq!(launch.rendezvous, RendezvousPoint::Id(ID.parse().unwrap()));
+        assert_eq!(id(launch), ID);
     }
     let spread = with(
         MPIRUN,
@@ -118,16 +128,75 @@ fn the_inner_launcher_wins_and_an_id_names_the_rendezvous() {
 }
 
 #[test]
-fn nonces_are_equal_within_a_job_only() {
-    let nonce = |base: &[(&str, &str)], more: &[(&str, &str)]| derived(read(&with(base, more)).unwrap()).2;
+fn ranks_of_one_host_meet_on_loopback() {
+    for (base, one_host) in [
+        (TORCHRUN, ("LOCAL_WORLD_SIZE", "8")),
+        (SRUN, ("SLURM_STEP_NUM_NODES", "1")),
+    ] {
+        let (host, port, _) = derived(read(&with(base, &[one_host])).unwrap());
+        assert_eq!(host, "127.0.0.1");
+        assert_eq!(port, derived(read(base).unwrap()).1);
+    }
+    let (host, ..) = derived(read(&with(TORCHRUN, &[("LOCAL_WORLD_SIZE", "4")])).unwrap());
+    assert_eq!(host, "head");
+}
+
+#[test]
+fn secrets_are_equal_within_a_job_only() {
+    let secret = |base: &[(&str, &str)], more: &[(&str, &str)]| derived(read(&with(base, more)).unwrap()).2;
     for (base, rank, job) in [
         (TORCHRUN, "RANK", "TORCHELASTIC_RESTART_COUNT"),
         (MPIRUN, "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_precondition_transports"),
         (SRUN, "SLURM_PROCID", "SLURM_JOB_ID"),
     ] {
-        assert_eq!(nonce(base, &[(rank, "0")]), nonce(base, &[]));
-        assert_ne!(nonce(base, &[(job, "77")]), nonce(base, &[]));
-        assert_ne!(nonce(base, &[("DOORBELL_SECRET", "x")]), nonce(base, &[]));
+        assert_eq!(secret(base, &[(rank, "0")]), secret(base, &[]));
+        assert_ne!(secret(base, &[(job, "77")]), secret(base, &[]));
+        assert_ne!(
+            secret(base, &[("DOORBELL_SECRET", "another one of them")]),
+            secret(base, &[])
+        );
+    }
+}
+
+#[test]
+fn ports_do_not_depend_on_the_secret() {
+    let port = |secret: &str| derived(read(&with(SRUN, &[("DOORBELL_SECRET", secret)])).unwrap()).1;
+    let ports: Vec<_> = (0..64)
+        .map(|number| port(&format!("secret number {number:03}")))
+        .collect();
+    assert!(ports.iter().all(|one| *one == ports[0]), "{ports:?}");
+}
+
+#[test]
+fn a_secret_is_that_of_the_user_a_file_the_launcher_or_home() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().to_str().unwrap();
+    let file = folder.path().join(".config/doorbell/secret");
+    let unset = ("DOORBELL_SECRET", "");
+    let secret = |more: &[(&str, &str)]| read(&with(SRUN, more)).map(|launch| derived(launch).2);
+    let made = secret(&[unset, ("HOME", home)]).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(secret(&[("DOORBELL_SECRET", text.trim())]).unwrap(), made);
+    let file = file.to_str().unwrap();
+    assert_eq!(secret(&[unset, ("DOORBELL_SECRET_FILE", file)]).unwrap(), made);
+    let elsewhere = ("XDG_CONFIG_HOME", home);
+    assert_ne!(secret(&[unset, elsewhere, ("HOME", "/nowhere")]).unwrap(), made);
+    let key = read(&with(MPIRUN, &[("HOME", "/nowhere")])).map(derived);
+    assert!(key.is_ok(), "{key:?}");
+    for (more, expected) in [
+        (&[unset][..], "HOME is not set; set DOORBELL_SECRET"),
+        (
+            &[unset, ("HOME", "/proc")],
+            "no secret authenticates the ranks: /proc/.config/doorbell/secret",
+        ),
+        (&[unset, ("DOORBELL_SECRET_FILE", "/nowhere")], "/nowhere: No such file"),
+        (
+            &[("DOORBELL_SECRET", "too short")],
+            "it should have at least 16 characters",
+        ),
+    ] {
+        let said = secret(more).unwrap_err().to_string();
+        assert!(said.contains(expected) && !said.contains("too short"), "{said}");
     }
 }
 
@@ -189,12 +258,10 @@ fn a_child_reads_the_variables_of_its_parent() {
             .find(|(variable, _)| *variable == name)
             .map(|(_, value)| value.clone())
     });
-    let expected = Launch {
-        launcher: Launcher::Doorbell,
-        rank: Rank(2),
-        ranks: 3,
-        local_rank: Some(2),
-        rendezvous: RendezvousPoint::Id(ID.parse().unwrap()),
-    };
-    assert_eq!(launch.unwrap(), expected);
+    let launch = launch.unwrap();
+    assert_eq!(
+        (launch.launcher, launch.rank, launch.ranks, launch.local_rank),
+        (Launcher::Doorbell, Rank(2), 3, Some(2))
+    );
+    assert_eq!(id(launch), ID);
 }

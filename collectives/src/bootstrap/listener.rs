@@ -2,8 +2,8 @@
 //! message).
 //!
 //! It polls all pending connections at once, so a peer that sends nothing blocks no other. A
-//! connection has [`HELLO_TIMEOUT`] to send at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes; of
-//! more than [`MAX_PENDING`] the oldest is dropped.
+//! connection has [`HELLO_TIMEOUT`] to send at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes that
+//! prove the group's secret; of more than [`MAX_PENDING`] the oldest is dropped.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::wire::{BootstrapMessage, HEADER, MAX_BODY, MAX_HELLO, body_length};
+use super::auth::{Nonce, Session, TAG};
+use super::connection::Connection;
+use super::secret::{Secret, random};
+use super::wire::{BootstrapMessage, HEADER, MAX_HELLO, body_length};
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pending connections beyond the expected ranks.
 const MAX_PENDING: usize = 256;
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after accept(2) failed for want of a descriptor or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
 
@@ -28,13 +30,40 @@ struct PendingConnection {
     stream: TcpStream,
     peer_addr: SocketAddr,
     accepted_at: Instant,
+    nonce: Nonce,
     received: Vec<u8>,
+}
+
+/// Where clients get the nonce of the server's end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ServerNonce {
+    /// From an authenticated message: one nonce for all, of whom each connects once.
+    Known(Nonce),
+    /// From the server: each connection has one of its own.
+    Challenge,
+}
+
+impl ServerNonce {
+    /// `None` for a connection that fails at once.
+    fn for_connection(self, mut stream: &TcpStream) -> Option<Nonce> {
+        match self {
+            Self::Known(nonce) => Some(nonce),
+            Self::Challenge => {
+                let nonce = random().ok()?;
+                // A new socket's buffer has room for it.
+                stream.write_all(&BootstrapMessage::Challenge(nonce).encode()).ok()?;
+                Some(nonce)
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct HelloListener {
     listener: TcpListener,
     address: SocketAddr,
+    secret: Secret,
+    nonce: ServerNonce,
     pending: VecDeque<PendingConnection>,
     accept_paused_until: Option<Instant>,
     max_pending: usize,
@@ -42,20 +71,29 @@ pub(super) struct HelloListener {
 
 #[derive(Debug)]
 pub(super) struct Accepted {
-    pub(super) stream: TcpStream,
     pub(super) peer_addr: SocketAddr,
-    pub(super) hello: Result<BootstrapMessage, &'static str>,
+    pub(super) hello: BootstrapMessage,
+    pub(super) connection: Connection,
+}
+
+/// A connection that did not prove the group's secret.
+#[derive(Debug)]
+pub(super) struct Unproved {
+    pub(super) peer_addr: SocketAddr,
+    pub(super) reason: &'static str,
 }
 
 impl HelloListener {
     /// Listens at `address`; port 0 selects a free one. `expected` connections may arrive at once.
-    pub(super) fn bind(address: SocketAddr, expected: u32) -> io::Result<Self> {
+    pub(super) fn bind(address: SocketAddr, expected: u32, secret: Secret, nonce: ServerNonce) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         Ok(Self {
             listener,
             address,
+            secret,
+            nonce,
             pending: VecDeque::new(),
             accept_paused_until: None,
             max_pending: MAX_PENDING + expected as usize,
@@ -66,13 +104,13 @@ impl HelloListener {
         self.address
     }
 
-    /// Waits for the next complete or invalid hello. Returns `None` at `deadline`, or once `wakeup`
-    /// is readable.
+    /// Waits for the next complete hello, authenticated or refused. Returns `None` at `deadline`, or
+    /// once `wakeup` is readable.
     pub(super) fn next_hello(
         &mut self,
         deadline: Instant,
         wakeup: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Option<Accepted>> {
+    ) -> io::Result<Option<Result<Accepted, Unproved>>> {
         loop {
             let now = Instant::now();
             let Some(left) = deadline.checked_duration_since(now).filter(|left| !left.is_zero()) else {
@@ -113,15 +151,10 @@ impl HelloListener {
                 return Ok(None);
             }
             for i in (0..self.pending.len()).filter(|i| ready[i + 1]) {
-                if let Some(hello) = self.pending[i].read_hello()
-                    && let Some(connection) = self.pending.remove(i)
-                    && connection.stream.set_nonblocking(false).is_ok()
+                if let Some(hello) = self.pending[i].read_hello(&self.secret)
+                    && let Some(pending) = self.pending.remove(i)
                 {
-                    return Ok(Some(Accepted {
-                        stream: connection.stream,
-                        peer_addr: connection.peer_addr,
-                        hello,
-                    }));
+                    return Ok(Some(pending.authenticated(hello)));
                 }
             }
             if ready[0] {
@@ -135,6 +168,9 @@ impl HelloListener {
             Ok((stream, peer_addr)) => {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
+                let Some(nonce) = self.nonce.for_connection(&stream) else {
+                    return Ok(());
+                };
                 if self.pending.len() == self.max_pending {
                     self.pending.pop_front();
                 }
@@ -142,6 +178,7 @@ impl HelloListener {
                     stream,
                     peer_addr,
                     accepted_at: Instant::now(),
+                    nonce,
                     received: Vec::new(),
                 });
                 Ok(())
@@ -161,10 +198,10 @@ impl HelloListener {
 
 impl PendingConnection {
     /// Reads available bytes. Returns `None` while the hello is incomplete.
-    fn read_hello(&mut self) -> Option<Result<BootstrapMessage, &'static str>> {
+    fn read_hello(&mut self, secret: &Secret) -> Option<Result<(BootstrapMessage, Session), &'static str>> {
         loop {
             let missing_bytes = match self.missing_bytes() {
-                Ok(0) => return Some(BootstrapMessage::decode(&self.received[HEADER..]).ok_or("it makes no sense")),
+                Ok(0) => return Some(authenticate(&self.received, self.nonce, secret)),
                 Ok(missing_bytes) => missing_bytes,
                 Err(reason) => return Some(Err(reason)),
             };
@@ -185,7 +222,39 @@ impl PendingConnection {
             return Ok(HEADER - self.received.len());
         };
         let body = body_length(*header, MAX_HELLO).ok_or("it is no doorbell of this version")?;
-        Ok(HEADER + body - self.received.len())
+        Ok(HEADER + body + TAG - self.received.len())
+    }
+
+    fn authenticated(self, hello: Result<(BootstrapMessage, Session), &'static str>) -> Result<Accepted, Unproved> {
+        let Self { stream, peer_addr, .. } = self;
+        let hello = hello.and_then(|hello| match stream.set_nonblocking(false) {
+            Ok(()) => Ok(hello),
+            Err(_) => Err("its connection broke"),
+        });
+        match hello {
+            Ok((hello, session)) => Ok(Accepted {
+                peer_addr,
+                hello,
+                connection: Connection { stream, session },
+            }),
+            Err(reason) => {
+                // Best effort: the peer may be gone, or not read.
+                let _ = (&stream).write(&BootstrapMessage::Refuse(reason.to_owned()).encode());
+                Err(Unproved { peer_addr, reason })
+            }
+        }
+    }
+}
+
+/// A hello, if its MAC proves the secret.
+fn authenticate(received: &[u8], nonce: Nonce, secret: &Secret) -> Result<(BootstrapMessage, Session), &'static str> {
+    let (frame, tag) = received.split_last_chunk::<TAG>().ok_or("it is cut off")?;
+    let hello = BootstrapMessage::decode(&frame[HEADER..]).ok_or("it makes no sense")?;
+    let handshake = hello.handshake(nonce).ok_or("its first message is no hello")?;
+    let mut session = Session::server(secret, &handshake);
+    match session.receive.open(frame, tag) {
+        Ok(()) => Ok((hello, session)),
+        Err(_) => Err("it does not prove the group's secret"),
     }
 }
 
@@ -193,46 +262,6 @@ impl PendingConnection {
 pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     let ms = left.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
-}
-
-pub(super) fn send_message(mut stream: &TcpStream, message: &BootstrapMessage) -> io::Result<()> {
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    stream.write_all(&message.encode())
-}
-
-/// Reads a message; an authenticated peer may send a long one.
-pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::Result<BootstrapMessage> {
-    let mut read = |buffer: &mut [u8]| -> io::Result<()> {
-        let mut done = 0;
-        while done < buffer.len() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-            match stream.read(&mut buffer[done..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => done += n,
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
-    };
-    let nonsense = || io::Error::new(io::ErrorKind::InvalidData, "it is no doorbell of this version");
-    let mut header = [0; HEADER];
-    read(&mut header)?;
-    let mut body = vec![0; body_length(header, MAX_BODY).ok_or_else(nonsense)?];
-    read(&mut body)?;
-    BootstrapMessage::decode(&body).ok_or_else(nonsense)
-}
-
-pub(super) fn describe_io_error(e: &io::Error) -> String {
-    match e.kind() {
-        io::ErrorKind::UnexpectedEof => "it hung up".to_owned(),
-        io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
-        _ => e.to_string(),
-    }
 }
 
 /// Whether other ranks can connect to `ip`: the wildcard address is not for the table.

@@ -1,9 +1,12 @@
 //! Bootstrap: processes meet at the rendezvous named by a [`UniqueId`] and form a [`Group`] with a
 //! full mesh of TCP connections.
 //!
-//! Data of collectives goes over queue pairs; the [`ControlMesh`] carries what is needed before
+//! All connections are [authenticated](auth) by the group's secret. Data of collectives goes over
+//! queue pairs; the [`ControlMesh`] carries what is needed before
 //! (addresses and keys), beside (failure detection, abort) and after (shrink).
 
+mod auth;
+mod connection;
 mod error;
 mod exchange;
 #[doc(hidden)]
@@ -14,6 +17,7 @@ mod launch;
 mod listener;
 mod mesh;
 mod rendezvous;
+mod secret;
 mod split;
 mod wire;
 
@@ -24,12 +28,14 @@ use std::time::Duration;
 
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
-pub use id::{Nonce, NotAnId, UniqueId};
+pub use id::{NotAnId, UniqueId};
 pub use launch::{Launch, Launcher, RendezvousPoint};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, RendezvousServer};
+pub use secret::Secret;
 
 pub(crate) use mesh::GroupId;
+pub(crate) use secret::random;
 pub(crate) use wire::{Reader, put_text};
 
 use crate::failure::ShrinkError;
@@ -141,7 +147,7 @@ impl Group {
     pub fn join(id: &UniqueId, rank: Rank, ranks: u32, options: &Options) -> Result<Self, BootstrapError> {
         let candidates = join::resolve(id.host(), id.port())?;
         let request = join::JoinRequest {
-            nonce: id.nonce(),
+            secret: id.secret(),
             rank,
             ranks,
         };
@@ -162,7 +168,7 @@ impl Group {
         request: join::JoinRequest,
         options: &Options,
     ) -> Result<Self, BootstrapError> {
-        let links = join::join(candidates, request, options)?;
+        let links = join::join(candidates, &request, options)?;
         let control = ControlMesh::start(links, request.rank)?;
         Ok(Self { control })
     }

@@ -1,8 +1,9 @@
 //! The rendezvous: the server at which the ranks of a group register.
 //!
 //! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. When all ranks have
-//! registered, each receives the table of all, and the rendezvous ends. A connection with the wrong
-//! nonce, an invalid rank or a duplicate rank is rejected with a reason and changes nothing.
+//! registered, each receives the table of all, and the rendezvous ends. A connection that does not
+//! prove the group's secret, an invalid rank or a duplicate rank is rejected with a reason and
+//! changes nothing.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -13,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::connection::Connection;
 use super::error::{BootstrapError, in_words};
-use super::id::{Nonce, UniqueId};
-use super::listener::{Accepted, HelloListener, is_connectable, send_message};
+use super::id::UniqueId;
+use super::listener::{Accepted, HelloListener, ServerNonce, Unproved, is_connectable};
+use super::secret::Secret;
 use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
 use crate::types::Rank;
 
@@ -25,25 +28,24 @@ pub struct Rendezvous {
     listener: HelloListener,
     id: UniqueId,
     ranks: u32,
-    registered: Vec<Option<(TcpStream, Entry)>>,
+    registered: Vec<Option<(Connection, Entry)>>,
     turned_away: Option<(SocketAddr, String)>,
 }
 
 impl Rendezvous {
-    /// Listens on `address` for a group of `ranks`, and makes its id. Use an address that other
-    /// hosts can reach only on networks where 128 bits in plain text suffice.
+    /// Listens on `address` for a group of `ranks`, and makes its id, with a random secret.
     ///
     /// # Errors
     /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none,
     /// [`BootstrapError::System`] where there are no random numbers.
     #[doc(alias = "ncclGetUniqueId")]
     pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
-        let nonce = Nonce::random().map_err(BootstrapError::system("get random numbers"))?;
-        Self::at(SocketAddr::new(address, 0), nonce, ranks)
+        let secret = Secret::random().map_err(BootstrapError::system("get random numbers"))?;
+        Self::at(SocketAddr::new(address, 0), secret, ranks)
     }
 
-    /// Listens at a known address, with a nonce that the ranks have already.
-    pub(super) fn at(address: SocketAddr, nonce: Nonce, ranks: u32) -> Result<Self, BootstrapError> {
+    /// Listens at a known address, with a secret that the ranks have already.
+    pub(super) fn at(address: SocketAddr, secret: Secret, ranks: u32) -> Result<Self, BootstrapError> {
         if ranks == 0 || ranks > MAX_RANKS {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
         }
@@ -55,9 +57,9 @@ impl Rendezvous {
             let what = "the others need one address to connect to, and this stands for many";
             return Err(listen(io::Error::new(io::ErrorKind::InvalidInput, what)));
         }
-        let listener = HelloListener::bind(address, ranks).map_err(listen)?;
+        let listener = HelloListener::bind(address, ranks, secret, ServerNonce::Challenge).map_err(listen)?;
         let address = listener.address();
-        let id = UniqueId::new(&address.ip().to_string(), address.port(), nonce)
+        let id = UniqueId::new(&address.ip().to_string(), address.port(), secret)
             .map_err(|e| listen(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
         Ok(Self {
             listener,
@@ -110,7 +112,8 @@ impl Rendezvous {
         let deadline = Instant::now() + timeout;
         while !self.is_complete() {
             match self.listener.next_hello(deadline, wakeup) {
-                Ok(Some(accepted)) => self.receive(accepted),
+                Ok(Some(Ok(accepted))) => self.receive(accepted),
+                Ok(Some(Err(Unproved { peer_addr, reason }))) => self.note_turned_away(peer_addr, reason),
                 Ok(None) => return Err(self.time_out(timeout)),
                 Err(e) => return Err(BootstrapError::system("wait for the ranks")(e)),
             }
@@ -122,8 +125,8 @@ impl Rendezvous {
             .map(|(_, entry)| entry.clone())
             .collect();
         let table = BootstrapMessage::Table(table);
-        for (stream, entry) in self.registered.iter().flatten() {
-            if let Err(e) = send_message(stream, &table) {
+        for (connection, entry) in self.registered.iter_mut().flatten() {
+            if let Err(e) = connection.send(&table) {
                 // Its peers notice by themselves that it does not connect.
                 tracing::warn!("{} left the rendezvous: {e}", entry.member);
             }
@@ -136,77 +139,64 @@ impl Rendezvous {
             return false;
         }
         for slot in &mut self.registered {
-            slot.take_if(|(stream, _)| !is_connected(stream));
+            slot.take_if(|(connection, _)| !is_connected(&connection.stream));
         }
         self.registered.iter().all(Option::is_some)
     }
 
-    fn receive(&mut self, accepted: Accepted) {
-        match self.validate(&accepted) {
-            Ok((rank, entry)) if send_message(&accepted.stream, &BootstrapMessage::Accept).is_ok() => {
-                self.registered[rank.index()] = Some((accepted.stream, entry));
+    fn receive(&mut self, mut accepted: Accepted) {
+        match self.validate(&accepted.hello) {
+            Ok((rank, entry)) if accepted.connection.send(&BootstrapMessage::Accept).is_ok() => {
+                self.registered[rank.index()] = Some((accepted.connection, entry));
             }
             // It disconnected, and may register again.
             Ok(_) => {}
-            Err(answer) => {
-                let reason = match &answer {
-                    BootstrapMessage::Reject(reason) => reason,
-                    _ => "its nonce is not this group's",
-                };
-                tracing::warn!(
-                    "rendezvous {}: turned {} away: {reason}",
-                    self.listener.address(),
-                    accepted.peer_addr
-                );
-                self.turned_away = Some((accepted.peer_addr, reason.to_owned()));
+            Err(reason) => {
+                self.note_turned_away(accepted.peer_addr, &reason);
                 // Best effort: the peer may be gone.
-                let _ = send_message(&accepted.stream, &answer);
+                let _ = accepted.connection.send(&BootstrapMessage::Reject(reason));
             }
         }
     }
 
-    fn validate(&mut self, accepted: &Accepted) -> Result<(Rank, Entry), BootstrapMessage> {
-        let no = |why: String| BootstrapMessage::Reject(why);
-        let message = accepted.hello.as_ref().map_err(|why| no((*why).to_owned()))?;
-        let BootstrapMessage::Register {
-            nonce,
-            rank,
-            ranks,
-            entry,
-        } = message
-        else {
-            return Err(no("this message is not one for a rendezvous".to_owned()));
+    fn note_turned_away(&mut self, peer_addr: SocketAddr, reason: &str) {
+        let address = self.listener.address();
+        tracing::warn!("rendezvous {address}: turned {peer_addr} away: {reason}");
+        self.turned_away = Some((peer_addr, reason.to_owned()));
+    }
+
+    fn validate(&mut self, hello: &BootstrapMessage) -> Result<(Rank, Entry), String> {
+        let BootstrapMessage::Register { rank, ranks, entry, .. } = hello else {
+            return Err("this message is not one for a rendezvous".to_owned());
         };
-        if *nonce != self.id.nonce() {
-            return Err(BootstrapMessage::WrongGroup);
-        }
         if *ranks != self.ranks {
-            return Err(no(format!(
+            return Err(format!(
                 "this group has {} ranks, and it was started for {ranks}",
                 self.ranks
-            )));
+            ));
         }
         let Some(slot) = self.registered.get_mut(rank.index()) else {
-            return Err(no(format!("there is no rank {rank} in a group of {ranks}")));
+            return Err(format!("there is no rank {rank} in a group of {ranks}"));
         };
         // A rank that disconnected in the meantime may be replaced: it was restarted.
-        if let Some((stream, Entry { member, .. })) = slot
-            && is_connected(stream)
+        if let Some((connection, Entry { member, .. })) = slot
+            && is_connected(&connection.stream)
         {
-            return Err(no(format!("rank {rank} has come already: {member}")));
+            return Err(format!("rank {rank} has come already: {member}"));
         }
         *slot = None;
         if !is_connectable(entry.listen_addr.ip()) {
-            return Err(no(format!("no rank can connect to {}", entry.listen_addr)));
+            return Err(format!("no rank can connect to {}", entry.listen_addr));
         }
         Ok((*rank, entry.clone()))
     }
 
-    fn time_out(self, within: Duration) -> BootstrapError {
+    fn time_out(mut self, within: Duration) -> BootstrapError {
         let absent = |(rank, slot): (usize, &Option<_>)| slot.is_none().then_some(Rank(rank as u32));
         let missing: Vec<_> = self.registered.iter().enumerate().filter_map(absent).collect();
         let turned_away = self
             .turned_away
+            .take()
             .map_or_else(String::new, |(from, why)| format!("; {from} was turned away: {why}"));
         let error = BootstrapError::Missing {
             missing: in_words(&missing),
@@ -214,9 +204,9 @@ impl Rendezvous {
             within,
             turned_away,
         };
-        for (stream, _) in self.registered.iter().flatten() {
+        for (connection, _) in self.registered.iter_mut().flatten() {
             // Best effort: they have deadlines of their own.
-            let _ = send_message(stream, &BootstrapMessage::Reject(error.to_string()));
+            let _ = connection.send(&BootstrapMessage::Reject(error.to_string()));
         }
         error
     }

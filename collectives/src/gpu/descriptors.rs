@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt};
 
-use crate::bootstrap::{Exchange, ExchangeError, Nonce};
+use crate::bootstrap::{Exchange, ExchangeError, random};
 use crate::types::Rank;
 
 /// Bytes of an offer: the boot id and the socket name.
@@ -69,7 +69,7 @@ struct DescriptorServer {
 
 impl DescriptorServer {
     fn open() -> Option<Self> {
-        let name = *Nonce::random().ok()?.bytes();
+        let name = random().ok()?;
         let listener = UnixListener::bind_addr(&address(&name)?).ok()?;
         listener.set_nonblocking(true).ok()?;
         Some(Self {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use doorbell_collectives::Rank;
 use doorbell_collectives::bootstrap::{
-    BootstrapError, Exchange, Group, Nonce, Options, Rendezvous, RendezvousServer, UniqueId,
+    BootstrapError, Exchange, Group, Options, Rendezvous, RendezvousServer, Secret, UniqueId,
 };
 
 use super::with_all;
@@ -53,19 +53,22 @@ fn answer(serving: &RendezvousServer, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn garbage_is_rejected_and_the_group_forms() {
     let serving = serving(3);
-    let magic = b"doorbel\x01";
-    let cases: [Vec<u8>; 6] = [
+    let magic = b"doorbel\x02";
+    let cases: [Vec<u8>; 7] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         vec![0xff; 4096],
         // Another version; a length that exceeds memory; an empty message; an unknown kind.
-        [&b"doorbel\x02"[..], &[1, 0, 0, 0, 4]].concat(),
+        [&b"doorbel\x01"[..], &[1, 0, 0, 0, 4]].concat(),
         [&magic[..], &[0xff; 4]].concat(),
-        [&magic[..], &[0; 4]].concat(),
-        [&magic[..], &[1, 0, 0, 0, 99]].concat(),
+        [&magic[..], &[0; 4], &[0; TAG]].concat(),
+        [&magic[..], &[1, 0, 0, 0, 99], &[0; TAG]].concat(),
+        // A reply is no hello.
+        [&magic[..], &[1, 0, 0, 0, 4], &[0; TAG]].concat(),
     ];
     for bytes in &cases {
         let said = answer(&serving, bytes);
-        assert!(said.starts_with(magic), "{bytes:?}: {said:?}");
+        let (_challenge, refusal) = said.split_at(12 + 1 + 32);
+        assert!(refusal.starts_with(magic) && refusal[12] == 7, "{bytes:?}: {said:?}");
     }
     // One that disconnects silently.
     drop(connect(&serving));
@@ -85,15 +88,17 @@ fn silent_and_slow_connections_do_not_block_the_group() {
 }
 
 #[test]
-fn a_wrong_nonce_is_rejected_at_once() {
+fn a_wrong_secret_is_rejected_at_once() {
     let serving = serving(2);
     let real = serving.id();
-    let forged = UniqueId::new(real.host(), real.port(), Nonce::derived(&["a guess"])).unwrap();
+    let forged = UniqueId::new(real.host(), real.port(), Secret::derived(&["a guess"])).unwrap();
     let said = Group::join(&forged, Rank(0), 2, &Options::default())
         .unwrap_err()
         .to_string();
     assert!(
-        said.contains("refused rank 0: this is another group's rendezvous: the nonces differ"),
+        said.contains(
+            "do not authenticate each other: it refused this connection: it does not prove the group's secret"
+        ),
         "{said}"
     );
     comes_together(&serving, 2);
@@ -161,7 +166,7 @@ fn a_late_rank_finds_no_rendezvous() {
     );
 }
 
-/// The id of a proxy to the rendezvous, and a channel that signals that the first reply has passed.
+/// The id of a proxy to the rendezvous, and a channel that signals that its reply has passed.
 fn through_a_proxy(serving: &RendezvousServer) -> (UniqueId, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -171,13 +176,14 @@ fn through_a_proxy(serving: &RendezvousServer) -> (UniqueId, Receiver<()>) {
         let (front, _) = listener.accept().unwrap();
         let ends = (front.try_clone().unwrap(), behind.try_clone().unwrap());
         thread::spawn(move || copy(&mut &ends.0, &mut &ends.1));
+        (&front).write_all(&message(&read_message(&mut &behind))).unwrap();
         let mut byte = [0];
         (&behind).read_exact(&mut byte).unwrap();
         answered.send(()).unwrap();
         (&front).write_all(&byte).unwrap();
         let _ = copy(&mut &behind, &mut &front);
     });
-    (UniqueId::new("127.0.0.1", port, serving.id().nonce()).unwrap(), hears)
+    (UniqueId::new("127.0.0.1", port, serving.id().secret()).unwrap(), hears)
 }
 
 #[test]
@@ -193,4 +199,106 @@ fn a_dropped_rendezvous_informs_registered_ranks() {
     drop(serving);
     let said = waiting.join().unwrap();
     assert!(said.contains("rank 0 of 2 did not come"), "{said}");
+}
+
+/// A message of the bootstrap, without MAC.
+fn message(body: &[u8]) -> Vec<u8> {
+    [&b"doorbel\x02"[..], &(body.len() as u32).to_le_bytes(), body].concat()
+}
+
+/// Reads a message's body.
+fn read_message(stream: &mut impl Read) -> Vec<u8> {
+    let mut header = [0; 12];
+    stream.read_exact(&mut header).unwrap();
+    let mut body = vec![0; u32::from_le_bytes(header[8..].try_into().unwrap()) as usize];
+    stream.read_exact(&mut body).unwrap();
+    body
+}
+
+const TAG: usize = 32;
+
+/// Holds the port where rank 1 searches for the rendezvous, and admits it as the rendezvous would,
+/// with this MAC. Returns what rank 1 sent.
+fn impostor(listener: &TcpListener, mac: impl FnOnce(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    let (mut victim, _) = listener.accept().unwrap();
+    victim.set_read_timeout(Some(super::TIMEOUT)).unwrap();
+    victim.write_all(&message(&[&[6][..], &[7; 32]].concat())).unwrap();
+    let body = read_message(&mut victim);
+    let mut tag = [0; TAG];
+    victim.read_exact(&mut tag).unwrap();
+    let accept = [message(&[4]), mac(&tag)].concat();
+    victim.write_all(&accept).unwrap();
+    let mut sent = [&body[..], &tag].concat();
+    victim.read_to_end(&mut sent).unwrap_or_default();
+    sent
+}
+
+#[test]
+fn an_impostor_on_the_rendezvous_port_learns_nothing_and_is_named() {
+    // No MAC that it can know, and the victim's own reflected.
+    let macs: [fn(&[u8]) -> Vec<u8>; 2] = [|_| vec![0; TAG], <[u8]>::to_vec];
+    for mac in macs {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let id = UniqueId::new("127.0.0.1", port, Secret::random().unwrap()).unwrap();
+        let impostor = thread::spawn(move || impostor(&listener, mac));
+        let joined = Group::join(&id, Rank(1), 2, &Options::default());
+        let said = joined.err().expect("an impostor became rank 0").to_string();
+        assert!(
+            said.contains("it does not prove the group's secret") && said.contains(&format!("127.0.0.1:{port}")),
+            "{said}"
+        );
+        let secret = u128::from_str_radix(&id.to_string()[id.to_string().len() - 32..], 16).unwrap();
+        let sent = impostor.join().unwrap();
+        let sends = |bytes: [u8; 16]| sent.windows(16).any(|window| window == bytes);
+        assert!(
+            !sends(secret.to_be_bytes()) && !sends(secret.to_le_bytes()),
+            "the secret was sent"
+        );
+    }
+}
+
+/// A registration that was recorded takes no part when it is sent again: its nonce is of another
+/// connection.
+#[test]
+fn a_replayed_registration_is_refused() {
+    let serving = serving(2);
+    let recorded = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let id = UniqueId::new("127.0.0.1", port, serving.id().secret()).unwrap();
+        let victim = thread::spawn(move || {
+            let short = Options {
+                timeout: Duration::from_secs(2),
+                ..Options::default()
+            };
+            Group::join(&id, Rank(1), 2, &short).err()
+        });
+        let (mut front, _) = listener.accept().unwrap();
+        let mut behind = connect(&serving);
+        let challenge = read_message(&mut behind);
+        front.write_all(&message(&challenge)).unwrap();
+        let hello = read_message(&mut front);
+        let mut tag = [0; TAG];
+        front.read_exact(&mut tag).unwrap();
+        let hello = [message(&hello), tag.to_vec()].concat();
+        // To the connection that it was made for, it is a registration.
+        behind.write_all(&hello).unwrap();
+        assert_eq!(read_message(&mut behind), [4]);
+        drop((front, listener));
+        assert!(victim.join().unwrap().is_some());
+        hello
+    };
+    let mut replay = connect(&serving);
+    read_message(&mut replay);
+    replay.write_all(&recorded).unwrap();
+    let said = read_message(&mut replay);
+    assert_eq!(said[0], 7);
+    assert!(
+        said.ends_with(b"it does not prove the group's secret"),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
+    comes_together(&serving, 2);
+    serving.wait().unwrap();
 }

@@ -220,6 +220,7 @@ fn ranks_without_an_id_meet_beside_another_server_on_their_port() {
         ];
         let mut variables = variables.map(|(name, value)| (name, value.to_string())).to_vec();
         variables.push(("MASTER_ADDR", "127.0.0.1".into()));
+        variables.push(("DOORBELL_SECRET", "sixteen characters or more".into()));
         Member::start(&variables)
     };
     let mut members: Vec<_> = (0..3).map(member).collect();

@@ -1,9 +1,11 @@
 //! Frames of the control mesh.
 //!
-//! A frame is a length of four bytes, a kind of one, the group, and the payload, little endian. The
-//! peer is authenticated but may be faulty: a frame is never longer than [`MAX_FRAME`], nothing is
-//! allocated before it has arrived, and an invalid frame ends the connection.
+//! A frame is a length of four bytes, a kind of one, the group, and the payload, little endian, and
+//! behind them their MAC. The peer is authenticated but may be faulty: a frame is never longer than
+//! [`MAX_FRAME`], nothing is allocated before it has arrived, and an invalid frame ends the
+//! connection.
 
+use crate::bootstrap::auth::{FrameMac, TAG};
 use crate::bootstrap::wire::Reader;
 use crate::failure::{Message, ShrinkMessage};
 
@@ -54,6 +56,13 @@ pub(crate) enum Frame {
 }
 
 impl Frame {
+    pub(crate) fn seal(&self, mac: &mut FrameMac, to: &mut Vec<u8>) {
+        let start = to.len();
+        self.encode(to);
+        let tag = mac.seal(&to[start..]);
+        to.extend_from_slice(&tag);
+    }
+
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let start = to.len();
         to.extend_from_slice(&[0; 4]);
@@ -83,7 +92,7 @@ impl Frame {
         to[start..start + 4].copy_from_slice(&length.to_le_bytes());
     }
 
-    fn decode(body: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(body: &[u8]) -> Option<Self> {
         let mut from = Reader(body);
         let kind = from.u8()?;
         let group = GroupId {
@@ -113,14 +122,23 @@ impl Frame {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Inbound {
+    mac: FrameMac,
     bytes: Vec<u8>,
     /// Bytes that have been parsed.
     taken: usize,
 }
 
 impl Inbound {
+    pub(crate) fn new(mac: FrameMac) -> Self {
+        Self {
+            mac,
+            bytes: Vec::new(),
+            taken: 0,
+        }
+    }
+
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);
@@ -135,7 +153,7 @@ impl Inbound {
     /// The next complete frame.
     ///
     /// # Errors
-    /// The bytes are not a frame.
+    /// The bytes are not the peer's next frame.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, &'static str> {
         let left = &self.bytes[self.taken..];
         let Some(length) = left.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes) as usize) else {
@@ -144,17 +162,25 @@ impl Inbound {
         if length > MAX_FRAME {
             return Err("it sent a frame that is too long");
         }
-        let Some(body) = left.get(4..4 + length) else {
+        let Some(sealed) = left.get(..4 + length + TAG) else {
             return Ok(None);
         };
-        let frame = Frame::decode(body).ok_or("it sent a frame that makes no sense")?;
-        self.taken += 4 + length;
+        let (frame, tag) = sealed.split_at(4 + length);
+        self.mac
+            .open(frame, tag)
+            .map_err(|_| "a frame on its connection does not prove the group's secret")?;
+        let frame = Frame::decode(&frame[4..]).ok_or("it sent a frame that makes no sense")?;
+        self.taken += sealed.len();
         Ok(Some(frame))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+
     use super::*;
     use crate::failure::Proposal;
     use crate::types::Rank;
@@ -194,14 +220,18 @@ mod tests {
         ]
     }
 
-    fn encoded(frames: &[Frame]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        frames.iter().for_each(|frame| frame.encode(&mut bytes));
+    fn mac() -> FrameMac {
+        FrameMac::new(&[7; 32])
+    }
+
+    fn sealed(frames: &[Frame]) -> Vec<u8> {
+        let (mut mac, mut bytes) = (mac(), Vec::new());
+        frames.iter().for_each(|frame| frame.seal(&mut mac, &mut bytes));
         bytes
     }
 
     fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Frame>, &'static str> {
-        let mut inbound = Inbound::default();
+        let mut inbound = Inbound::new(mac());
         let mut frames = Vec::new();
         for piece in pieces {
             inbound.extend(piece);
@@ -214,31 +244,37 @@ mod tests {
 
     #[test]
     fn frames_round_trip_however_they_are_split() {
-        let bytes = encoded(&frames());
+        let bytes = sealed(&frames());
         for size in [1, 2, 3, 7, 64, 1000, bytes.len()] {
             assert_eq!(read(bytes.chunks(size)), Ok(frames()), "pieces of {size}");
         }
     }
 
     #[test]
-    fn a_corrupt_frame_is_reported_and_its_length_not_allocated() {
-        let mut inbound = Inbound::default();
+    fn a_length_is_not_allocated() {
+        let mut inbound = Inbound::new(mac());
         inbound.extend(&(MAX_FRAME as u32).to_le_bytes());
         assert_eq!(inbound.next(), Ok(None));
         assert!(inbound.bytes.capacity() < 1024);
         assert!(read([&(MAX_FRAME as u32 + 1).to_le_bytes()[..]].into_iter()).is_err());
-        assert!(read([&[0, 0, 0, 0][..]].into_iter()).is_err(), "a frame has a kind");
-        for frame in frames() {
-            let bytes = encoded(&[frame]);
-            // A corrupt byte gives frames or an error, never a panic.
-            for at in 0..bytes.len().min(64) {
-                for value in [0, 1, 0x7f, 0xff] {
-                    let mut broken = bytes.clone();
-                    broken[at] = value;
-                    let _ = read([&broken[..]].into_iter());
-                }
-            }
+    }
+
+    #[test]
+    fn a_frame_that_was_changed_replayed_or_left_out_ends_the_connection() {
+        let frames = [Frame::Goodbye, Frame::Leave { group: GroupId::ALL }];
+        let bytes = sealed(&frames);
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        for at in 0..first.len() {
+            let mut changed = first.to_vec();
+            changed[at] ^= 1;
+            let rest = [&changed[..], second, second].concat();
+            let read = read([&rest[..]].into_iter());
+            // A frame that became longer is not complete.
+            assert!(read.is_err() || read == Ok(vec![]), "byte {at}: {read:?}");
         }
+        assert!(read([first, first].into_iter()).is_err(), "replayed");
+        assert!(read([second].into_iter()).is_err(), "left out");
+        assert_eq!(read([first, second].into_iter()), Ok(frames.to_vec()));
     }
 
     #[test]
@@ -248,13 +284,48 @@ mod tests {
             number: 1,
             bytes: vec![1; 4 << 20],
         };
-        let mut inbound = Inbound::default();
-        for piece in encoded(&[long.clone(), Frame::Goodbye]).chunks(64 << 10) {
+        let mut inbound = Inbound::new(mac());
+        for piece in sealed(&[long.clone(), Frame::Goodbye]).chunks(64 << 10) {
             inbound.extend(piece);
         }
         assert_eq!(inbound.next(), Ok(Some(long)));
         assert_eq!(inbound.next(), Ok(Some(Frame::Goodbye)));
         inbound.extend(&[]);
         assert!(inbound.bytes.capacity() < 1 << 20, "{}", inbound.bytes.capacity());
+    }
+
+    proptest! {
+        /// What is decoded is about as long as its bytes, and is encoded to a frame.
+        #[test]
+        fn any_bytes_are_a_frame_or_none(bytes in frame_bytes()) {
+            if let Some(frame) = Frame::decode(&bytes) {
+                let mut encoded = Vec::new();
+                frame.encode(&mut encoded);
+                // Bytes that are no UTF-8 become replacement characters of three bytes.
+                prop_assert!(encoded.len() <= 4 + 3 * bytes.len());
+                prop_assert!(Frame::decode(&encoded[4..]).is_some());
+            }
+        }
+
+        #[test]
+        fn any_stream_ends_in_frames_or_an_error(bytes in vec(any::<u8>(), 0..200), size in 1..50_usize) {
+            let _ = read(bytes.chunks(size));
+        }
+    }
+
+    /// Any bytes behind a kind that there is, and frames of which some bytes are others.
+    fn frame_bytes() -> impl Strategy<Value = Vec<u8>> {
+        let random = (0..8_u8, vec(any::<u8>(), 0..200)).prop_map(|(kind, rest)| [&[kind], &rest[..]].concat());
+        let near = (0..frames().len(), vec((any::<Index>(), any::<u8>()), 0..4)).prop_map(|(which, changes)| {
+            let mut bytes = Vec::new();
+            frames()[which].encode(&mut bytes);
+            bytes.drain(..4);
+            for (at, value) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            bytes
+        });
+        prop_oneof![random, near]
     }
 }

@@ -12,6 +12,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::frame::{Frame, Inbound};
 use super::state::{PeerState, Shared, State};
+use crate::bootstrap::auth::FrameMac;
 use crate::bootstrap::listener::poll_timeout;
 
 /// Time that a closing mesh tries to send goodbye to peers that do not read.
@@ -51,8 +52,8 @@ pub(super) struct IoThread {
 }
 
 impl IoThread {
-    pub(super) fn new(shared: Arc<Shared>, streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
-        let link = |stream: TcpStream| -> io::Result<PeerStream> {
+    pub(super) fn new(shared: Arc<Shared>, streams: Vec<Option<(TcpStream, FrameMac)>>) -> io::Result<Self> {
+        let link = |(stream, mac): (TcpStream, FrameMac)| -> io::Result<PeerStream> {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
             // A host that vanishes closes no connection: TCP keepalive detects it.
@@ -63,7 +64,7 @@ impl IoThread {
             setsockopt(&stream, sockopt::TcpUserTimeout, &USER_TIMEOUT_MS)?;
             Ok(PeerStream {
                 stream,
-                inbound: Inbound::default(),
+                inbound: Inbound::new(mac),
             })
         };
         let links = streams

@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 
 pub use frame::MAX_MESSAGE;
 
-pub(crate) use frame::{GroupId, Inbound};
+pub(crate) use frame::{Frame, GroupId, Inbound};
 
-use frame::Frame;
 use io_thread::IoThread;
 use state::{Shared, State, Taken};
 
+use super::auth::Session;
+use super::connection::Connection;
 use super::error::{BootstrapError, in_words};
 use super::join::PeerStreams;
 use super::split::{Choice, divide};
@@ -63,12 +64,21 @@ pub struct ControlMesh {
 impl ControlMesh {
     pub(super) fn start(links: PeerStreams, rank: Rank) -> Result<Self, BootstrapError> {
         let members: Arc<[Member]> = links.members.into();
-        let shared = Shared::new(rank.0, members.len()).map_err(BootstrapError::system("make an eventfd"))?;
+        let split = |connection: Connection| {
+            let Session { send, receive } = connection.session;
+            ((connection.stream, receive), send)
+        };
+        let (streams, macs) = links
+            .connections
+            .into_iter()
+            .map(|connection| connection.map(split).unzip())
+            .unzip();
+        let shared = Shared::new(rank.0, macs).map_err(BootstrapError::system("make an eventfd"))?;
         let shared = Arc::new(shared);
         let id = GroupId::ALL;
         let mesh_ranks: Arc<[u32]> = (0..members.len() as u32).collect();
         shared.lock().open(id, rank, Arc::clone(&mesh_ranks));
-        let io_thread = IoThread::new(Arc::clone(&shared), links.streams)
+        let io_thread = IoThread::new(Arc::clone(&shared), streams)
             .map_err(BootstrapError::system("set options of a connection"))?;
         let thread = thread::Builder::new()
             .name("control mesh".into())

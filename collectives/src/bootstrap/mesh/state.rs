@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::frame::{Frame, GroupId};
+use crate::bootstrap::auth::FrameMac;
 use crate::failure::{
     AddressedMessage, Agreement, FailureDetector, Outcome, Outgoing, ProgressMonitor, Proposal, ShrinkMessage, Verdict,
 };
@@ -29,6 +30,8 @@ pub(super) enum PeerState {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) state: PeerState,
+    /// Of frames to it; `None` for this process.
+    mac: Option<FrameMac>,
     pub(super) out: Vec<u8>,
 }
 
@@ -64,9 +67,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(mesh_rank: u32, peers: usize) -> io::Result<Self> {
-        let peer = |_| Peer {
+    pub(super) fn new(mesh_rank: u32, peers: Vec<Option<FrameMac>>) -> io::Result<Self> {
+        let peer = |mac| Peer {
             state: PeerState::Connected,
+            mac,
             out: Vec::new(),
         };
         let wakeup = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
@@ -75,7 +79,7 @@ impl Shared {
             state: Mutex::new(State {
                 wakeup: Arc::clone(&wakeup),
                 mesh_rank,
-                peers: (0..peers).map(peer).collect(),
+                peers: peers.into_iter().map(peer).collect(),
                 groups: BTreeMap::new(),
                 committed: BTreeMap::new(),
                 groups_created: 0,
@@ -158,8 +162,8 @@ impl State {
 
     pub(super) fn send(&mut self, to: u32, frame: &Frame) {
         let peer = &mut self.peers[to as usize];
-        if peer.state == PeerState::Connected {
-            frame.encode(&mut peer.out);
+        if let (PeerState::Connected, Some(mac)) = (&peer.state, &mut peer.mac) {
+            frame.seal(mac, &mut peer.out);
         }
     }
 
