@@ -9,7 +9,8 @@ fn run(link: &str, arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-puts"))
         .args(arguments)
         .envs(environment(ExecutionMode::Prompt, 2))
-        // A call of the data path that waits for a kernel deadlocks, as the kernel waits for its put.
+        // A call of the data path that waits for a kernel deadlocks, as the kernel waits for its
+        // put.
         .env("DOORBELL_STANDIN", "prompt,devices=2,implicit")
         .env("DOORBELL_LINK", link)
         .output()

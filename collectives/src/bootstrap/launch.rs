@@ -63,9 +63,9 @@ pub enum RendezvousPoint {
 /// after `MASTER_PORT`, or eight below the ephemeral range that the job number selects.
 ///
 /// An id has a random secret. Elsewhere it is `DOORBELL_SECRET`, the text of the file
-/// `DOORBELL_SECRET_FILE`, or the random key that Open MPI makes for each job; without any of these,
-/// the text of `~/.config/doorbell/secret`, which the first rank makes. It is derived for each job:
-/// ranks of another job do not join.
+/// `DOORBELL_SECRET_FILE`, or the random key that Open MPI makes for each job; without any of
+/// these, the text of `~/.config/doorbell/secret`, which the first rank makes. It is derived for
+/// each job: ranks of another job do not join.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The launcher.

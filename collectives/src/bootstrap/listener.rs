@@ -2,8 +2,8 @@
 //! message).
 //!
 //! It polls all pending connections at once, so a peer that sends nothing blocks no other. A
-//! connection has [`HELLO_TIMEOUT`] to send at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes that
-//! prove the group's secret; of more than [`MAX_PENDING`] the oldest is dropped.
+//! connection has [`HELLO_TIMEOUT`] to send at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes
+//! that prove the group's secret; of more than [`MAX_PENDING`] the oldest is dropped.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -104,8 +104,8 @@ impl HelloListener {
         self.address
     }
 
-    /// Waits for the next complete hello, authenticated or refused. Returns `None` at `deadline`, or
-    /// once `wakeup` is readable.
+    /// Waits for the next complete hello, authenticated or refused. Returns `None` at `deadline`,
+    /// or once `wakeup` is readable.
     pub(super) fn next_hello(
         &mut self,
         deadline: Instant,

@@ -89,8 +89,11 @@ impl Handshakes {
             return refuse(peer, &one_line(&error.to_string()));
         }
         if self.0.len() == MOST {
-            let crowded = self.crowded();
-            let oldest = self.0.iter().position(|pending| Some(pending.peer.ip()) == crowded);
+            let busiest_host = self.busiest_host();
+            let oldest = self
+                .0
+                .iter()
+                .position(|pending| Some(pending.peer.ip()) == busiest_host);
             if let Some(oldest) = oldest {
                 self.0.remove(oldest);
             }
@@ -104,7 +107,7 @@ impl Handshakes {
     }
 
     /// The host with most connections.
-    fn crowded(&self) -> Option<IpAddr> {
+    fn busiest_host(&self) -> Option<IpAddr> {
         let hosts = self.0.iter().map(|pending| pending.peer.ip());
         hosts.max_by_key(|host| self.0.iter().filter(|pending| pending.peer.ip() == *host).count())
     }

@@ -364,7 +364,7 @@ mod tests {
     use crate::cli::{Cli, Command};
 
     #[test]
-    fn a_strangers_plan_is_limited_by_the_server() {
+    fn a_clients_plan_is_limited_by_the_server() {
         let Command::Bw(args) = Cli::parse_from(["doorbell", "bw", "write", "-s", "8M", "-q", "64"]).command else {
             panic!("a bandwidth test");
         };

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use doorbell_trust::{create_file, is_own_user, variable};
 
-const NOBODY: u32 = 65_534;
+const OVERFLOW: u32 = 65_534;
 /// Set in the processes that a test starts.
 const INSIDE: &str = "DOORBELL_TEST_INSIDE";
 
@@ -51,7 +51,7 @@ fn own_user_where_every_user_is_mapped() {
 
 /// A process whose user is not mapped sees itself and every stranger as the overflow user.
 #[test]
-fn the_overflow_user_is_nobodys_own() {
+fn the_overflow_user_is_never_ones_own() {
     let mut inside = again(env::current_exe().unwrap(), "is_without_mapping");
     // SAFETY: unshare(2) is async-signal-safe.
     unsafe {
@@ -67,11 +67,11 @@ fn the_overflow_user_is_nobodys_own() {
 }
 
 #[test]
-#[ignore = "started by the_overflow_user_is_nobodys_own"]
+#[ignore = "started by the_overflow_user_is_never_ones_own"]
 fn is_without_mapping() {
     // SAFETY: geteuid(2) cannot fail.
-    assert_eq!(unsafe { libc::geteuid() }, NOBODY);
-    assert!(!is_own_user(NOBODY));
+    assert_eq!(unsafe { libc::geteuid() }, OVERFLOW);
+    assert!(!is_own_user(OVERFLOW));
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn variables_of_a_set_user_id_program_are_ignored() {
     fs::copy(env::current_exe().unwrap(), &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
     let output = again(program, "is_elevated")
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(OVERFLOW)
+        .gid(OVERFLOW)
         .current_dir("/")
         .output();
     fs::remove_dir_all(&folder).unwrap();

@@ -1,5 +1,5 @@
-//! Miri: undefined behaviour, on the tests of each crate that need nothing that Miri lacks: sockets,
-//! memfds, child processes, system calls of their own.
+//! Miri: undefined behaviour, on the tests of each crate that need nothing that Miri lacks:
+//! sockets, memfds, child processes, system calls of their own.
 
 use super::{KERNELS, folder};
 use crate::{

@@ -1,4 +1,4 @@
-//! A peer keeps no state here for longer than this side's own times, and uses up no space of others.
+//! A peer keeps no state here for longer than this side's own times, and takes no space of others.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

@@ -37,8 +37,8 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Creates the file `path`, for this user alone. Where there is one already, as several processes
-    /// may have the same environment, the name gets this process's id.
+    /// Creates the file `path`, for this user alone. Where there is one already, as several
+    /// processes may have the same environment, the name gets this process's id.
     ///
     /// # Errors
     /// When the file cannot be created or written.
