@@ -29,11 +29,11 @@ impl Sample {
         Ok(sample)
     }
 
-    /// More than `other` by how much, if by more than the tolerance: some descriptors of requests
-    /// in progress, and what an allocator keeps.
-    pub(crate) fn growth(self, other: Self) -> Option<String> {
+    /// How it is more than `other`, if by more than the tolerance: some descriptors of requests in
+    /// progress and these `connections`, and what an allocator keeps.
+    pub(crate) fn growth(self, other: Self, connections: u64) -> Option<String> {
         let grown = |now: u64, before: u64, by: u64| now > before + by;
-        let leaks = grown(self.descriptors, other.descriptors, 4)
+        let leaks = grown(self.descriptors, other.descriptors, 4 + connections)
             || grown(self.memfds, other.memfds, 2)
             || grown(self.memory_kib, other.memory_kib + other.memory_kib / 4, 16 << 10);
         leaks.then(|| format!("{other:?} has become {self:?}"))
@@ -105,15 +105,16 @@ mod tests {
             memfds: 30,
             memory_kib: 10_000,
         };
-        assert_eq!(before.growth(before), None);
+        assert_eq!(before.growth(before, 0), None);
         for (descriptors, memfds, memory_kib) in [(105, 30, 10_000), (100, 33, 10_000), (100, 30, 30_000)] {
             let after = Sample {
                 descriptors,
                 memfds,
                 memory_kib,
             };
-            assert!(after.growth(before).is_some(), "{after:?}");
-            assert_eq!(before.growth(after), None);
+            assert!(after.growth(before, 0).is_some(), "{after:?}");
+            assert_eq!(before.growth(after, 0), None);
+            assert_eq!(after.growth(before, 1).is_some(), descriptors == 100);
         }
     }
 }

@@ -54,10 +54,13 @@ impl Swarm {
         });
         let tally = cycles?;
         let mut growths = Vec::new();
+        let holder = self.port_holder(plan);
         for (index, before) in &tally.witnesses {
+            // All others connect to the port holder.
+            let connections = if holder == Some(*index) { plan.processes as u64 } else { 0 };
             let after = Sample::of(self.members[*index].id())?;
             println!("soak: member {index}: {before:?} in the beginning, {after:?} in the end");
-            growths.extend(after.growth(*before));
+            growths.extend(after.growth(*before, connections));
         }
         let (used, living) = (slots(plan.address, PORT)?, self.living().len());
         let mut reports = [0_u64; 4];
@@ -146,11 +149,15 @@ impl Swarm {
         pumped
     }
 
+    fn port_holder(&self, plan: &Plan) -> Option<usize> {
+        let pids: Vec<u32> = self.members.iter().map(std::process::Child::id).collect();
+        let holder = port_holder(plan.address, PORT, &pids)?;
+        pids.iter().position(|pid| *pid == holder)
+    }
+
     /// Kills up to [`VICTIMS`] members at once; the port holder is one of them.
     fn kill_some(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<()> {
-        let pids: Vec<u32> = self.members.iter().map(std::process::Child::id).collect();
-        let holder = port_holder(plan.address, PORT, &pids);
-        let holder = holder.and_then(|pid| pids.iter().position(|other| *other == pid));
+        let holder = self.port_holder(plan);
         let is_last = |index| matches!(tally.witnesses[..], [(last, _)] if last == index);
         if let Some(holder) = holder.filter(|&holder| !is_last(holder)) {
             self.kill(holder)?;
