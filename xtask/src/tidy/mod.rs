@@ -6,6 +6,7 @@
 mod environment;
 mod layout;
 mod source;
+mod threats;
 mod visibility;
 mod words;
 
@@ -29,6 +30,7 @@ Rules:
   fields       structs have at most 12 fields, or a comment '// fields: REASON' above them
   environment  docs/ENVIRONMENT.md lists exactly the DOORBELL_ variables that the sources name
   visibility   what is `pub` is used outside its crate
+  threats      docs/THREATS.md has no empty cell, and the tests that it names exist
 
 Exit status: 0 when all is well, 1 for findings, 2 for a wrong call.
 ";
@@ -100,6 +102,7 @@ fn findings() -> Result<Vec<Finding>> {
         .map(|path| Ok((path.as_str(), read(path)?)))
         .collect::<Result<Vec<_>>>()?;
     findings.extend(environment::check(&sources, &texts));
+    findings.extend(threats::check(&texts));
     findings.extend(visibility::check(&sources, &texts));
     Ok(findings)
 }
