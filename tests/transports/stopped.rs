@@ -157,7 +157,7 @@ fn target() {
     let side = Side::of(initiator.parse().unwrap(), 0);
     let memory = Memory::shared(LEN + 8).unwrap();
     let memory = side.pd.register(memory, PeerAll).unwrap();
-    let mut exchange = Exchange::connect(&format!("127.0.0.1:{port}"), TIMEOUT).unwrap();
+    let mut exchange = Exchange::connect(format!("127.0.0.1:{port}"), TIMEOUT).unwrap();
     let prepared = all(side.builder()).rc().unwrap();
     let (_qp, _) = exchange.pair(prepared, &memory.remote().to_bytes()).unwrap();
     exchange.finish().unwrap();

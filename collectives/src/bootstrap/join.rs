@@ -82,7 +82,7 @@ fn unexpected(received: Result<BootstrapMessage, ReceiveError>) -> String {
 }
 
 enum Attempt {
-    Joined(HelloListener, Connection),
+    Joined(Box<(HelloListener, Connection)>),
     Retry(String),
     Unauthenticated(String),
     Failed(BootstrapError),
@@ -108,7 +108,7 @@ fn find_rendezvous(
             };
             if !timeout.is_zero() {
                 match try_rendezvous(by, request, options, timeout) {
-                    Attempt::Joined(listener, connection) => return Ok((listener, connection)),
+                    Attempt::Joined(joined) => return Ok(*joined),
                     Attempt::Retry(why) => last = why,
                     Attempt::Unauthenticated(reason) if candidates.len() == 1 => {
                         return Err(BootstrapError::Unauthenticated { by, rank, reason });
@@ -145,7 +145,7 @@ fn try_rendezvous(candidate: SocketAddr, request: &JoinRequest, options: &Option
         return Attempt::Retry("nothing listens there".to_owned());
     }
     match register(stream, candidate, request, options, until) {
-        Ok(Ok((listener, connection))) => Attempt::Joined(listener, connection),
+        Ok(Ok(joined)) => Attempt::Joined(Box::new(joined)),
         Ok(Err(error)) => Attempt::Failed(error),
         Err(ReceiveError::Io(e)) => Attempt::Retry(format!("{candidate}: {}", describe_io_error(&e))),
         Err(e) => Attempt::Unauthenticated(e.to_string()),

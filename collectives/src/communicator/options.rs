@@ -58,7 +58,7 @@ impl Options {
     pub fn from_env() -> Result<Self, CollectiveError> {
         let (overrides, tuning_file) = Overrides::from_environment()?;
         Ok(Self {
-            calibrate: calibrate(|name| doorbell_trust::variable(name))?,
+            calibrate: calibrate(doorbell_trust::variable)?,
             overrides,
             tuning_file,
             ..Self::default()

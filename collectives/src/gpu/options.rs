@@ -53,7 +53,7 @@ impl GpuOptions {
     /// # Errors
     /// A variable with an invalid value.
     pub fn from_env() -> Result<Self, GpuError> {
-        Self::from(|name| doorbell_trust::variable(name))
+        Self::from(doorbell_trust::variable)
     }
 
     fn from(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, GpuError> {

@@ -37,7 +37,7 @@ impl Overrides {
     /// # Errors
     /// An invalid value. A variable that is empty or `auto` counts as unset.
     pub fn from_environment() -> Result<(Self, Option<PathBuf>), EnvironmentError> {
-        Self::from_variables(|name| doorbell_trust::variable(name))
+        Self::from_variables(doorbell_trust::variable)
     }
 
     /// The same from any source of variables.

@@ -236,14 +236,15 @@ fn impostor(listener: &TcpListener, mac: impl FnOnce(&[u8]) -> Vec<u8>) -> Vec<u
 #[test]
 fn an_impostor_on_the_rendezvous_port_learns_nothing_and_is_named() {
     // No MAC that it can know, and the victim's own reflected.
-    let macs: [fn(&[u8]) -> Vec<u8>; 2] = [|_| vec![0; TAG], <[u8]>::to_vec];
+    type MacOf = fn(&[u8]) -> Vec<u8>;
+    let macs: [MacOf; 2] = [|_| vec![0; TAG], <[u8]>::to_vec];
     for mac in macs {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let id = UniqueId::new("127.0.0.1", port, Secret::random().unwrap()).unwrap();
         let impostor = thread::spawn(move || impostor(&listener, mac));
         let joined = Group::join(&id, Rank(1), 2, &Options::default());
-        let said = joined.err().expect("an impostor became rank 0").to_string();
+        let said = joined.expect_err("an impostor became rank 0").to_string();
         assert!(
             said.contains("it does not prove the group's secret") && said.contains(&format!("127.0.0.1:{port}")),
             "{said}"

@@ -207,14 +207,16 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{fd}")) else {
-        return errno::null(libc::EBADF);
-    };
-    let link = link.to_string_lossy();
-    let is_memfd = link.starts_with("/memfd:");
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+    let link = link.as_ref().map(|link| link.to_string_lossy());
+    let is_memfd = link.as_ref().is_some_and(|link| link.starts_with("/memfd:"));
+    // Before the descriptor: programs probe for dma-bufs with an invalid one.
     if !is_memfd && !doorbell_softroce::supports_gpu_memory() {
         return errno::null(libc::EOPNOTSUPP);
     }
+    let Some(link) = link else {
+        return errno::null(libc::EBADF);
+    };
     let access = match Access::of(access as u32) {
         Ok(access) => access,
         Err(value) => return errno::null(value),

@@ -92,7 +92,7 @@ pub(crate) fn is_segment(fd: BorrowedFd<'_>, len: u64) -> bool {
     whole && cannot_shrink(&fd)
 }
 
-/// The segment of a memfd, which [`is_segment`]; the same for each registration. `None` where it
+/// The segment of a memfd that can be one; the same for each registration. `None` where it
 /// cannot be opened again.
 #[must_use]
 pub fn of(fd: BorrowedFd<'_>) -> Option<Arc<Segment>> {
