@@ -21,15 +21,13 @@ Options:
 Exit status: 0 when all data was right and nothing was left, 1 when not, 2 for a wrong call.
 ";
 
-/// With `ci`: a few seconds of fewer processes, and with `--full` ten minutes, where processes wait
-/// for a processor so long that retries are longer.
-const SHORT: [&str; 4] = ["--minutes", "0.12", "--processes", "12"];
-const FULL: [&str; 4] = ["--minutes", "10", "--timeout", "18"];
+/// Processes wait for a processor so long that retries are longer.
+const OPTIONS: [&str; 4] = ["--minutes", "10", "--timeout", "18"];
 
 /// The command-line form. Returns the exit status.
 pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
-    let mut options: Vec<_> = FULL.iter().map(|word| (*word).to_owned()).collect();
+    let mut options: Vec<_> = OPTIONS.iter().map(|word| (*word).to_owned()).collect();
     while let Some(argument) = arguments.next()? {
         match argument {
             Short('h') | Long("help") => {
@@ -61,10 +59,6 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
 }
 
 /// With the programs that `ci` has built.
-pub(crate) fn check(scope: Scope) -> Result<Verdict> {
-    let (profile, options) = match scope {
-        Scope::Short => ("debug", &SHORT[..]),
-        Scope::Full => ("release", &FULL[..]),
-    };
-    succeed(Command::new(target_folder()?.join(profile).join("swarm")).args(options))
+pub(crate) fn check(_: Scope) -> Result<Verdict> {
+    succeed(Command::new(target_folder()?.join("release/swarm")).args(OPTIONS))
 }

@@ -122,11 +122,11 @@ pub(crate) const ALL: [Step; 21] = [
         swarm,
         "processes on one address, all connected, one killed every second",
     ),
-    Step::new(
+    Step::full(
         "soak",
         Place::InOrder,
         soak::check,
-        "such processes killed, stopped and replaced, with link faults; with --full for ten minutes",
+        "such processes killed, stopped and replaced, with link faults, for ten minutes",
     ),
 ];
 
