@@ -488,6 +488,16 @@ impl Connection {
         }
     }
 
+    /// Whether its owner has neither answered nor destroyed it: also after the peer has withdrawn
+    /// its request, which the owner may not know yet.
+    pub(super) fn waits_for_owner(&self) -> bool {
+        match self.state {
+            State::ReqReceived | State::SidrReceived => true,
+            State::Closed => !self.released,
+            _ => false,
+        }
+    }
+
     /// Whether it still holds its peer's queue pair.
     pub(super) fn is_live(&self) -> bool {
         matches!(

@@ -97,6 +97,10 @@ impl Cm {
             return self.update(id, |connection, out| connection.duplicate_request(out));
         }
         let target = (MessageKind::Request, 0, req.local_id);
+        if req.local_id == 0 {
+            // No id, by which later messages would match any connection without one.
+            return None;
+        }
         if req.primary.local_gid != Gid::from(from) {
             // A request for another address than its sender's could flood a third party.
             return None;

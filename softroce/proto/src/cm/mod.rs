@@ -458,7 +458,7 @@ impl Cm {
             connection.deadline.map(|due| self.timers.insert((due, id)));
         }
         if let Some(listener) = connection.listener
-            && !matches!(connection.state, State::ReqReceived | State::SidrReceived)
+            && !connection.waits_for_owner()
         {
             connection.listener = None;
             if let Some(listener) = self.listeners.get_mut(&connection.service).filter(|l| l.id == listener) {

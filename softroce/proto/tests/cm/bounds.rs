@@ -92,6 +92,38 @@ fn unanswered_requests_of_one_host_leave_room_in_the_backlog() {
     assert_eq!(cm.connections(), MAX_BACKLOG / 4 * 3 + 1);
 }
 
+/// REQ and REJ in a loop.
+#[test]
+fn withdrawn_requests_stay_in_the_backlog_until_they_are_destroyed() {
+    let mut cm = Net::new().cms.into_iter().nth(1).unwrap();
+    cm.listen(SERVICE, 4).unwrap();
+    let mut taken = Vec::new();
+    for number in 1..=100 {
+        let req = request(address(7), number);
+        cm.handle_mad(Instant(1), address(7), &req);
+        for (id, _) in reported(&mut cm) {
+            let rej = rejection(&req, id);
+            cm.handle_mad(Instant(1), address(7), &rej);
+            taken.push(id);
+        }
+    }
+    assert_eq!((taken.len(), cm.connections()), (3, 3));
+    cm.destroy(Instant(1), taken[0]).unwrap();
+    assert!(cm.connections() == 2);
+    cm.handle_mad(Instant(1), address(7), &request(address(7), 101));
+    assert_eq!(reported(&mut cm).len(), 1);
+}
+
+/// A REJ of the sender of `req`, for the connection `id`.
+fn rejection(req: &Mad, id: ConnectionId) -> Mad {
+    let mut rej = [0; 256];
+    rej[..4].copy_from_slice(&[1, 7, 2, 3]);
+    rej[17] = 0x12;
+    rej[24..28].copy_from_slice(&req[24..28]);
+    rej[28..32].copy_from_slice(&id.get().to_be_bytes());
+    rej
+}
+
 /// The peer answers each repeated REQ with an MRA.
 #[test]
 fn mras_extend_no_wait_for_ever() {
@@ -118,10 +150,7 @@ fn messages_without_the_peers_id_match_no_connection() {
     net.cms[1].listen(SERVICE, 4).unwrap();
     let ours = net.connect(0x11);
     net.run_with(|_, _| Fate::Arrives, accept_all);
-    let mut rej = [0; 256];
-    rej[..4].copy_from_slice(&[1, 7, 2, 3]);
-    rej[17] = 0x12;
-    rej[28..32].copy_from_slice(&ours.get().to_be_bytes());
+    let rej = rejection(&[0; 256], ours);
     let dropped = net.cms[0].dropped();
     net.cms[0].handle_mad(net.now, address(1), &rej);
     assert_eq!((net.cms[0].dropped(), net.cms[0].poll_event()), (dropped + 1, None));
