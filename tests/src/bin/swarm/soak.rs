@@ -57,7 +57,11 @@ impl Swarm {
         let holder = self.port_holder(plan);
         for (index, before) in &tally.witnesses {
             // All others connect to the port holder.
-            let connections = if holder == Some(*index) { plan.processes as u64 } else { 0 };
+            let connections = if holder == Some(*index) {
+                plan.processes as u64
+            } else {
+                0
+            };
             let after = Sample::of(self.members[*index].id())?;
             println!("soak: member {index}: {before:?} in the beginning, {after:?} in the end");
             growths.extend(after.growth(*before, connections));
