@@ -121,7 +121,7 @@ pub(super) fn join(
         Some(introduction) => (introduction.registry, false),
         None => (Registry::create().map_err(failed)?, true),
     };
-    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(CloseOnFork::from);
+    let bind = |port| CloseOnFork::create(|| UdpSocket::bind(SocketAddr::new(address.ip(), port)));
     let port_failed = |source| JoinError::Port { address, source };
     let mut bound = bind(address.port());
     if founded {

@@ -272,10 +272,10 @@ impl Host {
                 }
             }
         }
-        match UdpSocket::bind(self.names.address()) {
+        match CloseOnFork::create(|| UdpSocket::bind(self.names.address())) {
             Ok(socket) => {
                 self.registry.set_port_holder(self.me);
-                Some(socket.into())
+                Some(socket)
             }
             Err(_) => {
                 *retry = Some(Instant::now() + RETRY);
